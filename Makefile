@@ -1,0 +1,34 @@
+# Two commands do everything: `make demo` and `make test`. Both make .venv first if it is missing.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: venv demo test lint bench soak clean
+
+venv: .venv/.made
+
+.venv/.made: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+demo: venv
+	$(BIN)/lockstep demo
+
+lint: venv
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/python -m pytest
+
+soak: venv
+	$(BIN)/python -m pytest -m soak
+
+bench: venv
+	$(BIN)/lockstep bench step
+
+clean:
+	rm -rf .venv build dist runs demo-report *.egg-info

@@ -1,0 +1,80 @@
+"""What can go wrong, each with the guilty, the moment and the next move."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+class LockstepError(Exception):
+    """Every error that lockstep raises on purpose."""
+
+
+class BadArgument(LockstepError, ValueError):  # noqa: N818
+    """A value that cannot be used; the sentence lists what is allowed."""
+
+
+class Misuse(LockstepError, RuntimeError):  # noqa: N818
+    """A call at the wrong moment; the sentence says what to write instead."""
+
+
+class CannotCut(BadArgument):
+    """A batch that cannot be cut into lanes along dimension 0."""
+
+
+class BadCheckpoint(LockstepError):  # noqa: N818
+    """A checkpoint that is missing, damaged, or belongs to another model."""
+
+
+class BadEnvironment(LockstepError):  # noqa: N818
+    """The machine or the launcher does not give what a run needs."""
+
+
+@dataclass
+class WorkerLost(LockstepError):  # noqa: N818
+    """A peer stopped answering. Nothing of the step in flight was applied."""
+
+    rank: int
+    step: int
+    during: str
+    cause: str
+
+    def __str__(self) -> str:
+        return f"worker {self.rank} was lost during {self.during}, step {self.step}: {self.cause}"
+
+
+@dataclass
+class Disagreement(LockstepError):  # noqa: N818
+    """Two workers are about to do different things; nothing was exchanged."""
+
+    what: str
+    here: int
+    mine: str
+    there: int
+    theirs: str
+    advice: str = "Every worker must run the same script with the same settings."
+
+    def __str__(self) -> str:
+        return (
+            f"workers disagree on {self.what}: worker {self.here} has {self.mine}, "
+            f"worker {self.there} has {self.theirs}. {self.advice}"
+        )
+
+
+@dataclass
+class PeerGone(LockstepError):  # noqa: N818
+    """The wire's own word for a peer that stopped answering; whoever knows the step makes it a WorkerLost."""
+
+    rank: int
+    cause: str
+
+    def __str__(self) -> str:
+        return f"worker {self.rank} stopped answering: {self.cause}"
+
+
+@contextmanager
+def told_as_lost(step: int, during: str) -> Iterator[None]:
+    """A peer that goes silent inside is told as the worker that was lost, with the moment."""
+    try:
+        yield
+    except PeerGone as gone:
+        raise WorkerLost(gone.rank, step, during, gone.cause) from gone

@@ -1,0 +1,95 @@
+"""What happens in a run, as values. Layers emit events; whoever wants to see them subscribes.
+
+An event carries references, not copies: a subscriber that keeps a tensor clones it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Started:
+    """The run is set up on this worker."""
+
+    script: str
+    num_workers: int
+    num_lanes: int
+    seed: int
+    threads: int
+    exact: bool
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Said:
+    """Something the user should know once."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class LaneBegan:
+    """A lane was handed to the user's code; its generators are set."""
+
+    step: int
+    lane: int
+    data: Any
+
+
+@dataclass(frozen=True)
+class LaneEnded:
+    """The user's code is through with a training lane; `gradients` are the lane's own, before weighting."""
+
+    step: int
+    lane: int
+    gradients: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class LaneLeft:
+    """A lane, of training or evaluation, is over; the generators stand as the user's code left them."""
+
+    step: int
+    lane: int
+
+
+@dataclass(frozen=True)
+class StepBegins:
+    """A training step is about to start: all updates of earlier steps are applied."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class StepCommitted:
+    """The gradient of a step stands in `p.grad`."""
+
+    step: int
+    num_samples: int
+    loss: float | None
+
+
+@dataclass(frozen=True)
+class Closed:
+    """The run has ended on this worker."""
+
+    step: int
+
+
+Event = Started | Said | LaneBegan | LaneEnded | LaneLeft | StepBegins | StepCommitted | Closed
+Subscriber = Callable[[Event], None]
+
+
+@dataclass
+class Events:
+    """Hands every event to every subscriber, in the order they subscribed."""
+
+    subscribers: list[Subscriber] = field(default_factory=list)
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        self.subscribers.append(subscriber)
+
+    def emit(self, event: Event) -> None:
+        for subscriber in self.subscribers:
+            subscriber(event)

@@ -1,0 +1,189 @@
+"""Lanes: which samples each takes, who carries them, and the one order in which they are added.
+
+Everything here is pure: values in, values out, nothing imported from torch.
+
+# Note [The summation tree]
+# A run with V lanes has one binary tree over the lane indices: a node covers lanes [lo, hi), where lo is a
+# multiple of a power of two, and splits at the largest power of two below its size. The step's gradient is
+# the sum of the lanes' weighted gradients bracketed by this tree. Floating-point addition is commutative but
+# not associative, so the brackets alone decide the bits; who adds which node does not matter. A lane
+# without samples is absent: its parent is then its sibling, unchanged, not "sibling + 0".
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from lockstep.errors import BadArgument
+
+
+def share(num_samples: int, lane: int, num_lanes: int) -> range:
+    """The positions in a global batch of `num_samples` that belong to `lane`."""
+    return range(num_samples * lane // num_lanes, num_samples * (lane + 1) // num_lanes)
+
+
+@lru_cache(maxsize=256)
+def present_lanes(num_samples: int, num_lanes: int) -> tuple[int, ...]:
+    """The lanes that hold at least one sample of a global batch of `num_samples`."""
+    return tuple(lane for lane in range(num_lanes) if share(num_samples, lane, num_lanes))
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Which worker carries which lanes: every lane exactly once; a worker may carry none."""
+
+    lanes_of: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        carried = sorted(lane for lanes in self.lanes_of for lane in lanes)
+        if not carried or carried != list(range(len(carried))):
+            raise BadArgument(
+                f"an assignment must carry every lane 0..V-1 exactly once, not {list(map(list, self.lanes_of))}"
+            )
+
+    @classmethod
+    def even(cls, num_lanes: int, num_workers: int) -> "Assignment":
+        """Contiguous lanes, as evenly as possible; with more workers than lanes some carry none."""
+        if num_lanes < 1:
+            raise BadArgument(f"lanes must be at least 1, not {num_lanes}")
+        return cls(tuple(tuple(share(num_lanes, rank, num_workers)) for rank in range(num_workers)))
+
+    @classmethod
+    def explicit(cls, lanes_of: Iterable[Iterable[int]]) -> "Assignment":
+        """The given lanes for each worker, computed in ascending order."""
+        return cls(tuple(tuple(sorted(lanes)) for lanes in lanes_of))
+
+    @property
+    def num_lanes(self) -> int:
+        return sum(len(lanes) for lanes in self.lanes_of)
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.lanes_of)
+
+    def carriers(self) -> dict[int, int]:
+        """The rank of the worker that carries each lane."""
+        return {lane: rank for rank, lanes in enumerate(self.lanes_of) for lane in lanes}
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A node of a summation tree: `left + right`."""
+
+    left: "Tree"
+    right: "Tree"
+
+
+@dataclass(frozen=True)
+class Root:
+    """The sum that worker `rank` hands to the wire as its `index`-th: a whole subtree of lanes."""
+
+    rank: int
+    index: int
+
+
+Tree = int | Root | Branch
+"""A lane, a worker's root, or the sum of two trees."""
+
+
+def lane_tree(num_lanes: int, present: Collection[int]) -> Tree | None:
+    """The summation tree of a run, restricted to the lanes that are present. See Note [The summation tree]."""
+
+    def node(lo: int, hi: int) -> Tree | None:
+        if hi - lo == 1:
+            return lo if lo in present else None
+        middle = lo + (1 << (hi - lo - 1).bit_length() - 1)
+        left, right = node(lo, middle), node(middle, hi)
+        if left is None or right is None:
+            return right if left is None else left
+        return Branch(left, right)
+
+    return node(0, num_lanes)
+
+
+@dataclass(frozen=True)
+class Fold:
+    """What one worker does with its lanes: a program for a stack of gradient buffers.
+
+    The worker computes `lanes` in this order. After lane `i` its gradient goes on the stack, and then
+    `merges[i]` times the two topmost entries are replaced by their sum. What remains on the stack, from the
+    bottom, are the worker's roots.
+    """
+
+    lanes: tuple[int, ...]
+    merges: tuple[int, ...]
+
+    @property
+    def num_roots(self) -> int:
+        return len(self.lanes) - sum(self.merges)
+
+    @property
+    def depth(self) -> int:
+        """How many buffers the stack needs: a lane that is merged at once needs none of its own."""
+        height = deepest = 0
+        for merges in self.merges:
+            height += 1 if merges == 0 else 1 - merges
+            deepest = max(deepest, height)
+        return deepest
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """The whole sum of a step: what each worker folds, and the tree in which the wire adds the roots."""
+
+    folds: tuple[Fold, ...]
+    tree: Tree
+
+    @property
+    def roots_of(self) -> tuple[int, ...]:
+        return tuple(fold.num_roots for fold in self.folds)
+
+
+@lru_cache(maxsize=256)
+def reduction(assignment: Assignment, present: tuple[int, ...]) -> Reduction:
+    """Cuts the summation tree at the largest subtrees that one worker carries whole."""
+    if not present:
+        raise BadArgument("a step needs at least one lane with samples")
+    whole = lane_tree(assignment.num_lanes, frozenset(present))
+    assert whole is not None
+    carrier = assignment.carriers()
+    merges = dict.fromkeys(present, 0)
+    num_roots = [0] * assignment.num_workers
+
+    def cut(tree: Tree) -> Tree:
+        rank = _only_carrier(tree, carrier)
+        if rank is not None:
+            _count_merges(tree, merges)
+            num_roots[rank] += 1
+            return Root(rank, num_roots[rank] - 1)
+        assert isinstance(tree, Branch)
+        return Branch(cut(tree.left), cut(tree.right))
+
+    wire_tree = cut(whole)
+    folds = tuple(_fold(lanes, present, merges) for lanes in assignment.lanes_of)
+    return Reduction(folds, wire_tree)
+
+
+def leaves(tree: Tree) -> list[int | Root]:
+    """The leaves of a tree, from left to right."""
+    return leaves(tree.left) + leaves(tree.right) if isinstance(tree, Branch) else [tree]
+
+
+def _only_carrier(tree: Tree, carrier: dict[int, int]) -> int | None:
+    ranks = {carrier[lane] for lane in leaves(tree) if isinstance(lane, int)}
+    return ranks.pop() if len(ranks) == 1 else None
+
+
+def _count_merges(tree: Tree, merges: dict[int, int]) -> None:
+    """A branch is added up as soon as its last lane is there: one merge after its rightmost leaf."""
+    if isinstance(tree, Branch):
+        _count_merges(tree.left, merges)
+        _count_merges(tree.right, merges)
+        last = leaves(tree)[-1]
+        assert isinstance(last, int)
+        merges[last] += 1
+
+
+def _fold(lanes: Sequence[int], present: Collection[int], merges: dict[int, int]) -> Fold:
+    carried = tuple(lane for lane in sorted(lanes) if lane in present)
+    return Fold(carried, tuple(merges[lane] for lane in carried))

@@ -1,0 +1,139 @@
+"""Real workers for tests: processes forked from one that has torch loaded, so that each costs milliseconds.
+
+`on_workers(3, job, ...)` runs `job(...)` in three processes that find each other as under `lockstep run`, and gives
+what each returned (as JSON). Whatever a job starts dies with it.
+"""
+
+import faulthandler
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch._inductor.config  # what start and optimizers load: seconds that the workers need not spend each
+
+from lockstep.run import active
+from lockstep.run.environments.lockstep_run import LISTEN_FD, MARK
+
+torch.set_num_threads(1)  # a forked process must not inherit a pool of threads that do not exist in it
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one worker's job came to: `value`, or the class and message of what it raised, or a signal's number."""
+
+    value: Any = None
+    error: str | None = None
+    message: str = ""
+    killed_by: int | None = None
+
+
+def outcomes(
+    num_workers: int, job: Callable[..., Any], *args: Any, limit_s: float = 60.0, **options: Any
+) -> list[Outcome]:
+    """Runs `job` in `num_workers` processes; gives every worker's outcome, by rank."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+    processes = [_fork(rank, num_workers, listener, limit_s, job, args, options) for rank in range(num_workers)]
+    listener.close()
+    deadline = time.monotonic() + limit_s
+    try:
+        return [_collect(pid, reader, deadline) for pid, reader in processes]
+    finally:
+        for pid, _ in processes:
+            _end(pid)
+
+
+def on_workers(num_workers: int, job: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+    """What `job` returned on each worker; fails if one raised or died."""
+    found = outcomes(num_workers, job, *args, **options)
+    for rank, outcome in enumerate(found):
+        assert outcome.error is None, f"worker {rank}: {outcome.error}: {outcome.message}"
+        assert outcome.killed_by is None, f"worker {rank} was killed by signal {outcome.killed_by}"
+    return [outcome.value for outcome in found]
+
+
+def _fork(
+    rank: int,
+    num_workers: int,
+    listener: socket.socket,
+    limit_s: float,
+    job: Callable[..., Any],
+    args: Any,
+    options: Any,
+) -> tuple[int, int]:
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        os.close(writer)
+        return pid, reader
+    os.close(reader)
+    try:
+        faulthandler.dump_traceback_later(limit_s - 2, file=sys.__stderr__)  # where a worker that hangs is
+        _place(rank, num_workers, listener)
+        reply = _attempt(job, args, options)
+        with os.fdopen(writer, "w") as pipe:
+            json.dump(reply, pipe)
+        os._exit(0)
+    finally:
+        os._exit(70)
+
+
+def _place(rank: int, num_workers: int, listener: socket.socket) -> None:
+    os.setpgid(0, 0)
+    os.environ |= {
+        MARK: "tests",
+        "RANK": str(rank),
+        "WORLD_SIZE": str(num_workers),
+        "MASTER_PORT": str(listener.getsockname()[1]),
+    }
+    if rank == 0:
+        os.environ[LISTEN_FD] = str(os.dup(listener.fileno()))
+    listener.close()
+
+
+def _attempt(job: Callable[..., Any], args: Any, options: Any) -> dict[str, Any]:
+    try:
+        reply = {"value": job(*args, **options)}
+    except BaseException as error:  # noqa: BLE001 - told to the test
+        traceback.print_exc()
+        if (run := active.current()) is not None:
+            run.failed = True
+        reply = {"error": type(error).__name__, "message": str(error)}
+    if (run := active.current()) is not None:
+        run.close()
+    return reply
+
+
+def _collect(pid: int, reader: int, deadline: float) -> Outcome:
+    text = b""
+    while select.select([reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not (piece := os.read(reader, 65536)):
+            break
+        text += piece
+    else:
+        os.close(reader)
+        return Outcome(error="TimeoutError", message="the worker did not end in time")
+    os.close(reader)
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        return Outcome(killed_by=os.WTERMSIG(status))
+    return Outcome(**json.loads(text))
+
+
+def _end(pid: int) -> None:
+    """Ends a worker and all it started, if it has not ended by itself."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    except (ProcessLookupError, ChildProcessError, PermissionError):
+        pass
