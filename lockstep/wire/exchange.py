@@ -1,0 +1,65 @@
+"""Small talk: fixed-size records that every worker gives to every other."""
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+
+from lockstep.wire.transport import CONTROL, Pending, Transport
+
+
+@dataclass
+class Posted:
+    """An exchange under way; the records are flat uint8 tensors of one size."""
+
+    mine: torch.Tensor
+    rank: int
+    sends: list[Pending]
+    receives: dict[int, Pending]
+    theirs: dict[int, torch.Tensor]
+
+    def wait(self) -> list[torch.Tensor]:
+        """Every worker's record, by rank."""
+        for pending in [*self.receives.values(), *self.sends]:
+            pending.wait()
+        return [record for _, record in sorted([(self.rank, self.mine), *self.theirs.items()])]
+
+
+def post(transport: Transport, record: torch.Tensor, tag: int = CONTROL) -> Posted:
+    """Starts to give `record` to all and to receive theirs; returns at once. One round, W-1 messages each way."""
+    world = transport.world
+    theirs = {peer: torch.empty_like(record) for peer in world.peers}
+    receives = {peer: transport.receive(place, peer, tag) for peer, place in theirs.items()}
+    sends = [transport.send(record, peer, tag) for peer in world.peers]
+    return Posted(record, world.rank, sends, receives, theirs)
+
+
+def exchange(transport: Transport, record: torch.Tensor, tag: int = CONTROL) -> list[torch.Tensor]:
+    """Collective. Every worker's record, by rank."""
+    return post(transport, record, tag).wait()
+
+
+def exchange_texts(transport: Transport, text: str) -> list[str]:
+    """Collective. Every worker's text, by rank. Two rounds: the lengths, then the texts."""
+    mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    size = torch.tensor([mine.numel()], dtype=torch.int64)
+    sizes = [int(record.view(torch.int64)) for record in exchange(transport, size.view(torch.uint8))]
+    padded = torch.zeros(max(1, *sizes), dtype=torch.uint8)
+    padded[: mine.numel()] = mine
+    records = exchange(transport, padded)
+    return [_read(record, length).decode() for record, length in zip(records, sizes, strict=True)]
+
+
+def _read(record: torch.Tensor, length: int) -> bytes:
+    return ctypes.string_at(record.data_ptr(), length)
+
+
+def broadcast(transport: Transport, flat: torch.Tensor, source: int, tag: int = CONTROL) -> None:
+    """Collective. Afterwards `flat` holds worker `source`'s bits everywhere. One round, P bytes to each peer."""
+    world = transport.world
+    if world.rank == source:
+        pending = [transport.send(flat, peer, tag) for peer in world.peers]
+    else:
+        pending = [transport.receive(flat, source, tag)]
+    for transfer in pending:
+        transfer.wait()

@@ -1,0 +1,38 @@
+"""What the wire needs of a way to move bytes. One file per variant; one conformance suite for all."""
+
+from typing import Protocol
+
+import torch
+
+from lockstep.world import World
+
+
+class Pending(Protocol):
+    """A send or receive under way."""
+
+    def wait(self) -> None:
+        """Returns when the tensor may be reused (send) or read (receive). Raises PeerGone if the peer died."""
+
+
+class Transport(Protocol):
+    """Point-to-point messages between the workers of one world.
+
+    Messages from one worker to another with the same tag arrive in the order they were sent. A tensor is one
+    flat, contiguous piece of memory; both sides know its size. `send` and `receive` return at once and may be
+    called from any thread; a tensor must not be touched until its `Pending` was waited for.
+    """
+
+    world: World
+
+    def send(self, tensor: torch.Tensor, target: int, tag: int) -> Pending: ...
+
+    def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending: ...
+
+    def close(self) -> None:
+        """Frees sockets and threads. Waits that are still open, on any thread, fail. May be called twice."""
+
+
+# Note [Tags]
+# Each stream of messages has its own tag, so that streams cannot be taken for one another: small talk runs
+# ahead of the data and beside it, and synchronised batch norm speaks in the middle of a backward pass.
+CONTROL, DATA, STATISTICS = 1, 2, 3
