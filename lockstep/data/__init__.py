@@ -1,0 +1,14 @@
+"""Which samples, in which order, exactly once: from the user's DataLoader to this worker's lanes.
+
+- `loader`    what `run.shard` returns; `accept` says which loaders it takes
+- `samplers`, `order`    which indices each global batch has, the same on every worker
+- `fetch`     loading a global batch: by `samples`, by `whole` items, or from a `stream`
+- `keys`      where the random numbers of order, samples and collating come from
+- `cut`, `batch`    a batch held whole, cut into lanes; a global batch as one worker holds it
+"""
+
+from lockstep.data.batch import GlobalBatch, Position
+from lockstep.data.cut import num_samples, take
+from lockstep.data.loader import ShardedLoader
+
+__all__ = ["GlobalBatch", "Position", "ShardedLoader", "num_samples", "take"]

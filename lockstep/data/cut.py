@@ -1,0 +1,149 @@
+"""Cutting a whole global batch along dimension 0, whatever it is made of. Pure.
+
+# Note [Structure or samples]
+# Tensors and arrays hold one sample per row. Mappings, dataclasses and named tuples are structure: each of
+# their parts is cut. A list or tuple is structure when it holds tensors or containers, as `[images, labels]`
+# does, and a sequence of samples when it holds plain values only, as `["a.png", "b.png"]` does. A list of
+# lists of numbers is therefore structure: token lists have to be padded into a tensor before they are cut.
+"""
+
+import copy
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import PackedSequence
+
+from lockstep.errors import CannotCut
+
+PLAIN = (str, bytes, int, float, bool, complex, type(None))
+
+
+def num_samples(batch: Any) -> int:
+    """How many samples a whole batch holds; every part of it holds that many."""
+    counts = list(_counts(batch, "batch"))
+    if not counts:
+        raise CannotCut(f"{_describe('batch', batch)} and holds nothing to count samples by. Put a tensor in it.")
+    first_path, first = counts[0]
+    for path, count in counts:
+        if count != first:
+            raise CannotCut(
+                f"{first_path} holds {first} samples and {path} holds {count}; to be cut into lanes, every "
+                "part needs the same number. Give each one row per sample along dimension 0, or leave it out."
+            )
+    return first
+
+
+def take(batch: Any, positions: range) -> Any:
+    """The samples at `positions`, in containers of the same types; tensors and arrays are views."""
+    return _take(batch, positions, "batch")
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A container seen as its parts: how each is written after the container's name, and the way back."""
+
+    parts: list[tuple[str, Any]]
+    rebuilt: Callable[[list[Any]], Any]
+
+
+def _counts(part: Any, path: str) -> Iterator[tuple[str, int]]:
+    structure = _opened(part)
+    if structure is None:
+        yield path, _count(part, path)
+        return
+    for suffix, inner in structure.parts:
+        yield from _counts(inner, path + suffix)
+
+
+def _take(part: Any, positions: range, path: str) -> Any:
+    structure = _opened(part)
+    if structure is not None:
+        return structure.rebuilt([_take(inner, positions, path + suffix) for suffix, inner in structure.parts])
+    _count(part, path)
+    rows = part[positions.start : positions.stop]
+    return rows if type(rows) is type(part) or not isinstance(part, list | tuple) else type(part)(rows)
+
+
+def _opened(part: Any) -> Structure | None:
+    """The parts of a container; None for what is sliced, or cannot be. See Note [Structure or samples]."""
+    if isinstance(part, PackedSequence):
+        return None
+    if isinstance(part, Mapping):
+        return Structure([(f"[{_quoted(key)}]", part[key]) for key in part], lambda new: _mapping_like(part, new))
+    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+        names = [field.name for field in dataclasses.fields(part)]
+        return Structure([(f".{name}", getattr(part, name)) for name in names], lambda new: _dataclass_like(part, new))
+    if isinstance(part, tuple) and hasattr(part, "_fields"):
+        fields = zip(part._fields, part, strict=True)
+        return Structure([(f".{name}", inner) for name, inner in fields], lambda new: type(part)(*new))
+    if isinstance(part, list | tuple) and not all(map(_is_plain, part)):
+        return Structure([(f"[{i}]", inner) for i, inner in enumerate(part)], lambda new: type(part)(new))
+    return None
+
+
+def _count(part: Any, path: str) -> int:
+    """The rows of something that can be sliced; CannotCut for anything else."""
+    if isinstance(part, torch.Tensor) and part.dim() > 0 and part.layout is torch.strided and not part.is_nested:
+        return part.shape[0]
+    if _is_array(part) and part.ndim > 0:
+        return int(part.shape[0])
+    if isinstance(part, list | tuple) and not isinstance(part, PackedSequence):
+        return len(part)
+    raise CannotCut(f"{_describe(path, part)}, which cannot be cut into lanes. {_advice(part)}")
+
+
+def _mapping_like(part: Mapping[Any, Any], new: list[Any]) -> Any:
+    items = dict(zip(part, new, strict=True))
+    if isinstance(part, MutableMapping):
+        clone = copy.copy(part)  # keeps what type(part)(items) would lose, such as a default factory
+        clone.update(items)
+        return clone
+    return type(part)(items)  # type: ignore[call-arg]
+
+
+def _dataclass_like(part: Any, new: list[Any]) -> Any:
+    clone = copy.copy(part)
+    for field, value in zip(dataclasses.fields(part), new, strict=True):
+        object.__setattr__(clone, field.name, value)  # also where frozen; __post_init__ has had its turn
+    return clone
+
+
+def _is_array(part: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(part, numpy.ndarray)
+
+
+def _is_plain(part: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return isinstance(part, PLAIN) or (numpy is not None and isinstance(part, numpy.generic))
+
+
+def _quoted(key: Any) -> str:
+    return f'"{key}"' if isinstance(key, str) else repr(key)
+
+
+def _describe(path: str, part: Any) -> str:
+    if part is None:
+        return f"{path} is None"
+    if isinstance(part, torch.Tensor) and part.layout is torch.strided and not part.is_nested:
+        return f"{path} is a tensor of shape {tuple(part.shape)}"
+    if isinstance(part, torch.Tensor):
+        return f"{path} is a {'nested' if part.is_nested else str(part.layout).removeprefix('torch.')} tensor"
+    return f"{path} is of type {type(part).__name__}"
+
+
+def _advice(part: Any) -> str:
+    if isinstance(part, PackedSequence):
+        return "Put the padded tensor and the lengths in the batch; pack inside the loop over run.lanes(batch)."
+    if isinstance(part, AbstractSet):
+        return "A set has no order: use a list with one entry per sample."
+    if isinstance(part, torch.Tensor) and (part.layout is not torch.strided or part.is_nested):
+        return "Put a dense (padded) tensor in the batch and convert inside the loop over run.lanes(batch)."
+    if _is_plain(part) or isinstance(part, torch.Tensor) or _is_array(part):
+        return "Give it one entry per sample along dimension 0, or keep it outside the batch."
+    return "A batch is made of tensors, arrays, lists, tuples, dicts, dataclasses; keep the rest outside it."

@@ -1,0 +1,96 @@
+"""Loading one global batch at a time: the interface, and what all ways of loading share.
+
+# Note [One request, one global batch]
+# Inside, torch's DataLoader runs over a data set of ours whose "index" is a request: which global batch, and
+# what the lanes carried here take of it. Its "sample" is the loaded shares. So reading ahead, loader
+# processes, pinning and time limits are torch's own; and as a request names its epoch and its lanes, loader
+# processes may outlive a pass and an assignment.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import Dataset, default_collate, default_convert, get_worker_info
+
+from lockstep.chance import keeping_cpu_generators, set_cpu_generators
+from lockstep.data.keys import Keys
+from lockstep.data.order import Draw
+
+Loaded = tuple[int, dict[int, Any]]
+"""The number of samples in the whole global batch, and the data of each lane that was asked for."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The user's data set, the way its samples are put together, and the keys for both."""
+
+    dataset: Any
+    collate_fn: Callable[[Any], Any]
+    keys: Keys
+    num_lanes: int
+
+    @property
+    def collate_draws(self) -> bool:
+        """Whether putting samples together may draw random numbers: torch's own functions do not."""
+        return self.collate_fn is not default_collate and self.collate_fn is not default_convert
+
+    def collate(self, data: Any, *place: int) -> Any:
+        """What the user's collate function makes of `data`, with random numbers tied to `place`."""
+        if self.collate_draws:
+            set_cpu_generators(self.keys.of("collate", *place))
+        return self.collate_fn(data)
+
+
+class Fetch(Dataset[Any], ABC):
+    """A data set of loaded batches. See Note [One request, one global batch]."""
+
+    counts_uses = False
+    """Whether `load` wants to know how often an index was drawn before in the pass."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.draws = True
+        """Whether `load` may draw random numbers, or set generators."""
+
+    @abstractmethod
+    def request(self, draw: Draw, lanes: Sequence[int]) -> Any:
+        """What `load` needs for this draw: small, immutable, the same for equal arguments."""
+
+    @abstractmethod
+    def load(self, request: Any) -> Loaded | None:
+        """The shares asked for; None where the data have ended. May leave the CPU's generators anywhere."""
+
+    def close(self) -> None:
+        """Lets go of what an unfinished pass holds open in this process."""
+
+    def __getitem__(self, request: Any) -> Loaded | None:
+        with self._outside_untouched():
+            try:
+                return self.load(request)
+            except StopIteration as stop:  # torch would take it for the end of the data, on this worker alone
+                raise RuntimeError("the data set or its collate function raised StopIteration") from stop
+
+    def _outside_untouched(self) -> AbstractContextManager[None]:
+        in_training_process = get_worker_info() is None
+        return keeping_cpu_generators() if self.draws and in_training_process else nullcontext()
+
+
+@dataclass(frozen=True)
+class InLoaderProcess:
+    """Runs in a new loader process: there torch tells the user's data set, not ours, to whoever asks."""
+
+    worker_init_fn: Callable[[int], Any] | None
+
+    def __call__(self, worker_id: int) -> None:
+        info: Any = get_worker_info()
+        object.__setattr__(info, "dataset", info.dataset.source.dataset)  # frozen to users, and must stay so
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker_id)
+
+
+def as_loaded(loaded: Any) -> Any:
+    """Our data set collates by itself: torch has nothing to add."""
+    return loaded

@@ -1,0 +1,184 @@
+"""The loader that `run.shard` returns: the user's DataLoader, read by lanes."""
+
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from lockstep.data.accept import accepted, is_stream, notes
+from lockstep.data.batch import GlobalBatch, Position
+from lockstep.data.fetch import Fetch, InLoaderProcess, Loaded, Source, as_loaded
+from lockstep.data.keys import Keys
+from lockstep.data.order import Order
+from lockstep.data.samplers import Samplers
+from lockstep.data.samples import SampleFetch
+from lockstep.data.stream import StreamFetch
+from lockstep.data.whole import WholeFetch
+from lockstep.errors import BadArgument, Misuse
+
+Pass = Generator[GlobalBatch, None, None]
+
+
+class Feed:
+    """The sampler of torch's loader inside: gives whatever requests it was last handed."""
+
+    def __init__(self) -> None:
+        self.requests: Iterator[Any] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.requests
+
+
+class ShardedLoader:
+    """Gives global batches, of which this worker loads the lanes that `lanes()` says it carries.
+
+    The loader keeps its meaning: `batch_size` is that of the global batch; order, length, collating, loader
+    processes and pinning are as the user set them. Order and augmentation depend on `seed`, on `index` (which
+    tells the loaders of a run apart) and on the epoch, never on the number of workers or loader processes.
+    """
+
+    dataset = property(attrgetter("loader.dataset"))
+    batch_size = property(attrgetter("loader.batch_size"))
+    num_workers = property(attrgetter("loader.num_workers"))
+    drop_last = property(attrgetter("loader.drop_last"))
+    sampler = property(attrgetter("loader.sampler"))
+    batch_sampler = property(attrgetter("loader.batch_sampler"))
+    collate_fn = property(attrgetter("loader.collate_fn"))
+    pin_memory = property(attrgetter("loader.pin_memory"))
+
+    def __init__(
+        self,
+        loader: "DataLoader[Any]",
+        *,
+        seed: int,
+        num_lanes: int,
+        lanes: Callable[[], Sequence[int]],
+        index: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self.loader = accepted(loader)
+        self._lanes = lanes
+        self._index = index
+        self._samplers = Samplers.endless() if is_stream(loader) else Samplers.of(loader)
+        self._feed = Feed()
+        self._inner: DataLoader[Any] | None = None
+        self._set_keys(seed, num_lanes)
+        self._position = Position()
+        self._mid_pass = self._sought = False
+        self._pass_number = 0
+        self._running: weakref.ref[Pass] | None = None
+        for note in notes(loader):
+            say(note)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[GlobalBatch]:
+        """Starts a pass: where `seek` said, or at the beginning of the next epoch. One runs at a time."""
+        if self._mid_pass and not self._sought:
+            self._position = Position(self._position.epoch + 1, 0)
+        self._mid_pass, self._sought = True, False
+        self._pass_number += 1
+        running = self._batches(self._pass_number)
+        self._running = weakref.ref(running)  # weak, so that a loop left by `break` ends its loader processes
+        return running
+
+    @property
+    def position(self) -> Position:
+        """Passes finished, and batches handed out in the running one."""
+        return self._position
+
+    @property
+    def mid_pass(self) -> bool:
+        """Whether a pass has begun and is not exhausted; also after seeking into the middle of one."""
+        return self._mid_pass
+
+    def seek(self, position: Position) -> None:
+        """The next `iter()` starts at `position`; an iterator that is still running may not go on."""
+        if position.epoch < 0 or position.step < 0:
+            raise BadArgument(f"a position counts epochs and steps from 0, not {position}")
+        self._pass_number += 1
+        self._position, self._mid_pass, self._sought = position, position.step > 0, True
+
+    def rekey(self, seed: int, num_lanes: int) -> None:
+        """Passes that begin from now on are those of another seed and number of lanes: a resumed run keeps its own."""
+        self.close()
+        self._set_keys(seed, num_lanes)
+
+    def close(self) -> None:
+        """Ends the running pass and all loader processes; a later `iter()` starts new ones."""
+        running = self._running() if self._running is not None else None
+        if running is not None:
+            running.close()
+        self._inner = None
+
+    def _set_keys(self, seed: int, num_lanes: int) -> None:
+        self._keys = Keys(seed, self._index)
+        source = Source(self.loader.dataset, self.loader.collate_fn, self._keys, num_lanes)
+        self._fetch = fetch_for(self.loader, source)
+
+    def _batches(self, number: int) -> Pass:
+        order = Order(self._samplers, self._keys, self._position.epoch, count_uses=self._fetch.counts_uses)
+        order.skip(self._position.step)
+        carried: tuple[int, ...] | None = None
+        loading: Iterator[Loaded | None] = iter(())
+        try:
+            while True:
+                self._check_newest(number)
+                if (lanes := tuple(self._lanes())) != carried:
+                    del loading  # its loader processes end before new ones start
+                    loading, carried = self._open(order, lanes), lanes
+                if (loaded := next(loading, None)) is None:
+                    break
+                position = order.handed_out()
+                self._position = Position(position.epoch, position.step + 1)
+                yield GlobalBatch(*loaded, position, self._index)
+        finally:
+            if number == self._pass_number:
+                self._fetch.close()
+        self._position, self._mid_pass = Position(self._position.epoch + 1, 0), False
+
+    def _open(self, order: Order, lanes: tuple[int, ...]) -> Iterator[Loaded | None]:
+        """Starts loading all that is not handed out yet."""
+        if self._inner is None:
+            self._inner = loader_inside(self.loader, self._fetch, self._feed)
+        # torch draws a seed for its processes, which must not come out of the training loop's generator
+        self._inner.generator.manual_seed(self._keys.of("processes", self._position.epoch))
+        self._feed.requests = (self._fetch.request(draw, lanes) for draw in order.ahead())
+        return iter(self._inner)
+
+    def _check_newest(self, number: int) -> None:
+        if number != self._pass_number:
+            raise Misuse(
+                "this pass over the loader cannot go on, for another was begun or sought after it. "
+                "To read the same data twice at a time, give run.shard two loaders."
+            )
+
+
+def fetch_for(loader: "DataLoader[Any]", source: Source) -> Fetch:
+    """The way of loading that fits: a stream, samples with indices, or whole batches with indices."""
+    if is_stream(loader):
+        return StreamFetch(source, loader.batch_size, loader.drop_last)
+    return WholeFetch(source) if loader.batch_sampler is None else SampleFetch(source)
+
+
+def loader_inside(loader: "DataLoader[Any]", fetch: Fetch, feed: Feed) -> "DataLoader[Any]":
+    """torch's loader over our data set, as the user set it. See Note [One request, one global batch]."""
+    return DataLoader(
+        fetch,
+        batch_size=None,
+        sampler=feed,
+        num_workers=min(loader.num_workers, 1) if is_stream(loader) else loader.num_workers,
+        collate_fn=as_loaded,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=InLoaderProcess(loader.worker_init_fn),
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=torch.Generator(),
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+        pin_memory_device=loader.pin_memory_device,
+    )

@@ -1,0 +1,92 @@
+"""Loading from a stream (IterableDataset): every worker reads all of it and keeps its lanes' shares.
+
+# Note [A stream is read whole]
+# Samples of a stream have no indices, so none can be left out without being read. Every worker reads the
+# same stream in the same order, in one process, from generators set by the run's seed and the epoch. To
+# start in the middle it reads what comes before and drops it. Only collating and what follows is spared.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from lockstep.chance import Stream
+from lockstep.data.batch import Position
+from lockstep.data.fetch import Fetch, Loaded, Source
+from lockstep.data.order import Draw
+from lockstep.data.whole import shares_of_whole
+from lockstep.lanes import share
+
+
+@dataclass(frozen=True)
+class StreamRequest:
+    position: Position
+    lanes: tuple[int, ...]
+
+
+class Reading:
+    """One pass over a stream, some samples at a time, drawing from a stream of chance of its own."""
+
+    def __init__(self, dataset: Any, key: int) -> None:
+        self._chance = Stream(key)
+        self.num_read = 0
+        with self._chance.drawing():
+            self._samples: Iterator[Any] = iter(dataset)
+
+    def take(self, size: int, *, drop_short: bool) -> list[Any]:
+        """The next `size` samples, or what is left; nothing where the stream has ended."""
+        with self._chance.drawing():
+            samples = list(islice(self._samples, size))
+        self.num_read += 1
+        if len(samples) < size:
+            self._samples = iter(())  # an iterator that ended is not asked again
+        return [] if drop_short and len(samples) < size else samples
+
+
+class StreamFetch(Fetch):
+    """Reads requests in the order of their steps; any other order starts the stream again."""
+
+    def __init__(self, source: Source, batch_size: int | None, drop_last: bool) -> None:
+        super().__init__(source)
+        self.draws = source.collate_draws  # reading puts its own chance away
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        self._epoch = -1
+        self._reading: Reading | None = None
+
+    def request(self, draw: Draw, lanes: Sequence[int]) -> StreamRequest:
+        return StreamRequest(draw.position, tuple(lanes))
+
+    def load(self, request: StreamRequest) -> Loaded | None:
+        samples = self._take(self._at(request.position))
+        if not samples:
+            return None
+        if self._batch_size is None:
+            return shares_of_whole(self.source, samples[0], request.position, request.lanes)
+        return len(samples), self._shares(samples, request)
+
+    def close(self) -> None:
+        self._reading = None
+
+    def _at(self, position: Position) -> Reading:
+        """The stream, open at `position`. See Note [A stream is read whole]."""
+        if self._reading is None or (self._epoch, self._reading.num_read) != (position.epoch, position.step):
+            self._reading = None  # the old pass lets go of its files before the new one opens them
+            self._epoch = position.epoch
+            self._reading = Reading(self.source.dataset, self.source.keys.of("stream", position.epoch))
+            for _ in range(position.step):
+                self._take(self._reading)
+        return self._reading
+
+    def _take(self, reading: Reading) -> list[Any]:
+        return reading.take(1 if self._batch_size is None else self._batch_size, drop_short=self._drop_last)
+
+    def _shares(self, samples: list[Any], request: StreamRequest) -> dict[int, Any]:
+        epoch, step = request.position.epoch, request.position.step
+        taken = {lane: share(len(samples), lane, self.source.num_lanes) for lane in request.lanes}
+        return {
+            lane: self.source.collate(samples[part.start : part.stop], epoch, step, lane)
+            for lane, part in taken.items()
+            if part
+        }
