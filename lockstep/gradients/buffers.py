@@ -1,0 +1,154 @@
+"""Buffers (BatchNorm's statistics, counters): every lane starts from the same values; afterwards they are averaged.
+
+# Note [Which buffers changed]
+# A language model may hold large constant buffers (masks), which must not be copied or sent at every step. A buffer
+# counts as changed in a lane if it was replaced, if its version counter moved, or if it belongs to a
+# normalisation layer in training mode, whose native kernel writes without moving the counter.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+
+from lockstep.errors import Misuse
+from lockstep.lanes import Fold
+from lockstep.wire import Wire, broadcast
+from lockstep.wire.algorithms import Schedule
+from lockstep.wire.transport import DATA
+
+
+@dataclass
+class Slot:
+    """A buffer by name: the module that owns it may replace the tensor, so it is looked up each time."""
+
+    name: str
+    owner: torch.nn.Module
+    key: str
+
+    def read(self) -> torch.Tensor:
+        tensor = self.owner._buffers[self.key]
+        assert tensor is not None
+        return tensor
+
+    def is_statistic(self) -> bool:
+        return isinstance(self.owner, _NormBase) and self.owner.training and self.key.startswith("running_")
+
+
+@dataclass
+class Start:
+    """The value with which every lane of a step starts, and how to see whether a lane changed it."""
+
+    tensor: torch.Tensor
+    value: torch.Tensor
+    version: int
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "Start":
+        return cls(tensor, tensor.detach().clone(), tensor._version)
+
+
+class Buffers:
+    """The buffers of all replicated models through the lanes of a step."""
+
+    def __init__(self, modules: Sequence[torch.nn.Module], names: Sequence[str]) -> None:
+        self.slots = [slot for module, name in zip(modules, names, strict=True) for slot in _slots(module, name)]
+        self._starts = [Start.of(slot.read()) for slot in self.slots]
+        self._lanes: list[dict[int, torch.Tensor]] = []
+
+    def begin_step(self) -> None:
+        """Notes the values with which all lanes start."""
+        self._lanes = []
+        for index, (slot, start) in enumerate(zip(self.slots, self._starts, strict=True)):
+            if slot.is_statistic() or _moved(slot, start):
+                self._starts[index] = Start.of(slot.read())
+
+    @torch.no_grad()
+    def end_lane(self) -> None:
+        """Keeps what the lane wrote and puts the starting values back."""
+        written = {}
+        for index, (slot, start) in enumerate(zip(self.slots, self._starts, strict=True)):
+            if slot.is_statistic() or _moved(slot, start):
+                written[index] = slot.read().detach().clone()
+                _refuse_other_shape(slot, written[index], start.value)
+                slot.owner._buffers[slot.key] = start.tensor
+                start.tensor.copy_(start.value)
+                start.version = start.tensor._version
+        self._lanes.append(written)
+
+    def changed(self) -> list[bool]:
+        return [any(index in written for written in self._lanes) for index in range(len(self.slots))]
+
+    @torch.no_grad()
+    def average(
+        self, wire: Wire, schedule: Schedule, fold: Fold, weights: Sequence[float], changed: Sequence[bool]
+    ) -> None:
+        """Collective. Floating buffers become the weighted mean over lanes, added in tree order."""
+        by_dtype: dict[torch.dtype, list[int]] = {}
+        for index, start in enumerate(self._starts):
+            if changed[index] and _is_averaged(start.value):
+                by_dtype.setdefault(start.value.dtype, []).append(index)
+        for indices in by_dtype.values():
+            roots = self._fold(indices, fold, weights)
+            total = roots[0] if roots else torch.empty_like(self._flat(indices, {}))
+            wire.executor.reduce(schedule, roots, total)
+            self._write(indices, total)
+
+    @torch.no_grad()
+    def advance(self, wire: Wire, source: int, changed: Sequence[bool]) -> None:
+        """Collective. Other buffers (counters) take the value of the lowest lane, which worker `source` carries."""
+        indices = [i for i, start in enumerate(self._starts) if changed[i] and not _is_averaged(start.value)]
+        if not indices:
+            return
+        first = self._lanes[0] if self._lanes else {}
+        values = [first.get(index, self._starts[index].value) for index in indices]
+        flat = torch.cat([value.contiguous().flatten().view(torch.uint8) for value in values])
+        broadcast(wire.transport, flat, source, DATA)
+        pieces = flat.split([value.nbytes for value in values])
+        for index, piece in zip(indices, pieces, strict=True):
+            self._write([index], piece.clone().view(self._starts[index].value.dtype))
+
+    def _fold(self, indices: Sequence[int], fold: Fold, weights: Sequence[float]) -> list[torch.Tensor]:
+        stack: list[torch.Tensor] = []
+        for written, merges, weight in zip(self._lanes, fold.merges, weights, strict=True):
+            stack.append(self._flat(indices, written).mul_(weight))
+            for _ in range(merges):
+                top = stack.pop()
+                stack[-1].add_(top)
+        return stack
+
+    def _flat(self, indices: Sequence[int], written: dict[int, torch.Tensor]) -> torch.Tensor:
+        return torch.cat([written.get(index, self._starts[index].value).flatten() for index in indices])
+
+    def _write(self, indices: Sequence[int], flat: torch.Tensor) -> None:
+        pieces = flat.split([self._starts[index].value.numel() for index in indices])
+        for index, piece in zip(indices, pieces, strict=True):
+            self._starts[index].tensor.copy_(piece.view_as(self._starts[index].tensor))
+
+
+def _slots(module: torch.nn.Module, name: str) -> list[Slot]:
+    owners = dict(module.named_modules())
+    found = []
+    for path, _ in module.named_buffers():
+        owner, _, key = path.rpartition(".")
+        found.append(Slot(f"{name}{path}", owners[owner], key))
+    return found
+
+
+def _is_averaged(value: torch.Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
+
+
+def _moved(slot: Slot, start: Start) -> bool:
+    tensor = slot.read()
+    return tensor is not start.tensor or tensor._version != start.version
+
+
+def _refuse_other_shape(slot: Slot, written: torch.Tensor, start: torch.Tensor) -> None:
+    if written.shape != start.shape or written.dtype != start.dtype:
+        raise Misuse(
+            f"buffer {slot.name} changed from {start.dtype} {list(start.shape)} to {written.dtype} "
+            f"{list(written.shape)} inside a lane: lanes can only be averaged if they keep shape and dtype. "
+            "Change it outside run.lanes, where it is the same on every worker."
+        )

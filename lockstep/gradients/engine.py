@@ -1,0 +1,267 @@
+"""Runs the gradient side of a step: folds lanes into buckets and reduces them while the backward pass goes on.
+
+# Note [Launch order]
+# Buckets leave in layout order, not in the order they fill: two workers may fill them differently, and a
+# collective is matched by position. A bucket that is full while an earlier one is not waits for it, at the latest until
+# the end of the lanes, where all that any worker used leaves. A bucket nobody used is not sent.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from lockstep.errors import Misuse, told_as_lost
+from lockstep.gradients.bucket import Bucket
+from lockstep.gradients.buffers import Buffers
+from lockstep.gradients.hooks import BucketWatch
+from lockstep.gradients.layout import Layout, Spec, make_layout
+from lockstep.gradients.record import StepRecord
+from lockstep.gradients.step import StepInFlight, StepPlan
+from lockstep.lanes import reduction
+from lockstep.wire import Agreement, Plan, Wire, exchange
+from lockstep.wire.algorithms import direct
+
+
+@dataclass(frozen=True)
+class Named:
+    """A parameter of a replicated model. `model` counts the models."""
+
+    name: str
+    parameter: torch.nn.Parameter
+    model: int
+
+
+GradientSight = Callable[[int, dict[str, torch.Tensor]], None]
+"""Sees a lane's own gradients, by name, just before they are weighted and folded."""
+
+
+class Engine:
+    """The gradients of all replicated models.
+
+    A step is `begin`, then for each of this worker's lanes `begin_lane` and `end_lane`, then `finish`. Between steps
+    `p.grad` is the user's.
+    """
+
+    def __init__(
+        self, wire: Wire, parameters: Sequence[Named], buffers: Buffers, bucket_bytes: int | None = None
+    ) -> None:
+        self._wire = wire
+        self.named = list(parameters)
+        self._parameters = [named.parameter for named in parameters]
+        self.buffers = buffers
+        self._bucket_bytes = bucket_bytes
+        self.paused = False
+        self.sight: GradientSight | None = None
+        self._step: StepInFlight | None = None
+        self._lay_out()
+
+    @property
+    def has_buffers(self) -> bool:
+        return bool(self.buffers.slots)
+
+    def begin(self, plan: StepPlan) -> None:
+        """Starts a step: `p.grad` is set aside, the plan goes to all workers."""
+        if self._traits != self._current_traits():
+            self._watch.close()
+            self._lay_out()
+        rank = self._wire.world.rank
+        whole = reduction(plan.assignment, plan.present)
+        with told_as_lost(plan.step, "the beginning of the step"):
+            agreement = Agreement(self._wire.transport, self._plan_to_agree(plan))
+        self._step = StepInFlight(
+            plan=plan,
+            fold=whole.folds[rank],
+            schedule=direct(whole),
+            agreement=agreement,
+            record=StepRecord.empty(plan.assignment.num_lanes, len(self._parameters), len(self.buffers.slots)),
+            buckets=[] if plan.adds_nothing else self._buckets,
+            kept={},
+            launched=[],
+        )
+        self._set_gradients_aside(self._step)
+        for bucket in self._buckets:
+            bucket.reset()
+        if not plan.adds_nothing:
+            self.buffers.begin_step()
+
+    def begin_lane(self) -> None:
+        assert self._step is not None
+        self._step.in_lane = True
+        self._watch.lane_begins()
+
+    def tell(self, loss: torch.Tensor, weight: float | None) -> None:
+        """Notes a lane's loss and, if given, the weight by which the lane counts."""
+        step = self._step
+        assert step is not None
+        lane = step.lane
+        before = step.record.weights[lane]
+        if lane in step.losses and before != weight:
+            raise Misuse(f"lane {lane} was first weighted by {before} and then by {weight}: use one weight per lane.")
+        step.record.weights[lane] = weight
+        step.losses.setdefault(lane, []).append(loss.detach())
+
+    def end_lane(self) -> None:
+        """Folds what the lane left in `p.grad`."""
+        step = self._step
+        assert step is not None
+        self._refuse_late_gradients(step)
+        if step.plan.adds_nothing:
+            self._show_gradients(step, self._buckets)
+        else:
+            for bucket in step.buckets[len(step.launched) :]:
+                self._fold(step, bucket)
+            self.buffers.end_lane()
+        self._watch.lane_ended()
+        step.in_lane = False
+        step.position += 1
+
+    def finish(self) -> float | None:
+        """Collective. Afterwards `p.grad` holds the step's gradient on every worker; gives the mean loss, if told."""
+        step = self._step
+        assert step is not None
+        with told_as_lost(step.plan.step, "the end of the step"):
+            record = self._exchange_records(step)
+        weights = record.lane_weights(step.plan.shares())
+        self._launch_rest(step, record)
+        for launched in step.launched:
+            launched.result()
+        self._hand_over(step, record, step.scale(weights))
+        self._step = None
+        return record.mean_loss(weights)
+
+    def close(self) -> None:
+        self._watch.close()
+
+    # -- layout ---------------------------------------------------------------------------------------------
+
+    def _current_traits(self) -> list[tuple[bool, torch.dtype]]:
+        """What may change between steps and asks for another layout; read at every step, so kept cheap."""
+        return [(parameter.requires_grad, parameter.dtype) for parameter in self._parameters]
+
+    def _lay_out(self) -> None:
+        self._traits = self._current_traits()
+        specs = [Spec.of(named.name, named.parameter, named.model) for named in self.named]
+        sizes = {} if self._bucket_bytes is None else {"bucket_bytes": self._bucket_bytes}
+        self.layout: Layout = make_layout(specs, **sizes)
+        self._buckets = [Bucket(layout, self._parameters) for layout in self.layout.buckets]
+        self._watch = BucketWatch(
+            [bucket.parameters for bucket in self._buckets], self._gradient_arrived, self._bucket_full
+        )
+
+    def _plan_to_agree(self, plan: StepPlan) -> Plan:
+        facts = {
+            "operation": "training step",
+            "step": plan.step,
+            "samples in the global batch": plan.num_samples,
+            "assignment of lanes": plan.assignment.lanes_of,
+        }
+        return Plan(facts, self.layout.describe, self.layout.fingerprint)
+
+    # -- during the lanes -----------------------------------------------------------------------------------
+
+    def _gradient_arrived(self) -> None:
+        in_lane = self._step is not None and self._step.in_lane
+        if not in_lane and not self.paused:
+            raise Misuse(
+                "backward() outside of the lanes of a training step: its gradient would be this worker's own and never "
+                "be reduced. Write `for x, y in run.lanes(batch): ... loss.backward()` with the model in training mode "
+                "(or run.lanes(batch, train=True)), or `with run.no_sync():` if that is meant."
+            )
+
+    def _bucket_full(self, number: int) -> None:
+        step = self._step
+        if step is None or self.paused or not step.on_last_lane or not step.buckets:
+            return
+        step.full.add(number)
+        while len(step.launched) in step.full and step.buckets[len(step.launched)].filled():
+            bucket = step.buckets[len(step.launched)]
+            self._fold(step, bucket)
+            self._launch(step, bucket, len(step.launched))
+
+    def _show_gradients(self, step: StepInFlight, buckets: Sequence[Bucket]) -> None:
+        if self.sight is not None:
+            for bucket in buckets:
+                self.sight(step.lane, bucket.gradients())
+
+    def _fold(self, step: StepInFlight, bucket: Bucket) -> None:
+        self._show_gradients(step, [bucket])
+        bucket.fold_lane(step.weight, step.fold.merges[step.position])
+
+    def _refuse_late_gradients(self, step: StepInFlight) -> None:
+        for bucket in step.buckets[: len(step.launched)]:
+            for parameter, slot in zip(bucket.parameters, bucket.layout.slots, strict=True):
+                if parameter.grad is not None:
+                    raise Misuse(
+                        f"a second backward reached {slot.spec.name} in step {step.plan.step} after its gradient was "
+                        "reduced. Add the losses and call backward once, or put all but the last backward of a lane "
+                        "inside `with run.no_sync():`."
+                    )
+
+    # -- at the end -----------------------------------------------------------------------------------------
+
+    def _exchange_records(self, step: StepInFlight) -> StepRecord:
+        step.agreement.check()
+        mine = step.record
+        for lane, losses in step.losses.items():
+            mine.losses[lane] = sum(float(loss) for loss in losses)
+        for bucket in step.buckets:
+            for slot, used in zip(bucket.layout.slots, bucket.used, strict=True):
+                mine.used[slot.index] = used
+        if not step.plan.adds_nothing:
+            mine.changed = self.buffers.changed()
+        return mine.merged(exchange(self._wire.transport, mine.pack()))
+
+    def _launch_rest(self, step: StepInFlight, record: StepRecord) -> None:
+        for number in range(len(step.launched), len(step.buckets)):
+            bucket = step.buckets[number]
+            if any(record.used[slot.index] for slot in bucket.layout.slots):
+                self._launch(step, bucket, number)
+        if any(record.changed):
+
+            def settle() -> None:
+                with told_as_lost(step.plan.step, "averaging of buffers"):
+                    self._settle_buffers(step, record)
+
+            step.launched.append(self._wire.sequence.submit(settle))
+
+    def _launch(self, step: StepInFlight, bucket: Bucket, number: int) -> None:
+        def reduce() -> None:
+            with told_as_lost(step.plan.step, f"reduce of bucket {number}"):
+                step.agreement.check()
+                self._wire.executor.reduce(step.schedule, bucket.roots(), bucket.total)
+
+        step.launched.append(self._wire.sequence.submit(reduce))
+
+    def _settle_buffers(self, step: StepInFlight, record: StepRecord) -> None:
+        shares = step.plan.shares()
+        weights = [shares[lane] / step.plan.num_samples for lane in step.fold.lanes]
+        self.buffers.average(self._wire, step.schedule, step.fold, weights, record.changed)
+        source = step.plan.assignment.carriers()[step.plan.present[0]]
+        self.buffers.advance(self._wire, source, record.changed)
+
+    @torch.no_grad()
+    def _hand_over(self, step: StepInFlight, record: StepRecord, scale: float) -> None:
+        """Puts the sum, and what was set aside before the step, into `p.grad`. See Note [Scale of told weights]."""
+        if step.plan.adds_nothing:
+            for index, before in step.kept.items():
+                grad = self._parameters[index].grad
+                self._parameters[index].grad = before if grad is None else grad.add_(before)
+        for bucket in step.buckets:
+            used = any(record.used[slot.index] for slot in bucket.layout.slots)
+            if used and scale != 1.0:
+                bucket.total.mul_(scale)
+            for slot, parameter, view in zip(bucket.layout.slots, bucket.parameters, bucket.views, strict=True):
+                kept = step.kept.get(slot.index)
+                if not record.used[slot.index]:
+                    parameter.grad = kept
+                else:
+                    parameter.grad = view if kept is None else view.add_(kept)
+
+    def _set_gradients_aside(self, step: StepInFlight) -> None:
+        for bucket in self._buckets:
+            for slot, parameter in zip(bucket.layout.slots, bucket.parameters, strict=True):
+                if parameter.grad is not None:
+                    # It may be a view of the bucket, which this step writes to.
+                    step.kept[slot.index] = parameter.grad.detach().clone()
+                    parameter.grad = None

@@ -1,0 +1,90 @@
+"""A step as a value, and a step in flight on one worker.
+
+# Note [Nothing to add]
+# A step with one lane on one worker has nothing to fold and nobody to talk to: what autograd leaves in `p.grad` and
+# what the forward pass leaves in the buffers is the result, bit for bit what folding one lane would give. Such
+# a step uses no buckets, and costs what a plain loop costs.
+
+# Note [Scale of told weights]
+# A lane enters the sum multiplied by weight/N, where N is the number of samples: for plain lanes this is the final
+# weight n_v/N. Where weights were told (tokens), their total is known only when the last lane has spoken, so
+# the sum is multiplied by N/total at the end. For weights equal to the samples that factor is exactly 1. The only
+# lane of a step counts whole, whatever its weight.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+
+from lockstep.gradients.bucket import Bucket
+from lockstep.gradients.record import StepRecord
+from lockstep.lanes import Assignment, Fold, present_lanes, share
+from lockstep.wire import Agreement
+from lockstep.wire.algorithms import Schedule
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What a step computes: all of it the same on every worker."""
+
+    step: int
+    num_samples: int
+    assignment: Assignment
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        return present_lanes(self.num_samples, self.assignment.num_lanes)
+
+    @property
+    def adds_nothing(self) -> bool:
+        """See Note [Nothing to add]."""
+        return len(self.present) == 1 and self.assignment.num_workers == 1
+
+    def shares(self) -> dict[int, int]:
+        """How many samples each lane holds, without the empty ones."""
+        num_lanes = self.assignment.num_lanes
+        return {lane: len(share(self.num_samples, lane, num_lanes)) for lane in self.present}
+
+
+@dataclass
+class StepInFlight:
+    """A step in flight on this worker."""
+
+    plan: StepPlan
+    fold: Fold
+    schedule: Schedule
+    agreement: Agreement
+    record: StepRecord
+    buckets: Sequence[Bucket]
+    kept: dict[int, torch.Tensor]
+    launched: list["Future[None]"]
+
+    def __post_init__(self) -> None:
+        self.position = 0
+        self.in_lane = False
+        self.full: set[int] = set()
+        self.losses: dict[int, list[torch.Tensor]] = {}
+
+    @property
+    def lane(self) -> int:
+        return self.fold.lanes[self.position]
+
+    @property
+    def on_last_lane(self) -> bool:
+        return self.in_lane and self.position == len(self.fold.lanes) - 1
+
+    @property
+    def weight(self) -> float:
+        """By what the lane under way is multiplied. See Note [Scale of told weights]."""
+        if len(self.plan.present) == 1:
+            return 1.0
+        told = self.record.weights[self.lane]
+        num_samples = self.plan.num_samples
+        own = len(share(num_samples, self.lane, self.plan.assignment.num_lanes))
+        return (own if told is None else told) / num_samples
+
+    def scale(self, weights: dict[int, float]) -> float:
+        """By what the sum is multiplied. See Note [Scale of told weights]."""
+        return 1.0 if len(weights) == 1 else self.plan.num_samples / sum(weights.values())
