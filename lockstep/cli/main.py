@@ -1,0 +1,71 @@
+"""The `lockstep` command. Imports a subcommand only when it is called, so that help comes at once."""
+
+import importlib
+import sys
+
+import click
+
+from lockstep.errors import BadArgument, BadEnvironment, LockstepError
+from lockstep.version import VERSION
+
+COMMANDS = {
+    "run": "Start a script on one or more workers.",
+    "verify": "Show that a run gives the same bits on any number of workers.",
+    "bench": "Measure steps and collectives on this machine.",
+    "demo": "See it work, from nothing, in a minute.",
+}
+"""Each is the `command` of the module in this folder that has its name."""
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands' names and help without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"lockstep.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def show_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"lockstep {installed_version()}")
+        ctx.exit()
+
+
+def installed_version() -> str:
+    from importlib import metadata  # takes longer to import than help may
+
+    try:
+        return metadata.version("torch-lockstep")
+    except metadata.PackageNotFoundError:
+        return VERSION
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=show_version,
+    help="Show it and exit.",
+)
+def lockstep() -> None:
+    """Data-parallel training for PyTorch: the same script, the same bits, on any number of workers."""
+
+
+def main() -> None:
+    """Runs the command line; what lockstep refuses is one sentence and an exit code, never a traceback."""
+    try:
+        lockstep(prog_name="lockstep")
+    except LockstepError as error:
+        click.echo(f"✗ {error}", err=True)
+        sys.exit(2 if isinstance(error, BadArgument) else 3 if isinstance(error, BadEnvironment) else 1)

@@ -1,0 +1,149 @@
+"""`lockstep run`: a script on one or more workers of this host."""
+
+import difflib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lockstep.errors import BadArgument
+from lockstep.lanes import Assignment
+from lockstep.run.environment import parse_assignment
+from lockstep.run.launching.folder import name_from, new_run_folder
+from lockstep.run.launching.launch import Job, launch
+
+
+class Whole(click.ParamType):  # type: ignore[type-arg]
+    """A whole number from `least` on."""
+
+    name = "number"
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        digits = str(value)
+        if not (digits.isascii() and digits.isdigit()) or int(digits) < self.least:
+            self.fail(f"{digits!r} is not allowed: give a whole number, {self.least} or more", param, ctx)
+        return int(digits)
+
+
+class Lanes(click.ParamType):  # type: ignore[type-arg]
+    """The lanes of each worker, every lane once: "0,1;2,3"."""
+
+    name = "lanes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Assignment:
+        try:
+            return Assignment(parse_assignment(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Screen:
+    """Worker 0's output and the launcher's own words on one terminal, each on lines of its own."""
+
+    def __init__(self) -> None:
+        self._in_line = False
+
+    def show(self, output: bytes) -> None:
+        sys.stdout.buffer.write(output)
+        sys.stdout.buffer.flush()
+        self._in_line = not output.endswith(b"\n")
+
+    def say(self, text: str) -> None:
+        click.echo("\n" * self._in_line + text, err=True)
+        self._in_line = False
+
+
+@click.command(name="run", context_settings={"allow_interspersed_args": False})
+@click.option(
+    "-n", "--workers", type=Whole(1), default=1, show_default=True, help="Workers to start, one process each."
+)
+@click.option("--lanes", type=Whole(1), help="Lanes of the run, over the script's own word.")
+@click.option("--seed", type=Whole(0), help="Seed of the run, over the script's own word.")
+@click.option("--threads", type=Whole(1), help="Threads per worker, over the script's own word.  [default: 1]")
+@click.option("--assignment", type=Lanes(), help='Lanes of each worker, such as "0,1;2,3". Even by default.')
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Folder for logs and reports.  [default: runs/NAME-K]")
+@click.option("-m", "module", is_flag=True, help="PROGRAM is a module, as in python -m.")
+@click.argument("program", metavar="PROGRAM")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(
+    workers: int,
+    lanes: int | None,
+    seed: int | None,
+    threads: int | None,
+    assignment: Assignment | None,
+    run_dir: Path | None,
+    module: bool,
+    program: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Start PROGRAM, a script, on one or more workers of this host.
+
+    Everything after PROGRAM is the program's own. Worker 0 writes to the screen, every worker to its log.
+    """
+    (check_module if module else check_script)(program)
+    check_assignment(assignment, workers, lanes)
+    job = Job(
+        program=program,
+        run_dir=make_folder(run_dir, program),
+        module=module,
+        arguments=arguments,
+        num_workers=workers,
+        threads=threads,
+        lanes=lanes,
+        seed=seed,
+        assignment=None if assignment is None else assignment.lanes_of,
+    )
+    screen = Screen()
+    sys.exit(launch(job, show=screen.show, say=screen.say).exit_code)
+
+
+def check_script(program: str) -> None:
+    """Raises unless Python can run the path; names scripts that are spelled alike."""
+    path = Path(program)
+    if path.is_file() or (path / "__main__.py").is_file():
+        return
+    if path.is_dir():
+        raise BadArgument(f"{program} is a folder without a __main__.py: name the script in it")
+    siblings = [str(script) for script in path.parent.glob("*.py")]
+    near = difflib.get_close_matches(str(path), siblings, n=3)
+    raise BadArgument(f"there is no script {program}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+
+
+def check_module(program: str) -> None:
+    """Raises unless the module's outermost package can be found. Imports nothing: the workers will."""
+    package = program.partition(".")[0]
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        found = bool(package) and importlib.util.find_spec(package) is not None
+    finally:
+        sys.path.remove(here)
+    if not found:
+        raise BadArgument(
+            f"there is no module {program}: it is looked for in this folder and where Python has packages"
+        )
+
+
+def check_assignment(assignment: Assignment | None, workers: int, lanes: int | None) -> None:
+    """Raises unless the assignment is for this many workers and lanes."""
+    if assignment is None:
+        return
+    if assignment.num_workers != workers:
+        raise BadArgument(f"--assignment names {assignment.num_workers} workers, but --workers is {workers}")
+    if lanes not in (None, assignment.num_lanes):
+        raise BadArgument(f"--assignment carries {assignment.num_lanes} lanes, but --lanes is {lanes}")
+
+
+def make_folder(run_dir: Path | None, program: str) -> Path:
+    if run_dir is None:
+        return new_run_folder(Path("runs"), name_from(program))
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadArgument(f"--run-dir {run_dir} cannot be made: {error.strerror}") from error
+    return run_dir

@@ -1,0 +1,1 @@
+"""Reads events and shows them to people."""

@@ -1,0 +1,89 @@
+"""What the environment says: the one module that reads os.environ.
+
+Everything else is handed a mapping, or a value made from one here.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.errors import BadEnvironment
+from lockstep.run.environments import alone, lockstep_run, mpi, slurm, torchrun
+from lockstep.run.environments.place import Place
+from lockstep.run.environments.variables import optional
+
+__all__ = ["Overrides", "Place", "find_place", "parse_assignment", "process_environment", "read_overrides"]
+
+# Note [Who is asked first]
+# The launcher closest to the process wins. torchrun runs inside Slurm, and so does mpirun, whose helper
+# daemons are themselves srun tasks: their numbers are true, and those of the Slurm step count the daemons.
+_ENVIRONMENTS = (lockstep_run.place, torchrun.place, mpi.place, slurm.place, alone.place)
+
+
+def process_environment() -> Mapping[str, str]:
+    """The variables of this process, as they are now."""
+    return dict(os.environ)
+
+
+def find_place(environ: Mapping[str, str]) -> Place:
+    """The place that the launcher of this process gave it. See Note [Who is asked first]."""
+    answers = (ask(environ) for ask in _ENVIRONMENTS)
+    return next(place for place in answers if place is not None)
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What the command line or a variable sets over the script's own words; None where it is silent."""
+
+    lanes: int | None = None
+    seed: int | None = None
+    threads: int | None = None
+    usual_threads: int | None = None
+    assignment: tuple[tuple[int, ...], ...] | None = None
+    run_dir: Path | None = None
+    trace_dir: Path | None = None
+    stop_after: int | None = None
+    dump_path: Path | None = None
+
+
+def read_overrides(environ: Mapping[str, str]) -> Overrides:
+    """The overrides of this process. `usual_threads` is OMP_NUM_THREADS, which only counts where nobody else told."""
+    return Overrides(
+        lanes=optional(environ, "LOCKSTEP_LANES", at_least=1),
+        seed=optional(environ, "LOCKSTEP_SEED"),
+        threads=optional(environ, "LOCKSTEP_THREADS", at_least=1),
+        usual_threads=_usual_threads(environ),
+        assignment=_assignment(environ),
+        run_dir=_path(environ, "LOCKSTEP_RUN_DIR"),
+        trace_dir=_path(environ, "LOCKSTEP_TRACE_DIR"),
+        stop_after=optional(environ, "LOCKSTEP_STOP_AFTER"),
+        dump_path=_path(environ, "LOCKSTEP_DUMP"),
+    )
+
+
+def parse_assignment(text: str) -> tuple[tuple[int, ...], ...]:
+    """The lanes of each worker: `"0,1;2,3,4"` gives worker 0 two and worker 1 three; a part may be empty."""
+    workers = [[lane.strip() for lane in part.split(",")] if part.strip() else [] for part in text.split(";")]
+    if not all(lane.isascii() and lane.isdigit() for lanes in workers for lane in lanes):
+        raise ValueError(f'{text!r} is not an assignment: it looks like "0,1;2,3,4", one part for each worker')
+    return tuple(tuple(map(int, lanes)) for lanes in workers)
+
+
+def _assignment(environ: Mapping[str, str]) -> tuple[tuple[int, ...], ...] | None:
+    text = environ.get("LOCKSTEP_ASSIGNMENT", "")
+    try:
+        return parse_assignment(text) if text else None
+    except ValueError as error:
+        raise BadEnvironment(f"LOCKSTEP_ASSIGNMENT cannot be used: {error}") from None
+
+
+def _usual_threads(environ: Mapping[str, str]) -> int | None:
+    # OpenMP allows one number for each level of nesting ("4,2"); the first is the one that torch uses.
+    outermost = environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    return optional({"OMP_NUM_THREADS": outermost}, "OMP_NUM_THREADS", at_least=1)
+
+
+def _path(environ: Mapping[str, str], name: str) -> Path | None:
+    value = environ.get(name, "")
+    return Path(value) if value else None

@@ -1,0 +1,99 @@
+"""How a worker failed, as a value that travels from the worker to the launcher as JSON."""
+
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lockstep.errors import Disagreement, WorkerLost
+from lockstep.run.launching.frames import Frame, original, user_frames, user_traceback
+
+RAISED, KILLED, EXITED = "raised", "killed", "exited"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One worker's failure.
+
+    `how` is RAISED (then `kind` is the exception's class), KILLED (`kind` is the signal) or EXITED (`kind` is
+    the exit code). `secondary` says that it only tells of another worker's failure. `time_s` is on the host's
+    monotonic clock, which all its processes share. `traceback` is the whole story, for the log.
+    """
+
+    rank: int
+    step: int | None
+    kind: str
+    message: str
+    frames: tuple[Frame, ...]
+    secondary: bool
+    time_s: float
+    how: str = RAISED
+    pid: int | None = None
+    traceback: str = ""
+
+    @classmethod
+    def of(cls, exception: BaseException, rank: int, step: int | None) -> "Failure":
+        """The failure of the worker `rank`, which `exception` ended just now."""
+        kind, message = original(type(exception).__name__, str(exception))
+        return cls(
+            rank=rank,
+            step=step,
+            kind=kind,
+            message=message,
+            frames=user_frames(exception),
+            secondary=_tells_of_another(exception, rank),
+            time_s=time.monotonic(),
+            pid=os.getpid(),
+            traceback=user_traceback(exception),
+        )
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Failure":
+        fields = json.loads(text)
+        return cls(**{**fields, "frames": tuple(Frame(*frame) for frame in fields["frames"])})
+
+
+def report_path(folder: Path, rank: int) -> Path:
+    return folder / f"worker-{rank}.failure.json"
+
+
+def write_report(failure: Failure, folder: Path) -> None:
+    """The report lies whole in `folder`, or not at all."""
+    path = report_path(folder, failure.rank)
+    half = path.with_suffix(".half")
+    half.write_text(failure.to_json(), encoding="utf-8")
+    half.replace(path)
+
+
+def read_report(folder: Path, rank: int) -> Failure | None:
+    """The report of worker `rank`, or None if it left none that can be read."""
+    try:
+        return Failure.from_json(report_path(folder, rank).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def first_failure(failures: Iterable[Failure]) -> Failure:
+    """The earliest failure that has its cause in its own worker; else the earliest."""
+    return min(failures, key=lambda failure: (failure.secondary, failure.time_s))
+
+
+def _tells_of_another(exception: BaseException, rank: int) -> bool:
+    return any(
+        isinstance(link, WorkerLost) or (isinstance(link, Disagreement) and link.here != rank)
+        for link in _chain(exception)
+    )
+
+
+def _chain(exception: BaseException | None) -> Iterator[BaseException]:
+    """An exception and those that it was raised from, or while handling: a `finally` may hide the first."""
+    seen: set[int] = set()
+    while exception is not None and id(exception) not in seen:
+        seen.add(id(exception))
+        yield exception
+        exception = exception.__cause__ or (None if exception.__suppress_context__ else exception.__context__)

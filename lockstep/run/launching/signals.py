@@ -1,0 +1,42 @@
+"""Ctrl-C and SIGTERM as something to wait for, instead of something that interrupts."""
+
+import signal
+import socket
+from types import FrameType, TracebackType
+
+WATCHED = (signal.SIGINT, signal.SIGTERM)
+
+
+class Signals:
+    """While it is open, SIGINT and SIGTERM only make `fileno()` readable. Main thread only."""
+
+    def __enter__(self) -> "Signals":
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._wakeup_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._before = {signum: signal.signal(signum, _do_nothing) for signum in WATCHED}
+        return self
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def take(self) -> list[signal.Signals]:
+        """The signals that have come since the last call, in order."""
+        try:
+            return [signal.Signals(number) for number in self._reader.recv(64) if number in WATCHED]
+        except BlockingIOError:
+            return []
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        self._reader.close()
+        self._writer.close()
+
+
+def _do_nothing(signum: int, frame: FrameType | None) -> None:
+    """The number has already gone to the socket; a handler must exist for that."""

@@ -1,0 +1,112 @@
+"""The process that `lockstep run` starts: runs the user's script as `python script.py` would.
+
+    python -m lockstep.run.launching.worker script.py [arguments]
+    python -m lockstep.run.launching.worker --module name [arguments]
+
+# Note [No orphan]
+# The kernel kills this process when the launcher dies (PR_SET_PDEATHSIG). A launcher that died before that
+# was set is noticed by its process id; the children of this process are the guard's (lockstep/run/launching/guard.py).
+"""
+
+import atexit
+import ctypes
+import faulthandler
+import os
+import runpy
+import signal
+import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+from lockstep.run.environment import process_environment
+from lockstep.run.environments.lockstep_run import Bootstrap, bootstrap
+from lockstep.run.launching.failure import Failure, write_report
+
+_PR_SET_PDEATHSIG = 1
+_CTRL_C = 130
+
+
+def main() -> None:
+    """Runs the script that the command line names, and reports an exception to the launcher."""
+    boot = bootstrap(process_environment())
+    if boot is not None:
+        _die_with(boot.parent_pid)
+        _keep_from_children(boot)
+    _restore_signals()
+    faulthandler.enable()
+    pid = os.getpid()
+    try:
+        _run(sys.argv[1:])
+    except KeyboardInterrupt:
+        _leave(_CTRL_C)
+    except Exception as exception:
+        # Not started by the launcher, or a copy that the script forked: Python's own way.
+        if boot is None or os.getpid() != pid:
+            raise
+        try:
+            _report(exception, boot)
+        finally:
+            _leave(1)
+
+
+def _run(arguments: list[str]) -> None:
+    if arguments[0] == "--module":
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        if not sys.flags.safe_path:
+            sys.path[0] = str(Path(arguments[0]).resolve().parent)
+        runpy.run_path(os.path.abspath(arguments[0]), run_name="__main__")
+
+
+def _report(exception: Exception, boot: Bootstrap) -> None:
+    """The failure lies in the run's folder, and the launcher has been told. It writes the log from there."""
+    try:
+        write_report(Failure.of(exception, boot.rank, _failed_step()), boot.run_dir)
+        os.write(boot.notice_fd, f"{boot.rank}\n".encode())
+    except OSError:  # a full disk, say: the log may have room for the traceback all the same
+        traceback.print_exception(exception)
+
+
+def _failed_step() -> int | None:
+    """The step of the active run, which need not wait for its peers any more. There is one only after a start."""
+    active = sys.modules.get("lockstep.run.active")
+    run = active.current() if active is not None else None
+    if run is None:
+        return None
+    run.failed = True
+    return int(run.step)
+
+
+def _leave(code: int) -> None:
+    """Ends the process as Python would, except that no native thread can hold it up."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def _die_with(parent_pid: int) -> None:
+    """See Note [No orphan]."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _keep_from_children(boot: Bootstrap) -> None:
+    for fd in (boot.notice_fd, boot.listen_fd):
+        if fd is not None:
+            os.set_inheritable(fd, False)
+
+
+def _restore_signals() -> None:
+    """A shell that starts the launcher in the background may have made it, and us, deaf to Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""What a run replicates: models, optimizers, and whatever else has a state_dict."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch.nn.modules import module as torch_module
+from torch.optim import Optimizer
+
+from lockstep.errors import BadArgument, Misuse
+from lockstep.gradients.engine import Named
+
+
+class Stateful(Protocol):
+    """A scheduler, a GradScaler, an average of weights: anything that can be saved and loaded."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> Any: ...
+
+
+@dataclass
+class Models:
+    """All that `replicate` was given, by name. The first model is `model`, the second `model2`, and so on."""
+
+    modules: dict[str, torch.nn.Module] = field(default_factory=dict)
+    optimizers: dict[str, Optimizer] = field(default_factory=dict)
+    tracked: dict[str, Stateful] = field(default_factory=dict)
+
+    def add(self, module: torch.nn.Module, optimizers: Sequence[Optimizer], tracked: dict[str, Stateful]) -> None:
+        """Takes in a model (again, if it has changed) and what belongs to it; refuses what cannot be replicated."""
+        _check_module(module)
+        _check_optimizers(optimizers)
+        _check_tracked(tracked, self.tracked)
+        if not any(known is module for known in self.modules.values()):
+            self.modules[_numbered("model", len(self.modules))] = module
+        for optimizer in optimizers:
+            if not any(known is optimizer for known in self.optimizers.values()):
+                self.optimizers[_numbered("optimizer", len(self.optimizers))] = optimizer
+        self.tracked.update(tracked)
+
+    def parameters(self) -> list[Named]:
+        """Every parameter once, under its first name, in order of registration."""
+        seen: set[int] = set()
+        found = []
+        for number, (label, module) in enumerate(self.modules.items()):
+            for path, parameter in module.named_parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    found.append(Named(self._full_name(label, path), parameter, number))
+        return found
+
+    def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for label, module in self.modules.items():
+            for path, buffer in module.named_buffers():
+                yield self._full_name(label, path), buffer
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers, by name."""
+        return {named.name: named.parameter.detach() for named in self.parameters()} | dict(self.buffers())
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """What every optimizer keeps per parameter, as `optimizer/<parameter>/<key>`."""
+        names = {id(named.parameter): named.name for named in self.parameters()}
+        return {
+            f"{label}/{names.get(id(parameter), f'parameter {number}')}/{key}": value
+            for label, optimizer in self.optimizers.items()
+            for number, parameter in enumerate(_parameters_of(optimizer))
+            for key, value in optimizer.state.get(parameter, {}).items()
+        }
+
+    def everything(self) -> dict[str, Any]:
+        """What `run.digest()` is taken over."""
+        return {**self.tensors(), **self.optimizer_state()}
+
+    def name_prefixes(self) -> list[str]:
+        return [self._full_name(label, "") for label in self.modules]
+
+    def check_optimizers_cover_known_parameters(self) -> None:
+        """Refuses an optimizer that would update something no model of this run holds."""
+        known = {id(named.parameter) for named in self.parameters()}
+        for label, optimizer in self.optimizers.items():
+            strangers = [p for p in _parameters_of(optimizer) if id(p) not in known]
+            if strangers:
+                raise Misuse(
+                    f"{label} updates {len(strangers)} tensor(s) that belong to no replicated model (the first has "
+                    f"shape {list(strangers[0].shape)}). Parameters added to a model after run.replicate, or a model "
+                    "not given to it? Call run.replicate(model, optimizer) again once the model is complete."
+                )
+
+    def _full_name(self, label: str, path: str) -> str:
+        clean = path.replace("_orig_mod.", "")  # the same name whether or not the model is compiled
+        return clean if len(self.modules) == 1 else f"{label}/{clean}"
+
+
+class RegistrationWatch:
+    """Notices that some module, anywhere, was given a parameter, buffer or submodule. One owner, who calls `close`.
+
+    Walking a model at every step would cost more than a small step; torch tells when something is registered.
+    """
+
+    def __init__(self) -> None:
+        self.noticed = False
+        self._handles = [
+            torch_module.register_module_parameter_registration_hook(self._notice),
+            torch_module.register_module_buffer_registration_hook(self._notice),
+            torch_module.register_module_module_registration_hook(self._notice),
+        ]
+
+    def _notice(self, *_: Any) -> None:
+        self.noticed = True
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+def refuse_new_parameters(models: Models, known: Sequence[Named]) -> None:
+    """Raises if a replicated model has parameters that it did not have at `replicate`."""
+    ids = {id(named.parameter) for named in known}
+    new = [named.name for named in models.parameters() if id(named.parameter) not in ids]
+    if new:
+        raise Misuse(
+            f"parameters were added after run.replicate: {', '.join(new[:3])}{' ...' if len(new) > 3 else ''}. They "
+            "would not be reduced. Call run.replicate(model, optimizer) again after changing the model."
+        )
+
+
+def _parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _numbered(word: str, already: int) -> str:
+    return word if already == 0 else f"{word}{already + 1}"
+
+
+def _check_module(module: torch.nn.Module) -> None:
+    if not isinstance(module, torch.nn.Module):
+        raise BadArgument(f"run.replicate takes a torch.nn.Module first, not {type(module).__name__}")
+    parameters = list(module.named_parameters())
+    if not parameters:
+        raise BadArgument(f"{type(module).__name__} has no parameters, so there is nothing to train or to replicate")
+    lazy = [name for name, p in parameters if isinstance(p, torch.nn.parameter.UninitializedParameter)]
+    if lazy:
+        raise BadArgument(
+            f"parameter {lazy[0]} is not initialised yet: run one forward pass on the lazy model before run.replicate"
+        )
+    meta = [name for name, p in parameters if p.device.type == "meta"]
+    if meta:
+        raise BadArgument(f"parameter {meta[0]} is on the meta device: materialise the model before run.replicate")
+
+
+def _check_optimizers(optimizers: Sequence[Optimizer]) -> None:
+    for optimizer in optimizers:
+        if not isinstance(optimizer, Optimizer):
+            raise BadArgument(
+                f"run.replicate takes torch.optim.Optimizers after the model, not {type(optimizer).__name__}; give "
+                "schedulers and other things with state_dict by name: run.replicate(model, optimizer, scheduler=s)"
+            )
+
+
+def _check_tracked(new: dict[str, Stateful], known: dict[str, Stateful]) -> None:
+    for name, thing in new.items():
+        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            raise BadArgument(f"{name}={type(thing).__name__} has no state_dict and load_state_dict to track")
+        if name in known and known[name] is not thing:
+            raise BadArgument(f"{name!r} is tracked already; give the second one another name")

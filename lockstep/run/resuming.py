@@ -1,0 +1,183 @@
+"""Where a run is, and how it is saved and found again."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lockstep.chance import Generators
+from lockstep.data import Position, ShardedLoader
+from lockstep.errors import BadCheckpoint
+from lockstep.lanes import Assignment
+from lockstep.run import checkpoint
+from lockstep.run.models import Models
+from lockstep.run.settings import Settings
+from lockstep.run.state import pack, unpack
+from lockstep.run.stepping import Stepping
+from lockstep.wire import Agreement, Plan, Wire
+
+
+@dataclass
+class Progress:
+    """The epoch under way and, after a resume, where loaders that are still to come must start.
+
+    # Note [Where an epoch is resumed]
+    # A checkpoint saved in the middle of a loader's pass resumes inside that epoch, at the next batch. One saved after
+    # the pass that the epoch trained on, at the end of the epoch's body, resumes at the next epoch: the body's end has
+    # been done. A loader that is only evaluated on does not count. Steps on batches that came from no loader have no
+    # position to go back to: an epoch with such steps counts as done.
+    """
+
+    epoch: int = 0
+    waiting: dict[int, Position] = field(default_factory=dict)
+    trained_on: set[int | None] = field(default_factory=set)
+    passes_before: list[int] = field(default_factory=list)
+
+    def epochs(self, count: int, loaders: Sequence[ShardedLoader]) -> Iterator[int]:
+        while self.epoch < count:
+            self.passes_before = [loader.position.epoch for loader in loaders]
+            self.trained_on.clear()
+            yield self.epoch
+            self.epoch += 1
+
+    def epoch_to_resume(self, loaders: Sequence[ShardedLoader]) -> int:
+        """See Note [Where an epoch is resumed]."""
+        passes = enumerate(zip(loaders, self.passes_before, strict=False))
+        ended = {index for index, (loader, before) in passes if loader.position.epoch > before}
+        finished = bool(self.trained_on & (ended | {None}))
+        under_way = any(loader.mid_pass for loader in loaders)
+        return self.epoch + 1 if finished and not under_way else self.epoch
+
+    def place_loader(self, index: int, loader: ShardedLoader) -> None:
+        if index in self.waiting:
+            loader.seek(self.waiting.pop(index))
+
+
+def take_snapshot(
+    models: Models, stepping: Stepping, progress: Progress, loaders: Sequence[ShardedLoader], path: Path
+) -> None:
+    """Writes everything that the next step depends on."""
+    tensors = {f"model/{name}": tensor for name, tensor in models.tensors().items()}
+    state = {
+        "step": stepping.step,
+        "epoch": progress.epoch_to_resume(loaders),
+        "num_lanes": stepping.assignment.num_lanes,
+        "seed": stepping.seed,
+        "loaders": [[loader.position.epoch, loader.position.step] for loader in loaders],
+        "generators": _pack_generators(tensors),
+        "optimizers": {
+            label: pack(optimizer.state_dict(), label, tensors) for label, optimizer in models.optimizers.items()
+        },
+        "tracked": {
+            name: pack(thing.state_dict(), f"tracked/{name}", tensors) for name, thing in models.tracked.items()
+        },
+    }
+    checkpoint.write(path, checkpoint.Snapshot(tensors, state))
+
+
+def restore(
+    models: Models,
+    stepping: Stepping,
+    progress: Progress,
+    loaders: Sequence[ShardedLoader],
+    path: Path,
+    settings: Settings,
+    wire: Wire,
+) -> None:
+    """Collective. Nothing is touched unless the whole checkpoint is good, fits, and is the same on all workers."""
+    Agreement(wire.transport, Plan({"operation": "run.resume", "path": path})).check()
+    snapshot = checkpoint.read(path)
+    state = snapshot.state
+    Agreement(
+        wire.transport,
+        Plan({"operation": "run.resume", "checkpoint": state["step"], "epoch": state["epoch"]}),
+    ).check()
+    _check_fits(models, snapshot, path)
+    _check_told(settings, state, path)
+    _load_models(models, snapshot)
+    stepping.step, stepping.seed = state["step"], state["seed"]
+    if state["num_lanes"] != stepping.assignment.num_lanes:
+        stepping.assignment = Assignment.even(state["num_lanes"], wire.world.size)
+    progress.epoch = state["epoch"]
+    _place_loaders(progress, loaders, stepping, state["loaders"])
+    _unpack_generators(state["generators"], snapshot.tensors)
+
+
+def _check_told(settings: Settings, state: dict[str, Any], path: Path) -> None:
+    told = (
+        ("lanes", settings.lanes_told, settings.assignment.num_lanes, state["num_lanes"]),
+        ("seed", settings.seed_told, settings.seed, state["seed"]),
+    )
+    for name, was_told, ours, theirs in told:
+        if was_told and ours != theirs:
+            raise BadCheckpoint(
+                f"checkpoint {path} belongs to a run with {name} {theirs}, but this run was told {name} {ours}. "
+                f"A resumed run keeps its {name}: leave the option out, or say {theirs}."
+            )
+
+
+def _check_fits(models: Models, snapshot: checkpoint.Snapshot, path: Path) -> None:
+    """Names the first way in which the checkpoint is another model's."""
+    saved = {name.removeprefix("model/"): t for name, t in snapshot.tensors.items() if name.startswith("model/")}
+    here = models.tensors()
+    for name in [*here, *(name for name in saved if name not in here)]:
+        mine, theirs = _form(here.get(name)), _form(saved.get(name))
+        if mine != theirs:
+            raise BadCheckpoint(f"checkpoint {path} is of another model: {name} is {theirs} there and {mine} here")
+    for kind, ours in (("optimizers", models.optimizers), ("tracked", models.tracked)):
+        theirs_kind = snapshot.state[kind]
+        if set(ours) != set(theirs_kind):
+            raise BadCheckpoint(f"checkpoint {path} has {kind} {sorted(theirs_kind)}, this run has {sorted(ours)}")
+    for label, optimizer in models.optimizers.items():
+        groups = unpack(snapshot.state["optimizers"][label], snapshot.tensors)["param_groups"]
+        sizes = [len(group["params"]) for group in groups]
+        if sizes != [len(group["params"]) for group in optimizer.param_groups]:
+            raise BadCheckpoint(f"checkpoint {path}: {label} has parameter groups of {sizes}, another model's")
+
+
+def _form(tensor: torch.Tensor | None) -> str:
+    if tensor is None:
+        return "absent"
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+@torch.no_grad()
+def _load_models(models: Models, snapshot: checkpoint.Snapshot) -> None:
+    for name, tensor in models.tensors().items():
+        tensor.copy_(snapshot.tensors[f"model/{name}"])
+    for label, optimizer in models.optimizers.items():
+        optimizer.load_state_dict(unpack(snapshot.state["optimizers"][label], snapshot.tensors))
+    for name, thing in models.tracked.items():
+        thing.load_state_dict(unpack(snapshot.state["tracked"][name], snapshot.tensors))
+
+
+def _place_loaders(
+    progress: Progress, loaders: Sequence[ShardedLoader], stepping: Stepping, positions: list[list[int]]
+) -> None:
+    progress.waiting = {index: Position(*position) for index, position in enumerate(positions)}
+    for index, loader in enumerate(loaders):
+        loader.rekey(stepping.seed, stepping.assignment.num_lanes)
+        progress.place_loader(index, loader)
+
+
+def _pack_generators(tensors: dict[str, torch.Tensor]) -> Any:
+    now = Generators.now()
+    numpy = None
+    if now.numpy is not None:
+        name, keys, *rest = now.numpy
+        numpy = [name, [int(key) for key in keys], *rest]
+    return pack(
+        {"torch": now.torch_cpu, "cuda": now.torch_cuda, "python": now.python, "numpy": numpy},
+        "generators",
+        tensors,
+    )
+
+
+def _unpack_generators(packed: Any, tensors: dict[str, torch.Tensor]) -> None:
+    saved = unpack(packed, tensors)
+    now = Generators.now()
+    numpy = now.numpy if saved["numpy"] is None else tuple(saved["numpy"])
+    cuda = now.torch_cuda if saved["cuda"] is None else saved["cuda"]
+    Generators(saved["torch"], cuda, saved["python"], numpy).restore()

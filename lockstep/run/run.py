@@ -1,0 +1,321 @@
+"""The run as the user holds it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from lockstep.data import GlobalBatch, ShardedLoader
+from lockstep.errors import BadArgument, LockstepError, Misuse, told_as_lost
+from lockstep.events import Closed, Events, LaneEnded, Said
+from lockstep.gradients.batchnorm import connect
+from lockstep.gradients.buffers import Buffers
+from lockstep.gradients.engine import Engine
+from lockstep.run import active
+from lockstep.run.joining import join
+from lockstep.run.models import Models, RegistrationWatch, Stateful, refuse_new_parameters
+from lockstep.run.resuming import Progress, restore, take_snapshot
+from lockstep.run.settings import Settings
+from lockstep.run.stepping import Stage, Stepping, as_global_batch
+from lockstep.run.totals import total_of
+from lockstep.verify.digest import digest
+from lockstep.wire import Agreement, Plan, Wire
+
+Module = TypeVar("Module", bound=torch.nn.Module)
+
+
+class Run:
+    """One worker's hold on a run; made by `lockstep.start()`. Also a context manager that closes it.
+
+    Everything here is called by every worker, in the same order, unless it says otherwise.
+    """
+
+    def __init__(self, settings: Settings, wire: Wire, events: Events, undo: ExitStack, tracing: bool = False) -> None:
+        self._settings = settings
+        self._undo = undo
+        self._tracing = tracing
+        self._wire = wire
+        self._events = events
+        self._models = Models()
+        self._loaders: list[ShardedLoader] = []
+        self._engine: Engine | None = None
+        self._watch = RegistrationWatch()
+        self._optimizer_hooks: dict[str, Any] = {}
+        self._stepping = Stepping(wire.world.rank, settings.seed, settings.assignment, events)
+        self._progress = Progress()
+        self._closed = False
+        self.failed = False
+
+    # -- who and where --------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This worker's number now, from 0."""
+        return self._wire.world.rank
+
+    @property
+    def size(self) -> int:
+        """How many workers there are now."""
+        return self._wire.world.size
+
+    @property
+    def step(self) -> int:
+        """How many training steps are done."""
+        return self._stepping.step
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under way in `run.epochs`, from 0."""
+        return self._progress.epoch
+
+    @property
+    def lane_count(self) -> int:
+        """How many lanes the run has, on all workers together."""
+        return self._stepping.assignment.num_lanes
+
+    @property
+    def seed(self) -> int:
+        """The seed from which all keys of the run are made."""
+        return self._stepping.seed
+
+    @property
+    def loss(self) -> float | None:
+        """The mean loss of the last step over all lanes, equal on all workers; None unless run.backward told it."""
+        return self._stepping.loss
+
+    # -- setting up -----------------------------------------------------------------------------------------
+
+    def replicate(self, module: Module, *optimizers: Optimizer, **tracked: Stateful) -> Module:
+        """Collective. Makes `module` and its optimizers equal on all workers, trains them together; returns `module`.
+
+        The first worker's values go to all; different models are refused with the difference. What else has a
+        state_dict is given by name (`scheduler=s`) and is saved and resumed too.
+        """
+        self._stepping.refuse_unless_outside("run.replicate")
+        self._models.add(module, optimizers, tracked)
+        with told_as_lost(self.step, "run.replicate"):
+            join(self._models, self._wire)
+        for label, optimizer in self._models.optimizers.items():
+            if label not in self._optimizer_hooks:
+                self._optimizer_hooks[label] = optimizer.register_step_pre_hook(self._before_update)
+        self._make_engine()
+        return module
+
+    def shard(self, loader: "DataLoader[Any]") -> ShardedLoader:
+        """Your DataLoader, read by lanes: its batch_size is the global batch, each worker loads only its own lanes."""
+        sharded = ShardedLoader(
+            loader,
+            seed=self.seed,
+            num_lanes=self.lane_count,
+            lanes=lambda: self._stepping.lanes,
+            index=len(self._loaders),
+            say=lambda text: self._events.emit(Said(text)),
+        )
+        self._progress.place_loader(len(self._loaders), sharded)
+        self._loaders.append(sharded)
+        return sharded
+
+    # -- training -------------------------------------------------------------------------------------------
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Counts epochs from the one a resumed run was in, or from 0, up to `count`."""
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise BadArgument(f"run.epochs takes a number of epochs, 0 or more, not {count!r}")
+        return self._progress.epochs(count, self._loaders)
+
+    def lanes(self, batch: Any, *, train: bool | None = None) -> Iterator[Any]:
+        """This worker's share of a global batch, lane by lane; when exhausted, `p.grad` holds the step's gradient.
+
+        Collective while training. Under `torch.no_grad()` or with the model in eval mode it is an evaluation:
+        nothing is reduced. `train=True` makes it a training step although the model is in eval mode.
+        """
+        self._stepping.refuse_unless_outside("run.lanes")
+        whole = as_global_batch(batch, self._stepping)
+        in_training_mode = any(module.training for module in self._models.modules.values())
+        if train or (train is None and in_training_mode and torch.is_grad_enabled()):
+            return self._training_lanes(whole, counts=True)
+        if in_training_mode and self._ready_engine().has_buffers:
+            # Forward passes in training mode without gradients move BatchNorm's statistics: they are averaged.
+            return self._training_lanes(whole, counts=False)
+        return self._stepping.evaluating(whole)
+
+    def backward(self, loss: torch.Tensor, weight: float | None = None, scaler: Any = None) -> None:
+        """`loss.backward()` for the lane under way, which then counts by `weight` (samples if None) in `run.loss` too.
+
+        With a GradScaler as `scaler` it is `scaler.scale(loss).backward()`, and the loss is told unscaled.
+        """
+        if self._stepping.stage is not Stage.TRAINING or self._engine is None:
+            raise Misuse(
+                f"run.backward {self._stepping.stage.value}: write it inside `for x, y in run.lanes(batch):`, with the "
+                "model in training mode and gradients enabled"
+            )
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise BadArgument(f"run.backward takes a loss with one element, not {_described(loss)}")
+        checked = None if weight is None else _checked_weight(weight)
+        self._engine.tell(loss, checked)
+        if checked is not None:
+            self._stepping.told(checked)
+        (loss if scaler is None else scaler.scale(loss)).backward()
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside may stand outside of run.lanes; their gradients stay this worker's own in `p.grad`.
+
+        The next step's gradient is added to them, so they must be equal on all workers. Inside a lane it marks a
+        backward pass that another one of the same lane follows.
+        """
+        engine = self._ready_engine()
+        engine.paused = True
+        try:
+            yield
+        finally:
+            engine.paused = False
+
+    # -- looking and saving ---------------------------------------------------------------------------------
+
+    def total(self, value: Any) -> Any:
+        """Collective. The sum of `value` over all workers; every worker calls it after its lanes.
+
+        Whole numbers are exact. For floats give a list with one number per lane computed: they are added in
+        lane order, so that the sum has the same bits on any number of workers.
+        """
+        self._stepping.refuse_unless_outside("run.total")
+        with told_as_lost(self.step, "run.total"):
+            return total_of(value, self._stepping.visits, self._wire, self.step)
+
+    def digest(self) -> str:
+        """SHA-256 over parameters, buffers and optimizer state, by name. Any worker may call it alone."""
+        return digest(self.state())
+
+    def state(self) -> dict[str, Any]:
+        """Parameters, buffers and optimizer state by name, as `digest` sees them; not copies."""
+        return self._models.everything()
+
+    def buffer_names(self) -> list[str]:
+        """Which names of `state` are buffers."""
+        return [name for name, _ in self._models.buffers()]
+
+    def print(self, *values: Any, **options: Any) -> None:
+        """Prints once: on worker 0."""
+        if self.rank == 0:
+            print(*values, **options)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Puts a checkpoint at `path`: whole, or the one before stays. Worker 0 writes; the others do nothing."""
+        self._stepping.refuse_unless_outside("run.save")
+        self._refuse_without_model("run.save")
+        if self.rank == 0:
+            take_snapshot(self._models, self._stepping, self._progress, self._loaders, Path(path))
+
+    def resume(self, path: str | os.PathLike[str]) -> int:
+        """Collective. Goes on from the checkpoint at `path`, on any number of workers; returns its step.
+
+        Call it after `replicate`. The lanes and the seed are the checkpoint's.
+        """
+        self._stepping.refuse_unless_outside("run.resume")
+        self._refuse_without_model("run.resume")
+        with told_as_lost(self.step, "run.resume"):
+            restore(
+                self._models,
+                self._stepping,
+                self._progress,
+                self._loaders,
+                Path(path),
+                self._settings,
+                self._wire,
+            )
+        return self.step
+
+    # -- the end --------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Ends the run on this worker and gives back what it holds. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._events.emit(Closed(self.step))
+        for loader in self._loaders:
+            loader.close()
+        self._watch.close()
+        if self._engine is not None:
+            self._engine.close()
+        for hook in self._optimizer_hooks.values():
+            hook.remove()
+        if not self.failed:
+            self._part()
+        self._wire.close()
+        self._undo.close()
+        active.deactivate(self)
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.failed = self.failed or error is not None
+        self.close()
+
+    # -- inside ---------------------------------------------------------------------------------------------
+
+    def _training_lanes(self, batch: GlobalBatch, counts: bool) -> Iterator[Any]:
+        engine = self._ready_engine()
+        if self._watch.noticed:
+            refuse_new_parameters(self._models, engine.named)
+            self._models.check_optimizers_cover_known_parameters()
+            engine.buffers = self._buffers()
+            self._watch.noticed = False
+        if counts and self._settings.stop_after is not None and self.step >= self._settings.stop_after:
+            self.close()
+            raise SystemExit(0)
+        if counts:
+            self._progress.trained_on.add(batch.loader)
+        return self._stepping.training(batch, engine, counts)
+
+    def _make_engine(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        named = self._models.parameters()
+        self._engine = Engine(self._wire, named, self._buffers(), self._settings.bucket_bytes)
+        if self._tracing:
+            self._engine.sight = lambda lane, grads: self._events.emit(LaneEnded(self.step, lane, grads))
+        modules = list(self._models.modules.values())
+        self._stepping.statistics = connect(modules, self._wire.transport)
+        self._watch.noticed = True
+
+    def _buffers(self) -> Buffers:
+        return Buffers(list(self._models.modules.values()), self._models.name_prefixes())
+
+    def _ready_engine(self) -> Engine:
+        self._refuse_without_model("this")
+        assert self._engine is not None
+        return self._engine
+
+    def _refuse_without_model(self, what: str) -> None:
+        if self._engine is None:
+            raise Misuse(f"{what} needs a model: call run.replicate(model, optimizer) first")
+
+    def _before_update(self, *_: Any) -> None:
+        self._stepping.refuse_unless_outside("optimizer.step()")
+
+    def _part(self) -> None:
+        """All workers should end at the same step; one that ends early is named to those that go on."""
+        with suppress(LockstepError):
+            Agreement(self._wire.transport, Plan({"operation": "end of the run", "step": self.step})).check()
+
+
+def _checked_weight(weight: float) -> float:
+    number = float(weight)
+    if not 0 <= number < float("inf"):
+        raise BadArgument(f"a lane's weight must be 0 or a positive number, not {number}")
+    return number
+
+
+def _described(value: Any) -> str:
+    return f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__

@@ -1,0 +1,109 @@
+"""What a run is told, from the script and from the command line, checked and settled once."""
+
+from dataclasses import dataclass
+
+from lockstep.errors import BadArgument
+from lockstep.lanes import Assignment
+from lockstep.run.environment import Overrides
+from lockstep.world import World
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The words of `lockstep.start(...)`."""
+
+    lanes: int | None = None
+    seed: int | None = None
+    exact: bool = True
+    threads: int | None = None
+    assignment: tuple[tuple[int, ...], ...] | None = None
+    bucket_bytes: int | None = None
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        _whole("lanes", self.lanes, at_least=1)
+        _whole("seed", self.seed, at_least=0)
+        _whole("threads", self.threads, at_least=1)
+        _whole("bucket_bytes", self.bucket_bytes, at_least=1)
+        if not isinstance(self.exact, bool):
+            raise BadArgument(f"exact must be True or False, not {self.exact!r}")
+        if not isinstance(self.timeout_s, int | float) or not self.timeout_s > 0:
+            raise BadArgument(f"timeout_s must be a positive number of seconds, not {self.timeout_s!r}")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What holds for this run. `lanes_told` and `seed_told`: someone asked for them by name."""
+
+    assignment: Assignment
+    seed: int
+    threads: int
+    exact: bool
+    timeout_s: float = 600.0
+    bucket_bytes: int | None = None
+    lanes_told: bool = False
+    seed_told: bool = False
+    stop_after: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+def settle(asked: Asked, overrides: Overrides, world: World) -> Settings:
+    """The command line goes over the script; what nobody told has a default, the same on every worker.
+
+    # Note [One thread unless told]
+    # The number of intra-op threads changes the bits of a matrix product, so it must not follow from the number of
+    # workers or cores: it is 1 until someone says otherwise.
+    """
+    lanes = _first(overrides.lanes, asked.lanes)
+    seed = _first(overrides.seed, asked.seed)
+    explicit = _first(overrides.assignment, asked.assignment)
+    return Settings(
+        assignment=_assignment(explicit, lanes, world),
+        seed=0 if seed is None else seed,
+        threads=_first(overrides.threads, asked.threads, overrides.usual_threads) or 1,
+        exact=asked.exact,
+        timeout_s=float(asked.timeout_s),
+        bucket_bytes=asked.bucket_bytes,
+        lanes_told=lanes is not None or explicit is not None,
+        seed_told=seed is not None,
+        stop_after=overrides.stop_after,
+        notes=tuple(_notes(asked, overrides)),
+    )
+
+
+def _assignment(explicit: tuple[tuple[int, ...], ...] | None, lanes: int | None, world: World) -> Assignment:
+    if explicit is None:
+        return Assignment.even(world.size if lanes is None else lanes, world.size)
+    assignment = Assignment.explicit(explicit)
+    if assignment.num_workers != world.size:
+        raise BadArgument(
+            f"the assignment names {assignment.num_workers} workers, but there are {world.size}: "
+            "give one list of lanes for each"
+        )
+    if lanes is not None and assignment.num_lanes != lanes:
+        raise BadArgument(f"the assignment carries {assignment.num_lanes} lanes, but lanes={lanes}")
+    return assignment
+
+
+def _notes(asked: Asked, overrides: Overrides) -> list[str]:
+    notes = []
+    for name in ("lanes", "seed", "threads"):
+        script, line = getattr(asked, name), getattr(overrides, name)
+        if script is not None and line is not None and script != line:
+            notes.append(f"{name} {line} from the command line, not {script} from the script")
+    if not asked.exact:
+        notes.append("exact=False: results may differ from run to run and between numbers of workers")
+    return notes
+
+
+def _first(*values):  # type: ignore[no-untyped-def]
+    return next((value for value in values if value is not None), None)
+
+
+def _whole(name: str, value: object, at_least: int | None = None) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadArgument(f"{name} must be a whole number, not {value!r}")
+    if at_least is not None and value < at_least:
+        raise BadArgument(f"{name} must be at least {at_least}, not {value}")

@@ -1,0 +1,76 @@
+"""Adds up what lanes found, for evaluation: every lane once, in an order that does not depend on the workers."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lockstep.errors import BadArgument
+from lockstep.wire import Agreement, Plan, Wire, exchange
+from lockstep.wire.exchange import exchange_texts
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A lane that this worker computed, in the `loop`-th use of run.lanes."""
+
+    loop: int
+    lane: int
+
+
+def total_of(value: Any, visits: Sequence[Visit], wire: Wire, step: int) -> Any:
+    """Collective. The sum of all workers' values; of a list of per-lane values, the sum in lane order."""
+    kind = _kind(value)
+    Agreement(wire.transport, Plan({"operation": "run.total", "step": step, "kind of value": kind})).check()
+    if isinstance(value, torch.Tensor):
+        return _total_of_tensors(value, wire)
+    if isinstance(value, list | tuple):
+        return _total_of_lanes([_number(item) for item in value], visits, wire)
+    numbers = [json.loads(text) for text in exchange_texts(wire.transport, json.dumps(value))]
+    return math.fsum(numbers) if isinstance(value, float) else sum(numbers)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} tensor {list(value.shape)}"
+    if isinstance(value, list | tuple):
+        return "values by lane"
+    if isinstance(value, int | float):
+        return "float" if isinstance(value, float) else "int"
+    raise BadArgument(f"run.total adds numbers, tensors or a list with one number per lane, not {type(value).__name__}")
+
+
+def _total_of_tensors(value: torch.Tensor, wire: Wire) -> torch.Tensor:
+    flat = value.detach().cpu().contiguous().flatten()
+    flat = flat.long() if flat.dtype == torch.bool else flat
+    if flat.numel() == 0:
+        return value.detach().clone()
+    records = exchange(wire.transport, flat.view(torch.uint8).clone())
+    summed = torch.stack([record.view(flat.dtype) for record in records]).sum(0, dtype=flat.dtype)
+    return summed.view(value.shape).to(value.device)
+
+
+def _total_of_lanes(values: Sequence[float], visits: Sequence[Visit], wire: Wire) -> float:
+    if len(values) > len(visits):
+        raise BadArgument(
+            f"run.total was given {len(values)} values, but this worker has computed {len(visits)} lanes since the "
+            "last training step began: give one value per lane"
+        )
+    places = visits[len(visits) - len(values) :]
+    mine = [[visit.loop, visit.lane, value] for visit, value in zip(places, values, strict=True)]
+    everyone = exchange_texts(wire.transport, json.dumps(mine))
+    total = 0
+    for _, _, value in sorted(entry for text in everyone for entry in json.loads(text)):
+        total += value
+    return total
+
+
+def _number(item: Any) -> float:
+    if isinstance(item, torch.Tensor) and item.numel() == 1:
+        return item.item()
+    if isinstance(item, int | float):
+        return item
+    raise BadArgument(f"run.total takes one number per lane, not {type(item).__name__}")

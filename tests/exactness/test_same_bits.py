@@ -1,0 +1,72 @@
+"""The promise: the same bits on any number of workers, under any assignment of lanes."""
+
+import pytest
+from training import Job, digest_after
+from workers import on_workers
+
+JOBS = {
+    "mlp with adamw": Job(),
+    "mlp with sgd and momentum": Job(optimizer="sgd"),
+    "mlp with adam": Job(optimizer="adam"),
+    "mlp with rmsprop": Job(optimizer="rmsprop"),
+    "convolutional net with batch norm and dropout": Job("conv"),
+    "gpt with tied embeddings": Job("gpt"),
+    "unused and frozen parameters": Job("partly", optimizer="sgd"),
+    "bf16 autocast": Job("gpt", autocast=True),
+    "augmented data": Job("dropout", augment=True),
+    "batches smaller than the number of lanes": Job(batch=5, epochs=2),
+}
+
+
+@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS.keys())
+def test_one_digest_on_1_2_3_and_4_workers(job: Job) -> None:
+    (alone,) = on_workers(1, digest_after, job)
+    assert alone[1] >= 50
+    for num_workers in (2, 3, 4):
+        assert on_workers(num_workers, digest_after, job) == [alone] * num_workers
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [((7, 0, 3), (1, 6), (2, 4, 5)), ((), (0, 2, 4, 6), (1, 3, 5, 7))],
+    ids=["scattered", "one idle"],
+)
+@pytest.mark.parametrize("job", [Job("conv"), Job("partly", optimizer="sgd")], ids=["conv", "partly used"])
+def test_any_assignment_of_lanes_gives_the_same_digest(job: Job, assignment: tuple[tuple[int, ...], ...]) -> None:
+    (alone,) = on_workers(1, digest_after, job)
+    assert on_workers(3, digest_after, job, assignment=assignment) == [alone] * 3
+
+
+def test_more_workers_than_lanes_give_the_same_digest() -> None:
+    (alone,) = on_workers(1, digest_after, Job("conv"), lanes=2)
+    assert on_workers(3, digest_after, Job("conv"), lanes=2) == [alone] * 3
+
+
+def test_loader_processes_do_not_change_the_digest() -> None:
+    quick = Job("dropout", augment=True, epochs=13)
+    with_processes = Job("dropout", augment=True, epochs=13, num_workers=2)
+    (alone,) = on_workers(1, digest_after, quick)
+    assert on_workers(3, digest_after, with_processes) == [alone] * 3
+
+
+def test_bucket_size_does_not_change_the_digest() -> None:
+    (alone,) = on_workers(1, digest_after, Job("gpt"))
+    assert on_workers(3, digest_after, Job("gpt"), bucket_bytes=1024) == [alone] * 3
+
+
+def test_another_seed_gives_another_digest() -> None:
+    first, second = (on_workers(1, _with_seed, seed)[0] for seed in (1, 2))
+    assert first != second
+
+
+def _with_seed(seed: int) -> str:
+    import lockstep
+
+    with lockstep.start(lanes=4, seed=seed) as run:
+        import training
+
+        job = Job("dropout", epochs=1)
+        model, optimizer = training.make(job)
+        run.replicate(model, optimizer)
+        training.train_epochs(run, job, model, optimizer, run.shard(training.loader_of(job)))
+        return run.digest()

@@ -1,0 +1,185 @@
+"""What a failure carries, which one is told, and how."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset
+
+from lockstep.errors import Disagreement, Misuse, WorkerLost
+from lockstep.run import active
+from lockstep.run.launching.failure import (
+    EXITED,
+    KILLED,
+    RAISED,
+    Failure,
+    first_failure,
+    read_report,
+    report_path,
+    write_report,
+)
+from lockstep.run.launching.frames import Frame
+from lockstep.run.launching.telling import render
+
+LOG = Path("runs/mnist-3/worker-2.log")
+LOST = WorkerLost(rank=1, step=4, during="reduce", cause="closed")
+words = st.text(st.characters(codec="utf-8"))
+frames = st.builds(Frame, words, st.integers(0), words, words)
+failures = st.builds(
+    Failure,
+    rank=st.integers(0, 64),
+    step=st.none() | st.integers(0),
+    kind=words,
+    message=words,
+    frames=st.lists(frames, max_size=3).map(tuple),
+    secondary=st.booleans(),
+    time_s=st.floats(0, 1e9),
+    how=st.sampled_from([RAISED, KILLED, EXITED]),
+    pid=st.none() | st.integers(1),
+    traceback=words,
+)
+
+
+def fail(exception: Exception, rank: int = 0, step: int | None = None) -> Failure:
+    with pytest.raises(type(exception)) as caught:
+        raise exception
+    return Failure.of(caught.value, rank, step)
+
+
+@given(failures)
+def test_a_failure_survives_json(failure):
+    assert Failure.from_json(failure.to_json()) == failure
+
+
+def test_a_report_is_read_as_it_was_written(tmp_path):
+    failure = fail(ValueError("bad sample 7"), rank=2, step=412)
+    write_report(failure, tmp_path)
+    assert read_report(tmp_path, 2) == failure
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"frames": [[1]]}'])
+def test_a_damaged_report_counts_as_none(tmp_path, text):
+    report_path(tmp_path, 0).write_text(text)
+    assert read_report(tmp_path, 0) is None
+
+
+def test_a_report_is_plain_json(tmp_path):
+    write_report(fail(ValueError("bad sample 7"), step=3), tmp_path)
+    fields = json.loads((tmp_path / "worker-0.failure.json").read_text())
+    assert (fields["kind"], fields["message"], fields["step"]) == ("ValueError", "bad sample 7", 3)
+
+
+@given(st.lists(failures, min_size=1))
+def test_the_first_failure_is_the_earliest_that_has_its_cause_in_its_own_worker(many):
+    first = first_failure(many)
+    own = [failure for failure in many if not failure.secondary] or many
+    assert first in own
+    assert first.time_s == min(failure.time_s for failure in own)
+
+
+def test_a_lost_worker_is_another_workers_failure():
+    assert fail(LOST).secondary
+
+
+def test_a_lost_worker_behind_another_error_is_still_another_workers_failure():
+    def tidy_up_badly() -> None:
+        try:
+            raise LOST
+        finally:
+            raise KeyError("tidying up failed")
+
+    with pytest.raises(KeyError) as caught:
+        tidy_up_badly()
+    assert Failure.of(caught.value, 0, None).secondary
+
+
+def test_a_disagreement_is_the_failure_of_the_workers_that_disagree():
+    disagreement = Disagreement(what="dtype", here=1, mine="float32", there=2, theirs="float64")
+    assert not fail(disagreement, rank=1).secondary
+    assert fail(disagreement, rank=0).secondary
+
+
+def test_the_frames_are_the_users_and_not_the_librarys():
+    with pytest.raises(ValueError, match="property name") as caught:
+        json.loads("{")
+    failure = Failure.of(caught.value, 0, None)
+    assert [(Path(frame.file).name, frame.source) for frame in failure.frames] == [
+        ("test_failure.py", 'json.loads("{")')
+    ]
+
+
+def test_a_syntax_error_points_at_its_line():
+    with pytest.raises(SyntaxError) as caught:
+        compile("x = 1\ny = = 2\n", "train.py", "exec")
+    assert Failure.of(caught.value, 0, None).frames[-1] == Frame("train.py", 2, "", "y = = 2")
+
+
+class Broken(Dataset):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        raise KeyError(f"bad sample {index}")
+
+
+def test_an_error_in_a_data_loader_process_is_told_as_it_happened_there():
+    batches = iter(DataLoader(Broken(), num_workers=1))
+    with pytest.raises(KeyError) as caught:
+        next(batches)
+    failure = Failure.of(caught.value, 0, None)
+    batches._shutdown_workers()  # else it happens whenever the traceback is collected, in some other test
+    assert (failure.kind, failure.message) == ("KeyError", "'bad sample 0'")
+    assert failure.frames[-1].function == "__getitem__"
+    assert failure.frames[-1].source == 'raise KeyError(f"bad sample {index}")'
+
+
+def failure_with(**fields: object) -> Failure:
+    plain = {"rank": 2, "step": 412, "kind": "ValueError", "message": "bad sample 10442", "frames": ()}
+    return Failure(**{**plain, "secondary": False, "time_s": 0.0, **fields})
+
+
+def test_a_failure_is_told_with_its_place_the_others_and_the_log():
+    frame = Frame(str(Path("train.py").absolute()), 57, "collate", "x = torch.stack(rows)")
+    assert render(failure_with(frames=(frame,)), 3, LOG).splitlines() == [
+        "✗ worker 2 failed at step 412: ValueError: bad sample 10442",
+        "    train.py:57  in collate     x = torch.stack(rows)",
+        "  3 other workers were waiting for it and are fine. Full log: runs/mnist-3/worker-2.log",
+    ]
+
+
+def test_a_worker_alone_has_no_others_to_tell_of():
+    assert render(failure_with(), 0, LOG).endswith("\n  Full log: runs/mnist-3/worker-2.log")
+
+
+def test_workers_that_failed_for_their_own_reasons_are_not_called_fine():
+    told = render(failure_with(), 0, LOG, num_failed_too=3)
+    assert "3 other workers failed too." in told
+    assert "fine" not in told
+
+
+def test_out_of_memory_is_said_where_the_kernel_says_it():
+    killed = failure_with(how=KILLED, kind="SIGKILL", pid=812, step=None, message="out of memory")
+    assert render(killed, 0, LOG).startswith("✗ worker 2 (pid 812) was killed by SIGKILL: out of memory\n")
+
+
+@given(failures, st.integers(0, 9), st.integers(0, 9))
+def test_no_failure_takes_more_than_six_lines(failure, others, too):
+    printable = failure_with(frames=tuple(Frame("f.py", 1, "f", "x") for _ in failure.frames), message=failure.message)
+    assert len(render(printable, others, LOG, num_failed_too=too).splitlines()) <= 6
+
+
+class Run:
+    step = 3
+
+
+def test_a_second_run_in_one_process_is_a_misuse():
+    first, second = Run(), Run()
+    active.activate(first)
+    try:
+        with pytest.raises(Misuse, match="close it first"):
+            active.activate(second)
+    finally:
+        active.deactivate(first)
+    assert active.current() is None

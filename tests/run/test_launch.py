@@ -1,0 +1,375 @@
+"""`lockstep run` with real processes. The scripts are plain Python: the launcher does not care."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import psutil
+import pytest
+
+from lockstep.run.launching.launch import Job, launch
+from lockstep.run.launching.process import await_end
+
+REPOSITORY = Path(__file__).parents[2]
+IMPORTABLE = os.pathsep.join([str(REPOSITORY), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+MARK = "LOCKSTEP_TEST_MARK"
+PREAMBLE = """
+import os, signal, sys
+rank = int(os.environ["RANK"])
+def ready(*pids):
+    with open("ready", "w") as pipe:
+        pipe.write(" ".join(map(str, (os.getpid(), *pids))) + "\\n")
+"""
+
+
+@dataclass
+class Bench:
+    """A folder for scripts, and a way to start `lockstep run` in it. Every process started has its mark."""
+
+    folder: Path
+    mark: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, MARK: self.mark, "PYTHONPATH": IMPORTABLE}
+
+    def start(self, script: str, *options: str, arguments: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+        (self.folder / "train.py").write_text(PREAMBLE + script)
+        return self.command(*options, "train.py", *arguments)
+
+    def command(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "lockstep", "run", *words],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, script: str, *options: str, arguments: tuple[str, ...] = ()) -> tuple[int, str, str]:
+        return finish(self.start(script, *options, arguments=arguments))
+
+    def log(self, rank: int) -> str:
+        return (self.folder / f"runs/train-1/worker-{rank}.log").read_text()
+
+    def await_ready(self, num_workers: int) -> list[int]:
+        """The process ids that the workers hand to `ready`, once all of them have."""
+        # Opened for writing too, so that the pipe does not end between two workers.
+        with open(os.open(self.folder / "ready", os.O_RDWR)) as pipe:
+            return [int(pid) for _ in range(num_workers) for pid in pipe.readline().split()]
+
+    def survivors(self) -> list[int]:
+        return [process.pid for process in psutil.process_iter() if _carries(process, self.mark)]
+
+
+def _carries(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+
+
+def finish(launcher: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = launcher.communicate(timeout=30)
+    return launcher.returncode, out, err
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    os.mkfifo(tmp_path / "ready")
+    bench = Bench(tmp_path, uuid4().hex)
+    yield bench
+    left = bench.survivors()
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, "processes stayed after the launch"
+
+
+def test_a_launch_whose_workers_all_finish_exits_with_0(bench):
+    assert bench.run("", "-n", "3")[0] == 0
+
+
+def test_worker_0_writes_to_the_screen_and_the_others_only_to_their_logs(bench):
+    _, out, _ = bench.run("print('this is', rank)", "-n", "2")
+    assert out == bench.log(0) == "this is 0\n"
+    assert bench.log(1) == "this is 1\n"
+
+
+def test_everything_after_the_script_reaches_it_untouched(bench):
+    _, out, _ = bench.run("print(sys.argv[1:])", arguments=("--help", "-n", "5", "--", "--lanes=x"))
+    assert out == "['--help', '-n', '5', '--', '--lanes=x']\n"
+
+
+def test_a_script_sees_what_python_itself_would_show_it(bench):
+    show = "print(__name__, __file__, os.path.basename(sys.argv[0]), sys.path[0], __spec__)"
+    _, out, _ = bench.run(show)
+    plain = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=bench.folder,
+        env={**bench.environment, "RANK": "0"},
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert out == plain
+
+
+def test_a_module_runs_as_main_with_its_arguments(bench):
+    (bench.folder / "package").mkdir()
+    (bench.folder / "package/train.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    code, out, _ = finish(bench.command("-m", "package.train", "--help"))
+    assert (code, out) == (0, "__main__ ['--help']\n")
+
+
+def test_every_worker_is_told_its_place_and_its_threads(bench):
+    names = ["WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "OMP_NUM_THREADS", "LOCKSTEP_LANES"]
+    names += ["LOCKSTEP_ASSIGNMENT"]
+    bench.run(f"print([os.environ[name] for name in {names}])", "-n", "2", "--lanes", "3", "--assignment", "0,2;1")
+    assert bench.log(1) == "['2', '1', '127.0.0.1', '1', '3', '0,2;1']\n"
+
+
+def test_an_exception_in_one_worker_ends_those_that_wait_for_it(bench):
+    code, _, err = bench.run("if rank == 1: raise ValueError('bad sample 10442')\nsignal.pause()", "-n", "3")
+    assert code == 1
+    assert err.splitlines() == [
+        "✗ worker 1 failed: ValueError: bad sample 10442",
+        "    train.py:7  in <module>     if rank == 1: raise ValueError('bad sample 10442')",
+        "  2 other workers were waiting for it and are fine. Full log: runs/train-1/worker-1.log",
+    ]
+
+
+def test_the_log_has_the_whole_traceback_and_the_screen_does_not(bench):
+    _, out, err = bench.run("print('before')\nraise ValueError('bad sample')")
+    assert "Traceback" not in out + err
+    assert bench.log(0).startswith("before\nTraceback (most recent call last):\n  File ")
+    assert "worker.py" not in bench.log(0)
+
+
+def test_an_error_that_every_worker_makes_is_told_once(bench):
+    meet = """
+if rank:
+    ready()
+else:
+    with open(os.open("ready", os.O_RDWR)) as pipe: pipe.readline(), pipe.readline()
+raise ValueError("the same everywhere")
+"""
+    code, _, err = bench.run(meet, "-n", "3")
+    assert code == 1
+    assert err.count("the same everywhere") == 2  # the message, and the line of the script
+
+
+def test_the_cause_is_told_and_not_the_worker_that_only_noticed_it(bench):
+    script = """
+from lockstep.errors import WorkerLost
+if rank == 0:
+    with open("ready", "w"): pass
+    raise WorkerLost(rank=1, step=3, during="reduce", cause="closed the connection")
+with open("ready"): pass
+raise ValueError("bad sample 7")
+"""
+    code, _, err = bench.run(script, "-n", "2")
+    assert code == 1
+    assert err.startswith("✗ worker 1 failed: ValueError: bad sample 7")
+    assert "1 other worker was waiting for it" in err
+
+
+def test_slow_exit_functions_do_not_hold_up_the_story(bench):
+    began_s = time.monotonic()
+    code, _, _ = bench.run("import atexit; atexit.register(signal.pause)\nraise ValueError", "-n", "2")
+    assert code == 1
+    assert time.monotonic() - began_s < 5
+
+
+def test_exit_functions_of_a_failing_script_run(bench):
+    _, out, _ = bench.run("import atexit; atexit.register(print, 'closed')\nraise ValueError")
+    assert out == "closed\n"
+
+
+def test_the_scripts_own_exit_code_is_told(bench):
+    code, _, err = bench.run("sys.exit(5 if rank == 1 else signal.pause())", "-n", "2")
+    assert code == 1
+    assert err.startswith("✗ worker 1 exited with code 5\n")
+
+
+def test_a_bad_environment_exits_with_3(bench):
+    code, _, _ = bench.run("from lockstep.errors import BadEnvironment\nraise BadEnvironment('no port')")
+    assert code == 3
+
+
+def test_a_killed_worker_is_named_with_its_signal(bench):
+    code, _, err = bench.run("os.kill(os.getpid(), 9) if rank == 1 else signal.pause()", "-n", "2")
+    assert code == 4
+    assert err.startswith("✗ worker 1 (pid ")
+    assert ") was killed by SIGKILL" in err.splitlines()[0]
+    assert "memory" in err
+
+
+def test_a_worker_that_ends_early_is_no_failure(bench):
+    script = """
+import select
+if rank == 1:
+    ready()
+else:
+    with open("ready") as pipe: peer = os.pidfd_open(int(pipe.readline()))
+    poll = select.poll(); poll.register(peer); poll.poll()
+    print("went on")
+"""
+    code, out, _ = bench.run(script, "-n", "2")
+    assert (code, out) == (0, "went on\n")
+
+
+def test_a_child_that_the_script_forked_does_not_speak_for_the_worker(bench):
+    code, _, err = bench.run("if os.fork() == 0: raise ValueError\nos.wait()")
+    assert (code, err) == (0, "")
+
+
+def test_children_left_behind_by_a_finished_worker_are_ended(bench):
+    code, _, _ = bench.run("import subprocess; subprocess.Popen(['sleep', '1000'])", "-n", "2")
+    assert code == 0
+    assert bench.survivors() == []
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_child_processes_of_every_kind_find_the_functions_of_the_script(bench, method):
+    script = f"""
+import multiprocessing
+def double(queue): queue.put(2 * 21)
+if __name__ == "__main__":
+    context = multiprocessing.get_context("{method}")
+    queue = context.SimpleQueue()
+    child = context.Process(target=double, args=(queue,))
+    child.start(); print(queue.get()); child.join()
+"""
+    code, out, _ = bench.run(script)
+    assert (code, out) == (0, "42\n")
+
+
+def test_when_the_launcher_is_killed_nothing_is_left_within_a_second(bench):
+    script = """
+import multiprocessing, subprocess
+child = multiprocessing.get_context("fork").Process(target=signal.pause, daemon=True)
+child.start()
+ready(child.pid, subprocess.Popen(["sleep", "1000"]).pid)
+signal.pause()
+"""
+    launcher = bench.start(script, "-n", "2")
+    pids = bench.await_ready(2)
+    launcher.kill()
+    assert await_end(pids, within_s=1.0)
+    assert len(pids) == 6
+    finish(launcher)
+    await_end(bench.survivors(), within_s=1.0)  # the guard, once it has done its work
+
+
+def test_the_first_ctrl_c_lets_finally_blocks_run(bench):
+    launcher = bench.start("try: ready(); signal.pause()\nfinally: print('tidied up')", "-n", "2")
+    bench.await_ready(2)
+    launcher.send_signal(signal.SIGINT)
+    code, out, err = finish(launcher)
+    assert (code, out) == (130, "tidied up\n")
+    assert err == "✗ stopped by Ctrl-C; all 2 workers have ended. Logs: runs/train-1\n"
+    assert bench.log(1) == "tidied up\n"
+
+
+def test_a_worker_deaf_to_ctrl_c_is_gone_in_three_seconds(bench):
+    deaf = "signal.signal(signal.SIGINT, signal.SIG_IGN)\nready()\nwhile True: signal.pause()"
+    launcher = bench.start(deaf, "-n", "2")
+    bench.await_ready(2)
+    began_s = time.monotonic()
+    launcher.send_signal(signal.SIGINT)
+    assert finish(launcher)[0] == 130
+    assert time.monotonic() - began_s < 3
+
+
+def test_the_second_ctrl_c_ends_everything_at_once(bench):
+    slow = "signal.signal(signal.SIGINT, lambda *_: print('saving'))\nready()\nwhile True: signal.pause()"
+    launcher = bench.start(slow)
+    bench.await_ready(1)
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.stdout.readline() == "saving\n"
+    began_s = time.monotonic()
+    launcher.send_signal(signal.SIGINT)
+    assert finish(launcher)[0] == 130
+    assert time.monotonic() - began_s < 1
+
+
+def test_sigterm_reaches_the_workers_and_exits_with_143(bench):
+    script = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(print('saved')))\nready()\nsignal.pause()"
+    launcher = bench.start(script)
+    bench.await_ready(1)
+    launcher.terminate()
+    code, out, _ = finish(launcher)
+    assert (code, out) == (143, "saved\n")
+
+
+def test_a_missing_script_is_refused_before_anything_starts(bench):
+    (bench.folder / "train.py").write_text("")
+    code, _, err = finish(bench.command("-n", "4", "trian.py"))
+    assert (code, err) == (2, "✗ there is no script trian.py; did you mean train.py?\n")
+    assert not (bench.folder / "runs").exists()
+
+
+def test_a_missing_module_is_refused_before_anything_starts(bench):
+    code, _, err = finish(bench.command("-m", "no_such_package.train"))
+    assert code == 2
+    assert "there is no module no_such_package.train" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "allowed"),
+    [
+        (("-n", "0"), "a whole number, 1 or more"),
+        (("--threads", "two"), "a whole number, 1 or more"),
+        (("--seed", "-1"), "a whole number, 0 or more"),
+        (("--assignment", "0,1;x"), "it looks like"),
+        (("--assignment", "0,2"), "every lane 0..V-1 exactly once"),
+        (("--assignment", "0;1"), "names 2 workers, but --workers is 1"),
+        (("--assignment", "0,1", "--lanes", "3"), "carries 2 lanes, but --lanes is 3"),
+    ],
+)
+def test_a_bad_option_exits_with_2_and_says_what_is_allowed(bench, options, allowed):
+    code, _, err = bench.run("", *options)
+    assert code == 2
+    assert allowed in err
+
+
+def test_a_report_from_an_earlier_launch_is_not_taken_for_a_new_failure(bench):
+    bench.run("raise ValueError('yesterday')", "--run-dir", "mine")
+    code, _, err = bench.run("sys.exit(1)", "--run-dir", "mine")
+    assert code == 1
+    assert "yesterday" not in err
+
+
+def test_a_launch_gives_back_the_signal_handlers_it_found(bench):
+    before = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)]
+    (bench.folder / "train.py").write_text("print('done')")
+    shown: list[bytes] = []
+    job = Job(
+        program=str(bench.folder / "train.py"),
+        run_dir=bench.folder,
+        environment={MARK: bench.mark, "PYTHONPATH": IMPORTABLE},
+    )
+    outcome = launch(job, show=shown.append, say=print)
+    assert (outcome.exit_code, b"".join(shown)) == (0, b"done\n")
+    assert [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_help_and_the_launcher_do_without_torch_and_rich():
+    check = (
+        "import sys, lockstep.cli.main, lockstep.cli.run, lockstep.run.launching.launch, lockstep.run.launching.worker;"
+        "print({'torch', 'rich'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", check], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.stdout == "set()\n"
+
+
+def test_help_lists_the_commands():
+    done = subprocess.run([sys.executable, "-m", "lockstep", "--help"], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert all(name in done.stdout for name in ("run", "verify", "bench", "demo"))

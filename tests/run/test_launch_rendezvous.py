@@ -1,0 +1,102 @@
+"""Where workers meet, with real stores."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lockstep.errors import BadEnvironment
+from lockstep.run.environments.place import Place
+from lockstep.run.rendezvous import open_store
+from lockstep.world import World
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def listener() -> socket.socket:
+    return socket.create_server(("127.0.0.1", 0))
+
+
+def free_port() -> int:
+    with listener() as taken:
+        return int(taken.getsockname()[1])
+
+
+def listening_addresses() -> set[str]:
+    connections = psutil.Process().net_connections("tcp")
+    return {connection.laddr.ip for connection in connections if connection.status == psutil.CONN_LISTEN}
+
+
+def place(rank: int, port: int, listen_fd: int | None = None) -> Place:
+    return Place("lockstep run", World(rank, 2, rank, 2), "127.0.0.1", port, listen_fd)
+
+
+def test_workers_meet_at_the_socket_that_worker_0_inherits():
+    with listener() as inherited:
+        port = inherited.getsockname()[1]
+        host = open_store(place(0, port, inherited.detach()), 10)
+    open_store(place(1, port), 10).set("word", "spoken")
+    assert host.get("word") == b"spoken"
+
+
+@pytest.mark.parametrize("inherits", [True, False])
+def test_on_one_host_nothing_listens_outside_loopback(inherits):
+    if inherits:
+        inherited = listener()
+        store = open_store(place(0, inherited.getsockname()[1], inherited.detach()), 10)
+    else:
+        store = open_store(place(0, free_port()), 10)
+    assert listening_addresses() == {"127.0.0.1"}
+    del store
+
+
+def test_alone_there_is_a_store_and_no_socket_at_all():
+    store = open_store(Place("alone", World(0, 1), "127.0.0.1", 0), 10)
+    store.set("word", "spoken")
+    assert store.get("word") == b"spoken"
+    assert listening_addresses() == set()
+
+
+def test_under_an_agent_every_worker_is_a_client_of_its_store():
+    agent = open_store(place(0, port := free_port()), 10)
+    zero, one = (
+        open_store(Place("torchrun", World(rank, 2, rank, 2), "127.0.0.1", port, agent_store=True), 10)
+        for rank in range(2)
+    )
+    zero.set("word", "spoken")
+    assert one.get("word") == b"spoken"
+    del agent
+
+
+def test_a_port_in_use_is_a_bad_environment():
+    with listener() as taken, pytest.raises(BadEnvironment, match="Set MASTER_PORT to a free port"):
+        open_store(place(0, taken.getsockname()[1]), 10)
+
+
+def test_a_worker_0_that_never_comes_is_a_bad_environment():
+    with pytest.raises(BadEnvironment, match=r"worker 1 found worker 0 not at 127\.0\.0\.1"):
+        open_store(place(1, free_port()), 0.2)
+
+
+def test_workers_of_lockstep_run_meet(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import os\n"
+        "from lockstep.run.environment import find_place\n"
+        "from lockstep.run.rendezvous import open_store\n"
+        "place = find_place(os.environ)\n"
+        "store = open_store(place, 60)\n"
+        "store.set(f'from {place.world.rank}', 'here')\n"
+        "print(store.get(f'from {1 - place.world.rank}'))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep", "run", "-n", "2", "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "b'here'\n")

@@ -1,0 +1,393 @@
+"""Wrong use: each a sentence that says what is wrong and what to write, with nothing half applied."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from workers import outcomes
+
+import lockstep
+from lockstep.errors import BadArgument, BadCheckpoint, CannotCut, Misuse
+
+X, Y = torch.randn(12, 4), torch.randint(0, 3, (12,))
+
+
+@pytest.fixture
+def run() -> Iterator[lockstep.Run]:
+    with lockstep.start(lanes=3) as started:
+        yield started
+
+
+def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(4, 3)
+    return model, torch.optim.SGD(model.parameters(), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lanes": 0}, "lanes must be at least 1, not 0"),
+        ({"lanes": -2}, "lanes must be at least 1, not -2"),
+        ({"lanes": 2.5}, "lanes must be a whole number"),
+        ({"lanes": True}, "lanes must be a whole number"),
+        ({"seed": "x"}, "seed must be a whole number"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"threads": 0}, "threads must be at least 1"),
+        ({"exact": "yes"}, "exact must be True or False"),
+        ({"timeout_s": -1}, "timeout_s must be a positive number"),
+        ({"assignment": [[0, 1], [2]]}, "names 2 workers, but there are 1"),
+        ({"assignment": [[0, 2]]}, "exactly once"),
+        ({"assignment": 5}, "a list of lanes for each worker"),
+        ({"assignment": [[0, 1]], "lanes": 3}, "carries 2 lanes, but lanes=3"),
+    ],
+)
+def test_a_wrong_option_of_start_is_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadArgument, match=words):
+        lockstep.start(**options)
+
+
+def test_a_second_start_says_to_use_the_first(run: lockstep.Run) -> None:
+    with pytest.raises(Misuse, match=r"already called.*run\.close\(\)"):
+        lockstep.start()
+
+
+def test_a_new_start_after_close_is_fine() -> None:
+    lockstep.start(lanes=2).close()
+    lockstep.start(lanes=4).close()
+
+
+def test_a_model_without_parameters_is_refused(run: lockstep.Run) -> None:
+    with pytest.raises(BadArgument, match="ReLU has no parameters"):
+        run.replicate(nn.ReLU())
+
+
+def test_something_that_is_no_module_is_refused(run: lockstep.Run) -> None:
+    with pytest.raises(BadArgument, match=r"takes a torch\.nn\.Module"):
+        run.replicate(torch.zeros(3))  # type: ignore[type-var]
+
+
+def test_a_scheduler_given_by_position_says_to_give_it_by_name(run: lockstep.Run) -> None:
+    model, optimizer = parts()
+    with pytest.raises(BadArgument, match="scheduler=s"):
+        run.replicate(model, torch.optim.lr_scheduler.StepLR(optimizer, 1))  # type: ignore[arg-type]
+
+
+def test_a_tracked_thing_without_state_is_refused(run: lockstep.Run) -> None:
+    with pytest.raises(BadArgument, match="has no state_dict"):
+        run.replicate(nn.Linear(1, 1), thing=3)  # type: ignore[arg-type]
+
+
+def test_a_batch_that_cannot_be_cut_says_why(run: lockstep.Run) -> None:
+    run.replicate(*parts())
+    with pytest.raises(CannotCut, match=r'batch\["mode"\]'):
+        run.lanes({"x": X, "mode": "train"})
+
+
+def test_an_empty_batch_is_refused(run: lockstep.Run) -> None:
+    run.replicate(*parts())
+    with pytest.raises(BadArgument, match="no samples"):
+        run.lanes(X[:0])
+
+
+def test_leaving_the_lanes_by_break_stops_the_optimizer(run: lockstep.Run) -> None:
+    model, optimizer = parts()
+    run.replicate(model, optimizer)
+    before = model.weight.detach().clone()
+    for x, y in run.lanes((X, Y)):
+        F.cross_entropy(model(x), y).backward()
+        break
+    with pytest.raises(Misuse, match=r"optimizer\.step\(\) after run\.lanes was left by break"):
+        optimizer.step()
+    assert torch.equal(model.weight, before)
+
+
+def test_leaving_the_lanes_by_break_stops_the_next_lanes(run: lockstep.Run) -> None:
+    model, optimizer = parts()
+    run.replicate(model, optimizer)
+    for _ in run.lanes((X, Y)):
+        break
+    with pytest.raises(Misuse, match=r"run\.lanes after run\.lanes was left by break"):
+        run.lanes((X, Y))
+
+
+def test_an_optimizer_step_inside_the_lanes_is_refused_before_it_does_anything(run: lockstep.Run) -> None:
+    model, optimizer = parts()
+    run.replicate(model, optimizer)
+    before = model.weight.detach().clone()
+    with pytest.raises(Misuse, match=r"optimizer\.step\(\) inside of run\.lanes"):
+        for x, y in run.lanes((X, Y)):
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("what", ["lanes", "total", "save", "replicate"])
+def test_calls_that_belong_outside_are_refused_inside_the_lanes(run: lockstep.Run, what: str) -> None:
+    run.replicate(*parts())
+    calls = {
+        "lanes": lambda: run.lanes((X, Y)),
+        "total": lambda: run.total(1),
+        "save": lambda: run.save("never"),
+        "replicate": lambda: run.replicate(nn.Linear(1, 1)),
+    }
+    with pytest.raises(Misuse, match=rf"run\.{what} inside of run\.lanes"):
+        for _ in run.lanes((X, Y)):
+            calls[what]()
+
+
+def test_a_backward_outside_of_the_lanes_says_what_to_write(run: lockstep.Run) -> None:
+    model, optimizer = parts()
+    run.replicate(model, optimizer)
+    with pytest.raises(Misuse, match=r"for x, y in run\.lanes\(batch\).*run\.no_sync\(\)"):
+        F.cross_entropy(model(X), Y).backward()
+
+
+def test_a_backward_outside_of_the_lanes_is_noticed_after_training_steps_too(run: lockstep.Run) -> None:
+    model, optimizer = parts()
+    run.replicate(model, optimizer)
+    for x, y in run.lanes((X, Y)):
+        F.cross_entropy(model(x), y).backward()
+    with pytest.raises(Misuse, match="outside of the lanes"):
+        F.cross_entropy(model(X), Y).backward()
+
+
+def test_a_backward_in_an_evaluation_is_refused(run: lockstep.Run) -> None:
+    model, optimizer = parts()
+    run.replicate(model, optimizer)
+    model.eval()
+    with pytest.raises(Misuse, match="train=True"):
+        for x, y in run.lanes((X, Y)):
+            F.cross_entropy(model(x), y).backward()
+
+
+def test_training_in_eval_mode_is_possible_when_asked_for(run: lockstep.Run) -> None:
+    model, optimizer = parts()
+    run.replicate(model, optimizer)
+    model.eval()
+    for x, y in run.lanes((X, Y), train=True):
+        F.cross_entropy(model(x), y).backward()
+    assert run.step == 1
+    assert model.weight.grad is not None
+
+
+def test_run_backward_outside_of_the_lanes_is_refused(run: lockstep.Run) -> None:
+    model, optimizer = parts()
+    run.replicate(model, optimizer)
+    with pytest.raises(Misuse, match=r"run\.backward outside of run\.lanes"):
+        run.backward(F.cross_entropy(model(X), Y))
+
+
+def test_a_loss_that_is_no_single_number_is_refused(run: lockstep.Run) -> None:
+    model, optimizer = parts()
+    run.replicate(model, optimizer)
+    with pytest.raises(BadArgument, match=r"one element, not a tensor \[4, 3\]"):
+        for x, _ in run.lanes((X, Y)):
+            run.backward(model(x))
+
+
+def test_parameters_added_after_replicate_are_named(run: lockstep.Run) -> None:
+    model = nn.Sequential(nn.Linear(4, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    run.replicate(model, optimizer)
+    model.append(nn.Linear(3, 3))
+    with pytest.raises(
+        Misuse, match=r"added after run\.replicate: 1\.weight, 1\.bias.*replicate\(model, optimizer\) again"
+    ):
+        run.lanes((X, Y))
+
+
+def test_replicating_again_after_a_change_is_fine(run: lockstep.Run) -> None:
+    model = nn.Sequential(nn.Linear(4, 3))
+    run.replicate(model)
+    model.append(nn.Linear(3, 3))
+    run.replicate(model, torch.optim.SGD(model.parameters(), 0.1))
+    for x, y in run.lanes((X, Y)):
+        F.cross_entropy(model(x), y).backward()
+    assert model[1].weight.grad is not None
+
+
+def test_an_optimizer_of_a_model_that_was_not_replicated_is_noticed(run: lockstep.Run) -> None:
+    _, optimizer = parts()
+    run.replicate(nn.Linear(4, 3), optimizer)
+    with pytest.raises(Misuse, match="belong to no replicated model"):
+        run.lanes((X, Y))
+
+
+def test_run_needs_a_model_before_it_can_train_or_save(run: lockstep.Run) -> None:
+    with pytest.raises(Misuse, match=r"call run\.replicate"):
+        run.save("never")
+
+
+def test_shard_refuses_what_is_no_loader(run: lockstep.Run) -> None:
+    with pytest.raises(BadArgument, match=r"takes a torch DataLoader.*run\.lanes\(batch\)"):
+        run.shard([1, 2, 3])  # type: ignore[arg-type]
+
+
+def test_shard_refuses_a_distributed_sampler(run: lockstep.Run) -> None:
+    data = TensorDataset(X)
+    with pytest.raises(BadArgument, match="DistributedSampler"):
+        run.shard(DataLoader(data, sampler=DistributedSampler(data, 2, 0)))
+
+
+@pytest.mark.parametrize("count", [-1, 1.5, True])
+def test_a_wrong_number_of_epochs_is_refused(run: lockstep.Run, count: Any) -> None:
+    with pytest.raises(BadArgument, match="number of epochs"):
+        run.epochs(count)
+
+
+def test_a_total_of_something_that_cannot_be_added_is_refused(run: lockstep.Run) -> None:
+    with pytest.raises(BadArgument, match="adds numbers, tensors or a list"):
+        run.total("three")
+
+
+def test_a_missing_checkpoint_is_named(run: lockstep.Run, tmp_path: Path) -> None:
+    run.replicate(*parts())
+    run.save(tmp_path / "epoch-3")
+    with pytest.raises(BadCheckpoint, match=r"no checkpoint at .*epoch-4; checkpoints in .*: epoch-3"):
+        run.resume(tmp_path / "epoch-4")
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_nothing_is_loaded(run: lockstep.Run, tmp_path: Path) -> None:
+    model, optimizer = parts()
+    run.replicate(model, optimizer)
+    run.save(tmp_path / "c")
+    run.close()
+    with lockstep.start(lanes=3) as second:
+        other = nn.Linear(4, 2)
+        before = other.weight.detach().clone()
+        second.replicate(other, torch.optim.SGD(other.parameters(), 0.1))
+        with pytest.raises(
+            BadCheckpoint, match=r"another model: weight is float32 \[3, 4\] there and float32 \[2, 4\] here"
+        ):
+            second.resume(tmp_path / "c")
+        assert torch.equal(other.weight, before)
+        assert second.step == 0
+
+
+def test_a_checkpoint_with_other_lanes_than_told_is_refused(tmp_path: Path) -> None:
+    with lockstep.start(lanes=3) as run:
+        run.replicate(*parts())
+        run.save(tmp_path / "c")
+    with lockstep.start(lanes=4) as run:
+        run.replicate(*parts())
+        with pytest.raises(BadCheckpoint, match="a run with lanes 3, but this run was told lanes 4"):
+            run.resume(tmp_path / "c")
+
+
+def test_save_does_not_overwrite_a_folder_that_is_no_checkpoint(run: lockstep.Run, tmp_path: Path) -> None:
+    run.replicate(*parts())
+    (tmp_path / "precious").mkdir()
+    with pytest.raises(BadArgument, match="is not a checkpoint"):
+        run.save(tmp_path / "precious")
+
+
+# -- several workers: all end, at once, with a name --------------------------------------------------------
+
+
+def _different_models() -> None:
+    run = lockstep.start()
+    run.replicate(nn.Linear(4, 3 if run.rank == 0 else 2))
+
+
+def test_different_models_are_refused_with_the_difference() -> None:
+    found = outcomes(2, _different_models)
+    assert [outcome.error for outcome in found] == ["Disagreement"] * 2
+    assert "parameter weight: worker 0 has float32 [3, 4], worker 1 has float32 [2, 4]" in found[0].message
+
+
+def _different_settings() -> None:
+    import os
+
+    lockstep.start(seed=int(os.environ["RANK"]))
+
+
+def test_different_settings_are_refused_at_the_start() -> None:
+    found = outcomes(2, _different_settings)
+    assert "disagree on seed: worker 0 has 0, worker 1 has 1" in found[0].message
+
+
+def _different_batches() -> None:
+    run = lockstep.start()
+    model, optimizer = parts()
+    run.replicate(model, optimizer)
+    for _ in range(3):
+        batch = (X, Y) if run.step < 2 or run.rank == 0 else (X[:7], Y[:7])
+        for x, y in run.lanes(batch):
+            F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def test_different_batches_are_a_named_error_and_not_a_wrong_sum() -> None:
+    found = outcomes(2, _different_batches)
+    assert [outcome.error for outcome in found] == ["Disagreement"] * 2
+    assert "samples in the global batch: worker 0 has 12, worker 1 has 7" in found[0].message
+
+
+def _different_operations() -> None:
+    run = lockstep.start()
+    model, optimizer = parts()
+    run.replicate(model, optimizer)
+    if run.rank == 0:
+        run.total(1)
+    else:
+        for x, y in run.lanes((X, Y)):
+            F.cross_entropy(model(x), y).backward()
+
+
+def test_different_operations_are_a_named_error_and_not_a_hang() -> None:
+    found = outcomes(2, _different_operations)
+    assert [outcome.error for outcome in found] == ["Disagreement"] * 2
+    assert "operation: worker 0 has run.total, worker 1 has training step" in found[0].message
+
+
+def _one_ends_early() -> None:
+    run = lockstep.start()
+    model, optimizer = parts()
+    run.replicate(model, optimizer)
+    for _ in range(2 if run.rank == 0 else 1):
+        for x, y in run.lanes((X, Y)):
+            F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def test_a_worker_that_ends_early_is_named_to_those_that_go_on() -> None:
+    found = outcomes(2, _one_ends_early)
+    assert found[0].error == "Disagreement"
+    assert "worker 0 has training step, worker 1 has end of the run" in found[0].message
+    assert found[1].error is None
+
+
+def _raises_on_one() -> None:
+    run = lockstep.start()
+    model, optimizer = parts()
+    run.replicate(model, optimizer)
+    for x, y in run.lanes((X, Y)):
+        if run.rank == 1:
+            raise ValueError("bad sample")
+        F.cross_entropy(model(x), y).backward()
+
+
+def test_when_one_worker_raises_the_others_learn_who_was_lost() -> None:
+    found = outcomes(3, _raises_on_one)
+    assert [outcome.error for outcome in found] == ["WorkerLost", "ValueError", "WorkerLost"]
+    assert "worker 1 was lost" in found[0].message
+
+
+def _requires_grad_differs() -> None:
+    run = lockstep.start()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    run.replicate(model)
+    model[0].requires_grad_(run.rank == 0)
+    for x, y in run.lanes((X, Y)):
+        F.cross_entropy(model(x), y).backward()
+
+
+def test_parameters_frozen_on_one_worker_only_are_named() -> None:
+    found = outcomes(2, _requires_grad_differs)
+    assert [outcome.error for outcome in found] == ["Disagreement"] * 2
+    assert "gradient of 0.bias: worker 0 has float32 [4] in bucket 0, worker 1 has nothing" in found[0].message

@@ -1,0 +1,46 @@
+"""Who decides: the command line, the script, the environment, the default."""
+
+import pytest
+
+from lockstep.errors import BadArgument
+from lockstep.lanes import Assignment
+from lockstep.run.environment import Overrides
+from lockstep.run.settings import Asked, settle
+from lockstep.world import World
+
+TWO = World(0, 2, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("line", "script", "openmp", "expected"),
+    [(4, 3, 2, 4), (None, 3, 2, 3), (None, None, 2, 2), (None, None, None, 1)],
+)
+def test_threads_come_from_the_line_then_the_script_then_openmp(
+    line: int | None, script: int | None, openmp: int | None, expected: int
+) -> None:
+    overrides = Overrides(threads=line, usual_threads=openmp)
+    assert settle(Asked(threads=script), overrides, TWO).threads == expected
+
+
+def test_without_a_word_on_lanes_there_are_as_many_as_workers() -> None:
+    settings = settle(Asked(), Overrides(), TWO)
+    assert settings.assignment == Assignment.even(2, 2)
+    assert not settings.lanes_told
+
+
+def test_what_the_command_line_sets_goes_over_the_script_and_is_noted() -> None:
+    settings = settle(Asked(lanes=8, seed=1), Overrides(lanes=4, seed=7), TWO)
+    assert (settings.assignment.num_lanes, settings.seed) == (4, 7)
+    assert settings.notes == (
+        "lanes 4 from the command line, not 8 from the script",
+        "seed 7 from the command line, not 1 from the script",
+    )
+
+
+def test_an_explicit_assignment_counts_as_a_word_on_lanes() -> None:
+    assert settle(Asked(assignment=((0, 2), (1,))), Overrides(), TWO).lanes_told
+
+
+def test_an_assignment_for_another_number_of_workers_is_refused() -> None:
+    with pytest.raises(BadArgument, match="names 3 workers, but there are 2"):
+        settle(Asked(assignment=((0,), (1,), (2,))), Overrides(), TWO)
