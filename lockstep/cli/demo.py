@@ -1,0 +1,60 @@
+"""`lockstep demo`: see it work, from nothing, in about a minute."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from lockstep.cli.run import Whole
+from lockstep.programs.demo.recipe import Recipe
+from lockstep.programs.demo.report import as_json, show_report, write_report
+from lockstep.programs.demo.show import DidNotFinish, demonstrate
+
+CTRL_C = 130
+
+
+class Counts(click.ParamType):  # type: ignore[type-arg]
+    """Numbers of workers: "1,2,3"."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        words = [word.strip() for word in str(value).split(",")]
+        if not all(word.isascii() and word.isdigit() for word in words):
+            self.fail(f'{value!r} is not allowed: give numbers of workers, such as "1,2,3"', param, ctx)
+        return tuple(map(int, words))
+
+
+@click.command(name="demo")
+@click.option("--steps", type=Whole(1), default=Recipe.steps, show_default=True, help="Steps of training in each run.")
+@click.option("--workers", type=Counts(), default="1,2,3", show_default=True, help="How many workers, run after run.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default="demo-report",
+    show_default=True,
+    help="Folder for the report.",
+)
+@click.option("--json", "wants_json", is_flag=True, help="One JSON object on stdout; progress on stderr.")
+def command(steps: int, workers: tuple[int, ...], out: Path, wants_json: bool) -> None:
+    """Train one small GPT on one, two and three workers, and see that it is the same model to the last bit.
+
+    It learns the text of Python's own standard library: nothing is downloaded.
+    """
+    console = Console(stderr=wants_json)
+    try:
+        demo = demonstrate(replace(Recipe(), steps=steps), workers, out, console)
+    except DidNotFinish as end:
+        sys.exit(end.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(CTRL_C)
+    report = write_report(demo, out)
+    show_report(demo, console)
+    console.print(f"Report: {report}", markup=False, highlight=False, soft_wrap=True)
+    if wants_json:
+        click.echo(json.dumps(as_json(demo)))
+    sys.exit(0 if demo.verdict.equal else 1)

@@ -1,0 +1,78 @@
+"""`lockstep verify`: the same script on several numbers of workers, compared step by step."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lockstep.cli.run import Whole, check_module, check_script, make_folder
+
+MOST_DIGITS = 4
+
+
+class Counts(click.ParamType):  # type: ignore[type-arg]
+    """Numbers of workers: "1,2,3", "1-4", or both mixed; each once, in the order given."""
+
+    name = "counts"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        counts = tuple(dict.fromkeys(n for part in value.split(",") for n in self._span(part.strip(), param, ctx)))
+        if counts == (1,):
+            self.fail("1 alone leaves nothing to compare: give several numbers of workers, such as 1,2", param, ctx)
+        return counts
+
+    def _span(self, part: str, param: click.Parameter | None, ctx: click.Context | None) -> range:
+        first, dash, last = (end.strip() for end in part.partition("-"))
+        ends = [first, last] if dash else [first, first]
+        whole = all(end.isascii() and end.isdigit() and len(end) <= MOST_DIGITS for end in ends)
+        if not whole or not 1 <= int(ends[0]) <= int(ends[1]):
+            self.fail(f"{part!r} is not a number of workers: write 1,2,3 or 1-4", param, ctx)
+        return range(int(ends[0]), int(ends[1]) + 1)
+
+
+@click.command(name="verify", context_settings={"allow_interspersed_args": False})
+@click.option(
+    "-n",
+    "--workers",
+    "counts",
+    type=Counts(),
+    default="1,2,3,4",
+    show_default=True,
+    help="Numbers of workers to compare, such as 1,2,3 or 1-4.",
+)
+@click.option(
+    "--lanes",
+    type=Whole(1),
+    default=8,
+    show_default=True,
+    help="Lanes of every run, over the script's own word.",
+)
+@click.option("--steps", type=Whole(1), help="Stop each run after this many steps.  [default: all of the script's]")
+@click.option("--seed", type=Whole(0), help="Seed of every run, over the script's own word.")
+@click.option("--threads", type=Whole(1), default=1, show_default=True, help="Threads per worker.")
+@click.option(
+    "--distance/--no-distance",
+    default=True,
+    show_default=True,
+    help="Measure the distance to one lane on one worker too.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Folder for logs and traces.  [default: runs/NAME-K]")
+@click.option("-m", "module", is_flag=True, help="PROGRAM is a module, as in python -m.")
+@click.argument("program", metavar="PROGRAM")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(as_json: bool, run_dir: Path | None, program: str, module: bool, **options: Any) -> None:
+    """Run PROGRAM, a training script, on several numbers of workers and compare the bits after every step.
+
+    Everything after PROGRAM is the program's own; what it prints goes to logs. Exit code 0: all the same.
+    """
+    from lockstep.programs.verification.screen import present
+    from lockstep.programs.verification.verify import Request
+
+    (check_module if module else check_script)(program)
+    folder = make_folder(run_dir, f"verify-{Path(program).stem}")
+    request = Request(program=program, module=module, folder=folder, **options)
+    sys.exit(present(request, as_json))

@@ -1,0 +1,1 @@
+"""Whole programs built on lockstep, which the commands start: the benchmark, the demo, the verification."""

@@ -1,0 +1,134 @@
+"""Draws loss curves as an SVG picture. Pure: numbers in, text out."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape
+
+WIDTH, HEIGHT = 760, 430
+LEFT, RIGHT, TOP, BOTTOM = 64, 740, 74, 376
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One value after each step, from step 1."""
+
+    label: str
+    values: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Style:
+    colour: str
+    width: float
+    dashes: str = ""
+
+
+# Note [Curves that coincide]
+# Curves with equal values lie on one another. The first is drawn wide and pale, each next one narrower on top
+# of it, the last ones dashed: so all of them can be seen, and that they are one line.
+STYLES = (
+    Style("#bcd7f2", 11),
+    Style("#f0a13a", 5.5),
+    Style("#1b3a5c", 1.6, "7 5"),
+    Style("#8e2a6b", 1.6, "2 6"),
+)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Maps values from `low` to `high` onto pixels from `begin` to `end`."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+
+    def at(self, value: float) -> float:
+        return round(self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin), 1)
+
+
+def ticks(low: float, high: float, about: int = 6) -> list[float]:
+    """Round numbers from `low` to `high`, about so many, a step of 1, 2 or 5 times a power of ten apart."""
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [number * step for number in range(first, last + 1)]
+
+
+def draw(curves: Sequence[Curve], title: str, subtitle: str, value_name: str = "loss") -> str:
+    """A picture with axes, a legend and all curves; values that are not finite leave a gap."""
+    across, up = _axes(curves)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
+        f'height="{HEIGHT}" font-family="Helvetica, Arial, sans-serif" font-size="13" fill="#333333">',
+        f"<title>{escape(title)}</title>",
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
+        _text(LEFT, 30, title, 'font-size="17" font-weight="bold"'),
+        _text(LEFT, 51, subtitle, 'fill="#666666"'),
+        *_grid(across, up, value_name),
+        *(_line(curve, style_of(place), across, up) for place, curve in enumerate(curves)),
+        *_legend([curve.label for curve in curves]),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def style_of(place: int) -> Style:
+    """See Note [Curves that coincide]."""
+    return STYLES[min(place, len(STYLES) - 1)]
+
+
+def _axes(curves: Sequence[Curve]) -> tuple[Axis, Axis]:
+    last = max([2, *(len(curve.values) for curve in curves)])
+    finite = [value for curve in curves for value in curve.values if math.isfinite(value)] or [0.0, 1.0]
+    low, high = math.floor(min(finite)), math.ceil(max(finite))
+    return Axis(0, last, LEFT, RIGHT), Axis(low, max(high, low + 1), BOTTOM, TOP)
+
+
+def _grid(across: Axis, up: Axis, value_name: str) -> list[str]:
+    parts = []
+    for value in ticks(up.low, up.high):
+        y = up.at(value)
+        parts.append(f'<line x1="{LEFT}" y1="{y}" x2="{RIGHT}" y2="{y}" stroke="#e4e4e4"/>')
+        parts.append(_text(LEFT - 8, y + 4, f"{value:g}", 'text-anchor="end"'))
+    for value in ticks(across.low, across.high):
+        x = across.at(value)
+        parts.append(f'<line x1="{x}" y1="{BOTTOM}" x2="{x}" y2="{BOTTOM + 5}" stroke="#333333"/>')
+        parts.append(_text(x, BOTTOM + 20, f"{value:g}", 'text-anchor="middle"'))
+    parts.append(f'<path d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}" fill="none" stroke="#333333"/>')
+    parts.append(_text((LEFT + RIGHT) / 2, HEIGHT - 14, "step", 'text-anchor="middle"'))
+    middle = (TOP + BOTTOM) / 2
+    turned = f'text-anchor="middle" transform="rotate(-90 22 {middle})"'
+    return [*parts, _text(22, middle, value_name, turned)]
+
+
+def _line(curve: Curve, style: Style, across: Axis, up: Axis) -> str:
+    words, pen_down = [], False
+    for step, value in enumerate(curve.values, start=1):
+        if math.isfinite(value):
+            words.append(f"{'L' if pen_down else 'M'}{across.at(step)} {up.at(value)}")
+        pen_down = math.isfinite(value)
+    return f'<path class="curve" d="{"".join(words)}" {_stroke(style)}/>'
+
+
+def _legend(labels: Sequence[str]) -> list[str]:
+    parts = [f'<rect x="{RIGHT - 160}" y="{TOP + 2}" width="160" height="{24 * len(labels) + 4}" fill="#ffffff"/>']
+    for place, label in enumerate(labels):
+        y = TOP + 16 + 24 * place
+        parts.append(f'<path d="M{RIGHT - 150} {y}H{RIGHT - 100}" {_stroke(style_of(place))}/>')
+        parts.append(_text(RIGHT - 90, y + 4, label, 'class="legend"'))
+    return parts
+
+
+def _stroke(style: Style) -> str:
+    dashes = f' stroke-dasharray="{style.dashes}"' if style.dashes else ""
+    return (
+        f'fill="none" stroke="{style.colour}" stroke-width="{style.width}" '
+        f'stroke-linejoin="round" stroke-linecap="butt"{dashes}'
+    )
+
+
+def _text(x: float, y: float, words: str, attributes: str) -> str:
+    return f'<text x="{x:g}" y="{y:g}" {attributes}>{escape(words)}</text>'

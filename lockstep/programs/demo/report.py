@@ -1,0 +1,177 @@
+"""What remains of a demo: a page with its picture, a table for the terminal, and an object for machines."""
+
+import os
+import platform
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
+
+from lockstep.errors import BadEnvironment
+from lockstep.programs.demo.curves import Curve, draw
+from lockstep.programs.demo.result import Result, listed, workers
+from lockstep.programs.demo.show import Demonstration
+from lockstep.version import VERSION
+
+PICTURE, PAGE = "loss.svg", "report.md"
+COLUMNS = ("workers", "seconds", "tokens/s", "loss", "held-out", "digest")
+"""`loss` is that of the first step and that of the last; `held-out` that on text the model has not seen."""
+
+
+def write_report(demo: Demonstration, out: Path) -> Path:
+    """Puts the page and its picture into `out`; returns the page's path."""
+    _put(out / PICTURE, picture(demo))
+    _put(out / PAGE, page(demo))
+    return out / PAGE
+
+
+def show_report(demo: Demonstration, console: Console) -> None:
+    """The table, the verdict and what the model writes, on the terminal."""
+    colour = "green" if demo.verdict.equal else "red"
+    table = Table(*(Column(name, justify="right") for name in COLUMNS))
+    for result in demo.results:
+        *numbers, digest = row(result)
+        table.add_row(*numbers, f"[{colour}]{digest[:16]}…[/]")
+    console.print()
+    console.print(table)
+    mark = "✓" if demo.verdict.equal else "✗"
+    console.print(f"[bold {colour}]{mark} {escape(demo.verdict.sentence)}[/]", highlight=False)
+    console.print(f"\nAfter {demo.recipe.steps} steps {_each(demo)} writes:\n", highlight=False)
+    console.print(Padding(Text(readable(demo.results[0].written), style="cyan"), (0, 0, 1, 4)))
+
+
+def as_json(demo: Demonstration) -> dict[str, Any]:
+    """Everything that was measured, as JSON values."""
+    recipe = demo.recipe
+    return {
+        "equal": demo.verdict.equal,
+        "sentence": demo.verdict.sentence,
+        "steps": recipe.steps,
+        "lanes": recipe.lanes,
+        "seed": recipe.seed,
+        "machine": machine(demo.results[0]),
+        "runs": [_run_as_json(result) for result in demo.results],
+    }
+
+
+def page(demo: Demonstration) -> str:
+    """The report in Markdown."""
+    recipe, first = demo.recipe, demo.results[0]
+    about = first.about
+    return f"""# lockstep demo: {_counts(demo)} workers
+
+**{demo.verdict.sentence}**
+
+A GPT with {about["parameters"]:,} parameters learned the text of Python's standard library, byte by byte:
+{recipe.steps} steps of {recipe.batch_size} windows with {recipe.context} bytes each, {recipe.lanes} lanes,
+seed {recipe.seed}, one thread per worker.
+
+{_markdown_table(demo.results)}
+
+Seconds count the whole run, with starting its processes; tokens/s count training alone. The loss is that of
+the first and the last step, held-out that on text not seen. More workers than cores bring no speed.
+
+![The loss on {_counts(demo)} workers]({PICTURE})
+
+## Digests
+
+SHA-256 over all parameters and the optimizer's state after the last step:
+
+{_digests(demo.results)}
+
+## What the model writes
+
+{textwrap.indent(readable(first.written), "    ")}
+
+## Machine
+
+{_facts(machine(first))}
+"""
+
+
+def picture(demo: Demonstration) -> str:
+    """The loss curves in SVG."""
+    curves = [Curve(workers(result.num_workers), result.losses) for result in demo.results]
+    together = "All curves lie on one another, bit for bit." if demo.verdict.equal else "The runs differ."
+    return draw(curves, f"Training loss on {_counts(demo)} workers", together, "loss (nats per byte)")
+
+
+def row(result: Result) -> tuple[str, ...]:
+    """One run's cells under COLUMNS."""
+    return (
+        str(result.num_workers),
+        f"{result.seconds:.1f}",
+        f"{result.tokens_per_s:,.0f}",
+        f"{result.losses[0]:.3f} → {result.losses[-1]:.3f}",
+        f"{result.held_out_loss:.3f}",
+        result.digest,
+    )
+
+
+def machine(result: Result) -> dict[str, str | int]:
+    """Where the demo ran, as far as it matters for its numbers."""
+    return {
+        "processor": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": str(result.about["torch"]),
+        "lockstep": VERSION,
+    }
+
+
+def readable(text: str) -> str:
+    """The text without what could move a terminal's cursor; lines stay lines."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "�" for letter in text)
+
+
+def _run_as_json(result: Result) -> dict[str, Any]:
+    return {
+        "workers": result.num_workers,
+        "seconds": round(result.seconds, 3),
+        "tokens_per_s": round(result.tokens_per_s, 1),
+        "final_loss": result.losses[-1],
+        "held_out_loss": result.held_out_loss,
+        "digest": result.digest,
+        "written": result.written,
+        "losses": result.losses,
+    }
+
+
+def _counts(demo: Demonstration) -> str:
+    return listed([str(result.num_workers) for result in demo.results])
+
+
+def _each(demo: Demonstration) -> str:
+    return "each of them" if demo.verdict.equal and len(demo.results) > 1 else "the first"
+
+
+def _markdown_table(results: Sequence[Result]) -> str:
+    lines = [COLUMNS, ("---:",) * (len(COLUMNS) - 1) + ("---",)]
+    lines += [(*row(result)[:-1], f"`{result.digest[:16]}…`") for result in results]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _digests(results: Sequence[Result]) -> str:
+    return "\n".join(f"- {workers(result.num_workers)}: `{result.digest}`" for result in results)
+
+
+def _facts(facts: dict[str, str | int]) -> str:
+    return "\n".join(f"- {name}: {value}" for name, value in facts.items())
+
+
+def _put(path: Path, text: str) -> None:
+    """Writes beside the place and then takes it, so that a link in it is replaced, not followed."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.unlink(missing_ok=True)
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise BadEnvironment(f"the demo has run, but {path} cannot be written: {error.strerror}") from error

@@ -1,0 +1,71 @@
+"""What is measured, in which order, and what is made of the times. Nothing runs here."""
+
+import itertools
+import math
+
+import pytest
+
+from lockstep.errors import BadArgument
+from lockstep.programs.bench.plan import REFERENCES, SIDES, Plan, make_plans, order
+from lockstep.programs.bench.result import Progress, Result
+from lockstep.programs.bench.rows import make_row
+from lockstep.programs.bench.step import Lines, ResultsDiffer, accept
+
+
+def result(rounds: list[dict[str, float]], refused: str | None = None) -> Result:
+    return Result(refused, {}, rounds, parameters=10, machine={})
+
+
+def test_all_means_every_reference_model_once() -> None:
+    plans = make_plans(("mlp", "all"), (2, 1, 2), steps=None, rounds=3)
+    assert [(plan.model, plan.workers) for plan in plans] == list(itertools.product(REFERENCES, (2, 1)))
+
+
+def test_unequal_shares_are_refused_with_the_numbers_of_workers_that_are_allowed() -> None:
+    with pytest.raises(BadArgument, match=r"gpt, 8 samples, .* into 3 .* use 1, 2, 4 or 8 workers"):
+        make_plans(("gpt",), (3,), steps=1, rounds=1)
+
+
+def test_a_plan_reaches_the_workers_unchanged() -> None:
+    plan = Plan("wide", workers=4, steps=7, rounds=2)
+    assert Plan.read(plan.written()) == plan
+
+
+def test_in_eight_rounds_every_side_stands_twice_in_every_place() -> None:
+    places = [(place, side) for number in range(8) for place, side in enumerate(order(number))]
+    assert all(places.count(pair) == 2 for pair in itertools.product(range(4), SIDES))
+
+
+def test_in_eight_rounds_a_side_follows_another_as_often_as_that_follows_it() -> None:
+    follows = [pair for number in range(8) for pair in itertools.pairwise(order(number))]
+    assert all(follows.count((a, b)) == follows.count((b, a)) for a, b in itertools.permutations(SIDES, 2))
+
+
+def test_ratios_are_made_within_rounds() -> None:
+    lockstep, ddp = (10.0, 20.0, 40.0), (20.0, 10.0, 120.0)
+    rounds = [
+        {"lockstep": one, "ddp": other, "plain_one_thread": 5.0, "plain_all_threads": 2.0}
+        for one, other in zip(lockstep, ddp, strict=True)
+    ]
+    row = make_row(Plan("mlp", 2, 1, 3), result(rounds))
+    assert (row["speedup_over_ddp_low"], row["speedup_over_ddp"], row["speedup_over_ddp_high"]) == (0.5, 2, 3)
+    assert (row["lockstep_ms"], row["ddp_ms"], row["lockstep_over_plain_one_thread"]) == (20, 20, 4)
+
+
+def test_a_refused_result_never_becomes_a_row() -> None:
+    with pytest.raises(ResultsDiffer, match="they disagree"):
+        accept(result([], refused="they disagree"))
+
+
+def test_progress_is_found_in_output_that_comes_in_pieces() -> None:
+    told: list[Progress] = []
+    lines = Lines(told.append)
+    for piece in (b"lockstep 0.1 ...\nbench-prog", b"ress 1 8\nbench-progress 2 8\nbench", b"-progress 3 8"):
+        lines(piece)
+    assert told == [Progress(1, 8), Progress(2, 8)]
+
+
+def test_a_result_survives_its_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    written = Result(None, {"ddp": {"gradients": math.inf}}, [{"ddp": 1.5}], 10, {"cores": 2})
+    written.write(tmp_path)
+    assert Result.read(tmp_path) == written

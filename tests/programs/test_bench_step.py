@@ -1,0 +1,40 @@
+"""The whole benchmark once, with real workers. Times are looked at, never judged."""
+
+import json
+import math
+import tempfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from lockstep.cli.bench import command
+
+
+def test_a_short_benchmark_reports_every_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    words = ["step", "--model", "mlp", "-n", "2", "--steps", "1", "--rounds", "2", "--json"]
+    ended = CliRunner().invoke(command, words, catch_exceptions=False)
+    assert ended.exit_code == 0, ended.output
+    [row] = json.loads(ended.stdout)["rows"]
+    assert (row["model"], row["workers"]) == ("mlp", 2)
+    times = [row[f"{side}_ms"] for side in ("lockstep", "ddp", "plain_one_thread", "plain_all_threads")]
+    ratios = [row[f"speedup_over_ddp{end}"] for end in ("_low", "", "_high")]
+    assert all(math.isfinite(value) and value > 0 for value in (*times, *ratios))
+    assert ratios == sorted(ratios)
+    assert row["difference_from_lockstep"].keys() == {"ddp", "plain_one_thread", "plain_all_threads"}
+    assert not list(tmp_path.iterdir()), "the benchmark left its folder behind"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--model", "resnet"], "'mlp', 'wide', 'gpt', 'cnn', 'all'"),
+        (["--steps", "0"], "a whole number, 1 or more"),
+        (["-n", "two"], "a whole number, 1 or more"),
+    ],
+)
+def test_a_wrong_word_is_refused_with_what_is_allowed(words: list[str], sentence: str) -> None:
+    ended = CliRunner().invoke(command, ["step", *words])
+    assert ended.exit_code == 2
+    assert sentence in ended.output

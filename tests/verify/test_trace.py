@@ -1,0 +1,91 @@
+"""A worker's trace, written from events and read back."""
+
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lockstep.events import Closed, LaneBegan, LaneEnded, LaneLeft, Started, StepBegins, StepCommitted
+from lockstep.verify.evidence import RunTrace, read_run, trace_path
+from lockstep.verify.trace import Trace
+
+STARTED = Started("train.py", 1, 1, 0, 1, True)
+DATA = {"x": torch.ones(3)}
+
+
+def traced(folder: Path, *events: Any, state: dict[str, Any] | None = None) -> RunTrace:
+    """What is read back after a worker has seen the events; an event that is a function is called instead."""
+    trace = Trace(folder, 0, lambda: {} if state is None else state, lambda: ["mean"])
+    for event in (STARTED, *events, Closed(1)):
+        event() if callable(event) else trace(event)
+    return read_run("1 worker", [trace_path(folder, 0)])
+
+
+def step(*inside: Any, step: int = 0) -> tuple[Any, ...]:
+    gradients = LaneEnded(step, 0, {"w": torch.ones(4)})
+    return (
+        StepBegins(step),
+        LaneBegan(step, 0, DATA),
+        gradients,
+        *inside,
+        LaneLeft(step, 0),
+        StepCommitted(step, 3, None),
+    )
+
+
+def test_the_state_is_read_before_each_step_and_at_the_end(tmp_path: Path) -> None:
+    weight = torch.zeros(1)
+    run = traced(tmp_path, *step(), lambda: weight.add_(1), state={"w": weight, "mean": weight})
+    first, last = run.workers[0].states[0], run.workers[0].states[1]
+    assert first.digest != last.digest
+    assert run.digest == last.digest
+    assert (run.num_steps, list(last.tensors), last.buffers) == (1, ["w", "mean"], frozenset({"mean"}))
+
+
+def test_gradients_that_come_bucket_by_bucket_are_one_lanes(tmp_path: Path) -> None:
+    run = traced(tmp_path, *step(LaneEnded(0, 0, {"b": torch.zeros(2)})))
+    norms = {name: norm for name, (_, norm) in run.lanes[0, 0].gradients.items()}
+    assert norms == {"w": 2.0, "b": 0.0}
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(1), random.random], ids=["torch", "Python"])
+def test_one_number_more_shows_in_that_generator_alone(tmp_path: Path, draw: Any) -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+    plain = traced(tmp_path / "plain", *step()).lanes[0, 0].chance
+    drawn = traced(tmp_path / "drawn", *step(draw)).lanes[0, 0].chance
+    assert sum(plain[name] != drawn[name] for name in plain) == 1
+
+
+def test_threads_set_by_the_script_are_seen(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    run = traced(tmp_path, *step(lambda: torch.set_num_threads(before + 1)))
+    torch.set_num_threads(before)
+    assert run.lanes[0, 0].threads == before + 1
+
+
+def test_lanes_of_an_evaluation_are_not_those_of_a_step(tmp_path: Path) -> None:
+    evaluation = LaneBegan(1, 0, {"x": torch.zeros(1)}), LaneLeft(1, 0)
+    assert list(traced(tmp_path, *step(), *evaluation).lanes) == [(0, 0)]
+
+
+def test_torchs_warning_of_a_nondeterministic_operator_is_kept_once_and_still_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warn_twice() -> None:
+        for _ in range(2):
+            warnings.showwarning(UserWarning("put_ is not deterministic"), UserWarning, "file", 1)
+
+    shown: list[Any] = []
+    monkeypatch.setattr(warnings, "showwarning", lambda *warning: shown.append(warning))
+    assert traced(tmp_path, *step(warn_twice)).warnings == ("put_ is not deterministic",)
+    assert len(shown) == 2
+
+
+def test_warnings_are_shown_as_before_when_the_run_is_over(tmp_path: Path) -> None:
+    before = warnings.showwarning
+    traced(tmp_path, *step())
+    assert warnings.showwarning is before

@@ -1,0 +1,164 @@
+"""`lockstep verify` with real processes, on scripts that are right and on scripts broken on purpose."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.cli.verify import Counts
+
+REPOSITORY = Path(__file__).parents[2]
+
+SCRIPT = """
+import numpy, torch, lockstep
+from torch.nn import BatchNorm1d, Dropout, Linear
+run = lockstep.start(seed=3)
+model = torch.nn.Sequential(Linear(4, 8), BatchNorm1d(8), Dropout(0.1), Linear(8, 2))
+run.replicate(model)
+data = torch.utils.data.TensorDataset(torch.randn(50, 4))
+loader = run.shard(torch.utils.data.DataLoader(data, batch_size=21, shuffle=True))
+print("hello from the script")
+for epoch in run.epochs(100):
+    for batch in loader:
+        for (x,) in run.lanes(batch):
+            loss = model(x).square().mean()
+            {in_lane}
+            loss.backward()
+        for p in model.parameters():  # not torch.optim, whose first use costs every worker a second
+            p.data -= 0.1 * p.grad
+            p.grad = None
+        {after_step}
+"""
+
+
+def script(in_lane: str = "pass", after_step: str = "pass") -> str:
+    return SCRIPT.format(in_lane=in_lane, after_step=after_step)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        return dict(json.loads(self.stdout))
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A folder with a script, and a way to verify it."""
+
+    folder: Path
+
+    def verify(self, text: str, *options: str) -> Outcome:
+        (self.folder / "train.py").write_text(text)
+        return self.command(*options, "train.py")
+
+    def verify_broken(self, *options: str, in_lane: str) -> dict[str, Any]:
+        """The JSON report on the script with a line put in; it must say that the runs are not equal."""
+        broken = script(in_lane)
+        done = self.verify(broken, *options, "--lanes", "2", "--steps", "2", "--no-distance", "--json")
+        assert done.exit_code == 1, done.stderr
+        assert done.json["equal"] is False
+        return done.json
+
+    def command(self, *words: str) -> Outcome:
+        done = subprocess.run(
+            [sys.executable, "-m", "lockstep", "verify", *words],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            capture_output=True,
+            text=True,
+            timeout=170,
+        )
+        return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_an_exact_script_is_equal_on_1_2_and_3_workers_and_says_so_in_json(bench: Bench) -> None:
+    done = bench.verify(script(), "-n", "1-3", "--lanes", "4", "--steps", "3", "--json")
+    assert done.exit_code == 0, done.stderr
+    report = done.json
+    assert list(report["digests"]) == ["1", "2", "3"]
+    everything = {*report["digests"].values(), *report["interleaved"].values()}
+    assert len(everything) == 1
+    assert len(everything.pop()) == 64
+    assert (report["equal"], report["steps"], report["lanes"]) == (True, 3, 4)
+    distance = report["distance_to_one_lane"]
+    assert list(distance) == ["0.bias", "0.weight", "1.bias", "1.weight", "3.bias", "3.weight"]
+    assert all(0 < value < 10 for value in distance.values())
+    assert not any(key in report for key in ("first_step", "first_parameter", "cause", "explanation"))
+
+
+def test_a_loss_that_depends_on_the_rank_is_named(bench: Bench) -> None:
+    report = bench.verify_broken("-n", "1,2", in_lane="loss = loss * (1 + run.rank)")
+    assert report["cause"] == "code that depends on the rank"
+    assert (report["first_step"], report["first_parameter"]) == (1, "0.weight")
+    assert "lane 1 (worker 0 with 1 worker, worker 1 with 2 workers)" in report["explanation"]
+
+
+def test_an_unseeded_generator_in_the_forward_pass_is_named(bench: Bench) -> None:
+    report = bench.verify_broken("-n", "1,2", in_lane="loss = loss * numpy.random.default_rng().uniform(1, 2)")
+    assert report["cause"] == "random numbers"
+    assert "lane 0" in report["explanation"]
+
+
+def test_a_buffer_written_outside_of_lanes_by_one_worker_is_named_to_people_too(bench: Bench) -> None:
+    broken = script(after_step="model[1].running_mean += run.rank")
+    done = bench.verify(broken, "-n", "2", "--lanes", "2", "--steps", "2", "--no-distance")
+    assert done.exit_code == 1, done.stderr
+    assert "✗ not the same bits: first difference after 1 step, in 1.running_mean, between" in done.stdout
+    assert "likely cause: a buffer" in done.stdout
+    assert "worker 1 of 2 workers" in done.stdout
+    assert "hello from the script" not in done.stdout + done.stderr
+    assert "hello from the script" in (bench.folder / "runs/verify-train-1/2/worker-0.log").read_text()
+
+
+def test_a_run_that_fails_is_shown_as_lockstep_run_shows_it(bench: Bench) -> None:
+    done = bench.verify("def f():\n    raise ValueError('bad sample 7')\nf()\n", "-n", "2", "--json")
+    assert done.exit_code == 1
+    assert "failed: ValueError: bad sample 7" in done.stderr
+    assert done.json["equal"] is False
+    assert "bad sample 7" in done.json["failure"]
+
+
+def test_a_script_that_never_starts_a_run_is_told_so(bench: Bench) -> None:
+    done = bench.verify("print('nothing')", "-n", "1,2")
+    assert done.exit_code == 1
+    assert "train.py never called lockstep.start()" in done.stderr
+
+
+def test_a_script_without_a_training_step_is_told_so(bench: Bench) -> None:
+    done = bench.verify("import lockstep\nlockstep.start()", "-n", "1,2")
+    assert done.exit_code == 1
+    assert "train.py made no training step" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [("1,2,3", (1, 2, 3)), ("1-4", (1, 2, 3, 4)), ("4, 1-2,2", (4, 1, 2)), ("2", (2,)), ("1 - 3", (1, 2, 3))],
+)
+def test_numbers_of_workers_are_read_from_lists_and_spans(text: str, counts: tuple[int, ...]) -> None:
+    assert Counts().convert(text, None, None) == counts
+
+
+@pytest.mark.parametrize("text", ["", "0,1", "3-1", "two", "1,,2", "1-", "-2", "1.5", "1", "99999999999", "²"])
+def test_other_numbers_of_workers_are_refused_with_usage(bench: Bench, text: str) -> None:
+    from click.testing import CliRunner
+
+    from lockstep.cli.verify import command
+
+    done = CliRunner().invoke(command, [f"--workers={text}", "train.py"])
+    assert done.exit_code == 2
+    assert "such as 1,2" in done.output or "write 1,2,3 or 1-4" in done.output
