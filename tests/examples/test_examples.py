@@ -1,0 +1,109 @@
+"""Every example runs alone, and prints the same on several workers."""
+
+import re
+
+import pytest
+from example_shell import Shell, alone, on
+
+
+def numbers_after(word: str, printed: str) -> list[float]:
+    """Every number that stands behind `word`, in order; at least one, or the test looks at nothing."""
+    found = [float(number) for number in re.findall(rf"{word} +(-?[0-9.]+(?:e[-+]?\d+)?)", printed)]
+    assert found, f"no number after {word!r} in:\n{printed}"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "example", "arguments"),
+    [
+        (3, "02_lockstep", ()),
+        (2, "03_accumulation", ()),
+        (2, "04_uneven", ()),
+        (3, "05_evaluation", ()),
+        (2, "07_mixed_precision", ("--dtype", "float16")),
+        (2, "08_two_optimizers", ()),
+        (2, "09_stream", ()),
+    ],
+)
+def test_an_example_prints_the_same_on_several_workers_as_alone(shell: Shell, num_workers, example, arguments):
+    printed_alone, printed = shell(alone(example, *arguments), on(num_workers, example, *arguments))
+    assert printed_alone
+    assert printed == printed_alone
+
+
+@pytest.mark.parametrize("example", ["02_lockstep", "03_accumulation", "04_uneven", "08_two_optimizers", "09_stream"])
+def test_an_example_ends_with_the_digest_of_its_training(shell: Shell, example):
+    (printed,) = shell(alone(example))
+    assert re.fullmatch(r"digest [0-9a-f]{64}", printed.splitlines()[-1])
+
+
+@pytest.mark.parametrize("command", [alone("02_lockstep"), on(1, "02_lockstep", options=("--lanes", "1"))])
+def test_the_lockstep_script_has_the_losses_of_the_plain_one_to_rounding(shell: Shell, command):
+    plain, lockstep = shell(alone("01_plain"), command)
+    assert numbers_after("batch", lockstep) == pytest.approx(numbers_after("batch", plain), rel=1e-4)
+
+
+def test_no_forward_pass_of_the_accumulation_holds_more_than_a_lane(shell: Shell):
+    (printed,) = shell(alone("03_accumulation"))
+    assert numbers_after("largest forward pass:", printed) == [256 / 16]
+
+
+def test_token_weights_give_the_gradient_of_the_whole_batch(shell: Shell):
+    (printed,) = shell(alone("04_uneven"))
+    assert numbers_after("weighted by tokens +error of the gradient", printed)[0] < 1e-5
+
+
+def test_counting_all_lanes_alike_gives_another_gradient(shell: Shell):
+    (printed,) = shell(alone("04_uneven"))
+    assert numbers_after("all lanes alike +error of the gradient", printed)[0] > 0.01
+
+
+def test_evaluation_counts_every_sample_once(shell: Shell):
+    (printed,) = shell(on(3, "05_evaluation"))
+    assert set(numbers_after("samples", printed)) == {1003}
+
+
+@pytest.mark.parametrize("command", [alone("06_sync_batchnorm"), on(2, "06_sync_batchnorm")])
+def test_synchronised_batch_norm_stays_with_a_network_trained_alone(shell: Shell, command):
+    (printed,) = shell(command)
+    assert numbers_after("synchronised", printed)[0] < 1e-5
+
+
+def test_ordinary_batch_norm_on_two_workers_leaves_a_network_trained_alone(shell: Shell):
+    (printed,) = shell(on(2, "06_sync_batchnorm"))
+    assert numbers_after("ordinary", printed)[0] > 0.01
+
+
+def test_training_in_bfloat16_learns_and_skips_nothing(shell: Shell):
+    (printed,) = shell(alone("07_mixed_precision"))
+    losses = numbers_after("loss", printed)
+    assert losses[-1] < losses[0] / 2
+    assert numbers_after("skipped", printed) == [0]
+
+
+def test_a_scale_that_is_too_large_makes_two_workers_skip_steps_and_then_train(shell: Shell):
+    (printed,) = shell(on(2, "07_mixed_precision", "--dtype", "float16"))
+    losses, skipped = numbers_after("loss", printed), numbers_after("skipped", printed)
+    assert 0 < skipped[0] < 16
+    assert losses[-1] < losses[0] / 2
+
+
+def test_the_generated_points_come_nearer_to_the_circle(shell: Shell):
+    (printed,) = shell(alone("08_two_optimizers"))
+    away = numbers_after("away", printed)
+    assert away[-1] < away[0] / 2
+
+
+def test_two_workers_together_read_a_stream_once_per_epoch(shell: Shell):
+    (printed,) = shell(on(2, "09_stream"))
+    assert numbers_after("readings", printed) == [1000, 1000]
+
+
+def test_a_run_stopped_on_two_workers_and_resumed_on_three_ends_with_the_digest_of_one_never_stopped(
+    shell: Shell,
+):
+    whole, first = shell(alone("10_save_resume", "whole"), on(2, "10_save_resume", "parts", "--stop-at", "25"))
+    (second,) = shell(on(3, "10_save_resume", "parts"))
+    assert "stopped at step 25" in first
+    assert "going on from step 25" in second
+    assert second.splitlines()[-2:] == whole.splitlines()[-2:]
