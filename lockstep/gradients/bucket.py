@@ -7,6 +7,7 @@ import torch
 
 from lockstep.errors import BadArgument
 from lockstep.gradients.layout import BucketLayout
+from lockstep.wire import Reducer
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,9 @@ class Bucket:
     # which lanes a worker happens to carry.
     """
 
-    def __init__(self, layout: BucketLayout, parameters: Sequence[torch.nn.Parameter]) -> None:
+    def __init__(self, layout: BucketLayout, parameters: Sequence[torch.nn.Parameter], reducer: Reducer) -> None:
         self.layout = layout
+        self._reducer = reducer
         self.parameters = [parameters[slot.index] for slot in layout.slots]
         self.used = [False] * len(self.parameters)
         self._stack: list[Flat] = []
@@ -39,6 +41,10 @@ class Bucket:
         """Empties the stack; the buffers stay for the next step."""
         self._height = 0
         self.used = [False] * len(self.parameters)
+
+    def close(self) -> None:
+        for flat in self._stack:
+            self._reducer.release(flat.whole)
 
     def filled(self) -> bool:
         """Whether every parameter of the bucket has a gradient from the lane under way."""
@@ -103,7 +109,7 @@ class Bucket:
 
     def _buffer(self, depth: int) -> Flat:
         while len(self._stack) <= depth:
-            whole = torch.empty(self.layout.num_elements, dtype=self.layout.dtype, device=self.layout.device)
+            whole = self._reducer.allocate(self.layout.num_elements, self.layout.dtype, self.layout.device)
             self._stack.append(Flat(whole, self._cut(whole)))
         return self._stack[depth]
 

@@ -12,11 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
+from lockstep.chance import fold
 from lockstep.errors import Misuse
-from lockstep.lanes import Fold
+from lockstep.lanes import Fold, Reduction
 from lockstep.wire import Wire, broadcast
-from lockstep.wire.algorithms import Schedule
 from lockstep.wire.transport import DATA
+
+MOST_COUNTED = 64
+"""Elements up to which a buffer that is not averaged is taken for a counter, and compared by value."""
 
 
 @dataclass
@@ -45,8 +48,10 @@ class Start:
     version: int
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> "Start":
-        return cls(tensor, tensor.detach().clone(), tensor._version)
+    def of(cls, tensor: torch.Tensor, kept: bool) -> "Start":
+        """With `kept` the value is a copy, which outlives what a lane writes."""
+        value = tensor.detach()
+        return cls(tensor, value.clone() if kept else value, tensor._version)
 
 
 class Buffers:
@@ -54,64 +59,78 @@ class Buffers:
 
     def __init__(self, modules: Sequence[torch.nn.Module], names: Sequence[str]) -> None:
         self.slots = [slot for module, name in zip(modules, names, strict=True) for slot in _slots(module, name)]
-        self._starts = [Start.of(slot.read()) for slot in self.slots]
+        self._starts = [Start.of(slot.read(), kept=True) for slot in self.slots]
         self._lanes: list[dict[int, torch.Tensor]] = []
 
-    def begin_step(self) -> None:
-        """Notes the values with which all lanes start."""
+    def begin_step(self, num_lanes: int) -> None:
+        """Notes the values with which all lanes start; `num_lanes` of them are computed here."""
         self._lanes = []
         for index, (slot, start) in enumerate(zip(self.slots, self._starts, strict=True)):
-            if slot.is_statistic() or _moved(slot, start):
-                self._starts[index] = Start.of(slot.read())
+            # A statistic that only one lane here writes to need not be put back: every lane has written to it.
+            if slot.is_statistic():
+                self._starts[index] = Start.of(slot.read(), kept=num_lanes > 1)
+            elif _moved(slot, start):
+                self._starts[index] = Start.of(slot.read(), kept=True)
 
     @torch.no_grad()
-    def end_lane(self) -> None:
-        """Keeps what the lane wrote and puts the starting values back."""
+    def end_lane(self, last: bool) -> None:
+        """Keeps what the lane wrote; unless it was the last one here, puts the starting values back."""
         written = {}
         for index, (slot, start) in enumerate(zip(self.slots, self._starts, strict=True)):
             if slot.is_statistic() or _moved(slot, start):
-                written[index] = slot.read().detach().clone()
-                _refuse_other_shape(slot, written[index], start.value)
+                found = slot.read().detach()
+                _refuse_other_shape(slot, found, start.value)
                 slot.owner._buffers[slot.key] = start.tensor
-                start.tensor.copy_(start.value)
-                start.version = start.tensor._version
+                written[index] = found if last else found.clone()
+                if not last:
+                    start.tensor.copy_(start.value)
+                    start.version = start.tensor._version
         self._lanes.append(written)
 
     def changed(self) -> list[bool]:
         return [any(index in written for written in self._lanes) for index in range(len(self.slots))]
 
+    def counters(self, rank: int) -> int:
+        """A fingerprint of what the first lane wrote to counters; a number of its own for a worker without lanes."""
+        if not self._lanes:
+            return -1 - rank
+        written = [(i, value) for i, value in self._lanes[0].items() if not _is_averaged(value)]
+        return fold(0, *(f"{i}={value.tolist()}" for i, value in written if value.numel() <= MOST_COUNTED))
+
     @torch.no_grad()
-    def average(
-        self, wire: Wire, schedule: Schedule, fold: Fold, weights: Sequence[float], changed: Sequence[bool]
-    ) -> None:
+    def average(self, wire: Wire, reduction: Reduction, weights: Sequence[float], changed: Sequence[bool]) -> None:
         """Collective. Floating buffers become the weighted mean over lanes, added in tree order."""
         by_dtype: dict[torch.dtype, list[int]] = {}
         for index, start in enumerate(self._starts):
             if changed[index] and _is_averaged(start.value):
                 by_dtype.setdefault(start.value.dtype, []).append(index)
         for indices in by_dtype.values():
-            roots = self._fold(indices, fold, weights)
+            roots = self._folded(indices, reduction.folds[wire.world.rank], weights)
             total = roots[0] if roots else torch.empty_like(self._flat(indices, {}))
-            wire.executor.reduce(schedule, roots, total)
+            wire.reducer.reduce(reduction, roots, total)
             self._write(indices, total)
 
     @torch.no_grad()
-    def advance(self, wire: Wire, source: int, changed: Sequence[bool]) -> None:
-        """Collective. Other buffers (counters) take the value of the lowest lane, which worker `source` carries."""
+    def advance(self, wire: Wire, source: int, changed: Sequence[bool], agreed: bool) -> None:
+        """Other buffers (counters) take the value of the lowest lane, which worker `source` carries.
+
+        Collective, unless workers have `agreed` that their first lanes all left the same.
+        """
         indices = [i for i, start in enumerate(self._starts) if changed[i] and not _is_averaged(start.value)]
         if not indices:
             return
         first = self._lanes[0] if self._lanes else {}
         values = [first.get(index, self._starts[index].value) for index in indices]
         flat = torch.cat([value.contiguous().flatten().view(torch.uint8) for value in values])
-        broadcast(wire.transport, flat, source, DATA)
+        if not agreed or any(value.numel() > MOST_COUNTED for value in values):
+            broadcast(wire.transport, flat, source, DATA)
         pieces = flat.split([value.nbytes for value in values])
         for index, piece in zip(indices, pieces, strict=True):
             self._write([index], piece.clone().view(self._starts[index].value.dtype))
 
-    def _fold(self, indices: Sequence[int], fold: Fold, weights: Sequence[float]) -> list[torch.Tensor]:
+    def _folded(self, indices: Sequence[int], program: Fold, weights: Sequence[float]) -> list[torch.Tensor]:
         stack: list[torch.Tensor] = []
-        for written, merges, weight in zip(self._lanes, fold.merges, weights, strict=True):
+        for written, merges, weight in zip(self._lanes, program.merges, weights, strict=True):
             stack.append(self._flat(indices, written).mul_(weight))
             for _ in range(merges):
                 top = stack.pop()

@@ -20,7 +20,6 @@ from lockstep.gradients.record import StepRecord
 from lockstep.gradients.step import StepInFlight, StepPlan
 from lockstep.lanes import reduction
 from lockstep.wire import Agreement, Plan, Wire, exchange
-from lockstep.wire.algorithms import direct
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Engine:
     def begin(self, plan: StepPlan) -> None:
         """Starts a step: `p.grad` is set aside, the plan goes to all workers."""
         if self._traits != self._current_traits():
-            self._watch.close()
+            self.close()
             self._lay_out()
         rank = self._wire.world.rank
         whole = reduction(plan.assignment, plan.present)
@@ -72,7 +71,7 @@ class Engine:
         self._step = StepInFlight(
             plan=plan,
             fold=whole.folds[rank],
-            schedule=direct(whole),
+            reduction=whole,
             agreement=agreement,
             record=StepRecord.empty(plan.assignment.num_lanes, len(self._parameters), len(self.buffers.slots)),
             buckets=[] if plan.adds_nothing else self._buckets,
@@ -83,7 +82,7 @@ class Engine:
         for bucket in self._buckets:
             bucket.reset()
         if not plan.adds_nothing:
-            self.buffers.begin_step()
+            self.buffers.begin_step(len(self._step.fold.lanes))
 
     def begin_lane(self) -> None:
         assert self._step is not None
@@ -111,7 +110,7 @@ class Engine:
         else:
             for bucket in step.buckets[len(step.launched) :]:
                 self._fold(step, bucket)
-            self.buffers.end_lane()
+            self.buffers.end_lane(last=step.on_last_lane)
         self._watch.lane_ended()
         step.in_lane = False
         step.position += 1
@@ -131,7 +130,10 @@ class Engine:
         return record.mean_loss(weights)
 
     def close(self) -> None:
+        """Lets go of hooks and of the buckets' memory; what stands in `p.grad` stays."""
         self._watch.close()
+        for bucket in self._buckets:
+            bucket.close()
 
     # -- layout ---------------------------------------------------------------------------------------------
 
@@ -144,7 +146,7 @@ class Engine:
         specs = [Spec.of(named.name, named.parameter, named.model) for named in self.named]
         sizes = {} if self._bucket_bytes is None else {"bucket_bytes": self._bucket_bytes}
         self.layout: Layout = make_layout(specs, **sizes)
-        self._buckets = [Bucket(layout, self._parameters) for layout in self.layout.buckets]
+        self._buckets = [Bucket(layout, self._parameters, self._wire.reducer) for layout in self.layout.buckets]
         self._watch = BucketWatch(
             [bucket.parameters for bucket in self._buckets], self._gradient_arrived, self._bucket_full
         )
@@ -210,6 +212,7 @@ class Engine:
                 mine.used[slot.index] = used
         if not step.plan.adds_nothing:
             mine.changed = self.buffers.changed()
+            mine.counters = self.buffers.counters(self._wire.world.rank)
         return mine.merged(exchange(self._wire.transport, mine.pack()))
 
     def _launch_rest(self, step: StepInFlight, record: StepRecord) -> None:
@@ -229,16 +232,16 @@ class Engine:
         def reduce() -> None:
             with told_as_lost(step.plan.step, f"reduce of bucket {number}"):
                 step.agreement.check()
-                self._wire.executor.reduce(step.schedule, bucket.roots(), bucket.total)
+                self._wire.reducer.reduce(step.reduction, bucket.roots(), bucket.total)
 
         step.launched.append(self._wire.sequence.submit(reduce))
 
     def _settle_buffers(self, step: StepInFlight, record: StepRecord) -> None:
         shares = step.plan.shares()
         weights = [shares[lane] / step.plan.num_samples for lane in step.fold.lanes]
-        self.buffers.average(self._wire, step.schedule, step.fold, weights, record.changed)
+        self.buffers.average(self._wire, step.reduction, weights, record.changed)
         source = step.plan.assignment.carriers()[step.plan.present[0]]
-        self.buffers.advance(self._wire, source, record.changed)
+        self.buffers.advance(self._wire, source, record.changed, agreed=record.counters is not None)
 
     @torch.no_grad()
     def _hand_over(self, step: StepInFlight, record: StepRecord, scale: float) -> None:

@@ -20,9 +20,8 @@ import torch
 
 from lockstep.gradients.bucket import Bucket
 from lockstep.gradients.record import StepRecord
-from lockstep.lanes import Assignment, Fold, present_lanes, share
+from lockstep.lanes import Assignment, Fold, Reduction, present_lanes, share
 from lockstep.wire import Agreement
-from lockstep.wire.algorithms import Schedule
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class StepInFlight:
 
     plan: StepPlan
     fold: Fold
-    schedule: Schedule
+    reduction: Reduction
     agreement: Agreement
     record: StepRecord
     buckets: Sequence[Bucket]

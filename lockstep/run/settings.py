@@ -1,11 +1,15 @@
 """What a run is told, from the script and from the command line, checked and settled once."""
 
+import os
 from dataclasses import dataclass
 
 from lockstep.errors import BadArgument
 from lockstep.lanes import Assignment
 from lockstep.run.environment import Overrides
 from lockstep.world import World
+
+WIRES = ("shared", "gloo")
+"""Buckets in shared memory, for workers of one host; or sent by Gloo."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,7 @@ class Asked:
     threads: int | None = None
     assignment: tuple[tuple[int, ...], ...] | None = None
     bucket_bytes: int | None = None
+    wire: str | None = None
     timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
@@ -25,6 +30,10 @@ class Asked:
         _whole("seed", self.seed, at_least=0)
         _whole("threads", self.threads, at_least=1)
         _whole("bucket_bytes", self.bucket_bytes, at_least=1)
+        if self.wire not in (None, *WIRES):
+            raise BadArgument(
+                f"wire must be one of {', '.join(map(repr, WIRES))}, or None to choose, not {self.wire!r}"
+            )
         if not isinstance(self.exact, bool):
             raise BadArgument(f"exact must be True or False, not {self.exact!r}")
         if not isinstance(self.timeout_s, int | float) or not self.timeout_s > 0:
@@ -41,6 +50,7 @@ class Settings:
     exact: bool
     timeout_s: float = 600.0
     bucket_bytes: int | None = None
+    wire: str = "gloo"
     lanes_told: bool = False
     seed_told: bool = False
     stop_after: int | None = None
@@ -64,6 +74,7 @@ def settle(asked: Asked, overrides: Overrides, world: World) -> Settings:
         exact=asked.exact,
         timeout_s=float(asked.timeout_s),
         bucket_bytes=asked.bucket_bytes,
+        wire=_wire(asked.wire, world),
         lanes_told=lanes is not None or explicit is not None,
         seed_told=seed is not None,
         stop_after=overrides.stop_after,
@@ -83,6 +94,13 @@ def _assignment(explicit: tuple[tuple[int, ...], ...] | None, lanes: int | None,
     if lanes is not None and assignment.num_lanes != lanes:
         raise BadArgument(f"the assignment carries {assignment.num_lanes} lanes, but lanes={lanes}")
     return assignment
+
+
+def _wire(asked: str | None, world: World) -> str:
+    possible = world.on_one_host and hasattr(os, "memfd_create")
+    if asked == "shared" and not possible:
+        raise BadArgument('wire="shared" needs Linux and all workers on one host; leave it out, or say wire="gloo"')
+    return asked or ("shared" if possible else "gloo")
 
 
 def _notes(asked: Asked, overrides: Overrides) -> list[str]:

@@ -22,7 +22,7 @@ from lockstep.run.settings import Asked, Settings, settle
 from lockstep.verify.dump import Dump
 from lockstep.verify.trace import Trace
 from lockstep.version import VERSION
-from lockstep.wire import Agreement, Plan, Wire, in_process, over_gloo
+from lockstep.wire import Agreement, Plan, Wire, in_process, in_shared_memory, over_gloo
 
 
 def start(
@@ -33,27 +33,29 @@ def start(
     threads: int | None = None,
     assignment: Iterable[Iterable[int]] | None = None,
     bucket_bytes: int | None = None,
+    wire: str | None = None,
     timeout_s: float = 600.0,
 ) -> Run:
     """Collective. Starts this worker's part of a run, under `lockstep run`, torchrun, Slurm, MPI, or alone.
 
     `lanes` defaults to the number of workers, `seed` to 0, `threads` (per worker) to 1: they fix the bits, so they do
     not follow from the hardware. `assignment` gives each worker's lanes by hand. `exact=False` gives up equal
-    bits for speed. `timeout_s` is how long a silent worker is waited for.
+    bits for speed. `wire` is "shared" (memory) for workers of one host and "gloo" otherwise. `timeout_s` is how long a
+    silent worker is waited for.
     """
     active.refuse_second()
-    asked = Asked(lanes, seed, exact, threads, _listed(assignment), bucket_bytes, timeout_s)
+    asked = Asked(lanes, seed, exact, threads, _listed(assignment), bucket_bytes, wire, timeout_s)
     environ = process_environment()
     place, overrides = find_place(environ), read_overrides(environ)
     settings = settle(asked, overrides, place.world)
     undo = settle_process(settings.threads, settings.exact)
-    wire = _open_wire(place, settings)
+    opened = _open_wire(place, settings)
     with told_as_lost(0, "lockstep.start"):
-        _agree(wire, settings)
+        _agree(opened, settings)
     events = Events()
     if place.world.rank == 0:
         events.subscribe(Console(sys.stderr))
-    run = Run(settings, wire, events, undo, tracing=overrides.trace_dir is not None)
+    run = Run(settings, opened, events, undo, tracing=overrides.trace_dir is not None)
     if overrides.trace_dir is not None:
         events.subscribe(Trace(overrides.trace_dir, place.world.rank, run.state, run.buffer_names))
     if overrides.dump_path is not None and place.world.rank == 0:
@@ -68,7 +70,8 @@ def start(
 def _open_wire(place: Place, settings: Settings) -> Wire:
     if place.world.size == 1:
         return in_process()
-    return over_gloo(place.world, open_store(place, settings.timeout_s), settings.timeout_s)
+    opening = in_shared_memory if settings.wire == "shared" else over_gloo
+    return opening(place.world, open_store(place, settings.timeout_s), settings.timeout_s)
 
 
 def _agree(wire: Wire, settings: Settings) -> None:
@@ -81,6 +84,7 @@ def _agree(wire: Wire, settings: Settings) -> None:
         "threads": settings.threads,
         "exact": settings.exact,
         "bucket_bytes": settings.bucket_bytes,
+        "wire": settings.wire,
         **_versions(),
     }
     Agreement(wire.transport, Plan(facts)).check()

@@ -1,12 +1,23 @@
 """The wire: moving and adding bytes between workers.
 
-`algorithms` says what moves where, as data; `executor` carries it out over a `transport`; `exchange` and `agreement`
-are the small talk that goes ahead of the data; `sequence` keeps the order of exchanges while the backward pass runs.
+A `reducer` adds buckets: by sending (`algorithms` says what moves where, as data; `executor` carries it out over a
+`transport`), or in `sharedmemory` (with `neighbours` as signals). `exchange` and `agreement` are the small talk that
+goes ahead of the data; `sequence` keeps the order of reductions while the backward pass runs; `opening` makes a wire.
 """
 
 from lockstep.wire.agreement import Agreement, Plan
 from lockstep.wire.exchange import broadcast, exchange
-from lockstep.wire.executor import Executor
-from lockstep.wire.opening import Wire, in_process, over_gloo
+from lockstep.wire.opening import Wire, in_process, in_shared_memory, over_gloo
+from lockstep.wire.reducer import Reducer
 
-__all__ = ["Agreement", "Executor", "Plan", "Wire", "broadcast", "exchange", "in_process", "over_gloo"]
+__all__ = [
+    "Agreement",
+    "Plan",
+    "Reducer",
+    "Wire",
+    "broadcast",
+    "exchange",
+    "in_process",
+    "in_shared_memory",
+    "over_gloo",
+]

@@ -1,27 +1,33 @@
-"""Carries out a schedule over a transport."""
+"""The reducer that sends: carries out a schedule over a transport."""
 
 from collections.abc import Sequence
 
 import torch
 
-from lockstep.lanes import Branch, Root, Tree
-from lockstep.wire.algorithms import Round, Schedule, Send, slices
+from lockstep.lanes import Branch, Reduction, Root, Tree
+from lockstep.wire.algorithms import Round, Send, direct, slices
 from lockstep.wire.transport import DATA, Pending, Transport
 
 
 class Executor:
-    """Runs schedules for one worker, one at a time. Keeps the memory for what it receives."""
+    """A Reducer over any transport, by direct slices. Keeps the memory for what it receives."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._rank = transport.world.rank
         self._scratch: dict[torch.dtype, torch.Tensor] = {}
 
-    def reduce(self, schedule: Schedule, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        """Collective. Afterwards `total` holds the sum of all workers' roots, the same bits on every worker.
+    def allocate(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(num_elements, dtype=dtype, device=device)
 
-        `roots` are flat tensors like `total`; they are used up. `total` may be `roots[0]` itself.
-        """
+    def release(self, tensor: torch.Tensor) -> None:
+        pass
+
+    def close(self) -> None:
+        self._scratch.clear()
+
+    def reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+        schedule = direct(reduction)
         parts = slices(total.numel(), schedule.num_workers)
         for moves in schedule.at(self._rank):
             arrived = self._exchange(moves, roots, total, parts)
@@ -74,15 +80,16 @@ def _cut(flat: torch.Tensor, span: range) -> torch.Tensor:
 def _add_into(place: torch.Tensor, tree: Tree, values: dict[Root, torch.Tensor]) -> None:
     """Writes the sum to `place`, which may be one of the values. Uses the values up."""
 
-    def value(node: Tree) -> torch.Tensor:
-        if isinstance(node, Branch):
-            left = value(node.left)
-            return left.add_(value(node.right))
-        assert isinstance(node, Root)
-        return values[node]
-
     if isinstance(tree, Branch):
-        left = value(tree.left)
-        torch.add(left, value(tree.right), out=place)
-    elif (only := value(tree)).data_ptr() != place.data_ptr():
+        left = _value(tree.left, values)
+        torch.add(left, _value(tree.right, values), out=place)
+    elif (only := _value(tree, values)).data_ptr() != place.data_ptr():
         place.copy_(only)
+
+
+def _value(tree: Tree, values: dict[Root, torch.Tensor]) -> torch.Tensor:
+    if isinstance(tree, Branch):
+        left = _value(tree.left, values)
+        return left.add_(_value(tree.right, values))
+    assert isinstance(tree, Root)
+    return values[tree]

@@ -3,23 +3,26 @@
 from dataclasses import dataclass
 from types import TracebackType
 
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from lockstep.wire.executor import Executor
 from lockstep.wire.gloo import Gloo
 from lockstep.wire.inprocess import InProcess
+from lockstep.wire.neighbours import connect
+from lockstep.wire.reducer import Reducer
 from lockstep.wire.sequence import Background, Inline, Sequence
+from lockstep.wire.sharedmemory import SharedMemory
 from lockstep.wire.transport import Transport
 from lockstep.world import World
 
 
 @dataclass
 class Wire:
-    """A transport, the executor that runs schedules over it, and the sequence its exchanges keep."""
+    """A transport for small talk, the reducer that adds buckets, and the sequence in which it does."""
 
     transport: Transport
     sequence: Sequence
-    executor: Executor
+    reducer: Reducer
 
     @property
     def world(self) -> World:
@@ -27,6 +30,7 @@ class Wire:
 
     def close(self) -> None:
         self.transport.close()
+        self.reducer.close()
         self.sequence.close()
 
     def __enter__(self) -> "Wire":
@@ -48,3 +52,10 @@ def over_gloo(world: World, store: Store, timeout_s: float) -> Wire:
     """Collective. The wire of several workers, by torch's Gloo."""
     transport = Gloo(world, store, timeout_s)
     return Wire(transport, Background(), Executor(transport))
+
+
+def in_shared_memory(world: World, store: Store, timeout_s: float) -> Wire:
+    """Collective. The wire of several workers on one host: small talk by Gloo, buckets in shared memory."""
+    transport = Gloo(world, store, timeout_s)
+    neighbours = connect(world, PrefixStore(f"lockstep/shared/{world.generation}", store), timeout_s)
+    return Wire(transport, Background(), SharedMemory(neighbours, Executor(transport), world.rank))

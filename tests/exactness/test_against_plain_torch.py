@@ -115,6 +115,11 @@ def _lockstep_gradient(run: lockstep.Run, model: nn.Module, x: torch.Tensor, y: 
     return found
 
 
+_KEPT: list[Any] = []
+"""DDP's objects stay until the worker's process ends: torch's own threads and their destruction can wait for each
+other."""
+
+
 def _ddp_gradient(run: lockstep.Run, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
     import copy
     import os
@@ -128,9 +133,8 @@ def _ddp_gradient(run: lockstep.Run, model: nn.Module, x: torch.Tensor, y: torch
         ddp = nn.parallel.DistributedDataParallel(copy.deepcopy(model))
         part = slice(0, 2) if run.rank == 0 else slice(2, 5)
         F.cross_entropy(ddp(x[part]), y[part]).backward()
-    found = [p.grad.clone() for p in ddp.module.parameters() if p.grad is not None]
-    dist.destroy_process_group()
-    return found
+    _KEPT.append((ddp, store))
+    return [p.grad.clone() for p in ddp.module.parameters() if p.grad is not None]
 
 
 def _distance(found: Any, whole: Any) -> float:

@@ -54,6 +54,13 @@ def test_bucket_size_does_not_change_the_digest() -> None:
     assert on_workers(3, digest_after, Job("gpt"), bucket_bytes=1024) == [alone] * 3
 
 
+@pytest.mark.parametrize("job", [Job("conv"), Job("partly", optimizer="sgd")], ids=["conv", "partly used"])
+@pytest.mark.parametrize("wire", ["gloo", "shared"])
+def test_the_wire_does_not_change_the_digest(job: Job, wire: str) -> None:
+    (alone,) = on_workers(1, digest_after, job)
+    assert on_workers(3, digest_after, job, wire=wire, bucket_bytes=2048) == [alone] * 3
+
+
 def test_another_seed_gives_another_digest() -> None:
     first, second = (on_workers(1, _with_seed, seed)[0] for seed in (1, 2))
     assert first != second

@@ -101,7 +101,8 @@ def test_other_sides_run_as_torch_comes_and_lockstep_finds_its_settings_again() 
 def objections_of_workers(folder: str, drifting: int | None) -> str | None:
     """Runs in a worker: what `agree` says there when DDP's optimizer differs on the worker `drifting`."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    with start() as run, process_group(Path(folder) / "store", run) as store:
+    with start() as run:
+        store = process_group(Path(folder) / "store", run)
         sides = make_sides(SMALL, run, all_threads=1)
         if run.rank == drifting:
             sides[DDP].optimizer.param_groups[0]["lr"] = 0.1

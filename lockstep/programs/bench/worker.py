@@ -8,8 +8,7 @@ Worker 0 prints its progress and leaves the result in FOLDER.
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,8 @@ from lockstep.run.start import start
 
 
 def main(plan: Plan, folder: Path) -> None:
-    with start(seed=0) as run, process_group(folder / "store", run) as store:
+    with start(seed=0) as run:
+        store = process_group(folder / "store", run)
         all_threads = len(os.sched_getaffinity(0))
         workload = reference_workload(plan.model)
         sides = make_sides(workload, run, all_threads)
@@ -46,15 +46,11 @@ def main(plan: Plan, folder: Path) -> None:
             ).write(folder)
 
 
-@contextmanager
-def process_group(path: Path, run: Run) -> Iterator[Store]:
-    """Collective. Inside, torch's default process group is Gloo's among the same workers, for DDP."""
+def process_group(path: Path, run: Run) -> Store:
+    """Collective. Afterwards torch's default process group is Gloo's among the same workers, for DDP."""
     store = FileStore(str(path), run.size)
     dist.init_process_group("gloo", store=store, rank=run.rank, world_size=run.size)
-    try:
-        yield store
-    finally:
-        dist.destroy_process_group()
+    return store
 
 
 def agree(
@@ -100,3 +96,7 @@ def _machine(all_threads: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     main(Plan.read(sys.argv[1]), Path(sys.argv[2]))
+    # Not by Python's own way: taking DDP's process group apart, torch's threads and Python's shutdown can wait for each
+    # other for ever.
+    sys.stdout.flush()
+    os._exit(0)

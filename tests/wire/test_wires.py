@@ -1,0 +1,271 @@
+"""The conformance suite: what every wire must do, run on each, with real processes."""
+
+import hashlib
+import os
+import resource
+import signal
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from workers import on_workers, outcomes
+
+from lockstep.errors import PeerGone
+from lockstep.lanes import Assignment, present_lanes, reduction
+from lockstep.wire import Agreement, Plan, Wire, broadcast, exchange, in_process, in_shared_memory, over_gloo
+from lockstep.wire.exchange import exchange_texts
+from lockstep.world import World
+
+
+def open_wire(kind: str = "gloo", timeout_s: float = 20.0) -> Wire:
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if size == 1:
+        return in_process()
+    port = int(os.environ["MASTER_PORT"])
+    listen = {"master_listen_fd": int(os.environ["LOCKSTEP_LISTEN_FD"])} if rank == 0 else {}
+    store = dist.TCPStore(
+        "127.0.0.1",
+        port,
+        size,
+        rank == 0,
+        timedelta(seconds=20),
+        wait_for_workers=False,
+        multi_tenant=False,
+        **listen,
+    )
+    opening = {"gloo": over_gloo, "shared": in_shared_memory}[kind]
+    return opening(World(rank, size, rank, size), store, timeout_s)
+
+
+WORLDS = pytest.mark.parametrize("num_workers", [1, 2, 3, 5])
+WIRES = pytest.mark.parametrize("kind", ["gloo", "shared"])
+
+
+def _reduce(kind: str, num_lanes: int, num_samples: int, num_elements: int, in_place: bool) -> list[float]:
+    with open_wire(kind) as wire:
+        rank = wire.world.rank
+        whole = reduction(Assignment.even(num_lanes, wire.world.size), present_lanes(num_samples, num_lanes))
+        roots = [_flat(wire, num_elements, in_place) for _ in range(whole.roots_of[rank])]
+        total = roots[0] if in_place and roots else _flat(wire, num_elements, in_place)
+        for index, root in enumerate(roots):
+            root.copy_(torch.arange(num_elements) % 7 + 10 * rank + index)
+        wire.reducer.reduce(whole, roots, total)
+        return total.double().tolist()
+
+
+def _flat(wire: Wire, num_elements: int, allocated: bool) -> torch.Tensor:
+    """Memory that the wire gave, or any."""
+    if allocated:
+        return wire.reducer.allocate(num_elements, torch.float32, torch.device("cpu"))
+    return torch.empty(num_elements)
+
+
+def _expected(num_workers: int, num_lanes: int, num_samples: int, num_elements: int) -> list[float]:
+    whole = reduction(Assignment.even(num_lanes, num_workers), present_lanes(num_samples, num_lanes))
+    base = sum(10 * rank + index for rank, count in enumerate(whole.roots_of) for index in range(count))
+    return [float(base + (element % 7) * sum(whole.roots_of)) for element in range(num_elements)]
+
+
+@WIRES
+@WORLDS
+@pytest.mark.parametrize("num_elements", [0, 1, 2, 1000])
+@pytest.mark.parametrize("in_place", [True, False], ids=["in place", "elsewhere"])
+def test_a_reduction_leaves_the_same_sum_everywhere(
+    kind: str, num_workers: int, num_elements: int, in_place: bool
+) -> None:
+    found = on_workers(num_workers, _reduce, kind, 8, 52, num_elements, in_place)
+    assert found == [_expected(num_workers, 8, 52, num_elements)] * num_workers
+
+
+@WIRES
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "complex64"])
+def test_a_reduction_works_in_every_dtype_of_gradients(kind: str, dtype: str) -> None:
+    found = on_workers(3, _reduce_real, kind, dtype)
+    assert found == [[9.0, 9.0, 9.0]] * 3
+
+
+def _reduce_real(kind: str, dtype: str) -> list[float]:
+    with open_wire(kind) as wire:
+        whole = reduction(Assignment.even(3, 3), (0, 1, 2))
+        root = torch.full((3,), float(wire.world.rank + 2), dtype=getattr(torch, dtype))
+        wire.reducer.reduce(whole, [root], root)
+        return root.real.double().tolist() if root.is_complex() else root.double().tolist()
+
+
+def _talk() -> list[Any]:
+    with open_wire() as wire:
+        rank = wire.world.rank
+        records = exchange(wire.transport, torch.tensor([rank, 7], dtype=torch.uint8))
+        texts = exchange_texts(wire.transport, "ü" * (rank + 1))
+        flat = torch.full((5,), float(rank))
+        broadcast(wire.transport, flat, source=wire.world.size - 1)
+        return [[record.tolist() for record in records], texts, flat.tolist()]
+
+
+@WORLDS
+def test_everyone_hears_everyone_in_rank_order(num_workers: int) -> None:
+    ranks = range(num_workers)
+    expected = [[[r, 7] for r in ranks], ["ü" * (r + 1) for r in ranks], [float(num_workers - 1)] * 5]
+    assert on_workers(num_workers, _talk) == [expected] * num_workers
+
+
+def _in_order() -> list[int]:
+    with open_wire() as wire:
+        peer = 1 - wire.world.rank
+        places = [torch.zeros(1) for _ in range(50)]
+        pending = [wire.transport.receive(place, peer, 4) for place in places]
+        pending += [wire.transport.send(torch.full((1,), float(n)), peer, 4) for n in range(50)]
+        for transfer in pending:
+            transfer.wait()
+        return [int(place) for place in places]
+
+
+def test_messages_with_one_tag_arrive_in_the_order_they_were_sent() -> None:
+    assert on_workers(2, _in_order) == [list(range(50))] * 2
+
+
+def _agree(samples_of: list[int]) -> None:
+    with open_wire() as wire:
+        Agreement(wire.transport, Plan({"operation": "step", "samples": samples_of[wire.world.rank]})).check()
+
+
+def test_a_disagreement_is_named_on_every_worker() -> None:
+    found = outcomes(3, _agree, [52, 52, 51])
+    assert [outcome.error for outcome in found] == ["Disagreement"] * 3
+    assert "samples: worker 0 has 52, worker 2 has 51" in found[0].message
+    assert "samples: worker 2 has 51, worker 0 has 52" in found[2].message
+
+
+def test_agreement_passes_in_silence() -> None:
+    assert on_workers(3, _agree, [52, 52, 52]) == [None] * 3
+
+
+def _random_sums(kind: str) -> str:
+    """Many reductions of random numbers over random assignments; more elements than a piece holds."""
+    with open_wire(kind) as wire:
+        chance = torch.Generator().manual_seed(0)
+        sums = hashlib.sha256()
+        for size in (3, 70_001, 200_000):
+            carrier = torch.randint(0, wire.world.size, (9,), generator=chance).tolist()
+            assignment = Assignment.explicit([v for v in range(9) if carrier[v] == r] for r in range(wire.world.size))
+            whole = reduction(assignment, tuple(range(9)))
+            lanes = torch.randn(9, size, generator=chance)
+            fold = whole.folds[wire.world.rank]
+            stack: list[torch.Tensor] = []
+            for lane, merges in zip(fold.lanes, fold.merges, strict=True):
+                stack.append(_flat(wire, size, allocated=True).copy_(lanes[lane]))
+                for _ in range(merges):
+                    top = stack.pop()
+                    stack[-1].add_(top)
+            total = stack[0] if stack else _flat(wire, size, allocated=True)
+            wire.reducer.reduce(whole, stack, total)
+            sums.update(bytes(total.view(torch.uint8).tolist()))
+        return sums.hexdigest()
+
+
+@WIRES
+@pytest.mark.parametrize("num_workers", [2, 3, 4])
+def test_any_assignment_on_any_wire_gives_the_bits_of_one_worker(kind: str, num_workers: int) -> None:
+    (alone,) = on_workers(1, _random_sums, kind)
+    assert on_workers(num_workers, _random_sums, kind) == [alone] * num_workers
+
+
+def _lose_a_peer_in_a_reduction(kind: str) -> list[Any]:
+    with open_wire(kind) as wire:
+        whole = reduction(Assignment.even(3, 3), (0, 1, 2))
+        root = _flat(wire, 100_000, allocated=True)
+        wire.reducer.reduce(whole, [root], root)
+        if wire.world.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(PeerGone) as gone:
+            wire.reducer.reduce(whole, [root], root)
+        return [gone.value.rank]
+
+
+@WIRES
+def test_a_peer_killed_during_a_reduction_is_named_by_the_survivors(kind: str) -> None:
+    found = outcomes(3, _lose_a_peer_in_a_reduction, kind)
+    assert [found[0].value, found[2].value] == [[1], [1]]
+
+
+def _hold_after_reductions() -> list[int]:
+    """How many files are open, and how much memory of peers is mapped, after layouts came and went."""
+    with open_wire("shared") as wire:
+        whole = reduction(Assignment.even(2, 2), (0, 1))
+        counts = []
+        for _ in range(5):
+            root = _flat(wire, 300_000, allocated=True)
+            wire.reducer.reduce(whole, [root], root)
+            wire.reducer.release(root)
+            del root
+            counts.append(len(os.listdir("/proc/self/fd")))
+        mapped = Path("/proc/self/maps").read_text().count("memfd:lockstep")
+        return [counts[-1] - counts[0], mapped]
+
+
+def test_released_memory_is_given_back_by_all_workers() -> None:
+    for more_files, mapped in on_workers(2, _hold_after_reductions):
+        assert more_files == 0
+        assert mapped <= 3  # the last one, here and at the peer, is let go with the next word
+
+
+def _too_much() -> None:
+    with open_wire("shared") as wire:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        wire.reducer.allocate(2**20, torch.float32, torch.device("cpu"))
+
+
+def test_memory_that_cannot_be_had_is_an_error_and_not_a_bus_error() -> None:
+    found = outcomes(2, _too_much)
+    assert [outcome.error for outcome in found] == ["BadEnvironment"] * 2
+    assert "4 MiB of shared memory cannot be had" in found[0].message
+
+
+def _lose_a_peer() -> list[Any]:
+    with open_wire() as wire:
+        exchange(wire.transport, torch.zeros(1, dtype=torch.uint8))
+        if wire.world.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(PeerGone) as gone:
+            exchange(wire.transport, torch.zeros(1, dtype=torch.uint8))
+        return [gone.value.rank]
+
+
+def test_a_killed_peer_is_named_by_the_survivors() -> None:
+    found = outcomes(3, _lose_a_peer)
+    assert [found[0].value, found[2].value] == [[1], [1]]
+    assert found[1].killed_by == signal.SIGKILL
+
+
+def _close_while_waiting(kind: str) -> str:
+    wire = open_wire(kind)
+    if wire.world.rank == 0:
+        root = _flat(wire, 10, allocated=True)
+        whole = reduction(Assignment.even(2, 2), (0, 1))
+        waiting = wire.sequence.submit(lambda: wire.reducer.reduce(whole, [root], root))
+        wire.close()
+        return type(waiting.exception(timeout=10)).__name__
+    wire.close()
+    return "closed"
+
+
+@WIRES
+def test_closing_ends_a_wait_on_another_thread(kind: str) -> None:
+    assert on_workers(2, _close_while_waiting, kind)[0] == "PeerGone"
+
+
+def _addresses(kind: str) -> list[str]:
+    with open_wire(kind):
+        connections = psutil.Process().net_connections(kind="inet")
+        return sorted({c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN})
+
+
+@WIRES
+def test_on_one_host_nothing_listens_outside_of_loopback(kind: str) -> None:
+    for found in on_workers(2, _addresses, kind):
+        assert set(found) <= {"127.0.0.1"}
