@@ -5,6 +5,9 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+# Workers are forked from this process, and a process whose autograd has threads for a GPU cannot be forked from.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
 import psutil
 import pytest
 import torch

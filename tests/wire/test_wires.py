@@ -5,6 +5,8 @@ import os
 import resource
 import signal
 from datetime import timedelta
+from multiprocessing import get_context
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +176,7 @@ def test_any_assignment_on_any_wire_gives_the_bits_of_one_worker(kind: str, num_
     assert on_workers(num_workers, _random_sums, kind) == [alone] * num_workers
 
 
-def _lose_a_peer_in_a_reduction(kind: str) -> list[Any]:
+def _lose_a_peer_in_a_reduction(kind: str, both_noticed: Barrier) -> list[Any]:
     with open_wire(kind) as wire:
         whole = reduction(Assignment.even(3, 3), (0, 1, 2))
         root = _flat(wire, 100_000, allocated=True)
@@ -183,12 +185,13 @@ def _lose_a_peer_in_a_reduction(kind: str) -> list[Any]:
             os.kill(os.getpid(), signal.SIGKILL)
         with pytest.raises(PeerGone) as gone:
             wire.reducer.reduce(whole, [root], root)
+        both_noticed.wait(20)  # who leaves is lost to the other
         return [gone.value.rank]
 
 
 @WIRES
 def test_a_peer_killed_during_a_reduction_is_named_by_the_survivors(kind: str) -> None:
-    found = outcomes(3, _lose_a_peer_in_a_reduction, kind)
+    found = outcomes(3, _lose_a_peer_in_a_reduction, kind, get_context("fork").Barrier(2))
     assert [found[0].value, found[2].value] == [[1], [1]]
 
 
@@ -226,18 +229,19 @@ def test_memory_that_cannot_be_had_is_an_error_and_not_a_bus_error() -> None:
     assert "4 MiB of shared memory cannot be had" in found[0].message
 
 
-def _lose_a_peer() -> list[Any]:
+def _lose_a_peer(both_noticed: Barrier) -> list[Any]:
     with open_wire() as wire:
         exchange(wire.transport, torch.zeros(1, dtype=torch.uint8))
         if wire.world.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         with pytest.raises(PeerGone) as gone:
             exchange(wire.transport, torch.zeros(1, dtype=torch.uint8))
+        both_noticed.wait(20)
         return [gone.value.rank]
 
 
 def test_a_killed_peer_is_named_by_the_survivors() -> None:
-    found = outcomes(3, _lose_a_peer)
+    found = outcomes(3, _lose_a_peer, get_context("fork").Barrier(2))
     assert [found[0].value, found[2].value] == [[1], [1]]
     assert found[1].killed_by == signal.SIGKILL
 
