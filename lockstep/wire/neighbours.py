@@ -5,6 +5,7 @@
 # sides, which orders memory on every processor; a waiting worker sleeps in the kernel; and when a worker dies, the
 # kernel closes its sockets, so that its peers wake up and know who it was. A shared memory segment is an open file
 # without a name (memfd) that travels over the socket: there is nothing to unlink, and no crash leaves one behind.
+# A process that a worker forks (a DataLoader's) would hold the sockets open after its death: it closes its copies.
 """
 
 import os
@@ -12,6 +13,7 @@ import secrets
 import select
 import socket
 import struct
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -21,15 +23,19 @@ from lockstep.errors import BadEnvironment, PeerGone
 from lockstep.world import World
 
 MESSAGE_BYTES = 64 * 1024
-MAX_FILES = 64
+MAX_FILES = 250
+"""How many open files one message takes; the kernel's own limit is 253."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Neighbours:
     """A connection to every other worker on this host. One thread at a time; one owner, who calls `close`."""
 
     sockets: dict[int, socket.socket]
     timeout_s: float
+
+    def __post_init__(self) -> None:
+        _open.add(self)
 
     def send(self, peer: int, message: bytes, files: list[int] | None = None) -> None:
         """Hands a message, and open files, to a peer; blocks only if the peer has many unread ones."""
@@ -66,8 +72,22 @@ class Neighbours:
         return heard
 
     def close(self) -> None:
+        _open.discard(self)
         for connection in self.sockets.values():
             _shut(connection)
+
+
+_open: "weakref.WeakSet[Neighbours]" = weakref.WeakSet()
+
+
+def _close_in_forked_process() -> None:
+    """See Note [Sockets as signals]. Closes this process's copies; the connections go on in the worker."""
+    for neighbours in _open:
+        for connection in neighbours.sockets.values():
+            connection.close()
+
+
+os.register_at_fork(after_in_child=_close_in_forked_process)
 
 
 def connect(world: World, store: Store, timeout_s: float) -> Neighbours:

@@ -19,7 +19,7 @@ from lockstep.errors import BadEnvironment
 from lockstep.lanes import Branch, Reduction, Root, Tree
 from lockstep.wire.algorithms import slices
 from lockstep.wire.executor import Executor
-from lockstep.wire.neighbours import Neighbours
+from lockstep.wire.neighbours import MAX_FILES, Neighbours
 
 PIECE_BYTES = 256 * 1024
 """How much is added and handed out at a time: what stays in a core's cache."""
@@ -60,7 +60,7 @@ class Segment:
 class SharedMemory:
     """A Reducer for the workers of one host. Tensors that it did not allocate are copied in and out.
 
-    What is not on the CPU goes `otherwise`.
+    What is not on the CPU, or is spread over hundreds of roots, goes `otherwise`.
     """
 
     def __init__(self, neighbours: Neighbours, otherwise: Executor, rank: int) -> None:
@@ -89,7 +89,8 @@ class SharedMemory:
 
     def reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
         """See Note [Direct slices in shared memory]. Two messages to each peer."""
-        if total.device.type != "cpu":
+        too_many = max(reduction.roots_of) >= MAX_FILES  # all roots, and the total, in one message
+        if total.device.type != "cpu" or too_many:
             self._otherwise.reduce(reduction, roots, total)
         elif total.numel() > 0:
             self._reduce(reduction, roots, total)

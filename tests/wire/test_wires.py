@@ -195,6 +195,42 @@ def test_a_peer_killed_during_a_reduction_is_named_by_the_survivors(kind: str) -
     assert [found[0].value, found[2].value] == [[1], [1]]
 
 
+def _lose_a_peer_with_a_child(both_noticed: Barrier) -> list[Any]:
+    with open_wire("shared", timeout_s=15.0) as wire:
+        whole = reduction(Assignment.even(3, 3), (0, 1, 2))
+        root = _flat(wire, 100, allocated=True)
+        wire.reducer.reduce(whole, [root], root)
+        if wire.world.rank == 1:
+            if os.fork() == 0:  # as a DataLoader forks its processes, with all open files
+                signal.pause()
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(PeerGone) as gone:
+            wire.reducer.reduce(whole, [root], root)
+        both_noticed.wait(20)
+        return [gone.value.rank, gone.value.cause]
+
+
+def test_a_killed_peer_is_noticed_although_its_children_live_on() -> None:
+    found = outcomes(3, _lose_a_peer_with_a_child, get_context("fork").Barrier(2))
+    for rank in (0, 2):
+        assert found[rank].value[0] == 1
+        assert "silent" not in found[rank].value[1]
+
+
+def _many_roots() -> list[float]:
+    """Lanes dealt out in turn, so that no two of a worker's are neighbours: more roots than one message takes files."""
+    with open_wire("shared") as wire:
+        assignment = Assignment.explicit([range(rank, 520, 2) for rank in range(2)])
+        whole = reduction(assignment, tuple(range(520)))
+        roots = [_flat(wire, 3, allocated=True).fill_(lane) for lane in assignment.lanes_of[wire.world.rank]]
+        wire.reducer.reduce(whole, roots, roots[0])
+        return roots[0].tolist()
+
+
+def test_more_roots_than_fit_a_message_are_added_too() -> None:
+    assert on_workers(2, _many_roots) == [[float(sum(range(520)))] * 3] * 2
+
+
 def _hold_after_reductions() -> list[int]:
     """How many files are open, and how much memory of peers is mapped, after layouts came and went."""
     with open_wire("shared") as wire:
