@@ -10,6 +10,7 @@ from training import Mlp, data
 from workers import on_workers
 
 import lockstep
+from lockstep.verify.reference import relative_difference, train
 
 STEPS, BATCH = 20, 31
 
@@ -41,10 +42,7 @@ def batches(double: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def naive(name: str, double: bool) -> dict[str, list[float]]:
     model, optimizer = build(name, double)
-    for x, y in batches(double):
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
+    train(model, optimizer, batches(double), lambda net, batch: F.cross_entropy(net(batch[0]), batch[1]))
     return _values(model)
 
 
@@ -66,8 +64,8 @@ def _values(model: nn.Module) -> dict[str, list[float]]:
 
 
 def difference(one: dict[str, list[float]], other: dict[str, list[float]]) -> float:
-    pairs = [(torch.tensor(one[name]), torch.tensor(other[name])) for name in other]
-    return max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-30)) for a, b in pairs)
+    a, b = ({name: torch.tensor(v, dtype=torch.float64) for name, v in side.items()} for side in (one, other))
+    return max(relative_difference(a, b).values())
 
 
 @pytest.mark.parametrize(("double", "limit"), [(False, 1e-5), (True, 1e-12)], ids=["float32", "float64"])
