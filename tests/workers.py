@@ -13,8 +13,9 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,9 +41,14 @@ def outcomes(
     num_workers: int, job: Callable[..., Any], *args: Any, limit_s: float = 60.0, **options: Any
 ) -> list[Outcome]:
     """Runs `job` in `num_workers` processes; gives every worker's outcome, by rank."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-    processes = [_fork(rank, num_workers, listener, limit_s, job, args, options) for rank in range(num_workers)]
-    listener.close()
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
+        places = [partial(_place, rank, num_workers, listener) for rank in range(num_workers)]
+        processes = [fork(place, limit_s, job, args, options) for place in places]
+    return gather(processes, limit_s)
+
+
+def gather(processes: Sequence[tuple[int, int]], limit_s: float) -> list[Outcome]:
+    """Waits for forked workers and gives their outcomes; afterwards none of them is left."""
     deadline = time.monotonic() + limit_s
     try:
         return [_collect(pid, reader, deadline) for pid, reader in processes]
@@ -53,22 +59,21 @@ def outcomes(
 
 def on_workers(num_workers: int, job: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
     """What `job` returned on each worker; fails if one raised or died."""
-    found = outcomes(num_workers, job, *args, **options)
+    return all_values(outcomes(num_workers, job, *args, **options))
+
+
+def all_values(found: Sequence[Outcome]) -> list[Any]:
+    """What each worker returned; fails if one raised or died."""
     for rank, outcome in enumerate(found):
         assert outcome.error is None, f"worker {rank}: {outcome.error}: {outcome.message}"
         assert outcome.killed_by is None, f"worker {rank} was killed by signal {outcome.killed_by}"
     return [outcome.value for outcome in found]
 
 
-def _fork(
-    rank: int,
-    num_workers: int,
-    listener: socket.socket,
-    limit_s: float,
-    job: Callable[..., Any],
-    args: Any,
-    options: Any,
+def fork(
+    place: Callable[[], None], limit_s: float, job: Callable[..., Any], args: Any, options: Any
 ) -> tuple[int, int]:
+    """Starts a worker that takes its `place` and does the job; gives its process and where its reply is read."""
     reader, writer = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -77,19 +82,21 @@ def _fork(
         os.close(writer)
         return pid, reader
     os.close(reader)
+    # A process that the worker forks has no part in the reply: the test does not wait for it.
+    os.register_at_fork(after_in_child=lambda: os.close(writer))
     try:
         faulthandler.dump_traceback_later(limit_s - 2, file=sys.__stderr__)  # where a worker that hangs is
-        _place(rank, num_workers, listener)
+        os.setpgid(0, 0)
+        place()
         reply = _attempt(job, args, options)
         with os.fdopen(writer, "w") as pipe:
-            json.dump(reply, pipe)
+            json.dump(reply, pipe, default=repr)
         os._exit(0)
     finally:
         os._exit(70)
 
 
 def _place(rank: int, num_workers: int, listener: socket.socket) -> None:
-    os.setpgid(0, 0)
     os.environ |= {
         MARK: "tests",
         "RANK": str(rank),

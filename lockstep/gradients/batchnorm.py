@@ -48,7 +48,7 @@ class Statistics:
         own = self.transport.world.rank
         if own not in self.carriers:  # outside of training lanes: this worker's data are all there is
             return values.unsqueeze(0)
-        message = torch.full((2 * self.num_channels + 2,), float(layer), dtype=torch.float64)
+        message = torch.full((2 * self.num_channels + 2,), float(layer), dtype=torch.float64, device="cpu")
         message[1 : 1 + values.numel()] = values
         rows = {peer: torch.empty_like(message) for peer in self.carriers if peer != own}
         with told_as_lost(self.step, f"batch norm layer {layer}"):
@@ -187,7 +187,9 @@ def _global_moments(x: torch.Tensor, statistics: Statistics, layer: int) -> tupl
     mean = wide.mean(dims)
     squares = (wide - mean.view(shape)).square().sum(dims)
     count = x.numel() // x.shape[1]
-    mine = torch.cat([torch.tensor([count], dtype=torch.float64), mean.double().cpu(), squares.double().cpu()])
+    mine = torch.cat(
+        [torch.tensor([count], dtype=torch.float64, device="cpu"), mean.double().cpu(), squares.double().cpu()]
+    )
     rows = statistics.gather(layer, mine)
     counts, (means, squares) = rows[:, :1], rows[:, 1:].view(len(rows), 2, -1).unbind(1)
     total = float(counts.sum())
@@ -204,7 +206,7 @@ def _weighted_totals(
     """The sums over all lanes, each counted by its weight relative to this one's."""
     if statistics.weight == 0:
         raise Misuse("synchronised batch norm cannot give a lane the weight 0: leave its samples out of the batch")
-    own = torch.tensor([statistics.weight], dtype=torch.float64)
+    own = torch.tensor([statistics.weight], dtype=torch.float64, device="cpu")
     mine = torch.cat([own, sum_dy.double().cpu(), sum_dy_centred.double().cpu()])
     rows = statistics.gather(layer, mine)
     relative = rows[:, :1] / statistics.weight

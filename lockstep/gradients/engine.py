@@ -4,8 +4,14 @@
 # Buckets leave in layout order, not in the order they fill: two workers may fill them differently, and a
 # collective is matched by position. A bucket that is full while an earlier one is not waits for it, at the latest until
 # the end of the lanes, where all that any worker used leaves. A bucket nobody used is not sent.
+
+# Note [The order of filling]
+# The first layout guesses that gradients arrive in reverse order of registration. After the first step, one worker
+# tells all in which order its gradients did arrive, and from the second step on the buckets are filled in that
+# order. The sum of an element does not depend on its bucket, so the bits do not change.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,12 +20,12 @@ import torch
 from lockstep.errors import Misuse, told_as_lost
 from lockstep.gradients.bucket import Bucket
 from lockstep.gradients.buffers import Buffers
-from lockstep.gradients.hooks import BucketWatch
+from lockstep.gradients.hooks import Arrival, BucketWatch
 from lockstep.gradients.layout import Layout, Spec, make_layout
 from lockstep.gradients.record import StepRecord
 from lockstep.gradients.step import StepInFlight, StepPlan
 from lockstep.lanes import reduction
-from lockstep.wire import Agreement, Plan, Wire, exchange
+from lockstep.wire import Agreement, Plan, Wire, broadcast, exchange
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,8 @@ class Engine:
         self.paused = False
         self.sight: GradientSight | None = None
         self._step: StepInFlight | None = None
+        self._order: list[int] | None = None
+        self._arrivals: dict[torch.nn.Parameter, Arrival] = {}
         self._lay_out()
 
     @property
@@ -62,8 +70,10 @@ class Engine:
     def begin(self, plan: StepPlan) -> None:
         """Starts a step: `p.grad` is set aside, the plan goes to all workers."""
         if self._traits != self._current_traits():
-            self.close()
-            self._lay_out()
+            self._order, self._arrivals = None, {}
+            self._lay_out_again()
+        elif self._order_is_news:
+            self._lay_out_again()
         rank = self._wire.world.rank
         whole = reduction(plan.assignment, plan.present)
         with told_as_lost(plan.step, "the beginning of the step"):
@@ -126,6 +136,9 @@ class Engine:
         for launched in step.launched:
             launched.result()
         self._hand_over(step, record, step.scale(weights))
+        if self._order is None and any(record.used) and not step.plan.adds_nothing:
+            with told_as_lost(step.plan.step, "agreeing on the order of gradients"):
+                self._order = self._agreed_order(step)
         self._step = None
         return record.mean_loss(weights)
 
@@ -145,11 +158,29 @@ class Engine:
         self._traits = self._current_traits()
         specs = [Spec.of(named.name, named.parameter, named.model) for named in self.named]
         sizes = {} if self._bucket_bytes is None else {"bucket_bytes": self._bucket_bytes}
-        self.layout: Layout = make_layout(specs, **sizes)
+        self._order_is_news = False
+        self.layout: Layout = make_layout(specs, order=self._order, **sizes)
         self._buckets = [Bucket(layout, self._parameters, self._wire.reducer) for layout in self.layout.buckets]
         self._watch = BucketWatch(
-            [bucket.parameters for bucket in self._buckets], self._gradient_arrived, self._bucket_full
+            [bucket.parameters for bucket in self._buckets], self._gradient_arrived, self._bucket_full, self._arrivals
         )
+
+    def _lay_out_again(self) -> None:
+        self.close()
+        self._lay_out()
+
+    def _agreed_order(self, step: StepInFlight) -> list[int]:
+        """Collective. How gradients arrived where the first lane is. See Note [The order of filling]."""
+        self._arrivals = self._watch.arrivals()
+        guessed = [slot.index for bucket in self.layout.buckets for slot in bucket.slots]
+        known = {index: self._arrivals[self._parameters[index]] for index in guessed}
+        arrived = sorted(known, key=lambda index: known[index].when or math.inf)
+        order = torch.tensor(arrived, dtype=torch.int64, device="cpu")
+        source = step.plan.assignment.carriers()[step.plan.present[0]]
+        broadcast(self._wire.transport, order, source)
+        agreed = [int(index) for index in order]
+        self._order_is_news = agreed != guessed
+        return agreed
 
     def _plan_to_agree(self, plan: StepPlan) -> Plan:
         facts = {

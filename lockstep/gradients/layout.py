@@ -92,17 +92,26 @@ class Layout:
         }
 
 
-def make_layout(specs: Sequence[Spec], bucket_bytes: int = 25 * MiB, first_bucket_bytes: int = 1 * MiB) -> Layout:
-    """Trainable parameters in reverse order of registration, which is about the order of the backward pass.
+def make_layout(
+    specs: Sequence[Spec],
+    bucket_bytes: int = 25 * MiB,
+    first_bucket_bytes: int = 1 * MiB,
+    order: Sequence[int] | None = None,
+) -> Layout:
+    """Trainable parameters in the `order` of the backward pass: until it is known, in reverse order of registration.
 
     The first bucket of each kind is small, so that the wire starts early. A parameter larger than a bucket
-    has one of its own.
+    has one of its own. Buckets leave in the order in which they fill.
     """
+    order = range(len(specs) - 1, -1, -1) if order is None else order
     kinds: dict[tuple[int, torch.dtype, str], list[tuple[int, Spec]]] = {}
-    for index, spec in reversed(list(enumerate(specs))):
+    for index in order:
+        spec = specs[index]
         if spec.trainable:
             kinds.setdefault((spec.model, spec.dtype, spec.device), []).append((index, spec))
-    return Layout(tuple(bucket for kind in kinds.values() for bucket in _fill(kind, bucket_bytes, first_bucket_bytes)))
+    buckets = [bucket for kind in kinds.values() for bucket in _fill(kind, bucket_bytes, first_bucket_bytes)]
+    when = {index: position for position, index in enumerate(order)}
+    return Layout(tuple(sorted(buckets, key=lambda bucket: when[bucket.slots[-1].index])))
 
 
 def _fill(entries: Sequence[tuple[int, Spec]], bucket_bytes: int, first_bucket_bytes: int) -> Iterator[BucketLayout]:

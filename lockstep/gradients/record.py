@@ -29,10 +29,12 @@ class StepRecord:
 
     def pack(self) -> torch.Tensor:
         numbers = [*self.weights, *self.losses]
-        values = torch.tensor([0.0 if number is None else number for number in numbers], dtype=torch.float64)
+        values = torch.tensor(
+            [0.0 if number is None else number for number in numbers], dtype=torch.float64, device="cpu"
+        )
         told = [number is not None for number in numbers]
-        flags = torch.tensor([*told, *self.used, *self.changed], dtype=torch.uint8)
-        counters = torch.tensor([self.counters], dtype=torch.int64)
+        flags = torch.tensor([*told, *self.used, *self.changed], dtype=torch.uint8, device="cpu")
+        counters = torch.tensor([self.counters], dtype=torch.int64, device="cpu")
         return torch.cat([counters.view(torch.uint8), values.view(torch.uint8), flags])
 
     def merged(self, packed: Sequence[torch.Tensor]) -> "StepRecord":

@@ -16,6 +16,8 @@ class Console:
         match event:
             case Started():
                 self._write(start_line(event))
+                if event.wire:
+                    self._write(f"  wire: {event.wire}")
                 for note in event.notes:
                     self._write(f"  note: {note}")
             case Said(text):

@@ -50,6 +50,7 @@ class Run:
         self._stepping = Stepping(wire.world.rank, settings.seed, settings.assignment, events)
         self._progress = Progress()
         self._closed = False
+        self._pid = os.getpid()
         self.failed = False
 
     # -- who and where --------------------------------------------------------------------------------------
@@ -236,7 +237,7 @@ class Run:
 
     def close(self) -> None:
         """Ends the run on this worker and gives back what it holds. May be called twice."""
-        if self._closed:
+        if self._closed or os.getpid() != self._pid:  # a process that the worker forked has no part in the run
             return
         self._closed = True
         self._events.emit(Closed(self.step))

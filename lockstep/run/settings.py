@@ -8,8 +8,11 @@ from lockstep.lanes import Assignment
 from lockstep.run.environment import Overrides
 from lockstep.world import World
 
-WIRES = ("shared", "gloo")
-"""Buckets in shared memory, for workers of one host; or sent by Gloo."""
+WIRES = ("shared", "hierarchical", "gloo")
+"""Buckets in shared memory, for workers of one host; on two levels, for several hosts; or sent by Gloo."""
+
+ALGORITHMS = ("direct", "oneshot")
+"""How buckets are sent between hosts, in the brackets of the lane tree."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Asked:
     assignment: tuple[tuple[int, ...], ...] | None = None
     bucket_bytes: int | None = None
     wire: str | None = None
+    algorithm: str | None = None
     timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
@@ -30,10 +34,8 @@ class Asked:
         _whole("seed", self.seed, at_least=0)
         _whole("threads", self.threads, at_least=1)
         _whole("bucket_bytes", self.bucket_bytes, at_least=1)
-        if self.wire not in (None, *WIRES):
-            raise BadArgument(
-                f"wire must be one of {', '.join(map(repr, WIRES))}, or None to choose, not {self.wire!r}"
-            )
+        _one_of("wire", self.wire, WIRES)
+        _one_of("algorithm", self.algorithm, ALGORITHMS)
         if not isinstance(self.exact, bool):
             raise BadArgument(f"exact must be True or False, not {self.exact!r}")
         if not isinstance(self.timeout_s, int | float) or not self.timeout_s > 0:
@@ -51,6 +53,7 @@ class Settings:
     timeout_s: float = 600.0
     bucket_bytes: int | None = None
     wire: str = "gloo"
+    algorithm: str | None = None
     lanes_told: bool = False
     seed_told: bool = False
     stop_after: int | None = None
@@ -74,7 +77,8 @@ def settle(asked: Asked, overrides: Overrides, world: World) -> Settings:
         exact=asked.exact,
         timeout_s=float(asked.timeout_s),
         bucket_bytes=asked.bucket_bytes,
-        wire=_wire(asked.wire, world),
+        wire=_wire(asked, world),
+        algorithm=asked.algorithm,
         lanes_told=lanes is not None or explicit is not None,
         seed_told=seed is not None,
         stop_after=overrides.stop_after,
@@ -96,11 +100,28 @@ def _assignment(explicit: tuple[tuple[int, ...], ...] | None, lanes: int | None,
     return assignment
 
 
-def _wire(asked: str | None, world: World) -> str:
-    possible = world.on_one_host and hasattr(os, "memfd_create")
-    if asked == "shared" and not possible:
+def _wire(asked: Asked, world: World) -> str:
+    """Shared memory wherever it is. Between hosts, `exact=False` leaves the sum to Gloo."""
+    linux = hasattr(os, "memfd_create")
+    if asked.wire == "shared" and not (linux and world.on_one_host):
         raise BadArgument('wire="shared" needs Linux and all workers on one host; leave it out, or say wire="gloo"')
-    return asked or ("shared" if possible else "gloo")
+    if asked.wire == "hierarchical" and not linux:
+        raise BadArgument('wire="hierarchical" needs Linux; leave it out, or say wire="gloo"')
+    chosen = asked.wire or _usual_wire(asked.exact, world, linux)
+    if chosen == "shared" and asked.algorithm is not None and world.size > 1:
+        raise BadArgument(
+            f"algorithm={asked.algorithm!r} says how buckets are sent, and in shared memory nothing is: leave it out, "
+            'or say wire="gloo"'
+        )
+    return chosen
+
+
+def _usual_wire(exact: bool, world: World, linux: bool) -> str:
+    if not linux:
+        return "gloo"
+    if world.on_one_host:
+        return "shared"
+    return "hierarchical" if exact else "gloo"
 
 
 def _notes(asked: Asked, overrides: Overrides) -> list[str]:
@@ -116,6 +137,11 @@ def _notes(asked: Asked, overrides: Overrides) -> list[str]:
 
 def _first(*values):  # type: ignore[no-untyped-def]
     return next((value for value in values if value is not None), None)
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in (None, *allowed):
+        raise BadArgument(f"{name} must be one of {', '.join(map(repr, allowed))}, or None to choose, not {value!r}")
 
 
 def _whole(name: str, value: object, at_least: int | None = None) -> None:

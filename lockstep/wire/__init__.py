@@ -1,13 +1,14 @@
 """The wire: moving and adding bytes between workers.
 
 A `reducer` adds buckets: by sending (`algorithms` says what moves where, as data; `executor` carries it out over a
-`transport`), or in `sharedmemory` (with `neighbours` as signals). `exchange` and `agreement` are the small talk that
-goes ahead of the data; `sequence` keeps the order of reductions while the backward pass runs; `opening` makes a wire.
+`transport`), in the `shared` memory of one host, or on both levels (`hierarchy`). `link` measures, `choice` decides.
+`exchange` and `agreement` are the small talk that goes ahead of the data; `sequence` keeps the order of reductions
+while the backward pass runs; `opening` makes a wire. `backend` gives all this to torch.distributed.
 """
 
 from lockstep.wire.agreement import Agreement, Plan
 from lockstep.wire.exchange import broadcast, exchange
-from lockstep.wire.opening import Wire, in_process, in_shared_memory, over_gloo
+from lockstep.wire.opening import Wire, in_process, in_shared_memory, over_gloo, over_hosts
 from lockstep.wire.reducer import Reducer
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "in_process",
     "in_shared_memory",
     "over_gloo",
+    "over_hosts",
 ]

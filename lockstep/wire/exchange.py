@@ -42,9 +42,9 @@ def exchange(transport: Transport, record: torch.Tensor, tag: int = CONTROL) -> 
 def exchange_texts(transport: Transport, text: str) -> list[str]:
     """Collective. Every worker's text, by rank. Two rounds: the lengths, then the texts."""
     mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-    size = torch.tensor([mine.numel()], dtype=torch.int64)
+    size = torch.tensor([mine.numel()], dtype=torch.int64, device="cpu")
     sizes = [int(record.view(torch.int64)) for record in exchange(transport, size.view(torch.uint8))]
-    padded = torch.zeros(max(1, *sizes), dtype=torch.uint8)
+    padded = torch.zeros(max(1, *sizes), dtype=torch.uint8, device="cpu")
     padded[: mine.numel()] = mine
     records = exchange(transport, padded)
     return [_read(record, length).decode() for record, length in zip(records, sizes, strict=True)]

@@ -1,73 +1,142 @@
-"""Messages over TCP by torch's Gloo process group, in a group of our own: nothing global is touched."""
+"""Messages over TCP by torch's Gloo: CPU tensors, on one host or several.
 
+# Note [Farewells]
+# When a connection breaks, Gloo fails the messages that wait in line for it, but not one that is half received: nothing
+# wakes whoever waits for that one before the timeout. So a message is awaited from every peer, on a thread that sleeps,
+# that only says farewell: `close` sends it, unless it cuts off messages under way. If the connection breaks before, the
+# peer is gone: all waits that can be ended are, and `on_loss` hears of it for those that cannot.
+
+# Note [Sockets of forked processes]
+# A process that a worker forks (a DataLoader's) has copies of its sockets, and while it lives the peers would not see
+# that the worker has died. It closes its copies. Gloo does not tell its sockets: they are the ones that appeared while
+# it connected.
+"""
+
+import os
+import threading
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+import psutil
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store, Work  # type: ignore[attr-defined]
 
-from lockstep.errors import PeerGone
+from lockstep.errors import BadEnvironment, PeerGone
+from lockstep.wire.processgroup import FAREWELL, PROBE, ProcessGroupTransport, reason
 from lockstep.world import World
 
 
-@dataclass
-class GlooPending:
-    """A Gloo send or receive, and the tensor it uses, which must stay alive until it is done."""
+class Gloo(ProcessGroupTransport):
+    """Collective to make. Loopback when all workers are on one host; else the interface that torch finds.
 
-    work: Work
-    tensor: torch.Tensor
-    peer: int
+    # Note [Which interface]
+    # On several hosts torch takes the interfaces that GLOO_SOCKET_IFNAME lists, and else the one whose address this
+    # host's name has. Only torch reads the variable, and only when it chooses the interface itself.
+    """
 
-    def wait(self) -> None:
+    def __init__(
+        self, world: World, store: Store, timeout_s: float, on_loss: Callable[[PeerGone], None] | None = None
+    ) -> None:
+        others = _sockets()
+        self._on_loss = on_loss
+        here = PrefixStore(f"lockstep/gloo/{world.generation}", store)
+        timeout = timedelta(seconds=timeout_s)
+        # The pairs are connected at once, all to all.
         try:
-            self.work.wait()
+            group = _on_loopback(world, here, timeout) if world.on_one_host else _between_hosts(world, here, timeout)
         except RuntimeError as error:
-            raise PeerGone(self.peer, _reason(error)) from error
-
-
-class Gloo:
-    """Point-to-point messages between processes on one host (loopback) or several."""
-
-    def __init__(self, world: World, store: Store, timeout_s: float) -> None:
-        self.world = world
-        options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = timedelta(seconds=timeout_s)
-        options._devices = [_device(world)]
-        prefix = f"lockstep/gloo/{world.generation}"
-        # The pairs are connected at once, all to all: the store must outlive this call only.
-        self._group: ProcessGroupGloo | None = ProcessGroupGloo(
-            PrefixStore(prefix, store), world.rank, world.size, options
-        )
-
-    def send(self, tensor: torch.Tensor, target: int, tag: int) -> GlooPending:
-        return self._post(target, lambda group: group.send([tensor], target, tag), tensor)
-
-    def receive(self, tensor: torch.Tensor, source: int, tag: int) -> GlooPending:
-        return self._post(source, lambda group: group.recv([tensor], source, tag), tensor)
+            raise BadEnvironment(_explain(world, error)) from error
+        super().__init__(world, group, store)
+        _sockets_of[self] = _sockets() - others
+        self._watchers = [self._watch(group, peer) for peer in world.peers]
 
     def close(self) -> None:
-        if self._group is not None:
-            self._group.abort()
-            self._group = None
+        if self._group is not None and not self._first_gone.known and not self._is_busy():
+            self._say_farewell(self._group)
+        super().close()
+        for watcher in self._watchers:
+            watcher.join()
+        _sockets_of.pop(self, None)
 
-    def _post(self, peer: int, start: Callable[[Any], Work], tensor: torch.Tensor) -> GlooPending:
-        if self._group is None:
-            raise PeerGone(peer, "the connection was closed here")
+    def _end(self, group: Any) -> None:
+        self._end_waits(group)
+        group.abort()
+
+    def _end_waits(self, group: Any) -> None:
+        """Gloo's abort ends no wait and closes no connection that a message holds; a wait that times out does both."""
+        for peer in self.world.peers:
+            with suppress(RuntimeError):
+                group.recv([_byte()], peer, PROBE).wait(timedelta(milliseconds=1))
+
+    # -- see Note [Farewells] -------------------------------------------------------------------------------
+
+    def _watch(self, group: Any, peer: int) -> threading.Thread:
+        farewell = group.recv([_byte()], peer, FAREWELL)
+        watcher = threading.Thread(target=self._await, args=(farewell, peer), name=f"lockstep-gloo-{peer}", daemon=True)
+        watcher.start()
+        return watcher
+
+    def _await(self, farewell: Work, peer: int) -> None:
         try:
-            return GlooPending(start(self._group), tensor, peer)
+            farewell.wait(timedelta(days=3650))
         except RuntimeError as error:
-            raise PeerGone(peer, _reason(error)) from error
+            group = self._group
+            if group is not None:
+                gone = self._gone(peer, error)
+                self._end_waits(group)
+                if self._on_loss is not None:
+                    self._on_loss(gone)
+
+    def _say_farewell(self, group: Any) -> None:
+        with suppress(RuntimeError):  # a peer may be gone
+            sends = [group.send([_byte()], peer, FAREWELL) for peer in self.world.peers]
+            for send in sends:
+                send.wait(timedelta(seconds=1))
 
 
-def _device(world: World) -> object:
-    """Loopback when all workers are on one host; else what torch finds, which GLOO_SOCKET_IFNAME can direct."""
-    if world.on_one_host:
-        return ProcessGroupGloo.create_device(hostname="127.0.0.1")
-    return ProcessGroupGloo.create_default_device()
+def _byte() -> torch.Tensor:
+    return torch.zeros(1, dtype=torch.uint8, device="cpu")
 
 
-def _reason(error: RuntimeError) -> str:
-    """Gloo's own words, without the C++ file name in front and the general advice behind."""
-    return str(error).split("\n")[0].split(". This is typically")[0].rsplit("] ", 1)[-1]
+_sockets_of: "weakref.WeakKeyDictionary[Gloo, set[tuple[int, int]]]" = weakref.WeakKeyDictionary()
+
+
+def _sockets() -> set[tuple[int, int]]:
+    """The open TCP sockets of this process: their numbers, which may be used again, and what tells them apart."""
+    numbers = (entry.fd for entry in psutil.Process().net_connections(kind="tcp"))
+    return {(number, os.fstat(number).st_ino) for number in numbers}
+
+
+def _close_in_forked_process() -> None:
+    """See Note [Sockets of forked processes]."""
+    for sockets in _sockets_of.values():
+        for number, identity in sockets:
+            with suppress(OSError):
+                if os.fstat(number).st_ino == identity:
+                    os.close(number)
+    _sockets_of.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_forked_process)
+
+
+def _on_loopback(world: World, store: Store, timeout: timedelta) -> ProcessGroupGloo:
+    options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timeout
+    options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    return ProcessGroupGloo(store, world.rank, world.size, options)
+
+
+def _between_hosts(world: World, store: Store, timeout: timedelta) -> ProcessGroupGloo:
+    """See Note [Which interface]."""
+    return ProcessGroupGloo(store, world.rank, world.size, timeout)
+
+
+def _explain(world: World, error: RuntimeError) -> str:
+    advice = "Check that all workers run"
+    if not world.on_one_host:
+        advice += "; if they do, set GLOO_SOCKET_IFNAME on every host to the interface that joins them"
+    return f"worker {world.rank} cannot reach all others by Gloo: {reason(error)}. {advice}."

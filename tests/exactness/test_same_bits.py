@@ -1,8 +1,12 @@
 """The promise: the same bits on any number of workers, under any assignment of lanes."""
 
+from typing import Any
+
 import pytest
 from training import Job, digest_after
 from workers import on_workers
+
+from lockstep.wire import opening
 
 JOBS = {
     "mlp with adamw": Job(),
@@ -54,11 +58,49 @@ def test_bucket_size_does_not_change_the_digest() -> None:
     assert on_workers(3, digest_after, Job("gpt"), bucket_bytes=1024) == [alone] * 3
 
 
+WIRES = pytest.mark.parametrize("wire", ["gloo", "shared", "hierarchical"])
+
+
+def _digest_on(wire: str, job: Job, **options: Any) -> list[Any]:
+    """With `hierarchical` as if on two hosts, the last worker alone on its own."""
+
+    def two_hosts(rank: int, size: int, store: object) -> tuple[tuple[int, ...], ...]:
+        return (tuple(range(size - 1)), (size - 1,))
+
+    opening.find_hosts = two_hosts  # in this forked process only
+    return digest_after(job, wire=wire, **options)
+
+
 @pytest.mark.parametrize("job", [Job("conv"), Job("partly", optimizer="sgd")], ids=["conv", "partly used"])
-@pytest.mark.parametrize("wire", ["gloo", "shared"])
+@WIRES
 def test_the_wire_does_not_change_the_digest(job: Job, wire: str) -> None:
     (alone,) = on_workers(1, digest_after, job)
-    assert on_workers(3, digest_after, job, wire=wire, bucket_bytes=2048) == [alone] * 3
+    assert on_workers(3, _digest_on, wire, job, bucket_bytes=2048) == [alone] * 3
+
+
+@WIRES
+def test_five_workers_and_chosen_buckets_give_the_same_digest(wire: str) -> None:
+    (alone,) = on_workers(1, digest_after, Job("gpt"))
+    assert on_workers(5, _digest_on, wire, Job("gpt")) == [alone] * 5
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "oneshot"])
+def test_the_algorithm_does_not_change_the_digest(algorithm: str) -> None:
+    (alone,) = on_workers(1, digest_after, Job("conv"))
+    for wire in ("gloo", "hierarchical"):
+        assert on_workers(3, _digest_on, wire, Job("conv"), algorithm=algorithm) == [alone] * 3
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS.keys())
+@WIRES
+def test_every_model_has_one_digest_on_1_to_5_workers_and_two_sizes_of_buckets(job: Job, wire: str) -> None:
+    (alone,) = on_workers(1, digest_after, job)
+    for num_workers in (2, 3, 4, 5):
+        for bucket_bytes in (1024, 64 * 1024):
+            found = on_workers(num_workers, _digest_on, wire, job, bucket_bytes=bucket_bytes)
+            assert found == [alone] * num_workers
 
 
 def test_another_seed_gives_another_digest() -> None:

@@ -22,7 +22,7 @@ def on(num_workers: int, example: str, *arguments: str, options: Command = ()) -
 
 
 class Shell:
-    """What commands print, less lockstep's start line. They run in `folder`, two at a time, each once."""
+    """What commands print, less lockstep's start lines. They run in `folder`, two at a time, each once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -45,4 +45,4 @@ class Shell:
         )
         assert ended.returncode == 0, f"{' '.join(command)} ended with {ended.returncode}:\n{ended.stderr}"
         lines = ended.stdout.splitlines(keepends=True)
-        return "".join(line for line in lines if not line.startswith("lockstep "))
+        return "".join(line for line in lines if not line.startswith(("lockstep ", "  wire: ")))

@@ -99,6 +99,12 @@ def test_two_workers_together_read_a_stream_once_per_epoch(shell: Shell):
     assert numbers_after("readings", printed) == [1000, 1000]
 
 
+def test_an_unchanged_ddp_script_trains_to_the_same_bits_on_this_backend_as_on_gloo(shell: Shell):
+    ours, theirs = shell(alone("ddp_unchanged"), alone("ddp_unchanged", "--backend", "gloo"))
+    assert re.fullmatch(r"weights [0-9a-f]{64}", ours.splitlines()[-1])
+    assert ours == theirs
+
+
 def test_a_run_stopped_on_two_workers_and_resumed_on_three_ends_with_the_digest_of_one_never_stopped(
     shell: Shell,
 ):

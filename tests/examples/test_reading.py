@@ -30,7 +30,8 @@ def test_at_most_twelve_lines_of_the_lockstep_script_are_not_in_the_plain_one():
 
 
 def test_there_are_ten_examples_numbered_from_one():
-    assert [path.name[:3] for path in EXAMPLES] == [f"{number:02}_" for number in range(1, 11)]
+    numbered = [path.name[:3] for path in EXAMPLES if path.name[0].isdigit()]
+    assert numbered == [f"{number:02}_" for number in range(1, 11)]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

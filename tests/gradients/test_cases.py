@@ -1,5 +1,6 @@
 """What real models do to gradients, on one worker with several lanes, against plain torch on the whole batch."""
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -337,3 +338,39 @@ def _one_lane(weight: float | None) -> str:
 def test_one_lane_has_the_same_bits_with_and_without_an_idle_worker(weight: float | None) -> None:
     (alone,) = on_workers(1, _one_lane, weight)
     assert on_workers(2, _one_lane, weight) == [alone] * 2
+
+
+def _train_beside_another_default_device(device: str | None) -> str:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.set_default_device(device)
+    with lockstep.start(lanes=4, seed=1) as run:
+        run.replicate(model, optimizer)
+        for _ in range(2):
+            for x, y in run.lanes((X, Y)):
+                F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return run.digest()
+
+
+def test_torchs_default_device_is_the_users_own_business() -> None:
+    expected = on_workers(2, _train_beside_another_default_device, None)
+    assert on_workers(2, _train_beside_another_default_device, "meta") == expected
+
+
+def _fork_a_process_that_ends() -> int:
+    model = net()
+    with lockstep.start(lanes=4, seed=1) as run:
+        run.replicate(model)
+        if (pid := os.fork()) == 0:
+            run.close()  # as Python does at the end of a process
+            os._exit(0)
+        os.waitpid(pid, 0)
+        lane_gradients(run, model)
+        return run.step
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_forked_process_that_ends_does_not_end_the_run(num_workers: int) -> None:
+    assert on_workers(num_workers, _fork_a_process_that_ends) == [1] * num_workers

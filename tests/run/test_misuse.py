@@ -38,7 +38,7 @@ def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
         ({"seed": "x"}, "seed must be a whole number"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"threads": 0}, "threads must be at least 1"),
-        ({"wire": "tcp"}, "wire must be one of 'shared', 'gloo'"),
+        ({"wire": "tcp"}, "wire must be one of 'shared', 'hierarchical', 'gloo'"),
         ({"exact": "yes"}, "exact must be True or False"),
         ({"timeout_s": -1}, "timeout_s must be a positive number"),
         ({"assignment": [[0, 1], [2]]}, "names 2 workers, but there are 1"),

@@ -44,3 +44,36 @@ def test_an_explicit_assignment_counts_as_a_word_on_lanes() -> None:
 def test_an_assignment_for_another_number_of_workers_is_refused() -> None:
     with pytest.raises(BadArgument, match="names 3 workers, but there are 2"):
         settle(Asked(assignment=((0,), (1,), (2,))), Overrides(), TWO)
+
+
+TWO_HOSTS = World(0, 4, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("world", "asked", "wire"),
+    [
+        (TWO, Asked(), "shared"),
+        (TWO, Asked(exact=False), "shared"),
+        (TWO, Asked(wire="gloo"), "gloo"),
+        (TWO_HOSTS, Asked(), "hierarchical"),
+        (TWO_HOSTS, Asked(exact=False), "gloo"),
+        (TWO_HOSTS, Asked(exact=False, wire="hierarchical"), "hierarchical"),
+    ],
+)
+def test_the_wire_follows_from_the_hosts_unless_told(world: World, asked: Asked, wire: str) -> None:
+    assert settle(asked, Overrides(), world).wire == wire
+
+
+def test_shared_memory_on_several_hosts_is_refused() -> None:
+    with pytest.raises(BadArgument, match="all workers on one host"):
+        settle(Asked(wire="shared"), Overrides(), TWO_HOSTS)
+
+
+def test_an_algorithm_for_sending_is_refused_where_nothing_is_sent() -> None:
+    with pytest.raises(BadArgument, match=r"algorithm='direct'.*in shared memory nothing is"):
+        settle(Asked(algorithm="direct"), Overrides(), TWO)
+
+
+def test_an_algorithm_for_sending_is_taken_where_buckets_are_sent_or_nobody_else_is() -> None:
+    assert settle(Asked(algorithm="direct"), Overrides(), TWO_HOSTS).algorithm == "direct"
+    assert settle(Asked(algorithm="direct"), Overrides(), World()).algorithm == "direct"

@@ -1,0 +1,112 @@
+"""What a schedule is: rounds of sends and additions over the parts of one bucket, the same value on every worker.
+
+It is only data: an executor carries it out over a wire, `proof.py` carries it out on symbols, and
+`lockstep explain` draws it.
+
+# Note [What a worker holds]
+# For each part, a worker holds one running value, and any number of roots.
+#
+# The running value is, before the first round: in an all-reduce or reduce-scatter, the worker's own
+# contribution; in an all-gather, its own part and nothing else; in a broadcast, everything on the source and
+# nothing elsewhere. After the last round it is the result. A send without a root carries it.
+#
+# Roots are for exact schedules, those with a `reduction`: a worker begins with the roots that the reduction
+# gives it and without a running value. A root that arrives is held beside its own. An `Add` brackets roots
+# and leaves their sum as the running value, or as one more root.
+#
+# All sends of a round carry what was held when the round began; then the additions see what has arrived, but not
+# each other's sums. No two sends or additions of a round may write the same place, so their order changes nothing.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from lockstep.errors import BadArgument
+from lockstep.lanes import Reduction, Root, Tree
+
+Collective = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast"]
+
+
+def slices(num_elements: int, num_parts: int) -> list[range]:
+    """The contiguous parts of a bucket; sizes differ by at most one."""
+    bounds = [num_elements * part // num_parts for part in range(num_parts + 1)]
+    return [range(lo, hi) for lo, hi in pairwise(bounds)]
+
+
+@dataclass(frozen=True)
+class Send:
+    """Worker `source` sends part `part` of `root`, or of its running value if there is none, to worker `target`.
+
+    A root is then held by the target too. A running value replaces the target's, or is added to it if `adds`.
+    See Note [What a worker holds].
+    """
+
+    source: int
+    target: int
+    part: int
+    root: Root | None = None
+    adds: bool = False
+
+
+@dataclass(frozen=True)
+class Add:
+    """Worker `worker` adds part `part` of the roots in `tree`, in its brackets; it must hold them all.
+
+    The sum becomes its running value of that part or, if `root` is given, is held under that new name. A tree
+    of a single root is a copy.
+    """
+
+    worker: int
+    part: int
+    tree: Tree
+    root: Root | None = None
+
+
+@dataclass(frozen=True)
+class Round:
+    """Sends that go out together, then the additions that need what arrived."""
+
+    sends: tuple[Send, ...]
+    adds: tuple[Add, ...] = ()
+
+    def at(self, rank: int) -> "Round":
+        """What worker `rank` does in this round."""
+        return Round(
+            tuple(send for send in self.sends if rank in (send.source, send.target)),
+            tuple(add for add in self.adds if add.worker == rank),
+        )
+
+
+def busy(*rounds: Round) -> tuple[Round, ...]:
+    """The rounds in which something happens: few workers often leave some empty."""
+    return tuple(moves for moves in rounds if moves.sends or moves.adds)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The moves of one collective. `part` i in it is the i-th of `slices(num_elements, num_parts)`.
+
+    In a reduce-scatter and an all-gather, part i belongs to worker i. `reduction` says which roots there are, and
+    that the result has its brackets; without one every worker contributes one value. `source` is the worker that
+    broadcasts.
+    """
+
+    num_workers: int
+    rounds: tuple[Round, ...]
+    collective: Collective
+    num_parts: int
+    reduction: Reduction | None = None
+    source: int = 0
+
+    def __post_init__(self) -> None:
+        if self.collective in ("reduce_scatter", "all_gather") and self.num_parts != self.num_workers:
+            raise BadArgument(f"{self.collective} needs one part for each of {self.num_workers} workers")
+
+    def at(self, rank: int) -> tuple[Round, ...]:
+        return tuple(step.at(rank) for step in self.rounds)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the result has the brackets of the summation tree, whoever carries the lanes."""
+        return self.reduction is not None

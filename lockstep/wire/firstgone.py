@@ -1,0 +1,59 @@
+"""Who was gone first, as all who are left tell it.
+
+# Note [The first to go]
+# A worker that loses a peer gives up and leaves, and whoever waits for that worker sees it leave: in a chain of waits
+# each would blame the innocent before it. So whoever notices that a peer is gone writes it into the store before it
+# gives up. The first entry stands, and everyone names that one. Worker 0, in whose process the store may live,
+# closes its connections and then stays until all others have read it, for at most LINGER_S.
+"""
+
+import threading
+from contextlib import suppress
+from datetime import timedelta
+
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+from lockstep.world import World
+
+ANSWER_S = 5.0
+LINGER_S = 2.0
+
+
+class FirstGone:
+    """The entry in the store that names the first worker of a generation that was noticed to be gone."""
+
+    def __init__(self, world: World, store: Store) -> None:
+        self._world = world
+        self._store = PrefixStore(f"lockstep/gone/{world.generation}", store)
+        self._name: int | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether somebody was noticed to be gone, as far as this worker knows."""
+        return self._name is not None
+
+    def name(self, suspect: int) -> int | None:
+        """Who was gone first: `suspect`, unless another was noticed before. None if the store does not answer."""
+        if self._name is None:
+            # On a thread that may be left behind: a store on a host that vanished does not even refuse.
+            asking = threading.Thread(target=self._ask, args=(suspect,), name="lockstep-first-gone", daemon=True)
+            asking.start()
+            asking.join(ANSWER_S)
+        return self._name
+
+    def linger(self) -> None:
+        """See Note [The first to go]. Returns at once where nobody is gone."""
+        if self._world.rank != 0 or self._name is None:
+            return
+        others = [_heard(peer) for peer in self._world.peers if peer != self._name]
+        with suppress(RuntimeError):  # some will not read it any more
+            self._store.wait(others, timedelta(seconds=LINGER_S))
+
+    def _ask(self, suspect: int) -> None:
+        with suppress(RuntimeError):  # a store that is gone leaves the name unknown
+            self._name = int(self._store.compare_set("first", "", str(suspect)))
+            self._store.set(_heard(self._world.rank), "")
+
+
+def _heard(rank: int) -> str:
+    return f"heard by {rank}"

@@ -1,0 +1,307 @@
+"""Messages between the workers of one host, through shared memory.
+
+# Note [Whoever waits moves]
+# There is no thread that moves messages. A send puts what fits into free slots; the rest moves when somebody of this
+# worker waits, whatever it waits for: it moves all transfers on, not only its own, so two workers that send each
+# other more than the slots hold do not block each other. Of several threads that wait one leads: it sleeps on this
+# worker's bell (Note [Who rings]). The others wait until the leader, or anyone who came by, has finished their
+# transfer, or until it stops leading. Everyone moves what can be moved before it sleeps: the bell may have rung for
+# it before, when nobody wanted it.
+"""
+
+import threading
+import time
+from collections.abc import Collection
+
+import torch
+
+from lockstep.errors import BadArgument, LockstepError, PeerGone
+from lockstep.wire.shared import semaphores
+from lockstep.wire.shared.channel import NUM_SLOTS, Chunk, Inbound, Layout, Outbound
+from lockstep.wire.shared.matching import Matching
+from lockstep.wire.shared.memory import Memory
+from lockstep.wire.shared.silence import Silence
+from lockstep.wire.shared.transfers import Line, Receiving, Sending, Transfer
+from lockstep.wire.shared.turns import Turns
+from lockstep.world import World
+
+PAGE_BYTES = 4096
+_ENDED = "its process has ended or closed the connection"
+_CLOSED_HERE = "the connection was closed here"
+
+
+class Mailbox:
+    """A Transport between the workers of one host. Any thread. The memory belongs to whoever made it.
+
+    `segments` are all members' inbound segments, by rank.
+    """
+
+    def __init__(self, memory: Memory, world: World, segments: dict[int, torch.Tensor]) -> None:
+        self.world = world
+        self._memory = memory
+        self._neighbours = memory.neighbours
+        self._peers = sorted(self._neighbours.sockets)
+        self._segment = segments[world.rank]
+        self._bell = self._segment.data_ptr()
+        self._inbound, self._outbound = _ends(world.rank, segments)
+        self._slot_bytes = Layout(len(self._peers)).slot_bytes
+        self._spins = semaphores.SPINS if len(segments) <= semaphores.cores else 0
+        self._turns = Turns()
+        self._leader: int | None = None
+        self._closed = False
+        self._matching = Matching(world.rank)
+        self._lines = {peer: Line() for peer in self._peers}
+        self._open: dict[Transfer, None] = {}  # an ordered set
+        self._wanted = dict.fromkeys(self._peers, 0)
+        self._silence = Silence(self._peers)
+        self._look_at_s = 0.0
+        self._left: set[int] = set()
+        self._lost: dict[int, str] = {}
+
+    def send(self, tensor: torch.Tensor, target: int, tag: int) -> Sending:
+        """Complete at once if free slots take it all; the rest moves when somebody waits."""
+        self._check((target,), tag)
+        sending = Sending(self, tensor, target, tag)
+        with self._turns:
+            self._begin(sending)
+            if target not in self._lost:
+                self._lines[target].add(sending)
+                self._push_out(target)
+            self._fail_lost()
+        return sending
+
+    def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Receiving:
+        return self.receive_any(tensor, tag, (source,))
+
+    def receive_any(self, tensor: torch.Tensor, tag: int, sources: Collection[int]) -> Receiving:
+        """Receives the next message with this tag from any of `sources`; `source` is known after `wait`."""
+        self._check(sources, tag)
+        receiving = Receiving(self, tensor, tuple(sources), tag)
+        with self._turns:
+            self._begin(receiving)
+            if self._matching.post(receiving):
+                self._end(receiving)
+            else:
+                for source in receiving.peers:
+                    self._take_in(source)
+                self._fail_lost()
+        return receiving
+
+    def finish(self, transfer: Transfer) -> None:
+        """Returns when the transfer is done; raises what it failed with. See Note [Whoever waits moves]."""
+        if not transfer.done:
+            with self._turns:
+                transfer.since = time.monotonic()
+                self._finish(transfer)
+        if transfer.error is not None:
+            raise transfer.error
+
+    def close(self) -> None:
+        """Waits that are still open, on any thread, fail. What has been put into peers' slots stays for them."""
+        with self._turns:
+            if self._closed:
+                return
+            self._closed = True
+            for outbound in self._outbound.values():
+                outbound.leave()
+            for transfer in list(self._open):
+                self._fail(transfer, PeerGone(transfer.peers[0], _CLOSED_HERE))
+        self._memory.release(self._segment)
+
+    # -- waiting ---------------------------------------------------------------------------------------------
+
+    def _finish(self, transfer: Transfer) -> None:
+        while self._move(transfer):
+            if self._leader is None:
+                self._lead(transfer)
+            else:
+                self._turns.wait()
+
+    def _lead(self, transfer: Transfer) -> None:
+        """Sleeps and moves until the transfer is done; then somebody else may lead."""
+        self._leader = threading.get_ident()
+        try:
+            while not transfer.done:
+                self._sleep()
+                self._look_in_time()
+                self._move(transfer)
+        finally:
+            self._leader = None
+            self._turns.notify_all()
+
+    def _sleep(self) -> None:
+        """Lets others in until the bell rings, at most LOOK_S."""
+        self._turns.release()
+        try:
+            semaphores.wait(self._bell, self._spins)
+        finally:
+            self._turns.acquire()
+
+    def _move(self, transfer: Transfer) -> bool:
+        """Moves all that can be moved, at most until the transfer is done. Whether it is still to be done."""
+        while not transfer.done and self._move_some():
+            self._look_in_time()
+            self._turns.pass_on()
+        return not transfer.done
+
+    # -- moving ----------------------------------------------------------------------------------------------
+
+    def _move_some(self) -> bool:
+        """At most a ring of chunks from and to each peer. Whether there were any."""
+        if self._leader in (None, threading.get_ident()):
+            while semaphores.take(self._bell):  # before looking: what rang so far is seen now
+                pass
+        taken = [self._take_in(source) for source, wanted in self._wanted.items() if wanted]
+        pushed = [self._push_out(target) for target, line in self._lines.items() if line]
+        return any(taken) or any(pushed)
+
+    def _take_in(self, source: int) -> bool:
+        """Takes chunks while a receive waits for something of this worker: what nobody wants stays in the ring."""
+        inbound = self._inbound[source]
+        for taken in range(NUM_SLOTS):
+            chunk = inbound.get() if self._wanted[source] else None
+            if chunk is None:
+                return taken > 0
+            ended = self._matching.take(source, chunk)
+            inbound.free(chunk)
+            self._silence.moved[source] += 1
+            if ended is not None:
+                self._end(ended)
+        return True
+
+    def _push_out(self, target: int) -> bool:
+        line, outbound = self._lines[target], self._outbound[target]
+        for pushed in range(NUM_SLOTS):
+            if not line or not outbound.ready():
+                return pushed > 0
+            self._push_chunk(line, outbound)
+            self._silence.moved[target] += 1
+        return True
+
+    def _push_chunk(self, line: Line, outbound: Outbound) -> None:
+        sending = line.first()
+        num_bytes = min(self._slot_bytes, sending.num_bytes - sending.moved)
+        address = sending.address + sending.moved
+        sending.moved += num_bytes
+        is_last = sending.moved == sending.num_bytes
+        line.advance(is_last)
+        outbound.put(Chunk(sending.tag, sending.num_bytes, num_bytes, bool(line), address))
+        if is_last:
+            self._end(sending)
+
+    # -- beginnings and ends ---------------------------------------------------------------------------------
+
+    def _check(self, peers: Collection[int], tag: int) -> None:
+        strangers = set(peers) - self._wanted.keys()
+        if strangers or not peers:
+            raise BadArgument(f"worker {self.world.rank} can exchange messages with {self._peers}, not {sorted(peers)}")
+        if not -(2**63) <= tag < 2**63:
+            raise BadArgument(f"a tag must fit 64 bits, and {tag} does not")
+
+    def _begin(self, transfer: Transfer) -> None:
+        if self._closed:
+            raise PeerGone(transfer.peers[0], _CLOSED_HERE)
+        self._open[transfer] = None
+        if isinstance(transfer, Receiving):
+            for source in transfer.peers:
+                self._wanted[source] += 1
+
+    def _end(self, transfer: Transfer, error: LockstepError | None = None) -> None:
+        """The transfer is done, and whoever waits for it knows."""
+        del self._open[transfer]
+        if isinstance(transfer, Receiving):
+            for source in transfer.peers:
+                self._wanted[source] -= 1
+        transfer.error = error or transfer.error
+        transfer.done = True
+        if transfer.since is not None:
+            self._turns.notify_all()
+            if self._leader not in (None, threading.get_ident()):
+                semaphores.post(self._bell)
+
+    def _fail(self, transfer: Transfer, error: LockstepError) -> None:
+        """The transfer has failed. A send takes all others to its target along: the stream has a hole now."""
+        if isinstance(transfer, Receiving):
+            self._matching.withdraw(transfer)
+        else:
+            self._lines[transfer.peers[0]].clear()
+        self._end(transfer, error)
+
+    # -- those who are lost ----------------------------------------------------------------------------------
+
+    def _look_in_time(self) -> None:
+        """Looks every LOOK_S, however much is moving: the one that is waited for may not be among those who move."""
+        now_s = time.monotonic()
+        if now_s >= self._look_at_s:
+            self._look_at_s = now_s + semaphores.LOOK_S
+            self._look(now_s)
+
+    def _look(self, now_s: float) -> None:
+        """Transfers with those who died, left or are silent have failed; what they had sent was taken in before."""
+        gone = self._neighbours.gone()  # first: who left said so before it hung up, and who is gone puts no more
+        self._left.update(peer for peer in self._peers if self._inbound[peer].has_left())
+        gone = sorted(self._left.union(gone))
+        self._lost = dict.fromkeys(gone, _ENDED) | self._lost
+        for peer in gone:
+            while self._take_in(peer):
+                pass
+        self._note_silence(now_s)
+        self._fail_lost()
+
+    def _note_silence(self, now_s: float) -> None:
+        """Only who is waited for can be silent."""
+        self._silence.note(now_s)
+        cause = f"it has been silent for {self._neighbours.timeout_s:g} s"
+        for transfer in list(self._open):
+            if transfer.since is None:
+                continue
+            if self._silence.lasts_s(transfer.peers, transfer.since, now_s) > self._neighbours.timeout_s:
+                self._lost.setdefault(transfer.peers[0], cause)
+
+    def _fail_lost(self) -> None:
+        """Transfers that cannot end any more have failed."""
+        for transfer in list(self._open) if self._lost else ():
+            guilty = self._who_ended(transfer)
+            if guilty is not None:
+                self._fail(transfer, self._neighbours.blame(guilty, self._lost[guilty]))
+
+    def _who_ended(self, transfer: Transfer) -> int | None:
+        """The lost worker because of whom the transfer cannot end.
+
+        Of several sources one may leave when it has sent what it had to; one that died may have had more to send.
+        """
+        lost = [peer for peer in transfer.peers if peer in self._lost]
+        missed = lost if len(lost) == len(transfer.peers) else [peer for peer in lost if peer not in self._left]
+        return missed[0] if missed else None
+
+
+def _ends(rank: int, segments: dict[int, torch.Tensor]) -> tuple[dict[int, Inbound], dict[int, Outbound]]:
+    """This worker's ends of its channels from and to each peer."""
+    layout = Layout(len(segments) - 1)
+    peers = sorted(segments.keys() - {rank})
+    inbound, outbound = {}, {}
+    for place, peer in enumerate(peers):
+        bell = segments[peer].data_ptr()
+        own_place = sorted(segments.keys() - {peer}).index(rank)
+        inbound[peer] = Inbound(layout, segments[rank], place, bell)
+        outbound[peer] = Outbound(layout, segments[peer], own_place, bell)
+    return inbound, outbound
+
+
+def open_mailbox(memory: Memory, world: World) -> Mailbox:
+    """Collective. A new mailbox between all members of `memory`; the lowest rank makes room for all.
+
+    When this is called, peers have viewed all that was revealed before.
+    """
+    members = memory.neighbours.members
+    layout = Layout(len(members) - 1)
+    room = -(-layout.segment_bytes // PAGE_BYTES) * PAGE_BYTES
+    if world.rank == members[0]:
+        whole = memory.allocate(room * len(members))
+        rooms = list(whole.split(room))
+        for segment in rooms:
+            layout.initialize(segment)
+        memory.reveal([whole])
+    else:
+        rooms = list(memory.next_of(members[0]).split(room))
+    return Mailbox(memory, world, dict(zip(members, rooms, strict=True)))

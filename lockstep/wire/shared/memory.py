@@ -1,0 +1,131 @@
+"""The shared memory of one host's workers: what this one has made, and what it has seen of others."""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterable
+from itertools import count
+
+import torch
+
+from lockstep.errors import BadEnvironment
+from lockstep.wire.shared import semaphores
+from lockstep.wire.shared.neighbours import MAX_FILES, Neighbours
+from lockstep.wire.shared.segments import Segment, mapped
+
+MAX_NEWS = 2000
+"""How many released segments a message tells; the rest goes with the next."""
+
+
+class Memory:
+    """Segments by the rank that made them and a number. Any thread. One owner, who calls `close`.
+
+    A segment travels when it is first needed: `reveal` hands its file to the peers, and a peer that comes
+    upon a number it does not know reads its mail in `view`. News of released segments goes along.
+    """
+
+    def __init__(self, neighbours: Neighbours) -> None:
+        self.neighbours = neighbours
+        self.num_forgotten = 0
+        self._lock = threading.RLock()
+        self._numbers = count()
+        self._own: dict[int, Segment] = {}
+        self._released: list[int] = []
+        self._theirs: dict[tuple[int, int], torch.Tensor] = {}
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """New shared memory, as bytes. Peers see it after `reveal`."""
+        segment = Segment(next(self._numbers), num_bytes, self.neighbours.sockets)
+        with self._lock:
+            self._own[segment.bytes.data_ptr()] = segment
+        return segment.bytes
+
+    def release(self, tensor: torch.Tensor) -> None:
+        """The memory under a tensor will not be revealed again; whoever still looks at it may."""
+        with self._lock:
+            segment = self._own.pop(tensor.data_ptr(), None)
+            if segment is not None:
+                if segment.is_known:
+                    self._released.append(segment.number)
+                segment.close()
+                self.num_forgotten += 1
+
+    def number_of(self, tensor: torch.Tensor) -> int | None:
+        """The number of this worker's segment at whose start the tensor begins, if there is one."""
+        segment = self._own.get(tensor.data_ptr())
+        return None if segment is None else segment.number
+
+    def reveal(self, tensors: Iterable[torch.Tensor]) -> list[int]:
+        """The numbers of the segments that hold these tensors, which peers can `view` from now on."""
+        with self._lock:
+            segments = [self._own[tensor.data_ptr()] for tensor in tensors]
+            new = {segment.number: segment for segment in segments if not segment.is_known}
+            if new:
+                self._send(list(new.values()))
+            return [segment.number for segment in segments]
+
+    def view(self, peer: int, number: int) -> torch.Tensor:
+        """The bytes of a peer's segment, which that peer has revealed."""
+        with self._lock:
+            if peer == self.neighbours.rank:
+                return next(segment.bytes for segment in self._own.values() if segment.number == number)
+            while (peer, number) not in self._theirs:
+                self._read_mail(peer)
+            return self._theirs[peer, number]
+
+    def next_of(self, peer: int) -> torch.Tensor:
+        """The bytes of the next segment that a peer reveals, for both sides to use from the start."""
+        with self._lock:
+            known = set(self._theirs)
+            self._read_mail(peer)
+            (new,) = set(self._theirs) - known
+            return self._theirs[new]
+
+    def close(self) -> None:
+        with self._lock:
+            for segment in self._own.values():
+                segment.close()
+            self._own.clear()
+            self._theirs.clear()
+
+    def _send(self, segments: list[Segment]) -> None:
+        for start in range(0, len(segments), MAX_FILES):
+            batch = segments[start : start + MAX_FILES]
+            released, self._released = self._released[:MAX_NEWS], self._released[MAX_NEWS:]
+            message = {"new": [[segment.number, segment.num_bytes] for segment in batch], "released": released}
+            for peer in self.neighbours.sockets:
+                self._hand_over(peer, json.dumps(message).encode(), [segment.file for segment in batch])
+            for segment in batch:
+                segment.close()
+
+    def _hand_over(self, peer: int, message: bytes, files: list[int]) -> None:
+        """The kernel limits how many of a user's files are in transit: when there are too many, all read their mail."""
+        deadline = time.monotonic() + self.neighbours.timeout_s
+        while not self.neighbours.try_send(peer, message, files):
+            if time.monotonic() > deadline:
+                raise BadEnvironment(
+                    "too many files are in transit between the workers of this host: raise the limit with ulimit -n"
+                )
+            self.read_mail()
+            self.neighbours.wait_for_mail(semaphores.LOOK_S)
+
+    def read_mail(self) -> None:
+        """Reads what peers have sent, if anything, so that it is not in transit any more."""
+        with self._lock:
+            for peer in self.neighbours.with_mail():
+                self._read_mail(peer)
+
+    def _read_mail(self, peer: int) -> None:
+        text, files = self.neighbours.receive(peer)
+        message = json.loads(text)
+        for number in message["released"]:
+            self._theirs.pop((peer, number), None)
+            self.num_forgotten += 1
+        if len(files) != len(message["new"]):
+            raise BadEnvironment(
+                f"files of worker {peer} did not arrive: this process has too many open. Raise the limit with ulimit -n"
+            )
+        for (number, num_bytes), file in zip(message["new"], files, strict=True):
+            self._theirs[peer, number] = mapped(file, num_bytes)
+            os.close(file)

@@ -1,0 +1,227 @@
+"""Sockets between the workers of one host: open files in transit, and word at once when a peer dies.
+
+# Note [Who has died]
+# When a worker dies, whatever the reason, the kernel closes its sockets: whoever looks sees that a connection hung up.
+# A process that a worker forks (a DataLoader's) would hold them open after its death: it closes its copies.
+# A worker that leaves because it noticed a death closes its sockets too. So that the others do not take it for
+# the one that died, it first writes whom it accuses in a page that all share, and they pass the blame on.
+"""
+
+import errno
+import os
+import secrets
+import select
+import socket
+import struct
+import weakref
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+
+import torch
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from lockstep.errors import BadEnvironment, PeerGone
+from lockstep.wire.shared.segments import allocate, allow_many_files, mapped
+from lockstep.world import World
+
+MESSAGE_BYTES = 64 * 1024
+MAX_FILES = 250
+"""How many open files one message takes; the kernel's own limit is 253."""
+
+_GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL | select.POLLRDHUP
+
+
+class Neighbours:
+    """A connection to every other member on this host. One owner, who calls `close`."""
+
+    def __init__(self, rank: int, sockets: dict[int, socket.socket], accused: torch.Tensor, timeout_s: float) -> None:
+        self.rank = rank
+        self.sockets = sockets
+        self.timeout_s = timeout_s
+        self.closed = False
+        self._accused = accused
+        _open.add(self)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks of all workers on this host, this one too, in order."""
+        return tuple(sorted((self.rank, *self.sockets)))
+
+    def send(self, peer: int, message: bytes, files: list[int] | None = None) -> None:
+        """Hands a message, and open files, to a peer; blocks only if the peer has many unread ones."""
+        try:
+            socket.send_fds(self.sockets[peer], [message], files or [])
+        except OSError as error:
+            raise self.blame(peer, _reason(error)) from error
+
+    def receive(self, peer: int) -> tuple[bytes, list[int]]:
+        """Waits for the next message of a peer; the files that come with it are the caller's to close."""
+        try:
+            message, files, _, _ = socket.recv_fds(self.sockets[peer], MESSAGE_BYTES, MAX_FILES)
+        except OSError as error:
+            raise self.blame(peer, _reason(error)) from error
+        if not message:
+            raise self.blame(peer, "its process has ended or closed the connection")
+        return message, files
+
+    def try_send(self, peer: int, message: bytes, files: list[int]) -> bool:
+        """Like `send`; False if too many files of this user are in transit."""
+        try:
+            socket.send_fds(self.sockets[peer], [message], files)
+        except OSError as error:
+            if error.errno == errno.ETOOMANYREFS:
+                return False
+            raise self.blame(peer, _reason(error)) from error
+        return True
+
+    def gone(self) -> list[int]:
+        """The peers whose connection has hung up by now."""
+        return self._poll(select.POLLRDHUP, _GONE, 0)
+
+    def with_mail(self) -> list[int]:
+        """The peers that have sent something and are still there."""
+        return [] if self.closed else self._poll(select.POLLIN | select.POLLRDHUP, select.POLLIN, 0, without=_GONE)
+
+    def wait_for_mail(self, limit_s: float) -> None:
+        """Returns when somebody has sent something, or after `limit_s`."""
+        self._poll(select.POLLIN, select.POLLIN, limit_s)
+
+    def _poll(self, events: int, wanted: int, limit_s: float, without: int = 0) -> list[int]:
+        poll = select.poll()
+        peers = {}
+        for peer, connection in self.sockets.items():
+            if (descriptor := connection.fileno()) < 0:
+                return sorted(self.sockets)
+            peers[descriptor] = peer
+            poll.register(descriptor, events)
+        ready = poll.poll(limit_s * 1000)
+        return sorted(peers[descriptor] for descriptor, found in ready if found & wanted and not found & without)
+
+    def blame(self, peer: int, cause: str) -> PeerGone:
+        """The error for a peer that is gone; names the guilty, and tells the others. See Note [Who has died]."""
+        if self.closed:
+            return PeerGone(peer, "the connection was closed here")
+        guilty = peer
+        for _ in self.sockets:
+            accused = int(self._accused[guilty]) - 1
+            if accused in (-1, guilty, self.rank):
+                break
+            guilty = accused
+        self.accuse(guilty)
+        return PeerGone(guilty, cause)
+
+    def accuse(self, rank: int) -> None:
+        """This worker is about to leave because of worker `rank`, on this host or another."""
+        self._accused[self.rank] = rank + 1
+
+    def close(self) -> None:
+        self.closed = True
+        _open.discard(self)
+        for connection in self.sockets.values():
+            _shut(connection)
+
+
+_open: "weakref.WeakSet[Neighbours]" = weakref.WeakSet()
+
+
+def _close_in_forked_process() -> None:
+    """See Note [Who has died]. Closes this process's copies; the connections go on in the worker."""
+    for neighbours in _open:
+        neighbours.closed = True
+        for connection in neighbours.sockets.values():
+            connection.close()
+
+
+os.register_at_fork(after_in_child=_close_in_forked_process)
+
+
+def connect(world: World, members: Collection[int], store: Store, timeout_s: float) -> Neighbours:
+    """Collective. Connects every pair of `members`, the ranks of workers on this host; nobody else can join.
+
+    The lower rank of a pair listens, at an address of the abstract namespace (no file) that it tells in the store. A
+    process of another user, or one that does not know the store's secret, is turned away.
+    """
+    allow_many_files()
+    sockets: dict[int, socket.socket] = {}
+    try:
+        _connect_all(world.rank, sorted(set(members) - {world.rank}), store, timeout_s, sockets)
+        return Neighbours(world.rank, sockets, _shared_page(world.rank, sockets, world.size), timeout_s)
+    except (OSError, RuntimeError, PeerGone) as error:  # the store's own errors are RuntimeErrors
+        for connection in sockets.values():
+            connection.close()
+        missing = sorted(set(members) - {world.rank, *sockets})
+        who = f"workers {missing} did not connect" if missing else "a worker left while all were connecting"
+        raise BadEnvironment(f"{who} within {timeout_s:g} s, as worker {world.rank} sees it: {error}") from error
+
+
+def _connect_all(
+    rank: int, peers: Sequence[int], store: Store, timeout_s: float, connections: dict[int, socket.socket]
+) -> None:
+    name = f"\0lockstep-{secrets.token_hex(16)}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(name)
+        listener.listen(max(1, len(peers)))
+        listener.settimeout(timeout_s)
+        store.set(f"neighbour/{rank}", name)
+        for peer in peers:
+            if peer < rank:
+                connections[peer] = _call(peer, rank, store, timeout_s)
+        while len(connections) < len(peers):
+            peer, connection = _answer(listener)
+            connections[peer] = connection
+
+
+def _shared_page(rank: int, sockets: dict[int, socket.socket], num_ranks: int) -> torch.Tensor:
+    """The page of accusations, one number per rank, made by the lowest rank and handed out when all are connected.
+
+    So whoever has it needs the store no more, for himself or for others.
+    """
+    num_bytes = 4 * num_ranks
+    if rank < min(sockets, default=rank + 1):
+        file = allocate(num_bytes)
+        for peer, connection in sockets.items():
+            if not connection.recv(MESSAGE_BYTES):
+                raise PeerGone(peer, "its process has ended or closed the connection")
+        for connection in sockets.values():
+            socket.send_fds(connection, [b"page"], [file])
+    else:
+        sockets[min(sockets)].send(b"connected to all")
+        _, files, _, _ = socket.recv_fds(sockets[min(sockets)], MESSAGE_BYTES, 1)
+        if not files:
+            raise PeerGone(min(sockets), "its process has ended or closed the connection")
+        (file,) = files
+    page = mapped(file, num_bytes).view(torch.int32)
+    os.close(file)
+    return page
+
+
+def _call(peer: int, rank: int, store: Store, timeout_s: float) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(timeout_s)
+    connection.connect(bytes(store.get(f"neighbour/{peer}")))
+    connection.send(struct.pack("i", rank))
+    return connection
+
+
+def _answer(listener: socket.socket) -> tuple[int, socket.socket]:
+    """The next worker that calls."""
+    while True:
+        connection, _ = listener.accept()
+        _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if user == os.getuid():
+            connection.settimeout(listener.gettimeout())
+            return struct.unpack("i", connection.recv(4))[0], connection
+        connection.close()
+
+
+def _shut(connection: socket.socket) -> None:
+    """Wakes a thread that waits on the socket, then closes it."""
+    with suppress(OSError):  # the peer was faster
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return "it has been silent for longer than timeout_s"
+    return error.strerror or str(error)

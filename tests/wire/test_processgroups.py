@@ -1,0 +1,151 @@
+"""The backends of torch.distributed: what is handed over to them, and how those that are missing are told."""
+
+import os
+import signal
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from workers import on_workers, outcomes
+
+from lockstep.errors import BadArgument, BadEnvironment, PeerGone
+from lockstep.lanes import Assignment, reduction
+from lockstep.run.environment import find_place
+from lockstep.run.rendezvous import open_store
+from lockstep.wire.exchange import exchange
+from lockstep.wire.executor import Executor
+from lockstep.wire.gloo import Gloo
+from lockstep.wire.handover import Handover
+from lockstep.wire.mpi import Mpi
+from lockstep.wire.nccl import Nccl
+from lockstep.world import World
+
+
+def open_gloo() -> Gloo:
+    place = find_place(os.environ)
+    return Gloo(place.world, open_store(place, 20.0), 20.0)
+
+
+def _hand_over(lanes_of: list[list[int]], dtype: str, in_place: bool) -> list[Any]:
+    """How far the handed-over sum is from the exact one at most, and the sum itself."""
+    with closing(open_gloo()) as transport:
+        rank = transport.world.rank
+        whole = reduction(Assignment.explicit(lanes_of), tuple(range(sum(map(len, lanes_of)))))
+        chance = torch.Generator().manual_seed(rank)
+        roots = [torch.randn(1003, generator=chance).to(getattr(torch, dtype)) for _ in range(whole.roots_of[rank])]
+        exact = torch.empty(1003, dtype=getattr(torch, dtype))
+        Executor(transport).reduce(whole, [root.clone() for root in roots], exact)
+        total = roots[0] if in_place and roots else torch.full_like(exact, torch.nan)
+        Handover(transport).reduce(whole, roots, total)
+        return [float((total - exact).abs().max()), torch.view_as_real(total + 0j).tolist()]
+
+
+@pytest.mark.parametrize("in_place", [True, False], ids=["in place", "elsewhere"])
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_a_sum_that_is_handed_over_is_the_exact_one_up_to_rounding(dtype: str, in_place: bool) -> None:
+    """Worker 1 has three roots, worker 2 none."""
+    for difference, _ in on_workers(3, _hand_over, [[1, 3], [0, 2, 4], []], dtype, in_place):
+        assert difference < 1e-5
+
+
+def test_a_sum_that_is_handed_over_has_the_same_bits_on_every_worker() -> None:
+    found = [total for _, total in on_workers(3, _hand_over, [[0], [1], [2]], "float32", True)]
+    assert found == [found[0]] * 3
+
+
+def _hand_over_nothing() -> list[float]:
+    with closing(open_gloo()) as transport:
+        nothing, something = torch.empty(0), torch.ones(1)
+        whole = reduction(Assignment.even(2, 2), (0, 1))
+        Handover(transport).reduce(whole, [nothing], nothing)
+        Handover(transport).reduce(whole, [something], something)
+        return list(something.tolist())
+
+
+def test_an_empty_bucket_is_handed_over_without_a_word() -> None:
+    assert on_workers(2, _hand_over_nothing) == [[2.0]] * 2
+
+
+def _hand_over_bools() -> None:
+    with closing(open_gloo()) as transport:
+        flags = torch.tensor([True])
+        Handover(transport).reduce(reduction(Assignment.even(2, 2), (0, 1)), [flags], flags)
+
+
+def test_a_dtype_that_backends_add_wrongly_is_refused() -> None:
+    found = outcomes(2, _hand_over_bools)
+    assert [outcome.error for outcome in found] == [BadArgument.__name__] * 2
+    assert "not bool" in found[0].message
+
+
+def _lose_a_peer_in_a_handover() -> list[Any]:
+    with closing(open_gloo()) as transport:
+        whole = reduction(Assignment.even(3, 3), (0, 1, 2))
+        root = torch.ones(100_000)
+        Handover(transport).reduce(whole, [root], root)
+        if transport.world.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(PeerGone) as gone:
+            Handover(transport).reduce(whole, [root], root)
+        return [gone.value.rank]
+
+
+def test_a_peer_killed_during_a_handover_is_named_by_the_survivors() -> None:
+    found = outcomes(3, _lose_a_peer_in_a_handover)
+    assert [found[0].value, found[2].value] == [[1], [1]]
+
+
+def _wait_twice() -> float:
+    with closing(open_gloo()) as transport:
+        peer = 1 - transport.world.rank
+        place = torch.empty(1)
+        arrival = transport.receive(place, peer, 4)
+        transport.send(torch.ones(1), peer, 4).wait()
+        arrival.wait()
+        arrival.wait()
+        exchange(transport, torch.zeros(1, dtype=torch.uint8))
+        return place.item()
+
+
+def test_a_message_may_be_waited_for_again() -> None:
+    assert on_workers(2, _wait_twice) == [1.0, 1.0]
+
+
+def _wait_in_a_chain(awaited_by: list[int]) -> int:
+    """Each waits for one other, and leaves when that one is gone; who waits for itself is killed."""
+    with closing(open_gloo()) as transport:
+        rank = transport.world.rank
+        exchange(transport, torch.zeros(1, dtype=torch.uint8))
+        if awaited_by[rank] == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(PeerGone) as gone:
+            transport.receive(torch.empty(1), awaited_by[rank], 4).wait()
+        return gone.value.rank
+
+
+@pytest.mark.parametrize("awaited_by", [[2, 3, 1, 3], [3, 0, 1, 3], [0, 0, 1, 2]], ids=str)
+def test_in_a_chain_of_waits_all_name_the_one_that_was_gone_first(awaited_by: list[int]) -> None:
+    """Worker 0, which holds the store, is the last of the chain, the first, or the one that dies."""
+    (killed,) = [rank for rank, awaited in enumerate(awaited_by) if rank == awaited]
+    found = outcomes(4, _wait_in_a_chain, awaited_by)
+    assert [outcome.value for rank, outcome in enumerate(found) if rank != killed] == [killed] * 3
+
+
+@pytest.mark.skipif(dist.is_nccl_available(), reason="this torch has NCCL")
+def test_nccl_that_torch_does_not_have_is_told() -> None:
+    with pytest.raises(BadEnvironment, match="built without NCCL"):
+        Nccl(World(), dist.HashStore(), 5.0)
+
+
+@pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch has no NCCL")
+def test_nccl_without_a_gpu_is_told() -> None:
+    with pytest.raises(BadEnvironment, match="needs a GPU"):
+        Nccl(World(), dist.HashStore(), 5.0)
+
+
+@pytest.mark.skipif(dist.is_mpi_available(), reason="this torch has MPI")
+def test_mpi_that_torch_does_not_have_is_told() -> None:
+    with pytest.raises(BadEnvironment, match="built without MPI"):
+        Mpi(World(), dist.HashStore(), 5.0)
