@@ -12,6 +12,7 @@ COMMANDS = {
     "run": "Start a script on one or more workers.",
     "verify": "Show that a run gives the same bits on any number of workers.",
     "bench": "Measure steps and collectives on this machine.",
+    "explain": "Show how a collective works, round by round.",
     "demo": "See it work, from nothing, in a minute.",
 }
 """Each is the `command` of the module in this folder that has its name."""

@@ -1,0 +1,88 @@
+"""`lockstep explain`: how a collective works, round by round."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lockstep.errors import BadArgument
+
+if TYPE_CHECKING:
+    from lockstep.programs.explain.story import Story
+
+COLLECTIVES = {
+    "allreduce": "all_reduce",
+    "reduce-scatter": "reduce_scatter",
+    "all-gather": "all_gather",
+    "broadcast": "broadcast",
+}
+
+
+class HostSizes(click.ParamType):  # type: ignore[type-arg]
+    """The number of workers on each host: "2,2"."""
+
+    name = "sizes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        words = [word.strip() for word in str(value).split(",")]
+        if not all(word.isascii() and word.isdigit() and int(word) for word in words):
+            self.fail(f'{value!r} is not allowed: give the workers of each host, such as "2,2"', param, ctx)
+        return tuple(map(int, words))
+
+
+@click.command(name="explain")
+@click.argument("collective", type=click.Choice(list(COLLECTIVES)))
+@click.option("--algorithm", metavar="NAME", help="How to do it; a name that does not exist lists those that do.")
+@click.option("-n", "--workers", "num_workers", type=click.IntRange(1, 64), help="Workers, 1 to 64.  [default: 4]")
+@click.option("--lanes", "num_lanes", type=click.IntRange(1, 512), help="Lanes, for exact ones.  [default: workers]")
+@click.option("--hosts", "workers_per_host", type=HostSizes(), help='Workers of each host, such as "2,2".')
+@click.option("--source", type=click.IntRange(0, 63), help="The worker that broadcasts.  [default: 0]")
+@click.option("--chunks", "num_chunks", type=click.IntRange(1, 64), help="Chunks that follow each other in a tree.")
+@click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Draw it into this file.")
+@click.option("--json", "wants_json", is_flag=True, help="Print one JSON object instead of the rounds.")
+def command(collective: str, svg: Path | None, wants_json: bool, **options: Any) -> None:
+    """Show how COLLECTIVE works, round by round: who sends what to whom, and what everyone then has.
+
+    What is shown was proved first: every contribution arrives exactly once, and the cost is counted.
+    """
+    from lockstep.programs.explain.question import Question
+    from lockstep.programs.explain.story import tell
+
+    check_svg(svg)
+    story = tell(Question(COLLECTIVES[collective], **options))  # type: ignore[arg-type]
+    if svg is not None:
+        draw(story, svg)
+    if wants_json:
+        from lockstep.programs.explain.record import as_json
+
+        click.echo(json.dumps(as_json(story)))
+    elif svg is not None:
+        click.echo(f"Drawn: {svg}")
+    else:
+        print_rounds(story)
+
+
+def check_svg(svg: Path | None) -> None:
+    """Raises unless a picture can be put there."""
+    if svg is not None and svg.suffix != ".svg":
+        raise BadArgument(f"--svg must be a file that ends in .svg, not {svg}")
+    if svg is not None and not svg.parent.is_dir():
+        raise BadArgument(f"--svg {svg} cannot be written: there is no folder {svg.parent}")
+
+
+def draw(story: "Story", svg: Path) -> None:
+    from lockstep.programs.explain.picture import picture
+
+    try:
+        svg.write_text(picture(story), encoding="utf-8")
+    except OSError as error:
+        raise BadArgument(f"--svg {svg} cannot be written: {error.strerror}") from error
+
+
+def print_rounds(story: "Story") -> None:
+    from rich.console import Console
+
+    from lockstep.programs.explain.screen import show
+
+    show(story, Console())
