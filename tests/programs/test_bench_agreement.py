@@ -10,7 +10,7 @@ import torch
 from workers import on_workers
 
 from lockstep.programs.bench.agreement import Difference, comparable, compare, refusal, take_evidence
-from lockstep.programs.bench.plan import DDP, ONE_THREAD, Plan
+from lockstep.programs.bench.plan import DDP, ON_BACKEND, ONE_THREAD, Plan
 from lockstep.programs.bench.sides import PlainSide, as_torch_comes, make_sides
 from lockstep.programs.bench.worker import agree, process_group
 from lockstep.programs.models import mlp, reference_workload
@@ -80,7 +80,7 @@ def test_a_difference_that_is_no_number_is_refused() -> None:
 
 
 def test_only_ddp_is_held_against_lockstep_where_shares_are_normalised_by_themselves() -> None:
-    assert comparable(reference_workload("cnn"), num_workers=2) == (DDP,)
+    assert comparable(reference_workload("cnn"), num_workers=2) == (DDP, ON_BACKEND)
     assert ONE_THREAD in comparable(reference_workload("cnn"), num_workers=1)
 
 

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from lockstep.cli.bench import command
+from lockstep.programs.bench.plan import SIDES
 
 
 def test_a_short_benchmark_reports_every_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,11 +19,11 @@ def test_a_short_benchmark_reports_every_side(tmp_path: Path, monkeypatch: pytes
     assert ended.exit_code == 0, ended.output
     [row] = json.loads(ended.stdout)["rows"]
     assert (row["model"], row["workers"]) == ("mlp", 2)
-    times = [row[f"{side}_ms"] for side in ("lockstep", "ddp", "plain_one_thread", "plain_all_threads")]
+    times = [row[f"{side}_ms"] for side in SIDES]
     ratios = [row[f"speedup_over_ddp{end}"] for end in ("_low", "", "_high")]
     assert all(math.isfinite(value) and value > 0 for value in (*times, *ratios))
     assert ratios == sorted(ratios)
-    assert row["difference_from_lockstep"].keys() == {"ddp", "plain_one_thread", "plain_all_threads"}
+    assert row["difference_from_lockstep"].keys() == {"ddp", "ddp_on_lockstep", "plain_one_thread", "plain_all_threads"}
     assert not list(tmp_path.iterdir()), "the benchmark left its folder behind"
 
 

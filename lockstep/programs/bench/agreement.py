@@ -47,7 +47,8 @@ def take_evidence(side: Side) -> Evidence:
 def comparable(workload: Workload, num_workers: int) -> tuple[str, ...]:
     """The sides that must agree with lockstep. See Note [What agrees]."""
     per_share = workload.per_share_statistics and num_workers > 1
-    return (plan.DDP,) if per_share else (plan.DDP, plan.ONE_THREAD, plan.ALL_THREADS)
+    sharing = (plan.DDP, plan.ON_BACKEND)
+    return sharing if per_share else (*sharing, plan.ONE_THREAD, plan.ALL_THREADS)
 
 
 @dataclass(frozen=True)

@@ -1,39 +1,44 @@
-"""Progress of a step benchmark: a bar on a terminal, a line for every model elsewhere."""
+"""Progress of a benchmark: a bar on a terminal, a line for every part that is done elsewhere."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
-from lockstep.programs.bench.plan import Plan
 from lockstep.programs.bench.result import Progress
-from lockstep.programs.bench.step import Follow
+
+
+class Part(Protocol):
+    """What is measured in `rounds` rounds under one title. No two parts of a benchmark are equal."""
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def rounds(self) -> int: ...
 
 
 @contextmanager
-def following(console: Console, plans: Sequence[Plan]) -> Iterator[Follow]:
-    """What it yields shows on `console` how far the plans are."""
+def following(console: Console, parts: Sequence[Part]) -> Iterator[Callable[[Part, Progress], None]]:
+    """What it yields shows on `console` how far the parts are."""
     if not console.is_terminal:
-        yield lambda plan, progress: _tell(console, plan, progress)
+        yield lambda part, progress: _tell(console, part, progress)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=sum(plan.rounds for plan in plans))
-        yield lambda plan, progress: bar.update(
-            task, description=_named(plan), completed=_rounds_before(plans, plan) + progress.done
+        task = bar.add_task("", total=sum(part.rounds for part in parts))
+        yield lambda part, progress: bar.update(
+            task, description=part.title, completed=_rounds_before(parts, part) + progress.done
         )
 
 
-def _tell(console: Console, plan: Plan, progress: Progress) -> None:
+def _tell(console: Console, part: Part, progress: Progress) -> None:
     if progress.done == progress.total:
-        console.print(f"{_named(plan)}: done", highlight=False)
+        console.print(f"{part.title}: done", highlight=False)
 
 
-def _named(plan: Plan) -> str:
-    return f"{plan.model} on {plan.workers} worker{'' if plan.workers == 1 else 's'}"
-
-
-def _rounds_before(plans: Sequence[Plan], plan: Plan) -> int:
-    return sum(earlier.rounds for earlier in plans[: plans.index(plan)])
+def _rounds_before(parts: Sequence[Part], part: Part) -> int:
+    return sum(earlier.rounds for earlier in parts[: parts.index(part)])

@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 
 from lockstep.errors import BadArgument
 
-LOCKSTEP, DDP, ONE_THREAD, ALL_THREADS = "lockstep", "ddp", "plain_one_thread", "plain_all_threads"
-SIDES = (LOCKSTEP, DDP, ONE_THREAD, ALL_THREADS)
+LOCKSTEP, DDP, ON_BACKEND = "lockstep", "ddp", "ddp_on_lockstep"
+ONE_THREAD, ALL_THREADS = "plain_one_thread", "plain_all_threads"
+SIDES = (LOCKSTEP, DDP, ON_BACKEND, ONE_THREAD, ALL_THREADS)
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,10 @@ class Plan:
                 f"use {_listed(_divisors(batch_size))} workers"
             )
 
+    @property
+    def title(self) -> str:
+        return f"{self.model} on {self.workers} worker{'' if self.workers == 1 else 's'}"
+
     def written(self) -> str:
         return json.dumps(asdict(self))
 
@@ -64,7 +69,7 @@ def make_plans(models: Sequence[str], workers: Sequence[int], steps: int | None,
 def order(round_number: int) -> tuple[str, ...]:
     """The sides in the order of one round.
 
-    In eight rounds every side stands twice in every place, and follows another as often as that follows it.
+    In ten rounds every side stands twice in every place, and follows another as often as that follows it.
     So neither a slow drift of the machine nor what a neighbour left in the caches favours one of them.
     """
     shift = round_number // 2 % len(SIDES)

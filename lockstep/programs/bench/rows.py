@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from lockstep.programs.bench.plan import ALL_THREADS, DDP, LOCKSTEP, ONE_THREAD, REFERENCES, SIDES, Plan
+from lockstep.programs.bench.plan import ALL_THREADS, DDP, LOCKSTEP, ON_BACKEND, ONE_THREAD, REFERENCES, SIDES, Plan
 from lockstep.programs.bench.result import Result
 
 
@@ -20,6 +20,7 @@ def make_row(plan: Plan, result: Result) -> dict[str, Any]:
         "rounds": plan.rounds,
         **{f"{side}_ms": statistics.median(times[side]) for side in SIDES},
         **_ratio("speedup_over_ddp", times[DDP], times[LOCKSTEP]),
+        **_ratio("speedup_of_ddp_on_lockstep", times[DDP], times[ON_BACKEND]),
         **_ratio("lockstep_over_plain_one_thread", times[LOCKSTEP], times[ONE_THREAD]),
         **_ratio("lockstep_over_plain_all_threads", times[LOCKSTEP], times[ALL_THREADS]),
         "difference_from_lockstep": result.differences,

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -92,12 +93,13 @@ class LockstepSide(Side):
 class DdpSide(Side):
     """DistributedDataParallel at its best: bucket views for gradients, a static graph, shares cut before."""
 
-    name = plan.DDP
-
-    def __init__(self, workload: Workload, model: nn.Module, batches: Sequence[Batch], run: Run) -> None:
+    def __init__(self, name: str, workload: Workload, model: nn.Module, batches: Sequence[Batch], run: Run) -> None:
         shares = [_cut(batch, run.rank, run.size) for batch in batches]
         super().__init__(workload, model, shares)
-        self.wrapped = DDP(model, gradient_as_bucket_view=True, static_graph=True)
+        self.name = name
+        backend = {plan.DDP: "gloo", plan.ON_BACKEND: "lockstep"}[name]
+        group = dist.new_group(backend=backend)
+        self.wrapped = DDP(model, process_group=group, gradient_as_bucket_view=True, static_graph=True)
 
     def compute(self, number: int) -> None:
         self.workload.loss(self.wrapped, self.batches[number % len(self.batches)]).backward()
@@ -128,7 +130,8 @@ def make_sides(workload: Workload, run: Run, all_threads: int) -> dict[str, Side
     batches = [workload.make_batch(generator) for _ in range(NUM_BATCHES)]
     sides: list[Side] = [
         LockstepSide(workload, copy.deepcopy(model), batches, run),
-        DdpSide(workload, copy.deepcopy(model), batches, run),
+        DdpSide(plan.DDP, workload, copy.deepcopy(model), batches, run),
+        DdpSide(plan.ON_BACKEND, workload, copy.deepcopy(model), batches, run),
         PlainSide(plan.ONE_THREAD, 1, workload, copy.deepcopy(model), batches),
         PlainSide(plan.ALL_THREADS, all_threads, workload, copy.deepcopy(model), batches),
     ]

@@ -1,39 +1,19 @@
 """Runs a step benchmark from the outside: a launch for every plan, in a folder of its own. Without torch."""
 
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.errors import LockstepError
+from lockstep.programs.bench.launching import ResultsDiffer, result_folder, run_to_end
 from lockstep.programs.bench.plan import Plan
 from lockstep.programs.bench.result import Progress, Result
 from lockstep.programs.bench.rows import make_report, make_row
-from lockstep.run.launching.launch import Job, launch
+from lockstep.run.launching.launch import Job
 
 Follow = Callable[[Plan, Progress], None]
 """Is told how far a plan is: before its workers start, when timing begins, and after every round."""
 
 WORKER = "lockstep.programs.bench.worker"
-
-
-class ResultsDiffer(LockstepError):  # noqa: N818
-    """Two sides computed different things, so their times cannot be compared."""
-
-
-@dataclass
-class Stopped(LockstepError):  # noqa: N818
-    """The workers did not come to their end; `exit_code` is the launch's."""
-
-    told: str
-    exit_code: int
-    interrupted: bool
-
-    def __str__(self) -> str:
-        return self.told
 
 
 def bench_steps(plans: Sequence[Plan], follow: Follow) -> dict[str, Any]:
@@ -50,8 +30,8 @@ def bench_steps(plans: Sequence[Plan], follow: Follow) -> dict[str, Any]:
 def measure(plan: Plan, follow: Follow) -> Result:
     """The times of one plan. Raises `ResultsDiffer` if the sides did not agree."""
     follow(plan, Progress(0, plan.rounds))
-    with _folder() as folder:
-        _launch(plan, folder, Lines(lambda progress: follow(plan, progress)))
+    with result_folder() as folder:
+        run_to_end(_job(plan, folder), lambda progress: follow(plan, progress))
         return accept(Result.read(folder))
 
 
@@ -61,23 +41,8 @@ def accept(result: Result) -> Result:
     return result
 
 
-class Lines:
-    """Takes worker 0's output as it comes and hands on the lines that tell progress."""
-
-    def __init__(self, told: Callable[[Progress], None]) -> None:
-        self._told = told
-        self._rest = b""
-
-    def __call__(self, output: bytes) -> None:
-        *lines, self._rest = (self._rest + output).split(b"\n")
-        for line in lines:
-            progress = Progress.read(line.decode(errors="replace"))
-            if progress is not None:
-                self._told(progress)
-
-
-def _launch(plan: Plan, folder: Path, show: Callable[[bytes], None]) -> None:
-    job = Job(
+def _job(plan: Plan, folder: Path) -> Job:
+    return Job(
         program=WORKER,
         run_dir=folder,
         module=True,
@@ -86,25 +51,3 @@ def _launch(plan: Plan, folder: Path, show: Callable[[bytes], None]) -> None:
         lanes=plan.workers,
         environment={"GLOO_SOCKET_IFNAME": "lo"},  # DDP's own connections stay on this host too
     )
-    said: list[str] = []
-    outcome = launch(job, show=show, say=said.append)
-    if outcome.exit_code:
-        # After an interrupt there is nothing to look up, and the folder that the launcher names goes away.
-        interrupted = outcome.failure is None
-        told = "✗ stopped; all workers have ended" if interrupted else "\n".join(said)
-        raise Stopped(told, outcome.exit_code, interrupted)
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    """A folder that is gone afterwards, unless a worker failed: then the user is told of the logs in it."""
-    folder = Path(tempfile.mkdtemp(prefix="lockstep-bench-"))
-    keep = False
-    try:
-        yield folder
-    except Stopped as stopped:
-        keep = not stopped.interrupted
-        raise
-    finally:
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)

@@ -11,9 +11,11 @@ _HEADINGS = (
     "workers",
     "lockstep",
     "DDP",
+    "DDP on\nlockstep",
     "plain,\n1 thread",
     "plain,\nall threads",
     "DDP ÷\nlockstep",
+    "DDP ÷\nDDP on it",
     "lockstep ÷\n1 thread",
 )
 
@@ -40,12 +42,13 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    sides = ("lockstep", "ddp", "plain_one_thread", "plain_all_threads")
+    sides = ("lockstep", "ddp", "ddp_on_lockstep", "plain_one_thread", "plain_all_threads")
     return [
         row["model"],
         str(row["workers"]),
         *(f"{row[f'{side}_ms']:.1f}" for side in sides),
         _ratio(row, "speedup_over_ddp"),
+        _ratio(row, "speedup_of_ddp_on_lockstep"),
         _ratio(row, "lockstep_over_plain_one_thread"),
     ]
 

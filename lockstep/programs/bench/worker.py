@@ -6,18 +6,16 @@ Worker 0 prints its progress and leaves the result in FOLDER.
 """
 
 import os
-import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
 
 from lockstep.programs.bench.agreement import Difference, comparable, compare, refusal, take_evidence
+from lockstep.programs.bench.machine import describe_machine
 from lockstep.programs.bench.plan import LOCKSTEP, Plan
 from lockstep.programs.bench.result import Progress, Result
 from lockstep.programs.bench.sides import Side, make_sides
@@ -42,7 +40,7 @@ def main(plan: Plan, folder: Path) -> None:
                 differences={name: asdict(difference) for name, difference in differences.items()},
                 rounds=rounds,
                 parameters=count_parameters(sides[LOCKSTEP].model),
-                machine=_machine(all_threads),
+                machine=describe_machine(),
             ).write(folder)
 
 
@@ -81,17 +79,6 @@ def _timed(plan: Plan, sides: Mapping[str, Side], run: Run) -> list[dict[str, fl
         rounds.append(times)
         run.print(Progress(len(rounds), plan.rounds).written(), flush=True)
     return rounds
-
-
-def _machine(all_threads: int) -> dict[str, Any]:
-    return {
-        "cores": all_threads,
-        "processor": platform.machine(),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "threads_per_worker": torch.get_num_threads(),
-    }
 
 
 if __name__ == "__main__":

@@ -1,0 +1,79 @@
+"""What an all-reduce benchmark measures, as a value. Without torch, so that a wrong word is refused at once."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from lockstep.errors import BadArgument
+from lockstep.programs.bench.allreduce.sizes import named
+
+LOCKSTEP, GLOO, FLOOR = "lockstep", "gloo", "floor"
+SIDES = (LOCKSTEP, GLOO, FLOOR)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One size on one number of workers: one row of the report."""
+
+    workers: int
+    num_bytes: int
+    rounds: int
+
+    @property
+    def title(self) -> str:
+        return f"{named(self.num_bytes)} on {self.workers} workers"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All sizes on one number of workers: one launch. Every round has one block of each side."""
+
+    workers: int
+    sizes: tuple[int, ...]
+    algorithm: str
+    rounds: int
+
+    def __post_init__(self) -> None:
+        if self.workers < 2:
+            raise BadArgument(f"an all-reduce needs 2 workers or more, not {self.workers}")
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return tuple(Part(self.workers, num_bytes, self.rounds) for num_bytes in self.sizes)
+
+    def written(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, text: str) -> "Plan":
+        """What `written` wrote."""
+        fields = json.loads(text)
+        return cls(**{**fields, "sizes": tuple(fields["sizes"])})
+
+
+def make_plans(workers: Sequence[int], sizes: Sequence[int], algorithm: str, rounds: int) -> tuple[Plan, ...]:
+    """A plan for every number of workers, each with every size, each once; raises before anything runs."""
+    each = tuple(dict.fromkeys(sizes))
+    return tuple(Plan(count, each, algorithm, rounds) for count in dict.fromkeys(workers))
+
+
+def order(round_number: int) -> tuple[str, ...]:
+    """The sides in the order of one round.
+
+    In three rounds every side stands once in every place; the next three run backwards. So neither a slow drift of the
+    machine nor what a neighbour left in the caches favours one of them.
+    """
+    shift = round_number % len(SIDES)
+    turned = SIDES[shift:] + SIDES[:shift]
+    return turned[::-1] if round_number // len(SIDES) % 2 else turned
+
+
+def crowding(plans: Sequence[Plan], num_cores: int) -> str | None:
+    """The warning that some plan has more workers than there are cores, or None."""
+    crowded = [str(plan.workers) for plan in plans if plan.workers > num_cores]
+    if not crowded:
+        return None
+    return (
+        f"! {' and '.join(crowded)} workers share {num_cores} cores: they wait for each other's turn, and the times "
+        "say little about a machine with a core for each"
+    )

@@ -1,0 +1,30 @@
+"""Where it was measured: the part of a report without which its numbers mean nothing."""
+
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def describe_machine() -> dict[str, Any]:
+    """This machine and its software, as a worker sees them."""
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu": _cpu(),
+        "processor": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads_per_worker": torch.get_num_threads(),
+    }
+
+
+def _cpu() -> str:
+    """The processor's own name; Arm's kernels tell none, there it is the kind of processor."""
+    lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines() if _CPUINFO.is_file() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.machine()

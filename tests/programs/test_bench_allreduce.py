@@ -1,0 +1,124 @@
+"""The whole all-reduce benchmark, with real workers. Times are looked at, never judged."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from uuid import uuid4
+from xml.etree import ElementTree
+
+import psutil
+import pytest
+from click.testing import CliRunner
+from workers import on_workers
+
+from lockstep.cli.bench import command
+from lockstep.programs.bench.allreduce.algorithms import parse_algorithm
+from lockstep.programs.bench.allreduce.measuring import accept
+from lockstep.programs.bench.allreduce.plan import Plan
+from lockstep.programs.bench.allreduce.result import Result
+from lockstep.programs.bench.allreduce.rows import make_rows
+from lockstep.programs.bench.allreduce.worker import main
+
+REPOSITORY = Path(__file__).parents[2]
+MARK = "LOCKSTEP_TEST_MARK"
+
+
+def test_a_short_benchmark_reports_every_size_on_every_number_of_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    picture = tmp_path / "times.svg"
+    words = ["-n", "2,2", "-n", "3", "--sizes", "4B,64KiB", "--rounds", "2", "--svg", str(picture), "--json"]
+    ended = CliRunner().invoke(command, ["allreduce", *words], catch_exceptions=False)
+    assert ended.exit_code == 0, ended.output
+    report = json.loads(ended.stdout)
+    assert report["algorithm"] == "shared"
+    assert {"cores", "cpu", "torch", "threads_per_worker"} <= report["machine"].keys()
+    assert [(row["workers"], row["bytes"]) for row in report["rows"]] == [(2, 4), (2, 65536), (3, 4), (3, 65536)]
+    for row in report["rows"]:
+        check_row(row)
+    assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+    assert not list(scratch.iterdir()), "the benchmark left its folder behind"
+
+
+def test_a_schedule_over_gloo_can_take_the_place_of_shared_memory(tmp_path: Path) -> None:
+    plan = Plan(3, (4096,), parse_algorithm("halving_doubling"), rounds=1)
+    on_workers(3, main, plan, tmp_path)
+    [row] = make_rows(plan, accept(Result.read(tmp_path)))
+    assert plan.algorithm == "halving-doubling"
+    check_row(row)
+
+
+def check_row(row: dict[str, float]) -> None:
+    times = [row[f"{side}_ms"] for side in ("lockstep", "gloo", "floor", "lockstep_p95", "gloo_p95")]
+    ratios = [row[f"ratio_to_gloo{end}"] for end in ("_low", "", "_high")]
+    others = [row["ratio_to_floor"], row["bandwidth_gb_per_s"], row["gloo_bandwidth_gb_per_s"]]
+    assert all(math.isfinite(value) and value > 0 for value in (*times, *ratios, *others))
+    assert ratios == sorted(ratios)
+
+
+def start(folder: Path, mark: str, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "lockstep", "bench", "allreduce", *words],
+        cwd=folder,
+        env={**os.environ, MARK: mark, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def survivors(mark: str) -> list[int]:
+    return [process.pid for process in psutil.process_iter() if _carries(process, mark)]
+
+
+def _carries(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+
+
+def test_ctrl_c_ends_the_benchmark_with_130_and_leaves_nothing(tmp_path: Path) -> None:
+    mark = uuid4().hex
+    bench = start(tmp_path, mark, "--sizes", "4B..128MiB", "--rounds", "5")
+    assert bench.stderr is not None
+    assert bench.stderr.readline() == "4 B on 2 workers: done\n"
+    bench.send_signal(signal.SIGINT)
+    out, err = bench.communicate(timeout=30)
+    assert (bench.returncode, out, err) == (130, "", "✗ stopped; all workers have ended\n")
+    assert survivors(mark) == []
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["-n", "1"], "a whole number, 2 or more"),
+        (["-n", "2,"], "a whole number, 2 or more"),
+        (["-n", "2;4"], "a whole number, 2 or more"),
+        (["--sizes", "4KB"], '"4KiB,1MiB" or a range such as "4KiB..128MiB"'),
+        (["--sizes", "1MiB..4KiB"], "ends below its beginning"),
+        (["--sizes", "2B"], "no whole number of float32"),
+        (["--algorithm", "rings"], "there is no algorithm 'rings': choose one of shared, direct"),
+        (["--rounds", "0"], "a whole number, 1 or more"),
+        (["--svg", "times.png"], "name a file that ends in .svg"),
+        (["--svg", "folder.svg"], "name a file that ends in .svg"),
+        (["--svg", "nowhere/times.svg"], "there is no folder nowhere"),
+    ],
+)
+def test_a_wrong_word_of_allreduce_is_refused_with_what_is_allowed(
+    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.svg").mkdir()
+    ended = CliRunner().invoke(command, ["allreduce", *words], terminal_width=200)
+    assert ended.exit_code == 2
+    assert sentence in " ".join(ended.output.split())
