@@ -12,7 +12,7 @@ from lockstep.run.launching.job import write_assignment
 from lockstep.world import World
 
 BOOT = Bootstrap(rank=0, parent_pid=812, run_dir=Path("/runs/mnist-3"), notice_fd=7, listen_fd=5)
-LOCKSTEP = variables(BOOT, num_workers=2, port=4321)
+LOCKSTEP = variables(BOOT, num_workers=2, port=4321, free_port=4322)
 TORCHRUN = {
     "RANK": "3",
     "WORLD_SIZE": "4",
@@ -171,7 +171,7 @@ def test_an_mpi_launcher_that_does_not_name_its_job_asks_for_a_port():
         ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, "SLURM_STEP_TASKS_PER_NODE gives 4 tasks"),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1"}, "OMPI_COMM_WORLD_RANK=1"),
         ({**HYDRA, "PMI_SIZE": "x"}, "PMI_SIZE=x"),
-        ({**LOCKSTEP, "MASTER_PORT": ""}, "MASTER_PORT is not set"),
+        ({**LOCKSTEP, "LOCKSTEP_PORT": ""}, "LOCKSTEP_PORT is not set"),
     ],
 )
 def test_a_variable_that_is_missing_or_wrong_is_named(environ, blamed):

@@ -82,8 +82,20 @@ def test_a_worker_0_that_never_comes_is_a_bad_environment():
         open_store(place(1, free_port()), 0.2)
 
 
+def run_on_two_workers(folder: Path, script: str) -> tuple[int, str]:
+    (folder / "train.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep", "run", "-n", "2", "train.py"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, done.stdout
+
+
 def test_workers_of_lockstep_run_meet(tmp_path):
-    (tmp_path / "train.py").write_text(
+    script = (
         "import os\n"
         "from lockstep.run.environment import find_place\n"
         "from lockstep.run.rendezvous import open_store\n"
@@ -92,11 +104,19 @@ def test_workers_of_lockstep_run_meet(tmp_path):
         "store.set(f'from {place.world.rank}', 'here')\n"
         "print(store.get(f'from {1 - place.world.rank}'))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "lockstep", "run", "-n", "2", "train.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
+    assert run_on_two_workers(tmp_path, script) == (0, "b'here'\n")
+
+
+def test_a_script_under_lockstep_run_may_open_a_process_group_of_its_own_beside_the_run(tmp_path):
+    script = (
+        "import lockstep, torch\n"
+        "import torch.distributed as dist\n"
+        "run = lockstep.start(lanes=2)\n"
+        "dist.init_process_group('lockstep')\n"
+        "value = torch.tensor([dist.get_rank() + 1.0])\n"
+        "dist.all_reduce(value)\n"
+        "run.print(value.item())\n"
+        "dist.destroy_process_group()\n"
     )
-    assert (done.returncode, done.stdout) == (0, "b'here'\n")
+    code, printed = run_on_two_workers(tmp_path, script)
+    assert (code, printed.splitlines()[-1]) == (0, "3.0")

@@ -1,7 +1,7 @@
 """Workers started by `lockstep run`: what the launcher writes down for them, and how they read it back.
 
 Both sides stand here, so that a name is spelled once. RANK, WORLD_SIZE and the like are set as well, for user
-code that reads them.
+code that reads them: MASTER_PORT is free, so that a script may open a process group of its own.
 """
 
 from collections.abc import Mapping
@@ -17,6 +17,7 @@ PARENT_PID = "LOCKSTEP_PARENT_PID"
 RUN_DIR = "LOCKSTEP_RUN_DIR"
 NOTICE_FD = "LOCKSTEP_NOTICE_FD"
 LISTEN_FD = "LOCKSTEP_LISTEN_FD"
+PORT = "LOCKSTEP_PORT"
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class Bootstrap:
     listen_fd: int | None
 
 
-def variables(boot: Bootstrap, num_workers: int, port: int) -> dict[str, str]:
-    """The variables that tell a worker all of `boot`, and where worker 0 listens."""
+def variables(boot: Bootstrap, num_workers: int, port: int, free_port: int) -> dict[str, str]:
+    """The variables that tell a worker all of `boot`, where worker 0 listens, and a port for the user's own use."""
     written = {
         MARK: "lockstep run",
         PARENT_PID: str(boot.parent_pid),
@@ -42,7 +43,8 @@ def variables(boot: Bootstrap, num_workers: int, port: int) -> dict[str, str]:
         "WORLD_SIZE": str(num_workers),
         "LOCAL_WORLD_SIZE": str(num_workers),
         "MASTER_ADDR": LOOPBACK,
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port),
+        PORT: str(port),
     }
     return written if boot.listen_fd is None else {**written, LISTEN_FD: str(boot.listen_fd)}
 
@@ -65,4 +67,4 @@ def place(environ: Mapping[str, str]) -> Place | None:
         return None
     rank, size = whole(environ, "RANK"), whole(environ, "WORLD_SIZE", at_least=1)
     world = check_world(World(rank, size, rank, size), "RANK", "WORLD_SIZE")
-    return Place("lockstep run", world, LOOPBACK, port(environ), listen_fd=optional(environ, LISTEN_FD))
+    return Place("lockstep run", world, LOOPBACK, port(environ, PORT), listen_fd=optional(environ, LISTEN_FD))

@@ -90,13 +90,14 @@ class Crew:
     def _start_all(self) -> None:
         try:
             with socket.create_server((LOOPBACK, 0), backlog=max(128, self._job.num_workers)) as listener:
+                free_port = _free_port()
                 for rank in range(self._job.num_workers):
-                    self._start(rank, listener)
+                    self._start(rank, listener, free_port)
         finally:
             os.close(self._notice_fd)
             os.close(self._screen.writer)
 
-    def _start(self, rank: int, listener: socket.socket) -> None:
+    def _start(self, rank: int, listener: socket.socket, free_port: int) -> None:
         """Worker 0 alone inherits the listening socket, and alone writes to the screen."""
         handed_down = [self._notice_fd, *([listener.fileno()] if rank == 0 else [])]
         boot = Bootstrap(
@@ -106,7 +107,7 @@ class Crew:
             notice_fd=self._notice_fd,
             listen_fd=listener.fileno() if rank == 0 else None,
         )
-        variables = self._job.variables(self._inherited, boot, listener.getsockname()[1])
+        variables = self._job.variables(self._inherited, boot, listener.getsockname()[1], free_port)
         output = self._screen.writer if rank == 0 else self._logs[rank]
         try:
             worker = WorkerProcess.start(rank, self._job.command(), variables, output, handed_down)
@@ -157,3 +158,10 @@ class Crew:
         report = read_report(self._job.run_dir, worker.rank)
         if report is not None:
             write_all(self._logs[worker.rank], report.traceback.encode())
+
+
+def _free_port() -> int:
+    """A port that nobody uses now."""
+    with socket.create_server((LOOPBACK, 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port

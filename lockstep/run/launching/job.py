@@ -31,7 +31,7 @@ class Job:
         kind = ["--module"] if self.module else []
         return [sys.executable, "-m", "lockstep.run.launching.worker", *kind, self.program, *self.arguments]
 
-    def variables(self, inherited: Mapping[str, str], boot: Bootstrap, port: int) -> dict[str, str]:
+    def variables(self, inherited: Mapping[str, str], boot: Bootstrap, port: int, free_port: int) -> dict[str, str]:
         """All variables of one worker: the user's, then the job's extra ones, then what the launch fixes."""
         kept = {name: value for name, value in inherited.items() if name not in _NOT_INHERITED}
         return {
@@ -39,7 +39,7 @@ class Job:
             **kept,
             **self.environment,
             **self._settings(),
-            **lockstep_run.variables(boot, self.num_workers, port),
+            **lockstep_run.variables(boot, self.num_workers, port, free_port),
         }
 
     def _settings(self) -> dict[str, str]:
