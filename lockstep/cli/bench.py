@@ -87,16 +87,18 @@ def command() -> None:
 @click.option(
     "-n",
     "--workers",
-    type=Whole(1),
+    type=Counts(1),
     multiple=True,
-    default=(2,),
+    default=("2",),
     show_default=True,
-    help="Workers, one process with one thread each; may be given several times.",
+    help='Workers, one process with one thread each: "2,4"; may be given several times.',
 )
 @click.option("--steps", type=Whole(1), help="Timed steps in a block.  [default: about a second's worth]")
 @click.option("--rounds", type=Whole(1), default=10, show_default=True, help="Blocks of each side.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def step(models: tuple[str, ...], workers: tuple[int, ...], steps: int | None, rounds: int, as_json: bool) -> None:
+def step(
+    models: tuple[str, ...], workers: tuple[tuple[int, ...], ...], steps: int | None, rounds: int, as_json: bool
+) -> None:
     """Time a training step: lockstep, DDP over Gloo and over lockstep's backend, and a plain loop, side by side.
 
     The sides are first shown to compute the same. All models take several minutes, in which the machine
@@ -109,7 +111,7 @@ def step(models: tuple[str, ...], workers: tuple[int, ...], steps: int | None, r
     from lockstep.programs.bench.step import bench_steps
     from lockstep.programs.bench.table import show
 
-    plans = make_plans(models, workers, steps, rounds)
+    plans = make_plans(models, [count for counts in workers for count in counts], steps, rounds)
     try:
         with following(Console(stderr=True), plans) as follow:
             report = bench_steps(plans, follow)

@@ -4,6 +4,8 @@ import hashlib
 import os
 import resource
 import signal
+import socket
+import struct
 from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.synchronize import Barrier
@@ -30,6 +32,7 @@ from lockstep.wire import (
     over_hosts,
 )
 from lockstep.wire.exchange import exchange_texts
+from lockstep.wire.shared.neighbours import SECRET_BYTES
 from lockstep.world import World
 
 
@@ -392,3 +395,26 @@ def _leave_a_meeting_early() -> str:
 
 def test_workers_at_different_points_of_a_meeting_give_up_after_the_timeout() -> None:
     assert [outcome.error for outcome in outcomes(2, _leave_a_meeting_early)] == ["PeerGone"] * 2
+
+
+def _call_uninvited() -> list[bool]:
+    """While worker 0 waits for worker 1, a process of the same user calls at its address without the secret."""
+    rank = int(os.environ["RANK"])
+    if rank == 1:
+        port = int(os.environ["MASTER_PORT"])
+        store = dist.PrefixStore("lockstep/shared/0", dist.TCPStore("127.0.0.1", port, None, False))
+        name = bytes(store.get("neighbour/0"))[SECRET_BYTES:]
+        for said in (b"", b"x", bytes(SECRET_BYTES) + struct.pack("i", 1)):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+                stranger.connect(name)
+                stranger.send(said)
+    with open_wire("shared") as wire:
+        return [bool(torch.equal(record, torch.tensor([7], dtype=torch.uint8))) for record in _sevens(wire)]
+
+
+def _sevens(wire: Wire) -> list[torch.Tensor]:
+    return exchange(wire.transport, torch.tensor([7], dtype=torch.uint8))
+
+
+def test_a_process_without_the_secret_is_turned_away() -> None:
+    assert on_workers(2, _call_uninvited) == [[True, True]] * 2

@@ -25,6 +25,7 @@ from lockstep.wire.shared.segments import allocate, allow_many_files, mapped
 from lockstep.world import World
 
 MESSAGE_BYTES = 64 * 1024
+SECRET_BYTES = 32
 MAX_FILES = 250
 """How many open files one message takes; the kernel's own limit is 253."""
 
@@ -138,8 +139,8 @@ os.register_at_fork(after_in_child=_close_in_forked_process)
 def connect(world: World, members: Collection[int], store: Store, timeout_s: float) -> Neighbours:
     """Collective. Connects every pair of `members`, the ranks of workers on this host; nobody else can join.
 
-    The lower rank of a pair listens, at an address of the abstract namespace (no file) that it tells in the store. A
-    process of another user, or one that does not know the store's secret, is turned away.
+    The lower rank of a pair listens, at an address of the abstract namespace (no file) that it tells in the store, with
+    a secret. Everyone on the host can see the address; who is another user, or has no secret, is turned away.
     """
     allow_many_files()
     sockets: dict[int, socket.socket] = {}
@@ -157,17 +158,17 @@ def connect(world: World, members: Collection[int], store: Store, timeout_s: flo
 def _connect_all(
     rank: int, peers: Sequence[int], store: Store, timeout_s: float, connections: dict[int, socket.socket]
 ) -> None:
-    name = f"\0lockstep-{secrets.token_hex(16)}"
+    name, secret = f"\0lockstep-{secrets.token_hex(16)}", secrets.token_hex(SECRET_BYTES // 2)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(name)
         listener.listen(max(1, len(peers)))
         listener.settimeout(timeout_s)
-        store.set(f"neighbour/{rank}", name)
+        store.set(f"neighbour/{rank}", secret + name)
         for peer in peers:
             if peer < rank:
                 connections[peer] = _call(peer, rank, store, timeout_s)
         while len(connections) < len(peers):
-            peer, connection = _answer(listener)
+            peer, connection = _answer(listener, secret.encode())
             connections[peer] = connection
 
 
@@ -198,19 +199,23 @@ def _shared_page(rank: int, sockets: dict[int, socket.socket], num_ranks: int) -
 def _call(peer: int, rank: int, store: Store, timeout_s: float) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.settimeout(timeout_s)
-    connection.connect(bytes(store.get(f"neighbour/{peer}")))
-    connection.send(struct.pack("i", rank))
+    told = bytes(store.get(f"neighbour/{peer}"))
+    secret, name = told[:SECRET_BYTES], told[SECRET_BYTES:]
+    connection.connect(name)
+    connection.send(secret + struct.pack("i", rank))
     return connection
 
 
-def _answer(listener: socket.socket) -> tuple[int, socket.socket]:
-    """The next worker that calls."""
+def _answer(listener: socket.socket, secret: bytes) -> tuple[int, socket.socket]:
+    """The next worker that calls and knows the secret."""
     while True:
         connection, _ = listener.accept()
+        connection.settimeout(listener.gettimeout())
         _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if user == os.getuid():
-            connection.settimeout(listener.gettimeout())
-            return struct.unpack("i", connection.recv(4))[0], connection
+            said = connection.recv(SECRET_BYTES + 4)
+            if len(said) == SECRET_BYTES + 4 and secrets.compare_digest(said[:SECRET_BYTES], secret):
+                return struct.unpack("i", said[SECRET_BYTES:])[0], connection
         connection.close()
 
 
