@@ -374,3 +374,22 @@ def _fork_a_process_that_ends() -> int:
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_forked_process_that_ends_does_not_end_the_run(num_workers: int) -> None:
     assert on_workers(num_workers, _fork_a_process_that_ends) == [1] * num_workers
+
+
+def _handed_over() -> list[Any]:
+    """Three steps whose sums are left to Gloo's own all-reduce: is the gradient that of the whole batch, and whose?"""
+    model = net()
+    expected = plain_gradients(model)
+    with lockstep.start(lanes=5, seed=1, exact=False, wire="gloo") as run:
+        run.replicate(model)
+        for _ in range(3):
+            model.zero_grad()
+            found = lane_gradients(run, model)
+            assert_close(found, expected)
+        return [run._wire.how, [gradient.double().sum().item() for gradient in found.values()]]
+
+
+def test_without_exact_the_backend_adds_and_the_gradient_is_right_to_rounding_and_equal_on_all() -> None:
+    first, *others = on_workers(3, _handed_over)
+    assert first[0] == "Gloo's all-reduce"
+    assert all(other == first for other in others)
