@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,26 +30,16 @@ class Counts(click.ParamType):  # type: ignore[type-arg]
         return tuple(self.each.convert(word.strip(), param, ctx) for word in value.split(","))
 
 
-class Sizes(click.ParamType):  # type: ignore[type-arg]
-    """Numbers of bytes: "4KiB,1MiB" or "4KiB..128MiB"."""
+class Parsed(click.ParamType):  # type: ignore[type-arg]
+    """What a function makes of a word; what it refuses is told with the option's name."""
 
-    name = "sizes"
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self.parse = parse
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            return parse_sizes(value)
-        except BadArgument as error:
-            self.fail(str(error), param, ctx)
-
-
-class Algorithm(click.ParamType):  # type: ignore[type-arg]
-    """How lockstep adds: in shared memory, or by a schedule of the catalogue."""
-
-    name = "name"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        try:
-            return parse_algorithm(value)
+            return self.parse(value)
         except BadArgument as error:
             self.fail(str(error), param, ctx)
 
@@ -136,14 +127,14 @@ def step(
 )
 @click.option(
     "--sizes",
-    type=Sizes(),
+    type=Parsed("sizes", parse_sizes),
     default="4KiB..128MiB",
     show_default=True,
     help='Bytes of the tensor: "4KiB,1MiB", or a range.',
 )
 @click.option(
     "--algorithm",
-    type=Algorithm(),
+    type=Parsed("name", parse_algorithm),
     default=SHARED,
     show_default=True,
     help="How lockstep adds: in shared memory, or over Gloo by the schedule of this name (ring, direct, ...).",
