@@ -63,11 +63,6 @@ def text(x: float, y: float, words: str, **style: Attribute) -> str:
     return element("text", words, x=x, y=y, **({"font_size": 12} | style))
 
 
-def arrow(start: Point, end: Point, color: str, width: float = 1.5, head: float = 7) -> str:
-    """A line with a filled head whose tip is at `end`."""
-    return line(start, _back(start, end, head), stroke=color, stroke_width=width) + arrow_head(start, end, color, head)
-
-
 def arrow_head(start: Point, end: Point, color: str, size: float = 7) -> str:
     """A head whose tip is at `end`, seen from `start`."""
     (x, y), (base_x, base_y) = end, _back(start, end, size)

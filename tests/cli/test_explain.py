@@ -142,7 +142,11 @@ def test_neighbouring_parts_are_written_as_a_span() -> None:
 
 
 def test_words_in_a_picture_may_contain_signs_of_the_language_it_is_written_in() -> None:
-    shapes = [svg.text(0, 0, "a < b & c", class_='"x"'), svg.arrow((0, 0), (10, 10), "black"), svg.polyline([(0, 1)])]
+    shapes = [
+        svg.text(0, 0, "a < b & c", class_='"x"'),
+        svg.arrow_head((0, 0), (10, 10), "black"),
+        svg.polyline([(0, 1)]),
+    ]
     drawn = ElementTree.fromstring(svg.document(20, 20, shapes, title="<&>"))
     words = drawn.find(f"{SVG}text")
     assert words is not None

@@ -14,11 +14,6 @@ class Symbol:
         self.left = left
         self.right = right
 
-    @property
-    def contributors(self) -> list[int]:
-        """The contributions in this sum: bit i of `members` stands for contribution i."""
-        return [i for i in range(self.members.bit_length()) if self.members >> i & 1]
-
     def __str__(self) -> str:
         return f"({self.left}+{self.right})" if self.left and self.right else str(self.name)
 

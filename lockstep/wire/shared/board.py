@@ -20,6 +20,7 @@ import torch
 from lockstep.errors import BadArgument
 from lockstep.wire.shared import semaphores
 from lockstep.wire.shared.memory import Memory
+from lockstep.wire.shared.neighbours import ENDED
 from lockstep.wire.shared.semaphores import SEMAPHORE_BYTES
 
 ROW_BYTES = 64 * 1024
@@ -102,7 +103,7 @@ class Board:
             late = [peer for peer in self._peers if self._posted(peer) < self._posts]
             for peer in late:
                 if peer in gone:
-                    raise self._neighbours.blame(peer, "its process has ended or closed the connection")
+                    raise self._neighbours.blame(peer, ENDED)
             if self._neighbours.closed:
                 raise self._neighbours.blame(self._peers[0], "")
             if waited_s > self._neighbours.timeout_s:

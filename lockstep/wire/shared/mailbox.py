@@ -20,13 +20,13 @@ from lockstep.wire.shared import semaphores
 from lockstep.wire.shared.channel import NUM_SLOTS, Chunk, Inbound, Layout, Outbound
 from lockstep.wire.shared.matching import Matching
 from lockstep.wire.shared.memory import Memory
+from lockstep.wire.shared.neighbours import ENDED
 from lockstep.wire.shared.silence import Silence
 from lockstep.wire.shared.transfers import Line, Receiving, Sending, Transfer
 from lockstep.wire.shared.turns import Turns
 from lockstep.world import World
 
 PAGE_BYTES = 4096
-_ENDED = "its process has ended or closed the connection"
 _CLOSED_HERE = "the connection was closed here"
 
 
@@ -241,7 +241,7 @@ class Mailbox:
         gone = self._neighbours.gone()  # first: who left said so before it hung up, and who is gone puts no more
         self._left.update(peer for peer in self._peers if self._inbound[peer].has_left())
         gone = sorted(self._left.union(gone))
-        self._lost = dict.fromkeys(gone, _ENDED) | self._lost
+        self._lost = dict.fromkeys(gone, ENDED) | self._lost
         for peer in gone:
             while self._take_in(peer):
                 pass

@@ -26,6 +26,7 @@ from lockstep.world import World
 
 MESSAGE_BYTES = 64 * 1024
 SECRET_BYTES = 32
+ENDED = "its process has ended or closed the connection"
 MAX_FILES = 250
 """How many open files one message takes; the kernel's own limit is 253."""
 
@@ -48,13 +49,6 @@ class Neighbours:
         """The ranks of all workers on this host, this one too, in order."""
         return tuple(sorted((self.rank, *self.sockets)))
 
-    def send(self, peer: int, message: bytes, files: list[int] | None = None) -> None:
-        """Hands a message, and open files, to a peer; blocks only if the peer has many unread ones."""
-        try:
-            socket.send_fds(self.sockets[peer], [message], files or [])
-        except OSError as error:
-            raise self.blame(peer, _reason(error)) from error
-
     def receive(self, peer: int) -> tuple[bytes, list[int]]:
         """Waits for the next message of a peer; the files that come with it are the caller's to close."""
         try:
@@ -62,11 +56,14 @@ class Neighbours:
         except OSError as error:
             raise self.blame(peer, _reason(error)) from error
         if not message:
-            raise self.blame(peer, "its process has ended or closed the connection")
+            raise self.blame(peer, ENDED)
         return message, files
 
     def try_send(self, peer: int, message: bytes, files: list[int]) -> bool:
-        """Like `send`; False if too many files of this user are in transit."""
+        """Hands a message, and open files, to a peer; False if too many files of this user are in transit.
+
+        Blocks only if the peer has many unread messages.
+        """
         try:
             socket.send_fds(self.sockets[peer], [message], files)
         except OSError as error:
@@ -182,14 +179,14 @@ def _shared_page(rank: int, sockets: dict[int, socket.socket], num_ranks: int) -
         file = allocate(num_bytes)
         for peer, connection in sockets.items():
             if not connection.recv(MESSAGE_BYTES):
-                raise PeerGone(peer, "its process has ended or closed the connection")
+                raise PeerGone(peer, ENDED)
         for connection in sockets.values():
             socket.send_fds(connection, [b"page"], [file])
     else:
         sockets[min(sockets)].send(b"connected to all")
         _, files, _, _ = socket.recv_fds(sockets[min(sockets)], MESSAGE_BYTES, 1)
         if not files:
-            raise PeerGone(min(sockets), "its process has ended or closed the connection")
+            raise PeerGone(min(sockets), ENDED)
         (file,) = files
     page = mapped(file, num_bytes).view(torch.int32)
     os.close(file)
@@ -229,4 +226,6 @@ def _shut(connection: socket.socket) -> None:
 def _reason(error: OSError) -> str:
     if isinstance(error, TimeoutError):
         return "it has been silent for longer than timeout_s"
+    if isinstance(error, ConnectionError):
+        return ENDED
     return error.strerror or str(error)
