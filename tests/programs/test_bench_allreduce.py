@@ -11,9 +11,9 @@ from pathlib import Path
 from uuid import uuid4
 from xml.etree import ElementTree
 
-import psutil
 import pytest
 from click.testing import CliRunner
+from marked import MARK, survivors
 from workers import on_workers
 
 from lockstep.cli.bench import command
@@ -25,7 +25,6 @@ from lockstep.programs.bench.allreduce.rows import make_rows
 from lockstep.programs.bench.allreduce.worker import main
 
 REPOSITORY = Path(__file__).parents[2]
-MARK = "LOCKSTEP_TEST_MARK"
 
 
 def test_a_short_benchmark_reports_every_size_on_every_number_of_workers(
@@ -73,17 +72,6 @@ def start(folder: Path, mark: str, *words: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def survivors(mark: str) -> list[int]:
-    return [process.pid for process in psutil.process_iter() if _carries(process, mark)]
-
-
-def _carries(process: psutil.Process, mark: str) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return False
 
 
 def test_ctrl_c_ends_the_benchmark_with_130_and_leaves_nothing(tmp_path: Path) -> None:

@@ -9,11 +9,10 @@ from pathlib import Path
 from uuid import uuid4
 from xml.etree import ElementTree
 
-import psutil
 import pytest
+from marked import MARK, survivors
 
 REPOSITORY = Path(__file__).parents[2]
-MARK = "LOCKSTEP_TEST_MARK"
 
 
 def start(folder: Path, *words: str, mark: str = "demo") -> subprocess.Popen[str]:
@@ -25,17 +24,6 @@ def start(folder: Path, *words: str, mark: str = "demo") -> subprocess.Popen[str
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def survivors(mark: str) -> list[int]:
-    return [process.pid for process in psutil.process_iter() if _carries(process, mark)]
-
-
-def _carries(process: psutil.Process, mark: str) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return False
 
 
 def test_one_and_two_workers_train_the_same_model_and_leave_a_report(tmp_path: Path) -> None:
