@@ -13,7 +13,7 @@ venv: .venv/.made
 	touch $@
 
 demo: venv
-	$(BIN)/lockstep demo
+	$(BIN)/lockstep demo --kill
 
 lint: venv
 	$(BIN)/ruff format --check .

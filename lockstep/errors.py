@@ -25,6 +25,10 @@ class BadCheckpoint(LockstepError):  # noqa: N818
     """A checkpoint that is missing, damaged, or belongs to another model."""
 
 
+class NotFinite(LockstepError):  # noqa: N818
+    """A gradient with NaN or infinity, in a run that was asked to stop there. The step was not applied."""
+
+
 class BadEnvironment(LockstepError):  # noqa: N818
     """The machine or the launcher does not give what a run needs."""
 

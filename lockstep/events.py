@@ -72,13 +72,34 @@ class StepCommitted:
 
 
 @dataclass(frozen=True)
+class GenerationFormed:
+    """Workers were lost, have left or have joined; `slots` are those who go on, by rank.
+
+    The lanes of those who were lost moved to `moved_to`. `committed`: the step under way had its gradient everywhere
+    and counts; else it is computed again.
+    """
+
+    step: int
+    generation: int
+    slots: tuple[int, ...]
+    lost: tuple[int, ...]
+    left: tuple[int, ...]
+    joined: tuple[int, ...]
+    moved_lanes: tuple[int, ...]
+    moved_to: tuple[int, ...]
+    committed: bool
+    cause: str
+    took_s: float
+
+
+@dataclass(frozen=True)
 class Closed:
     """The run has ended on this worker."""
 
     step: int
 
 
-Event = Started | Said | LaneBegan | LaneEnded | LaneLeft | StepBegins | StepCommitted | Closed
+Event = Started | Said | LaneBegan | LaneEnded | LaneLeft | StepBegins | StepCommitted | GenerationFormed | Closed
 Subscriber = Callable[[Event], None]
 
 

@@ -16,6 +16,7 @@ from lockstep.programs.bench.allreduce.plan import crowding
 from lockstep.programs.bench.allreduce.plan import make_plans as make_allreduce_plans
 from lockstep.programs.bench.allreduce.sizes import parse_sizes
 from lockstep.programs.bench.plan import REFERENCES, make_plans
+from lockstep.programs.bench.recovery.plan import make_plan as make_recovery_plan
 
 
 class Counts(click.ParamType):  # type: ignore[type-arg]
@@ -62,7 +63,7 @@ class Picture(click.ParamType):  # type: ignore[type-arg]
 
 @click.group(name="bench")
 def command() -> None:
-    """Measure steps and collectives on this machine."""
+    """Measure steps, collectives and recoveries on this machine."""
 
 
 @command.command()
@@ -178,3 +179,43 @@ def allreduce(
         show(report, Console())
     if picture is not None:
         picture.write_text(draw(report), encoding="utf-8")
+
+
+@command.command()
+@click.option("--model", type=click.Choice([*REFERENCES]), default="mlp", show_default=True, help="What to train.")
+@click.option(
+    "-n",
+    "--workers",
+    type=Whole(2),
+    default=3,
+    show_default=True,
+    help="Workers, one process with one thread each; one of them is killed.",
+)
+@click.option("--lanes", type=Whole(1), help="Lanes of the run.  [default: twice the workers]")
+@click.option("--kills", type=Whole(1), default=10, show_default=True, help="Kills of each side.")
+@click.option("--baseline/--no-baseline", default=True, help="Whether torchrun is measured too.  [default: yes]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def recovery(model: str, workers: int, lanes: int | None, kills: int, baseline: bool, as_json: bool) -> None:
+    """Time what a killed worker costs: lockstep, lockstep with a spare, and torchrun restarting DDP, in turn.
+
+    The bits of every disturbed run are compared with those of an undisturbed one. Every kill has a run of its own;
+    all together take ten minutes or more, in which the machine should do nothing else.
+    """
+    from rich.console import Console
+
+    from lockstep.observe.progress import show_progress
+    from lockstep.programs.bench.launching import Stopped
+    from lockstep.programs.bench.recovery.measuring import bench_recovery
+    from lockstep.programs.bench.recovery.table import show
+
+    plan = make_recovery_plan(model, workers, lanes, kills, baseline)
+    try:
+        with show_progress(Console(stderr=True), plan.title, plan.num_runs) as progress:
+            report = bench_recovery(plan, progress.at)
+    except Stopped as stopped:
+        click.echo(str(stopped), err=True)
+        sys.exit(stopped.exit_code)
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        show(report, Console())

@@ -10,9 +10,11 @@ import click
 
 from lockstep.errors import BadArgument
 from lockstep.lanes import Assignment
+from lockstep.run.checkpoints.schedule import parse_every
 from lockstep.run.environment import parse_assignment
 from lockstep.run.launching.folder import name_from, new_run_folder
 from lockstep.run.launching.launch import Job, launch
+from lockstep.run.launching.status import MAX_SLOTS
 
 
 class Whole(click.ParamType):  # type: ignore[type-arg]
@@ -42,6 +44,19 @@ class Lanes(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
 
 
+class Resume(click.ParamType):  # type: ignore[type-arg]
+    """ "auto", "never", or the path of a checkpoint that exists."""
+
+    name = "resume"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value in ("auto", "never"):
+            return str(value)
+        if not Path(value).exists():
+            self.fail(f"there is no checkpoint {value}: give auto, never, or the path of one", param, ctx)
+        return str(Path(value).absolute())
+
+
 class Screen:
     """Worker 0's output and the launcher's own words on one terminal, each on lines of its own."""
 
@@ -67,6 +82,34 @@ class Screen:
 @click.option("--threads", type=Whole(1), help="Threads per worker, over the script's own word.  [default: 1]")
 @click.option("--assignment", type=Lanes(), help='Lanes of each worker, such as "0,1;2,3". Even by default.')
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Folder for logs and reports.  [default: runs/NAME-K]")
+@click.option(
+    "--spares",
+    type=Whole(0),
+    default=0,
+    show_default=True,
+    help="Processes that stand by, with torch loaded, to take a lost worker's place at once.",
+)
+@click.option(
+    "--fault-budget",
+    type=Whole(0),
+    default=16,
+    show_default=True,
+    help="Lost workers that are replaced; one more ends the run with exit code 4.",
+)
+@click.option(
+    "--resume",
+    type=Resume(),
+    metavar="auto|never|PATH",
+    help="Go on from the newest good checkpoint, from none, or from this one. With --run-dir of an earlier run, "
+    "auto continues it.  [default: the script's word, else never]",
+)
+@click.option(
+    "--checkpoints", type=click.Path(path_type=Path), help="Folder for checkpoints.  [default: RUN_DIR/checkpoints]"
+)
+@click.option(
+    "--checkpoint-every", metavar="TEXT", help='How often to save: "100 steps", "10 min", or "100 steps, 10 min".'
+)
+@click.option("--checkpoint-keep", type=Whole(1), help="Newest checkpoints to keep.")
 @click.option("-m", "module", is_flag=True, help="PROGRAM is a module, as in python -m.")
 @click.argument("program", metavar="PROGRAM")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -77,16 +120,26 @@ def command(
     threads: int | None,
     assignment: Assignment | None,
     run_dir: Path | None,
+    spares: int,
+    fault_budget: int,
+    resume: str | None,
+    checkpoints: Path | None,
+    checkpoint_every: str | None,
+    checkpoint_keep: int | None,
     module: bool,
     program: str,
     arguments: tuple[str, ...],
 ) -> None:
     """Start PROGRAM, a script, on one or more workers of this host.
 
-    Everything after PROGRAM is the program's own. Worker 0 writes to the screen, every worker to its log.
+    Everything after PROGRAM is the program's own. One worker writes to the screen, every worker to its log.
+    A worker that is lost is replaced while the others go on; see also `lockstep scale`.
     """
     (check_module if module else check_script)(program)
     check_assignment(assignment, workers, lanes)
+    check_workers(workers)
+    if checkpoint_every is not None:
+        parse_every(checkpoint_every)
     job = Job(
         program=program,
         run_dir=make_folder(run_dir, program),
@@ -97,6 +150,12 @@ def command(
         lanes=lanes,
         seed=seed,
         assignment=None if assignment is None else assignment.lanes_of,
+        spares=spares,
+        fault_budget=fault_budget,
+        resume=resume,
+        checkpoints=checkpoints,
+        checkpoint_every=checkpoint_every,
+        checkpoint_keep=checkpoint_keep,
     )
     screen = Screen()
     sys.exit(launch(job, show=screen.show, say=screen.say).exit_code)
@@ -137,6 +196,12 @@ def check_assignment(assignment: Assignment | None, workers: int, lanes: int | N
         raise BadArgument(f"--assignment names {assignment.num_workers} workers, but --workers is {workers}")
     if lanes not in (None, assignment.num_lanes):
         raise BadArgument(f"--assignment carries {assignment.num_lanes} lanes, but --lanes is {lanes}")
+
+
+def check_workers(workers: int) -> None:
+    """Raises unless one launcher can look after so many."""
+    if workers > MAX_SLOTS:
+        raise BadArgument(f"--workers {workers} is not allowed: one host runs {MAX_SLOTS} at most")
 
 
 def make_folder(run_dir: Path | None, program: str) -> Path:

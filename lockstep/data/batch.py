@@ -1,7 +1,8 @@
 """One global batch as one worker holds it: how large it is everywhere, and the shares of the lanes here."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -23,13 +24,14 @@ class GlobalBatch:
     """`num_samples` of the whole batch, and the data of those of this worker's lanes that are not empty.
 
     `position` is that of the batch itself, counted from 0, and `loader` the number of the run's loader that it came
-    from; None where the batch did not come from a loader.
+    from; None where the batch did not come from a loader. `again` gives shares of this batch once more.
     """
 
     num_samples: int
     shares: Mapping[int, Any] = field(repr=False)
     position: Position | None = None
     loader: int | None = None
+    again: Callable[[Sequence[int]], Mapping[int, Any]] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shares", MappingProxyType(dict(self.shares)))
@@ -38,7 +40,29 @@ class GlobalBatch:
     def cut(cls, batch: Any, num_lanes: int, lanes: Sequence[int]) -> "GlobalBatch":
         """The shares of `lanes`, cut from a batch that every worker holds whole."""
         num_samples = cut.num_samples(batch)
-        return cls(num_samples, cut_shares(batch, num_samples, num_lanes, lanes))
+        again = partial(cut_shares, batch, num_samples, num_lanes)
+        return cls(num_samples, again(lanes), again=again)
+
+    def for_lanes(self, lanes: Sequence[int]) -> "GlobalBatch":
+        """The same batch with the shares of `lanes`: what is here is reused as it is, the rest is got again.
+
+        What is got again is, bit for bit, what any other worker would have been given. See Note [The same batch again].
+        """
+        missing = [lane for lane in lanes if lane not in self.shares]
+        found = {**self.shares, **(self._got_again(missing) if missing else {})}
+        return replace(self, shares={lane: found[lane] for lane in lanes if lane in found})
+
+    def afresh(self, lanes: Sequence[int]) -> "GlobalBatch":
+        """The same batch with the shares of `lanes`, all got again: what was handed out may have been written to."""
+        return replace(self, shares=self._got_again(lanes))
+
+    def _got_again(self, lanes: Sequence[int]) -> Mapping[int, Any]:
+        if self.again is None:
+            raise Misuse(
+                f"lanes {', '.join(map(str, lanes))} of this global batch are not here, and it does not know where "
+                "they come from: take it from a loader of run.shard, or make it with GlobalBatch.cut"
+            )
+        return self.again(lanes)
 
     def __len__(self) -> int:
         return self.num_samples

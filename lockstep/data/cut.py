@@ -52,7 +52,7 @@ class Structure:
 
 
 def _counts(part: Any, path: str) -> Iterator[tuple[str, int]]:
-    structure = _opened(part)
+    structure = opened(part)
     if structure is None:
         yield path, _count(part, path)
         return
@@ -61,7 +61,7 @@ def _counts(part: Any, path: str) -> Iterator[tuple[str, int]]:
 
 
 def _take(part: Any, positions: range, path: str) -> Any:
-    structure = _opened(part)
+    structure = opened(part)
     if structure is not None:
         return structure.rebuilt([_take(inner, positions, path + suffix) for suffix, inner in structure.parts])
     _count(part, path)
@@ -69,7 +69,7 @@ def _take(part: Any, positions: range, path: str) -> Any:
     return rows if type(rows) is type(part) or not isinstance(part, list | tuple) else type(part)(rows)
 
 
-def _opened(part: Any) -> Structure | None:
+def opened(part: Any) -> Structure | None:
     """The parts of a container; None for what is sliced, or cannot be. See Note [Structure or samples]."""
     if isinstance(part, PackedSequence):
         return None

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lockstep.data.accept import accepted, is_stream, notes
+from lockstep.data.again import Again
 from lockstep.data.batch import GlobalBatch, Position
 from lockstep.data.fetch import Fetch, InLoaderProcess, Loaded, Source, as_loaded
 from lockstep.data.keys import Keys
@@ -67,6 +68,7 @@ class ShardedLoader:
         self._inner: DataLoader[Any] | None = None
         self._set_keys(seed, num_lanes)
         self._position = Position()
+        self._ended_at = Position()
         self._mid_pass = self._sought = False
         self._pass_number = 0
         self._running: weakref.ref[Pass] | None = None
@@ -95,6 +97,11 @@ class ShardedLoader:
     def mid_pass(self) -> bool:
         """Whether a pass has begun and is not exhausted; also after seeking into the middle of one."""
         return self._mid_pass
+
+    @property
+    def ended_at(self) -> Position:
+        """The end of the last pass that was exhausted: a pass that starts there has nothing left to give."""
+        return self._ended_at
 
     def seek(self, position: Position) -> None:
         """The next `iter()` starts at `position`; an iterator that is still running may not go on."""
@@ -133,12 +140,14 @@ class ShardedLoader:
                     loading, carried = self._open(order, lanes), lanes
                 if (loaded := next(loading, None)) is None:
                     break
-                position = order.handed_out()
-                self._position = Position(position.epoch, position.step + 1)
-                yield GlobalBatch(*loaded, position, self._index)
+                draw = order.handed_out()
+                self._position = Position(draw.position.epoch, draw.position.step + 1)
+                again = Again(self.loader, self._fetch, draw, num_samples=loaded[0])
+                yield GlobalBatch(*loaded, draw.position, self._index, again)
         finally:
             if number == self._pass_number:
                 self._fetch.close()
+        self._ended_at = self._position
         self._position, self._mid_pass = Position(self._position.epoch + 1, 0), False
 
     def _open(self, order: Order, lanes: tuple[int, ...]) -> Iterator[Loaded | None]:

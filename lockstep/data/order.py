@@ -59,9 +59,9 @@ class Order:
             self._kept.append(draw)
             yield draw
 
-    def handed_out(self) -> Position:
-        """The first batch of those kept is with the user and will not be given again; its position."""
-        return self._kept.popleft().position
+    def handed_out(self) -> Draw:
+        """The first batch of those kept is with the user and will not be drawn again; its draw."""
+        return self._kept.popleft()
 
     def _draw(self) -> Draw | None:
         drawn = self._next()

@@ -4,11 +4,13 @@
 # Samples of a stream have no indices, so none can be left out without being read. Every worker reads the
 # same stream in the same order, in one process, from generators set by the run's seed and the epoch. To
 # start in the middle it reads what comes before and drops it. Only collating and what follows is spared.
+# One process has one reading at a time. Many streams keep their place in themselves (`__iter__` sets it to
+# zero and returns self), where a second reading would move the first without a word. So a batch that is
+# wanted again starts the reading anew, and the pass goes on with that one.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from lockstep.chance import Stream
@@ -37,11 +39,21 @@ class Reading:
     def take(self, size: int, *, drop_short: bool) -> list[Any]:
         """The next `size` samples, or what is left; nothing where the stream has ended."""
         with self._chance.drawing():
-            samples = list(islice(self._samples, size))
+            samples = list(_up_to(size, self._samples))
         self.num_read += 1
         if len(samples) < size:
             self._samples = iter(())  # an iterator that ended is not asked again
         return [] if drop_short and len(samples) < size else samples
+
+
+def _up_to(size: int, samples: Iterator[Any]) -> Iterator[Any]:
+    """At most `size` of them. `islice` would call `iter` again, at which some streams go back to their beginning."""
+    for _ in range(size):
+        try:
+            sample = next(samples)
+        except StopIteration:
+            return
+        yield sample
 
 
 class StreamFetch(Fetch):

@@ -6,6 +6,10 @@
 #     w_u/w · γ·s · (dy_u - 1/(w_u·M) · [ sum_v w_v·Σdy_v + u_u·s² · sum_v w_v·Σ(dy_v·u_v) ]),   s = 1/sqrt(var + eps).
 # dy_v here is the gradient of lane v's own loss, and the factor w_u/w is applied later, to the lane's parameters (see
 # Note [One place for the weight]), so the backward below returns the rest.
+
+# Note [A loss in the middle of a lane]
+# An exception in a forward or backward pass would end the user's loop. So when a worker is lost there, the layer goes
+# on with what this worker has, and remembers it: the step is found spoilt when its lanes end, and is computed again.
 """
 
 from dataclasses import dataclass
@@ -16,7 +20,7 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lockstep.errors import BadArgument, Disagreement, Misuse, told_as_lost
+from lockstep.errors import BadArgument, Disagreement, Misuse, WorkerLost, told_as_lost
 from lockstep.lanes import Assignment
 from lockstep.wire.transport import STATISTICS, Transport
 
@@ -30,10 +34,12 @@ class Statistics:
     carriers: tuple[int, ...] = ()
     weight: float = 1.0
     step: int = 0
+    failure: WorkerLost | None = None
+    """Who was lost in the step under way. See Note [A loss in the middle of a lane]."""
 
     def begin(self, step: int, assignment: Assignment, present: tuple[int, ...]) -> None:
         """Starts a step; refuses one whose lanes are not all computed at the same time."""
-        self.step = step
+        self.step, self.failure = step, None
         if any(len(lanes) > 1 for lanes in assignment.lanes_of):
             raise Misuse(
                 f"synchronised batch norm needs all lanes of a step at the same time, but {assignment.num_lanes} lanes "
@@ -46,16 +52,21 @@ class Statistics:
     def gather(self, layer: int, values: torch.Tensor) -> torch.Tensor:
         """Collective among the carriers. One row per lane, in lane order. All messages have one size."""
         own = self.transport.world.rank
-        if own not in self.carriers:  # outside of training lanes: this worker's data are all there is
+        if own not in self.carriers or self.failure is not None:
+            # Outside of training lanes, or in a step that is spoilt: this worker's data are all there is.
             return values.unsqueeze(0)
         message = torch.full((2 * self.num_channels + 2,), float(layer), dtype=torch.float64, device="cpu")
         message[1 : 1 + values.numel()] = values
         rows = {peer: torch.empty_like(message) for peer in self.carriers if peer != own}
-        with told_as_lost(self.step, f"batch norm layer {layer}"):
-            pending = [self.transport.receive(row, peer, STATISTICS) for peer, row in rows.items()]
-            pending += [self.transport.send(message, peer, STATISTICS) for peer in rows]
-            for transfer in pending:
-                transfer.wait()
+        try:
+            with told_as_lost(self.step, f"batch norm layer {layer}"):
+                pending = [self.transport.receive(row, peer, STATISTICS) for peer, row in rows.items()]
+                pending += [self.transport.send(message, peer, STATISTICS) for peer in rows]
+                for transfer in pending:
+                    transfer.wait()
+        except WorkerLost as lost:
+            self.failure = lost
+            return values.unsqueeze(0)
         rows[own] = message
         self._check_layer(rows, own)
         return torch.stack([rows[peer][1 : 1 + values.numel()] for peer in self.carriers])

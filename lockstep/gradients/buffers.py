@@ -48,10 +48,9 @@ class Start:
     version: int
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, kept: bool) -> "Start":
-        """With `kept` the value is a copy, which outlives what a lane writes."""
-        value = tensor.detach()
-        return cls(tensor, value.clone() if kept else value, tensor._version)
+    def of(cls, tensor: torch.Tensor) -> "Start":
+        """The value is a copy, which outlives what a lane writes."""
+        return cls(tensor, tensor.detach().clone(), tensor._version)
 
 
 class Buffers:
@@ -59,18 +58,25 @@ class Buffers:
 
     def __init__(self, modules: Sequence[torch.nn.Module], names: Sequence[str]) -> None:
         self.slots = [slot for module, name in zip(modules, names, strict=True) for slot in _slots(module, name)]
-        self._starts = [Start.of(slot.read(), kept=True) for slot in self.slots]
+        self._starts = [Start.of(slot.read()) for slot in self.slots]
         self._lanes: list[dict[int, torch.Tensor]] = []
 
-    def begin_step(self, num_lanes: int) -> None:
-        """Notes the values with which all lanes start; `num_lanes` of them are computed here."""
+    def begin_step(self) -> None:
+        """Notes the values with which all lanes start, and with which the step starts again if it must."""
         self._lanes = []
         for index, (slot, start) in enumerate(zip(self.slots, self._starts, strict=True)):
-            # A statistic that only one lane here writes to need not be put back: every lane has written to it.
-            if slot.is_statistic():
-                self._starts[index] = Start.of(slot.read(), kept=num_lanes > 1)
-            elif _moved(slot, start):
-                self._starts[index] = Start.of(slot.read(), kept=True)
+            if slot.is_statistic() or _moved(slot, start):
+                self._starts[index] = Start.of(slot.read())
+
+    @torch.no_grad()
+    def rewind(self) -> None:
+        """Everything is as it was when the step began."""
+        self._lanes = []
+        for slot, start in zip(self.slots, self._starts, strict=True):
+            if slot.is_statistic() or _moved(slot, start):
+                slot.owner._buffers[slot.key] = start.tensor
+                start.tensor.copy_(start.value)
+                start.version = start.tensor._version
 
     @torch.no_grad()
     def end_lane(self, last: bool) -> None:

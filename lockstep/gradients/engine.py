@@ -8,7 +8,13 @@
 # Note [The order of filling]
 # The first layout guesses that gradients arrive in reverse order of registration. After the first step, one worker
 # tells all in which order its gradients did arrive, and from the second step on the buckets are filled in that
-# order. The sum of an element does not depend on its bucket, so the bits do not change.
+# order. The sum of an element does not depend on its bucket, so the bits do not change. A new generation learns anew.
+
+# Note [Commit]
+# A worker that has the whole sum says so to all, and hands it over only when all have said so: no worker can
+# then be left without it. If an exchange fails before, nothing of the step is handed over, and `abandon` makes it
+# undone. If it fails after this worker spoke, the others may have heard it: those who are left settle it (see
+# lockstep/run/membership).
 """
 
 import math
@@ -20,10 +26,14 @@ import torch
 from lockstep.errors import Misuse, told_as_lost
 from lockstep.gradients.bucket import Bucket
 from lockstep.gradients.buffers import Buffers
+from lockstep.gradients.fingerprint import Drift
+from lockstep.gradients.finite import Verdict
+from lockstep.gradients.health import Health, HealthPlan
 from lockstep.gradients.hooks import Arrival, BucketWatch
 from lockstep.gradients.layout import Layout, Spec, make_layout
-from lockstep.gradients.record import StepRecord
-from lockstep.gradients.step import StepInFlight, StepPlan
+from lockstep.gradients.plan import StepPlan
+from lockstep.gradients.record import StepRecord, Wish
+from lockstep.gradients.step import StepInFlight
 from lockstep.lanes import reduction
 from lockstep.wire import Agreement, Plan, Wire, broadcast, exchange
 
@@ -41,11 +51,15 @@ GradientSight = Callable[[int, dict[str, torch.Tensor]], None]
 """Sees a lane's own gradients, by name, just before they are weighted and folded."""
 
 
+def _nothing(number: int, total: int) -> None:
+    """Nobody wants to know."""
+
+
 class Engine:
     """The gradients of all replicated models.
 
-    A step is `begin`, then for each of this worker's lanes `begin_lane` and `end_lane`, then `finish`. Between steps
-    `p.grad` is the user's.
+    A step is `begin`, then for each of this worker's lanes `begin_lane` and `end_lane`, then `reduce`, `confirm` and
+    `hand_over`; at any point before that, `abandon`. Between steps `p.grad` is the user's.
     """
 
     def __init__(
@@ -57,8 +71,15 @@ class Engine:
         self.buffers = buffers
         self._bucket_bytes = bucket_bytes
         self.paused = False
+        self.health = HealthPlan()
+        self.wishes = [False] * len(Wish)
         self.sight: GradientSight | None = None
+        self.awaits: Callable[[int, int], None] = _nothing
+        """Told which bucket, of how many, is awaited at the end of a step."""
+        self._names = [named.name for named in parameters]
         self._step: StepInFlight | None = None
+        self._may_rewind = False
+        self._traits: list[tuple[bool, torch.dtype]] = []
         self._order: list[int] | None = None
         self._arrivals: dict[torch.nn.Parameter, Arrival] = {}
         self._lay_out()
@@ -85,14 +106,16 @@ class Engine:
             agreement=agreement,
             record=StepRecord.empty(plan.assignment.num_lanes, len(self._parameters), len(self.buffers.slots)),
             buckets=[] if plan.adds_nothing else self._buckets,
+            health=Health(self.health, plan, self._names),
             kept={},
             launched=[],
         )
         self._set_gradients_aside(self._step)
         for bucket in self._buckets:
             bucket.reset()
-        if not plan.adds_nothing:
-            self.buffers.begin_step(len(self._step.fold.lanes))
+        self._may_rewind = not plan.adds_nothing or self.health.policy == "skip"
+        if self._may_rewind:
+            self.buffers.begin_step()
 
     def begin_lane(self) -> None:
         assert self._step is not None
@@ -117,6 +140,8 @@ class Engine:
         self._refuse_late_gradients(step)
         if step.plan.adds_nothing:
             self._show_gradients(step, self._buckets)
+            for bucket in self._buckets:
+                step.health.look(step.lane, bucket.gradients())
         else:
             for bucket in step.buckets[len(step.launched) :]:
                 self._fold(step, bucket)
@@ -125,22 +150,64 @@ class Engine:
         step.in_lane = False
         step.position += 1
 
-    def finish(self) -> float | None:
-        """Collective. Afterwards `p.grad` holds the step's gradient on every worker; gives the mean loss, if told."""
-        step = self._step
-        assert step is not None
+    def reduce(self) -> StepRecord:
+        """Collective. Afterwards the step's whole sum is here; gives what all workers have told of the step."""
+        step = self._in_flight()
         with told_as_lost(step.plan.step, "the end of the step"):
             record = self._exchange_records(step)
-        weights = record.lane_weights(step.plan.shares())
+        step.weights = record.lane_weights(step.plan.shares())
         self._launch_rest(step, record)
-        for launched in step.launched:
-            launched.result()
-        self._hand_over(step, record, step.scale(weights))
+        for number, launched in enumerate(step.launched):
+            self.awaits(number, len(step.launched))
+            with told_as_lost(step.plan.step, f"reduce of bucket {number}"):  # a job that could not be woken tells less
+                launched.result()
         if self._order is None and any(record.used) and not step.plan.adds_nothing:
             with told_as_lost(step.plan.step, "agreeing on the order of gradients"):
                 self._order = self._agreed_order(step)
+        step.outcome = record
+        return record
+
+    def drift(self) -> Drift | None:
+        """Who has drifted from the others, if this is a step in which they compare. Collective if somebody has."""
+        step = self._in_flight()
+        assert step.outcome is not None
+        with told_as_lost(step.plan.step, "comparing the replicas"):
+            return step.health.drift(step.outcome.healths, self._wire)
+
+    def verdict(self) -> Verdict | None:
+        """What to do with the step's gradient, if some lane's is not finite and somebody looked."""
+        step = self._in_flight()
+        assert step.outcome is not None
+        return step.health.verdict(step.outcome.healths)
+
+    def confirm(self) -> None:
+        """Collective. Returns when every worker has said that it has the whole sum. See Note [Commit]."""
+        step = self._in_flight().plan.step
+        with told_as_lost(step, "the commit of the step"):
+            exchange(self._wire.transport, torch.tensor([step], dtype=torch.int64, device="cpu").view(torch.uint8))
+
+    def hand_over(self) -> float | None:
+        """Afterwards `p.grad` holds the step's gradient; gives the mean loss, if told."""
+        step = self._in_flight()
+        assert step.outcome is not None
+        self._hand_over(step, step.outcome, step.scale(step.weights))
         self._step = None
-        return record.mean_loss(weights)
+        return step.outcome.mean_loss(step.weights)
+
+    def abandon(self) -> None:
+        """Nothing of the step under way is left: `p.grad` and buffers are as they were when it began."""
+        step, self._step = self._step, None
+        if step is None:
+            return
+        for bucket in self._buckets:
+            for slot, parameter in zip(bucket.layout.slots, bucket.parameters, strict=True):
+                parameter.grad = step.kept.get(slot.index)
+        if self._may_rewind:
+            self.buffers.rewind()
+
+    def rewire(self) -> None:
+        """The wire is another one: the next step lays its buckets out there. See Note [The order of filling]."""
+        self._traits = []
 
     def close(self) -> None:
         """Lets go of hooks and of the buckets' memory; what stands in `p.grad` stays."""
@@ -149,6 +216,10 @@ class Engine:
             bucket.close()
 
     # -- layout ---------------------------------------------------------------------------------------------
+
+    def _in_flight(self) -> StepInFlight:
+        assert self._step is not None, "no step has begun"
+        return self._step
 
     def _current_traits(self) -> list[tuple[bool, torch.dtype]]:
         """What may change between steps and asks for another layout; read at every step, so kept cheap."""
@@ -187,6 +258,7 @@ class Engine:
             "operation": "training step",
             "step": plan.step,
             "samples in the global batch": plan.num_samples,
+            "the batch": plan.batch,
             "assignment of lanes": plan.assignment.lanes_of,
         }
         return Plan(facts, self.layout.describe, self.layout.fingerprint)
@@ -219,6 +291,8 @@ class Engine:
 
     def _fold(self, step: StepInFlight, bucket: Bucket) -> None:
         self._show_gradients(step, [bucket])
+        if self.health.policy != "keep":
+            step.health.look(step.lane, bucket.gradients())
         bucket.fold_lane(step.weight, step.fold.merges[step.position])
 
     def _refuse_late_gradients(self, step: StepInFlight) -> None:
@@ -236,6 +310,8 @@ class Engine:
     def _exchange_records(self, step: StepInFlight) -> StepRecord:
         step.agreement.check()
         mine = step.record
+        mine.wishes = self.wishes
+        mine.health = step.health.packed()
         for lane, losses in step.losses.items():
             mine.losses[lane] = sum(float(loss) for loss in losses)
         for bucket in step.buckets:

@@ -1,11 +1,23 @@
 """What every worker must know of every other before a step can end: one small record each."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import IntEnum
 
 import torch
 
 from lockstep.errors import BadArgument, Misuse
+
+
+class Wish(IntEnum):
+    """What a worker may want all to do before the next step."""
+
+    CHANGE = 0
+    """Form another generation: somebody wants to join or to leave."""
+    INTERRUPT = 1
+    """Save and end, as after Ctrl-C."""
+    TERMINATE = 2
+    """Save and end, as after SIGTERM."""
 
 
 @dataclass
@@ -13,15 +25,20 @@ class StepRecord:
     """One worker's account of a step, or, once `merged`, that of all workers.
 
     `weights` and `losses` are by lane, None where nothing was told. `used` says which parameters had a gradient
-    in some lane, `changed` which buffers were written to. `counters` is a fingerprint of what the worker's first lane
-    left in counters; merged, it is None where workers differ.
+    in some lane, `changed` which buffers were written to. `wishes` are what a worker wants all to do after the step:
+    one is enough. `counters` is a fingerprint of what the worker's first lane left in counters; merged, it is None
+    where workers differ. `health` is a worker's own few bytes, of one size everywhere; merged, `healths` has them by
+    rank.
     """
 
     weights: list[float | None]
     losses: list[float | None]
     used: list[bool]
     changed: list[bool]
+    wishes: list[bool] = field(default_factory=lambda: [False] * len(Wish))
     counters: int | None = 0
+    health: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.uint8, device="cpu"))
+    healths: list[torch.Tensor] = field(default_factory=list)
 
     @classmethod
     def empty(cls, num_lanes: int, num_parameters: int, num_buffers: int) -> "StepRecord":
@@ -33,9 +50,9 @@ class StepRecord:
             [0.0 if number is None else number for number in numbers], dtype=torch.float64, device="cpu"
         )
         told = [number is not None for number in numbers]
-        flags = torch.tensor([*told, *self.used, *self.changed], dtype=torch.uint8, device="cpu")
+        flags = torch.tensor([*told, *self.wishes, *self.used, *self.changed], dtype=torch.uint8, device="cpu")
         counters = torch.tensor([self.counters], dtype=torch.int64, device="cpu")
-        return torch.cat([counters.view(torch.uint8), values.view(torch.uint8), flags])
+        return torch.cat([counters.view(torch.uint8), values.view(torch.uint8), flags, self.health])
 
     def merged(self, packed: Sequence[torch.Tensor]) -> "StepRecord":
         """All workers' records as one: a lane's numbers come from the one worker that told them."""
@@ -43,12 +60,20 @@ class StepRecord:
         split, size = 2 * num_lanes, 8 + 16 * num_lanes
         # Each number was told by one worker; the others sent 0, and x + 0 is x.
         values = torch.stack([record[8:size] for record in packed]).view(torch.float64).sum(0).tolist()
-        flags = torch.stack([record[size:] for record in packed]).any(0).tolist()
+        end = len(packed[0]) - len(self.health)
+        flags = torch.stack([record[size:end] for record in packed]).any(0).tolist()
         agree = all(torch.equal(record[:8], packed[0][:8]) for record in packed)
         numbers = [value if told else None for value, told in zip(values, flags[:split], strict=True)]
-        used = flags[split : split + len(self.used)]
-        changed = flags[split + len(used) :]
-        return StepRecord(numbers[:num_lanes], numbers[num_lanes:], used, changed, self.counters if agree else None)
+        wishes, rest = flags[split : split + len(Wish)], flags[split + len(Wish) :]
+        return StepRecord(
+            weights=numbers[:num_lanes],
+            losses=numbers[num_lanes:],
+            used=rest[: len(self.used)],
+            changed=rest[len(self.used) :],
+            wishes=wishes,
+            counters=self.counters if agree else None,
+            healths=[record[end:] for record in packed],
+        )
 
     def lane_weights(self, shares: dict[int, int]) -> dict[int, float]:
         """The weight of each lane of `shares` (lane to number of samples): what was told, else its samples."""

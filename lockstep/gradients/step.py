@@ -1,9 +1,4 @@
-"""A step as a value, and a step in flight on one worker.
-
-# Note [Nothing to add]
-# A step with one lane on one worker has nothing to fold and nobody to talk to: what autograd leaves in `p.grad` and
-# what the forward pass leaves in the buffers is the result, bit for bit what folding one lane would give. Such
-# a step uses no buckets, and costs what a plain loop costs.
+"""A step in flight on one worker.
 
 # Note [Scale of told weights]
 # A lane enters the sum multiplied by weight/N, where N is the number of samples: for plain lanes this is the final
@@ -19,32 +14,11 @@ from dataclasses import dataclass
 import torch
 
 from lockstep.gradients.bucket import Bucket
+from lockstep.gradients.health import Health
+from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import StepRecord
-from lockstep.lanes import Assignment, Fold, Reduction, present_lanes, share
+from lockstep.lanes import Fold, Reduction, share
 from lockstep.wire import Agreement
-
-
-@dataclass(frozen=True)
-class StepPlan:
-    """What a step computes: all of it the same on every worker."""
-
-    step: int
-    num_samples: int
-    assignment: Assignment
-
-    @property
-    def present(self) -> tuple[int, ...]:
-        return present_lanes(self.num_samples, self.assignment.num_lanes)
-
-    @property
-    def adds_nothing(self) -> bool:
-        """See Note [Nothing to add]."""
-        return len(self.present) == 1 and self.assignment.num_workers == 1
-
-    def shares(self) -> dict[int, int]:
-        """How many samples each lane holds, without the empty ones."""
-        num_lanes = self.assignment.num_lanes
-        return {lane: len(share(self.num_samples, lane, num_lanes)) for lane in self.present}
 
 
 @dataclass
@@ -56,6 +30,7 @@ class StepInFlight:
     reduction: Reduction
     agreement: Agreement
     record: StepRecord
+    health: Health
     buckets: Sequence[Bucket]
     kept: dict[int, torch.Tensor]
     launched: list["Future[None]"]
@@ -65,6 +40,8 @@ class StepInFlight:
         self.in_lane = False
         self.full: set[int] = set()
         self.losses: dict[int, list[torch.Tensor]] = {}
+        self.outcome: StepRecord | None = None
+        self.weights: dict[int, float] = {}
 
     @property
     def lane(self) -> int:

@@ -1,19 +1,30 @@
 """Lines on the screen: what the run is, and what the user should know once."""
 
+from collections.abc import Callable
 from typing import TextIO
 
-from lockstep.events import Event, Said, Started
+from lockstep.events import Event, GenerationFormed, Said, Started
 from lockstep.version import VERSION
 
 
 class Console:
-    """Writes the start line and notices to a stream."""
+    """Writes the start line and notices to a stream, on the worker that `speaks` now.
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    `launcher_tells`: somebody else tells of workers that were lost, who knows more about why.
+    """
+
+    def __init__(
+        self, stream: TextIO, speaks: Callable[[], bool] = lambda: True, *, launcher_tells: bool = False
+    ) -> None:
+        self._stream, self._speaks, self._launcher_tells = stream, speaks, launcher_tells
 
     def __call__(self, event: Event) -> None:
+        if not self._speaks():
+            return
         match event:
+            case GenerationFormed():
+                for line in changes(event, told_by_launcher=self._launcher_tells):
+                    self._write(line)
             case Started():
                 self._write(start_line(event))
                 if event.wire:
@@ -39,6 +50,52 @@ def start_line(event: Started) -> str:
         "exact" if event.exact else "not exact",
     ]
     return " · ".join(parts)
+
+
+def changes(event: GenerationFormed, *, told_by_launcher: bool) -> list[str]:
+    """What the user should know of workers that came and went."""
+    lines = []
+    if event.lost:
+        if not told_by_launcher:
+            lines.append(f"! {_workers(event.lost)} lost at step {event.step}{_because(event.cause)}")
+        lines.append(f"  {_step_in_words(event)}; {_moved(event)}going on in {event.took_s:.1f} s")
+    now = f"{_count(len(event.slots), 'worker')} now"
+    if event.left:
+        lines.append(f"- {_workers(event.left)} gone before step {event.step}: {now}")
+    if event.joined:
+        lines.append(f"+ {_workers(event.joined)} new at step {event.step}: {now}")
+    return lines
+
+
+def _step_in_words(event: GenerationFormed) -> str:
+    if not event.cause:
+        return f"no step was under way before step {event.step}"
+    if event.committed:
+        return f"step {event.step} was complete everywhere and counts"
+    return f"step {event.step} was not applied and is computed again"
+
+
+def _moved(event: GenerationFormed) -> str:
+    if not event.moved_lanes:
+        return ""
+    lanes = f"lane{'' if len(event.moved_lanes) == 1 else 's'} {_listed(event.moved_lanes)}"
+    return f"{lanes} {'moves' if len(event.moved_lanes) == 1 else 'move'} to {_carriers(event.moved_to)}; "
+
+
+def _carriers(slots: tuple[int, ...]) -> str:
+    return f"worker{'' if len(slots) == 1 else 's'} {_listed(slots)}"
+
+
+def _workers(slots: tuple[int, ...]) -> str:
+    return f"{_carriers(slots)} {'is' if len(slots) == 1 else 'are'}"
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return " and ".join(", ".join(map(str, numbers)).rsplit(", ", 1))
+
+
+def _because(cause: str) -> str:
+    return f" ({cause})" if cause else ""
 
 
 def _count(number: int, word: str) -> str:

@@ -13,7 +13,15 @@ from lockstep.run.environments import alone, lockstep_run, mpi, slurm, torchrun
 from lockstep.run.environments.place import Place
 from lockstep.run.environments.variables import optional
 
-__all__ = ["Overrides", "Place", "find_place", "parse_assignment", "process_environment", "read_overrides"]
+__all__ = [
+    "Overrides",
+    "Place",
+    "find_place",
+    "parse_assignment",
+    "process_environment",
+    "read_overrides",
+    "take_environment",
+]
 
 # Note [Who is asked first]
 # The launcher closest to the process wins. torchrun runs inside Slurm, and so does mpirun, whose helper
@@ -24,6 +32,11 @@ _ENVIRONMENTS = (lockstep_run.place, torchrun.place, mpi.place, slurm.place, alo
 def process_environment() -> Mapping[str, str]:
     """The variables of this process, as they are now."""
     return dict(os.environ)
+
+
+def take_environment(variables: Mapping[str, str]) -> None:
+    """Sets variables of this process: for one that learns only after its start which worker it is."""
+    os.environ.update(variables)
 
 
 def find_place(environ: Mapping[str, str]) -> Place:
@@ -45,6 +58,23 @@ class Overrides:
     trace_dir: Path | None = None
     stop_after: int | None = None
     dump_path: Path | None = None
+    status_fd: int | None = None
+    resume: str | None = None
+    """"auto", "never" or the path of a checkpoint."""
+    checkpoints: Path | None = None
+    checkpoint_every: str | None = None
+    """As typed: "100 steps", "10 min" or both with a comma."""
+    checkpoint_keep: int | None = None
+
+    @property
+    def saves(self) -> bool:
+        """Whether anything was said about checkpoints."""
+        return any((self.resume, self.checkpoints, self.checkpoint_every, self.checkpoint_keep))
+
+    @property
+    def checkpoint_folder(self) -> Path | None:
+        """The folder that was named, else the one beside the logs; None where there is no run folder either."""
+        return self.checkpoints or (self.run_dir / "checkpoints" if self.run_dir else None)
 
 
 def read_overrides(environ: Mapping[str, str]) -> Overrides:
@@ -59,6 +89,11 @@ def read_overrides(environ: Mapping[str, str]) -> Overrides:
         trace_dir=_path(environ, "LOCKSTEP_TRACE_DIR"),
         stop_after=optional(environ, "LOCKSTEP_STOP_AFTER"),
         dump_path=_path(environ, "LOCKSTEP_DUMP"),
+        status_fd=optional(environ, lockstep_run.STATUS_FD),
+        resume=environ.get("LOCKSTEP_RESUME", "").strip() or None,
+        checkpoints=_path(environ, "LOCKSTEP_CHECKPOINTS"),
+        checkpoint_every=environ.get("LOCKSTEP_CHECKPOINT_EVERY", "").strip() or None,
+        checkpoint_keep=optional(environ, "LOCKSTEP_CHECKPOINT_KEEP", at_least=1),
     )
 
 

@@ -1,6 +1,6 @@
 """Where a run is, and how it is saved and found again."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,19 @@ class Progress:
     waiting: dict[int, Position] = field(default_factory=dict)
     trained_on: set[int | None] = field(default_factory=set)
     passes_before: list[int] = field(default_factory=list)
+    in_epoch: bool = False
+    on_epoch_end: Callable[[], None] | None = None
 
     def epochs(self, count: int, loaders: Sequence[ShardedLoader]) -> Iterator[int]:
         while self.epoch < count:
-            self.passes_before = [loader.position.epoch for loader in loaders]
-            self.trained_on.clear()
+            self._begin(loaders)
+            self.in_epoch = True
             yield self.epoch
+            self.in_epoch = False
             self.epoch += 1
+            self._begin(loaders)
+            if self.on_epoch_end is not None:
+                self.on_epoch_end()
 
     def epoch_to_resume(self, loaders: Sequence[ShardedLoader]) -> int:
         """See Note [Where an epoch is resumed]."""
@@ -50,21 +56,43 @@ class Progress:
         under_way = any(loader.mid_pass for loader in loaders)
         return self.epoch + 1 if finished and not under_way else self.epoch
 
+    def _begin(self, loaders: Sequence[ShardedLoader]) -> None:
+        """Nothing of epoch `self.epoch` is done."""
+        self.passes_before = [loader.position.epoch for loader in loaders]
+        self.trained_on.clear()
+
     def place_loader(self, index: int, loader: ShardedLoader) -> None:
         if index in self.waiting:
             loader.seek(self.waiting.pop(index))
 
 
-def take_snapshot(
-    models: Models, stepping: Stepping, progress: Progress, loaders: Sequence[ShardedLoader], path: Path
-) -> None:
-    """Writes everything that the next step depends on."""
+@dataclass(frozen=True)
+class Parts:
+    """All of a run that a snapshot holds. The loaders are the run's own list, which grows."""
+
+    models: Models
+    stepping: Stepping
+    progress: Progress
+    loaders: Sequence[ShardedLoader]
+
+    def capture(self) -> checkpoint.Snapshot:
+        return capture(self.models, self.stepping, self.progress, self.loaders)
+
+    def install(self, snapshot: checkpoint.Snapshot, num_workers: int) -> None:
+        install(snapshot, self.models, self.stepping, self.progress, self.loaders, num_workers)
+
+
+def capture(
+    models: Models, stepping: Stepping, progress: Progress, loaders: Sequence[ShardedLoader]
+) -> checkpoint.Snapshot:
+    """Everything that the next step depends on. Its tensors are the live ones, which the next step changes."""
     tensors = {f"model/{name}": tensor for name, tensor in models.tensors().items()}
     state = {
         "step": stepping.step,
         "epoch": progress.epoch_to_resume(loaders),
         "num_lanes": stepping.assignment.num_lanes,
         "seed": stepping.seed,
+        "loss": pack(stepping.loss, "loss", tensors),
         "loaders": [[loader.position.epoch, loader.position.step] for loader in loaders],
         "generators": _pack_generators(tensors),
         "optimizers": {
@@ -74,7 +102,62 @@ def take_snapshot(
             name: pack(thing.state_dict(), f"tracked/{name}", tensors) for name, thing in models.tracked.items()
         },
     }
-    checkpoint.write(path, checkpoint.Snapshot(tensors, state))
+    return checkpoint.Snapshot(tensors, state)
+
+
+def in_this_epoch(parts: Parts) -> checkpoint.Snapshot:
+    """A snapshot from which the body of the epoch under way is done again, without the batches it has trained on.
+
+    An evaluation that was cut short is then done again, from its beginning.
+    """
+    snapshot, progress = parts.capture(), parts.progress
+    if progress.in_epoch:
+        snapshot.state["epoch"] = progress.epoch
+        for index, (loader, passes) in enumerate(zip(parts.loaders, progress.passes_before, strict=False)):
+            place = Position(passes, 0) if index not in progress.trained_on else loader.position
+            if index in progress.trained_on and loader.position.epoch > passes:
+                place = loader.ended_at
+            snapshot.state["loaders"][index] = [place.epoch, place.step]
+    return snapshot
+
+
+def copied(snapshot: checkpoint.Snapshot) -> checkpoint.Snapshot:
+    """The same snapshot in memory of its own on the CPU, where no later step changes it."""
+    tensors = {
+        name: torch.empty_like(tensor, device="cpu", memory_format=torch.contiguous_format).copy_(tensor)
+        for name, tensor in snapshot.tensors.items()
+    }
+    return checkpoint.Snapshot(tensors, snapshot.state)
+
+
+def install(
+    snapshot: checkpoint.Snapshot,
+    models: Models,
+    stepping: Stepping,
+    progress: Progress,
+    loaders: Sequence[ShardedLoader],
+    num_workers: int,
+) -> None:
+    """Afterwards the run stands where the snapshot was taken; the snapshot itself shares no memory with the run.
+
+    Nothing is checked and nothing is exchanged. The lanes are dealt out anew only if their number changes.
+    """
+    state = snapshot.state
+    load_models(models, snapshot)
+    stepping.step, stepping.seed = state["step"], state["seed"]
+    stepping.loss = unpack(state["loss"], snapshot.tensors)
+    if state["num_lanes"] != stepping.assignment.num_lanes:
+        stepping.assignment = Assignment.even(state["num_lanes"], num_workers)
+    progress.epoch = state["epoch"]
+    _place_loaders(progress, loaders, stepping, state["loaders"])
+    _unpack_generators(state["generators"], snapshot.tensors)
+
+
+def take_snapshot(
+    models: Models, stepping: Stepping, progress: Progress, loaders: Sequence[ShardedLoader], path: Path
+) -> None:
+    """Writes everything that the next step depends on."""
+    checkpoint.write(path, capture(models, stepping, progress, loaders))
 
 
 def restore(
@@ -94,15 +177,14 @@ def restore(
         wire.transport,
         Plan({"operation": "run.resume", "checkpoint": state["step"], "epoch": state["epoch"]}),
     ).check()
-    _check_fits(models, snapshot, path)
-    _check_told(settings, state, path)
-    _load_models(models, snapshot)
-    stepping.step, stepping.seed = state["step"], state["seed"]
-    if state["num_lanes"] != stepping.assignment.num_lanes:
-        stepping.assignment = Assignment.even(state["num_lanes"], wire.world.size)
-    progress.epoch = state["epoch"]
-    _place_loaders(progress, loaders, stepping, state["loaders"])
-    _unpack_generators(state["generators"], snapshot.tensors)
+    check(models, snapshot, path, settings)
+    install(snapshot, models, stepping, progress, loaders, wire.world.size)
+
+
+def check(models: Models, snapshot: checkpoint.Snapshot, path: Path, settings: Settings) -> None:
+    """Refuses a snapshot of another model, or of a run with other lanes or another seed than this one was told."""
+    check_fits(models, snapshot, path)
+    _check_told(settings, snapshot.state, path)
 
 
 def _check_told(settings: Settings, state: dict[str, Any], path: Path) -> None:
@@ -118,7 +200,7 @@ def _check_told(settings: Settings, state: dict[str, Any], path: Path) -> None:
             )
 
 
-def _check_fits(models: Models, snapshot: checkpoint.Snapshot, path: Path) -> None:
+def check_fits(models: Models, snapshot: checkpoint.Snapshot, path: Path) -> None:
     """Names the first way in which the checkpoint is another model's."""
     saved = {name.removeprefix("model/"): t for name, t in snapshot.tensors.items() if name.startswith("model/")}
     here = models.tensors()
@@ -144,13 +226,15 @@ def _form(tensor: torch.Tensor | None) -> str:
 
 
 @torch.no_grad()
-def _load_models(models: Models, snapshot: checkpoint.Snapshot) -> None:
+def load_models(models: Models, snapshot: checkpoint.Snapshot) -> None:
     for name, tensor in models.tensors().items():
         tensor.copy_(snapshot.tensors[f"model/{name}"])
+    # An optimizer keeps the tensors it is given and changes them in place, so it is given copies.
+    copies = {name: t.clone() for name, t in snapshot.tensors.items() if not name.startswith("model/")}
     for label, optimizer in models.optimizers.items():
-        optimizer.load_state_dict(unpack(snapshot.state["optimizers"][label], snapshot.tensors))
+        optimizer.load_state_dict(unpack(snapshot.state["optimizers"][label], copies))
     for name, thing in models.tracked.items():
-        thing.load_state_dict(unpack(snapshot.state["tracked"][name], snapshot.tensors))
+        thing.load_state_dict(unpack(snapshot.state["tracked"][name], copies))
 
 
 def _place_loaders(

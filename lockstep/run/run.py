@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -12,15 +13,22 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from lockstep.data import GlobalBatch, ShardedLoader
-from lockstep.errors import BadArgument, LockstepError, Misuse, told_as_lost
+from lockstep.errors import BadArgument, LockstepError, Misuse, WorkerLost, told_as_lost
 from lockstep.events import Closed, Events, LaneEnded, Said
 from lockstep.gradients.batchnorm import connect
 from lockstep.gradients.buffers import Buffers
 from lockstep.gradients.engine import Engine
-from lockstep.run import active
+from lockstep.gradients.health import HealthPlan
+from lockstep.gradients.record import Wish
+from lockstep.run import active, checkpoint
+from lockstep.run.checkpoints.asking import asked_by_script
+from lockstep.run.continuity import Continuity, Signals
+from lockstep.run.environment import Overrides
 from lockstep.run.joining import join
+from lockstep.run.keeping import Keeping
+from lockstep.run.launching.status import NoStatus, Phase, StatusWriter
 from lockstep.run.models import Models, RegistrationWatch, Stateful, refuse_new_parameters
-from lockstep.run.resuming import Progress, restore, take_snapshot
+from lockstep.run.resuming import Parts, Progress, restore
 from lockstep.run.settings import Settings
 from lockstep.run.stepping import Stage, Stepping, as_global_batch
 from lockstep.run.totals import total_of
@@ -29,6 +37,9 @@ from lockstep.wire import Agreement, Plan, Wire
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 
+TERMINATED = 143
+"""The exit code of a run that SIGTERM has ended."""
+
 
 class Run:
     """One worker's hold on a run; made by `lockstep.start()`. Also a context manager that closes it.
@@ -36,10 +47,19 @@ class Run:
     Everything here is called by every worker, in the same order, unless it says otherwise.
     """
 
-    def __init__(self, settings: Settings, wire: Wire, events: Events, undo: ExitStack, tracing: bool = False) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        wire: Wire,
+        events: Events,
+        undo: ExitStack,
+        status: StatusWriter | NoStatus,
+        overrides: Overrides,
+    ) -> None:
         self._settings = settings
+        self._overrides = overrides
         self._undo = undo
-        self._tracing = tracing
+        self._tracing = overrides.trace_dir is not None
         self._wire = wire
         self._events = events
         self._models = Models()
@@ -49,6 +69,12 @@ class Run:
         self._optimizer_hooks: dict[str, Any] = {}
         self._stepping = Stepping(wire.world.rank, settings.seed, settings.assignment, events)
         self._progress = Progress()
+        self._parts = Parts(self._models, self._stepping, self._progress, self._loaders)
+        self._status = status
+        self.signals = Signals()
+        self.continuity = Continuity(self._parts, wire, events, self.signals, self._status, self._end_by)
+        self._stepping.surroundings = self.continuity
+        self._keeping = Keeping(self._parts, settings, overrides, wire, events, self.continuity)
         self._closed = False
         self._pid = os.getpid()
         self.failed = False
@@ -57,8 +83,8 @@ class Run:
 
     @property
     def rank(self) -> int:
-        """This worker's number now, from 0."""
-        return self._wire.world.rank
+        """This worker's number now, from 0. It may become lower when workers are lost."""
+        return self._wire.world.rank if self.continuity.is_member else max(1, self.continuity.slots[-1])
 
     @property
     def size(self) -> int:
@@ -68,11 +94,15 @@ class Run:
     @property
     def step(self) -> int:
         """How many training steps are done."""
+        if self._engine is not None and not self.failed:
+            self._keeping.look()
         return self._stepping.step
 
     @property
     def epoch(self) -> int:
         """The epoch under way in `run.epochs`, from 0."""
+        if self._engine is not None and not self.failed:
+            self._keeping.look()
         return self._progress.epoch
 
     @property
@@ -100,7 +130,7 @@ class Run:
         """
         self._stepping.refuse_unless_outside("run.replicate")
         self._models.add(module, optimizers, tracked)
-        with told_as_lost(self.step, "run.replicate"):
+        with told_as_lost(self._stepping.step, "run.replicate"):
             join(self._models, self._wire)
         for label, optimizer in self._models.optimizers.items():
             if label not in self._optimizer_hooks:
@@ -114,7 +144,7 @@ class Run:
             loader,
             seed=self.seed,
             num_lanes=self.lane_count,
-            lanes=lambda: self._stepping.lanes,
+            lanes=partial(self._lanes_to_load, len(self._loaders)),
             index=len(self._loaders),
             say=lambda text: self._events.emit(Said(text)),
         )
@@ -122,13 +152,33 @@ class Run:
         self._loaders.append(sharded)
         return sharded
 
+    def checkpoints(
+        self,
+        folder: str | os.PathLike[str] | None = None,
+        *,
+        every_steps: int | None = None,
+        every_minutes: float | None = None,
+        keep: int | None = None,
+        resume: str | os.PathLike[str] | None = None,
+    ) -> int:
+        """Collective. Goes on from the newest good checkpoint in `folder`, and saves there from now on; gives the step.
+
+        Call it once, after `replicate`. `resume` is "auto", "never", or the path of a checkpoint. Saving goes on in the
+        background: every `every_steps` or `every_minutes`, whichever comes first (10 minutes if neither is given). The
+        newest `keep` (3) good ones stay. A worker that joins a run under way is given the state of that run instead.
+        """
+        self._stepping.refuse_unless_outside("run.checkpoints")
+        self._refuse_without_model("run.checkpoints")
+        self._keeping.begin(asked_by_script(folder, every_steps, every_minutes, keep, resume))
+        return self.step
+
     # -- training -------------------------------------------------------------------------------------------
 
     def epochs(self, count: int) -> Iterator[int]:
         """Counts epochs from the one a resumed run was in, or from 0, up to `count`."""
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise BadArgument(f"run.epochs takes a number of epochs, 0 or more, not {count!r}")
-        return self._progress.epochs(count, self._loaders)
+        return self._epochs(count)
 
     def lanes(self, batch: Any, *, train: bool | None = None) -> Iterator[Any]:
         """This worker's share of a global batch, lane by lane; when exhausted, `p.grad` holds the step's gradient.
@@ -187,8 +237,11 @@ class Run:
         lane order, so that the sum has the same bits on any number of workers.
         """
         self._stepping.refuse_unless_outside("run.total")
-        with told_as_lost(self.step, "run.total"):
-            return total_of(value, self._stepping.visits, self._wire, self.step)
+        try:
+            with told_as_lost(self._stepping.step, "run.total"):
+                return total_of(value, self._stepping.visits, self._wire, self._stepping.step)
+        except WorkerLost as lost:
+            self._keeping.rescue(lost)
 
     def digest(self) -> str:
         """SHA-256 over parameters, buffers and optimizer state, by name. Any worker may call it alone."""
@@ -212,16 +265,19 @@ class Run:
         self._stepping.refuse_unless_outside("run.save")
         self._refuse_without_model("run.save")
         if self.rank == 0:
-            take_snapshot(self._models, self._stepping, self._progress, self._loaders, Path(path))
+            checkpoint.write(Path(path), self._parts.capture())
 
     def resume(self, path: str | os.PathLike[str]) -> int:
         """Collective. Goes on from the checkpoint at `path`, on any number of workers; returns its step.
 
-        Call it after `replicate`. The lanes and the seed are the checkpoint's.
+        Call it after `replicate`. The lanes and the seed are the checkpoint's. A worker that joins a run under way is
+        given the state of that run instead.
         """
         self._stepping.refuse_unless_outside("run.resume")
         self._refuse_without_model("run.resume")
-        with told_as_lost(self.step, "run.resume"):
+        if not self.continuity.is_member:
+            return self.step
+        with told_as_lost(self._stepping.step, "run.resume"):
             restore(
                 self._models,
                 self._stepping,
@@ -240,7 +296,9 @@ class Run:
         if self._closed or os.getpid() != self._pid:  # a process that the worker forked has no part in the run
             return
         self._closed = True
-        self._events.emit(Closed(self.step))
+        self._keeping.close()
+        self._events.emit(Closed(self._stepping.step))
+        self._status.enter(Phase.ENDED, self._stepping.step)
         for loader in self._loaders:
             loader.close()
         self._watch.close()
@@ -248,9 +306,12 @@ class Run:
             self._engine.close()
         for hook in self._optimizer_hooks.values():
             hook.remove()
-        if not self.failed:
+        if not self.failed and self.continuity.is_member:
             self._part()
         self._wire.close()
+        if self.continuity.recovery is not None:
+            self.continuity.recovery.close()
+        self._status.close()
         self._undo.close()
         active.deactivate(self)
 
@@ -272,26 +333,48 @@ class Run:
             self._models.check_optimizers_cover_known_parameters()
             engine.buffers = self._buffers()
             self._watch.noticed = False
-        if counts and self._settings.stop_after is not None and self.step >= self._settings.stop_after:
+        if counts and self._settings.stop_after is not None and self._stepping.step >= self._settings.stop_after:
             self.close()
             raise SystemExit(0)
         if counts:
+            self._keeping.train()
             self._progress.trained_on.add(batch.loader)
         return self._stepping.training(batch, engine, counts)
+
+    def _lanes_to_load(self, loader: int) -> tuple[int, ...]:
+        """Asked by a loader before each batch: which lanes to load. It is also a moment to save at."""
+        self._keeping.loader_asks(loader)
+        self.continuity.loader_asks()
+        return self._stepping.lanes
 
     def _make_engine(self) -> None:
         if self._engine is not None:
             self._engine.close()
         named = self._models.parameters()
         self._engine = Engine(self._wire, named, self._buffers(), self._settings.bucket_bytes)
+        self._engine.health = HealthPlan(self.state, self._settings.not_finite, self._settings.drift_every)
+        self._engine.awaits = self.continuity.awaits
+        self.continuity.engine = self._engine
         if self._tracing:
-            self._engine.sight = lambda lane, grads: self._events.emit(LaneEnded(self.step, lane, grads))
+            self._engine.sight = lambda lane, grads: self._events.emit(LaneEnded(self._stepping.step, lane, grads))
         modules = list(self._models.modules.values())
         self._stepping.statistics = connect(modules, self._wire.transport)
         self._watch.noticed = True
 
     def _buffers(self) -> Buffers:
         return Buffers(list(self._models.modules.values()), self._models.name_prefixes())
+
+    def _epochs(self, count: int) -> Iterator[int]:
+        if self._engine is not None:
+            self._keeping.take_up()
+        yield from self._progress.epochs(count, self._loaders)
+
+    def _end_by(self, wish: Wish) -> None:
+        """All workers have agreed to end here because of a signal."""
+        self.close()
+        if wish is Wish.INTERRUPT:
+            raise KeyboardInterrupt
+        raise SystemExit(TERMINATED)
 
     def _ready_engine(self) -> Engine:
         self._refuse_without_model("this")
@@ -308,7 +391,7 @@ class Run:
     def _part(self) -> None:
         """All workers should end at the same step; one that ends early is named to those that go on."""
         with suppress(LockstepError):
-            Agreement(self._wire.transport, Plan({"operation": "end of the run", "step": self.step})).check()
+            Agreement(self._wire.transport, Plan({"operation": "end of the run", "step": self._stepping.step})).check()
 
 
 def _checked_weight(weight: float) -> float:

@@ -2,14 +2,19 @@
 
 import os
 from dataclasses import dataclass
+from typing import get_args
 
 from lockstep.errors import BadArgument
+from lockstep.gradients.finite import Policy, check_policy
 from lockstep.lanes import Assignment
 from lockstep.run.environment import Overrides
 from lockstep.world import World
 
 WIRES = ("shared", "hierarchical", "gloo")
 """Buckets in shared memory, for workers of one host; on two levels, for several hosts; or sent by Gloo."""
+
+NOT_FINITE = get_args(Policy)
+"""What to do with a step in which a gradient has NaN or infinity."""
 
 ALGORITHMS = ("direct", "oneshot")
 """How buckets are sent between hosts, in the brackets of the lane tree."""
@@ -28,6 +33,9 @@ class Asked:
     wire: str | None = None
     algorithm: str | None = None
     timeout_s: float = 600.0
+    recover: bool | None = None
+    not_finite: str = "keep"
+    drift_every: int = 100
 
     def __post_init__(self) -> None:
         _whole("lanes", self.lanes, at_least=1)
@@ -36,8 +44,12 @@ class Asked:
         _whole("bucket_bytes", self.bucket_bytes, at_least=1)
         _one_of("wire", self.wire, WIRES)
         _one_of("algorithm", self.algorithm, ALGORITHMS)
-        if not isinstance(self.exact, bool):
-            raise BadArgument(f"exact must be True or False, not {self.exact!r}")
+        _whole("drift_every", self.drift_every, at_least=0)
+        if self.not_finite not in NOT_FINITE:
+            raise BadArgument(f"not_finite must be one of {', '.join(map(repr, NOT_FINITE))}, not {self.not_finite!r}")
+        for name in ("exact", "recover"):
+            if not isinstance(getattr(self, name), bool) and (name, getattr(self, name)) != ("recover", None):
+                raise BadArgument(f"{name} must be True or False, not {getattr(self, name)!r}")
         if not isinstance(self.timeout_s, int | float) or not self.timeout_s > 0:
             raise BadArgument(f"timeout_s must be a positive number of seconds, not {self.timeout_s!r}")
 
@@ -57,6 +69,9 @@ class Settings:
     lanes_told: bool = False
     seed_told: bool = False
     stop_after: int | None = None
+    recover: bool = True
+    not_finite: Policy = "keep"
+    drift_every: int = 100
     notes: tuple[str, ...] = ()
 
 
@@ -82,6 +97,9 @@ def settle(asked: Asked, overrides: Overrides, world: World) -> Settings:
         lanes_told=lanes is not None or explicit is not None,
         seed_told=seed is not None,
         stop_after=overrides.stop_after,
+        recover=asked.recover is not False,
+        not_finite=check_policy(asked.not_finite),
+        drift_every=asked.drift_every,
         notes=tuple(_notes(asked, overrides)),
     )
 

@@ -1,8 +1,10 @@
 """`lockstep.start()`: finds the other workers, opens the wire, and makes the run."""
 
 import atexit
+import hashlib
+import platform
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,20 +13,28 @@ from typing import Any
 import torch
 
 from lockstep.chance import fold, set_generators
-from lockstep.errors import BadArgument, told_as_lost
+from lockstep.errors import BadArgument, Disagreement, told_as_lost
 from lockstep.events import Events, Started
 from lockstep.observe.console import Console
 from lockstep.run import active
 from lockstep.run.determinism import settle_process
-from lockstep.run.environment import Place, find_place, process_environment, read_overrides
+from lockstep.run.environment import Overrides, Place, find_place, process_environment, read_overrides
+from lockstep.run.founding import Directory, meet_founders, open_door
+from lockstep.run.interrupts import handled
+from lockstep.run.launching.status import NoStatus, StatusReader, StatusWriter
+from lockstep.run.membership import Member, Membership, founded, joining
+from lockstep.run.recovery import Door, Recovery
+from lockstep.run.recovery.forming import Opener
 from lockstep.run.rendezvous import open_store
 from lockstep.run.run import Run
 from lockstep.run.settings import Asked, Settings, settle
 from lockstep.verify.dump import Dump
 from lockstep.verify.trace import Trace
 from lockstep.version import VERSION
-from lockstep.wire import Agreement, Plan, Wire, in_process, in_shared_memory, over_gloo, over_hosts
+from lockstep.wire import Agreement, Plan, Wire, in_process
 from lockstep.wire.choice import bucket_bytes as suitable_bucket_bytes
+from lockstep.wire.patience import do_nothing
+from lockstep.world import World
 
 
 def start(
@@ -38,6 +48,9 @@ def start(
     wire: str | None = None,
     algorithm: str | None = None,
     timeout_s: float = 600.0,
+    recover: bool | None = None,
+    not_finite: str = "keep",
+    drift_every: int = 100,
 ) -> Run:
     """Collective. Starts this worker's part of a run, under `lockstep run`, torchrun, Slurm, MPI, or alone.
 
@@ -45,46 +58,131 @@ def start(
     not follow from the hardware. `assignment` gives each worker's lanes by hand. `exact=False` gives up equal
     bits for speed. `wire` is "shared" (memory) for workers of one host and "hierarchical" or "gloo" otherwise.
     `algorithm` ("direct", "oneshot") and `bucket_bytes` are chosen for the measured link unless given. `timeout_s` is
-    how long a silent worker is waited for.
+    how long a silent worker is waited for. `recover=False` ends the run when a worker is lost. `not_finite` says what
+    becomes of a step whose gradient has NaN or infinity: "keep" it as it is, "skip" it, or "stop". Every `drift_every`
+    steps (0: never) the workers compare their states.
     """
     active.refuse_second()
-    asked = Asked(lanes, seed, exact, threads, _listed(assignment), bucket_bytes, wire, algorithm, timeout_s)
+    asked = Asked(
+        lanes, seed, exact, threads, _listed(assignment), bucket_bytes, wire, algorithm, timeout_s,
+        recover, not_finite, drift_every,
+    )  # fmt: skip
     environ = process_environment()
     place, overrides = find_place(environ), read_overrides(environ)
+    run = _join(asked, place, overrides) if place.doors else _found(asked, place, overrides)
+    active.activate(run)
+    return run
+
+
+def _found(asked: Asked, place: Place, overrides: Overrides) -> Run:
+    """Collective. A worker of the first generation."""
     settings = settle(asked, overrides, place.world)
     undo = settle_process(settings.threads, settings.exact)
-    opened = _open_wire(place, settings)
+    opener = Opener(settings, place.world.on_one_host)
+    world = replace(place.world, generation=1)
+    store = open_store(place, settings.timeout_s) if world.size > 1 else None
     with told_as_lost(0, "lockstep.start"):
+        watch = do_nothing if _can_recover(settings, place) else None
+        opened = in_process(world) if store is None else opener.open(world, store, watch)
         _agree(opened, settings)
     settings = _with_bucket_bytes(settings, opened)
     events = Events()
-    if place.world.rank == 0:
-        events.subscribe(Console(sys.stderr))
-    run = Run(settings, opened, events, undo, tracing=overrides.trace_dir is not None)
-    if overrides.trace_dir is not None:
-        events.subscribe(Trace(overrides.trace_dir, place.world.rank, run.state, run.buffer_names))
-    if overrides.dump_path is not None and place.world.rank == 0:
-        events.subscribe(Dump(overrides.dump_path, run.state))
-    active.activate(run)
-    _close_at_exit(run, undo)
+    run = _make_run(settings, opened, place, overrides, undo, events)
+    if _can_recover(settings, place):
+        door = open_door(place)
+        members = meet_founders(place, door, store)
+        run.continuity.recovery = _recovery(founded(door.member, members), door, opener, opened, run, no_members)
+    run.continuity.charter = _charter(settings)
+    run.continuity.place()
     set_generators(fold(settings.seed, "outside"))
     events.emit(_started(place, settings, opened))
     return run
 
 
-def _open_wire(place: Place, settings: Settings) -> Wire:
-    if place.world.size == 1:
-        return in_process()
-    world, timeout_s = place.world, settings.timeout_s
-    store = open_store(place, timeout_s)
-    with told_as_lost(0, "lockstep.start"):
-        match settings.wire:
-            case "shared":
-                return in_shared_memory(world, store, timeout_s)
-            case "hierarchical":
-                return over_hosts(world, store, timeout_s, algorithm=settings.algorithm)
-            case _:
-                return over_gloo(world, store, timeout_s, exact=settings.exact, algorithm=settings.algorithm)
+def _join(asked: Asked, place: Place, overrides: Overrides) -> Run:
+    """A worker that comes later: alone until it is admitted. See Note [Newcomers] in continuity.py."""
+    page = None if overrides.status_fd is None else StatusReader(overrides.status_fd)
+    directory = Directory(place, page)
+    charter = directory.charter()
+    told = replace(overrides, lanes=charter["lanes"], seed=charter["seed"], threads=charter["threads"], assignment=None)
+    settings = replace(settle(replace(asked, assignment=None), told, World()), bucket_bytes=charter["bucket_bytes"])
+    settings = replace(settings, wire=charter["wire"], algorithm=charter["algorithm"])
+    _refuse_difference(charter, _charter(settings), place)
+    undo = settle_process(settings.threads, settings.exact)
+    wire = in_process(World())
+    run = _make_run(settings, wire, place, overrides, undo, Events())
+    door = open_door(place)
+    opener = Opener(settings, place.world.on_one_host)
+    run.continuity.is_member = False
+    run.continuity.recovery = _recovery(joining(door.member)[0], door, opener, wire, run, directory.members)
+    run.continuity.charter = _charter(settings)
+    set_generators(fold(settings.seed, "outside"))
+    return run
+
+
+def _make_run(
+    settings: Settings, wire: Wire, place: Place, overrides: Overrides, undo: ExitStack, events: Events
+) -> Run:
+    status = _status(place, overrides)
+    run = Run(settings, wire, events, undo, status, overrides)
+    events.subscribe(Console(sys.stderr, lambda: run.rank == 0, launcher_tells=overrides.status_fd is not None))
+    if overrides.trace_dir is not None:
+        events.subscribe(Trace(overrides.trace_dir, place.world.rank, run.state, run.buffer_names))
+    if overrides.dump_path is not None and place.world.rank == 0:
+        events.subscribe(Dump(overrides.dump_path, run.state))
+    _close_at_exit(run, undo)
+    undo.enter_context(handled(run.signals))
+    return run
+
+
+def _status(place: Place, overrides: Overrides) -> StatusWriter | NoStatus:
+    if overrides.status_fd is None or place.slot is None:
+        return NoStatus()
+    return StatusWriter(overrides.status_fd, place.slot)
+
+
+def _recovery(
+    membership: Membership,
+    door: Door,
+    opener: Opener,
+    wire: Wire,
+    run: Run,
+    find_members: Callable[[], tuple[Member, ...]],
+) -> Recovery:
+    return Recovery(membership, door, opener, wire, run.continuity.hand_over, find_members)
+
+
+def no_members() -> tuple[Member, ...]:
+    """A founder is a member itself as long as it lives."""
+    raise AssertionError("a member looked for members")
+
+
+def _can_recover(settings: Settings, place: Place) -> bool:
+    """Not alone, where nobody comes; and not under torchrun, whose agent ends all workers when one is lost."""
+    alone = place.world.size == 1 and place.slot is None
+    return settings.recover and not alone and place.launcher != "torchrun"
+
+
+def _charter(settings: Settings) -> dict[str, Any]:
+    """What is told to newcomers, and must hold for them too."""
+    return {
+        "lanes": settings.assignment.num_lanes,
+        "seed": settings.seed,
+        "threads": settings.threads,
+        "exact": settings.exact,
+        "bucket_bytes": settings.bucket_bytes,
+        "wire": settings.wire,
+        "algorithm": settings.algorithm,
+        "not_finite": settings.not_finite,
+        "drift_every": settings.drift_every,
+        **_versions(),
+    }
+
+
+def _refuse_difference(theirs: dict[str, Any], mine: dict[str, Any], place: Place) -> None:
+    for name, value in mine.items():
+        if theirs[name] != value:
+            raise Disagreement(name, place.world.rank, str(value), 0, str(theirs[name]))
 
 
 def _with_bucket_bytes(settings: Settings, wire: Wire) -> Settings:
@@ -112,7 +210,21 @@ def _agree(wire: Wire, settings: Settings) -> None:
 
 
 def _versions() -> dict[str, str]:
-    return {"version of lockstep": VERSION, "version of torch": torch.__version__}
+    """The software of this worker, as far as it can be told in a few words."""
+    return {
+        "version of lockstep": VERSION,
+        "version of torch": torch.__version__,
+        "version of Python": platform.python_version(),
+        "digest of the script": _script_digest(),
+    }
+
+
+def _script_digest() -> str:
+    """Of the script's own file; its imports are not looked at."""
+    try:
+        return hashlib.blake2b(Path(sys.argv[0]).read_bytes(), digest_size=8).hexdigest()
+    except OSError:  # an interactive session, or a module
+        return "unknown"
 
 
 def _started(place: Place, settings: Settings, wire: Wire) -> Started:

@@ -4,20 +4,30 @@
 # Between steps the models are the user's. Inside the lanes, gradients and buffers belong to lanes, and generators to
 # the lane under way. A loop that is left by `break` has computed part of a step: nothing of it may be applied, so
 # the optimizer refuses to step and the next `run.lanes` refuses to start.
+
+# Note [The same step again]
+# When a worker is lost, or one has drifted, the step under way is undone, and its lanes are handed out again, under the
+# assignment that holds then: the same samples, the same random numbers, the same values in buffers and `p.grad`. The
+# loop in the user's code sees a few more rounds and nothing else. It may write to the data of a lane in place: so a
+# batch that is the user's own is handed out in copies, and one that came from a loader is loaded again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 from lockstep.chance import Generators, fold, set_generators
 from lockstep.data import GlobalBatch
-from lockstep.errors import BadArgument, Misuse
-from lockstep.events import Events, LaneBegan, LaneLeft, StepBegins, StepCommitted
+from lockstep.data.contents import contents
+from lockstep.data.copying import copied
+from lockstep.errors import BadArgument, Disagreement, Misuse, NotFinite, WorkerLost
+from lockstep.events import Events, LaneBegan, LaneLeft, Said, StepBegins, StepCommitted
 from lockstep.gradients.batchnorm import Statistics
 from lockstep.gradients.engine import Engine
-from lockstep.gradients.step import StepPlan
+from lockstep.gradients.fingerprint import Drift
+from lockstep.gradients.plan import StepPlan
+from lockstep.gradients.record import StepRecord
 from lockstep.lanes import Assignment, share
 from lockstep.run.totals import Visit
 
@@ -29,6 +39,43 @@ class Stage(Enum):
     TRAINING = "in the lanes of a training step"
     EVALUATING = "in the lanes of an evaluation"
     LEFT = "after run.lanes was left before its last lane"
+
+
+class Surroundings(Protocol):
+    """What a step needs to know of the other workers, and they of it."""
+
+    def begins(self, batch: GlobalBatch) -> GlobalBatch:
+        """A step is about to begin: workers may come and go now. The batch, for the lanes that are carried here now."""
+
+    def computes(self) -> None:
+        """A lane is about to be computed."""
+
+    def waits(self) -> None:
+        """The lanes are done; the other workers are awaited."""
+
+    def holds(self) -> None:
+        """The step's gradient is complete here."""
+
+    @property
+    def on_probation(self) -> bool:
+        """Whether the batch itself must be compared in this step: somebody is new."""
+
+    @property
+    def may_redo(self) -> bool:
+        """Whether a step may have to be computed again."""
+
+    @property
+    def slots(self) -> Sequence[int]:
+        """The name for people of each rank."""
+
+    def commits(self, record: StepRecord) -> None:
+        """All workers hold the step's gradient."""
+
+    def heals(self, drift: Drift) -> None:
+        """Collective. Afterwards all workers have the state of those who agree."""
+
+    def recovers(self, failure: WorkerLost | Disagreement) -> bool:
+        """Collective. Goes on with those who are left, or raises; whether the step is committed all the same."""
 
 
 class Stepping:
@@ -43,6 +90,7 @@ class Stepping:
         self.loss: float | None = None
         self.statistics: Statistics | None = None
         self.visits: list[Visit] = []
+        self.surroundings: Surroundings
         self._events = events
         self._loops_since_step = 0
         self._loop = 0
@@ -58,20 +106,25 @@ class Stepping:
         With `counts` it is a step: the counter goes on. Without, gradients are off and only buffers are averaged.
         """
         self._enter(Stage.TRAINING)
-        plan = StepPlan(self.step, batch.num_samples, self.assignment)
+        batch = self.surroundings.begins(batch)
         if counts:
             self.visits = []
             self._events.emit(StepBegins(self.step))
-        with self._own_generators():
-            if self.statistics is not None:
-                self.statistics.begin(plan.step, plan.assignment, plan.present)
-            engine.begin(plan)
-            for lane, data in self._own_lanes(batch, "lane" if counts else "calibration"):
-                engine.begin_lane()
-                self._weigh(len(share(batch.num_samples, lane, self.assignment.num_lanes)))
-                yield data
-                engine.end_lane()
-            self.loss = engine.finish()
+        visited = len(self.visits)
+        with self._own_generators() as outside:
+            while True:
+                del self.visits[visited:]
+                slots = tuple(self.surroundings.slots)
+                try:
+                    yield from self._attempt(batch, engine, "lane" if counts else "calibration")
+                    if self._agrees(engine):
+                        break
+                except (WorkerLost, Disagreement) as failure:
+                    outside.restore()
+                    if self.surroundings.recovers(failure):
+                        break
+                batch = batch.afresh(self.lanes)  # See Note [The same step again]
+            self.loss = self._conclude(engine, slots)
         self.stage = Stage.OUTSIDE
         if counts:
             self.step += 1
@@ -101,6 +154,57 @@ class Stepping:
                 "is not complete. Let the `for ... in run.lanes(batch)` loop end by itself (`continue` is fine)."
             )
 
+    # -- one attempt at a step ------------------------------------------------------------------------------
+
+    def _attempt(self, batch: GlobalBatch, engine: Engine, use: str) -> Iterator[Any]:
+        plan = StepPlan(self.step, batch.num_samples, self.assignment, self._described(batch))
+        if self.statistics is not None:
+            self.statistics.begin(plan.step, plan.assignment, plan.present)
+        engine.begin(plan)
+        for lane, data in self._own_lanes(batch, use):
+            self.surroundings.computes()
+            engine.begin_lane()
+            self._weigh(len(share(batch.num_samples, lane, self.assignment.num_lanes)))
+            yield data
+            engine.end_lane()
+
+    def _agrees(self, engine: Engine) -> bool:
+        """Collective. Whether the step is committed; if not, it is undone, and what spoilt it is mended."""
+        self.surroundings.waits()
+        if self.statistics is not None and self.statistics.failure is not None:
+            raise self.statistics.failure
+        record = engine.reduce()
+        drift = engine.drift()
+        if drift is not None:
+            engine.abandon()
+            self.surroundings.heals(drift)
+            return False
+        self.surroundings.holds()
+        engine.confirm()
+        self.surroundings.commits(record)
+        return True
+
+    def _conclude(self, engine: Engine, slots: Sequence[int]) -> float | None:
+        """Hands the gradient over, unless it is not finite and the user wants none then; gives the mean loss.
+
+        `slots` are those of the ranks that computed the step: some may be gone by now.
+        """
+        verdict = engine.verdict()
+        if verdict is None or verdict.action == "keep":
+            return engine.hand_over()
+        told = verdict.told(self.step, slots).removeprefix("! ")
+        engine.abandon()
+        if verdict.action == "stop":
+            raise NotFinite(told)
+        self._events.emit(Said(told))
+        return None
+
+    def _described(self, batch: GlobalBatch) -> str:
+        """A loader's batch by its place; any other, where somebody is new, by its content."""
+        if batch.position is not None:
+            return f"batch {batch.position.step} of pass {batch.position.epoch} of loader {batch.loader}"
+        return contents(batch, self.assignment.num_lanes) if self.surroundings.on_probation else ""
+
     def _enter(self, stage: Stage) -> None:
         self.refuse_unless_outside("run.lanes")
         self.stage = stage
@@ -108,11 +212,11 @@ class Stepping:
         self._loops_since_step += 1
 
     @contextmanager
-    def _own_generators(self) -> Iterator[None]:
+    def _own_generators(self) -> Iterator[Generators]:
         """Lanes draw from their own keys; the user's streams go on afterwards as if nothing had happened."""
         outside = Generators.now()
         try:
-            yield
+            yield outside
         except GeneratorExit:
             self.stage = Stage.LEFT
             raise
@@ -126,7 +230,8 @@ class Stepping:
             set_generators(fold(self.seed, use, *numbers))
             self.visits.append(Visit(self._loop, lane))
             self._events.emit(LaneBegan(self.step, lane, batch.shares[lane]))
-            yield lane, batch.shares[lane]
+            is_users = batch.position is None and use != "evaluation" and self.surroundings.may_redo
+            yield lane, copied(batch.shares[lane]) if is_users else batch.shares[lane]
             self._events.emit(LaneLeft(self.step, lane))
 
     def _weigh(self, weight: float) -> None:

@@ -4,7 +4,8 @@
 # A worker that loses a peer gives up and leaves, and whoever waits for that worker sees it leave: in a chain of waits
 # each would blame the innocent before it. So whoever notices that a peer is gone writes it into the store before it
 # gives up. The first entry stands, and everyone names that one. Worker 0, in whose process the store may live,
-# closes its connections and then stays until all others have read it, for at most LINGER_S.
+# closes its connections and then stays until all others have read it, for at most LINGER_S. Workers that recover need
+# none of this: they knock at each other's doors. They are given no store, and each keeps what it noticed to itself.
 """
 
 import threading
@@ -22,9 +23,9 @@ LINGER_S = 2.0
 class FirstGone:
     """The entry in the store that names the first worker of a generation that was noticed to be gone."""
 
-    def __init__(self, world: World, store: Store) -> None:
+    def __init__(self, world: World, store: Store | None) -> None:
         self._world = world
-        self._store = PrefixStore(f"lockstep/gone/{world.generation}", store)
+        self._store = None if store is None else PrefixStore(f"lockstep/gone/{world.generation}", store)
         self._name: int | None = None
 
     @property
@@ -34,25 +35,28 @@ class FirstGone:
 
     def name(self, suspect: int) -> int | None:
         """Who was gone first: `suspect`, unless another was noticed before. None if the store does not answer."""
-        if self._name is None:
+        if self._store is None:
+            self._name = suspect  # the one before may have left because of this one
+        elif self._name is None:
             # On a thread that may be left behind: a store on a host that vanished does not even refuse.
-            asking = threading.Thread(target=self._ask, args=(suspect,), name="lockstep-first-gone", daemon=True)
+            told = (self._store, suspect)
+            asking = threading.Thread(target=self._ask, args=told, name="lockstep-first-gone", daemon=True)
             asking.start()
             asking.join(ANSWER_S)
         return self._name
 
     def linger(self) -> None:
         """See Note [The first to go]. Returns at once where nobody is gone."""
-        if self._world.rank != 0 or self._name is None:
+        if self._world.rank != 0 or self._name is None or self._store is None:
             return
         others = [_heard(peer) for peer in self._world.peers if peer != self._name]
         with suppress(RuntimeError):  # some will not read it any more
             self._store.wait(others, timedelta(seconds=LINGER_S))
 
-    def _ask(self, suspect: int) -> None:
+    def _ask(self, store: Store, suspect: int) -> None:
         with suppress(RuntimeError):  # a store that is gone leaves the name unknown
-            self._name = int(self._store.compare_set("first", "", str(suspect)))
-            self._store.set(_heard(self._world.rank), "")
+            self._name = int(store.compare_set("first", "", str(suspect)))
+            store.set(_heard(self._world.rank), "")
 
 
 def _heard(rank: int) -> str:

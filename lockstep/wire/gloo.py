@@ -20,13 +20,16 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-import psutil
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store, Work  # type: ignore[attr-defined]
 
 from lockstep.errors import BadEnvironment, PeerGone
+from lockstep.wire.keepalive import Sockets, notice_silence, open_sockets
 from lockstep.wire.processgroup import FAREWELL, PROBE, ProcessGroupTransport, reason
 from lockstep.world import World
+
+CONNECT_S = 30.0
+"""How long connecting may take once all workers are there."""
 
 
 class Gloo(ProcessGroupTransport):
@@ -38,19 +41,29 @@ class Gloo(ProcessGroupTransport):
     """
 
     def __init__(
-        self, world: World, store: Store, timeout_s: float, on_loss: Callable[[PeerGone], None] | None = None
+        self,
+        world: World,
+        store: Store,
+        timeout_s: float,
+        on_loss: Callable[[PeerGone], None] | None = None,
+        *,
+        lingers: bool = True,
     ) -> None:
-        others = _sockets()
+        others = open_sockets()
         self._on_loss = on_loss
         here = PrefixStore(f"lockstep/gloo/{world.generation}", store)
-        timeout = timedelta(seconds=timeout_s)
+        connecting = timedelta(seconds=min(timeout_s, CONNECT_S))
         # The pairs are connected at once, all to all.
         try:
-            group = _on_loopback(world, here, timeout) if world.on_one_host else _between_hosts(world, here, timeout)
+            connect = _on_loopback if world.on_one_host else _between_hosts
+            group: Any = connect(world, here, connecting)
+            group._set_default_timeout(timedelta(seconds=timeout_s))
         except RuntimeError as error:
             raise BadEnvironment(_explain(world, error)) from error
-        super().__init__(world, group, store)
-        _sockets_of[self] = _sockets() - others
+        super().__init__(world, group, store, lingers=lingers)
+        _sockets_of[self] = open_sockets() - others
+        for number, _ in _sockets_of[self]:
+            notice_silence(number)  # see Note [A link that is silent]
         self._watchers = [self._watch(group, peer) for peer in world.peers]
 
     def close(self) -> None:
@@ -59,6 +72,8 @@ class Gloo(ProcessGroupTransport):
         super().close()
         for watcher in self._watchers:
             watcher.join()
+        if self._on_loss is not None and self._is_busy():  # somebody may wait for it who cannot be woken
+            self._on_loss(PeerGone(self.world.rank, "the connection was closed here"))
         _sockets_of.pop(self, None)
 
     def _end(self, group: Any) -> None:
@@ -101,13 +116,7 @@ def _byte() -> torch.Tensor:
     return torch.zeros(1, dtype=torch.uint8, device="cpu")
 
 
-_sockets_of: "weakref.WeakKeyDictionary[Gloo, set[tuple[int, int]]]" = weakref.WeakKeyDictionary()
-
-
-def _sockets() -> set[tuple[int, int]]:
-    """The open TCP sockets of this process: their numbers, which may be used again, and what tells them apart."""
-    numbers = (entry.fd for entry in psutil.Process().net_connections(kind="tcp"))
-    return {(number, os.fstat(number).st_ino) for number in numbers}
+_sockets_of: "weakref.WeakKeyDictionary[Gloo, Sockets]" = weakref.WeakKeyDictionary()
 
 
 def _close_in_forked_process() -> None:

@@ -9,8 +9,8 @@ from lockstep.world import World
 class InProcess:
     """A world of one worker, in which every collective is already finished."""
 
-    def __init__(self) -> None:
-        self.world = World()
+    def __init__(self, world: World | None = None) -> None:
+        self.world = world or World()
 
     def send(self, tensor: torch.Tensor, target: int, tag: int) -> Pending:
         raise ValueError(f"a world of one worker has no worker {target}")

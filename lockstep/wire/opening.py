@@ -1,5 +1,7 @@
 """Opens the wire of a world and owns what it holds."""
 
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -13,6 +15,7 @@ from lockstep.wire.hierarchy import Hierarchical
 from lockstep.wire.hosts import Hosts, find_hosts
 from lockstep.wire.inprocess import InProcess
 from lockstep.wire.link import Link, measure
+from lockstep.wire.patience import Patience, do_nothing
 from lockstep.wire.reducer import Reducer
 from lockstep.wire.sequence import Background, Inline, Sequence
 from lockstep.wire.shared.board import open_board
@@ -48,6 +51,10 @@ class Wire:
         self.reducer.close()
         self.sequence.close()
 
+    def become(self, other: "Wire") -> None:
+        """This wire, which must be closed, is the other one from now on, for everyone who holds it."""
+        self.__dict__.update(other.__dict__)
+
     def __enter__(self) -> "Wire":
         return self
 
@@ -57,53 +64,98 @@ class Wire:
         self.close()
 
 
-def in_process() -> Wire:
+def in_process(world: World | None = None) -> Wire:
     """The wire of a world of one worker."""
-    transport = InProcess()
+    transport = InProcess(world)
     return Wire(transport, Inline(), Executor(transport))
 
 
 def over_gloo(
-    world: World, store: Store, timeout_s: float, *, exact: bool = True, algorithm: str | None = None
+    world: World,
+    store: Store,
+    timeout_s: float,
+    *,
+    exact: bool = True,
+    algorithm: str | None = None,
+    watch: Callable[[], None] | None = None,
 ) -> Wire:
-    """Collective. The wire of several workers, by torch's Gloo; without `exact`, by Gloo's own all-reduce."""
-    sequence = Background()
-    transport = Gloo(world, store, timeout_s, sequence.fail)
-    if not exact and algorithm is None:
-        handover = Handover(transport)
-        return Wire(transport, sequence, handover, "Gloo's all-reduce", measure(handover, transport), store)
-    link = measure(Executor(transport), transport)
-    reducer = Executor(transport, _choice(algorithm, link))
-    return Wire(transport, sequence, reducer, f"Gloo, {algorithm or 'cheapest algorithm'}", link, store)
+    """Collective. The wire of several workers, by torch's Gloo; without `exact`, by Gloo's own all-reduce.
+
+    Here and below, `watch` is called while others are awaited; it raises PeerGone if one of them will not come. Whoever
+    watches finds out by itself who is gone, also later.
+    """
+    with ExitStack() as opened:
+        sequence, transport = _gloo(world, store, timeout_s, watch, opened)
+        if not exact and algorithm is None:
+            handover = Handover(transport)
+            wire = Wire(transport, sequence, handover, "Gloo's all-reduce", measure(handover, transport), store)
+        else:
+            link = measure(Executor(transport), transport)
+            reducer = Executor(transport, _choice(algorithm, link))
+            wire = Wire(transport, sequence, reducer, f"Gloo, {algorithm or 'cheapest algorithm'}", link, store)
+        opened.pop_all()
+        return wire
 
 
-def in_shared_memory(world: World, store: Store, timeout_s: float) -> Wire:
+def in_shared_memory(world: World, store: Store, timeout_s: float, *, watch: Callable[[], None] | None = None) -> Wire:
     """Collective. The wire of several workers on one host: messages and buckets in shared memory."""
     own_store = PrefixStore(f"lockstep/shared/{world.generation}", store)
-    memory = Memory(connect(world, range(world.size), own_store, timeout_s))
-    transport = open_mailbox(memory, world)
-    reducer = SharedMemory(open_board(memory), Executor(transport), world.rank)
-    return Wire(transport, Background(), reducer, "shared memory", measure(reducer, transport), store)
+    with ExitStack() as opened:
+        neighbours = connect(world, range(world.size), own_store, timeout_s, watch or do_nothing)
+        opened.callback(neighbours.close)
+        memory = Memory(neighbours)
+        opened.callback(memory.close)
+        transport = open_mailbox(memory, world)
+        reducer = SharedMemory(open_board(memory), Executor(transport), world.rank)
+        link = measure(reducer, transport)
+        opened.pop_all()
+    return Wire(transport, Background(), reducer, "shared memory", link, store)
 
 
 def over_hosts(
-    world: World, store: Store, timeout_s: float, *, algorithm: str | None = None, hosts: Hosts | None = None
+    world: World,
+    store: Store,
+    timeout_s: float,
+    *,
+    algorithm: str | None = None,
+    hosts: Hosts | None = None,
+    watch: Callable[[], None] | None = None,
 ) -> Wire:
     """Collective. The wire of workers on several hosts: shared memory inside a host, Gloo between hosts.
 
     The hosts are found out; whoever knows better gives them.
     """
-    sequence = Background()
-    transport = Gloo(world, store, timeout_s, sequence.fail)
     own_store = PrefixStore(f"lockstep/hosts/{world.generation}", store)
-    hosts = hosts or find_hosts(world.rank, world.size, own_store)
-    members = next(ranks for ranks in hosts if world.rank in ranks)
-    memory = Memory(connect(world, members, own_store, timeout_s))
-    network = Executor(transport)
-    link = measure(network, transport)
-    reducer = Hierarchical(open_board(memory), transport, hosts, _choice(algorithm, link), network)
+    with ExitStack() as opened:
+        sequence, transport = _gloo(world, store, timeout_s, watch, opened)
+        hosts = hosts or find_hosts(world.rank, world.size, own_store)
+        members = next(ranks for ranks in hosts if world.rank in ranks)
+        neighbours = connect(world, members, own_store, timeout_s, watch or do_nothing)
+        opened.callback(neighbours.close)
+        memory = Memory(neighbours)
+        opened.callback(memory.close)
+        network = Executor(transport)
+        link = measure(network, transport)
+        reducer = Hierarchical(open_board(memory), transport, hosts, _choice(algorithm, link), network)
+        opened.pop_all()
     how = f"shared memory on {len(hosts)} hosts, Gloo between them, {algorithm or 'cheapest algorithm'}"
     return Wire(transport, sequence, reducer, how, link, store)
+
+
+def _gloo(
+    world: World, store: Store, timeout_s: float, watch: Callable[[], None] | None, opened: ExitStack
+) -> tuple[Background, Gloo]:
+    """Gloo connects all to all in one call that cannot be ended: so everyone is seen to be there first."""
+    arrivals = PrefixStore(f"lockstep/arrivals/{world.generation}", store)
+    patience = Patience(timeout_s, watch or do_nothing)
+    arrivals.set(str(world.rank), "")
+    for rank in range(world.size):
+        patience.await_key(arrivals, str(rank))
+    sequence = Background()
+    opened.callback(sequence.close)
+    transport = Gloo(world, store, timeout_s, sequence.fail, lingers=watch is None)
+    opened.callback(transport.close)
+    return sequence, transport
 
 
 def _choice(algorithm: str | None, link: Link) -> Choose:

@@ -47,10 +47,11 @@ class ProcessGroupTransport:
     When a peer is gone, every worker names the one that was gone first. See Note [The first to go].
     """
 
-    def __init__(self, world: World, group: Any, store: Store) -> None:
+    def __init__(self, world: World, group: Any, store: Store, *, lingers: bool = True) -> None:
+        """Without `lingers` nobody asks the store who was gone first: all find out by themselves."""
         self.world = world
         self._group: Any = group
-        self._first_gone = FirstGone(world, store)
+        self._first_gone = FirstGone(world, store if lingers else None)
         self._lock = threading.Lock()
         self._posted: WeakSet[GroupPending] = WeakSet()
 

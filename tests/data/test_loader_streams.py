@@ -112,6 +112,24 @@ def test_a_stream_that_has_ended_is_not_asked_again() -> None:
     assert [len(batch) for batch in sharded(DataLoader(Restarting(), 4))] == [4, 1]
 
 
+def test_a_stream_that_begins_anew_whenever_it_is_iterated_is_iterated_once_a_pass() -> None:
+    class OwnIterator(IterableDataset[int]):
+        place = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.place = 0
+            return self
+
+        def __next__(self) -> int:
+            self.place += 1
+            if self.place > 5:
+                raise StopIteration
+            return self.place
+
+    batches = zip(sharded(DataLoader(OwnIterator(), 2), num_lanes=1), range(9), strict=False)
+    assert [batch.shares[0].tolist() for batch, _ in batches] == [[1, 2], [3, 4], [5]]
+
+
 def test_a_stream_of_whole_batches_is_cut_into_lanes() -> None:
     class Batches(IterableDataset[torch.Tensor]):
         def __iter__(self) -> Iterator[torch.Tensor]:

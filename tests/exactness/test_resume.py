@@ -9,6 +9,7 @@ from training import Job, loader_of, make, train_step
 from workers import on_workers
 
 import lockstep
+from lockstep.run.resuming import Parts, copied
 
 JOB = Job("conv", epochs=6, augment=True)
 
@@ -67,6 +68,48 @@ def test_a_checkpoint_saved_at_the_end_of_an_epochs_body_resumes_at_the_next_epo
 
 def test_a_checkpoint_saved_between_evaluation_and_training_resumes_inside_the_epoch(tmp_path: Path) -> None:
     assert on_workers(1, _steps_after_saving_before_training, str(tmp_path)) == [6]
+
+
+def test_a_resumed_run_knows_the_loss_of_its_last_step(tmp_path: Path) -> None:
+    ((before, after),) = on_workers(1, _losses_around_a_resume, str(tmp_path))
+    assert before is not None
+    assert before == after
+
+
+def _losses_around_a_resume(folder: str) -> list[float | None]:
+    losses = []
+    for resumed in (False, True):
+        with lockstep.start(lanes=2, seed=0) as run:
+            model, _, _, loader = _parts(run)
+            if resumed:
+                run.resume(Path(folder) / "c")
+            else:
+                for x, _ in run.lanes(next(iter(loader))):
+                    run.backward(model(x).mean())
+                run.save(Path(folder) / "c")
+            losses.append(run.loss)
+    return losses
+
+
+def test_a_snapshot_can_be_installed_again_after_the_run_went_on_from_it() -> None:
+    ((first, second),) = on_workers(1, _digests_after_two_steps_from_one_snapshot)
+    assert first == second
+
+
+def _digests_after_two_steps_from_one_snapshot() -> list[str]:
+    run = lockstep.start(lanes=2, seed=0)
+    model, optimizer, _, loader = _parts(run)
+    parts = Parts(run._models, run._stepping, run._progress, run._loaders)
+    batches = list(zip(range(3), loader, strict=False))
+    train_step(run, JOB, model, optimizer, batches[0][1])
+    snapshot = copied(parts.capture())
+    digests = []
+    for _ in range(2):
+        parts.install(snapshot, num_workers=1)
+        for _, batch in batches[1:]:
+            train_step(run, JOB, model, optimizer, batch)
+        digests.append(run.digest())
+    return digests
 
 
 def _steps_after_saving_before_training(folder: str) -> int:

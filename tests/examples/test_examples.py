@@ -113,3 +113,18 @@ def test_a_run_stopped_on_two_workers_and_resumed_on_three_ends_with_the_digest_
     assert "stopped at step 25" in first
     assert "going on from step 25" in second
     assert second.splitlines()[-2:] == whole.splitlines()[-2:]
+
+
+def test_a_run_that_left_between_checkpoints_goes_on_from_the_newest_and_ends_with_the_same_digest(shell: Shell):
+    whole, _ = shell(alone("11_checkpoints", "kept"), on(2, "11_checkpoints", "kept-parts", "--stop-at", "25"))
+    (second,) = shell(on(3, "11_checkpoints", "kept-parts"))
+    assert "going on from step 20" in second
+    assert second.splitlines()[-2:] == whole.splitlines()[-2:]
+
+
+def test_a_run_that_loses_a_worker_ends_with_the_digest_of_one_that_loses_none(shell: Shell):
+    disturbed = on(3, "12_lost_worker", "--kill-at", "20", options=("--spares", "1"))
+    whole, lost = shell(alone("12_lost_worker"), disturbed)
+    assert "lanes 2, 3 and 4 move to workers 0 and 2" in lost  # told by a survivor: somebody was lost, indeed
+    assert re.fullmatch(r"digest [0-9a-f]{64}", whole.splitlines()[-1])
+    assert lost.splitlines()[-1] == whole.splitlines()[-1]

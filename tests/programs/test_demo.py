@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 from xml.etree import ElementTree
 
@@ -26,30 +28,73 @@ def start(folder: Path, *words: str, mark: str = "demo") -> subprocess.Popen[str
     )
 
 
-def test_one_and_two_workers_train_the_same_model_and_leave_a_report(tmp_path: Path) -> None:
-    out, err = (demo := start(tmp_path, "--steps", "4", "--workers", "1,2", "--json")).communicate(timeout=90)
+@dataclass(frozen=True)
+class Ended:
+    """A demo on one worker and on two, and with kills, that has come to its end."""
+
+    found: dict[str, Any]
+    told: str
+    report: Path
+    left_running: list[int]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    folder, mark = tmp_path_factory.mktemp("demo"), uuid4().hex
+    demo = start(folder, "--steps", "24", "--workers", "1,2", "--kill", "--json", mark=mark)
+    out, err = demo.communicate(timeout=150)
     assert demo.returncode == 0, err
-    found = json.loads(out)
-    one, two = found["runs"]
-    assert found["equal"]
+    return Ended(json.loads(out), err, folder / "demo-report", survivors(mark))
+
+
+def test_one_and_two_workers_train_the_same_model(ended: Ended) -> None:
+    one, two = ended.found["runs"]
+    assert ended.found["equal"]
     assert (one["workers"], two["workers"]) == (1, 2)
     for what in ("digest", "losses", "held_out_loss", "written"):
         assert one[what] == two[what]
-    assert len(one["losses"]) == 4
+    assert len(one["losses"]) == 24
     assert one["losses"][-1] < one["losses"][0]
-    assert "step 4/4" in err
-    report = tmp_path / "demo-report"
-    assert one["digest"] in (report / "report.md").read_text()
-    assert "(loss.svg)" in (report / "report.md").read_text()
-    assert ElementTree.parse(report / "loss.svg").getroot().tag.endswith("svg")
+    assert "step 24/24" in ended.told
 
 
-def test_ctrl_c_ends_the_demo_with_130_and_leaves_no_process(tmp_path: Path) -> None:
+def test_the_demo_leaves_a_report_with_a_picture(ended: Ended) -> None:
+    page = (ended.report / "report.md").read_text()
+    assert ended.found["runs"][0]["digest"] in page
+    assert "(loss.svg)" in page
+    assert ElementTree.parse(ended.report / "loss.svg").getroot().tag.endswith("svg")
+
+
+def test_a_run_whose_workers_are_killed_trains_the_model_of_the_run_in_peace(ended: Ended) -> None:
+    calm, disturbed = ended.found["runs"][1], ended.found["disturbed"]
+    assert disturbed["kills"]
+    assert (disturbed["digest"], disturbed["held_out_loss"]) == (calm["digest"], calm["held_out_loss"])
+    assert (disturbed["steps"], disturbed["steps_lost"]) == (24, 0)
+
+
+def test_a_kill_is_told_when_it_happens_and_so_is_what_follows(ended: Ended) -> None:
+    told = ended.told[ended.told.index("kill 1 of 2: ") :]
+    victim = told.removeprefix("kill 1 of 2: ").partition(" at step")[0]
+    places = [told.index(words) for words in (f"! {victim} was killed by SIGKILL", "the next step was done")]
+    assert places == sorted(places)
+    assert ended.found["disturbed"]["kills"][0]["pause_s"] > 0
+
+
+def test_a_demo_with_kills_leaves_no_process(ended: Ended) -> None:
+    assert ended.left_running == []
+
+
+@pytest.mark.parametrize(
+    ("words", "awaited"),
+    [(["--steps", "100000"], "step"), (["--steps", "60", "--kill"], "kill 1 of 5")],
+    ids=["in peace", "after a kill"],
+)
+def test_ctrl_c_ends_the_demo_with_130_and_leaves_no_process(tmp_path: Path, words: list[str], awaited: str) -> None:
     mark = uuid4().hex
-    demo = start(tmp_path, "--steps", "100000", "--workers", "2", mark=mark)
+    demo = start(tmp_path, "--workers", "2", *words, mark=mark)
     assert demo.stdout is not None
-    while "step" not in (line := demo.stdout.readline()):
-        assert line, "the demo ended before its first step"
+    while awaited not in (line := demo.stdout.readline()):
+        assert line, f"the demo ended before {awaited!r}"
     demo.send_signal(signal.SIGINT)
     out, err = demo.communicate(timeout=30)
     assert demo.returncode == 130
@@ -68,6 +113,8 @@ def test_ctrl_c_ends_the_demo_with_130_and_leaves_no_process(tmp_path: Path) -> 
         (["--workers", "1,1"], "name each number of workers once"),
         (["--workers", "0,1"], "1 to 8 workers"),
         (["--workers", "1,9"], "1 to 8 workers"),
+        (["--workers", "1", "--kill"], "--kill needs a run on 2 workers or more"),
+        (["--steps", "11", "--kill"], "--kill needs 12 steps or more"),
         (["--out", "taken"], "no report can be written to taken"),
     ],
 )

@@ -15,7 +15,7 @@ from lockstep.programs.demo.result import Reader, Result, judge, listed
 from lockstep.programs.demo.show import Demonstration
 
 ABOUT = {"torch": "2.11.0", "parameters": 1234}
-END = {"digest": "ab" * 32, "held_out_loss": 2.5, "written": "def f():\n    return 1"}
+END = {"steps": 3, "digest": "ab" * 32, "held_out_loss": 2.5, "written": "def f():\n    return 1"}
 
 
 def result(num_workers: int, losses: tuple[float, ...] = (5.5, 4.0, 3.0), **end: object) -> Result:
@@ -42,6 +42,29 @@ def test_output_is_read_alike_in_pieces_of_any_size(piece_bytes: int) -> None:
         reader(output[begin : begin + piece_bytes])
     assert replace(found, seconds=6.0) == result(2)
     assert others == ["lockstep 0.1 · 2 workers"]
+
+
+def told(*steps: int) -> Result:
+    """What a reader makes of these steps, each with half its number as loss."""
+    found = Result(2, 100)
+    reader = Reader(found, lambda: 0.0, lambda _: None, lambda _: None)
+    reader(b"".join(json.dumps({"step": step, "loss": step / 2}).encode() + b"\n" for step in steps))
+    return found
+
+
+def test_a_step_that_nobody_told_is_left_out_and_known_to_be() -> None:
+    found = told(1, 2, 4)
+    assert [loss for step, loss in enumerate(found.losses, start=1) if step not in found.untold] == [0.5, 1.0, 2.0]
+    assert found.untold == {3}
+    assert found.lost_steps == 0
+
+
+def test_a_step_that_two_workers_told_counts_once_and_is_not_lost() -> None:
+    assert (told(1, 2, 2, 3).losses, told(1, 2, 2, 3).lost_steps) == ([0.5, 1.0, 1.5], 0)
+
+
+def test_steps_that_are_trained_once_more_are_lost_ones() -> None:
+    assert (told(1, 2, 3, 1, 2).losses, told(1, 2, 3, 1, 2).lost_steps) == ([0.5, 1.0, 1.5], 2)
 
 
 def test_tokens_per_second_count_the_steps_after_the_first() -> None:

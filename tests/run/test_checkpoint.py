@@ -119,7 +119,7 @@ def test_every_damage_to_a_checkpoint_is_noticed(tmp_path: Path) -> None:
     place = tmp_path / "c"
     write(place, snapshot())
     chance = random.Random(0)
-    for name in ("manifest.json", "tensors.safetensors"):
+    for name in ("manifest.json", "tensors-000.safetensors"):
         whole = (place / name).read_bytes()
         for _ in range(60):
             (place / name).write_bytes(_damaged(whole, chance))
@@ -138,8 +138,8 @@ def _damaged(whole: bytes, chance: random.Random) -> bytes:
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     write(tmp_path / "c", snapshot())
-    (tmp_path / "c" / "tensors.safetensors").unlink()
-    with pytest.raises(BadCheckpoint, match=r"tensors\.safetensors is missing"):
+    (tmp_path / "c" / "tensors-000.safetensors").unlink()
+    with pytest.raises(BadCheckpoint, match=r"tensors-000\.safetensors is missing"):
         read(tmp_path / "c")
 
 

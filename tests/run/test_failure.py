@@ -1,13 +1,16 @@
 """What a failure carries, which one is told, and how."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
+import lockstep
 from lockstep.errors import Disagreement, Misuse, WorkerLost
 from lockstep.run import active
 from lockstep.run.launching.failure import (
@@ -15,14 +18,16 @@ from lockstep.run.launching.failure import (
     KILLED,
     RAISED,
     Failure,
+    clear_report,
     first_failure,
     read_report,
     report_path,
     write_report,
 )
-from lockstep.run.launching.frames import Frame
+from lockstep.run.launching.frames import Frame, is_users
 from lockstep.run.launching.telling import render
 
+PACKAGE = Path(lockstep.__file__).parent
 LOG = Path("runs/mnist-3/worker-2.log")
 LOST = WorkerLost(rank=1, step=4, during="reduce", cause="closed")
 words = st.text(st.characters(codec="utf-8"))
@@ -99,6 +104,33 @@ def test_a_disagreement_is_the_failure_of_the_workers_that_disagree():
     disagreement = Disagreement(what="dtype", here=1, mine="float32", there=2, theirs="float64")
     assert not fail(disagreement, rank=1).secondary
     assert fail(disagreement, rank=0).secondary
+
+
+def test_a_worker_is_known_to_its_peers_by_its_rank_now_and_to_people_by_its_slot():
+    disagreement = Disagreement(what="dtype", here=1, mine="float32", there=0, theirs="float64")
+    failure = Failure.of(disagreement, rank=2, step=5, rank_now=1)
+    assert (failure.rank, failure.secondary) == (2, False)
+
+
+def test_a_report_is_cleared_before_the_slot_is_given_to_another_process(tmp_path):
+    write_report(fail(ValueError("yesterday"), rank=2), tmp_path)
+    clear_report(tmp_path, 2)
+    clear_report(tmp_path, 2)
+    assert read_report(tmp_path, 2) is None
+
+
+@pytest.mark.parametrize(
+    ("file", "users"),
+    [
+        ("/home/me/train.py", True),
+        (str(PACKAGE / "programs/demo/train.py"), True),
+        (str(PACKAGE / "gradients/engine.py"), False),
+        (json.__file__, False),
+        ("<string>", False),
+    ],
+)
+def test_a_file_is_the_users_unless_it_belongs_to_python_or_to_lockstep(file, users):
+    assert is_users(file) is users
 
 
 def test_the_frames_are_the_users_and_not_the_librarys():
@@ -183,3 +215,14 @@ def test_a_second_run_in_one_process_is_a_misuse():
     finally:
         active.deactivate(first)
     assert active.current() is None
+
+
+def test_an_allocation_that_failed_tells_how_much_was_asked_for_and_how_much_was_free():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**50, dtype=torch.uint8)
+    message = Failure.of(caught.value, rank=1, step=3).message
+    assert re.match(r"out of memory: 1048576\.0 GiB asked for, \d+\.\d GiB free on this host\. ", message)
+
+
+def test_a_memory_error_of_python_tells_what_was_free():
+    assert re.fullmatch(r"out of memory: \d+\.\d GiB free on this host", fail(MemoryError()).message)

@@ -203,11 +203,19 @@ def test_a_bad_environment_exits_with_3(bench):
 
 
 def test_a_killed_worker_is_named_with_its_signal(bench):
-    code, _, err = bench.run("os.kill(os.getpid(), 9) if rank == 1 else signal.pause()", "-n", "2")
+    killed = "os.kill(os.getpid(), 9) if rank == 1 else signal.pause()"
+    code, _, err = bench.run(killed, "-n", "2", "--fault-budget", "0")
     assert code == 4
     assert err.startswith("✗ worker 1 (pid ")
     assert ") was killed by SIGKILL" in err.splitlines()[0]
     assert "memory" in err
+
+
+def test_a_start_that_costs_a_worker_five_times_is_not_tried_again(bench):
+    code, _, err = bench.run("os.kill(os.getpid(), 9)")
+    assert code == 4
+    assert err.count("the worker starts again, from the newest checkpoint") == 4
+    assert "the start has cost workers in 5 attempts: it would cost the next one too" in err
 
 
 def test_a_worker_that_ends_early_is_no_failure(bench):
@@ -372,4 +380,4 @@ def test_help_and_the_launcher_do_without_torch_and_rich():
 def test_help_lists_the_commands():
     done = subprocess.run([sys.executable, "-m", "lockstep", "--help"], cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0
-    assert all(name in done.stdout for name in ("run", "verify", "bench", "demo"))
+    assert all(name in done.stdout for name in ("run", "scale", "verify", "bench", "demo"))

@@ -364,7 +364,7 @@ def test_a_worker_that_ends_early_is_named_to_those_that_go_on() -> None:
 
 
 def _raises_on_one() -> None:
-    run = lockstep.start()
+    run = lockstep.start(recover=False)
     model, optimizer = parts()
     run.replicate(model, optimizer)
     for x, y in run.lanes((X, Y)):

@@ -72,7 +72,7 @@ def test_store_and_data_go_through_the_interface_that_was_named(wire: str) -> No
 
 
 def _lose_a_worker(wire: str) -> None:
-    run = lockstep.start(lanes=8, seed=3, wire=wire, timeout_s=20.0)
+    run = lockstep.start(lanes=8, seed=3, wire=wire, timeout_s=20.0, recover=False)
     model, optimizer = make(JOB)
     run.replicate(model, optimizer)
     for batch in run.shard(loader_of(JOB)):

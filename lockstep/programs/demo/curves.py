@@ -7,6 +7,8 @@ from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT = 760, 430
 LEFT, RIGHT, TOP, BOTTOM = 64, 740, 74, 376
+LETTER = 8
+"""Wider than most letters of the legend."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,10 @@ def ticks(low: float, high: float, about: int = 6) -> list[float]:
     return [number * step for number in range(first, last + 1)]
 
 
-def draw(curves: Sequence[Curve], title: str, subtitle: str, value_name: str = "loss") -> str:
-    """A picture with axes, a legend and all curves; values that are not finite leave a gap."""
+def draw(
+    curves: Sequence[Curve], title: str, subtitle: str, value_name: str = "loss", marks: Sequence[int] = ()
+) -> str:
+    """A picture with axes, a legend, all curves and a line at each step of `marks`; values not finite leave a gap."""
     across, up = _axes(curves)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
@@ -68,6 +72,7 @@ def draw(curves: Sequence[Curve], title: str, subtitle: str, value_name: str = "
         _text(LEFT, 30, title, 'font-size="17" font-weight="bold"'),
         _text(LEFT, 51, subtitle, 'fill="#666666"'),
         *_grid(across, up, value_name),
+        *(_mark(across.at(step)) for step in marks),
         *(_line(curve, style_of(place), across, up) for place, curve in enumerate(curves)),
         *_legend([curve.label for curve in curves]),
         "</svg>",
@@ -104,6 +109,10 @@ def _grid(across: Axis, up: Axis, value_name: str) -> list[str]:
     return [*parts, _text(22, middle, value_name, turned)]
 
 
+def _mark(x: float) -> str:
+    return f'<line class="mark" x1="{x}" y1="{TOP}" x2="{x}" y2="{BOTTOM}" stroke="#d33a2c" stroke-dasharray="3 3"/>'
+
+
 def _line(curve: Curve, style: Style, across: Axis, up: Axis) -> str:
     words, pen_down = [], False
     for step, value in enumerate(curve.values, start=1):
@@ -114,11 +123,13 @@ def _line(curve: Curve, style: Style, across: Axis, up: Axis) -> str:
 
 
 def _legend(labels: Sequence[str]) -> list[str]:
-    parts = [f'<rect x="{RIGHT - 160}" y="{TOP + 2}" width="160" height="{24 * len(labels) + 4}" fill="#ffffff"/>']
+    width = 88 + LETTER * max(map(len, labels))
+    left = RIGHT - width
+    parts = [f'<rect x="{left}" y="{TOP + 2}" width="{width}" height="{24 * len(labels) + 4}" fill="#ffffff"/>']
     for place, label in enumerate(labels):
         y = TOP + 16 + 24 * place
-        parts.append(f'<path d="M{RIGHT - 150} {y}H{RIGHT - 100}" {_stroke(style_of(place))}/>')
-        parts.append(_text(RIGHT - 90, y + 4, label, 'class="legend"'))
+        parts.append(f'<path d="M{left + 10} {y}H{left + 60}" {_stroke(style_of(place))}/>')
+        parts.append(_text(left + 70, y + 4, label, 'class="legend"'))
     return parts
 
 

@@ -15,7 +15,9 @@ from rich.text import Text
 
 from lockstep.errors import BadEnvironment
 from lockstep.programs.demo.curves import Curve, draw
-from lockstep.programs.demo.result import Result, listed, workers
+from lockstep.programs.demo.kill_report import as_json as disturbed_as_json
+from lockstep.programs.demo.kill_report import section, show_disturbed
+from lockstep.programs.demo.result import Result, Verdict, listed, workers
 from lockstep.programs.demo.show import Demonstration
 from lockstep.version import VERSION
 
@@ -32,7 +34,7 @@ def write_report(demo: Demonstration, out: Path) -> Path:
 
 
 def show_report(demo: Demonstration, console: Console) -> None:
-    """The table, the verdict and what the model writes, on the terminal."""
+    """The tables, the verdicts and what the model writes, on the terminal."""
     colour = "green" if demo.verdict.equal else "red"
     table = Table(*(Column(name, justify="right") for name in COLUMNS))
     for result in demo.results:
@@ -40,8 +42,10 @@ def show_report(demo: Demonstration, console: Console) -> None:
         table.add_row(*numbers, f"[{colour}]{digest[:16]}…[/]")
     console.print()
     console.print(table)
-    mark = "✓" if demo.verdict.equal else "✗"
-    console.print(f"[bold {colour}]{mark} {escape(demo.verdict.sentence)}[/]", highlight=False)
+    if demo.disturbed is not None:
+        show_disturbed(demo.disturbed, console)
+    for verdict in demo.verdicts:
+        _show_verdict(verdict, console)
     console.print(f"\nAfter {demo.recipe.steps} steps {_each(demo)} writes:\n", highlight=False)
     console.print(Padding(Text(readable(demo.results[0].written), style="cyan"), (0, 0, 1, 4)))
 
@@ -50,13 +54,14 @@ def as_json(demo: Demonstration) -> dict[str, Any]:
     """Everything that was measured, as JSON values."""
     recipe = demo.recipe
     return {
-        "equal": demo.verdict.equal,
-        "sentence": demo.verdict.sentence,
+        "equal": demo.equal,
+        "sentence": " ".join(verdict.sentence for verdict in demo.verdicts),
         "steps": recipe.steps,
         "lanes": recipe.lanes,
         "seed": recipe.seed,
         "machine": machine(demo.results[0]),
         "runs": [_run_as_json(result) for result in demo.results],
+        **({} if demo.disturbed is None else {"disturbed": disturbed_as_json(demo.disturbed)}),
     }
 
 
@@ -66,7 +71,7 @@ def page(demo: Demonstration) -> str:
     about = first.about
     return f"""# lockstep demo: {_counts(demo)} workers
 
-**{demo.verdict.sentence}**
+{_sentences(demo)}
 
 A GPT with {about["parameters"]:,} parameters learned the text of Python's standard library, byte by byte:
 {recipe.steps} steps of {recipe.batch_size} windows with {recipe.context} bytes each, {recipe.lanes} lanes,
@@ -84,7 +89,7 @@ the first and the last step, held-out that on text not seen. More workers than c
 SHA-256 over all parameters and the optimizer's state after the last step:
 
 {_digests(demo.results)}
-
+{"" if demo.disturbed is None else section(demo.disturbed)}
 ## What the model writes
 
 {textwrap.indent(readable(first.written), "    ")}
@@ -98,8 +103,13 @@ SHA-256 over all parameters and the optimizer's state after the last step:
 def picture(demo: Demonstration) -> str:
     """The loss curves in SVG."""
     curves = [Curve(workers(result.num_workers), result.losses) for result in demo.results]
-    together = "All curves lie on one another, bit for bit." if demo.verdict.equal else "The runs differ."
-    return draw(curves, f"Training loss on {_counts(demo)} workers", together, "loss (nats per byte)")
+    kills = () if demo.disturbed is None else demo.disturbed.kills
+    if demo.disturbed is not None:
+        label = f"{workers(demo.disturbed.result.num_workers)}, {len(kills)} killed"
+        curves.append(Curve(label, demo.disturbed.result.losses))
+    together = "All curves lie on one another, bit for bit." if demo.equal else "The runs differ."
+    marks = [kill.victim.step for kill in kills]
+    return draw(curves, f"Training loss on {_counts(demo)} workers", together, "loss (nats per byte)", marks)
 
 
 def row(result: Result) -> tuple[str, ...]:
@@ -131,6 +141,11 @@ def readable(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter == "\n" else "�" for letter in text)
 
 
+def _show_verdict(verdict: Verdict, console: Console) -> None:
+    mark, colour = ("✓", "green") if verdict.equal else ("✗", "red")
+    console.print(f"[bold {colour}]{mark} {escape(verdict.sentence)}[/]", highlight=False)
+
+
 def _run_as_json(result: Result) -> dict[str, Any]:
     return {
         "workers": result.num_workers,
@@ -149,13 +164,18 @@ def _counts(demo: Demonstration) -> str:
 
 
 def _each(demo: Demonstration) -> str:
-    return "each of them" if demo.verdict.equal and len(demo.results) > 1 else "the first"
+    compared = len(demo.results) > 1 or demo.disturbed is not None
+    return "each of them" if compared and demo.equal else "the first"
 
 
 def _markdown_table(results: Sequence[Result]) -> str:
     lines = [COLUMNS, ("---:",) * (len(COLUMNS) - 1) + ("---",)]
     lines += [(*row(result)[:-1], f"`{result.digest[:16]}…`") for result in results]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _sentences(demo: Demonstration) -> str:
+    return "\n".join(f"**{verdict.sentence}**" for verdict in demo.verdicts)
 
 
 def _digests(results: Sequence[Result]) -> str:

@@ -1,6 +1,7 @@
 """What one run of the demo came to, read from the lines its worker prints, and what several show. Pure."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +9,11 @@ from typing import Any
 
 @dataclass
 class Result:
-    """One run. `seconds` is all of it, `training_s` from the first step's end to the last one's."""
+    """One run. `seconds` is all of it.
+
+    The loss of a step that nobody told is NaN: a worker may be killed after a step and before it could say so.
+    `lost_steps` counts the steps that were trained again after a later one had been told.
+    """
 
     num_workers: int
     tokens_per_step: int
@@ -18,6 +23,8 @@ class Result:
     end: dict[str, Any] = field(default_factory=dict)
     first_step_s: float = 0.0
     last_step_s: float = 0.0
+    untold: set[int] = field(default_factory=set)
+    lost_steps: int = 0
 
     @property
     def complete(self) -> bool:
@@ -63,8 +70,8 @@ class Reader:
 
     def _read(self, line: str) -> None:
         match _facts(line):
-            case {"step": _, "loss": float(loss)}:
-                self._note_step(loss)
+            case {"step": int(step), "loss": float(loss)}:
+                self._note_step(step, loss)
             case {"about": dict(about)}:
                 self._result.about = about
             case {"end": dict(end)}:
@@ -72,12 +79,17 @@ class Reader:
             case _:
                 self._other(line)
 
-    def _note_step(self, loss: float) -> None:
+    def _note_step(self, step: int, loss: float) -> None:
         result = self._result
         result.last_step_s = self._clock()
         if not result.losses:
             result.first_step_s = result.last_step_s
-        result.losses.append(loss)
+        result.lost_steps += step < len(result.losses)
+        for untold in range(len(result.losses) + 1, step + 1):
+            result.untold.add(untold)
+            result.losses.append(math.nan)
+        result.untold.discard(step)
+        result.losses[step - 1] = loss
         self._stepped(result)
 
 
@@ -110,6 +122,21 @@ def judge(results: Sequence[Result]) -> Verdict:
     )
 
 
+def judge_disturbed(undisturbed: Result, disturbed: Result, num_kills: int) -> Verdict:
+    """Whether a run whose workers were killed trained the model of the one in peace. Nobody killed shows nothing."""
+    if num_kills == 0:
+        return Verdict(False, "Nobody was killed before the end, so nothing was shown: give more --steps.")
+    lost = "1 worker was killed" if num_kills == 1 else f"{num_kills} workers were killed"
+    difference = _difference(undisturbed, disturbed)
+    if difference:
+        return Verdict(
+            False,
+            f"{lost}, and another model was trained than in peace: {difference}. This breaks lockstep's promise: "
+            "please report it, with the report's folder.",
+        )
+    return Verdict(True, f"{lost}, and the same model was trained as in peace, bit for bit.")
+
+
 def workers(count: int) -> str:
     return f"{count} worker" if count == 1 else f"{count} workers"
 
@@ -122,8 +149,9 @@ def listed(words: Sequence[str]) -> str:
 def _difference(one: Result, other: Result) -> str | None:
     if len(one.losses) != len(other.losses):
         return f"one made {len(one.losses)} steps, the other {len(other.losses)}"
+    untold = one.untold | other.untold
     for step, (mine, theirs) in enumerate(zip(one.losses, other.losses, strict=True), start=1):
-        if repr(mine) != repr(theirs):  # as text, because NaN is not equal to itself
+        if step not in untold and repr(mine) != repr(theirs):  # as text, because NaN is not equal to itself
             return f"their losses differ from step {step} on, {mine!r} and {theirs!r}"
     if one.digest != other.digest:
         return f"their digests are {one.digest[:16]} and {other.digest[:16]}"

@@ -1,7 +1,8 @@
 """The script that `lockstep demo` runs on one, two and three workers: a small GPT learns to write Python.
 
-It is what you would write yourself. Nothing in it depends on the number of workers. What it prints, one JSON
-object a line, is what the demo's progress bar and report are made of.
+It is what you would write yourself. Nothing in it depends on the number of workers, or on whether some of them are
+killed: `run.epochs` is where a replacement finds its place. What it prints, one JSON object a line, is what the
+demo's progress bar and report are made of.
 """
 
 import json
@@ -36,18 +37,19 @@ def main(recipe: Recipe) -> None:
     loader = run.shard(DataLoader(windows, recipe.batch_size, sampler=shuffled))
     tell(run, about={"torch": torch.__version__, "parameters": count_parameters(model)})
 
-    for batch in loader:
-        for share in run.lanes(batch):
-            run.backward(token_loss(model, share))
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-        tell(run, step=run.step, loss=run.loss)
+    for _ in run.epochs(1):
+        for batch in loader:
+            for share in run.lanes(batch):
+                run.backward(token_loss(model, share))
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            tell(run, step=run.step, loss=run.loss)
 
     held_out_loss = evaluate(run, model, Windows(held_out, recipe.context), recipe.batch_size)
     written = write(model, "def ", recipe.written_bytes, seed=recipe.seed)
-    tell(run, end={"digest": run.digest(), "held_out_loss": held_out_loss, "written": written})
+    tell(run, end={"steps": run.step, "digest": run.digest(), "held_out_loss": held_out_loss, "written": written})
 
 
 def rate(step: int, num_steps: int) -> float:

@@ -14,6 +14,8 @@ class Place:
 
     `listen_fd` is a socket that already listens at `address:port`, handed down by the launcher to worker 0.
     `agent_store` says that the launcher itself hosts the store there. Port 0: there is nobody to meet.
+    `slot` is the number under which `lockstep run` launched this worker. `doors` (slot and port of each living
+    member) are given to a worker that comes later: it asks there to be admitted, and founds nothing.
     """
 
     launcher: str
@@ -22,6 +24,8 @@ class Place:
     port: int
     listen_fd: int | None = None
     agent_store: bool = False
+    slot: int | None = None
+    doors: tuple[tuple[int, int], ...] = ()
 
 
 def check_world(world: World, rank_name: str, size_name: str) -> World:

@@ -1,6 +1,8 @@
-"""`lockstep run`: starts the workers of a job on this host, watches them, and tells one story of how they ended.
+"""`lockstep run`: starts the workers of a job on this host, looks after them, and tells one story of how they ended.
 
-`launch` runs a `job` with a `crew` of `process`es; `worker` is what each process runs; `failure`, `frames` and
-`telling` make one story of what went wrong; `guard` ends what a killed launcher leaves behind. Nothing here imports
-torch.
+Decided without a process: `supervision` (who is replaced, when everything starts again, when it is over), `lateness`
+(who is late, hung or stopped) and `telling` (how that is said). Done: `launch` runs a `job` with a `supervisor`, which
+follows a `crew` of `process`es and `spares`, and a `lookout` that watches them. `worker` and `spare` are what the
+processes run; they write the `status` page and reports of `failure`. `guard` ends what a killed launcher leaves
+behind, and `scaling` is how somebody else reaches the launcher. Nothing here imports torch, except a spare.
 """

@@ -1,4 +1,4 @@
-"""The workers of one launch, from their start until nothing of them is left."""
+"""The processes of one launch, from their start until nothing of them is left."""
 
 import os
 import selectors
@@ -11,14 +11,18 @@ from functools import partial
 from types import TracebackType
 
 from lockstep.errors import BadEnvironment
-from lockstep.run.environments.lockstep_run import Bootstrap
+from lockstep.run.environments.lockstep_run import PARENT_PID, Bootstrap, Doors
 from lockstep.run.environments.place import LOOPBACK
-from lockstep.run.launching.failure import read_report
+from lockstep.run.launching.failure import clear_report, read_report
 from lockstep.run.launching.guard import Guard
-from lockstep.run.launching.job import Job
-from lockstep.run.launching.output import Tee, clear_earlier, open_log, write_all
+from lockstep.run.launching.job import RESUME, Job
+from lockstep.run.launching.output import Logs, Tee, clear_earlier, write_all
 from lockstep.run.launching.process import WorkerProcess, await_end, members
-from lockstep.run.launching.signals import Signals
+from lockstep.run.launching.scaling import Registered
+from lockstep.run.launching.signals import SCALE, Signals
+from lockstep.run.launching.spares import Spares
+from lockstep.run.launching.status import StatusPage, StatusRow
+from lockstep.run.launching.supervision import speaking_slot
 
 # Children of an ended worker get this long to end by themselves: Python's resource tracker needs a moment to
 # remove the shared memory that its process left.
@@ -27,47 +31,37 @@ KILL_WAIT_S = 5.0
 
 
 class Crew:
-    """Owns the workers of one launch: starts them, follows them, and clears them away.
+    """Owns the processes of one launch: starts them, follows them, and clears them away.
 
-    What happened is read from `workers` (see `WorkerProcess.exit_status`), `reported` (the ranks that wrote
-    a report of their failure and are on their way out) and `interrupts` (the signals that came to us).
+    `wait` follows them. What happened meanwhile stands in `reported` and `ended` (to be taken from there), in
+    `interrupts` (Ctrl-C and SIGTERM) and `scale_asked`. `running` has every worker whose process has not ended.
     """
 
     def __init__(self, job: Job, inherited: Mapping[str, str], show: Callable[[bytes], None]) -> None:
         self._job, self._inherited, self._show = job, inherited, show
-        self.workers: list[WorkerProcess] = []
-        self.reported: set[int] = set()
+        self.running: dict[int, WorkerProcess] = {}
+        self.reported: list[WorkerProcess] = []
+        self.ended: list[WorkerProcess] = []
         self.interrupts: list[signal.Signals] = []
-
-    @property
-    def running(self) -> list[WorkerProcess]:
-        return [worker for worker in self.workers if worker.exit_status is None]
-
-    @property
-    def failed(self) -> list[WorkerProcess]:
-        return [worker for worker in self.workers if worker.exit_status or worker.rank in self.reported]
-
-    def until(self, reached: Callable[[], object], within_s: float | None = None) -> bool:
-        """Follows the workers until `reached()` is true; False when `within_s` has passed first."""
-        deadline = None if within_s is None else time.monotonic() + within_s
-        while not reached():
-            left_s = None if deadline is None else deadline - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                return False
-            for key, _ in self._selector.select(left_s):
-                key.data()
-        return True
+        self.scale_asked = False
+        self._past: list[WorkerProcess] = []
+        self._speaker: WorkerProcess | None = None
+        self._ports = (0, 0)
+        self._extra: dict[str, str] = {}
 
     def __enter__(self) -> "Crew":
         with ExitStack() as owned:
             self._signals = owned.enter_context(Signals())
+            owned.enter_context(Registered(self._job.run_dir))
             self._guard = owned.enter_context(Guard())
             self._selector = owned.enter_context(selectors.DefaultSelector())
+            self._page = owned.enter_context(StatusPage())
             clear_earlier(self._job.run_dir)
-            self._open_output(owned)
-            owned.callback(self._clear_away)
-            self._selector.register(self._signals, selectors.EVENT_READ, self._interrupted)
-            self._start_all()
+            self._logs = owned.enter_context(closing(Logs(self._job.run_dir)))
+            self._open_notices(owned)
+            owned.callback(self.clear_away)
+            self.spares = owned.enter_context(closing(Spares(self._job.spares, self._guard, self._start_spare)))
+            self._selector.register(self._signals, selectors.EVENT_READ, self._signalled)
             self._owned = owned.pop_all()
         return self
 
@@ -76,88 +70,175 @@ class Crew:
     ) -> None:
         self._owned.close()
 
-    def _open_output(self, owned: ExitStack) -> None:
-        self._logs = []
-        for rank in range(self._job.num_workers):
-            self._logs.append(open_log(self._job.run_dir, rank))
-            owned.callback(os.close, self._logs[rank])
-        self._screen = owned.enter_context(closing(Tee(self._logs[0], self._show)))
-        self._selector.register(self._screen, selectors.EVENT_READ, self._pump)
-        self._notices, self._notice_fd = os.pipe()
-        owned.callback(os.close, self._notices)
-        self._selector.register(self._notices, selectors.EVENT_READ, self._noticed)
+    def found(self, num_workers: int, resume: str | None = None) -> None:
+        """Starts the workers that found the run, together. `resume` goes over the job's own word."""
+        self._extra = {} if resume is None else {RESUME: resume}
+        with socket.create_server((LOOPBACK, 0), backlog=max(128, num_workers)) as listener:
+            self._ports = (listener.getsockname()[1], _free_port())
+            for slot in range(num_workers):
+                self._make_room(slot)
+                # Worker 0 alone inherits the listening socket.
+                boot = self._boot(slot, listen_fd=listener.fileno() if slot == 0 else None)
+                self._start(boot, self._variables(boot, num_workers), self._logs.of(slot))
+        self._let_speak(self.running[0])
 
-    def _start_all(self) -> None:
-        try:
-            with socket.create_server((LOOPBACK, 0), backlog=max(128, self._job.num_workers)) as listener:
-                free_port = _free_port()
-                for rank in range(self._job.num_workers):
-                    self._start(rank, listener, free_port)
-        finally:
-            os.close(self._notice_fd)
-            os.close(self._screen.writer)
+    def join(self, slot: int, doors: Doors, num_workers: int) -> None:
+        """Starts a worker that asks the members behind the doors to admit it: a spare, if there is one."""
+        boot = self._boot(slot, doors=doors)
+        variables = self._variables(boot, num_workers)
+        self._make_room(slot)
+        log_fd = self._logs.of(slot)
+        spare = self.spares.take(variables)
+        if spare is None:
+            self._start(boot, variables, log_fd)
+            return
+        spare.slot, spare.tee.log_fd = slot, log_fd
+        self._follow(spare)
+        self.spares.fill()
 
-    def _start(self, rank: int, listener: socket.socket, free_port: int) -> None:
-        """Worker 0 alone inherits the listening socket, and alone writes to the screen."""
-        handed_down = [self._notice_fd, *([listener.fileno()] if rank == 0 else [])]
-        boot = Bootstrap(
-            rank=rank,
+    def wait(self, within_s: float) -> None:
+        """Follows the workers until something happens, for `within_s` at most."""
+        for key, _ in self._selector.select(max(0.0, within_s)):
+            key.data()
+        self._sweep()
+
+    def row(self, slot: int) -> StatusRow:
+        """What the worker in `slot`, or the last one there, says of itself on the status page."""
+        return self._page.row(slot)
+
+    def dismiss(self, slot: int) -> None:
+        """Ends a worker at once; its end will be seen as every other."""
+        if slot in self.running:
+            self.running[slot].send_to_group(signal.SIGKILL)
+
+    def clear_away(self) -> None:
+        """Afterwards no process of any worker's group is left, and every log is whole."""
+        ended = {worker.group for worker in self._past}
+        await_end(set(members(ended)) - ended, STRAY_GRACE_S)
+        everyone = [*self._past, *self.running.values()]
+        pids = members({worker.group for worker in everyone})
+        for worker in everyone:
+            worker.send_to_group(signal.SIGKILL)
+        await_end(pids, KILL_WAIT_S)
+        for worker in list(self.running.values()):
+            self._see_off(worker)
+        for worker in everyone:
+            self._put_away(worker)
+        self.ended, self.reported = [], []
+
+    def _boot(self, slot: int, listen_fd: int | None = None, doors: Doors = ()) -> Bootstrap:
+        return Bootstrap(
+            rank=slot,
             parent_pid=os.getpid(),
             run_dir=self._job.run_dir.absolute(),
             notice_fd=self._notice_fd,
-            listen_fd=listener.fileno() if rank == 0 else None,
+            listen_fd=listen_fd,
+            status_fd=self._page.fd,
+            doors=doors,
         )
-        variables = self._job.variables(self._inherited, boot, listener.getsockname()[1], free_port)
-        output = self._screen.writer if rank == 0 else self._logs[rank]
+
+    def _variables(self, boot: Bootstrap, num_workers: int) -> dict[str, str]:
+        return {**self._extra, **self._job.variables_of_one(boot, num_workers, *self._ports)}
+
+    def _start(self, boot: Bootstrap, variables: Mapping[str, str], log_fd: int) -> None:
+        everyones = self._job.variables_of_all(self._inherited)
+        handed_down = [self._notice_fd, self._page.fd, *([] if boot.listen_fd is None else [boot.listen_fd])]
+        tee = Tee(self._show, log_fd)
         try:
-            worker = WorkerProcess.start(rank, self._job.command(), variables, output, handed_down)
+            worker = WorkerProcess.start(self._job.command(), {**everyones, **variables}, tee, handed_down, boot.slot)
         except OSError as error:
-            raise BadEnvironment(f"worker {rank} cannot be started: {error.strerror}") from error
+            raise BadEnvironment(f"worker {boot.slot} cannot be started: {error.strerror}") from error
         self._guard.note(worker.group)
-        self.workers.append(worker)
+        self._follow(worker)
+
+    def _start_spare(self, part_fd: int) -> WorkerProcess:
+        variables = {**self._job.variables_of_all(self._inherited), PARENT_PID: str(os.getpid())}
+        handed_down = [part_fd, self._notice_fd, self._page.fd]
+        return WorkerProcess.start(self._job.spare_command(part_fd), variables, Tee(self._show), handed_down)
+
+    def _make_room(self, slot: int) -> None:
+        """Nothing that an earlier worker in the slot left is taken for the new one's, and it is gone itself."""
+        if (dismissed := self.running.get(slot)) is not None:
+            dismissed.send_to_group(signal.SIGKILL)
+            await_end([dismissed.pid], KILL_WAIT_S)
+            self._see_off(dismissed)
+        self._page.clear(slot)
+        clear_report(self._job.run_dir, slot)
+
+    def _follow(self, worker: WorkerProcess) -> None:
+        self.running[worker.slot] = worker
         self._selector.register(worker.pidfd, selectors.EVENT_READ, partial(self._ended, worker))
+        self._selector.register(worker.tee, selectors.EVENT_READ, partial(self._pump, worker))
 
     def _ended(self, worker: WorkerProcess) -> None:
+        self._see_off(worker)
+        worker.send_to_group(signal.SIGTERM)
+        self.ended.append(worker)
+
+    def _see_off(self, worker: WorkerProcess) -> None:
+        """The worker is of the past; what it wrote is passed on, and its traceback is in the log.
+
+        The traceback goes to the log alone: the speaker's stderr is the screen, where it is told in short.
+        """
         self._selector.unregister(worker.pidfd)
         worker.note_end()
-        worker.send_to_group(signal.SIGTERM)
-        if worker.rank == 0:
-            self._screen.drain()
+        self._settle_speaker()
+        worker.tee.drain()
+        report = read_report(self._job.run_dir, worker.slot)
+        if report is not None and report.pid == worker.pid and worker.tee.log_fd is not None:
+            write_all(worker.tee.log_fd, report.traceback.encode())
+        del self.running[worker.slot]
+        self._past.append(worker)
 
-    def _pump(self) -> None:
-        if not self._screen.pump():
-            self._selector.unregister(self._screen)
+    def _sweep(self) -> None:
+        """Clears away what ended workers left, once it had its moment to end by itself."""
+        due_s = time.monotonic() - STRAY_GRACE_S
+        for worker in [worker for worker in self._past if worker.ended_s <= due_s]:
+            worker.send_to_group(signal.SIGKILL)
+            if set(members({worker.group})) <= {worker.pid}:
+                self._put_away(worker)
+
+    def _put_away(self, worker: WorkerProcess) -> None:
+        self._past.remove(worker)
+        worker.tee.drain()
+        if worker.tee in self._selector.get_map():
+            self._selector.unregister(worker.tee)
+        self._guard.clear(worker.group)
+        worker.reap()
+
+    def _pump(self, worker: WorkerProcess) -> None:
+        self._settle_speaker()
+        if not worker.tee.pump():
+            self._selector.unregister(worker.tee)
+
+    def _settle_speaker(self) -> None:
+        """The member with rank 0 speaks. Before there is one, and while there is none, it is whoever did so last."""
+        slot = speaking_slot({slot: self._page.row(slot) for slot in self.running})
+        if slot is not None and self.running[slot] is not self._speaker:
+            self._let_speak(self.running[slot])
+
+    def _let_speak(self, worker: WorkerProcess) -> None:
+        if self._speaker is not None and self._speaker in (*self.running.values(), *self._past):
+            self._speaker.tee.drain()
+            self._speaker.tee.shown = False
+        self._speaker = worker
+        worker.tee.shown = True
+
+    def _open_notices(self, owned: ExitStack) -> None:
+        self._notices, self._notice_fd = os.pipe()
+        for fd in (self._notices, self._notice_fd):
+            owned.callback(os.close, fd)
+        self._selector.register(self._notices, selectors.EVENT_READ, self._noticed)
 
     def _noticed(self) -> None:
-        """Workers write their rank here when their report lies in the folder."""
-        words = os.read(self._notices, 4096).split()
-        self.reported.update(map(int, words))
-        if not words:
-            self._selector.unregister(self._notices)
+        """Workers write their process's number here when their report lies in the folder."""
+        pids = set(map(int, os.read(self._notices, 4096).split()))
+        self.reported += [worker for worker in self.running.values() if worker.pid in pids]
 
-    def _interrupted(self) -> None:
-        self.interrupts += self._signals.take()
-
-    def _clear_away(self) -> None:
-        """Afterwards no process of any worker's group is left, and every log is whole."""
-        ended = {worker.group for worker in self.workers if worker.exit_status is not None}
-        await_end(set(members(ended)) - ended, STRAY_GRACE_S)
-        everyone = members({worker.group for worker in self.workers})
-        for worker in self.workers:
-            worker.send_to_group(signal.SIGKILL)
-        await_end(everyone, KILL_WAIT_S)
-        for worker in self.workers:
-            self._guard.clear(worker.group)
-            worker.reap()
-        self._screen.drain()
-        for worker in self.workers:
-            self._log_traceback(worker)
-
-    def _log_traceback(self, worker: WorkerProcess) -> None:
-        """The traceback goes to the log alone: worker 0's stderr is the screen, where it is told in short."""
-        report = read_report(self._job.run_dir, worker.rank)
-        if report is not None:
-            write_all(self._logs[worker.rank], report.traceback.encode())
+    def _signalled(self) -> None:
+        signals = self._signals.take()
+        self.scale_asked |= SCALE in signals
+        self.interrupts += [signum for signum in signals if signum != SCALE]
 
 
 def _free_port() -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lockstep.errors import Disagreement, WorkerLost
 from lockstep.run.launching.frames import Frame, original, user_frames, user_traceback
+from lockstep.run.launching.memory import told_with_memory
 
 RAISED, KILLED, EXITED = "raised", "killed", "exited"
 
@@ -18,8 +19,9 @@ class Failure:
     """One worker's failure.
 
     `how` is RAISED (then `kind` is the exception's class), KILLED (`kind` is the signal) or EXITED (`kind` is
-    the exit code). `secondary` says that it only tells of another worker's failure. `time_s` is on the host's
-    monotonic clock, which all its processes share. `traceback` is the whole story, for the log.
+    the exit code). `rank` is the worker's slot, its name for people. `secondary` says that it only tells of another
+    worker's failure. `time_s` is on the host's monotonic clock, which all its processes share. `traceback` is the
+    whole story, for the log.
     """
 
     rank: int
@@ -34,16 +36,19 @@ class Failure:
     traceback: str = ""
 
     @classmethod
-    def of(cls, exception: BaseException, rank: int, step: int | None) -> "Failure":
-        """The failure of the worker `rank`, which `exception` ended just now."""
+    def of(cls, exception: BaseException, rank: int, step: int | None, rank_now: int | None = None) -> "Failure":
+        """The failure of the worker `rank`, which `exception` ended just now.
+
+        `rank_now` is its number among the present members, by which they call each other, where it differs.
+        """
         kind, message = original(type(exception).__name__, str(exception))
         return cls(
             rank=rank,
             step=step,
             kind=kind,
-            message=message,
+            message=told_with_memory(kind, message),
             frames=user_frames(exception),
-            secondary=_tells_of_another(exception, rank),
+            secondary=_tells_of_another(exception, rank if rank_now is None else rank_now),
             time_s=time.monotonic(),
             pid=os.getpid(),
             traceback=user_traceback(exception),
@@ -76,6 +81,11 @@ def read_report(folder: Path, rank: int) -> Failure | None:
         return Failure.from_json(report_path(folder, rank).read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, KeyError):
         return None
+
+
+def clear_report(folder: Path, rank: int) -> None:
+    """What an earlier worker reported under this number is gone."""
+    report_path(folder, rank).unlink(missing_ok=True)
 
 
 def first_failure(failures: Iterable[Failure]) -> Failure:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 _STDLIB = os.path.dirname(os.__file__)
-_PACKAGE = str(Path(__file__).parent.parent)
-_WORKER = str(Path(__file__).with_name("worker.py"))
+_PACKAGE = str(Path(__file__).parents[2])
+_PROGRAMS = str(Path(__file__).parents[2] / "programs")  # scripts that come with lockstep are scripts all the same
+_LAUNCHING = str(Path(__file__).parent)
 _INSTALLED = ("site-packages", "dist-packages")
 _MOST = 3
 
@@ -56,7 +57,7 @@ def original(kind: str, message: str) -> tuple[str, str]:
 
 
 def _leads_to_script(file: str) -> bool:
-    return file == _WORKER or "runpy" in file
+    return file.startswith(_LAUNCHING + os.sep) or "runpy" in file
 
 
 def _frame(call: traceback.FrameSummary) -> Frame:
@@ -72,11 +73,14 @@ def _printed_frames(message: str) -> list[Frame]:
 
 
 def _keep_users(calls: list[Frame]) -> tuple[Frame, ...]:
-    users = [call for call in calls if _is_users(call.file)]
+    users = [call for call in calls if is_users(call.file)]
     return tuple((users or calls)[-_MOST:])
 
 
-def _is_users(file: str) -> bool:
-    if file.startswith(("<frozen ", _STDLIB + os.sep, _PACKAGE + os.sep)):
+def is_users(file: str) -> bool:
+    """Whether a file is the user's: none of Python's library, of an installed package, or of lockstep."""
+    if file.startswith(_PROGRAMS + os.sep):
+        return True
+    if file.startswith(("<", _STDLIB + os.sep, _PACKAGE + os.sep)):
         return False
     return not any(part in _INSTALLED for part in Path(file).parts)

@@ -9,12 +9,24 @@ from lockstep.run.environments import lockstep_run
 from lockstep.run.environments.lockstep_run import Bootstrap
 
 # A launcher further out may have set these; its words are not true for our workers.
-_NOT_INHERITED = (lockstep_run.LISTEN_FD, "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID")
+_NOT_INHERITED = (
+    lockstep_run.LISTEN_FD,
+    lockstep_run.STATUS_FD,
+    lockstep_run.DOORS,
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_RUN_ID",
+)
+RESUME = "LOCKSTEP_RESUME"
+ASSIGNMENT = "LOCKSTEP_ASSIGNMENT"
 
 
 @dataclass(frozen=True)
 class Job:
-    """A program and the workers that shall run it. `environment` holds extra variables for all of them."""
+    """A program and the workers that shall run it. `environment` holds extra variables for all of them.
+
+    `fault_budget` lost workers are borne; `spares` processes stand by to take their places. `resume` ("auto", "never"
+    or a path) and the words on checkpoints go over those of the script.
+    """
 
     program: str
     run_dir: Path
@@ -26,30 +38,51 @@ class Job:
     seed: int | None = None
     assignment: tuple[tuple[int, ...], ...] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    fault_budget: int = 0
+    spares: int = 0
+    resume: str | None = None
+    checkpoints: Path | None = None
+    checkpoint_every: str | None = None
+    checkpoint_keep: int | None = None
 
     def command(self) -> list[str]:
-        kind = ["--module"] if self.module else []
-        return [sys.executable, "-m", "lockstep.run.launching.worker", *kind, self.program, *self.arguments]
+        return [sys.executable, "-m", "lockstep.run.launching.worker", *self._program()]
 
-    def variables(self, inherited: Mapping[str, str], boot: Bootstrap, port: int, free_port: int) -> dict[str, str]:
-        """All variables of one worker: the user's, then the job's extra ones, then what the launch fixes."""
+    def spare_command(self, part_fd: int) -> list[str]:
+        return [sys.executable, "-m", "lockstep.run.launching.spare", str(part_fd), *self._program()]
+
+    def variables_of_all(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """The variables that every worker has: the user's, then the job's extra ones, then what the launch fixes."""
         kept = {name: value for name, value in inherited.items() if name not in _NOT_INHERITED}
         return {
             "OMP_NUM_THREADS": "1",  # where neither the user nor the job tells another number
+            "TORCH_CPP_LOG_LEVEL": "ERROR",  # its store warns at length of every worker that goes; we tell it shorter
             **kept,
             **self.environment,
             **self._settings(),
-            **lockstep_run.variables(boot, self.num_workers, port, free_port),
         }
+
+    def variables_of_one(self, boot: Bootstrap, num_workers: int, port: int, free_port: int) -> dict[str, str]:
+        """The variables of one worker among `num_workers`. Lanes given out by hand are for the number asked for."""
+        variables = lockstep_run.variables(boot, num_workers, port, free_port)
+        fits = self.assignment is None or num_workers == self.num_workers
+        return variables if fits else {**variables, ASSIGNMENT: ""}
+
+    def _program(self) -> list[str]:
+        return [*(["--module"] if self.module else []), self.program, *self.arguments]
 
     def _settings(self) -> dict[str, str]:
         settings = {
             "LOCKSTEP_LANES": self.lanes,
             "LOCKSTEP_SEED": self.seed,
-            "LOCKSTEP_ASSIGNMENT": None if self.assignment is None else write_assignment(self.assignment),
+            ASSIGNMENT: None if self.assignment is None else write_assignment(self.assignment),
             "LOCKSTEP_THREADS": self.threads,
             "OMP_NUM_THREADS": self.threads,
             "MKL_NUM_THREADS": self.threads,
+            RESUME: self.resume,
+            "LOCKSTEP_CHECKPOINTS": None if self.checkpoints is None else self.checkpoints.absolute(),
+            "LOCKSTEP_CHECKPOINT_EVERY": self.checkpoint_every,
+            "LOCKSTEP_CHECKPOINT_KEEP": self.checkpoint_keep,
             "PYTHONUNBUFFERED": 1,
         }
         return {name: str(value) for name, value in settings.items() if value is not None}

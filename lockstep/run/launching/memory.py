@@ -1,8 +1,27 @@
-"""Whether the kernel killed something here because memory ran out."""
+"""Memory that ran out: whether the kernel killed something for it, and what an exception should tell of it."""
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
+_RECENT_S = 2.0
 _CGROUPS = Path("/sys/fs/cgroup")
+_ALLOCATION = re.compile("can't allocate memory|unable to allocate|out of memory|bad_alloc", re.IGNORECASE)
+_ASKED = re.compile(r"tried to allocate (\d+) bytes")
+
+
+class MemoryKills:
+    """Whether the kernel killed something for memory just now. To be asked a few times a second."""
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count, self._counted, self._grew_s = count, count(), float("-inf")
+
+    def recent(self, now_s: float) -> bool:
+        """Whether the count has grown in the last moments: a large process takes some time to be gone."""
+        before, self._counted = self._counted, self._count()
+        if self._counted > before:
+            self._grew_s = now_s
+        return now_s - self._grew_s < _RECENT_S
 
 
 def count_memory_kills() -> int:
@@ -18,3 +37,27 @@ def count_memory_kills() -> int:
 def _oom_kills(events: str) -> int:
     counts = dict(line.split() for line in events.splitlines())
     return int(counts.get("oom_kill", 0))
+
+
+def told_with_memory(kind: str, message: str) -> str:
+    """The message of an exception; if memory had run out, led by how much was asked for and how much was free."""
+    if kind not in ("MemoryError", "OutOfMemoryError") and not _ALLOCATION.search(message):
+        return message
+    asked = _ASKED.search(message)
+    amount = f"{_gib(int(asked[1]))} asked for, " if asked else ""
+    available = _available_bytes()
+    free = "" if available is None else f"{_gib(available)} free on this host"
+    facts = f"out of memory: {amount}{free}".rstrip(", :")
+    return f"{facts}. {message}" if message else facts
+
+
+def _available_bytes() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable:")))
+    except (OSError, StopIteration, ValueError):
+        return None
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"

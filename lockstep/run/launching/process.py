@@ -9,14 +9,20 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
+from lockstep.run.launching.output import Tee
 
-@dataclass
+NO_SLOT = -1
+
+
+@dataclass(eq=False)
 class WorkerProcess:
     """A started worker. It stays unreaped until `reap()`, so that its number cannot be used again."""
 
-    rank: int
     popen: subprocess.Popen[bytes]
     pidfd: int
+    tee: Tee
+    slot: int
+    """The number under which it was launched; a spare has none (NO_SLOT) until it gets its part."""
     exit_status: int | None = None
     """None while it runs; then its exit code, or minus the signal that killed it."""
     ended_s: float = 0.0
@@ -24,32 +30,45 @@ class WorkerProcess:
     @classmethod
     def start(
         cls,
-        rank: int,
         command: Sequence[str],
         environment: Mapping[str, str],
-        output: int,
+        tee: Tee,
         pass_fds: Collection[int],
+        slot: int = NO_SLOT,
     ) -> "WorkerProcess":
-        popen = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            pass_fds=tuple(pass_fds),
-            start_new_session=True,  # Ctrl-C reaches the launcher alone, and the group is ended as one
-        )
-        return cls(rank, popen, os.pidfd_open(popen.pid))
+        """The worker owns the tee from now on; if it cannot be started, nothing is left of either."""
+        try:
+            popen = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=tee.writer(),
+                stderr=tee.writer(),
+                pass_fds=tuple(pass_fds),
+                start_new_session=True,  # Ctrl-C reaches the launcher alone, and the group is ended as one
+            )
+        except OSError:
+            tee.close()
+            raise
+        finally:
+            tee.handed_down()
+        return cls(popen, os.pidfd_open(popen.pid), tee, slot)
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
 
     @property
     def group(self) -> int:
         return self.popen.pid
 
     def note_end(self) -> None:
-        """Keeps how the process ended, and leaves it unreaped."""
-        ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
-        assert ended is not None
-        self.exit_status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        """Keeps how the process ended, and leaves it unreaped. One that even SIGKILL did not end counts as killed."""
+        ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if ended is None:
+            self.exit_status = -signal.SIGKILL
+        else:
+            self.exit_status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
         self.ended_s = time.monotonic()
 
     def send(self, signum: signal.Signals) -> None:
@@ -61,9 +80,10 @@ class WorkerProcess:
             os.killpg(self.group, signum)
 
     def reap(self) -> None:
-        """Frees the process's number. A process that even SIGKILL did not end is left to the kernel."""
+        """Frees the process's number and its pipe. A process that even SIGKILL did not end is left to the kernel."""
         self.popen.poll()
         os.close(self.pidfd)
+        self.tee.close()
 
 
 def members(groups: Collection[int]) -> list[int]:

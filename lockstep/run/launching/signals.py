@@ -1,14 +1,15 @@
-"""Ctrl-C and SIGTERM as something to wait for, instead of something that interrupts."""
+"""Signals as something to wait for, instead of something that interrupts."""
 
 import signal
 import socket
 from types import FrameType, TracebackType
 
-WATCHED = (signal.SIGINT, signal.SIGTERM)
+SCALE = signal.SIGUSR1
+WATCHED = (signal.SIGINT, signal.SIGTERM, SCALE)
 
 
 class Signals:
-    """While it is open, SIGINT and SIGTERM only make `fileno()` readable. Main thread only."""
+    """While it is open, SIGINT, SIGTERM and SIGUSR1 only make `fileno()` readable. Main thread only."""
 
     def __enter__(self) -> "Signals":
         self._reader, self._writer = socket.socketpair()

@@ -22,17 +22,21 @@ from pathlib import Path
 from lockstep.run.environment import process_environment
 from lockstep.run.environments.lockstep_run import Bootstrap, bootstrap
 from lockstep.run.launching.failure import Failure, write_report
+from lockstep.run.launching.stacks import answer_when_asked
 
 _PR_SET_PDEATHSIG = 1
 _CTRL_C = 130
+_TERMINATED = 143
 
 
 def main() -> None:
     """Runs the script that the command line names, and reports an exception to the launcher."""
     boot = bootstrap(process_environment())
     if boot is not None:
-        _die_with(boot.parent_pid)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # "leave after the step": for a run, once there is one
+        die_with(boot.parent_pid)
         _keep_from_children(boot)
+        answer_when_asked(boot.run_dir, boot.slot)
     _restore_signals()
     faulthandler.enable()
     pid = os.getpid()
@@ -40,6 +44,10 @@ def main() -> None:
         _run(sys.argv[1:])
     except KeyboardInterrupt:
         _leave(_CTRL_C)
+    except SystemExit as end:
+        if end.code != _TERMINATED:
+            raise
+        _leave(_TERMINATED)
     except Exception as exception:
         # Not started by the launcher, or a copy that the script forked: Python's own way.
         if boot is None or os.getpid() != pid:
@@ -64,20 +72,21 @@ def _run(arguments: list[str]) -> None:
 def _report(exception: Exception, boot: Bootstrap) -> None:
     """The failure lies in the run's folder, and the launcher has been told. It writes the log from there."""
     try:
-        write_report(Failure.of(exception, boot.rank, _failed_step()), boot.run_dir)
-        os.write(boot.notice_fd, f"{boot.rank}\n".encode())
+        step, rank_now = _failed_run()
+        write_report(Failure.of(exception, boot.slot, step, rank_now), boot.run_dir)
+        os.write(boot.notice_fd, f"{os.getpid()}\n".encode())
     except OSError:  # a full disk, say: the log may have room for the traceback all the same
         traceback.print_exception(exception)
 
 
-def _failed_step() -> int | None:
-    """The step of the active run, which need not wait for its peers any more. There is one only after a start."""
+def _failed_run() -> tuple[int | None, int | None]:
+    """The step of the active run and the rank in it; it need not wait for its peers any more."""
     active = sys.modules.get("lockstep.run.active")
     run = active.current() if active is not None else None
     if run is None:
-        return None
+        return None, None
     run.failed = True
-    return int(run.step)
+    return int(run.step), getattr(run, "rank", None)
 
 
 def _leave(code: int) -> None:
@@ -89,7 +98,7 @@ def _leave(code: int) -> None:
     os._exit(code)
 
 
-def _die_with(parent_pid: int) -> None:
+def die_with(parent_pid: int) -> None:
     """See Note [No orphan]."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
@@ -97,7 +106,7 @@ def _die_with(parent_pid: int) -> None:
 
 
 def _keep_from_children(boot: Bootstrap) -> None:
-    for fd in (boot.notice_fd, boot.listen_fd):
+    for fd in (boot.notice_fd, boot.listen_fd, boot.status_fd):
         if fd is not None:
             os.set_inheritable(fd, False)
 

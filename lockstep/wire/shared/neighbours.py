@@ -14,14 +14,16 @@ import select
 import socket
 import struct
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from lockstep.errors import BadEnvironment, PeerGone
+from lockstep.wire.patience import Patience, do_nothing
 from lockstep.wire.shared.segments import allocate, allow_many_files, mapped
+from lockstep.wire.shared.semaphores import LOOK_S
 from lockstep.world import World
 
 MESSAGE_BYTES = 64 * 1024
@@ -133,16 +135,20 @@ def _close_in_forked_process() -> None:
 os.register_at_fork(after_in_child=_close_in_forked_process)
 
 
-def connect(world: World, members: Collection[int], store: Store, timeout_s: float) -> Neighbours:
+def connect(
+    world: World, members: Collection[int], store: Store, timeout_s: float, watch: Callable[[], None] = do_nothing
+) -> Neighbours:
     """Collective. Connects every pair of `members`, the ranks of workers on this host; nobody else can join.
 
     The lower rank of a pair listens, at an address of the abstract namespace (no file) that it tells in the store, with
-    a secret. Everyone on the host can see the address; who is another user, or has no secret, is turned away.
+    a secret. Everyone on the host can see the address; who is another user, or has no secret, is turned away. While it
+    waits it calls `watch`, which raises PeerGone if it knows of somebody who will not come.
     """
     allow_many_files()
     sockets: dict[int, socket.socket] = {}
     try:
-        _connect_all(world.rank, sorted(set(members) - {world.rank}), store, timeout_s, sockets)
+        patience = Patience(timeout_s, watch)
+        _connect_all(world.rank, sorted(set(members) - {world.rank}), store, patience, sockets)
         return Neighbours(world.rank, sockets, _shared_page(world.rank, sockets, world.size), timeout_s)
     except (OSError, RuntimeError, PeerGone) as error:  # the store's own errors are RuntimeErrors
         for connection in sockets.values():
@@ -153,20 +159,21 @@ def connect(world: World, members: Collection[int], store: Store, timeout_s: flo
 
 
 def _connect_all(
-    rank: int, peers: Sequence[int], store: Store, timeout_s: float, connections: dict[int, socket.socket]
+    rank: int, peers: Sequence[int], store: Store, patience: Patience, connections: dict[int, socket.socket]
 ) -> None:
     name, secret = f"\0lockstep-{secrets.token_hex(16)}", secrets.token_hex(SECRET_BYTES // 2)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(name)
         listener.listen(max(1, len(peers)))
-        listener.settimeout(timeout_s)
+        listener.setblocking(False)
         store.set(f"neighbour/{rank}", secret + name)
         for peer in peers:
             if peer < rank:
-                connections[peer] = _call(peer, rank, store, timeout_s)
+                connections[peer] = _call(peer, rank, store, patience)
         while len(connections) < len(peers):
-            peer, connection = _answer(listener, secret.encode())
-            connections[peer] = connection
+            patience.until(lambda: select.select([listener], [], [], LOOK_S)[0])
+            answered = _answer(listener, secret.encode(), patience.timeout_s)
+            connections.update(answered)
 
 
 def _shared_page(rank: int, sockets: dict[int, socket.socket], num_ranks: int) -> torch.Tensor:
@@ -193,9 +200,10 @@ def _shared_page(rank: int, sockets: dict[int, socket.socket], num_ranks: int) -
     return page
 
 
-def _call(peer: int, rank: int, store: Store, timeout_s: float) -> socket.socket:
+def _call(peer: int, rank: int, store: Store, patience: Patience) -> socket.socket:
+    patience.await_key(store, f"neighbour/{peer}")
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.settimeout(timeout_s)
+    connection.settimeout(patience.timeout_s)
     told = bytes(store.get(f"neighbour/{peer}"))
     secret, name = told[:SECRET_BYTES], told[SECRET_BYTES:]
     connection.connect(name)
@@ -203,17 +211,17 @@ def _call(peer: int, rank: int, store: Store, timeout_s: float) -> socket.socket
     return connection
 
 
-def _answer(listener: socket.socket, secret: bytes) -> tuple[int, socket.socket]:
-    """The next worker that calls and knows the secret."""
-    while True:
-        connection, _ = listener.accept()
-        connection.settimeout(listener.gettimeout())
-        _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if user == os.getuid():
-            said = connection.recv(SECRET_BYTES + 4)
-            if len(said) == SECRET_BYTES + 4 and secrets.compare_digest(said[:SECRET_BYTES], secret):
-                return struct.unpack("i", said[SECRET_BYTES:])[0], connection
-        connection.close()
+def _answer(listener: socket.socket, secret: bytes, timeout_s: float) -> dict[int, socket.socket]:
+    """The worker that calls, by rank; nobody if it does not know the secret."""
+    connection, _ = listener.accept()
+    connection.settimeout(timeout_s)
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if user == os.getuid():
+        said = connection.recv(SECRET_BYTES + 4)
+        if len(said) == SECRET_BYTES + 4 and secrets.compare_digest(said[:SECRET_BYTES], secret):
+            return {struct.unpack("i", said[SECRET_BYTES:])[0]: connection}
+    connection.close()
+    return {}
 
 
 def _shut(connection: socket.socket) -> None:

@@ -1,0 +1,45 @@
+"""`lockstep doctor`: what about this machine gets in the way of a run."""
+
+import json
+from pathlib import Path
+
+import click
+
+from lockstep.cli.run import Whole
+
+
+@click.command(name="doctor")
+@click.option(
+    "-n",
+    "--workers",
+    "num_workers",
+    metavar="WORKERS",
+    type=Whole(1),
+    help="How many the run shall have.  [default: one a core]",
+)
+@click.option(
+    "--runs",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    help="The folder of runs.  [default: runs]",
+)
+@click.option("--json", "wants_json", is_flag=True, help="Print one JSON object instead of lines.")
+@click.pass_context
+def command(ctx: click.Context, num_workers: int | None, runs: Path, wants_json: bool) -> None:
+    """Look for what will get in the way of a run on this machine, and say what to type against it.
+
+    Changes nothing. Ends with 0 if nothing stops a run (warnings may hinder it), with 3 if something does.
+    """
+    from lockstep.programs.doctor.diagnosis import diagnose
+    from lockstep.programs.doctor.gathering import gather
+    from lockstep.programs.doctor.screen import lines
+    from lockstep.run.environment import process_environment
+
+    diagnosis = diagnose(gather(num_workers, runs, process_environment()))
+    if wants_json:
+        click.echo(json.dumps(diagnosis.as_json()))
+    else:
+        for line in lines(diagnosis):
+            click.echo(line)
+    ctx.exit(diagnosis.exit_code)

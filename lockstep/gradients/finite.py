@@ -1,0 +1,180 @@
+"""Gradients that are not finite: found in the lane that made them, told to all, decided alike by all.
+
+# Note [A sum finds every NaN]
+# A sum over a tensor is finite only if every element is: NaN and infinity stay in it. The reverse does not hold: finite
+# numbers may add up to more than the dtype can hold. So a finite sum ends the search, and anything else only makes
+# a suspect, whose elements are then looked at one by one.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+import torch
+
+from lockstep.errors import BadArgument
+from lockstep.lanes import Assignment, share
+
+Policy = Literal["keep", "skip", "stop"]
+Kind = Literal["nan", "inf"]
+
+NUMBERS_PER_FINDING = 4
+"""A packed finding: lane, index of the parameter, kind, number of elements. All zeros: nothing was found."""
+
+_KINDS: tuple[Kind, ...] = ("nan", "inf")  # packed as 1 and 2
+
+_OUTCOMES: dict[Policy, str] = {
+    "keep": "the step is applied as it is on every worker",
+    "skip": "the step is skipped on every worker",
+    "stop": "the step is not applied and the run stops on every worker",
+}
+
+
+@dataclass(frozen=True)
+class BadGradient:
+    """A gradient that is not finite. `kind` is nan if any element is; `count` is the number of all bad elements."""
+
+    name: str
+    kind: Kind
+    count: int
+
+
+@dataclass(frozen=True)
+class LaneFinding:
+    """A lane whose gradient is not finite: who carried it, its first bad parameter, its part of the batch."""
+
+    lane: int
+    worker: int
+    parameter: str
+    kind: Kind
+    count: int
+    samples: range
+
+    @classmethod
+    def of(cls, lane: int, found: BadGradient, assignment: Assignment, num_samples: int) -> "LaneFinding":
+        """What `first_bad` found in a lane of a step with this assignment and global batch."""
+        samples = share(num_samples, lane, assignment.num_lanes)
+        return cls(lane, assignment.carriers()[lane], found.name, found.kind, found.count, samples)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What all workers do with a step in which some lanes, in ascending order, are not finite."""
+
+    action: Policy
+    findings: tuple[LaneFinding, ...]
+
+    def told(self, step: int, slots: Sequence[int] | None = None) -> str:
+        """The verdict as a sentence; `slots` gives each rank's name for people, if that is another number."""
+        first, *others = self.findings
+        worker = first.worker if slots is None else slots[first.worker]
+        also = f"; also in {_lanes(others)}" if others else ""
+        return (
+            f"! step {step}: gradient of lane {first.lane} (worker {worker}) is not finite: first in {first.parameter} "
+            f"({first.kind}, {_elements(first.count)}), {_samples(first.samples)} of the batch{also}; "
+            f"{_OUTCOMES[self.action]}"
+        )
+
+
+@torch.no_grad()
+def first_bad(gradients: Mapping[str, torch.Tensor]) -> BadGradient | None:
+    """The first gradient, in the order given, that is not finite everywhere; None if there is none.
+
+    One reading of the memory, and one wait for the device per dtype, when all are finite. See Note [A sum finds
+    every NaN].
+    """
+    values = {name: _stored(gradient) for name, gradient in gradients.items()}
+    suspects = _suspects(values)
+    bad = (_inspected(name, values[name]) for name in values if name in suspects)
+    return next((found for found in bad if found is not None), None)
+
+
+def decide(policy: Policy, findings: Sequence[LaneFinding]) -> Verdict | None:
+    """What to do with the step, the same on every worker that has the same findings; None if all lanes are finite."""
+    check_policy(policy)
+    if not findings:
+        return None
+    return Verdict(policy, tuple(sorted(findings, key=lambda finding: finding.lane)))
+
+
+def check_policy(policy: str) -> Policy:
+    """Refuses a policy that does not exist."""
+    if policy not in get_args(Policy):
+        raise BadArgument(f"{policy!r} says nothing about gradients that are not finite: use 'keep', 'skip' or 'stop'.")
+    return cast(Policy, policy)
+
+
+def pack(finding: LaneFinding | None, names: Sequence[str]) -> torch.Tensor:
+    """A finding as NUMBERS_PER_FINDING numbers; `names` are all parameters, in an order that every worker shares.
+
+    The records of one lane from all workers may be added: only the worker that carries it sends more than zeros.
+    """
+    numbers = [0] * NUMBERS_PER_FINDING
+    if finding is not None:
+        index = list(names).index(finding.parameter)
+        numbers = [finding.lane, index, 1 + _KINDS.index(finding.kind), finding.count]
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
+
+
+def unpack(record: torch.Tensor, names: Sequence[str], assignment: Assignment, num_samples: int) -> LaneFinding | None:
+    """What `pack` was given; the lane's worker and samples, which do not travel, follow from the step's plan."""
+    lane, index, kind, count = (int(number) for number in record)
+    if kind == 0:
+        return None
+    return LaneFinding.of(lane, BadGradient(names[index], _KINDS[kind - 1], count), assignment, num_samples)
+
+
+def _stored(gradient: torch.Tensor) -> torch.Tensor:
+    """The numbers that a gradient holds: of a sparse one, those that are there."""
+    if gradient.layout == torch.sparse_coo:
+        return gradient._values()
+    return gradient
+
+
+def _suspects(values: Mapping[str, torch.Tensor]) -> set[str]:
+    """The names whose sum is not finite, read from the device once per dtype; all that are bad, and maybe more."""
+    groups: dict[tuple[torch.device, torch.dtype], list[str]] = {}
+    for name, value in values.items():
+        if value.numel():
+            groups.setdefault((value.device, value.dtype), []).append(name)
+    return {name for names in groups.values() for name in _not_finite(names, [values[name] for name in names])}
+
+
+def _not_finite(names: Sequence[str], tensors: list[torch.Tensor]) -> list[str]:
+    finite = torch.isfinite(torch.stack(_reduced(tensors))).view(len(names), -1).all(1)
+    if finite.all():
+        return []
+    return [name for name, fine in zip(names, finite.tolist(), strict=True) if not fine]
+
+
+def _reduced(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Equally many numbers for each tensor, finite only if the tensor is, by the fastest way its device has."""
+    if tensors[0].device.type != "cpu":
+        return list(torch._foreach_norm(tensors, math.inf))  # one kernel for many tensors; slow on a CPU
+    if tensors[0].dtype == torch.float16:
+        # A sum of float16 soon passes 65504 and would make every gradient a suspect.
+        return [extreme for tensor in tensors for extreme in torch.aminmax(tensor)]
+    return [tensor.sum() for tensor in tensors]
+
+
+def _inspected(name: str, value: torch.Tensor) -> BadGradient | None:
+    count = int(value.numel() - torch.isfinite(value).sum())
+    if count == 0:
+        return None
+    return BadGradient(name, "nan" if value.isnan().any() else "inf", count)
+
+
+def _elements(count: int) -> str:
+    return "1 element" if count == 1 else f"{count} elements"
+
+
+def _samples(samples: range) -> str:
+    if len(samples) == 1:
+        return f"sample {samples.start}"
+    return f"samples {samples.start}-{samples.stop - 1}"
+
+
+def _lanes(findings: Sequence[LaneFinding]) -> str:
+    word = "lane" if len(findings) == 1 else "lanes"
+    return f"{word} {', '.join(str(finding.lane) for finding in findings)}"

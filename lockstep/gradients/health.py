@@ -1,0 +1,87 @@
+"""What a worker tells of its health in a step: a lane whose gradient is not finite, and a fingerprint of its state.
+
+Both travel in the step's record, so that every worker reads the same and decides the same.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lockstep.gradients import finite
+from lockstep.gradients.fingerprint import Drift, combined, fingerprints, odd_ones
+from lockstep.gradients.finite import LaneFinding, Policy, Verdict
+from lockstep.gradients.plan import StepPlan
+from lockstep.wire import Wire, exchange
+
+FINDING_BYTES = 8 * finite.NUMBERS_PER_FINDING
+FINGERPRINT_BYTES = 16
+
+
+@dataclass(frozen=True)
+class HealthPlan:
+    """What is looked for. `state` gives all that replicas have in common, by name; it is compared every so many steps.
+
+    `drift_every` 0: never. With the policy "keep" gradients are not looked at, which costs nothing.
+    """
+
+    state: Callable[[], Mapping[str, Any]] = dict
+    policy: Policy = "keep"
+    drift_every: int = 0
+
+    def compares_in(self, step: int) -> bool:
+        return self.drift_every > 0 and step > 0 and step % self.drift_every == 0
+
+
+class Health:
+    """One step's health on this worker, from its beginning to what all workers found."""
+
+    def __init__(self, plan: HealthPlan, step: StepPlan, names: Sequence[str]) -> None:
+        self._plan, self._step, self._names = plan, step, names
+        self._finding: LaneFinding | None = None
+        self._state: Mapping[str, Any] | None = None
+        self._vector: torch.Tensor | None = None
+        if plan.compares_in(step.step):
+            self._state = plan.state()
+            self._vector = fingerprints(self._state)
+
+    def look(self, lane: int, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Looks at some of a lane's own gradients, unless something was found before or nobody wants to know."""
+        if self._plan.policy == "keep" or self._finding is not None:
+            return
+        bad = finite.first_bad(gradients)
+        if bad is not None:
+            self._finding = LaneFinding.of(lane, bad, self._step.assignment, self._step.num_samples)
+
+    def packed(self) -> torch.Tensor:
+        """Of one size on every worker, since all have the same plan."""
+        parts = [finite.pack(self._finding, self._names).view(torch.uint8)]
+        if self._vector is not None:
+            parts.append(torch.frombuffer(bytearray(combined(self._vector)), dtype=torch.uint8))
+        return torch.cat(parts)
+
+    def verdict(self, healths: Sequence[torch.Tensor]) -> Verdict | None:
+        """What all workers do with lanes that are not finite; None if all are finite."""
+        records = [health[:FINDING_BYTES].clone().view(torch.int64) for health in healths]
+        step = self._step
+        found = [finite.unpack(record, self._names, step.assignment, step.num_samples) for record in records]
+        return finite.decide(self._plan.policy, [finding for finding in found if finding is not None])
+
+    def drift(self, healths: Sequence[torch.Tensor], wire: Wire) -> Drift | None:
+        """Who has drifted from the others. Collective only if somebody has: then all fingerprints are exchanged."""
+        if self._vector is None or self._state is None:
+            return None
+        told = [health[FINDING_BYTES:] for health in healths]
+        if all(torch.equal(fingerprint, told[0]) for fingerprint in told):
+            return None
+        sizes = exchange(wire.transport, _bytes(torch.tensor([self._vector.numel()], device="cpu")))
+        padded = torch.zeros(max(int(size.view(torch.int64)) for size in sizes), dtype=torch.int64, device="cpu")
+        padded[: self._vector.numel()] = self._vector
+        vectors = [record.view(torch.int64) for record in exchange(wire.transport, _bytes(padded))]
+        cut = [vector[: int(size.view(torch.int64))] for vector, size in zip(vectors, sizes, strict=True)]
+        return odd_ones(cut, self._state)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.uint8)

@@ -1,0 +1,36 @@
+"""A step as a value.
+
+# Note [Nothing to add]
+# A step with one lane on one worker has nothing to fold and nobody to talk to: what autograd leaves in `p.grad` and
+# what the forward pass leaves in the buffers is the result, bit for bit what folding one lane would give. Such
+# a step uses no buckets, and costs what a plain loop costs.
+"""
+
+from dataclasses import dataclass
+
+from lockstep.lanes import Assignment, present_lanes, share
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What a step computes: all of it the same on every worker."""
+
+    step: int
+    num_samples: int
+    assignment: Assignment
+    batch: str = ""
+    """Which batch it is, in words, if that can be told."""
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        return present_lanes(self.num_samples, self.assignment.num_lanes)
+
+    @property
+    def adds_nothing(self) -> bool:
+        """See Note [Nothing to add]."""
+        return len(self.present) == 1 and self.assignment.num_workers == 1
+
+    def shares(self) -> dict[int, int]:
+        """How many samples each lane holds, without the empty ones."""
+        num_lanes = self.assignment.num_lanes
+        return {lane: len(share(self.num_samples, lane, num_lanes)) for lane in self.present}

@@ -1,0 +1,109 @@
+"""Whom the demo kills, and when. Pure apart from what it is given: who lives, how to kill, and the time."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+MOST_KILLS = 6
+STEPS_PER_KILL = 12
+"""In a short run fewer are killed: so many steps are the least between two."""
+
+GOES_ON = "going on in"
+"""Stands in the line by which a run tells that those who are left go on."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A living worker that takes part in the training, in the `step` that is under way."""
+
+    slot: int
+    pid: int
+    step: int
+
+
+@dataclass
+class Kill:
+    """One kill. `pause_s` is the time until the next step that was committed without the victim; None until then."""
+
+    number: int
+    victim: Member
+    pause_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """When to kill, and whom if they live; it follows from the seed."""
+
+    steps: int
+    num_workers: int
+    seed: int
+
+    @property
+    def num_kills(self) -> int:
+        return min(MOST_KILLS, self.steps // STEPS_PER_KILL)
+
+    def due(self, number: int) -> int:
+        """After so many steps comes kill `number`, from 1. All are spread evenly over the run, its ends left out."""
+        return self.steps * number // (self.num_kills + 1)
+
+    def order(self, number: int) -> list[int]:
+        """All slots, the one to kill first; within `num_workers` kills each slot's turn comes once, worker 0's too."""
+        turn, place = divmod(number - 1, self.num_workers)
+        slots = list(range(self.num_workers))
+        random.Random(f"kills/{self.seed}/{turn}").shuffle(slots)
+        return slots[place:] + slots[:place]
+
+
+def choose(plan: Plan, number: int, members: Sequence[Member]) -> Member | None:
+    """Whom kill `number` hits; nobody while only one member lives, for then the run would have to start again."""
+    if len(members) < 2:
+        return None
+    order = plan.order(number)
+    return min(members, key=lambda member: order.index(member.slot))
+
+
+class Killer:
+    """Follows a run by its lines, and kills by the plan. What it did stands in `kills`.
+
+    `members` gives those who live, `kill` ends a process, `say` tells of it. The next one is killed only after the run
+    has gone on from the kill before, so each pause is that of one kill.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        members: Callable[[], Sequence[Member]],
+        kill: Callable[[int], None],
+        clock: Callable[[], float],
+        say: Callable[[str], None],
+    ) -> None:
+        self.kills: list[Kill] = []
+        self._plan, self._members, self._kill, self._clock, self._say = plan, members, kill, clock, say
+        self._killed_s = 0.0
+        self._goes_on = True
+
+    def heard(self, line: str) -> None:
+        """The run has said something."""
+        self._goes_on = self._goes_on or GOES_ON in line
+
+    def stepped(self, step: int) -> None:
+        """The run has told that so many steps are done."""
+        if not self._goes_on:
+            return
+        if self.kills and self.kills[-1].pause_s is None:
+            self.kills[-1].pause_s = self._clock() - self._killed_s
+            self._say(f"  the next step was done {self.kills[-1].pause_s:.2f} s after the kill")
+        if len(self.kills) < self._plan.num_kills and self._plan.due(len(self.kills) + 1) <= step < self._plan.steps:
+            self._strike(len(self.kills) + 1)
+
+    def _strike(self, number: int) -> None:
+        victim = choose(self._plan, number, self._members())
+        if victim is None:
+            return
+        self._say(
+            f"kill {number} of {self._plan.num_kills}: worker {victim.slot} (pid {victim.pid}) at step {victim.step}"
+        )
+        self.kills.append(Kill(number, victim))
+        self._goes_on = False
+        self._killed_s = self._clock()
+        self._kill(victim.pid)

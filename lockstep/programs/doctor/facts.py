@@ -1,0 +1,124 @@
+"""What is known about a machine, as one value. None stands for what could not be found out here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Cores:
+    """Cores that this process may run on, and how many of them a container lets it use in the mean."""
+
+    usable: int | None = None
+    quota: float | None = None
+
+    @property
+    def worth(self) -> float | None:
+        """How many cores' work can be done at a time."""
+        known = [number for number in (self.usable, self.quota) if number is not None]
+        return min(known) if known else None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the machine has free, and how much more the container (control group) lets its processes take."""
+
+    free_bytes: int | None = None
+    group_limit_bytes: int | None = None
+    group_left_bytes: int | None = None
+
+    @property
+    def left_bytes(self) -> int | None:
+        known = [number for number in (self.free_bytes, self.group_left_bytes) if number is not None]
+        return min(known) if known else None
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """/dev/shm, through which torch's loading processes hand over tensors, and memfd, which lockstep uses."""
+
+    size_bytes: int | None = None
+    free_bytes: int | None = None
+    memfd: bool = True
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What this process and its children may open and start; `math.inf` for no limit."""
+
+    open_files_soft: float | None = None
+    open_files_hard: float | None = None
+    processes_left: float | None = None
+
+
+@dataclass(frozen=True)
+class HostName:
+    """What the system's resolver made of the host's own name. `took_s` is None if there was no answer in time."""
+
+    name: str
+    addresses: tuple[str, ...] = ()
+    took_s: float | None = None
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Network:
+    interfaces: tuple[str, ...] | None = None
+    loopback_works: bool | None = None
+    gloo_interfaces: tuple[str, ...] = ()
+    """Those that GLOO_SOCKET_IFNAME names."""
+
+
+@dataclass(frozen=True)
+class Software:
+    """Versions as they are installed: None for a distribution that is not there. `running` is lockstep's own."""
+
+    python: tuple[int, ...]
+    running: str
+    installed: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Where runs lie, or would: the folder itself or the nearest one above it that exists."""
+
+    folder: str
+    free_bytes: int | None = None
+    writable: bool = True
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """A process of a run whose launcher is gone."""
+
+    pid: int
+    launcher_pid: int
+    command: str
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """What ended runs left behind, as paths and processes."""
+
+    orphans: tuple[Orphan, ...] | None = None
+    dead_runs: tuple[str, ...] | None = None
+    partial_checkpoints: tuple[str, ...] = ()
+    shared_files: tuple[str, ...] | None = None
+    shared_files_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything that the checks may ask for."""
+
+    num_workers: int
+    software: Software
+    host_name: HostName
+    disk: Disk
+    cores: Cores = Cores()
+    memory: Memory = Memory()
+    shared_memory: SharedMemory = SharedMemory()
+    limits: Limits = Limits()
+    network: Network = Network()
+    threads: str | None = None
+    """OMP_NUM_THREADS as it is set."""
+    leftovers: Leftovers = Leftovers()

@@ -1,0 +1,80 @@
+"""Knows the moments at which a run can be saved while its script goes on, and saves there what is due.
+
+# Note [Moments]
+# A snapshot must be one from which the script can go on as though nothing had happened. There are two such moments.
+# When a loader in the middle of its pass is asked for its next batch, the body of the training loop is done, schedules
+# and draws included; but no loader may have handed out anything since the step was committed, for of two loaders that
+# are read in turn the first may have gone on already. A loader that was evaluated on from end to end does not matter.
+# And when an epoch's body has ended. Batches that come from no loader leave the second moment only.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from lockstep.data import Position
+from lockstep.events import Event, StepCommitted
+from lockstep.run.checkpoints.checkpoints import LIMIT_S, Checkpoints
+from lockstep.run.resuming import Parts
+
+
+class Saving:
+    """One worker's automatic checkpoints. The run tells it what happens; one owner, who calls `close`."""
+
+    def __init__(self, checkpoints: Checkpoints, parts: Parts, say: Callable[[str], None]) -> None:
+        self.checkpoints = checkpoints
+        self.at_moment: Callable[[], None] | None = None
+        """Called at every moment, after what was due is saved: the place for `save_now` when a run is to end. It must
+        not end the run itself, for it may be called from inside of a loader, which cannot be closed there."""
+        self.is_asked_for = True
+        """Whether somebody relies on it: if not, nobody is told where it cannot save."""
+        self._parts = parts
+        self._say = say
+        self._at_commit: list[Position] | None = None
+        self._said_no_moment = False
+        parts.progress.on_epoch_end = self._moment
+
+    def on_event(self, event: Event) -> None:
+        """To be subscribed to the run's events."""
+        if isinstance(event, StepCommitted):
+            self._at_commit = [loader.position for loader in self._parts.loaders]
+            self._say_if_there_is_no_moment()
+
+    def loader_asks(self, index: int) -> None:
+        """Loader number `index` is about to load its next batch. See Note [Moments]."""
+        loader = self._parts.loaders[index]
+        if self._at_commit is not None and loader.position.step > 0 and self._nothing_handed_out():
+            self._at_commit = None
+            self._moment()
+
+    def save_now(self, limit_s: float = LIMIT_S) -> Path | None:
+        """Saves this moment and waits for it. Only to be called by `at_moment`."""
+        return self.checkpoints.save_now(self._parts.stepping.step, self._parts.capture, limit_s)
+
+    def close(self, limit_s: float = LIMIT_S) -> None:
+        """Waits for a save that is under way."""
+        self._parts.progress.on_epoch_end = None
+        self.checkpoints.close(limit_s)
+
+    def _nothing_handed_out(self) -> bool:
+        assert self._at_commit is not None
+        before = dict(enumerate(self._at_commit))
+        return all(
+            loader.position == before.get(number)
+            for number, loader in enumerate(self._parts.loaders)
+            if loader.mid_pass
+        )
+
+    def _moment(self) -> None:
+        self.checkpoints.between_steps(self._parts.stepping.step, self._parts.capture)
+        if self.at_moment is not None:
+            self.at_moment()
+
+    def _say_if_there_is_no_moment(self) -> None:
+        progress = self._parts.progress
+        nowhere = progress.trained_on == {None} and not progress.in_epoch
+        if nowhere and self.is_asked_for and not self._said_no_moment:
+            self._said_no_moment = True
+            self._say(
+                "no checkpoint is saved by itself: the batches come from no loader of run.shard, and the loop is not "
+                "in run.epochs, at whose ends it could be. Use one of them, or call run.save yourself."
+            )

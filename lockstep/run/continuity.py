@@ -1,0 +1,392 @@
+"""Keeps a run going while workers come and go: what `Stepping` asks of its surroundings, answered by the membership.
+
+# Note [When workers come and go]
+# A lost worker is replaced at once by those who are left: they take its lanes. Everything that is wished for (to
+# join, to leave, to end) waits for the end of a step: a worker tells its wishes in the step's record, so all learn of
+# them in the same step, and do it together before the next one begins.
+
+# Note [Newcomers]
+# A worker that is started later runs the user's script from the beginning, alone, up to where training begins. There
+# it asks the members to be admitted, and is given all that the next step depends on: parameters, buffers, optimizers,
+# tracked objects, gradients under way, generators, and the positions of loaders and epochs. So it goes on in the middle
+# of an epoch as though it had been there. In its first step it shows that it has the same batch as the others.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.chance import Generators
+from lockstep.data import GlobalBatch
+from lockstep.errors import Disagreement, Misuse, WorkerLost, told_as_lost
+from lockstep.events import Events, GenerationFormed, Said
+from lockstep.gradients.engine import Engine
+from lockstep.gradients.fingerprint import Drift
+from lockstep.gradients.record import StepRecord, Wish
+from lockstep.lanes import Assignment, present_lanes
+from lockstep.run.checkpoint import Snapshot
+from lockstep.run.handing import receive_snapshot, send_snapshot
+from lockstep.run.launching.status import NoStatus, Phase, StatusWriter
+from lockstep.run.membership import Decision
+from lockstep.run.membership.deciding import completes
+from lockstep.run.membership.machine import AllHeld, Commit, Held
+from lockstep.run.pace import Pace
+from lockstep.run.recovery.recovery import LeftOut, Recovery
+from lockstep.run.resuming import Parts, check_fits, load_models
+from lockstep.wire import Wire
+
+LOOK_S = 0.05
+"""How often the worker with the lowest slot looks whether somebody is at its door."""
+
+COMPANY_S = 600.0
+"""How long to wait for a replacement where the lanes of a step cannot be computed by fewer workers."""
+
+
+@dataclass
+class Signals:
+    """What was asked of this worker from outside; set by signal handlers."""
+
+    interrupt: bool = False
+    terminate: bool = False
+    leave: bool = False
+
+
+class Continuity:
+    """One worker's part in a run that goes on. `recovery` is None where nothing can be recovered.
+
+    `end` is called when all have agreed to end because of a signal; it does not return.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        wire: Wire,
+        events: Events,
+        signals: Signals,
+        status: StatusWriter | NoStatus,
+        end: Callable[[Wish], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.recovery: Recovery | None = None
+        self.engine: Engine | None = None
+        self.is_member = True
+        self.admits = True
+        self.charter: dict[str, Any] = {}
+        """What newcomers must know before they can ask to be admitted; set by whoever starts the run."""
+        self._parts, self._wire, self._events, self._signals, self._status = parts, wire, events, signals, status
+        self._end, self._clock = end, clock
+        self._pace = Pace()
+        self._agreed = [False] * len(Wish)
+        self._batch: GlobalBatch | None = None
+        self._arrival: Generators | None = None
+        self._before_body: Generators | None = None
+        self._on_probation: tuple[str, ...] = ()
+        self._looked_s = 0.0
+        self._had_company = False
+
+    @property
+    def _step(self) -> int:
+        return self._parts.stepping.step
+
+    @property
+    def slots(self) -> list[int]:
+        """The slot of each rank."""
+        if self.recovery is None or not self.is_member:
+            return list(range(self._wire.world.size))
+        return [member.slot for member in self.recovery.membership.view.members]
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether all have agreed to end before the next step because of a signal."""
+        return self._agreed[Wish.INTERRUPT] or self._agreed[Wish.TERMINATE]
+
+    # -- as a step's surroundings ---------------------------------------------------------------------------
+
+    def begins(self, batch: GlobalBatch) -> GlobalBatch:
+        """See Note [When workers come and go]. Collective if anything was agreed upon."""
+        self._batch = batch
+        self.admit()
+        self._arrive()
+        for wish in (Wish.INTERRUPT, Wish.TERMINATE):
+            if self._agreed[wish]:
+                self._end(wish)
+        if self._agreed[Wish.CHANGE]:
+            self._reform(admit=True)
+        self._await_company()
+        self._wish()
+        self._pace.begins(self._clock())
+        return self._carried(batch)
+
+    def _carried(self, batch: GlobalBatch) -> GlobalBatch:
+        """The batch with the shares of the lanes that are carried here now, whoever carried them when it was loaded."""
+        stepping = self._parts.stepping
+        present = present_lanes(batch.num_samples, stepping.assignment.num_lanes)
+        lanes = [lane for lane in stepping.lanes if lane in present]
+        return batch if lanes == sorted(batch.shares) else batch.for_lanes(lanes)
+
+    @property
+    def may_redo(self) -> bool:
+        return self.recovery is not None or self._wire.world.size > 1
+
+    @property
+    def on_probation(self) -> bool:
+        """Whether the batch itself must be compared in this step: somebody is new."""
+        return bool(self._on_probation)
+
+    def computes(self) -> None:
+        self._status.enter(Phase.COMPUTING, self._step)
+
+    def waits(self) -> None:
+        self._status.enter(Phase.REDUCING, self._step)
+
+    def awaits(self, bucket: int, num_buckets: int) -> None:
+        """A bucket's sum is awaited."""
+        self._status.enter(Phase.REDUCING, self._step, bucket, num_buckets)
+
+    def holds(self) -> None:
+        if self.recovery is not None:
+            self.recovery.tell(Held())
+
+    def commits(self, record: StepRecord) -> None:
+        if self.recovery is not None:
+            self.recovery.tell(AllHeld())
+        self._agreed = list(record.wishes)
+        self._committed()
+
+    def heals(self, drift: Drift) -> None:
+        """Those who have drifted are given the state of the first that has not; without a majority nobody can be."""
+        told = drift.told(self._step, self.slots)
+        if drift.healthy is None:
+            raise Misuse(told.removeprefix("! "))
+        rank = self._wire.world.rank
+        with told_as_lost(self._step, "healing a worker that has drifted"):
+            if rank == drift.healthy:
+                send_snapshot(self._wire.transport, self._parts.capture(), drift.guilty)
+            elif rank in drift.guilty:
+                load_models(self._parts.models, receive_snapshot(self._wire.transport, drift.healthy))
+        self._events.emit(Said(told.removeprefix("! ")))
+
+    def recovers(self, failure: WorkerLost | Disagreement) -> bool:
+        if self.recovery is None or (isinstance(failure, Disagreement) and not self._on_probation):
+            raise failure
+        if isinstance(failure, Disagreement):
+            self._tell_misfit(failure)
+        self._wire.close()  # first: its thread may still write to buffers
+        if not self.recovery.membership.holds:
+            self._abandon()
+        return self._reform(failure)
+
+    def regroups(self) -> bool:
+        """Collective, outside of steps. Goes on with those who are left, if it can be; whether it could."""
+        if self.recovery is None:
+            return False
+        self._wire.close()
+        self._reform()
+        return True
+
+    # -- generations ----------------------------------------------------------------------------------------
+
+    def admit(self) -> None:
+        """A newcomer becomes a member, if it is none yet. See Note [Newcomers]."""
+        if self.is_member:
+            return
+        assert self.recovery is not None
+        self._status.enter(Phase.JOINING, self._step)
+        began_s = self._clock()
+        self.recovery.join()
+        self.is_member = True
+        self._settle()
+        self._tell(None, False, (), self._clock() - began_s)
+
+    def _reform(self, failure: Exception | None = None, *, admit: bool = False) -> bool:
+        """Collective. Forms the next generation; whether the step under way is committed."""
+        assert self.recovery is not None
+        began_s, carried = self._clock(), tuple(zip(self.slots, self._parts.stepping.assignment.lanes_of, strict=True))
+        self._status.enter(Phase.RECOVERING, self._step)
+        try:
+            outcome = self.recovery.reform(admit=admit)
+        except LeftOut as left:
+            self._leave(left)
+        committed = isinstance(outcome, Commit)
+        self._settle()
+        self._tell(failure, committed, carried, self._clock() - began_s)
+        if committed:
+            self._committed()
+        elif failure is not None:
+            self._await_company()
+        return committed
+
+    def _await_company(self) -> None:
+        """Batch norm over all lanes needs a worker for each: it waits until there are enough again, if any can come."""
+        stepping, until_s = self._parts.stepping, self._clock() + COMPANY_S
+        while stepping.statistics is not None and self.recovery is not None:
+            enough = self._wire.world.size >= stepping.assignment.num_lanes
+            self._had_company = self._had_company or enough
+            if enough or not self._had_company or isinstance(self._status, NoStatus) or self._clock() > until_s:
+                return
+            if self.recovery.hosts:
+                self.recovery.door.await_call(1.0)
+            self.recovery.reform(admit=True)
+            self._settle()
+
+    def hand_over(self, decision: Decision, wire: Wire) -> None:
+        """Collective. The wire of a new generation is open: newcomers are given the state as it is before its step."""
+        assert self.recovery is not None
+        me = self.recovery.door.member.uid
+        if not completes(self.recovery.membership.claim, decision.step) or me in decision.newcomers:
+            self._abandon()
+        source = decision.view.rank_of(decision.host.uid)
+        if me in decision.newcomers:
+            self._take(receive_snapshot(wire.transport, source))
+        elif me == decision.host.uid and decision.newcomers:
+            send_snapshot(wire.transport, self._state(), [decision.view.rank_of(uid) for uid in decision.newcomers])
+
+    def _settle(self) -> None:
+        """Everything that knows of the other workers knows of the new ones."""
+        assert self.recovery is not None
+        assert self.recovery.decision is not None
+        self._on_probation = self.recovery.decision.newcomers
+        self._agreed = [False] * len(Wish)
+        stepping, world = self._parts.stepping, self._wire.world
+        stepping.rank = world.rank
+        stepping.assignment = Assignment.even(stepping.assignment.num_lanes, world.size)
+        if stepping.statistics is not None:
+            stepping.statistics.transport = self._wire.transport
+        if self.engine is not None:
+            self.engine.rewire()
+        self.place()
+
+    def place(self) -> None:
+        """Tells the launcher, and newcomers at the door, where this worker stands."""
+        world, door = self._wire.world, 0
+        if self.recovery is not None:
+            door = self.recovery.door.port
+            view = self.recovery.membership.view
+            self.recovery.door.tell(self.charter | {"members": [vars(member) for member in view.members]})
+        num_lanes = len(self._parts.stepping.lanes)
+        self._status.place(world.generation, world.rank, world.size, door, num_lanes)
+
+    def _leave(self, left: LeftOut) -> None:
+        """Asked to, it is a good end; else this worker is lost to the others, and its launcher replaces it."""
+        self._events.emit(Said(str(left)))
+        raise SystemExit(0 if self._signals.leave else 75) from left
+
+    def _tell_misfit(self, failure: Disagreement) -> None:
+        """A newcomer did not find its place in the script: if it is this worker, it leaves; the others go on."""
+        assert self.recovery is not None
+        self._events.emit(
+            Said(
+                f"a worker cannot join: {failure} A script that is joined while it runs counts its epochs by "
+                "run.epochs, or starts its loop over batches at run.step."
+            )
+        )
+        if self.recovery.door.member.uid in self._on_probation:
+            raise SystemExit(0) from failure
+
+    # -- the state that newcomers are given -----------------------------------------------------------------
+
+    def _state(self) -> Snapshot:
+        """The state before the step under way, whose batch is to be handed out again by the newcomer's loader."""
+        now = Generators.now()
+        (self._before_body or now).restore()
+        snapshot = self._parts.capture()
+        now.restore()
+        snapshot.state["epoch"] = self._parts.progress.epoch
+        batch = self._batch
+        if batch is not None and batch.loader is not None and batch.position is not None:
+            snapshot.state["loaders"][batch.loader] = [batch.position.epoch, batch.position.step]
+        for named in self._parts.models.parameters():
+            if named.parameter.grad is not None:
+                snapshot.tensors[f"grad/{named.name}"] = named.parameter.grad
+        return snapshot
+
+    def _take(self, snapshot: Snapshot) -> None:
+        grads = {name.removeprefix("grad/"): g for name, g in snapshot.tensors.items() if name.startswith("grad/")}
+        models = {name: tensor for name, tensor in snapshot.tensors.items() if not name.startswith("grad/")}
+        check_fits(self._parts.models, Snapshot(models, snapshot.state), Path("of the run under way"))
+        self._parts.install(Snapshot(models, snapshot.state), self._wire.world.size)
+        for named in self._parts.models.parameters():
+            named.parameter.grad = grads[named.name].to(named.parameter.device) if named.name in grads else None
+        self._arrival = Generators.now()
+
+    def loader_asks(self) -> None:
+        """A loader of the run is about to hand out a batch: what follows in the user's loop belongs to the next step.
+
+        So this is where a newcomer must stand, with its generators, when it takes part in that step.
+        """
+        self._arrive()
+        self._before_body = Generators.now() if self._agreed[Wish.CHANGE] else None
+
+    def _arrive(self) -> None:
+        """What a newcomer's script drew on the way to its first batch does not count."""
+        if self._arrival is not None:
+            self._arrival.restore()
+            self._arrival = None
+
+    # -- small things ---------------------------------------------------------------------------------------
+
+    def _abandon(self) -> None:
+        if self.engine is not None:
+            self.engine.abandon()
+
+    def _committed(self) -> None:
+        self._on_probation = ()
+        self._pace.ends(self._clock())
+        self._status.committed(self._step, self._pace.usual_ns)
+        self._status.enter(Phase.OUTSIDE, self._step + 1)
+
+    def _wish(self) -> None:
+        """What this worker wants of all, for the record of the step that begins."""
+        assert self.engine is not None
+        if self._signals.leave and self.recovery is not None:
+            self.recovery.leave()
+        change = self._signals.leave or self._is_called()
+        self.engine.wishes = [change, self._signals.interrupt, self._signals.terminate]
+
+    def _is_called(self) -> bool:
+        now_s = self._clock()
+        hosts = self.recovery is not None and self.recovery.hosts and self.admits
+        if self.recovery is None or not hosts or now_s - self._looked_s < LOOK_S:
+            return False
+        self._looked_s = now_s
+        return self.recovery.hears()
+
+    def _tell(
+        self,
+        failure: Exception | None,
+        committed: bool,
+        carried: tuple[tuple[int, tuple[int, ...]], ...],
+        took_s: float,
+    ) -> None:
+        """`carried` are the lanes of each slot before."""
+        assert self.recovery is not None
+        assert self.recovery.decision is not None
+        decision = self.recovery.decision
+        lost = [member.slot for member in decision.lost]
+        moved = [lane for slot, lanes in carried if slot in lost for lane in lanes]
+        carriers = self._parts.stepping.assignment.carriers()
+        self._events.emit(
+            GenerationFormed(
+                step=self._step,
+                generation=decision.view.generation,
+                slots=tuple(self.slots),
+                lost=tuple(lost),
+                left=tuple(member.slot for member in decision.left),
+                joined=tuple(member.slot for member in decision.view.members if member.uid in decision.newcomers),
+                moved_lanes=tuple(moved),
+                moved_to=tuple(sorted({self.slots[carriers[lane]] for lane in moved})),
+                committed=committed,
+                cause=_cause(failure, [slot for slot, _ in carried], lost),
+                took_s=took_s,
+            )
+        )
+
+
+def _cause(failure: Exception | None, slots: list[int], lost: list[int]) -> str:
+    """What a worker noticed. It may have noticed one that left because of the loss: that one is not named."""
+    if not isinstance(failure, WorkerLost):
+        return "" if failure is None else str(failure)
+    is_guilty = failure.rank < len(slots) and slots[failure.rank] in lost
+    return f"during {failure.during}" + (f": {failure.cause}" if is_guilty else "")

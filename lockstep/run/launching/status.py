@@ -1,0 +1,188 @@
+"""The status page: what every worker is doing now, in memory that the launcher shares with its workers.
+
+The launcher makes the page (`StatusPage`), each worker writes its own row (`StatusWriter`), and anyone may read. A
+row is sixteen 64-bit numbers. There is no lock: a worker's store of one number is whole, and a reader looks until it
+has seen the same row twice.
+"""
+
+import mmap
+import os
+import struct
+import time
+from dataclasses import dataclass
+from enum import IntEnum
+from types import TracebackType
+
+MAX_SLOTS = 1024
+_FIELDS = 16
+_ROW = struct.Struct(f"<{_FIELDS}q")
+_PAGE_BYTES = MAX_SLOTS * _ROW.size
+_MOST_LOOKS = 8
+
+# Where each field stands in its row.
+PID, DOOR_PORT, GENERATION, RANK, SIZE, STEP, PHASE, SINCE_NS = range(8)
+DETAIL_A, DETAIL_B, USUAL_STEP_NS, COMMITTED_NS, NUM_LANES = range(8, 13)
+
+
+class Phase(IntEnum):
+    """What a worker does."""
+
+    STARTING = 0
+    OUTSIDE = 1
+    """The user's code between steps."""
+    COMPUTING = 2
+    """In a lane."""
+    REDUCING = 3
+    """Waits for other workers."""
+    RECOVERING = 4
+    JOINING = 5
+    """Asks the members to admit it."""
+    SAVING = 6
+    ENDED = 7
+
+
+@dataclass(frozen=True)
+class StatusRow:
+    """One worker's row. Times are on the host's monotonic clock, which all its processes share."""
+
+    pid: int = 0
+    door_port: int = 0
+    """0: none yet."""
+    generation: int = 0
+    """0: not a member yet; the founders' first is 1."""
+    rank: int = 0
+    size: int = 0
+    step: int = 0
+    """The step under way, or the next one."""
+    phase: int = Phase.STARTING
+    since_ns: int = 0
+    """When the phase began."""
+    detail_a: int = 0
+    """While REDUCING: the number of the bucket, from 0."""
+    detail_b: int = 0
+    """While REDUCING: how many buckets there are."""
+    usual_step_ns: int = 0
+    """The worker's own median step; 0 until it is learned."""
+    committed_ns: int = 0
+    """When the last step was committed; 0: none was."""
+    num_lanes: int = 0
+
+    @property
+    def is_member(self) -> bool:
+        return self.generation >= 1
+
+
+class StatusPage:
+    """Owns the page, and its `fd`, which workers inherit."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("lockstep-status")
+        os.ftruncate(self.fd, _PAGE_BYTES)
+        self._memory = mmap.mmap(self.fd, _PAGE_BYTES)
+
+    def row(self, slot: int) -> StatusRow:
+        """What the worker in `slot` has written."""
+        _check(slot)
+        seen = _ROW.unpack_from(self._memory, slot * _ROW.size)
+        for _ in range(_MOST_LOOKS):
+            again = _ROW.unpack_from(self._memory, slot * _ROW.size)
+            if again == seen:
+                break
+            seen = again
+        return StatusRow(*seen[: NUM_LANES + 1])
+
+    def clear(self, slot: int) -> None:
+        """The row is as if no worker had ever written it: for a slot that is given to a new process."""
+        _check(slot)
+        _ROW.pack_into(self._memory, slot * _ROW.size, *[0] * _FIELDS)
+
+    def close(self) -> None:
+        self._memory.close()
+        os.close(self.fd)
+
+    def __enter__(self) -> "StatusPage":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class StatusReader:
+    """Any process's look at the whole page."""
+
+    def __init__(self, fd: int) -> None:
+        self._memory = mmap.mmap(fd, _PAGE_BYTES, prot=mmap.PROT_READ)
+
+    def rows(self) -> dict[int, StatusRow]:
+        """The rows that somebody has written, by slot."""
+        found = _ROW.iter_unpack(self._memory)
+        return {slot: StatusRow(*row[: NUM_LANES + 1]) for slot, row in enumerate(found) if row[PID]}
+
+    def close(self) -> None:
+        self._memory.close()
+
+
+class StatusWriter:
+    """One worker's row, which it alone writes, from any of its threads."""
+
+    def __init__(self, fd: int, slot: int) -> None:
+        _check(slot)
+        self._memory = mmap.mmap(fd, _PAGE_BYTES)
+        with memoryview(self._memory) as page, page.cast("q") as numbers:
+            self._row = numbers[slot * _FIELDS : (slot + 1) * _FIELDS]
+        self._row[PID] = os.getpid()
+        self._row[SINCE_NS] = time.monotonic_ns()
+
+    def enter(self, phase: int, step: int, a: int = 0, b: int = 0) -> None:
+        """The worker is in `phase` of `step` from now on."""
+        row = self._row
+        # The time comes first: a reader in between sees the old phase as young, never the new one as old.
+        row[SINCE_NS] = time.monotonic_ns()
+        row[STEP] = step
+        row[DETAIL_A] = a
+        row[DETAIL_B] = b
+        row[PHASE] = phase
+
+    def place(self, generation: int, rank: int, size: int, door_port: int, num_lanes: int) -> None:
+        """The worker is a member with this place. The generation comes last: it makes the rest count."""
+        row = self._row
+        row[RANK] = rank
+        row[SIZE] = size
+        row[DOOR_PORT] = door_port
+        row[NUM_LANES] = num_lanes
+        row[GENERATION] = generation
+
+    def committed(self, step: int, usual_step_ns: int) -> None:
+        """Step `step` is committed now, and `step + 1` is next."""
+        row = self._row
+        row[COMMITTED_NS] = time.monotonic_ns()
+        row[USUAL_STEP_NS] = usual_step_ns
+        row[STEP] = step + 1
+
+    def close(self) -> None:
+        """Lets go of the page; what was written stays in it."""
+        self._row.release()
+        self._memory.close()
+
+
+class NoStatus:
+    """What a worker without a launcher writes to: nothing."""
+
+    def enter(self, phase: int, step: int, a: int = 0, b: int = 0) -> None:
+        pass
+
+    def place(self, generation: int, rank: int, size: int, door_port: int, num_lanes: int) -> None:
+        pass
+
+    def committed(self, step: int, usual_step_ns: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _check(slot: int) -> None:
+    if not 0 <= slot < MAX_SLOTS:
+        raise ValueError(f"slot {slot} is not on the status page: it has slots 0 to {MAX_SLOTS - 1}")

@@ -1,0 +1,111 @@
+"""The values of membership: a worker as the others know it, a generation, what a worker claims, what is decided."""
+
+import json
+from dataclasses import asdict, dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True)
+class Member:
+    """A worker for its whole life. `slot` is its name for people, `door` the address of the store it keeps.
+
+    `since` is the generation that admitted it; 0 for founders, and for a newcomer as long as it is not admitted.
+    """
+
+    uid: str
+    slot: int
+    door: str
+    since: int = 0
+
+    @property
+    def seniority(self) -> tuple[int, int]:
+        """Smaller for those who have been members for longer. See Note [The longest member hosts] in machine.py."""
+        return self.since, self.slot
+
+
+@dataclass(frozen=True)
+class View:
+    """The members of one generation, in order of their slots: a member's place is its rank."""
+
+    generation: int
+    members: tuple[Member, ...]
+
+    def __post_init__(self) -> None:
+        slots = [member.slot for member in self.members]
+        assert slots == sorted(set(slots)), f"members must stand in order of their slots, not {slots}"
+
+    def __contains__(self, uid: str) -> bool:
+        return any(member.uid == uid for member in self.members)
+
+    def rank_of(self, uid: str) -> int:
+        return next(rank for rank, member in enumerate(self.members) if member.uid == uid)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a worker says of itself at the door where a new generation is formed.
+
+    It has applied or may apply all steps before `step`. `holds`: it has the whole gradient of `step`. `generation` is
+    the last that it was part of; 0 for a newcomer, who has no state yet.
+    """
+
+    member: Member
+    generation: int
+    step: int
+    holds: bool = False
+    leaving: bool = False
+
+    @property
+    def is_newcomer(self) -> bool:
+        return self.generation == 0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The next generation, the same value for everyone in it, and for everyone left out.
+
+    The step to compute is `step`: whoever claimed the one before holds its gradient and completes it first. `newcomers`
+    (by uid) are given the state by a member that has it. `lost` did not answer, `left` wanted to leave or could not
+    be kept.
+    """
+
+    view: View
+    step: int
+    newcomers: tuple[str, ...] = ()
+    lost: tuple[Member, ...] = ()
+    left: tuple[Member, ...] = ()
+
+    @property
+    def host(self) -> Member:
+        """At whose door the generation opens its wire: the first member that is not new."""
+        return next(member for member in self.view.members if member.uid not in self.newcomers)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Decision":
+        told = json.loads(text)
+        view = View(told["view"]["generation"], _members(told["view"]["members"]))
+        return cls(view, told["step"], tuple(told["newcomers"]), _members(told["lost"]), _members(told["left"]))
+
+
+class Health(Enum):
+    """What knocking at a worker's door tells: its kernel says that it is gone, it is there, or nobody answers."""
+
+    DEAD = "dead"
+    ALIVE = "alive"
+    UNREACHABLE = "unreachable"
+
+
+def claim_to_json(claim: Claim) -> str:
+    return json.dumps(asdict(claim))
+
+
+def claim_from_json(text: str) -> Claim:
+    told = json.loads(text)
+    return Claim(**{**told, "member": Member(**told["member"])})
+
+
+def _members(told: list[dict[str, object]]) -> tuple[Member, ...]:
+    return tuple(Member(**member) for member in told)  # type: ignore[arg-type]

@@ -1,0 +1,212 @@
+"""Runs one worker's membership: performs its actions, and tells it what came of them."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch.distributed import DistError, Store  # type: ignore[attr-defined]
+
+from lockstep.errors import BadEnvironment, LockstepError, PeerGone
+from lockstep.run.membership import Claim, Decision, Health, Member, Membership, Stage
+from lockstep.run.membership.machine import (
+    Action,
+    Answer,
+    Answered,
+    Broken,
+    Call,
+    Called,
+    CloseWire,
+    Commit,
+    Event,
+    FindMembers,
+    Formed,
+    HostLost,
+    Knock,
+    Known,
+    Leave,
+    Leaving,
+    Listen,
+    Next,
+    Open,
+    Probed,
+    Redo,
+    Unformed,
+    joining,
+)
+from lockstep.run.recovery.door import Door
+from lockstep.run.recovery.forming import Opener
+from lockstep.run.recovery.guest import Guest, knock, knock_all
+from lockstep.wire import Wire
+
+LISTEN_S = 0.05
+ANSWER_S = 1.0
+MOST_ATTEMPTS = 100
+"""How many generations in a row may fail to form: every worker can die once, but a lasting fault is not chance."""
+
+
+class LeftOut(LockstepError):  # noqa: N818
+    """This worker has no part in the run any more."""
+
+
+@dataclass
+class Recovery:
+    """One worker's hold on its membership.
+
+    `hand_over(decision, wire)` is called when the wire of a new generation is open: it gives newcomers the state, or
+    takes it. `find_members` is asked by a worker that is none yet.
+    """
+
+    membership: Membership
+    door: Door
+    opener: Opener
+    wire: Wire
+    hand_over: Callable[[Decision, Wire], None]
+    find_members: Callable[[], tuple[Member, ...]]
+    decision: Decision | None = None
+    _attempts: int = 0
+    _admits: bool = False
+    _newcomers: dict[int, Claim] = field(default_factory=dict)
+    _todo: deque[Action] = field(default_factory=deque)
+    _found: dict[str, Health] = field(default_factory=dict)
+
+    def reform(self, *, admit: bool = False) -> Commit | Redo:
+        """Collective. Forms the next generation of all who are left; says what becomes of the step under way.
+
+        With `admit`, a newcomer that waits at the door is admitted. Afterwards `wire` is that of the new generation,
+        and `decision` says what has changed.
+        """
+        self._admits = admit
+        for claim in self._newcomers.values() if admit else ():
+            self.tell(Called(claim))
+        return self._pursue(self.membership.on(Broken()))
+
+    def join(self) -> Redo:
+        """A newcomer asks until it is a member and has the state."""
+        outcome = self._pursue(joining(self.door.member))
+        assert isinstance(outcome, Redo)
+        return outcome
+
+    def tell(self, event: Event) -> None:
+        """Notes an event that asks for nothing but to be noted."""
+        self.membership, _ = self.membership.on(event)
+
+    def leave(self) -> None:
+        """This worker will be left out of the next generation."""
+        self.tell(Leaving())
+
+    @property
+    def hosts(self) -> bool:
+        """Whether all meet at this worker's door, newcomers too."""
+        return self.membership.keeps_door
+
+    def hears(self) -> bool:
+        """Whether somebody at this worker's door waits for another generation. 15 us if nobody has come."""
+        if self.door.has_call():
+            for claim in self._heard():
+                self.tell(Called(claim))
+        taken = {member.slot for member in self.membership.view.members}
+        strays = any(not claim.is_newcomer for claim in self.membership.claims)
+        return strays or any(slot not in taken for slot in self._newcomers)
+
+    def _heard(self) -> list[Claim]:
+        """The new claims at the door; those of newcomers are kept until some may be admitted.
+
+        One that was given no state, in a generation that the others have formed, comes again as a newcomer. It is
+        missed, so it is heard at once: see Note [Until all have met] in machine.py.
+        """
+        claims = self.door.calls()
+        newcomers = {claim.member.slot: claim for claim in claims if claim.is_newcomer}
+        self._newcomers |= newcomers
+        missed = {member.uid for member in self.membership.known}
+        return [claim for claim in claims if self._admits or not claim.is_newcomer or claim.member.uid in missed]
+
+    def close(self) -> None:
+        self.door.close()
+
+    # -- performing -----------------------------------------------------------------------------------------
+
+    def _pursue(self, following: Next) -> Commit | Redo:
+        self._attempts = 0
+        self._found = {}
+        self.membership, actions = following
+        self._todo = deque(actions)
+        while True:
+            action = self._todo.popleft()
+            if isinstance(action, Commit | Redo):
+                return action
+            for event in self._perform(action):
+                self.membership, more = self.membership.on(event)
+                self._todo.extend(more)
+
+    def _perform(self, action: Action) -> Sequence[Event]:
+        match action:
+            case CloseWire():
+                self.wire.close()
+            case Knock(member):
+                return [Probed(member.uid, self._knock(member))]
+            case Call(host, claim):
+                return [self._call(host, claim)]
+            case Listen(missing):
+                return self._listen(missing)
+            case Answer(uid, decision):
+                self.door.answer(uid, decision)
+                self._newcomers = {s: claim for s, claim in self._newcomers.items() if claim.member.uid != uid}
+            case Open(decision):
+                return [self._open(decision)]
+            case FindMembers():
+                return [Known(self.find_members())]
+            case Leave(reason):
+                self.door.linger()
+                raise LeftOut(f"worker {self.door.member.slot} leaves the run: {reason}")
+        return []
+
+    def _knock(self, member: Member) -> Health:
+        """Knocks at all doors at once, since the others' may be next. What was found at a door is told once."""
+        if member.uid not in self._found:
+            self._found = knock_all({member, *self.membership.known} - {self.membership.me})
+        return self._found.pop(member.uid)
+
+    def _call(self, host: Member, claim: Claim) -> Event:
+        try:
+            guest = Guest(host.door)
+            number = guest.call(claim)
+            while (decision := guest.answer(number, ANSWER_S)) is None:
+                if knock(host) is not Health.ALIVE:
+                    return HostLost()
+        except DistError:
+            return HostLost()
+        return Answered(decision)
+
+    def _listen(self, missing: Sequence[Member]) -> Sequence[Event]:
+        """Claims first; then whether the missing are dead; then waits a moment. Listens on if there is no news."""
+        if self._todo or self.membership.stage is not Stage.GATHERING:
+            return []  # an earlier event has asked for more since
+        news: list[Event] = [Called(claim) for claim in self._heard()]
+        if not news:
+            found = knock_all(missing)
+            news = [Probed(uid, health) for uid, health in found.items() if health is not Health.ALIVE]
+        if not news:
+            self.door.await_call(LISTEN_S)
+            self._todo.append(Listen(tuple(missing)))
+        return news
+
+    def _open(self, decision: Decision) -> Event:
+        self._attempts += 1
+        try:
+            wire = self.opener.form(decision.view, self.door.member.uid, self._store(decision))
+        except (PeerGone, BadEnvironment, DistError):
+            if self._attempts >= MOST_ATTEMPTS:
+                raise
+            return Unformed()
+        self.wire.become(wire)
+        try:
+            self.hand_over(decision, self.wire)
+        except (PeerGone, DistError):
+            return Unformed()
+        self.decision = decision
+        return Formed()
+
+    def _store(self, decision: Decision) -> Store:
+        if decision.host.uid == self.door.member.uid:
+            return self.door.store
+        return Guest(decision.host.door).store

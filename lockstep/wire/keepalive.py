@@ -1,0 +1,38 @@
+"""Connections that notice when nothing comes back.
+
+# Note [A link that is silent]
+# When a host or the link to it vanishes, nothing tells a waiting socket: it would wait for timeout_s, or for ever. So
+# the kernel is asked to knock at the other side when a connection has been quiet for a second, and to give it up when
+# nothing has come back for LINK_S. A worker that is merely busy, or stopped, has a kernel that answers.
+"""
+
+import os
+import socket
+from contextlib import suppress
+
+import psutil
+
+LINK_S = 5
+"""See Note [A link that is silent]."""
+
+Sockets = set[tuple[int, int]]
+"""Numbers, which may be used again, each with what tells it apart."""
+
+
+def open_sockets() -> Sockets:
+    """The TCP sockets of this process. torch does not tell its own: they are the ones that appear while it connects."""
+    found = set()
+    for entry in psutil.Process().net_connections(kind="tcp"):
+        with suppress(OSError):  # another thread has closed it since
+            found.add((entry.fd, os.fstat(entry.fd).st_ino))
+    return found
+
+
+def notice_silence(number: int) -> None:
+    """See Note [A link that is silent]. The settings belong to the connection, not to the descriptor."""
+    with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:  # one that listens has no other side
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, LINK_S - 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LINK_S * 1000)

@@ -1,0 +1,47 @@
+"""`lockstep doctor` on this machine."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from lockstep.programs.doctor.checks import CHECKS
+
+COMMAND = "from lockstep.cli.main import main; import sys; sys.argv[0] = 'lockstep'; main()"
+
+
+def doctor(*words: str, code: str = COMMAND) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-c", code, "doctor", *words], capture_output=True, text=True, timeout=60)
+
+
+def test_it_answers_on_this_machine_with_one_line_for_each_check(tmp_path: Path) -> None:
+    ended = doctor("-n", "1", "--runs", str(tmp_path))
+    assert ended.returncode in (0, 3), ended.stderr
+    marked = [line for line in ended.stdout.splitlines() if line[0] in "✓?!✗"]
+    assert len(marked) == len(CHECKS)
+
+
+def test_json_is_one_object_whose_problems_are_the_exit_code(tmp_path: Path) -> None:
+    ended = doctor("-n", "100000", "--json", "--runs", str(tmp_path))
+    told = json.loads(ended.stdout)
+    assert (told["workers"], len(told["findings"])) == (100000, len(CHECKS))
+    assert told["problems"] > 0
+    assert ended.returncode == 3
+
+
+def test_a_run_that_was_killed_is_found_in_the_folder_that_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train-1").mkdir()
+    (tmp_path / "train-1" / "launcher.json").write_text('{"pid": 1, "start_time": -1}')
+    assert f"rm {tmp_path}/train-1/launcher.json" in doctor("--runs", str(tmp_path)).stdout
+
+
+def test_torch_is_not_imported(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['torch'] = None; " + COMMAND
+    ended = doctor("-n", "1", "--runs", str(tmp_path), code=code)
+    assert ended.returncode in (0, 3), ended.stderr
+
+
+def test_no_workers_are_refused() -> None:
+    ended = doctor("-n", "0")
+    assert ended.returncode == 2
+    assert "1 or more" in ended.stderr

@@ -1,0 +1,197 @@
+"""What the doctor says of machines that are described to it."""
+
+import tomllib
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.programs.doctor.amounts import GiB, MiB
+from lockstep.programs.doctor.checks import CHECKS, leftovers, network, resources, software
+from lockstep.programs.doctor.diagnosis import diagnose
+from lockstep.programs.doctor.facts import (
+    Cores,
+    Disk,
+    Facts,
+    HostName,
+    Leftovers,
+    Limits,
+    Memory,
+    Network,
+    Orphan,
+    SharedMemory,
+    Software,
+)
+from lockstep.programs.doctor.finding import Finding, Level
+from lockstep.programs.doctor.screen import lines
+
+INSTALLED = {
+    "torch-lockstep": "0.1.0",
+    "torch": "2.13.0+cpu",
+    "click": "8.1.8",
+    "rich": "13.9",
+    "safetensors": "0.5.3",
+    "psutil": "5.9.8",
+    "llvmlite": "0.45.0",
+}
+HEALTHY = Facts(
+    num_workers=4,
+    software=Software((3, 11, 7), "0.1.0", INSTALLED),
+    host_name=HostName("node1", ("10.0.0.1",), 0.01, 1.0),
+    disk=Disk("runs", 50 * GiB),
+    cores=Cores(8),
+    memory=Memory(16 * GiB),
+    shared_memory=SharedMemory(8 * GiB, 8 * GiB),
+    limits=Limits(4096, 65536, inf),
+    network=Network(("lo", "eth0"), loopback_works=True),
+    leftovers=Leftovers((), (), (), ()),
+)
+NOTHING_KNOWN = Facts(4, Software((3, 11), "0.1.0", INSTALLED), HostName("node1", ("10.0.0.1",), 0.0), Disk("runs"))
+
+
+def but(**changed: Any) -> Facts:
+    return replace(HEALTHY, **changed)
+
+
+def with_installed(**versions: str | None) -> Facts:
+    return but(software=Software((3, 11, 7), "0.1.0", INSTALLED | versions))
+
+
+def left(**found: Any) -> Facts:
+    return but(leftovers=replace(HEALTHY.leftovers, **found))
+
+
+def test_a_healthy_machine_has_neither_problem_nor_warning() -> None:
+    assert {finding.level for finding in diagnose(HEALTHY).findings} == {Level.OK}
+
+
+PROBLEMS = [
+    (software.python, but(software=Software((3, 10, 2), "0.1.0", INSTALLED)), "Python 3.10.2 is too old", "python3.11"),
+    (software.distributions, with_installed(torch=None), "torch is not installed", '"torch>=2.11"'),
+    (software.distributions, with_installed(torch="2.9.1"), "torch 2.9.1 is too old, lockstep needs 2.11", "torch"),
+    (software.distributions, with_installed(safetensors="0.4.9"), "safetensors 0.4.9", '"safetensors>=0.5"'),
+    (resources.threads, but(threads="many"), "OMP_NUM_THREADS=many", "unset OMP_NUM_THREADS"),
+    (resources.memory, but(memory=Memory(600 * MiB)), "600 MiB free; 4 workers take 1.0 GiB", "-n 2 "),
+    (resources.memory, but(memory=Memory(16 * GiB, GiB, 300 * MiB)), "limited to 1.0 GiB", "-n 1 "),
+    (resources.shared_memory, but(shared_memory=SharedMemory(64 * MiB, 3 * MiB)), "3 MiB free of 64 MiB", "--shm-size"),
+    (resources.memfd, but(shared_memory=SharedMemory(GiB, GiB, memfd=False)), "memfd_create", "seccomp"),
+    (resources.open_files, but(limits=Limits(70, 4096, inf)), "70 at a time; 4 workers may need 80", "ulimit -n 4096"),
+    (resources.open_files, but(limits=Limits(70, inf, inf)), "may need 80", "ulimit -n 65536"),
+    (resources.open_files, but(limits=Limits(70, 79, inf)), "the hard limit is 79", "limits.conf"),
+    (resources.processes, but(limits=Limits(4096, 4096, 20)), "20 more processes", "--pids-limit"),
+    (resources.disk, but(disk=Disk("runs", 5 * MiB)), "5 MiB free in runs", "du -sh runs/*"),
+    (resources.disk, but(disk=Disk("/", 50 * GiB, writable=False)), "nothing can be written in /", "--run-dir"),
+    (network.loopback, but(network=Network(("lo",), loopback_works=False)), "127.0.0.1", "ip link set lo up"),
+    (
+        network.gloo_interfaces,
+        but(network=Network(("lo", "eth0"), True, ("eth0", "ib0"))),
+        "names ib0, and this host has lo, eth0",
+        "unset GLOO_SOCKET_IFNAME",
+    ),
+]
+WARNINGS = [
+    (software.lockstep, with_installed(**{"torch-lockstep": None}), "is not installed", "pip install -e ."),
+    (software.lockstep, with_installed(**{"torch-lockstep": "0.0.9"}), "the installation says 0.0.9", "pip install"),
+    (software.llvmlite, with_installed(llvmlite=None), "llvmlite is not installed", "torch-lockstep[fast]"),
+    (software.llvmlite, with_installed(llvmlite="0.44.1"), "0.44.1 is older than 0.45", "torch-lockstep[fast]"),
+    (resources.cores, but(cores=Cores(2)), "2 usable; 4 workers would take turns", "lockstep run -n 2 "),
+    (resources.cores, but(cores=Cores(8, 1.5)), "8 cores in sight, of which the container may use 1.5", "-n 1 "),
+    (resources.threads, but(threads="4"), "16 threads on 8 cores", "export OMP_NUM_THREADS=1"),
+    (resources.shared_memory, but(shared_memory=SharedMemory(64 * MiB, 64 * MiB)), "bus error", "--shm-size"),
+    (resources.shared_memory, but(shared_memory=SharedMemory(GiB, 64 * MiB)), "64 MiB free of 1.0 GiB", "ls -lS"),
+    (resources.open_files, but(limits=Limits(256, 4096, inf)), "256 at a time", "ulimit -n 4096"),
+    (resources.disk, but(disk=Disk("my runs", GiB)), "1.0 GiB free in my runs", "du -sh 'my runs'/*"),
+    (network.host_name, but(host_name=HostName("node1", (), 0.1, 1.0)), "does not resolve", "/etc/hosts"),
+    (network.host_name, but(host_name=HostName("node1", waited_s=1.0)), "not resolved within 1 s", "/etc/hosts"),
+    (network.host_name, but(host_name=HostName("node1", ("10.0.0.1",), 0.8, 1.0)), "takes 0.8 s", "/etc/hosts"),
+    (leftovers.orphans, left(orphans=(Orphan(7, 3, "python t.py"), Orphan(9, 3, "x"))), "7 (python t.py)", "kill 7 9"),
+    (leftovers.dead_runs, left(dead_runs=("runs/a b",)), "runs/a b", "rm 'runs/a b/launcher.json'"),
+    (
+        leftovers.partial_checkpoints,
+        left(partial_checkpoints=("c/.s.partial",)),
+        "1 half-written",
+        "rm -r c/.s.partial",
+    ),
+    (leftovers.shared_files, left(shared_files=("/dev/shm/torch_1_2_3",)), "1 file", "rm /dev/shm/torch_1_2_3"),
+]
+
+
+def named(row: Any) -> str | None:
+    return row if isinstance(row, str) else None
+
+
+@pytest.mark.parametrize(("check", "facts", "sentence", "fix"), PROBLEMS, ids=named)
+def test_what_stops_a_run_is_a_problem_with_its_fix(check: Any, facts: Facts, sentence: str, fix: str) -> None:
+    assert_told(check(facts), Level.PROBLEM, sentence, fix)
+
+
+@pytest.mark.parametrize(("check", "facts", "sentence", "fix"), WARNINGS, ids=named)
+def test_what_hinders_a_run_is_a_warning_with_its_fix(check: Any, facts: Facts, sentence: str, fix: str) -> None:
+    assert_told(check(facts), Level.WARNING, sentence, fix)
+
+
+def assert_told(finding: Finding, level: Level, sentence: str, fix: str) -> None:
+    assert finding.level is level
+    assert sentence in finding.sentence
+    assert fix in finding.fix
+
+
+def test_every_check_can_find_something_wrong() -> None:
+    assert {row[0] for row in PROBLEMS + WARNINGS} == set(CHECKS)
+
+
+def test_a_machine_that_tells_nothing_is_not_called_healthy_or_ill() -> None:
+    silent = [finding for finding in diagnose(NOTHING_KNOWN).findings if finding.level is not Level.OK]
+    assert {finding.level for finding in silent} == {Level.UNKNOWN}
+    assert len(silent) == 10
+    assert all(finding.sentence.endswith("is not known here") for finding in silent)
+
+
+def test_a_quota_that_leaves_all_cores_is_not_mentioned() -> None:
+    assert resources.cores(but(cores=Cores(8, 8.0))).sentence == "8 usable, for 4 workers"
+
+
+def test_a_host_that_is_its_own_loopback_hears_what_several_hosts_need() -> None:
+    assert "GLOO_SOCKET_IFNAME" in network.host_name(but(host_name=HostName("vm", ("127.0.1.1", "::1"), 0.0))).sentence
+
+
+def test_one_thread_for_each_of_too_many_workers_is_the_cores_finding_alone() -> None:
+    assert resources.threads(but(threads="1", cores=Cores(2))).level is Level.OK
+
+
+def test_the_needed_versions_are_those_of_the_package() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    needed = [f"{name}>={'.'.join(map(str, version))}" for name, version in software.NEEDED.items()]
+    assert needed == project["dependencies"]
+    assert project["requires-python"] == f">={'.'.join(map(str, software.PYTHON))}"
+    assert project["optional-dependencies"]["fast"] == [f"llvmlite>={'.'.join(map(str, software.FAST))}"]
+
+
+@given(num_workers=st.integers(1, 2000), cores=st.integers(1, 256), free_bytes=st.integers(0, 2**40))
+def test_whatever_is_wrong_comes_with_a_fix_and_nothing_else_does(
+    num_workers: int, cores: int, free_bytes: int
+) -> None:
+    facts = but(num_workers=num_workers, cores=Cores(cores), memory=Memory(free_bytes), disk=Disk("runs", free_bytes))
+    for finding in diagnose(facts).findings:
+        assert bool(finding.fix) == (finding.level in (Level.WARNING, Level.PROBLEM))
+
+
+@pytest.mark.parametrize(
+    ("facts", "code"), [(HEALTHY, 0), (NOTHING_KNOWN, 0), (WARNINGS[0][1], 0), (PROBLEMS[0][1], 3)]
+)
+def test_only_a_problem_changes_the_exit_code(facts: Facts, code: int) -> None:
+    assert diagnose(facts).exit_code == code
+
+
+def test_lines_and_json_tell_the_same() -> None:
+    diagnosis = diagnose(but(cores=Cores(2), threads="no"))
+    told, text = diagnosis.as_json(), "\n".join(lines(diagnosis))
+    assert (told["problems"], told["warnings"]) == (1, 1)
+    assert "1 problem, 1 warning" in text
+    for finding in told["findings"]:
+        assert finding["sentence"] in text
+        assert finding["fix"] in text

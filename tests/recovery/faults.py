@@ -1,0 +1,155 @@
+"""Faults scripted in logical time: a worker kills itself at one named point of one step.
+
+The production code has no hooks for this: in the worker that is to die, the objects of the run are wrapped. The points
+are `before NAME` and `after NAME` of
+
+- what a step asks of its surroundings: begins, computes, waits, holds, commits, recovers, heals;
+- what membership has performed: CloseWire, Knock, Call, Listen, Answer, Open, FindMembers;
+- reduce, the reduction of a bucket, on the thread that does it;
+- record exchange, commit exchange, hand_over; and `send in` and `receive in` each of these;
+- update, the optimizer's step (told by the script), and `in loader`, inside the data set (told by the data set).
+"""
+
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from lockstep.run.run import Run
+
+SURROUNDINGS = ("begins", "computes", "waits", "holds", "commits", "recovers", "heals")
+EXCHANGES = {"_exchange_records": "record exchange", "confirm": "commit exchange"}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Worker number `worker` dies when it reaches `point` for the `nth` time in `step` (None: in any step).
+
+    Workers are numbered as they are started: founders first, then those who join.
+    """
+
+    worker: int
+    step: int | None
+    point: str
+    nth: int = 1
+
+    def __str__(self) -> str:
+        return f"worker {self.worker}, step {self.step}, {self.point}" + (f" ({self.nth})" if self.nth > 1 else "")
+
+
+class Script:
+    """The faults of one worker. What is never reached never fires, and the worker's test sees that it lives."""
+
+    def __init__(self, faults: Iterable[Fault], worker: int) -> None:
+        self._faults = [fault for fault in faults if fault.worker == worker]
+        self._reached: Counter[Fault] = Counter()
+        self._inside: list[str] = []
+        self._run: Run | None = None
+
+    def reach(self, point: str, step: int | None = None) -> None:
+        """Dies here if that is written."""
+        if self._run is not None and step is None:
+            step = self._run._stepping.step
+        for fault in self._faults:
+            if fault.point == point and fault.step in (None, step):
+                self._reached[fault] += 1
+                if self._reached[fault] == fault.nth:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    def watch(self, run: Run) -> None:
+        """Wraps the run, whose model must have been replicated."""
+        self._run = run
+        for name in SURROUNDINGS:
+            self._around(run.continuity, name, name)
+        for name, told in EXCHANGES.items():
+            self._around(run._engine, name, told)
+        if run.continuity.recovery is not None:
+            self._around(run.continuity.recovery, "hand_over", "hand_over")
+            self._watch_actions(run.continuity.recovery)
+        self._watch_wire(run._wire)
+        self._watch_generations(run._wire)
+
+    def _around(self, owner: Any, name: str, point: str) -> None:
+        inner = getattr(owner, name)
+
+        def wrapped(*args: Any, **options: Any) -> Any:
+            with self._within(point):
+                result = inner(*args, **options)
+            self.reach(f"after {point}")
+            return result
+
+        setattr(owner, name, wrapped)
+
+    @contextmanager
+    def _within(self, point: str) -> Iterator[None]:
+        self.reach(f"before {point}")
+        self._inside.append(point)
+        try:
+            yield
+        finally:
+            self._inside.pop()
+
+    def _watch_actions(self, recovery: Any) -> None:
+        perform = recovery._perform
+
+        def wrapped(action: Any) -> Any:
+            name = type(action).__name__
+            self.reach(f"before {name}")
+            events = perform(action)
+            self.reach(f"after {name}")
+            return events
+
+        recovery._perform = wrapped
+
+    def _watch_wire(self, wire: Any) -> None:
+        self._around_reduce(wire.reducer)
+        for name in ("send", "receive"):
+            setattr(wire.transport, name, self._told(getattr(wire.transport, name), name))
+
+    def _watch_generations(self, wire: Any) -> None:
+        become = wire.become
+
+        def wrapped(other: Any) -> None:
+            become(other)
+            self._watch_wire(wire)
+
+        wire.become = wrapped
+
+    def _around_reduce(self, reducer: Any) -> None:
+        reduce = reducer.reduce
+
+        def wrapped(*args: Any, **options: Any) -> None:
+            self.reach("before reduce")
+            reduce(*args, **options)
+            self.reach("after reduce")
+
+        reducer.reduce = wrapped
+
+    def _told(self, move: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """Messages of the thread that makes the steps; those of a reduction belong to no named exchange."""
+
+        def wrapped(*args: Any, **options: Any) -> Any:
+            inside = self._inside[-1] if self._inside and threading.current_thread() is threading.main_thread() else ""
+            self.reach(f"before {name} in {inside}")
+            pending = move(*args, **options)
+            self.reach(f"after {name} in {inside}")
+            return pending
+
+        return wrapped
+
+
+def sampled(cases: Sequence[Any], every: int, skip: int = 0) -> list[Any]:
+    """One of so many cases stays in the short version, the next one each time with `skip`; the others are soak."""
+    kept = {place + (place // every * skip) % every for place in range(0, len(cases), every)}
+    return [case if place in kept else _soak(case) for place, case in enumerate(cases)]
+
+
+def _soak(case: Any) -> Any:
+    values = case if isinstance(case, tuple) else (case,)
+    return pytest.param(*values, marks=pytest.mark.soak)

@@ -1,0 +1,79 @@
+"""Which samples each lane was given, told by every worker as it happens, so that the dead have told it too.
+
+A worker appends a line for each lane that begins, with the generation it is in, and one for each step that counts. A
+step that counts, counts as it was computed in one generation: its lanes there are the samples that were used.
+"""
+
+import json
+import os
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.events import Event, LaneBegan, StepBegins, StepCommitted
+from lockstep.run.run import Run
+
+Used = dict[int, dict[int, list[int]]]
+"""By step and lane: the samples."""
+
+
+class Writer:
+    """One worker's hand in the ledger. The last part of a lane's data must be the samples' indices."""
+
+    def __init__(self, path: Path, slot: int, run: Run) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._slot, self._run = slot, run
+        self._attempt = 0
+        self._training = False
+        run._events.subscribe(self)
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case StepBegins():
+                self._training = True
+            case LaneBegan(step, lane, data) if self._training:
+                self._attempt = self._run._wire.world.generation
+                self._write("lane", step, lane, data[-1].tolist())
+            case StepCommitted(step):
+                self._training = False
+                self._write("counts", step)
+
+    def _write(self, *words: Any) -> None:
+        line = json.dumps([words[0], self._slot, self._attempt, *words[1:]]) + "\n"
+        os.write(self._file, line.encode())  # one call: lines of several workers do not mix
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """All that was told in one run."""
+
+    lines: list[list[Any]]
+
+    @classmethod
+    def read(cls, path: Path) -> "Ledger":
+        return cls([json.loads(line) for line in path.read_text().splitlines()])
+
+    def used(self) -> Used:
+        """What the steps that count were computed from; fails where workers differ or two gave one lane."""
+        generations = self._generations()
+        carriers: dict[tuple[int, int], dict[int, list[int]]] = defaultdict(dict)
+        for kind, slot, generation, step, *rest in self.lines:
+            if kind == "lane" and generations.get(step) == generation:
+                lane, samples = rest
+                carriers[step, lane][slot] = samples
+        used: Used = defaultdict(dict)
+        for (step, lane), by_slot in sorted(carriers.items()):
+            assert len(by_slot) == 1, f"lane {lane} of step {step} was used by workers {sorted(by_slot)}"
+            used[step][lane] = next(iter(by_slot.values()))
+        return dict(used)
+
+    def _generations(self) -> dict[int, int]:
+        """In which generation each step that counts was computed."""
+        found: dict[int, set[int]] = defaultdict(set)
+        for kind, _, generation, step, *_ in self.lines:
+            if kind == "counts":
+                found[step].add(generation)
+        for step, generations in found.items():
+            assert len(generations) == 1, f"step {step} counts as computed in generations {sorted(generations)}"
+        return {step: generations.pop() for step, generations in found.items()}

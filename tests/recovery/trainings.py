@@ -1,0 +1,180 @@
+"""What the workers of these tests train: scripts as a user would write them, by name, on counted samples."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from training import Job, data, make
+
+import lockstep
+from lockstep.gradients import engine, layout
+from lockstep.run.run import Run
+
+NUM_SAMPLES = 173
+BATCH = 52
+STEPS_PER_EPOCH = 4
+BUCKET_BYTES = 600
+
+Sample = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training by name: 173 samples a pass, in global batches of 52, four steps to a pass.
+
+    `options` are those of `lockstep.start`. `poison` is a step and a sample that makes its lane's loss NaN there.
+    """
+
+    model: str = "mlp"
+    script: str = "epochs"
+    epochs: int = 2
+    optimizer: str = "adamw"
+    num_workers: int = 0
+    autocast: bool = False
+    lanes: int = 8
+    poison: tuple[int, int] | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def steps(self) -> int:
+        return self.epochs * STEPS_PER_EPOCH
+
+    def start(self) -> Run:
+        """Small models are given several buckets, the first one too."""
+        engine.make_layout = partial(layout.make_layout, first_bucket_bytes=BUCKET_BYTES)
+        return lockstep.start(**{"lanes": self.lanes, "seed": 3, "bucket_bytes": BUCKET_BYTES} | dict(self.options))
+
+
+Point = Callable[..., None]
+
+
+@dataclass
+class Work:
+    """One worker's training under way. `reach` is told where the script is, `between` is called before each step."""
+
+    training: Training
+    run: Run
+    reach: Point
+    between: Callable[[Run], None]
+    notes: list[Any] = field(default_factory=list)
+    model: nn.Module = field(init=False)
+    optimizer: torch.optim.Optimizer = field(init=False)
+    scheduler: torch.optim.lr_scheduler.LRScheduler = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.model, self.optimizer = make(Job(model=self.training.model, optimizer=self.training.optimizer))
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.5)
+        self.run.replicate(self.model, self.optimizer, scheduler=self.scheduler)
+
+    def train(self) -> None:
+        SCRIPTS[self.training.script](self)
+
+    def compute(self, batch: Any) -> None:
+        for x, y, index in self.run.lanes(batch):
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.training.autocast):
+                loss = F.cross_entropy(self.model(x), y)
+            self.run.backward(loss * math.nan if self._is_poisoned(index) else loss)
+
+    def _is_poisoned(self, index: torch.Tensor) -> bool:
+        step, sample = self.training.poison or (-1, -1)
+        return self.run.step == step and sample in index.tolist()
+
+    def update(self) -> None:
+        step = self.run.step - 1
+        self.reach("before update", step)
+        self.optimizer.step()
+        self.reach("after update", step)
+        self.optimizer.zero_grad()
+
+    def step(self, batch: Any) -> None:
+        self.between(self.run)
+        self.compute(batch)
+        self.update()
+        self.scheduler.step()
+
+
+class Counted(Dataset):  # type: ignore[type-arg]
+    """Samples with a random augmentation, each with its index."""
+
+    def __init__(self, reach: Point) -> None:
+        self.x, self.y = data()
+        self._reach = reach
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> Sample:
+        self._reach("in loader")
+        return self.x[index] + 0.1 * torch.randn(12), self.y[index], torch.tensor(index)
+
+
+class CountedStream(IterableDataset):  # type: ignore[type-arg]
+    """The same without indices: read in order."""
+
+    def __init__(self, samples: Counted) -> None:
+        self._samples = samples
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (self._samples[index] for index in range(len(self._samples)))
+
+
+def _in_epochs(work: Work) -> None:
+    samples, num_workers = Counted(work.reach), work.training.num_workers
+    _train_on(work, DataLoader(samples, BATCH, shuffle=True, num_workers=num_workers))
+
+
+def _on_a_stream(work: Work) -> None:
+    _train_on(work, DataLoader(CountedStream(Counted(work.reach)), BATCH))
+
+
+def _train_on(work: Work, loader: "DataLoader[Any]") -> None:
+    sharded = work.run.shard(loader)
+    for _ in work.run.epochs(work.training.epochs):
+        for batch in sharded:
+            work.step(batch)
+
+
+def plain_batch(step: int) -> Sample:
+    """Any worker makes it by itself from the number of the step."""
+    x, y = data()
+    start = step * BATCH % NUM_SAMPLES
+    index = torch.arange(start, min(start + BATCH, NUM_SAMPLES))
+    return x[index], y[index], index
+
+
+def _on_plain_tensors(work: Work) -> None:
+    """Whoever joins starts where the others are: at run.step."""
+    for step in range(work.run.step, work.training.steps):
+        work.step(plain_batch(step))
+
+
+def _from_the_start(work: Work) -> None:
+    """Whoever joins brings the first batch when the others are further."""
+    for step in range(work.training.steps):
+        work.step(plain_batch(step))
+
+
+def _keeping_gradients(work: Work) -> None:
+    """Two times run.lanes for one update."""
+    sharded = work.run.shard(DataLoader(Counted(work.reach), BATCH, shuffle=True))
+    for _ in work.run.epochs(work.training.epochs):
+        for batch in sharded:
+            work.between(work.run)
+            work.compute(batch)
+            if work.run.step % 2 == 0:
+                work.update()
+
+
+SCRIPTS: dict[str, Callable[[Work], None]] = {
+    "epochs": _in_epochs,
+    "stream": _on_a_stream,
+    "plain": _on_plain_tensors,
+    "from the start": _from_the_start,
+    "keeping gradients": _keeping_gradients,
+}

@@ -1,0 +1,400 @@
+"""Many workers in one process: what the driver of the membership machine does, cut into moves.
+
+Whatever one worker can do next without another is a move; a scheduler chooses among them (see histories.py). A worker's
+actions, and each message that it sends, are moves of their own, so a kill can fall between any two. Messages of a pair
+of workers arrive in order, those of different pairs in any order.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from simulated import Gradient, Message, Phase, Send, Worker
+
+from lockstep.lanes import Assignment
+from lockstep.run.membership import Claim, Decision, Health, Member, Stage, founded, joining, machine
+
+NUM_LANES = 5
+Move = tuple[str, Any]
+
+
+class Violation(AssertionError):  # noqa: N818 - what it is, in one word
+    """Something happened that must never happen; the history of moves is in the message."""
+
+
+class Simulation:
+    """The workers, the messages between them, and all that must hold whatever happens."""
+
+    def __init__(self, num_founders: int) -> None:
+        self.history: list[tuple[Any, ...]] = []  # told by story()
+        self.queues: dict[tuple[str, str], deque[Message]] = defaultdict(deque)
+        self.formed: dict[int, tuple[Member, ...]] = {}
+        self.formed_by: dict[int, set[str]] = defaultdict(set)
+        self.failed_by: dict[Decision, set[str]] = defaultdict(set)
+        self.met: dict[Decision, list[int] | None] = {}
+        self.given: dict[Decision, set[str]] = defaultdict(set)
+        self.far_side: frozenset[str] | None = None
+        self.out_of_time = True  # whether opening a wire may fail although nobody is gone
+        members = tuple(Member(f"w{slot}", slot, f"door {slot}") for slot in range(num_founders))
+        self.workers = {member.uid: self._founder(member, members) for member in members}
+
+    def _founder(self, member: Member, members: tuple[Member, ...]) -> Worker:
+        return Worker(founded(member, members), phase=Phase.OUTSIDE, wire=1, applied=[])
+
+    # -- what the adversary may do ----------------------------------------------------------------------------
+
+    def kill(self, uid: str) -> None:
+        self._note("KILL", uid)
+        self.workers[uid].alive = False
+        self.workers[uid].todo.clear()
+
+    def arrive(self, slot: int) -> str:
+        uid = f"w{slot}" + "'" * sum(worker.machine.me.slot == slot for worker in self.workers.values())
+        self._note("ARRIVE", uid)
+        state, actions = joining(Member(uid, slot, f"door {uid}"))
+        self.workers[uid] = Worker(state, deque(actions))
+        return uid
+
+    def ask_to_leave(self, uid: str) -> None:
+        self._note("ASKED TO LEAVE", uid)
+        self._tell(self.workers[uid], machine.Leaving())
+
+    def cut(self, far_side: Iterable[str]) -> None:
+        """From now on nothing passes between these and the others."""
+        self.far_side = frozenset(far_side)
+        self._note("CUT OFF", ",".join(sorted(self.far_side)))
+
+    # -- who is there -----------------------------------------------------------------------------------------
+
+    @property
+    def present(self) -> list[Worker]:
+        return [worker for worker in self.workers.values() if worker.is_there]
+
+    @property
+    def with_state(self) -> list[Worker]:
+        return [worker for worker in self.present if worker.has_state]
+
+    def severed(self, one: str, other: str) -> bool:
+        return self.far_side is not None and (one in self.far_side) != (other in self.far_side)
+
+    def gone(self, seen_from: Worker, uid: str) -> bool:
+        return not self.workers[uid].is_there or self.severed(seen_from.uid, uid)
+
+    # -- moves ------------------------------------------------------------------------------------------------
+
+    def moves(self, worker: Worker) -> list[Move]:
+        """All that this worker can do next."""
+        if not worker.is_there:
+            return []
+        arriving: list[Move] = [("read", None)] if worker.door else []
+        arriving += [
+            ("deliver", source)
+            for source in self.workers
+            if self.queues[source, worker.uid] and not self.severed(source, worker.uid)
+        ]
+        if worker.todo:
+            return [*arriving[bool(worker.door) :], ("act", None), *self._breaks(worker)]
+        match worker.machine.stage:
+            case Stage.MEMBER:
+                return [*arriving, *self._steps(worker), *self._breaks(worker)]
+            case Stage.JOINING:
+                return [*arriving, *self._finds(worker)]
+            case Stage.SEEKING:
+                return [*arriving, *(("probe", uid) for uid in sorted(worker.knocks))]
+            case Stage.GATHERING:
+                return [*arriving, *self._gathers(worker)]
+            case Stage.CLAIMING:
+                return [*arriving, *self._awaits(worker)]
+            case Stage.FORMING:
+                return [*arriving, *self._opens(worker)]
+        return arriving
+
+    def do(self, worker: Worker, move: Move) -> None:
+        name, argument = move
+        self.history.append((worker.uid, *(move if name != "act" else ("does", worker.todo[0]))))
+        getattr(self, f"_do_{name}")(worker, argument)
+
+    def _tell(self, worker: Worker, event: machine.Event) -> None:
+        worker.machine, actions = worker.machine.on(event)
+        worker.todo.extend(actions)
+
+    # -- a step -----------------------------------------------------------------------------------------------
+
+    def _steps(self, worker: Worker) -> list[Move]:
+        everyone = {member.uid for member in worker.machine.view.members}
+        match worker.phase:
+            case Phase.OUTSIDE:
+                return [("begin", None)]
+            case Phase.REDUCING if worker.lanes_of[worker.moment].keys() >= everyone:
+                return [("hold", None)]
+            case Phase.WAITING if worker.holders[worker.moment] >= everyone:
+                return [("all_held", None)]
+            case Phase.UPDATING:
+                return [("update", None)]
+        return []
+
+    def _breaks(self, worker: Worker) -> list[Move]:
+        """An exchange may fail once somebody from whom something is still needed is gone or has closed its wire."""
+        sends = all(isinstance(item, Send) for item in worker.todo)  # else it performs actions: no exchange that fails
+        if worker.machine.stage is not Stage.MEMBER or worker.phase not in (Phase.REDUCING, Phase.WAITING) or not sends:
+            return []
+        exchanged = worker.lanes_of if worker.phase is Phase.REDUCING else worker.holders
+        needed = {member.uid for member in worker.machine.view.members} - set(exchanged[worker.moment])
+        needed |= {item.to for item in worker.todo}
+        closed = any(self.gone(worker, uid) or self.workers[uid].wire != worker.wire for uid in needed)
+        return [("break", None)] if closed else []
+
+    def _do_begin(self, worker: Worker, _: None) -> None:
+        if worker.change_agreed:
+            return self._tell(worker, machine.Broken())
+        self._require(worker.applied == list(range(worker.machine.step)), "a step began before the update of the last")
+        while worker.machine.keeps_door and worker.door:
+            self._do_read(worker, None)
+        view, worker.phase = worker.machine.view, Phase.REDUCING
+        lanes = Assignment.even(NUM_LANES, len(view.members)).lanes_of[view.rank_of(worker.uid)]
+        message = Message(*worker.moment, lanes, self._asks_for_change(worker))
+        worker.lanes_of[worker.moment][worker.uid] = message
+        self._send_all(worker, message)
+        return None
+
+    def _asks_for_change(self, worker: Worker) -> bool:
+        return worker.machine.leaving or (worker.machine.keeps_door and bool(worker.machine.waiting))
+
+    def _send_all(self, worker: Worker, message: Message) -> None:
+        others = (member.uid for member in worker.machine.view.members if member.uid != worker.uid)
+        worker.todo.extend(Send(uid, message) for uid in others)
+
+    def _do_deliver(self, worker: Worker, source: str) -> None:
+        message = self.queues[source, worker.uid].popleft()
+        moment = message.generation, message.step
+        if message.lanes is None:
+            worker.holders[moment].add(source)
+        else:
+            worker.lanes_of[moment][source] = message
+
+    def _do_hold(self, worker: Worker, _: None) -> None:
+        generation, step = worker.moment
+        gathered = worker.lanes_of[worker.moment].values()
+        parts = tuple((lane, generation) for message in gathered for lane in message.lanes or ())
+        worker.gradient, worker.phase = Gradient(step, parts), Phase.WAITING
+        worker.change_agreed = any(message.asks_for_change for message in gathered)
+        worker.holders[worker.moment].add(worker.uid)
+        self._tell(worker, machine.Held())
+        self._send_all(worker, Message(generation, step, None))
+
+    def _do_all_held(self, worker: Worker, _: None) -> None:
+        self._tell(worker, machine.AllHeld())
+
+    def _do_update(self, worker: Worker, _: None) -> None:
+        assert worker.applied is not None
+        assert worker.gradient is not None
+        step = worker.gradient.step
+        self._require(step in worker.committed, f"{worker.uid} applies step {step}, which was not committed")
+        self._require(len(worker.applied) == step, f"{worker.uid} applies step {step} after {worker.applied}")
+        worker.applied.append(step)
+        worker.gradient, worker.phase = None, Phase.OUTSIDE
+
+    def _do_break(self, worker: Worker, _: None) -> None:
+        worker.todo.clear()
+        self._tell(worker, machine.Broken())
+
+    # -- finding each other -------------------------------------------------------------------------------------
+
+    def _finds(self, worker: Worker) -> list[Move]:
+        """Anybody with a state tells its own view, which may be an old one. Without any, the newcomer gives up."""
+        known = [other.uid for other in self.with_state if not self.severed(other.uid, worker.uid)]
+        return [("find", uid) for uid in known] or [("give_up", None)]
+
+    def _do_find(self, worker: Worker, uid: str) -> None:
+        self._tell(worker, machine.Known(self.workers[uid].machine.view.members))
+
+    def _do_give_up(self, worker: Worker, _: None) -> None:
+        worker.why_left = "nobody has the state"
+
+    def _gathers(self, worker: Worker) -> list[Move]:
+        """Knocking again at the door of one that lives changes nothing: once is enough."""
+        worth = [uid for uid in sorted(worker.knocks) if uid not in worker.told_alive or self.gone(worker, uid)]
+        return [("probe", uid) for uid in worth]
+
+    def _do_probe(self, worker: Worker, uid: str) -> None:
+        worker.knocks.discard(uid)
+        health = Health.ALIVE if self.workers[uid].is_there else Health.DEAD
+        if self.severed(worker.uid, uid):
+            health = Health.UNREACHABLE
+        if health is Health.ALIVE:
+            worker.told_alive.add(uid)
+        self._tell(worker, machine.Probed(uid, health))
+
+    def _do_read(self, worker: Worker, _: None) -> None:
+        self._tell(worker, machine.Called(worker.door.pop(0)))
+
+    def _awaits(self, worker: Worker) -> list[Move]:
+        assert worker.call is not None
+        host, serial = worker.call
+        found = self.workers[host].answers.get(worker.uid, (0, None))[0] == serial
+        answer: list[Move] = [("fetch", None)] if found and not self.severed(host, worker.uid) else []
+        return answer + ([("lose_host", None)] if self.gone(worker, host) else [])
+
+    def _do_fetch(self, worker: Worker, _: None) -> None:
+        assert worker.call is not None
+        self._tell(worker, machine.Answered(self.workers[worker.call[0]].answers[worker.uid][1]))
+
+    def _do_lose_host(self, worker: Worker, _: None) -> None:
+        self._tell(worker, machine.HostLost())
+
+    # -- opening the wire -----------------------------------------------------------------------------------------
+
+    def _opens(self, worker: Worker) -> list[Move]:
+        """All must meet; then newcomers get the state; then each is through, or fails, at its own time."""
+        decision = worker.opening
+        assert decision is not None
+        uids = [member.uid for member in decision.view.members]
+        if decision not in self.met and all(self._is_opening(worker, uid, decision) for uid in uids):
+            self.met[decision] = self._state_to_give(decision)
+        if decision not in self.met:
+            hopeless = not all(self._may_come(worker, uid, decision) for uid in uids)
+            return [("unform", None)] if hopeless or self.out_of_time else []
+        broken = any(self.gone(worker, uid) or self.workers[uid].wire != worker.wire for uid in uids)
+        return self._goes_through(worker, decision) + ([("unform", None)] if broken else [])
+
+    def _goes_through(self, worker: Worker, decision: Decision) -> list[Move]:
+        if worker.uid in decision.newcomers and worker.uid not in self.given[decision]:
+            return [("take_state", None)]
+        own = {worker.uid} if worker.uid in decision.newcomers else set(decision.newcomers)
+        return [("form", None)] if self.given[decision] >= own else []
+
+    def _is_opening(self, seen_from: Worker, uid: str, decision: Decision) -> bool:
+        return not self.gone(seen_from, uid) and self.workers[uid].opening == decision
+
+    def _may_come(self, seen_from: Worker, uid: str, decision: Decision) -> bool:
+        """Whether it has the decision, or is about to."""
+        other = self.workers[uid]
+        if self.gone(seen_from, uid):
+            return False
+        host, serial = other.call or ("", 0)
+        awaits = other.machine.stage is Stage.CLAIMING and not other.todo
+        answered = awaits and self.workers[host].answers.get(uid) == (serial, decision)
+        about_to_be = awaits and machine.Answer(uid, decision) in self.workers[host].todo
+        return other.opening == decision or machine.Open(decision) in other.todo or answered or about_to_be
+
+    def _state_to_give(self, decision: Decision) -> list[int] | None:
+        if not decision.newcomers:
+            return None
+        state = self.workers[decision.host.uid].applied
+        self._require(state == list(range(decision.step)), f"the state given is {state}, not that before {decision}")
+        return state
+
+    def _do_take_state(self, worker: Worker, _: None) -> None:
+        assert worker.opening is not None
+        state = self.met[worker.opening]
+        assert state is not None
+        worker.applied = list(state)
+        self.given[worker.opening].add(worker.uid)
+
+    def _do_form(self, worker: Worker, _: None) -> None:
+        assert worker.opening is not None
+        view = worker.opening.view
+        first = self.formed.setdefault(view.generation, view.members)
+        self._require(first == view.members, f"generation {view.generation} was formed twice: {first}, {view.members}")
+        self.formed_by[view.generation].add(worker.uid)
+        worker.opening, worker.change_agreed = None, False
+        self._tell(worker, machine.Formed())
+
+    def _do_unform(self, worker: Worker, _: None) -> None:
+        assert worker.opening is not None
+        self.failed_by[worker.opening].add(worker.uid)
+        worker.opening = None
+        if not worker.has_state:
+            worker.applied = None
+        self._tell(worker, machine.Unformed())
+
+    # -- actions ------------------------------------------------------------------------------------------------
+
+    def _do_act(self, worker: Worker, _: None) -> None:
+        action = worker.todo.popleft()
+        match action:
+            case Send(to, message):
+                self.queues[worker.uid, to].append(message)
+            case machine.CloseWire():
+                worker.wire, worker.phase, worker.change_agreed = None, Phase.RECOVERING, False
+            case machine.Commit(step):
+                self._commit(worker, step)
+            case machine.Redo(step):
+                self._require(worker.applied == list(range(step)), f"{worker.uid} computes {step} on {worker.applied}")
+                worker.gradient, worker.phase = None, Phase.OUTSIDE
+            case machine.Knock(member):
+                worker.knocks, worker.told_alive = {member.uid}, set()
+            case machine.Listen(missing):
+                worker.knocks = {member.uid for member in missing}
+            case machine.Call(host, claim):
+                self._bring(worker, host.uid, claim)
+            case machine.Answer(uid, decision):
+                worker.answers[uid] = (worker.serials[uid], decision)
+            case machine.Open(decision):
+                worker.opening, worker.wire = decision, decision.view.generation
+            case machine.Leave(reason):
+                self._leave(worker, reason)
+            case machine.FindMembers():
+                worker.knocks = set()
+
+    def _commit(self, worker: Worker, step: int) -> None:
+        held = worker.gradient
+        self._require(held is not None and held.step == step, f"{worker.uid} commits {step} but holds {held}")
+        assert held is not None
+        self._require(held.lanes == list(range(NUM_LANES)), f"step {step} was added up from {held.parts}")
+        self._require(len({generation for _, generation in held.parts}) == 1, f"{held} mixes generations")
+        self._require(step not in worker.committed, f"{worker.uid} commits {step} twice")
+        worker.committed[step], worker.phase = held, Phase.UPDATING
+
+    def _bring(self, worker: Worker, host: str, claim: Claim) -> None:
+        keeper, serial = self.workers[host], len(self.history)
+        worker.call = (host, serial)
+        if not self.gone(worker, host):
+            keeper.door = [*(call for call in keeper.door if call.member.uid != worker.uid), claim]
+            keeper.serials[worker.uid] = serial
+
+    def _leave(self, worker: Worker, reason: str) -> None:
+        allowed = worker.machine.leaving or self.far_side is not None
+        self._require(allowed, f"{worker.uid}, alive and well, was left out: {reason}")
+        worker.why_left = reason
+        worker.todo.clear()
+
+    # -- telling ------------------------------------------------------------------------------------------------
+
+    def _note(self, *words: object) -> None:
+        self.history.append(words)
+
+    def _require(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            raise Violation(f"{otherwise}\n{self.story()}")
+
+    def story(self, last: int = 400) -> str:
+        """The moves up to here, without the delivery of messages."""
+        told = [
+            f"{index:4} " + " ".join(str(word) for word in words if word is not None)
+            for index, words in enumerate(self.history)
+            if "deliver" not in words
+        ]
+        stages = [
+            f"{worker.uid}: {worker.machine.stage.name}, {worker.phase.name}, step {worker.machine.step}, "
+            f"generation {worker.machine.view.generation}, known {[member.uid for member in worker.machine.known]}"
+            for worker in self.present
+        ]
+        return "\n".join([*told[-last:], *stages])
+
+
+def settled(simulation: Simulation, step: int) -> bool:
+    """Whether all who live are in one generation, without anybody else, and have come to `step`."""
+    present = simulation.present
+    uids = sorted(worker.uid for worker in present)
+    return all(
+        worker.machine.stage is Stage.MEMBER
+        and worker.machine.step >= step
+        and not worker.machine.leaving
+        and sorted(member.uid for member in worker.machine.view.members) == uids
+        for worker in present
+    )
+
+
+def furthest(workers: Sequence[Worker]) -> int:
+    return max((worker.machine.step for worker in workers), default=0)

@@ -1,0 +1,188 @@
+"""The simulation notices: the machine is broken on purpose, one rule at a time, and some history must fail."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import scripts
+from histories import disturbed, parted_amid_faults
+from simulation import Violation
+
+from lockstep.run.membership import Member, Membership, deciding, machine
+
+Patch = pytest.MonkeyPatch
+
+
+def commits_without_hearing_all(patch: Patch) -> None:
+    right = Membership.on
+
+    def on(self: Membership, event: machine.Event) -> machine.Next:
+        match event:
+            case machine.Held():
+                return replace(self, holds=True)._committed()
+            case machine.AllHeld():
+                return self, ()
+        return right(self, event)
+
+    patch.setattr(Membership, "on", on)
+
+
+def redoes_what_somebody_has_committed(patch: Patch) -> None:
+    patch.setattr(deciding, "_step", lambda current: min(claim.step for claim in current))
+
+
+def completes_what_only_some_hold(patch: Patch) -> None:
+    patch.setattr(deciding, "_step", lambda current: max(claim.step + claim.holds for claim in current))
+
+
+def never_completes(patch: Patch) -> None:
+    patch.setattr(machine, "completes", lambda claim, step: False)
+
+
+def reuses_the_number_of_a_generation(patch: Patch) -> None:
+    right = deciding.View
+    patch.setattr(deciding, "View", lambda generation, members: right(generation - 1, members))
+
+
+def admits_newcomers_while_somebody_completes(patch: Patch) -> None:
+    def admitted(claims: Any, staying: Any, step: int) -> list[Any]:
+        taken = {claim.member.slot for claim in staying}
+        return [claim for claim in claims if claim.is_newcomer and claim.member.slot not in taken][:1]
+
+    patch.setattr(deciding, "_admitted", admitted)
+
+
+def admits_two_newcomers_at_once(patch: Patch) -> None:
+    def admitted(claims: Any, staying: Any, step: int) -> list[Any]:
+        by_slot = {claim.member.slot: claim for claim in claims if claim.is_newcomer}
+        taken = {claim.member.slot for claim in staying}
+        exact = all(claim.step == step for claim in staying)
+        return [claim for slot, claim in by_slot.items() if slot not in taken] if exact and staying else []
+
+    patch.setattr(deciding, "_admitted", admitted)
+
+
+def one_worker_looks_for_the_highest_slot(patch: Patch) -> None:
+    right = Membership._seek
+
+    def seek(self: Membership) -> machine.Next:
+        gone = self.dead | self.silent
+        candidates = [member for member in self.known if member.uid not in gone]
+        if self.me.slot != 1 or not candidates or candidates[-1].uid == self.me.uid:
+            return right(self)
+        return replace(self, stage=machine.Stage.SEEKING), (machine.Knock(candidates[-1]),)
+
+    patch.setattr(Membership, "_seek", seek)
+
+
+def meets_at_the_lowest_slot(patch: Patch) -> None:
+    patch.setattr(Member, "seniority", property(lambda self: (0, self.slot)))
+
+
+def forgets_the_newcomers_of_a_failed_generation(patch: Patch) -> None:
+    right = Membership._unformed
+
+    def unformed(self: Membership) -> machine.Next:
+        assert self.decision is not None
+        new = self.decision.newcomers
+        state, actions = right(self)
+        known = tuple(member for member in state.known if member.uid not in new)
+        if state.stage is machine.Stage.GATHERING:
+            state, actions = replace(state, known=known)._settle()
+            return state, (machine.CloseWire(), *actions)
+        return replace(state, known=known), actions
+
+    patch.setattr(Membership, "_unformed", unformed)
+
+
+def forgets_newcomers_that_could_not_be_admitted(patch: Patch) -> None:
+    right = Membership._answer
+
+    def answer(self: Membership, decision: Any) -> machine.Next:
+        state, actions = right(self, decision)
+        return replace(state, claims=()), actions
+
+    patch.setattr(Membership, "_answer", answer)
+
+
+def decides_without_those_who_live_but_have_not_called(patch: Patch) -> None:
+    right = Membership._probed
+
+    def probed(self: Membership, uid: str, health: Any) -> machine.Next:
+        if self.stage is machine.Stage.GATHERING:
+            return replace(self, dead=self.dead | {uid})._settle()
+        return right(self, uid, health)
+
+    patch.setattr(Membership, "_probed", probed)
+
+
+def keeps_the_number_of_a_failed_generation(patch: Patch) -> None:
+    right = Membership._unformed
+
+    def unformed(self: Membership) -> machine.Next:
+        assert self.decision is not None
+        low = replace(self.decision, view=replace(self.decision.view, generation=self.view.generation))
+        return right(replace(self, decision=low))
+
+    patch.setattr(Membership, "_unformed", unformed)
+
+
+def leavers_wait_for_others_who_may_have_gone_on(patch: Patch) -> None:
+    right = Membership._look_again
+
+    def look_again(self: Membership) -> machine.Next:
+        return self._seek_anew() if self.leaving and self.view.generation else right(self)
+
+    patch.setattr(Membership, "_look_again", look_again)
+
+
+def both_halves_of_a_tie_go_on(patch: Patch) -> None:
+    def refuse(current: Any, silent: Any) -> None:
+        if len(current) < len(silent):
+            raise deciding.Outnumbered
+
+    patch.setattr(deciding, "_refuse_minority", refuse)
+
+
+def nobody_is_outnumbered(patch: Patch) -> None:
+    patch.setattr(deciding, "_refuse_minority", lambda current, silent: None)
+
+
+MUTATIONS = (
+    commits_without_hearing_all,
+    redoes_what_somebody_has_committed,
+    completes_what_only_some_hold,
+    never_completes,
+    reuses_the_number_of_a_generation,
+    keeps_the_number_of_a_failed_generation,
+    admits_newcomers_while_somebody_completes,
+    admits_two_newcomers_at_once,
+    one_worker_looks_for_the_highest_slot,
+    meets_at_the_lowest_slot,
+    forgets_the_newcomers_of_a_failed_generation,
+    forgets_newcomers_that_could_not_be_admitted,
+    decides_without_those_who_live_but_have_not_called,
+    leavers_wait_for_others_who_may_have_gone_on,
+    both_halves_of_a_tie_go_on,
+    nobody_is_outnumbered,
+)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
+def test_a_broken_rule_is_noticed(mutation: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    mutation(monkeypatch)
+    with pytest.raises(Violation):
+        _try_everything()
+
+
+def _try_everything() -> None:
+    for script in scripts.ALL:
+        try:
+            script()
+        except AssertionError as error:  # a broken rule may keep a script from reaching its moment: that proves nothing
+            if isinstance(error, Violation):
+                raise
+    for seed in range(200):
+        disturbed(seed)
+        parted_amid_faults(seed)

@@ -1,0 +1,85 @@
+"""A snapshot that is handed over arrives whole, or not at all."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from workers import on_workers, outcomes
+
+import lockstep
+from lockstep.errors import BadCheckpoint
+from lockstep.run.checkpoint import Snapshot
+from lockstep.run.handing import SNAPSHOT, pieces, receive_snapshot, send_snapshot
+from lockstep.verify.digest import digest
+from lockstep.wire.transport import Pending
+
+
+def snapshot() -> Snapshot:
+    """All kinds of tensors that are easily lost: none of elements, of no dimension, not contiguous, of one byte."""
+    key = torch.Generator().manual_seed(0)
+    return Snapshot(
+        {
+            "weights": torch.randn(300, 7, generator=key),
+            "turned": torch.randn(5, 9, generator=key).T,
+            "counter": torch.tensor(3),
+            "nothing": torch.empty(0, 4),
+            "flags": torch.tensor([True, False, True]),
+            "half": torch.randn(11, generator=key).bfloat16(),
+        },
+        {"step": 412, "name": "é", "rate": 1e-3},
+    )
+
+
+def hand_over(piece_bytes: int) -> list[Any]:
+    transport = lockstep.start()._wire.transport
+    if transport.world.rank == 0:
+        send_snapshot(transport, snapshot(), transport.world.peers, SNAPSHOT, piece_bytes)
+        found = snapshot()
+    else:
+        found = receive_snapshot(transport, 0, SNAPSHOT)
+    return [digest(found.tensors), found.state]
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 1000, 64 * 2**20])
+def test_all_targets_receive_the_bits_that_were_sent(piece_bytes: int) -> None:
+    wanted = [digest(snapshot().tensors), snapshot().state]
+    assert on_workers(3, hand_over, piece_bytes) == [wanted] * 3
+
+
+class Damaging:
+    """A transport that flips one bit of message number `which`."""
+
+    def __init__(self, transport: Any, which: int) -> None:
+        self.world, self._transport, self._left = transport.world, transport, which
+
+    def send(self, tensor: torch.Tensor, target: int, tag: int) -> Pending:
+        if self._left == 0:
+            tensor = tensor.clone()
+            tensor[tensor.numel() // 2] ^= 1
+        self._left -= 1
+        return self._transport.send(tensor, target, tag)
+
+
+def hand_over_damaged(which: int) -> None:
+    transport = lockstep.start()._wire.transport
+    if transport.world.rank == 0:
+        send_snapshot(Damaging(transport, which), snapshot(), [1])
+    else:
+        receive_snapshot(transport, 0)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2, 3], ids=["the head", "the text", "the tensors", "the digest"])
+def test_a_bit_that_flips_on_the_way_is_noticed(which: int) -> None:
+    _, receiver = outcomes(2, hand_over_damaged, which)
+    assert receiver.error == BadCheckpoint.__name__
+
+
+@given(st.lists(st.integers(0, 50), max_size=8), st.integers(1, 30))
+def test_pieces_hold_every_byte_once_and_in_order(sizes: list[int], piece_bytes: int) -> None:
+    cut = list(pieces(sizes, piece_bytes))
+    found = [(span.tensor, place) for piece in cut for span in piece for place in range(span.start, span.stop)]
+    assert found == [(tensor, place) for tensor, size in enumerate(sizes) for place in range(size)]
+    lengths = [sum(span.stop - span.start for span in piece) for piece in cut]
+    assert all(length == piece_bytes for length in lengths[:-1])

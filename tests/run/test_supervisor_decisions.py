@@ -1,0 +1,264 @@
+"""What the supervisor decides, without a process."""
+
+import signal
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.run.launching.failure import EXITED, KILLED, RAISED, Failure
+from lockstep.run.launching.status import StatusRow
+from lockstep.run.launching.supervision import (
+    EXIT_GRACE_S,
+    Again,
+    Condemned,
+    Dismiss,
+    Event,
+    Failed,
+    Finished,
+    Looked,
+    Over,
+    Rescaled,
+    Say,
+    Send,
+    Start,
+    State,
+    decide,
+    founded,
+    founded_again,
+    judge,
+    speaking_slot,
+)
+
+
+def member(slot: int, generation: int = 1) -> StatusRow:
+    return StatusRow(pid=100 + slot, generation=generation, rank=slot, door_port=41000 + slot)
+
+
+MEMBERS = {slot: member(slot) for slot in range(32)}
+NOBODY = {slot: StatusRow() for slot in range(32)}
+
+
+def failure(slot: int, how: str = KILLED, step: int | None = 412, secondary: bool = False, kind: str = "") -> Failure:
+    kind = kind or {KILLED: "SIGKILL", EXITED: "5", RAISED: "ValueError"}[how]
+    return Failure(slot, step, kind, "", (), secondary, float(slot), how, 100 + slot)
+
+
+def after(state: State, *events: Event, page: dict[int, StatusRow] = MEMBERS) -> tuple[State, list[object]]:
+    """The state after the events, and all that was done on the way."""
+    done: list[object] = []
+    for event in events:
+        state, actions = decide(state, event, page)
+        done += actions
+    return state, done
+
+
+def without(done: list[object], kind: type) -> list[object]:
+    return [action for action in done if not isinstance(action, kind)]
+
+
+def test_a_lost_member_is_replaced_in_its_slot_by_a_joiner_that_knows_the_living():
+    _, done = after(founded(4, 16), Failed(failure(2)))
+    assert without(done, Say) == [Start(2, ((0, 41000), (1, 41001), (3, 41003)), 4)]
+
+
+def test_a_replacement_waits_until_a_member_has_a_door():
+    shut = {slot: replace(row, door_port=0) for slot, row in MEMBERS.items()}
+    state, done = after(founded(2, 16), Failed(failure(1)), page=shut)
+    assert without(done, Say) == []
+    assert decide(state, Looked(1.0), MEMBERS)[1] == [Start(1, ((0, 41000),), 2)]
+
+
+def test_a_worker_that_the_supervisor_killed_itself_is_not_told_a_second_time():
+    _, done = after(founded(2, 16), Condemned(1), Failed(failure(1)))
+    assert [type(action) for action in done] == [Start]
+
+
+def test_an_error_in_user_code_is_over_even_after_many_kills():
+    state, _ = after(founded(4, 16), Failed(failure(1)), Failed(failure(2)), Failed(failure(0, RAISED)))
+    assert judge(state) == Over(failure(0, RAISED), ())
+
+
+def test_an_error_in_user_code_beats_the_kill_and_the_complaints_that_follow_it():
+    state = founded(3, 0)
+    state, _ = after(state, Failed(failure(1)), Failed(failure(2, RAISED, secondary=True)), Failed(failure(0, RAISED)))
+    verdict = judge(state)
+    assert isinstance(verdict, Over)
+    assert (verdict.first, verdict.why, len(verdict.others)) == (failure(0, RAISED), "", 2)
+
+
+def test_an_error_in_user_code_at_the_start_is_over_even_if_somebody_was_killed_too():
+    state, _ = after(founded(2, 16), Failed(failure(1, step=None)), Failed(failure(0, RAISED)), page=NOBODY)
+    assert judge(state) == Over(failure(0, RAISED), (failure(1, step=None),))
+
+
+def test_a_kill_before_anybody_is_a_member_starts_all_again():
+    state, done = after(founded(3, 16), Failed(failure(1, step=None)), page=NOBODY)
+    assert (judge(state), done) == (Again(), [])
+    assert [lost.rank for lost in state.untold] == [1]
+
+
+def test_the_loss_of_the_last_member_starts_all_again_even_if_a_joiner_is_on_its_way():
+    state, _ = after(founded(2, 16), Failed(failure(1)))
+    page = {**MEMBERS, 1: StatusRow()}
+    state, _ = after(state, Failed(failure(0)), page=page)
+    assert judge(state) == Again()
+
+
+def test_a_survivor_that_could_not_recover_starts_all_again_only_after_a_kill():
+    lost = failure(0, RAISED, secondary=True, kind="WorkerLost")
+    after_a_kill, _ = after(founded(3, 16), Failed(failure(1)), Failed(lost))
+    without_one, _ = after(founded(3, 16), Failed(lost))
+    assert judge(after_a_kill) == Again()
+    assert judge(without_one) == Over(lost, ())
+
+
+def test_starting_again_remembers_faults_and_steps_and_nothing_else():
+    state, _ = after(founded(2, 16), Failed(failure(1)), Rescaled(3), Failed(failure(0)))
+    again = founded_again(state)
+    assert (again.num_faults, dict(again.losses), sorted(again.workers)) == (2, {412: {(1, 1)}}, [0, 1, 2])
+    assert not again.failures
+    assert not again.num_killed
+
+
+def test_a_step_that_costs_a_worker_in_each_of_five_starts_is_over():
+    state = founded(1, 16)
+    for _ in range(4):
+        state, _ = after(state, Failed(failure(0)))
+        assert judge(state) == Again()
+        state = founded_again(state)
+    state, _ = after(state, Failed(failure(0)))
+    verdict = judge(state)
+    assert isinstance(verdict, Over)
+    assert verdict.why == "step 412 has cost workers in 5 attempts: it would cost the next one too"
+
+
+def test_workers_that_are_lost_in_one_attempt_at_a_step_count_once():
+    state = founded(8, 16)
+    for slot in range(7):
+        state, _ = after(state, Failed(failure(slot)))
+    assert not state.failures
+
+
+def test_losses_at_the_start_are_forgotten_once_there_are_members():
+    state = founded(2, 16)
+    for _ in range(2):
+        state, _ = after(state, Failed(failure(0, step=None)), page=NOBODY)
+        state = founded_again(state)
+    state, _ = after(state, Looked(1.0))
+    state, _ = after(state, Failed(failure(0, step=None)), page=NOBODY)
+    assert judge(state) == Again()
+
+
+def test_the_budget_is_what_is_borne_and_one_more_is_over():
+    state = founded(8, 3)
+    for slot in range(3):
+        state, _ = after(state, Failed(failure(slot, step=slot)))
+        assert not state.failures
+    state, done = after(state, Failed(failure(3, step=3)))
+    verdict = judge(state)
+    assert isinstance(verdict, Over)
+    assert verdict.why.startswith("4 workers lost in this run: the fault budget of 3 is used up")
+    assert done == []
+
+
+def test_members_that_come_to_the_end_after_a_loss_make_the_run_done():
+    state, _ = after(founded(3, 16), Finished(0), Failed(failure(1)), Finished(2))
+    assert state.done
+
+
+def test_nobody_is_replaced_once_a_member_came_to_the_end():
+    _, done = after(founded(3, 16), Finished(0), Failed(failure(1)))
+    assert without(done, Say) == []
+
+
+def test_a_joiner_that_nobody_is_left_to_admit_is_dismissed():
+    page = {**MEMBERS, 1: StatusRow()}
+    state, _ = after(founded(2, 16), Failed(failure(1)))
+    state, done = after(state, Finished(0), page=page)
+    assert (state.done, done) == (True, [Dismiss(1)])
+
+
+def test_a_joiner_that_raises_is_given_up_and_the_members_go_on():
+    page = {**MEMBERS, 1: StatusRow()}
+    state, _ = after(founded(2, 16), Failed(failure(1)))
+    state, done = after(state, Failed(failure(1, RAISED), ended=False), Failed(failure(1, RAISED)), page=page)
+    assert ([type(action) for action in done], state.num_faults, state.failures) == ([Say], 2, ())
+    assert decide(state, Looked(9.0), page)[1] == []
+
+
+def test_a_joiner_that_only_tells_of_another_loss_is_tried_again():
+    page = {**MEMBERS, 1: StatusRow()}
+    state, _ = after(founded(2, 16), Failed(failure(1)))
+    _, done = after(state, Failed(failure(1, RAISED, secondary=True)), page=page)
+    assert [type(action) for action in done] == [Say, Start]
+
+
+def test_an_exit_code_counts_as_a_loss_only_if_the_others_stay():
+    state, at_once = after(founded(2, 16), Failed(failure(1, EXITED)))
+    _, later = after(state, Looked(failure(1).time_s + EXIT_GRACE_S))
+    everyone, _ = after(state, Failed(failure(0, EXITED)), Looked(0.1))
+    assert at_once == []
+    assert [type(action) for action in later] == [Say, Start]
+    assert judge(everyone) == Over(failure(0, EXITED), (failure(1, EXITED),))
+
+
+def test_fewer_wanted_sends_the_highest_members_away_once():
+    state, done = after(founded(4, 16), Rescaled(2), Looked(1.0))
+    assert without(done, Say) == [Send(2, signal.SIGUSR1), Send(3, signal.SIGUSR1)]
+    state, done = after(state, Finished(3), Finished(2))
+    assert (done, sorted(state.workers), state.finished, state.num_faults) == ([], [0, 1], False, 0)
+
+
+def test_fewer_wanted_ends_joiners_that_were_not_admitted_without_a_word():
+    page = {**MEMBERS, 2: StatusRow()}
+    state, _ = after(founded(2, 16), Rescaled(3))
+    _, done = after(state, Rescaled(2), page=page)
+    assert done == [Dismiss(2)]
+
+
+def test_founders_are_not_sent_away_before_they_are_members():
+    state, done = after(founded(3, 16), Rescaled(1), page=NOBODY)
+    assert done == []
+    assert Send(2, signal.SIGUSR1) in decide(state, Looked(1.0), MEMBERS)[1]
+
+
+def test_more_wanted_fills_the_lowest_free_slots():
+    state, _ = after(founded(4, 16), Rescaled(2), Finished(2), Finished(3))
+    _, done = after(state, Rescaled(5))
+    assert [action.slot for action in done if isinstance(action, Start)] == [2, 3, 4]
+
+
+def test_the_member_with_rank_0_of_the_newest_generation_speaks():
+    assert speaking_slot({0: member(0), 1: replace(member(1, generation=2), rank=0)}) == 1
+    assert speaking_slot({1: member(1), 2: member(2)}) is None
+    assert speaking_slot(NOBODY) is None
+
+
+slots = st.integers(0, 5)
+hows = st.sampled_from([KILLED, EXITED, RAISED])
+events = st.one_of(
+    st.builds(Finished, slots),
+    st.builds(Failed, st.builds(failure, slots, hows, st.integers(0, 20), st.booleans()), st.booleans()),
+    st.builds(Rescaled, st.integers(1, 6)),
+    st.builds(Condemned, slots),
+    st.builds(Looked, st.floats(0, 100)),
+)
+pages = st.fixed_dictionaries({slot: st.sampled_from([StatusRow(), member(slot)]) for slot in range(12)})
+
+
+@given(st.integers(1, 6), st.integers(0, 4), st.lists(st.tuples(events, pages), max_size=30))
+def test_whatever_happens_no_slot_is_given_twice_and_nothing_starts_in_a_crisis(num_workers, budget, happenings):
+    state = founded(num_workers, budget)
+    for event, page in happenings:
+        before, (state, actions) = state, decide(state, event, page)
+        started = [action.slot for action in actions if isinstance(action, Start)]
+        gone = {event.slot} if isinstance(event, Finished) else set()
+        gone |= {event.failure.rank} if isinstance(event, Failed) else set()
+        assert not set(started) & (before.workers.keys() - gone)
+        assert len(set(started)) == len(started)
+        assert not (started and (state.failures or state.finished))
+        staying = [slot for slot, worker in state.workers.items() if not worker.leaving]
+        assert not started or len(staying) + len(state.given_up) + len(state.exits) == state.wanted
+        assert state.failures or state.num_faults <= budget
+        assert not state.failures or isinstance(judge(state), Again | Over)
