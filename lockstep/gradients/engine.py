@@ -36,6 +36,7 @@ from lockstep.gradients.record import StepRecord, Wish
 from lockstep.gradients.step import StepInFlight
 from lockstep.lanes import reduction
 from lockstep.wire import Agreement, Plan, Wire, broadcast, exchange
+from lockstep.wire.transport import COMMIT
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,8 @@ class Engine:
         """Collective. Returns when every worker has said that it has the whole sum. See Note [Commit]."""
         step = self._in_flight().plan.step
         with told_as_lost(step, "the commit of the step"):
-            exchange(self._wire.transport, torch.tensor([step], dtype=torch.int64, device="cpu").view(torch.uint8))
+            number = torch.tensor([step], dtype=torch.int64, device="cpu")
+            exchange(self._wire.transport, number.view(torch.uint8), COMMIT)
 
     def hand_over(self) -> float | None:
         """Afterwards `p.grad` holds the step's gradient; gives the mean loss, if told."""

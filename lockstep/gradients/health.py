@@ -68,12 +68,14 @@ class Health:
         found = [finite.unpack(record, self._names, step.assignment, step.num_samples) for record in records]
         return finite.decide(self._plan.policy, [finding for finding in found if finding is not None])
 
+    def differs(self, healths: Sequence[torch.Tensor]) -> bool:
+        """Whether the workers' fingerprints differ; not in a step in which none are taken."""
+        told = [health[FINDING_BYTES:] for health in healths]
+        return not all(torch.equal(fingerprint, told[0]) for fingerprint in told)
+
     def drift(self, healths: Sequence[torch.Tensor], wire: Wire) -> Drift | None:
         """Who has drifted from the others. Collective only if somebody has: then all fingerprints are exchanged."""
-        if self._vector is None or self._state is None:
-            return None
-        told = [health[FINDING_BYTES:] for health in healths]
-        if all(torch.equal(fingerprint, told[0]) for fingerprint in told):
+        if self._vector is None or self._state is None or not self.differs(healths):
             return None
         sizes = exchange(wire.transport, _bytes(torch.tensor([self._vector.numel()], device="cpu")))
         padded = torch.zeros(max(int(size.view(torch.int64)) for size in sizes), dtype=torch.int64, device="cpu")

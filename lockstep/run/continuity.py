@@ -37,7 +37,7 @@ from lockstep.run.recovery.recovery import LeftOut, Recovery
 from lockstep.run.resuming import Parts, check_fits, load_models
 from lockstep.wire import Wire
 
-LOOK_S = 0.05
+LOOK_S = 0.25
 """How often the worker with the lowest slot looks whether somebody is at its door."""
 
 COMPANY_S = 600.0

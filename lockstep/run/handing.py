@@ -19,10 +19,7 @@ import torch
 
 from lockstep.errors import BadCheckpoint
 from lockstep.run.checkpoint import Snapshot
-from lockstep.wire.transport import Pending, Transport
-
-SNAPSHOT = 4
-"""The tag of snapshots on their way. See Note [Tags] of the transport."""
+from lockstep.wire.transport import SNAPSHOT, Pending, Transport
 
 PIECE_BYTES = 64 * 1024 * 1024
 TEXT_BYTES_AT_MOST = 1024 * 1024 * 1024

@@ -35,4 +35,4 @@ class Transport(Protocol):
 # Note [Tags]
 # Each stream of messages has its own tag, so that streams cannot be taken for one another: small talk runs
 # ahead of the data and beside it, and synchronised batch norm speaks in the middle of a backward pass.
-CONTROL, DATA, STATISTICS = 1, 2, 3
+CONTROL, DATA, STATISTICS, SNAPSHOT, COMMIT = 1, 2, 3, 4, 5

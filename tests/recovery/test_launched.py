@@ -95,6 +95,7 @@ def test_one_worker_then_four_then_two_then_three_give_the_digest_of_a_fixed_num
         assert run.finish() == undisturbed(100)
 
 
+@pytest.mark.soak
 def test_when_all_workers_are_killed_the_run_goes_on_from_its_newest_checkpoint(tmp_path, undisturbed):
     with launched(tmp_path, "-n", "2", "--checkpoint-every", "5 steps", epochs=60) as run:
         run.wait_for(r"^step 12 ")

@@ -17,9 +17,9 @@ from lockstep.errors import BadCheckpoint
 from lockstep.run.checkpoint import Snapshot, read, read_manifest
 from lockstep.run.checkpoints.asking import AUTO, NEVER, CheckpointPlan
 from lockstep.run.checkpoints.folder import newest_good, remove_leftovers
-from lockstep.run.handing import SNAPSHOT, receive_snapshot, send_snapshot
+from lockstep.run.handing import receive_snapshot, send_snapshot
 from lockstep.wire.exchange import exchange_texts
-from lockstep.wire.transport import Transport
+from lockstep.wire.transport import SNAPSHOT, Transport
 
 READ, MISSING = "read", "missing"
 
