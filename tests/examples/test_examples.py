@@ -17,11 +17,11 @@ def numbers_after(word: str, printed: str) -> list[float]:
     ("num_workers", "example", "arguments"),
     [
         (3, "02_lockstep", ()),
-        (2, "03_accumulation", ()),
-        (2, "04_uneven", ()),
+        pytest.param(2, "03_accumulation", (), marks=pytest.mark.soak),
+        pytest.param(2, "04_uneven", (), marks=pytest.mark.soak),
         (3, "05_evaluation", ()),
         (2, "07_mixed_precision", ("--dtype", "float16")),
-        (2, "08_two_optimizers", ()),
+        pytest.param(2, "08_two_optimizers", (), marks=pytest.mark.soak),
         (2, "09_stream", ()),
     ],
 )

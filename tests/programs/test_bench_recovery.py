@@ -59,7 +59,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return Result.read(folder).digest
 
 
-@pytest.mark.parametrize(("side", "victim"), [(SURVIVORS, 0), pytest.param(SPARE, 1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(("side", "victim"), [(SURVIVORS, 0), (SPARE, 1)])
+@pytest.mark.soak
 def test_a_kill_is_timed_and_changes_no_bit(side: Side, victim: int, undisturbed: str, tmp_path: Path) -> None:
     with Signals() as signals, Guard() as guard:
         trials = Trials(PLAN, tmp_path, Watch(signals), guard, dict(os.environ))

@@ -23,6 +23,7 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])
 def test_after_a_worker_died_and_all_were_started_again_the_run_goes_on_from_its_checkpoint(
     launcher: str, restarted: dict[str, Path]
@@ -31,6 +32,7 @@ def test_after_a_worker_died_and_all_were_started_again_the_run_goes_on_from_its
     assert 0 < _end(restarted[launcher])["begun"] <= STEP
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("launcher", ["torchrun", "srun"])
 def test_a_run_that_was_started_again_ends_with_the_bits_of_one_that_was_never_stopped(
     launcher: str, restarted: dict[str, Path]

@@ -45,7 +45,7 @@ def test_random_kills_and_a_stopped_worker_cost_no_step(tmp_path, undisturbed):
     choice = random.Random(1)
     with launched(tmp_path, "-n", "3", "--spares", "1", epochs=100) as run:
         run.await_workers(3)
-        disturb(run, 4, choice)
+        disturb(run, 2, choice)
         run.await_workers(3)
         stop_one(run, choice)
         assert run.finish() == undisturbed(100)
