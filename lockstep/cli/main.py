@@ -12,7 +12,7 @@ COMMANDS = {
     "run": "Start a script on one or more workers.",
     "scale": "Give a run that goes on another number of workers.",
     "verify": "Show that a run gives the same bits on any number of workers.",
-    "bench": "Measure steps and collectives on this machine.",
+    "bench": "Measure steps, collectives and recoveries on this machine.",
     "explain": "Show how a collective works, round by round.",
     "doctor": "Look for what gets in the way of a run on this machine.",
     "demo": "See it work, from nothing, in a minute.",

@@ -1,4 +1,5 @@
-"""What this machine does, measured: training steps here, an all-reduce in `allreduce`, side by side with others.
+"""What this machine does, measured, side by side with others: training steps here, an all-reduce in `allreduce`,
+the time from a kill to the next step in `recovery`.
 
 `plan` says what to measure and `step` launches it. `worker` runs in every worker and uses `sides` (the ways
 to train), `agreement` (do they compute the same?) and `timing`; `result` carries the times back. `rows` makes
