@@ -86,7 +86,10 @@ def test_a_demo_with_kills_leaves_no_process(ended: Ended) -> None:
 
 @pytest.mark.parametrize(
     ("words", "awaited"),
-    [(["--steps", "100000"], "step"), (["--steps", "60", "--kill"], "kill 1 of 5")],
+    [
+        pytest.param(["--steps", "100000"], "step", marks=pytest.mark.soak),
+        (["--steps", "60", "--kill"], "kill 1 of 5"),
+    ],
     ids=["in peace", "after a kill"],
 )
 def test_ctrl_c_ends_the_demo_with_130_and_leaves_no_process(tmp_path: Path, words: list[str], awaited: str) -> None:

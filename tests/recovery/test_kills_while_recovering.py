@@ -56,6 +56,7 @@ def test_everyone_but_one_is_killed_while_recovering() -> None:
     assert [sizes[-1] for sizes in told.values("sizes")] == [1]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("wire", ["gloo", "hierarchical"])
 @pytest.mark.parametrize(("worker", "point"), [(0, "after Answer"), (1, "before Open")])
 def test_a_generation_that_fails_to_form_is_formed_again_on_any_wire(wire: str, worker: int, point: str) -> None:

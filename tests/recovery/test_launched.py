@@ -41,6 +41,7 @@ def kills(folder: Path, number: int, epochs: int, seed: int) -> tuple[str, int]:
         return run.finish()
 
 
+@pytest.mark.soak
 def test_random_kills_and_a_stopped_worker_cost_no_step(tmp_path, undisturbed):
     choice = random.Random(1)
     with launched(tmp_path, "-n", "3", "--spares", "1", epochs=100) as run:

@@ -26,7 +26,8 @@ def _note(last: int, number: int, work: Work) -> None:
         work.notes.append(_held(work))
 
 
-@pytest.mark.parametrize("wire", ["shared", pytest.param("gloo", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("wire", ["shared", "gloo"])
 def test_ten_kills_leave_no_socket_and_no_thread(wire: str) -> None:
     """Ten workers join, one after the other, and each is killed: the same two are there before and after."""
     training = Training(epochs=8, options=(("wire", wire),))

@@ -83,7 +83,9 @@ def _kill_one(kind: str, chance: random.Random) -> None:
     _check(found, victim, killed_at.value)
 
 
-@pytest.mark.parametrize("kind", ["shared", pytest.param("hierarchical", marks=pytest.mark.soak), "gloo"])
+@pytest.mark.parametrize(
+    "kind", ["shared", *(pytest.param(k, marks=pytest.mark.soak) for k in ("hierarchical", "gloo"))]
+)
 def test_a_worker_killed_at_a_random_moment_is_named_by_every_survivor_within_a_second(kind: str) -> None:
     chance = random.Random(kind)
     for _ in range(6):
