@@ -121,15 +121,6 @@ def in_this_epoch(parts: Parts) -> checkpoint.Snapshot:
     return snapshot
 
 
-def copied(snapshot: checkpoint.Snapshot) -> checkpoint.Snapshot:
-    """The same snapshot in memory of its own on the CPU, where no later step changes it."""
-    tensors = {
-        name: torch.empty_like(tensor, device="cpu", memory_format=torch.contiguous_format).copy_(tensor)
-        for name, tensor in snapshot.tensors.items()
-    }
-    return checkpoint.Snapshot(tensors, snapshot.state)
-
-
 def install(
     snapshot: checkpoint.Snapshot,
     models: Models,
@@ -151,13 +142,6 @@ def install(
     progress.epoch = state["epoch"]
     _place_loaders(progress, loaders, stepping, state["loaders"])
     _unpack_generators(state["generators"], snapshot.tensors)
-
-
-def take_snapshot(
-    models: Models, stepping: Stepping, progress: Progress, loaders: Sequence[ShardedLoader], path: Path
-) -> None:
-    """Writes everything that the next step depends on."""
-    checkpoint.write(path, capture(models, stepping, progress, loaders))
 
 
 def restore(

@@ -9,7 +9,8 @@ from training import Job, loader_of, make, train_step
 from workers import on_workers
 
 import lockstep
-from lockstep.run.resuming import Parts, copied
+from lockstep.run.checkpoints.buffers import Buffers
+from lockstep.run.resuming import Parts
 
 JOB = Job("conv", epochs=6, augment=True)
 
@@ -102,7 +103,7 @@ def _digests_after_two_steps_from_one_snapshot() -> list[str]:
     parts = Parts(run._models, run._stepping, run._progress, run._loaders)
     batches = list(zip(range(3), loader, strict=False))
     train_step(run, JOB, model, optimizer, batches[0][1])
-    snapshot = copied(parts.capture())
+    snapshot = Buffers().copied(parts.capture())
     digests = []
     for _ in range(2):
         parts.install(snapshot, num_workers=1)
