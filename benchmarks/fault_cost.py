@@ -44,7 +44,7 @@ class Nobody:
     def waits(self) -> None:
         pass
 
-    def holds(self) -> None:
+    def prepares(self) -> None:
         pass
 
     def commits(self, record: StepRecord) -> None:
@@ -61,15 +61,18 @@ def switches(run: Run) -> tuple[Callable[[], None], Callable[[], None]]:
     """Two functions: one makes the next steps steps with recovery, the other without."""
     stepping, engine, continuity = run._stepping, run._engine, run.continuity
     assert engine is not None
-    confirm, awaits = engine.confirm, engine.awaits
+    confirm, awaits, reducer = engine.confirm, engine.awaits, run._wire.reducer
+    stay = reducer.reduce_and_stay
 
     def on() -> None:
         stepping.surroundings = continuity
         engine.confirm, engine.awaits = confirm, awaits  # type: ignore[method-assign]
+        reducer.reduce_and_stay = stay  # type: ignore[method-assign]
 
     def off() -> None:
         stepping.surroundings = Nobody()
         engine.confirm, engine.awaits = (lambda: None), (lambda number, total: None)  # type: ignore[method-assign]
+        reducer.reduce_and_stay = reducer.reduce  # type: ignore[method-assign]
         engine.wishes = [False] * len(engine.wishes)
 
     return on, off

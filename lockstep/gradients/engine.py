@@ -11,10 +11,11 @@
 # order. The sum of an element does not depend on its bucket, so the bits do not change. A new generation learns anew.
 
 # Note [Commit]
-# A worker that has the whole sum says so to all, and hands it over only when all have said so: no worker can
-# then be left without it. If an exchange fails before, nothing of the step is handed over, and `abandon` makes it
-# undone. If it fails after this worker spoke, the others may have heard it: those who are left settle it (see
-# lockstep/run/membership).
+# A worker that has done its part of the step, and needs nothing more than the others' parts of the sum, says so to all;
+# it hands the sum over only when all have said so: no worker can then be left without it. In shared memory the
+# parting from the last bucket says it (Note [Parting late] in wire/shared/reducer.py), elsewhere a message. If an
+# exchange fails before, nothing of the step is handed over, and `abandon` makes it undone. If it fails after this
+# worker spoke, the others may have heard it: those who are left settle it (see lockstep/run/membership).
 """
 
 import math
@@ -152,7 +153,7 @@ class Engine:
         step.position += 1
 
     def reduce(self) -> StepRecord:
-        """Collective. Afterwards the step's whole sum is here; gives what all workers have told of the step."""
+        """Collective. Afterwards only `confirm` is missing; gives what all workers have told of the step."""
         step = self._in_flight()
         with told_as_lost(step.plan.step, "the end of the step"):
             record = self._exchange_records(step)
@@ -173,7 +174,10 @@ class Engine:
         step = self._in_flight()
         assert step.outcome is not None
         with told_as_lost(step.plan.step, "comparing the replicas"):
-            return step.health.drift(step.outcome.healths, self._wire)
+            drift = step.health.drift(step.outcome.healths, self._wire)
+            if drift is not None:
+                self._wire.reducer.part()
+        return drift
 
     def verdict(self) -> Verdict | None:
         """What to do with the step's gradient, if some lane's is not finite and somebody looked."""
@@ -182,11 +186,10 @@ class Engine:
         return step.health.verdict(step.outcome.healths)
 
     def confirm(self) -> None:
-        """Collective. Returns when every worker has said that it has the whole sum. See Note [Commit]."""
-        step = self._in_flight().plan.step
-        with told_as_lost(step, "the commit of the step"):
-            number = torch.tensor([step], dtype=torch.int64, device="cpu")
-            exchange(self._wire.transport, number.view(torch.uint8), COMMIT)
+        """Collective. Returns when every worker has the whole sum. See Note [Commit]."""
+        with told_as_lost(self._in_flight().plan.step, "the commit of the step"):
+            if not self._wire.reducer.part():
+                exchange(self._wire.transport, torch.zeros(1, dtype=torch.uint8, device="cpu"), COMMIT)
 
     def hand_over(self) -> float | None:
         """Afterwards `p.grad` holds the step's gradient; gives the mean loss, if told."""
@@ -338,10 +341,13 @@ class Engine:
             step.launched.append(self._wire.sequence.submit(settle))
 
     def _launch(self, step: StepInFlight, bucket: Bucket, number: int) -> None:
+        is_last = number == len(step.buckets) - 1
+        add = self._wire.reducer.reduce_and_stay if is_last else self._wire.reducer.reduce
+
         def reduce() -> None:
             with told_as_lost(step.plan.step, f"reduce of bucket {number}"):
                 step.agreement.check()
-                self._wire.reducer.reduce(step.reduction, bucket.roots(), bucket.total)
+                add(step.reduction, bucket.roots(), bucket.total)
 
         step.launched.append(self._wire.sequence.submit(reduce))
 

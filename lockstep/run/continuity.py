@@ -31,7 +31,7 @@ from lockstep.run.handing import receive_snapshot, send_snapshot
 from lockstep.run.launching.status import NoStatus, Phase, StatusWriter
 from lockstep.run.membership import Decision
 from lockstep.run.membership.deciding import completes
-from lockstep.run.membership.machine import AllHeld, Commit, Held
+from lockstep.run.membership.machine import AllPrepared, Commit, Prepared
 from lockstep.run.pace import Pace
 from lockstep.run.recovery.recovery import LeftOut, Recovery
 from lockstep.run.resuming import Parts, check_fits, load_models
@@ -145,13 +145,13 @@ class Continuity:
         """A bucket's sum is awaited."""
         self._status.enter(Phase.REDUCING, self._step, bucket, num_buckets)
 
-    def holds(self) -> None:
+    def prepares(self) -> None:
         if self.recovery is not None:
-            self.recovery.tell(Held())
+            self.recovery.tell(Prepared())
 
     def commits(self, record: StepRecord) -> None:
         if self.recovery is not None:
-            self.recovery.tell(AllHeld())
+            self.recovery.tell(AllPrepared())
         self._agreed = list(record.wishes)
         self._committed()
 
@@ -174,7 +174,7 @@ class Continuity:
         if isinstance(failure, Disagreement):
             self._tell_misfit(failure)
         self._wire.close()  # first: its thread may still write to buffers
-        if not self.recovery.membership.holds:
+        if not self.recovery.membership.prepared:
             self._abandon()
         return self._reform(failure)
 

@@ -53,8 +53,8 @@ class Surroundings(Protocol):
     def waits(self) -> None:
         """The lanes are done; the other workers are awaited."""
 
-    def holds(self) -> None:
-        """The step's gradient is complete here."""
+    def prepares(self) -> None:
+        """This worker has done its part of the step, and is about to say so."""
 
     @property
     def on_probation(self) -> bool:
@@ -179,7 +179,7 @@ class Stepping:
             engine.abandon()
             self.surroundings.heals(drift)
             return False
-        self.surroundings.holds()
+        self.surroundings.prepares()
         engine.confirm()
         self.surroundings.commits(record)
         return True

@@ -20,6 +20,7 @@ from lockstep.lanes import Reduction
 from lockstep.wire.algorithms import Schedule, direct, slices
 from lockstep.wire.batching import batches
 from lockstep.wire.program import Addition, Place, Program, Step, program
+from lockstep.wire.reducer import Reducer
 from lockstep.wire.transport import DATA, Pending, Transport
 
 SEGMENT_BYTES = 4 * 1024 * 1024
@@ -37,7 +38,7 @@ def by_direct_slices(reduction: Reduction, num_bytes: int) -> Schedule:
     return direct(reduction)
 
 
-class Executor:
+class Executor(Reducer):
     """A Reducer, and a way to run any schedule, over any transport. Keeps the memory for what it receives."""
 
     def __init__(

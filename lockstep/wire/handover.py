@@ -7,6 +7,7 @@ import torch
 from lockstep.errors import BadArgument
 from lockstep.lanes import Reduction
 from lockstep.wire.processgroup import ProcessGroupTransport
+from lockstep.wire.reducer import Reducer
 
 ADDED = (
     torch.float32,
@@ -23,7 +24,7 @@ ADDED = (
 """What every backend adds. Others they refuse, or add wrongly (bool)."""
 
 
-class Handover:
+class Handover(Reducer):
     """A Reducer that leaves the sum to the backend: one all-reduce for each bucket.
 
     Given up: the brackets. The backend adds in an order that depends on the number of workers, and with some backends

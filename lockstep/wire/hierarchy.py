@@ -47,7 +47,7 @@ class Column:
         """The network belongs to whoever opened it."""
 
 
-class Hierarchical:
+class Hierarchical(Reducer):
     """A Reducer for workers on several hosts. What is not on the CPU goes `otherwise`."""
 
     def __init__(

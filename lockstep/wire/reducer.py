@@ -23,5 +23,16 @@ class Reducer(Protocol):
         `roots` are flat tensors like `total`; they are used up. `total` may be `roots[0]` itself. One thread at a time.
         """
 
+    def reduce_and_stay(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+        """Like `reduce`, but `total`, which comes from `allocate`, may be looked at or changed only after `part`."""
+        self.reduce(reduction, roots, total)
+
+    def part(self) -> bool:
+        """Collective. Whether workers had stayed together after the last reduction.
+
+        If they had, all have been here when this returns, and hold its sum. If not, nobody was asked.
+        """
+        return False
+
     def close(self) -> None:
         """Frees what it holds. A `reduce` that waits on another thread fails. May be called twice."""

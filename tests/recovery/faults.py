@@ -3,10 +3,11 @@
 The production code has no hooks for this: in the worker that is to die, the objects of the run are wrapped. The points
 are `before NAME` and `after NAME` of
 
-- what a step asks of its surroundings: begins, computes, waits, holds, commits, recovers, heals;
+- what a step asks of its surroundings: begins, computes, waits, prepares, commits, recovers, heals;
 - what membership has performed: CloseWire, Knock, Call, Listen, Answer, Open, FindMembers;
 - reduce, the reduction of a bucket, on the thread that does it;
-- record exchange, commit exchange, hand_over; and `send in` and `receive in` each of these;
+- record exchange, commit exchange, hand_over; and `send in` and `receive in` each of these: a commit is sent by
+  messages or, in shared memory, by semaphores;
 - update, the optimizer's step (told by the script), and `in loader`, inside the data set (told by the data set).
 """
 
@@ -22,8 +23,9 @@ from typing import Any
 import pytest
 
 from lockstep.run.run import Run
+from lockstep.wire.shared import semaphores
 
-SURROUNDINGS = ("begins", "computes", "waits", "holds", "commits", "recovers", "heals")
+SURROUNDINGS = ("begins", "computes", "waits", "prepares", "commits", "recovers", "heals")
 EXCHANGES = {"_exchange_records": "record exchange", "confirm": "commit exchange"}
 
 
@@ -51,6 +53,8 @@ class Script:
         self._reached: Counter[Fault] = Counter()
         self._inside: list[str] = []
         self._run: Run | None = None
+        self._reducing = False
+        self._moving = False
 
     def reach(self, point: str, step: int | None = None) -> None:
         """Dies here if that is written."""
@@ -74,6 +78,7 @@ class Script:
             self._watch_actions(run.continuity.recovery)
         self._watch_wire(run._wire)
         self._watch_generations(run._wire)
+        semaphores.post = self._told_in_commit(semaphores.post)
 
     def _around(self, owner: Any, name: str, point: str) -> None:
         inner = getattr(owner, name)
@@ -122,26 +127,51 @@ class Script:
         wire.become = wrapped
 
     def _around_reduce(self, reducer: Any) -> None:
-        reduce = reducer.reduce
+        """Some reducers do the one by the other: that is one reduction."""
+        for name in ("reduce", "reduce_and_stay"):
+            setattr(reducer, name, self._told_once(getattr(reducer, name)))
 
+    def _told_once(self, reduce: Callable[..., None]) -> Callable[..., None]:
         def wrapped(*args: Any, **options: Any) -> None:
+            if self._reducing:
+                return reduce(*args, **options)
             self.reach("before reduce")
+            self._reducing = True
             reduce(*args, **options)
-            self.reach("after reduce")
+            self._reducing = False
+            return self.reach("after reduce")
 
-        reducer.reduce = wrapped
+        return wrapped
 
     def _told(self, move: Callable[..., Any], name: str) -> Callable[..., Any]:
         """Messages of the thread that makes the steps; those of a reduction belong to no named exchange."""
 
         def wrapped(*args: Any, **options: Any) -> Any:
-            inside = self._inside[-1] if self._inside and threading.current_thread() is threading.main_thread() else ""
+            inside = self._exchange
             self.reach(f"before {name} in {inside}")
+            self._moving = bool(inside)
             pending = move(*args, **options)
+            self._moving = False
             self.reach(f"after {name} in {inside}")
             return pending
 
         return wrapped
+
+    def _told_in_commit(self, post: Callable[[int], None]) -> Callable[[int], None]:
+        """A message is told by itself, whatever it is sent by."""
+
+        def wrapped(address: int) -> None:
+            if self._exchange != "commit exchange" or self._moving:
+                return post(address)
+            self.reach("before send in commit exchange")
+            post(address)
+            return self.reach("after send in commit exchange")
+
+        return wrapped
+
+    @property
+    def _exchange(self) -> str:
+        return self._inside[-1] if self._inside and threading.current_thread() is threading.main_thread() else ""
 
 
 def sampled(cases: Sequence[Any], every: int, skip: int = 0) -> list[Any]:

@@ -113,7 +113,7 @@ def test_one_leaves_while_another_joins() -> None:
 
 @pytest.mark.parametrize("other", [0, 1])
 def test_one_is_lost_in_the_step_in_which_another_leaves(other: int) -> None:
-    told = disturbed(SHORT, 3, Plan((Fault(other, 2, "before holds"),), leavings=(Leaving(2, 2),)))
+    told = disturbed(SHORT, 3, Plan((Fault(other, 2, "before prepares"),), leavings=(Leaving(2, 2),)))
     assert {sizes[-1] for sizes in told.values("sizes")} == {1}
 
 

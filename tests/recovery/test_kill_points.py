@@ -11,7 +11,7 @@ SHORT = Training()
 CONVOLUTIONAL = Training(model="conv")
 
 SURROUNDINGS = [
-    f"{when} {what}" for what in ("begins", "computes", "waits", "holds", "commits") for when in ("before", "after")
+    f"{when} {what}" for what in ("begins", "computes", "waits", "prepares", "commits") for when in ("before", "after")
 ]
 SENDS = [f"{when} send in {what} exchange" for what in ("record", "commit") for when in ("before", "after")]
 EXCHANGES = ["after record exchange", *SENDS, "before reduce", "after reduce"]
@@ -46,7 +46,9 @@ def test_a_kill_in_the_first_the_second_or_the_last_step_costs_nothing(point: st
     disturbed(SHORT, 3, Plan((Fault(0, step, point),)))
 
 
-@pytest.mark.parametrize("point", ["before begins", "after computes", "after reduce", "after holds", "before update"])
+@pytest.mark.parametrize(
+    "point", ["before begins", "after computes", "after reduce", "after prepares", "before update"]
+)
 def test_buffers_and_random_numbers_survive_a_kill(point: str) -> None:
     disturbed(CONVOLUTIONAL, 3, Plan((Fault(1, 2, point),)))
 
@@ -67,7 +69,7 @@ def test_a_kill_costs_nothing_on_any_wire(wire: str, worker: int, point: str, nt
     disturbed(Training(options=(("wire", wire),)), 3, Plan((Fault(worker, 2, point, nth),)))
 
 
-@pytest.mark.parametrize("points", [("before waits", "before waits"), ("after holds", "before computes")])
+@pytest.mark.parametrize("points", [("before waits", "before waits"), ("after prepares", "before computes")])
 @pytest.mark.parametrize("workers", [(0, 1), (1, 2), (0, 2)])
 def test_two_killed_in_one_step_cost_nothing(workers: tuple[int, int], points: tuple[str, str]) -> None:
     faults = tuple(Fault(worker, 2, point) for worker, point in zip(workers, points, strict=True))

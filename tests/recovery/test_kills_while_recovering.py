@@ -34,7 +34,7 @@ def test_the_host_is_killed_when_it_has_answered_one_and_not_the_other() -> None
     disturbed(SHORT, 4, Plan((Fault(3, 2, "before waits"), Fault(0, 2, "before Answer", 2))))
 
 
-@pytest.mark.parametrize("first", ["before send in commit exchange", "after holds"])
+@pytest.mark.parametrize("first", ["before send in commit exchange", "after prepares"])
 @pytest.mark.parametrize("worker", [0, 1])
 def test_a_step_that_some_hold_is_settled_although_another_dies(first: str, worker: int) -> None:
     disturbed(SHORT, 4, Plan((Fault(3, 2, first, 1), Fault(worker, 2, "before Open"))))

@@ -47,4 +47,4 @@ def test_a_kill_in_a_step_that_is_skipped_costs_nothing() -> None:
 
 
 def test_a_kill_when_a_step_that_is_skipped_is_held_everywhere_costs_nothing() -> None:
-    disturbed(_poisoned("skip"), 3, Plan((Fault(1, STEP, "after holds"),)))
+    disturbed(_poisoned("skip"), 3, Plan((Fault(1, STEP, "after prepares"),)))

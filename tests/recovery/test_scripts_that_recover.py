@@ -15,7 +15,7 @@ TRAININGS = {
 }
 
 
-@pytest.mark.parametrize("point", [pytest.param("after computes", marks=pytest.mark.soak), "after holds"])
+@pytest.mark.parametrize("point", [pytest.param("after computes", marks=pytest.mark.soak), "after prepares"])
 @pytest.mark.parametrize("name", TRAININGS)
 def test_a_kill_costs_nothing_in_any_script(name: str, point: str) -> None:
     disturbed(TRAININGS[name], 3, Plan((Fault(1, 1, point),)))

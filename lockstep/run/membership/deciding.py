@@ -1,10 +1,10 @@
 """What the one at whose door all have met decides for all of them.
 
 # Note [Complete or redo]
-# A worker takes a step's gradient for committed when it has heard from every member that they hold it. So if anybody
-# has gone past a step, every member that is left holds its gradient and completes it. If nobody has, but all hold
-# it, they complete it too. Else it is computed again: from the same samples, with the same random numbers, to
-# the same bits; so it does not matter what a worker that died had made of it.
+# A worker goes past a step when it has heard from every member that it has done its part. Who has done its part and
+# has not heard from all does not know whether the gradient in its memory is complete; but if anybody has gone past the
+# step, it is. So then all who are left complete the step. If nobody has, it is computed again: from the same samples,
+# with the same random numbers, to the same bits; so it does not matter what a worker that died had made of it.
 
 # Note [Dead or silent]
 # A worker whose kernel refuses the connection is dead: whatever it knew is gone with it. One that does not answer may
@@ -48,13 +48,12 @@ def decide(claims: Collection[Claim], lost: Collection[Member], silent: Collecti
 
 def completes(claim: Claim, step: int) -> bool:
     """Whether a worker with this claim has a gradient to hand over before `step`."""
-    return claim.step == step - 1 and claim.holds
+    return claim.step == step - 1 and claim.prepared
 
 
 def _step(current: Collection[Claim]) -> int:
-    furthest = max(claim.step for claim in current)
-    all_hold = all(claim.step == furthest and claim.holds for claim in current)
-    return furthest + 1 if all_hold else furthest
+    """The step after the last that anybody has gone past. See Note [Complete or redo]."""
+    return max(claim.step for claim in current)
 
 
 def _can_follow(claim: Claim, step: int) -> bool:

@@ -33,13 +33,13 @@ ASKED_TO_LEAVE = "it was asked to leave"
 
 
 @dataclass(frozen=True)
-class Held:
-    """The gradient of the step under way is complete here."""
+class Prepared:
+    """This worker has done its part of the step under way, and says so to all."""
 
 
 @dataclass(frozen=True)
-class AllHeld:
-    """Every member has said that it holds the gradient of the step under way."""
+class AllPrepared:
+    """Every member has said that it has done its part of the step under way: all have its gradient."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Unformed:
     """
 
 
-Event = Held | AllHeld | Broken | Leaving | Known | Probed | Called | Answered | HostLost | Formed | Unformed
+Event = Prepared | AllPrepared | Broken | Leaving | Known | Probed | Called | Answered | HostLost | Formed | Unformed
 
 # -- what to do -----------------------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class Membership:
-    """One worker's state. `step` is the step under way or next; `holds`: its gradient is complete here.
+    """One worker's state. `step` is the step under way or next; `prepared`: this worker has done its part of it.
 
     `known` are those who may be members: of the view, or of a generation that could not be formed. `dead` and `silent`
     (by uid) are what was found out about them since the generation broke; `claims` are those of all who are at this
@@ -206,7 +206,7 @@ class Membership:
     view: View
     stage: Stage
     step: int = 0
-    holds: bool = False
+    prepared: bool = False
     leaving: bool = False
     known: tuple[Member, ...] = ()
     dead: frozenset[str] = frozenset()
@@ -217,9 +217,9 @@ class Membership:
     def on(self, event: Event) -> Next:
         """The state after `event`, and what to do, in order."""
         match event:
-            case Held():
-                return replace(self, holds=True), ()
-            case AllHeld():
+            case Prepared():
+                return replace(self, prepared=True), ()
+            case AllPrepared():
                 return self._committed()
             case Leaving():
                 return replace(self, leaving=True), ()
@@ -243,7 +243,7 @@ class Membership:
 
     @property
     def claim(self) -> Claim:
-        return Claim(self.me, self.view.generation, self.step, self.holds, self.leaving)
+        return Claim(self.me, self.view.generation, self.step, self.prepared, self.leaving)
 
     @property
     def keeps_door(self) -> bool:
@@ -263,8 +263,8 @@ class Membership:
     # -- steps ----------------------------------------------------------------------------------------------
 
     def _committed(self) -> Next:
-        assert self.holds, "a step whose gradient is not here cannot count"
-        return replace(self, step=self.step + 1, holds=False), (Commit(self.step),)
+        assert self.prepared, "a step that this worker has no part in cannot count"
+        return replace(self, step=self.step + 1, prepared=False), (Commit(self.step),)
 
     # -- finding the door -----------------------------------------------------------------------------------
 
@@ -356,7 +356,7 @@ class Membership:
         decision, claim = self.decision, self.claim
         me = decision.view.members[decision.view.rank_of(self.me.uid)]
         member = replace(
-            self, me=me, stage=Stage.MEMBER, view=decision.view, step=decision.step, holds=False, decision=None
+            self, me=me, stage=Stage.MEMBER, view=decision.view, step=decision.step, prepared=False, decision=None
         )
         if not claim.is_newcomer and completes(claim, decision.step):
             return member, (Commit(claim.step),)

@@ -45,14 +45,15 @@ class View:
 class Claim:
     """What a worker says of itself at the door where a new generation is formed.
 
-    It has applied or may apply all steps before `step`. `holds`: it has the whole gradient of `step`. `generation` is
-    the last that it was part of; 0 for a newcomer, who has no state yet.
+    It has applied or may apply all steps before `step`. `prepared`: it has done its part of `step`, and has the whole
+    gradient if anybody has gone past that step. `generation` is the last that it was part of; 0 for a newcomer, who has
+    no state yet.
     """
 
     member: Member
     generation: int
     step: int
-    holds: bool = False
+    prepared: bool = False
     leaving: bool = False
 
     @property
@@ -64,7 +65,7 @@ class Claim:
 class Decision:
     """The next generation, the same value for everyone in it, and for everyone left out.
 
-    The step to compute is `step`: whoever claimed the one before holds its gradient and completes it first. `newcomers`
+    The step to compute is `step`: whoever claimed the one before has its gradient and completes it first. `newcomers`
     (by uid) are given the state by a member that has it. `lost` did not answer, `left` wanted to leave or could not
     be kept.
     """

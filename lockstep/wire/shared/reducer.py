@@ -5,6 +5,11 @@
 # roots and the place for the sum. Each adds its own slice over all roots in tree order and writes it to every worker's
 # place; then they part. Of a slice's elements only its worker reads or writes anything in between: so the sum may
 # go where a root was. Memory is read once and written once per worker: 2·W·P bytes, the least there is.
+
+# Note [Parting late]
+# Whoever has parted knows that everyone's slice stands in everyone's memory. So the parting from the last bucket of a
+# step is left to the one who waits for the step, when all that it needs besides the sum is there too: this parting is
+# the step's commit, and the step needs no further round for it.
 """
 
 from collections.abc import Sequence
@@ -24,7 +29,7 @@ HURRY_BYTES = 256 * 1024
 """Up to this size a worker stays awake for a moment while it waits: waking up would take longer than the sum."""
 
 
-class SharedMemory:
+class SharedMemory(Reducer):
     """A Reducer for the workers of one host. Tensors that it did not allocate are copied in and out.
 
     What is not on the CPU, or is spread over thousands of roots, goes `otherwise`.
@@ -35,6 +40,7 @@ class SharedMemory:
         self._staging = Staging(board.memory)
         self._otherwise = otherwise
         self._rank = rank
+        self._together = False
 
     def allocate(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return self._staging.allocate(num_elements, dtype, device)
@@ -44,25 +50,48 @@ class SharedMemory:
 
     def reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
         """See Note [Direct slices in shared memory]. Two posts to each peer."""
-        too_many = max(reduction.roots_of) >= MAX_TENSORS  # all roots, and the total, on one row
-        if total.device.type != "cpu" or too_many:
+        self.part()
+        if not _suits(reduction, total):
             self._otherwise.reduce(reduction, roots, total)
         elif total.numel() > 0:
             self._reduce(reduction, roots, total)
+
+    def reduce_and_stay(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+        """See Note [Parting late]. One post to each peer."""
+        self.part()
+        if not _suits(reduction, total):
+            self._otherwise.reduce(reduction, roots, total)
+        elif total.numel() > 0:
+            self._add(reduction, roots, total, hurry=total.nbytes <= HURRY_BYTES)
+            self._together = True
+
+    def part(self) -> bool:
+        if not self._together:
+            return False
+        self._together = False
+        self._board.part(hurry=True)
+        return True
 
     def close(self) -> None:
         self._board.memory.neighbours.close()
         self._board.memory.close()
 
     def _reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        shared = [self._staging.shared(root, slot, filled=True) for slot, root in enumerate(roots)]
-        place = shared[0] if roots and roots[0] is total else self._staging.shared(total, len(roots), filled=False)
         hurry = total.nbytes <= HURRY_BYTES
-        meeting = self._board.meet(in_words(total), [*shared, place], hurry=hurry)
-        self._work(meeting, reduction, total.dtype)()
+        place = self._add(reduction, roots, total, hurry)
         self._board.part(hurry=hurry)
         if place.data_ptr() != total.data_ptr():
             total.copy_(place)
+
+    def _add(
+        self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor, hurry: bool
+    ) -> torch.Tensor:
+        """Adds this worker's slice. Gives the place in shared memory where the sum stands when all have parted."""
+        shared = [self._staging.shared(root, slot, filled=True) for slot, root in enumerate(roots)]
+        place = shared[0] if roots and roots[0] is total else self._staging.shared(total, len(roots), filled=False)
+        meeting = self._board.meet(in_words(total), [*shared, place], hurry=hurry)
+        self._work(meeting, reduction, total.dtype)()
+        return place
 
     def _work(self, meeting: Meeting, reduction: Reduction, dtype: torch.dtype) -> Work:
         """The additions of this worker's slice; prepared once for the same memory and the same tree."""
@@ -70,6 +99,11 @@ class SharedMemory:
             meeting.prepared = (reduction, _prepare(meeting, reduction, dtype, self._rank))
         work: Work = meeting.prepared[1]
         return work
+
+
+def _suits(reduction: Reduction, total: torch.Tensor) -> bool:
+    """Whether the sum is on the CPU, and all roots, with the place for the sum, find room on one row of the board."""
+    return total.device.type == "cpu" and max(reduction.roots_of) < MAX_TENSORS
 
 
 @lru_cache(maxsize=64)

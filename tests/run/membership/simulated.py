@@ -13,7 +13,7 @@ class Phase(Enum):
 
     OUTSIDE = "between steps, all updates applied"
     REDUCING = "has sent its lanes, awaits those of the others"
-    WAITING = "holds the gradient, awaits that all do"
+    WAITING = "has added its slice, awaits that all have"
     UPDATING = "the step is committed, the update not applied yet"
     RECOVERING = "not in a generation"
 
@@ -32,7 +32,7 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Message:
-    """Of a step's exchange: a worker's lanes (`lanes`), or that it holds the gradient (None)."""
+    """Of a step's exchange: a worker's lanes (`lanes`), or that it has added its slice (None)."""
 
     generation: int
     step: int
@@ -61,7 +61,8 @@ class Worker:
     applied: list[int] | None = None  # None: it was not given the state yet
     committed: dict[int, Gradient] = field(default_factory=dict)
     lanes_of: dict[tuple[int, int], dict[str, Message]] = field(default_factory=lambda: defaultdict(dict))
-    holders: dict[tuple[int, int], set[str]] = field(default_factory=lambda: defaultdict(set))
+    prepared: dict[tuple[int, int], set[str]] = field(default_factory=lambda: defaultdict(set))
+    slices: dict[tuple[int, int], set[str]] = field(default_factory=lambda: defaultdict(set))  # whose stand in its sum
     change_agreed: bool = False
     door: list[Claim] = field(default_factory=list)  # calls not read yet
     serials: dict[str, int] = field(default_factory=dict)  # the latest call of each that has come to this door

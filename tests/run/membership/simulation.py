@@ -36,6 +36,7 @@ class Simulation:
         self.far_side: frozenset[str] | None = None
         self.out_of_time = True  # whether opening a wire may fail although nobody is gone
         members = tuple(Member(f"w{slot}", slot, f"door {slot}") for slot in range(num_founders))
+        self.formed[1] = members
         self.workers = {member.uid: self._founder(member, members) for member in members}
 
     def _founder(self, member: Member, members: tuple[Member, ...]) -> Worker:
@@ -126,9 +127,9 @@ class Simulation:
             case Phase.OUTSIDE:
                 return [("begin", None)]
             case Phase.REDUCING if worker.lanes_of[worker.moment].keys() >= everyone:
-                return [("hold", None)]
-            case Phase.WAITING if worker.holders[worker.moment] >= everyone:
-                return [("all_held", None)]
+                return [("add", None)]
+            case Phase.WAITING if worker.prepared[worker.moment] >= everyone:
+                return [("all_prepared", None)]
             case Phase.UPDATING:
                 return [("update", None)]
         return []
@@ -138,7 +139,7 @@ class Simulation:
         sends = all(isinstance(item, Send) for item in worker.todo)  # else it performs actions: no exchange that fails
         if worker.machine.stage is not Stage.MEMBER or worker.phase not in (Phase.REDUCING, Phase.WAITING) or not sends:
             return []
-        exchanged = worker.lanes_of if worker.phase is Phase.REDUCING else worker.holders
+        exchanged = worker.lanes_of if worker.phase is Phase.REDUCING else worker.prepared
         needed = {member.uid for member in worker.machine.view.members} - set(exchanged[worker.moment])
         needed |= {item.to for item in worker.todo}
         closed = any(self.gone(worker, uid) or self.workers[uid].wire != worker.wire for uid in needed)
@@ -168,22 +169,25 @@ class Simulation:
         message = self.queues[source, worker.uid].popleft()
         moment = message.generation, message.step
         if message.lanes is None:
-            worker.holders[moment].add(source)
+            worker.prepared[moment].add(source)
         else:
             worker.lanes_of[moment][source] = message
 
-    def _do_hold(self, worker: Worker, _: None) -> None:
+    def _do_add(self, worker: Worker, _: None) -> None:
+        """Adds its slice and writes it to everyone's memory at once, as in shared memory."""
         generation, step = worker.moment
         gathered = worker.lanes_of[worker.moment].values()
         parts = tuple((lane, generation) for message in gathered for lane in message.lanes or ())
         worker.gradient, worker.phase = Gradient(step, parts), Phase.WAITING
         worker.change_agreed = any(message.asks_for_change for message in gathered)
-        worker.holders[worker.moment].add(worker.uid)
-        self._tell(worker, machine.Held())
+        worker.prepared[worker.moment].add(worker.uid)
+        for member in worker.machine.view.members:
+            self.workers[member.uid].slices[worker.moment].add(worker.uid)
+        self._tell(worker, machine.Prepared())
         self._send_all(worker, Message(generation, step, None))
 
-    def _do_all_held(self, worker: Worker, _: None) -> None:
-        self._tell(worker, machine.AllHeld())
+    def _do_all_prepared(self, worker: Worker, _: None) -> None:
+        self._tell(worker, machine.AllPrepared())
 
     def _do_update(self, worker: Worker, _: None) -> None:
         assert worker.applied is not None
@@ -343,8 +347,14 @@ class Simulation:
         assert held is not None
         self._require(held.lanes == list(range(NUM_LANES)), f"step {step} was added up from {held.parts}")
         self._require(len({generation for _, generation in held.parts}) == 1, f"{held} mixes generations")
+        generation = held.parts[0][1]
+        missing = self._members(generation) - worker.slices[generation, step]
+        self._require(not missing, f"{worker.uid} commits {step} without the slices of {sorted(missing)}")
         self._require(step not in worker.committed, f"{worker.uid} commits {step} twice")
         worker.committed[step], worker.phase = held, Phase.UPDATING
+
+    def _members(self, generation: int) -> set[str]:
+        return {member.uid for member in self.formed[generation]}
 
     def _bring(self, worker: Worker, host: str, claim: Claim) -> None:
         keeper, serial = self.workers[host], len(self.history)

@@ -15,8 +15,8 @@ def _member(slot: int) -> Member:
     return Member(f"w{slot}", slot, f"127.0.0.1:{5000 + slot}")
 
 
-def _claim(slot: int, step: int = 4, holds: bool = False, leaving: bool = False) -> Claim:
-    return Claim(_member(slot), 1, step, holds, leaving)
+def _claim(slot: int, step: int = 4, prepared: bool = False, leaving: bool = False) -> Claim:
+    return Claim(_member(slot), 1, step, prepared, leaving)
 
 
 def _newcomer(slot: int) -> Claim:
@@ -27,25 +27,25 @@ def _uids(decision: Decision) -> list[str]:
     return [member.uid for member in decision.view.members]
 
 
-def test_a_step_that_somebody_lacks_is_computed_again() -> None:
-    assert decide([_claim(0, holds=True), _claim(1)], [], []).step == 4
+def test_a_step_for_which_somebody_has_not_done_its_part_is_computed_again() -> None:
+    assert decide([_claim(0, prepared=True), _claim(1)], [], []).step == 4
 
 
-def test_a_step_that_all_hold_is_completed() -> None:
-    assert decide([_claim(0, holds=True), _claim(1, holds=True)], [], []).step == 5
+def test_a_step_that_nobody_has_gone_past_is_computed_again_although_all_who_are_left_have_done_their_part() -> None:
+    assert decide([_claim(0, prepared=True), _claim(1, prepared=True)], [_member(2)], []).step == 4
 
 
 def test_a_step_that_somebody_has_committed_is_completed_by_all() -> None:
-    assert decide([_claim(0, holds=True), _claim(1, step=5)], [], []).step == 5
+    assert decide([_claim(0, prepared=True), _claim(1, step=5)], [], []).step == 5
 
 
 def test_a_step_that_only_a_leaver_has_committed_is_completed_by_those_who_stay() -> None:
-    decision = decide([_claim(0, holds=True), _claim(1, step=5, leaving=True)], [], [])
+    decision = decide([_claim(0, prepared=True), _claim(1, step=5, leaving=True)], [], [])
     assert (decision.step, _uids(decision)) == (5, ["w0"])
 
 
 def test_no_newcomer_is_admitted_while_somebody_completes_a_step() -> None:
-    assert decide([_claim(0, step=5), _claim(1, holds=True), _newcomer(2)], [], []).newcomers == ()
+    assert decide([_claim(0, step=5), _claim(1, prepared=True), _newcomer(2)], [], []).newcomers == ()
 
 
 def test_newcomers_are_admitted_one_at_a_time_in_the_order_in_which_they_came() -> None:

@@ -19,9 +19,9 @@ def commits_without_hearing_all(patch: Patch) -> None:
 
     def on(self: Membership, event: machine.Event) -> machine.Next:
         match event:
-            case machine.Held():
-                return replace(self, holds=True)._committed()
-            case machine.AllHeld():
+            case machine.Prepared():
+                return replace(self, prepared=True)._committed()
+            case machine.AllPrepared():
                 return self, ()
         return right(self, event)
 
@@ -32,8 +32,16 @@ def redoes_what_somebody_has_committed(patch: Patch) -> None:
     patch.setattr(deciding, "_step", lambda current: min(claim.step for claim in current))
 
 
-def completes_what_only_some_hold(patch: Patch) -> None:
-    patch.setattr(deciding, "_step", lambda current: max(claim.step + claim.holds for claim in current))
+def completes_what_only_some_are_prepared_for(patch: Patch) -> None:
+    patch.setattr(deciding, "_step", lambda current: max(claim.step + claim.prepared for claim in current))
+
+
+def completes_what_all_who_are_left_are_prepared_for(patch: Patch) -> None:
+    def step(current: Any) -> int:
+        furthest: int = max(claim.step for claim in current)
+        return furthest + all(claim.step == furthest and claim.prepared for claim in current)
+
+    patch.setattr(deciding, "_step", step)
 
 
 def never_completes(patch: Patch) -> None:
@@ -152,7 +160,8 @@ def nobody_is_outnumbered(patch: Patch) -> None:
 MUTATIONS = (
     commits_without_hearing_all,
     redoes_what_somebody_has_committed,
-    completes_what_only_some_hold,
+    completes_what_only_some_are_prepared_for,
+    completes_what_all_who_are_left_are_prepared_for,
     never_completes,
     reuses_the_number_of_a_generation,
     keeps_the_number_of_a_failed_generation,
