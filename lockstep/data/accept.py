@@ -6,9 +6,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lockstep.errors import BadArgument
 
+SPLIT, GROW = "split", "grow"
 
-def accepted(loader: Any) -> "DataLoader[Any]":
-    """The loader itself, if it is one whose meaning can be kept."""
+
+def accepted(loader: Any, batch: Any = SPLIT) -> "DataLoader[Any]":
+    """The loader itself, if it is one whose meaning can be kept, and its batches can be made global ones as asked."""
     if not isinstance(loader, DataLoader):
         raise BadArgument(
             f"run.shard takes a torch DataLoader, not {_named(loader)}; "
@@ -20,7 +22,22 @@ def accepted(loader: Any) -> "DataLoader[Any]":
             "would bypass it. Use a plain DataLoader, or iterate it yourself and pass each whole batch to "
             "run.lanes(batch)."
         )
+    _refuse_other_rules(batch)
+    if batch == GROW and loader.batch_sampler is None:
+        raise BadArgument(
+            f'run.shard(loader, batch="{GROW}") gives every lane a batch of the loader, and this one has none: with '
+            "batch_size=None each item of the data set is a whole global batch already. Give the DataLoader a "
+            f'batch_size, or leave batch="{GROW}" out.'
+        )
     return loader
+
+
+def _refuse_other_rules(batch: Any) -> None:
+    if not isinstance(batch, str) or batch not in (SPLIT, GROW):
+        raise BadArgument(
+            f'run.shard takes batch="{SPLIT}" (a batch of the loader is a global batch, split between the lanes) or '
+            f'batch="{GROW}" (every lane has a batch of its own of that size), not batch={batch!r}'
+        )
 
 
 def is_stream(loader: "DataLoader[Any]") -> bool:

@@ -1,5 +1,6 @@
 """The loader that `run.shard` returns: the user's DataLoader, read by lanes."""
 
+import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from operator import attrgetter
@@ -8,10 +9,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from lockstep.data.accept import accepted, is_stream, notes
+from lockstep.data.accept import GROW, SPLIT, accepted, is_stream, notes
 from lockstep.data.again import Again
 from lockstep.data.batch import GlobalBatch, Position
 from lockstep.data.fetch import Fetch, InLoaderProcess, Loaded, Source, as_loaded
+from lockstep.data.grow import grown, growth
 from lockstep.data.keys import Keys
 from lockstep.data.order import Order
 from lockstep.data.samplers import Samplers
@@ -37,12 +39,13 @@ class ShardedLoader:
     """Gives global batches, of which this worker loads the lanes that `lanes()` says it carries.
 
     The loader keeps its meaning: `batch_size` is that of the global batch; order, length, collating, loader
-    processes and pinning are as the user set them. Order and augmentation depend on `seed`, on `index` (which
-    tells the loaders of a run apart) and on the epoch, never on the number of workers or loader processes.
+    processes and pinning are as the user set them. With `batch="grow"` it is read as one with batches `num_lanes`
+    times as large, see Note [Grown batches] in lockstep/data/grow.py. Order and augmentation depend on `seed`, on
+    `index` (which tells the loaders of a run apart) and on the epoch, never on the number of workers or loader
+    processes.
     """
 
     dataset = property(attrgetter("loader.dataset"))
-    batch_size = property(attrgetter("loader.batch_size"))
     num_workers = property(attrgetter("loader.num_workers"))
     drop_last = property(attrgetter("loader.drop_last"))
     sampler = property(attrgetter("loader.sampler"))
@@ -59,11 +62,15 @@ class ShardedLoader:
         lanes: Callable[[], Sequence[int]],
         index: int,
         say: Callable[[str], None],
+        batch: str = SPLIT,
     ) -> None:
-        self.loader = accepted(loader)
+        self.loader = accepted(loader, batch)
+        self._grows = batch == GROW
+        self._say = say
         self._lanes = lanes
         self._index = index
-        self._samplers = Samplers.endless() if is_stream(loader) else Samplers.of(loader)
+        self.waited_ns = 0
+        """For how long loops have waited for batches of this loader, all together."""
         self._feed = Feed()
         self._inner: DataLoader[Any] | None = None
         self._set_keys(seed, num_lanes)
@@ -74,9 +81,21 @@ class ShardedLoader:
         self._running: weakref.ref[Pass] | None = None
         for note in notes(loader):
             say(note)
+        self._say_growth()
 
     def __len__(self) -> int:
-        return len(self.loader)
+        """The number of global batches in a pass."""
+        return len(self._whole)
+
+    @property
+    def batch_size(self) -> int | None:
+        """The size of a global batch; None where a batch sampler or the data set decides it."""
+        return self._whole.batch_size
+
+    @property
+    def lane_batch_size(self) -> int | None:
+        """The most samples that a lane has of one global batch; with `batch="grow"` the size that the user set."""
+        return None if self.batch_size is None else -(-self.batch_size // self._num_lanes)
 
     def __iter__(self) -> Iterator[GlobalBatch]:
         """Starts a pass: where `seek` said, or at the beginning of the next epoch. One runs at a time."""
@@ -113,7 +132,10 @@ class ShardedLoader:
     def rekey(self, seed: int, num_lanes: int) -> None:
         """Passes that begin from now on are those of another seed and number of lanes: a resumed run keeps its own."""
         self.close()
+        said_for = self._num_lanes
         self._set_keys(seed, num_lanes)
+        if num_lanes != said_for:
+            self._say_growth()
 
     def close(self) -> None:
         """Ends the running pass and all loader processes; a later `iter()` starts new ones."""
@@ -124,8 +146,16 @@ class ShardedLoader:
 
     def _set_keys(self, seed: int, num_lanes: int) -> None:
         self._keys = Keys(seed, self._index)
+        self._num_lanes = num_lanes
+        self._whole = grown(self.loader, num_lanes) if self._grows else self.loader
+        stream = is_stream(self.loader)
+        self._samplers = Samplers.endless() if stream else Samplers.of(self.loader, self._whole.batch_sampler)
         source = Source(self.loader.dataset, self.loader.collate_fn, self._keys, num_lanes)
-        self._fetch = fetch_for(self.loader, source)
+        self._fetch = fetch_for(self._whole, source)
+
+    def _say_growth(self) -> None:
+        if self._grows:
+            self._say(growth(self._whole, self._num_lanes))
 
     def _batches(self, number: int) -> Pass:
         order = Order(self._samplers, self._keys, self._position.epoch, count_uses=self._fetch.counts_uses)
@@ -135,10 +165,13 @@ class ShardedLoader:
         try:
             while True:
                 self._check_newest(number)
-                if (lanes := tuple(self._lanes())) != carried:
+                lanes, began_ns = tuple(self._lanes()), time.monotonic_ns()
+                if lanes != carried:
                     del loading  # its loader processes end before new ones start
                     loading, carried = self._open(order, lanes), lanes
-                if (loaded := next(loading, None)) is None:
+                loaded = next(loading, None)
+                self.waited_ns += time.monotonic_ns() - began_ns
+                if loaded is None:
                     break
                 draw = order.handed_out()
                 self._position = Position(draw.position.epoch, draw.position.step + 1)
@@ -168,7 +201,7 @@ class ShardedLoader:
 
 
 def fetch_for(loader: "DataLoader[Any]", source: Source) -> Fetch:
-    """The way of loading that fits: a stream, samples with indices, or whole batches with indices."""
+    """The way of loading the batches of `loader`: a stream, samples with indices, or whole batches with indices."""
     if is_stream(loader):
         return StreamFetch(source, loader.batch_size, loader.drop_last)
     return WholeFetch(source) if loader.batch_sampler is None else SampleFetch(source)

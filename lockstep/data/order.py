@@ -71,7 +71,7 @@ class Order:
         self._num_drawn += 1
         if self._samplers.draw_at_first_only:
             self._stream = None  # switching generators costs 0.2 ms
-        indices = _as_tuple(drawn[0]) if self._samplers.batched else drawn
+        indices = as_tuple(drawn[0]) if self._samplers.batched else drawn
         return Draw(position, indices, self._counted(indices))
 
     def _next(self) -> tuple[Any] | None:
@@ -113,5 +113,6 @@ def name_of(index: Any) -> int | str:
     return name
 
 
-def _as_tuple(indices: Any) -> tuple[Any, ...]:
+def as_tuple(indices: Any) -> tuple[Any, ...]:
+    """The indices of one batch, which a sampler may also give as a tensor or an array."""
     return tuple(indices.tolist() if hasattr(indices, "tolist") else indices)

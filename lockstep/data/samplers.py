@@ -35,14 +35,14 @@ class Samplers:
     generators: tuple[torch.Generator, ...] = ()
 
     @classmethod
-    def of(cls, loader: "DataLoader[Any]") -> "Samplers":
-        batched = loader.batch_sampler is not None
+    def of(cls, loader: "DataLoader[Any]", batches: Iterable[Any] | None) -> "Samplers":
+        """Those of `loader`. `batches` gives the indices of each global batch; None: each item is a whole one."""
         parts = tuple(_distinct(_parts(loader)))
         generators = _distinct(getattr(holder, "generator", None) for holder in (loader, *parts))
         _refuse_distributed(parts)
         return cls(
-            loader.batch_sampler if loader.batch_sampler is not None else loader.sampler,
-            batched,
+            loader.sampler if batches is None else batches,
+            batches is not None,
             parts,
             tuple(generator for generator in generators if isinstance(generator, torch.Generator)),
         )

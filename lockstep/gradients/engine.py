@@ -28,8 +28,8 @@ from lockstep.errors import Misuse, told_as_lost
 from lockstep.gradients.bucket import Bucket
 from lockstep.gradients.buffers import Buffers
 from lockstep.gradients.fingerprint import Drift
-from lockstep.gradients.finite import Verdict
-from lockstep.gradients.health import Health, HealthPlan
+from lockstep.gradients.finite import BadLosses, Verdict
+from lockstep.gradients.health import Health, HealthPlan, Remarks
 from lockstep.gradients.hooks import Arrival, BucketWatch
 from lockstep.gradients.layout import Layout, Spec, make_layout
 from lockstep.gradients.plan import StepPlan
@@ -74,6 +74,7 @@ class Engine:
         self._bucket_bytes = bucket_bytes
         self.paused = False
         self.health = HealthPlan()
+        self._remarks = Remarks()
         self.wishes = [False] * len(Wish)
         self.sight: GradientSight | None = None
         self.awaits: Callable[[int, int], None] = _nothing
@@ -184,6 +185,12 @@ class Engine:
         step = self._in_flight()
         assert step.outcome is not None
         return step.health.verdict(step.outcome.healths)
+
+    def remark(self) -> BadLosses | None:
+        """The losses told in this step that are not finite, if nobody looks at gradients and it was not said lately."""
+        step = self._in_flight()
+        assert step.outcome is not None
+        return self._remarks.on(step.outcome.losses, step.plan) if self.health.policy == "keep" else None
 
     def confirm(self) -> None:
         """Collective. Returns when every worker has the whole sum. See Note [Commit]."""

@@ -69,11 +69,40 @@ class Verdict:
         """The verdict as a sentence; `slots` gives each rank's name for people, if that is another number."""
         first, *others = self.findings
         worker = first.worker if slots is None else slots[first.worker]
-        also = f"; also in {_lanes(others)}" if others else ""
+        also = f"; also in {_lanes([finding.lane for finding in others])}" if others else ""
         return (
             f"! step {step}: gradient of lane {first.lane} (worker {worker}) is not finite: first in {first.parameter} "
             f"({first.kind}, {_elements(first.count)}), {_samples(first.samples)} of the batch{also}; "
             f"{_OUTCOMES[self.action]}"
+        )
+
+
+@dataclass(frozen=True)
+class BadLosses:
+    """Losses told to run.backward that are not finite, in a run that keeps such steps.
+
+    `lanes` are in ascending order; `worker` and `loss` are those of the first.
+    """
+
+    lanes: tuple[int, ...]
+    worker: int
+    loss: float
+
+    @classmethod
+    def of(cls, losses: Sequence[float | None], assignment: Assignment) -> "BadLosses | None":
+        """Those among the losses of all lanes; None if all that were told are finite."""
+        bad = [lane for lane, loss in enumerate(losses) if loss is not None and not math.isfinite(loss)]
+        if not bad:
+            return None
+        return cls(tuple(bad), assignment.carriers()[bad[0]], cast(float, losses[bad[0]]))
+
+    def told(self, step: int, slots: Sequence[int]) -> str:
+        """As a sentence; `slots` gives each rank's name for people."""
+        first, *others = self.lanes
+        also = f"; also of {_lanes(others)}" if others else ""
+        return (
+            f"! step {step}: the loss of lane {first} (worker {slots[self.worker]}) is not finite: {self.loss}{also}; "
+            f'{_OUTCOMES["keep"]}. Start with not_finite="skip" or "stop" to have the parameter and the samples named'
         )
 
 
@@ -175,6 +204,6 @@ def _samples(samples: range) -> str:
     return f"samples {samples.start}-{samples.stop - 1}"
 
 
-def _lanes(findings: Sequence[LaneFinding]) -> str:
-    word = "lane" if len(findings) == 1 else "lanes"
-    return f"{word} {', '.join(str(finding.lane) for finding in findings)}"
+def _lanes(lanes: Sequence[int]) -> str:
+    word = "lane" if len(lanes) == 1 else "lanes"
+    return f"{word} {', '.join(map(str, lanes))}"

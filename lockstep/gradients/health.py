@@ -11,12 +11,15 @@ import torch
 
 from lockstep.gradients import finite
 from lockstep.gradients.fingerprint import Drift, combined, fingerprints, odd_ones
-from lockstep.gradients.finite import LaneFinding, Policy, Verdict
+from lockstep.gradients.finite import BadLosses, LaneFinding, Policy, Verdict
 from lockstep.gradients.plan import StepPlan
 from lockstep.wire import Wire, exchange
 
 FINDING_BYTES = 8 * finite.NUMBERS_PER_FINDING
 FINGERPRINT_BYTES = 16
+
+REMARK_STEPS = 1000
+"""How many steps pass at least between two remarks on losses that are not finite."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,24 @@ class Health:
         vectors = [record.view(torch.int64) for record in exchange(wire.transport, _bytes(padded))]
         cut = [vector[: int(size.view(torch.int64))] for vector, size in zip(vectors, sizes, strict=True)]
         return odd_ones(cut, self._state)
+
+
+class Remarks:
+    """Remarks on losses that are not finite where such steps are kept: the first time, and then seldom.
+
+    A worker that joins has remarked on nothing yet.
+    """
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+
+    def on(self, losses: Sequence[float | None], step: StepPlan) -> BadLosses | None:
+        """Decided from the losses of all lanes, so alike on all workers that were there; None if there is no news."""
+        if self._last is not None and step.step - self._last < REMARK_STEPS:
+            return None
+        bad = BadLosses.of(losses, step.assignment)
+        self._last = self._last if bad is None else step.step
+        return bad
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -197,6 +197,7 @@ class Continuity:
         began_s = self._clock()
         self.recovery.join()
         self.is_member = True
+        self._had_company = True  # the run has: where it never had, no step was ever made
         self._settle()
         self._tell(None, False, (), self._clock() - began_s)
 
@@ -228,6 +229,7 @@ class Continuity:
                 return
             if self.recovery.hosts:
                 self.recovery.door.await_call(1.0)
+                self.recovery.hears()  # one that is alone decides at once, and admits only those it has heard of
             self.recovery.reform(admit=True)
             self._settle()
 
@@ -317,7 +319,8 @@ class Continuity:
         So this is where a newcomer must stand, with its generators, when it takes part in that step.
         """
         self._arrive()
-        self._before_body = Generators.now() if self._agreed[Wish.CHANGE] else None
+        may_join = self._agreed[Wish.CHANGE] or self._parts.stepping.statistics is not None  # see _await_company
+        self._before_body = Generators.now() if may_join else None
 
     def _arrive(self) -> None:
         """What a newcomer's script drew on the way to its first batch does not count."""
@@ -334,7 +337,8 @@ class Continuity:
     def _committed(self) -> None:
         self._on_probation = ()
         self._pace.ends(self._clock())
-        self._status.committed(self._step, self._pace.usual_ns)
+        data_ns = sum(loader.waited_ns for loader in self._parts.loaders)
+        self._status.committed(self._step, self._pace.usual_ns, data_ns)
         self._status.enter(Phase.OUTSIDE, self._step + 1)
 
     def _wish(self) -> None:

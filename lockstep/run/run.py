@@ -138,8 +138,12 @@ class Run:
         self._make_engine()
         return module
 
-    def shard(self, loader: "DataLoader[Any]") -> ShardedLoader:
-        """Your DataLoader, read by lanes: its batch_size is the global batch, each worker loads only its own lanes."""
+    def shard(self, loader: "DataLoader[Any]", *, batch: str = "split") -> ShardedLoader:
+        """Your DataLoader, read by lanes: its batch_size is the global batch, each worker loads only its own lanes.
+
+        With `batch="grow"` its batch_size is that of each lane: a global batch has `lane_count` times as many samples,
+        and a note says so. Learning rate and schedule stay as they are.
+        """
         sharded = ShardedLoader(
             loader,
             seed=self.seed,
@@ -147,6 +151,7 @@ class Run:
             lanes=partial(self._lanes_to_load, len(self._loaders)),
             index=len(self._loaders),
             say=lambda text: self._events.emit(Said(text)),
+            batch=batch,
         )
         self._progress.place_loader(len(self._loaders), sharded)
         self._loaders.append(sharded)

@@ -191,6 +191,7 @@ class Stepping:
         """
         verdict = engine.verdict()
         if verdict is None or verdict.action == "keep":
+            self._remark(engine, slots)
             return engine.hand_over()
         told = verdict.told(self.step, slots).removeprefix("! ")
         engine.abandon()
@@ -198,6 +199,11 @@ class Stepping:
             raise NotFinite(told)
         self._events.emit(Said(told))
         return None
+
+    def _remark(self, engine: Engine, slots: Sequence[int]) -> None:
+        bad = engine.remark()
+        if bad is not None:
+            self._events.emit(Said(bad.told(self.step, slots).removeprefix("! ")))
 
     def _described(self, batch: GlobalBatch) -> str:
         """A loader's batch by its place; any other, where somebody is new, by its content."""

@@ -66,11 +66,12 @@ def sharded(
     seed: int = 0,
     index: int = 0,
     say: Callable[[str], None] = nothing_to_say,
+    batch: Any = "split",
 ) -> ShardedLoader:
     """The loader as the only worker has it, unless told which lanes it carries."""
     carried = range(num_lanes) if lanes is None else lanes
     give = carried if callable(carried) else lambda: carried
-    return ShardedLoader(loader, seed=seed, num_lanes=num_lanes, lanes=give, index=index, say=say)
+    return ShardedLoader(loader, seed=seed, num_lanes=num_lanes, lanes=give, index=index, say=say, batch=batch)
 
 
 Lanes = dict[tuple[int, int, int], Any]

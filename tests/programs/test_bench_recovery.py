@@ -86,6 +86,7 @@ def test_a_short_benchmark_reports_every_side(tmp_path: Path, monkeypatch: pytes
     assert not list(tmp_path.iterdir()), "the benchmark left its folder behind"
 
 
+@pytest.mark.soak
 def test_ctrl_c_ends_the_benchmark_with_130_and_leaves_nothing(tmp_path: Path) -> None:
     mark = uuid4().hex
     bench = subprocess.Popen(

@@ -7,9 +7,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -39,6 +40,19 @@ for epoch in run.epochs({epochs}):
         run.print("step", run.step, "workers", run.size, flush=True)
     {each_epoch}
 run.print("digest", run.digest(), run.step, flush=True)
+"""
+
+# How a script begins whose workers die by themselves, in logical time: each moment of `deaths` kills once in all.
+DYING = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+import lockstep
+
+def reach(*moment):
+    mark = os.path.join({folder!r}, "died " + " ".join(map(str, moment)))
+    if moment in {deaths!r} and not os.path.exists(mark):
+        open(mark, "x").close()
+        os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
@@ -112,17 +126,40 @@ def launched(
 ) -> Iterator[Launched]:
     """A run of 4 steps an epoch; afterwards nothing of it is left."""
     folder.mkdir(exist_ok=True)
-    script = folder / "train.py"
-    script.write_text(
-        SCRIPT.format(
-            tests=str(REPOSITORY / "tests"),
-            epochs=epochs,
-            hurry=str(folder / "hurry"),
-            pause_s=pause_s,
-            each_epoch=each_epoch,
-        )
+    text = SCRIPT.format(
+        tests=str(REPOSITORY / "tests"),
+        epochs=epochs,
+        hurry=str(folder / "hurry"),
+        pause_s=pause_s,
+        each_epoch=each_epoch,
     )
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    with launched_script(folder, text, *options) as run:
+        yield run
+
+
+def dying(script: str, folder: Path, deaths: Sequence[tuple[object, ...]]) -> str:
+    """The script with its beginning: a worker dies where it calls `reach` with one of `deaths`, once in all."""
+    return DYING.format(tests=str(REPOSITORY / "tests"), folder=str(folder), deaths=tuple(deaths)) + script
+
+
+def died(folder: Path) -> int:
+    """How many moments have killed a worker."""
+    return len(list(folder.glob("died *")))
+
+
+def result_of(script: str) -> list[object]:
+    """In a worker: what the script's run came to, its digest and the number of its steps."""
+    names: dict[str, Any] = {}
+    exec(compile(script, "train.py", "exec"), names)
+    return [names["run"].digest(), names["run"].step]
+
+
+@contextmanager
+def launched_script(folder: Path, text: str, *options: str, **variables: str) -> Iterator[Launched]:
+    """A run of any script; afterwards nothing of it is left. `variables` are added to its environment."""
+    script = folder / "train.py"
+    script.write_text(text)
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)} | variables
     process = subprocess.Popen(
         [*COMMAND, "run", *options, str(script)],
         stdout=subprocess.PIPE,

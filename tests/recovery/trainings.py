@@ -1,11 +1,15 @@
 """What the workers of these tests train: scripts as a user would write them, by name, on counted samples."""
 
+import copy
+import hashlib
 import math
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -29,6 +33,7 @@ class Training:
     """A training by name: 173 samples a pass, in global batches of 52, four steps to a pass.
 
     `options` are those of `lockstep.start`. `poison` is a step and a sample that makes its lane's loss NaN there.
+    `whole_norms`: batch norm has the statistics of the whole batch.
     """
 
     model: str = "mlp"
@@ -39,6 +44,7 @@ class Training:
     autocast: bool = False
     lanes: int = 8
     poison: tuple[int, int] | None = None
+    whole_norms: bool = False
     options: tuple[tuple[str, Any], ...] = ()
 
     @property
@@ -48,7 +54,8 @@ class Training:
     def start(self) -> Run:
         """Small models are given several buckets, the first one too."""
         engine.make_layout = partial(layout.make_layout, first_bucket_bytes=BUCKET_BYTES)
-        return lockstep.start(**{"lanes": self.lanes, "seed": 3, "bucket_bytes": BUCKET_BYTES} | dict(self.options))
+        usual = {"lanes": self.lanes, "seed": 3, "bucket_bytes": BUCKET_BYTES}
+        return lockstep.start(**usual | dict(self.options))
 
 
 Point = Callable[..., None]
@@ -63,14 +70,21 @@ class Work:
     reach: Point
     between: Callable[[Run], None]
     notes: list[Any] = field(default_factory=list)
+    loss_scale: float = 1.0
     model: nn.Module = field(init=False)
     optimizer: torch.optim.Optimizer = field(init=False)
     scheduler: torch.optim.lr_scheduler.LRScheduler = field(init=False)
+    average: "Average" = field(init=False)
 
     def __post_init__(self) -> None:
         self.model, self.optimizer = make(Job(model=self.training.model, optimizer=self.training.optimizer))
+        if self.training.whole_norms:
+            self.model = lockstep.sync_batchnorm(self.model)
+            _tell_passes(self.model, self.reach)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.5)
-        self.run.replicate(self.model, self.optimizer, scheduler=self.scheduler)
+        self.average = Average(self.model)
+        averages = {"average": self.average} if self.training.script == "averaging" else {}
+        self.run.replicate(self.model, self.optimizer, scheduler=self.scheduler, **averages)
 
     def train(self) -> None:
         SCRIPTS[self.training.script](self)
@@ -78,7 +92,7 @@ class Work:
     def compute(self, batch: Any) -> None:
         for x, y, index in self.run.lanes(batch):
             with torch.autocast("cpu", torch.bfloat16, enabled=self.training.autocast):
-                loss = F.cross_entropy(self.model(x), y)
+                loss = F.cross_entropy(self.model(x), y) * self.loss_scale
             self.run.backward(loss * math.nan if self._is_poisoned(index) else loss)
 
     def _is_poisoned(self, index: torch.Tensor) -> bool:
@@ -97,6 +111,39 @@ class Work:
         self.compute(batch)
         self.update()
         self.scheduler.step()
+
+
+class Average:
+    """A running mean of a model's parameters, as users write it: not a module, found by its state_dict."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._count = model, 0
+        self._mean = {name: copy.deepcopy(p.detach()) for name, p in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        self._count += 1
+        for name, parameter in self._model.named_parameters():
+            self._mean[name].lerp_(parameter, 0.1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self._count, "mean": self._mean}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._count, self._mean = state["count"], state["mean"]
+
+    def digest(self) -> str:
+        found = hashlib.sha256(str(self._count).encode())
+        for mean in self._mean.values():
+            found.update(mean.numpy().tobytes())
+        return found.hexdigest()
+
+
+def _tell_passes(model: nn.Module, reach: Point) -> None:
+    """Tells that the second of its batch norms is reached, forward and backward: between two exchanges."""
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    norms[1].register_forward_pre_hook(lambda *_: reach("in forward"))
+    norms[1].register_full_backward_hook(lambda *_: reach("in backward"))
 
 
 class Counted(Dataset):  # type: ignore[type-arg]
@@ -171,10 +218,55 @@ def _keeping_gradients(work: Work) -> None:
                 work.update()
 
 
+def _drawing_outside_of_lanes(work: Work) -> None:
+    """Chance of the script's own, before and after every step and between epochs: it changes losses and weights."""
+    sharded = work.run.shard(
+        DataLoader(Counted(work.reach), BATCH, shuffle=True, num_workers=work.training.num_workers)
+    )
+    for _ in work.run.epochs(work.training.epochs):
+        _drawn()
+        for batch in sharded:
+            work.loss_scale = 1.0 + _drawn()
+            work.step(batch)
+            _shake(work.model)
+    work.notes.append(_drawn())
+
+
+def _drawing_after_plain_steps(work: Work) -> None:
+    for step in range(work.run.step, work.training.steps):
+        work.step(plain_batch(step))
+        _shake(work.model)
+    work.notes.append(_drawn())
+
+
+def _drawn() -> float:
+    """From all generators that a script may draw from."""
+    return float(torch.rand(())) + random.random() + float(numpy.random.rand())
+
+
+@torch.no_grad()
+def _shake(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.add_(1e-3 * _drawn() * torch.randn(parameter.shape))
+
+
+def _averaging(work: Work) -> None:
+    """A scheduler and a running mean, whose count and values no digest of the run shows."""
+    sharded = work.run.shard(DataLoader(Counted(work.reach), BATCH, shuffle=True))
+    for _ in work.run.epochs(work.training.epochs):
+        for batch in sharded:
+            work.step(batch)
+            work.average.update()
+    work.notes += [work.average.digest(), work.scheduler.last_epoch, work.scheduler.get_last_lr()]
+
+
 SCRIPTS: dict[str, Callable[[Work], None]] = {
     "epochs": _in_epochs,
     "stream": _on_a_stream,
     "plain": _on_plain_tensors,
     "from the start": _from_the_start,
     "keeping gradients": _keeping_gradients,
+    "drawing": _drawing_outside_of_lanes,
+    "drawing after plain steps": _drawing_after_plain_steps,
+    "averaging": _averaging,
 }

@@ -108,12 +108,14 @@ def test_a_loss_that_depends_on_the_rank_is_named(bench: Bench) -> None:
     assert "lane 1 (worker 0 with 1 worker, worker 1 with 2 workers)" in report["explanation"]
 
 
+@pytest.mark.soak
 def test_an_unseeded_generator_in_the_forward_pass_is_named(bench: Bench) -> None:
     report = bench.verify_broken("-n", "1,2", in_lane="loss = loss * numpy.random.default_rng().uniform(1, 2)")
     assert report["cause"] == "random numbers"
     assert "lane 0" in report["explanation"]
 
 
+@pytest.mark.soak
 def test_a_buffer_written_outside_of_lanes_by_one_worker_is_named_to_people_too(bench: Bench) -> None:
     broken = script(after_step="model[1].running_mean += run.rank")
     done = bench.verify(broken, "-n", "2", "--lanes", "2", "--steps", "2", "--no-distance")

@@ -1,7 +1,7 @@
 """Looks after the workers: finds those that are stopped or hung, tells of them, and ends them.
 
 What is late or hung is decided in lateness.py. Here processes are seen, asked where they are, and killed: the rest is
-a death like any other.
+a death like any other. Who is slow is decided in slowness.py, and only told.
 """
 
 import signal
@@ -13,8 +13,9 @@ from lockstep.run.launching.crew import Crew
 from lockstep.run.launching.frames import Frame
 from lockstep.run.launching.lateness import Hung, Late, Look, Stopped, Watch
 from lockstep.run.launching.process import members
+from lockstep.run.launching.slowness import Slowness
 from lockstep.run.launching.stacks import ASK, Question
-from lockstep.run.launching.telling import tell_hung, tell_late, tell_stopped
+from lockstep.run.launching.telling import tell_hung, tell_late, tell_pace, tell_stopped
 from lockstep.run.launching.vitals import cpu_s, vitals
 
 ANSWER_S = 1.0
@@ -37,6 +38,7 @@ class Lookout:
     crew: Crew
     run_dir: Path
     say: Callable[[str], None]
+    slowness: Slowness = field(default_factory=Slowness)
     _watch: Watch = field(default_factory=Watch)
     _asked: Asked | None = None
     condemned: dict[int, str] = field(default_factory=dict)
@@ -57,6 +59,8 @@ class Lookout:
                     self._condemn(slot, "it did nothing", tell_hung(slot))
                     condemned.append(slot)
         self._tell_late(looks, now_s)
+        for news in self.slowness.look(now_s, {slot: look.row for slot, look in looks.items()}):
+            self.say(tell_pace(news))
         return condemned
 
     def _looks(self) -> dict[int, Look]:

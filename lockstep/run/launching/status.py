@@ -3,6 +3,12 @@
 The launcher makes the page (`StatusPage`), each worker writes its own row (`StatusWriter`), and anyone may read. A
 row is sixteen 64-bit numbers. There is no lock: a worker's store of one number is whole, and a reader looks until it
 has seen the same row twice.
+
+# Note [Where the time goes]
+# A worker adds up the time that it has spent in lanes (compute), from the end of its last lane to the commit
+# (waiting) and waiting for its loaders (data), each up to its last commit. What is left of the time between two
+# commits is its own code between steps, the optimizer included; so is everything else that has no phase of its own.
+# Only differences between two looks mean anything.
 """
 
 import mmap
@@ -22,6 +28,7 @@ _MOST_LOOKS = 8
 # Where each field stands in its row.
 PID, DOOR_PORT, GENERATION, RANK, SIZE, STEP, PHASE, SINCE_NS = range(8)
 DETAIL_A, DETAIL_B, USUAL_STEP_NS, COMMITTED_NS, NUM_LANES = range(8, 13)
+DATA_NS, COMPUTE_NS, WAITING_NS = range(13, 16)
 
 
 class Phase(IntEnum):
@@ -43,7 +50,10 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True)
 class StatusRow:
-    """One worker's row. Times are on the host's monotonic clock, which all its processes share."""
+    """One worker's row. Times are on the host's monotonic clock, which all its processes share.
+
+    Rows are equal when the workers stand at the same place, whatever their time was spent on.
+    """
 
     pid: int = 0
     door_port: int = 0
@@ -66,6 +76,10 @@ class StatusRow:
     committed_ns: int = 0
     """When the last step was committed; 0: none was."""
     num_lanes: int = 0
+    data_ns: int = 0
+    """What the time went into, up to the last commit. See Note [Where the time goes]."""
+    compute_ns: int = 0
+    waiting_ns: int = 0
 
     @property
     def is_member(self) -> bool:
@@ -89,7 +103,7 @@ class StatusPage:
             if again == seen:
                 break
             seen = again
-        return StatusRow(*seen[: NUM_LANES + 1])
+        return StatusRow(*seen)
 
     def clear(self, slot: int) -> None:
         """The row is as if no worker had ever written it: for a slot that is given to a new process."""
@@ -118,7 +132,7 @@ class StatusReader:
     def rows(self) -> dict[int, StatusRow]:
         """The rows that somebody has written, by slot."""
         found = _ROW.iter_unpack(self._memory)
-        return {slot: StatusRow(*row[: NUM_LANES + 1]) for slot, row in enumerate(found) if row[PID]}
+        return {slot: StatusRow(*row) for slot, row in enumerate(found) if row[PID]}
 
     def close(self) -> None:
         self._memory.close()
@@ -133,13 +147,17 @@ class StatusWriter:
         with memoryview(self._memory) as page, page.cast("q") as numbers:
             self._row = numbers[slot * _FIELDS : (slot + 1) * _FIELDS]
         self._row[PID] = os.getpid()
-        self._row[SINCE_NS] = time.monotonic_ns()
+        self._row[SINCE_NS] = self._counted_ns = time.monotonic_ns()
+        self._phase: int = Phase.STARTING
+        self._spent_ns = [0] * len(Phase)
 
     def enter(self, phase: int, step: int, a: int = 0, b: int = 0) -> None:
         """The worker is in `phase` of `step` from now on."""
         row = self._row
         # The time comes first: a reader in between sees the old phase as young, never the new one as old.
-        row[SINCE_NS] = time.monotonic_ns()
+        row[SINCE_NS] = now_ns = time.monotonic_ns()
+        self._count(now_ns)
+        self._phase = phase
         row[STEP] = step
         row[DETAIL_A] = a
         row[DETAIL_B] = b
@@ -154,12 +172,21 @@ class StatusWriter:
         row[NUM_LANES] = num_lanes
         row[GENERATION] = generation
 
-    def committed(self, step: int, usual_step_ns: int) -> None:
-        """Step `step` is committed now, and `step + 1` is next."""
+    def committed(self, step: int, usual_step_ns: int, data_ns: int = 0) -> None:
+        """Step `step` is committed now, and `step + 1` is next. `data_ns` were spent on waiting for loaders so far."""
         row = self._row
-        row[COMMITTED_NS] = time.monotonic_ns()
+        row[COMMITTED_NS] = now_ns = time.monotonic_ns()
+        self._count(now_ns)
         row[USUAL_STEP_NS] = usual_step_ns
+        row[DATA_NS] = data_ns
+        row[COMPUTE_NS] = self._spent_ns[Phase.COMPUTING]
+        row[WAITING_NS] = self._spent_ns[Phase.REDUCING]
         row[STEP] = step + 1
+
+    def _count(self, now_ns: int) -> None:
+        """The time since it was last counted was spent in the present phase."""
+        self._spent_ns[self._phase] += now_ns - self._counted_ns
+        self._counted_ns = now_ns
 
     def close(self) -> None:
         """Lets go of the page; what was written stays in it."""
@@ -176,7 +203,7 @@ class NoStatus:
     def place(self, generation: int, rank: int, size: int, door_port: int, num_lanes: int) -> None:
         pass
 
-    def committed(self, step: int, usual_step_ns: int) -> None:
+    def committed(self, step: int, usual_step_ns: int, data_ns: int = 0) -> None:
         pass
 
     def close(self) -> None:

@@ -7,9 +7,17 @@ from pathlib import Path
 from lockstep.run.launching.failure import EXITED, KILLED, Failure
 from lockstep.run.launching.frames import Frame
 from lockstep.run.launching.lateness import IDLE_S, Late, Look, Stopped
+from lockstep.run.launching.slowness import CaughtUp, Cause, Slow
 
 _LONGEST = 300
 _STATES = {"R": "running", "S": "sleeping", "D": "waiting for a disk", "T": "stopped", "t": "held by a debugger"}
+_MOST_TIMES = 100
+_SPENT_ON = {Cause.DATA: "loading", Cause.COMPUTE: "its lanes", Cause.OTHER: "between steps"}
+_ADVICE = {
+    Cause.DATA: "its loader needs more processes (num_workers), or its disk is slow or busy",
+    Cause.COMPUTE: "look for another load on its cores; an assignment (LOCKSTEP_ASSIGNMENT) can take lanes from it",
+    Cause.OTHER: "look at what it alone does between steps, such as evaluating, saving or logging",
+}
 
 
 def render(failure: Failure, num_others: int, log_path: Path, *, num_failed_too: int = 0, why: str = "") -> str:
@@ -56,6 +64,24 @@ def tell_late(late: Late, looks: Mapping[int, Look], places: Mapping[int, Frame]
 
 def tell_hung(slot: int) -> str:
     return f"  worker {slot} does nothing (no CPU time for {IDLE_S:.0f} s): it is ended and replaced"
+
+
+def tell_pace(news: Slow | CaughtUp) -> str:
+    """Two lines for a slow worker: how slow, in what, and what to do. One for a worker that has caught up."""
+    if isinstance(news, CaughtUp):
+        return f"  worker {news.slot} has caught up: it is not slow any more"
+    who, wait, whose = ("others", "wait", "their") if news.num_others > 1 else ("other", "waits", "its")
+    times = f"{news.times:.1f}" if news.times < _MOST_TIMES else f"more than {_MOST_TIMES}"
+    spent = f"{_SPENT_ON[news.cause]} {_duration(news.cause_s)} a step, {who} {_duration(news.others_s)}"
+    return (
+        f"! worker {news.slot} is slow: {times} times the {who} for {count(news.num_steps, 'step')}, in {news.cause} "
+        f"({spent}); the {who} {wait} {100 * news.waiting_share:.0f} % of {whose} time\n"
+        f"  {_ADVICE[news.cause]}"
+    )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 0.01 else f"{seconds * 1e3:.1f} ms"
 
 
 def _missing(slot: int, look: Look, place: Frame | None, now_s: float) -> str:
