@@ -72,6 +72,21 @@ class StepCommitted:
 
 
 @dataclass(frozen=True)
+class NoiseMeasured:
+    """The gradient noise scale was measured in a step; `plain` and `preconditioned` are `lockstep.optim.Noise`.
+
+    `optimizer` is "sgd" or "adam", by how it uses gradients, or "" if it is neither. `preconditioned` is the noise as
+    Adam sees it, None for other optimizers. Emitted on every worker, with the same numbers.
+    """
+
+    step: int
+    num_lanes: int
+    optimizer: str
+    plain: Any
+    preconditioned: Any
+
+
+@dataclass(frozen=True)
 class GenerationFormed:
     """Workers were lost, have left or have joined; `slots` are those who go on, by rank.
 
@@ -99,7 +114,18 @@ class Closed:
     step: int
 
 
-Event = Started | Said | LaneBegan | LaneEnded | LaneLeft | StepBegins | StepCommitted | GenerationFormed | Closed
+Event = (
+    Started
+    | Said
+    | LaneBegan
+    | LaneEnded
+    | LaneLeft
+    | StepBegins
+    | StepCommitted
+    | NoiseMeasured
+    | GenerationFormed
+    | Closed
+)
 Subscriber = Callable[[Event], None]
 
 

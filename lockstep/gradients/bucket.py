@@ -55,6 +55,11 @@ class Bucket:
         pairs = zip(self.layout.slots, self.parameters, strict=True)
         return {slot.spec.name: parameter.grad for slot, parameter in pairs if parameter.grad is not None}
 
+    def numbered_gradients(self) -> dict[int, torch.Tensor]:
+        """The same, by the number of the parameter."""
+        pairs = zip(self.layout.slots, self.parameters, strict=True)
+        return {slot.index: parameter.grad for slot, parameter in pairs if parameter.grad is not None}
+
     @torch.no_grad()
     def fold_lane(self, weight: float, merges: int) -> None:
         """Takes the lane's gradients out of `p.grad`, weighted, onto the stack; then merges the topmost entries."""

@@ -34,6 +34,7 @@ from lockstep.gradients.hooks import Arrival, BucketWatch
 from lockstep.gradients.layout import Layout, Spec, make_layout
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import StepRecord, Wish
+from lockstep.gradients.squares import Squares, SquaresPlan, StepSquares, of_all
 from lockstep.gradients.step import StepInFlight
 from lockstep.lanes import reduction
 from lockstep.wire import Agreement, Plan, Wire, broadcast, exchange
@@ -75,6 +76,9 @@ class Engine:
         self.paused = False
         self.health = HealthPlan()
         self._remarks = Remarks()
+        self.squares = SquaresPlan()
+        self.measured: tuple[StepSquares | None, ...] = ()
+        """The squares of the last step that was handed over, plain and as its optimizer sees them, if taken."""
         self.wishes = [False] * len(Wish)
         self.sight: GradientSight | None = None
         self.awaits: Callable[[int, int], None] = _nothing
@@ -112,6 +116,7 @@ class Engine:
             health=Health(self.health, plan, self._names),
             kept={},
             launched=[],
+            squares=self._squares_of(plan),
         )
         self._set_gradients_aside(self._step)
         for bucket in self._buckets:
@@ -202,7 +207,9 @@ class Engine:
         """Afterwards `p.grad` holds the step's gradient; gives the mean loss, if told."""
         step = self._in_flight()
         assert step.outcome is not None
-        self._hand_over(step, step.outcome, step.scale(step.weights))
+        self._scale(step, step.outcome)
+        self.measured = self._measured(step, step.outcome)
+        self._hand_over(step, step.outcome)
         self._step = None
         return step.outcome.mean_loss(step.weights)
 
@@ -305,6 +312,8 @@ class Engine:
         self._show_gradients(step, [bucket])
         if self.health.policy != "keep":
             step.health.look(step.lane, bucket.gradients())
+        if step.squares is not None:
+            step.squares.look(step.lane, bucket.numbered_gradients())
         bucket.fold_lane(step.weight, step.fold.merges[step.position])
 
     def _refuse_late_gradients(self, step: StepInFlight) -> None:
@@ -324,6 +333,8 @@ class Engine:
         mine = step.record
         mine.wishes = self.wishes
         mine.health = step.health.packed()
+        if step.squares is not None:
+            mine.squares = step.squares.told(step.plan.assignment.num_lanes)
         for lane, losses in step.losses.items():
             mine.losses[lane] = sum(float(loss) for loss in losses)
         for bucket in step.buckets:
@@ -366,16 +377,37 @@ class Engine:
         self.buffers.advance(self._wire, source, record.changed, agreed=record.counters is not None)
 
     @torch.no_grad()
-    def _hand_over(self, step: StepInFlight, record: StepRecord, scale: float) -> None:
-        """Puts the sum, and what was set aside before the step, into `p.grad`. See Note [Scale of told weights]."""
+    def _scale(self, step: StepInFlight, record: StepRecord) -> None:
+        """See Note [Scale of told weights] in step.py."""
+        scale = step.scale(step.weights)
+        for bucket in step.buckets if scale != 1.0 else ():
+            if any(record.used[slot.index] for slot in bucket.layout.slots):
+                bucket.total.mul_(scale)
+
+    def _squares_of(self, plan: StepPlan) -> Squares | None:
+        if plan.adds_nothing or not self.squares.taken_in(plan.step, len(plan.present)):
+            return None
+        return Squares(self._parameters, None if self.squares.weigh is None else self.squares.weigh())
+
+    def _measured(self, step: StepInFlight, record: StepRecord) -> tuple[StepSquares | None, ...]:
+        if step.squares is None:
+            return ()
+        whole = {
+            slot.index: view
+            for bucket in step.buckets
+            for slot, view in zip(bucket.layout.slots, bucket.views, strict=True)
+            if record.used[slot.index]
+        }
+        return of_all(record.squares, step.weights, step.squares.whole(whole))
+
+    @torch.no_grad()
+    def _hand_over(self, step: StepInFlight, record: StepRecord) -> None:
+        """Puts the sum, and what was set aside before the step, into `p.grad`."""
         if step.plan.adds_nothing:
             for index, before in step.kept.items():
                 grad = self._parameters[index].grad
                 self._parameters[index].grad = before if grad is None else grad.add_(before)
         for bucket in step.buckets:
-            used = any(record.used[slot.index] for slot in bucket.layout.slots)
-            if used and scale != 1.0:
-                bucket.total.mul_(scale)
             for slot, parameter, view in zip(bucket.layout.slots, bucket.parameters, bucket.views, strict=True):
                 kept = step.kept.get(slot.index)
                 if not record.used[slot.index]:

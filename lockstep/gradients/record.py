@@ -25,16 +25,17 @@ class StepRecord:
     """One worker's account of a step, or, once `merged`, that of all workers.
 
     `weights` and `losses` are by lane, None where nothing was told. `used` says which parameters had a gradient
-    in some lane, `changed` which buffers were written to. `wishes` are what a worker wants all to do after the step:
-    one is enough. `counters` is a fingerprint of what the worker's first lane left in counters; merged, it is None
-    where workers differ. `health` is a worker's own few bytes, of one size everywhere; merged, `healths` has them by
-    rank.
+    in some lane, `changed` which buffers were written to. `squares` are those of the lanes' gradients, in steps in
+    which they are taken. `wishes` are what a worker wants all to do after the step: one is enough. `counters` is a
+    fingerprint of what the worker's first lane left in counters; merged, it is None where workers differ. `health` is a
+    worker's own few bytes, of one size everywhere; merged, `healths` has them by rank.
     """
 
     weights: list[float | None]
     losses: list[float | None]
     used: list[bool]
     changed: list[bool]
+    squares: list[float | None] = field(default_factory=list)
     wishes: list[bool] = field(default_factory=lambda: [False] * len(Wish))
     counters: int | None = 0
     health: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.uint8, device="cpu"))
@@ -45,7 +46,7 @@ class StepRecord:
         return cls([None] * num_lanes, [None] * num_lanes, [False] * num_parameters, [False] * num_buffers)
 
     def pack(self) -> torch.Tensor:
-        numbers = [*self.weights, *self.losses]
+        numbers = [*self.weights, *self.losses, *self.squares]
         values = torch.tensor(
             [0.0 if number is None else number for number in numbers], dtype=torch.float64, device="cpu"
         )
@@ -57,7 +58,8 @@ class StepRecord:
     def merged(self, packed: Sequence[torch.Tensor]) -> "StepRecord":
         """All workers' records as one: a lane's numbers come from the one worker that told them."""
         num_lanes = len(self.weights)
-        split, size = 2 * num_lanes, 8 + 16 * num_lanes
+        split = 2 * num_lanes + len(self.squares)
+        size = 8 + 8 * split
         # Each number was told by one worker; the others sent 0, and x + 0 is x.
         values = torch.stack([record[8:size] for record in packed]).view(torch.float64).sum(0).tolist()
         end = len(packed[0]) - len(self.health)
@@ -67,7 +69,8 @@ class StepRecord:
         wishes, rest = flags[split : split + len(Wish)], flags[split + len(Wish) :]
         return StepRecord(
             weights=numbers[:num_lanes],
-            losses=numbers[num_lanes:],
+            losses=numbers[num_lanes : 2 * num_lanes],
+            squares=numbers[2 * num_lanes :],
             used=rest[: len(self.used)],
             changed=rest[len(self.used) :],
             wishes=wishes,

@@ -17,6 +17,7 @@ from lockstep.gradients.bucket import Bucket
 from lockstep.gradients.health import Health
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import StepRecord
+from lockstep.gradients.squares import Squares
 from lockstep.lanes import Fold, Reduction, share
 from lockstep.wire import Agreement
 
@@ -34,6 +35,7 @@ class StepInFlight:
     buckets: Sequence[Bucket]
     kept: dict[int, torch.Tensor]
     launched: list["Future[None]"]
+    squares: Squares | None = None
 
     def __post_init__(self) -> None:
         self.position = 0

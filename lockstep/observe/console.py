@@ -1,24 +1,38 @@
 """Lines on the screen: what the run is, and what the user should know once."""
 
+import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import TextIO
 
-from lockstep.events import Event, GenerationFormed, Said, Started
+from lockstep.events import Closed, Event, GenerationFormed, NoiseMeasured, Said, Started
+from lockstep.observe.noise_lines import NoiseLines
 from lockstep.version import VERSION
+
+NOISE_LOG = logging.getLogger("lockstep.noise")
 
 
 class Console:
     """Writes the start line and notices to a stream, on the worker that `speaks` now.
 
-    `launcher_tells`: somebody else tells of workers that were lost, who knows more about why.
+    `launcher_tells`: somebody else tells of workers that were lost, who knows more about why. `run_dir` is where the
+    noise is recorded. A run that `has_failed` gets no advice at its end: there is something else to read.
     """
 
     def __init__(
-        self, stream: TextIO, speaks: Callable[[], bool] = lambda: True, *, launcher_tells: bool = False
+        self,
+        stream: TextIO,
+        speaks: Callable[[], bool] = lambda: True,
+        *,
+        launcher_tells: bool = False,
+        run_dir: Path | None = None,
+        has_failed: Callable[[], bool] = lambda: False,
     ) -> None:
         self._stream, self._speaks, self._launcher_tells = stream, speaks, launcher_tells
+        self._noise, self._has_failed = NoiseLines(run_dir), has_failed
 
     def __call__(self, event: Event) -> None:
+        noise = self._noise.worth(event)  # asked on every worker: who speaks next must know what was told
         if not self._speaks():
             return
         match event:
@@ -33,6 +47,15 @@ class Console:
                     self._write(f"  note: {note}")
             case Said(text):
                 self._write(f"  note: {text}")
+            case NoiseMeasured():
+                NOISE_LOG.info(self._noise.words)
+                self._write_all(noise)
+            case Closed() if not self._has_failed():
+                self._write_all(noise)
+
+    def _write_all(self, lines: list[str]) -> None:
+        for line in lines:
+            self._write(line)
 
     def _write(self, line: str) -> None:
         print(line, file=self._stream, flush=True)

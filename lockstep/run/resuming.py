@@ -93,6 +93,7 @@ def capture(
         "num_lanes": stepping.assignment.num_lanes,
         "seed": stepping.seed,
         "loss": pack(stepping.loss, "loss", tensors),
+        "noise": stepping.noise.state_dict(),
         "loaders": [[loader.position.epoch, loader.position.step] for loader in loaders],
         "generators": _pack_generators(tensors),
         "optimizers": {
@@ -137,6 +138,7 @@ def install(
     load_models(models, snapshot)
     stepping.step, stepping.seed = state["step"], state["seed"]
     stepping.loss = unpack(state["loss"], snapshot.tensors)
+    stepping.noise.load_state_dict(state.get("noise", ()))
     if state["num_lanes"] != stepping.assignment.num_lanes:
         stepping.assignment = Assignment.even(state["num_lanes"], num_workers)
     progress.epoch = state["epoch"]

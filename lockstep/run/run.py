@@ -20,6 +20,8 @@ from lockstep.gradients.buffers import Buffers
 from lockstep.gradients.engine import Engine
 from lockstep.gradients.health import HealthPlan
 from lockstep.gradients.record import Wish
+from lockstep.gradients.squares import SquaresPlan
+from lockstep.optim.noise import Noise
 from lockstep.run import active, checkpoint
 from lockstep.run.checkpoints.asking import asked_by_script
 from lockstep.run.continuity import Continuity, Signals
@@ -28,6 +30,7 @@ from lockstep.run.joining import join
 from lockstep.run.keeping import Keeping
 from lockstep.run.launching.status import NoStatus, Phase, StatusWriter
 from lockstep.run.models import Models, RegistrationWatch, Stateful, refuse_new_parameters
+from lockstep.run.noise import NoiseWatch
 from lockstep.run.resuming import Parts, Progress, restore
 from lockstep.run.settings import Settings
 from lockstep.run.stepping import Stage, Stepping, as_global_batch
@@ -67,7 +70,8 @@ class Run:
         self._engine: Engine | None = None
         self._watch = RegistrationWatch()
         self._optimizer_hooks: dict[str, Any] = {}
-        self._stepping = Stepping(wire.world.rank, settings.seed, settings.assignment, events)
+        self._noise = NoiseWatch(self._models, events)
+        self._stepping = Stepping(wire.world.rank, settings.seed, settings.assignment, events, self._noise)
         self._progress = Progress()
         self._parts = Parts(self._models, self._stepping, self._progress, self._loaders)
         self._status = status
@@ -119,6 +123,14 @@ class Run:
     def loss(self) -> float | None:
         """The mean loss of the last step over all lanes, equal on all workers; None unless run.backward told it."""
         return self._stepping.loss
+
+    @property
+    def noise(self) -> Noise:
+        """The gradient noise scale with its interval, as the run's optimizer sees it; equal on all workers.
+
+        `noise.critical_batch` is the batch up to which growing pays, if `noise.sure`. It needs two lanes or more.
+        """
+        return self._noise.noise
 
     # -- setting up -----------------------------------------------------------------------------------------
 
@@ -358,6 +370,7 @@ class Run:
         named = self._models.parameters()
         self._engine = Engine(self._wire, named, self._buffers(), self._settings.bucket_bytes)
         self._engine.health = HealthPlan(self.state, self._settings.not_finite, self._settings.drift_every)
+        self._engine.squares = SquaresPlan(self._settings.noise_every, self._noise.weigh)
         self._engine.awaits = self.continuity.awaits
         self.continuity.engine = self._engine
         if self._tracing:

@@ -36,6 +36,7 @@ class Asked:
     recover: bool | None = None
     not_finite: str = "keep"
     drift_every: int = 100
+    noise_every: int = 100
 
     def __post_init__(self) -> None:
         _whole("lanes", self.lanes, at_least=1)
@@ -45,6 +46,7 @@ class Asked:
         _one_of("wire", self.wire, WIRES)
         _one_of("algorithm", self.algorithm, ALGORITHMS)
         _whole("drift_every", self.drift_every, at_least=0)
+        _whole("noise_every", self.noise_every, at_least=0)
         if self.not_finite not in NOT_FINITE:
             raise BadArgument(f"not_finite must be one of {', '.join(map(repr, NOT_FINITE))}, not {self.not_finite!r}")
         for name in ("exact", "recover"):
@@ -72,6 +74,7 @@ class Settings:
     recover: bool = True
     not_finite: Policy = "keep"
     drift_every: int = 100
+    noise_every: int = 100
     notes: tuple[str, ...] = ()
 
 
@@ -100,6 +103,7 @@ def settle(asked: Asked, overrides: Overrides, world: World) -> Settings:
         recover=asked.recover is not False,
         not_finite=check_policy(asked.not_finite),
         drift_every=asked.drift_every,
+        noise_every=asked.noise_every,
         notes=tuple(_notes(asked, overrides)),
     )
 

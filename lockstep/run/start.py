@@ -14,8 +14,9 @@ import torch
 
 from lockstep.chance import fold, set_generators
 from lockstep.errors import BadArgument, Disagreement, told_as_lost
-from lockstep.events import Events, Started
+from lockstep.events import Events, Said, Started
 from lockstep.observe.console import Console
+from lockstep.observe.recorder import Recorder
 from lockstep.run import active
 from lockstep.run.determinism import settle_process
 from lockstep.run.environment import Overrides, Place, find_place, process_environment, read_overrides
@@ -51,6 +52,7 @@ def start(
     recover: bool | None = None,
     not_finite: str = "keep",
     drift_every: int = 100,
+    noise_every: int = 100,
 ) -> Run:
     """Collective. Starts this worker's part of a run, under `lockstep run`, torchrun, Slurm, MPI, or alone.
 
@@ -60,12 +62,13 @@ def start(
     `algorithm` ("direct", "oneshot") and `bucket_bytes` are chosen for the measured link unless given. `timeout_s` is
     how long a silent worker is waited for. `recover=False` ends the run when a worker is lost. `not_finite` says what
     becomes of a step whose gradient has NaN or infinity: "keep" it as it is, "skip" it, or "stop". Every `drift_every`
-    steps (0: never) the workers compare their states.
+    steps (0: never) the workers compare their states, and every `noise_every` steps the noise of the gradient is
+    measured for `run.noise`.
     """
     active.refuse_second()
     asked = Asked(
         lanes, seed, exact, threads, _listed(assignment), bucket_bytes, wire, algorithm, timeout_s,
-        recover, not_finite, drift_every,
+        recover, not_finite, drift_every, noise_every,
     )  # fmt: skip
     environ = process_environment()
     place, overrides = find_place(environ), read_overrides(environ)
@@ -125,7 +128,17 @@ def _make_run(
 ) -> Run:
     status = _status(place, overrides)
     run = Run(settings, wire, events, undo, status, overrides)
-    events.subscribe(Console(sys.stderr, lambda: run.rank == 0, launcher_tells=overrides.status_fd is not None))
+    events.subscribe(
+        Console(
+            sys.stderr,
+            lambda: run.rank == 0,
+            launcher_tells=overrides.status_fd is not None,
+            run_dir=overrides.run_dir,
+            has_failed=lambda: run.failed,
+        )
+    )
+    if overrides.run_dir is not None:
+        events.subscribe(Recorder(overrides.run_dir, lambda: run.rank == 0, lambda text: events.emit(Said(text))))
     if overrides.trace_dir is not None:
         events.subscribe(Trace(overrides.trace_dir, place.world.rank, run.state, run.buffer_names))
     if overrides.dump_path is not None and place.world.rank == 0:
@@ -175,6 +188,7 @@ def _charter(settings: Settings) -> dict[str, Any]:
         "algorithm": settings.algorithm,
         "not_finite": settings.not_finite,
         "drift_every": settings.drift_every,
+        "noise_every": settings.noise_every,
         **_versions(),
     }
 
@@ -204,6 +218,9 @@ def _agree(wire: Wire, settings: Settings) -> None:
         "bucket_bytes": settings.bucket_bytes,
         "wire": settings.wire,
         "algorithm": settings.algorithm,
+        "not_finite": settings.not_finite,
+        "drift_every": settings.drift_every,
+        "noise_every": settings.noise_every,
         **_versions(),
     }
     Agreement(wire.transport, Plan(facts)).check()

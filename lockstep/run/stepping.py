@@ -29,6 +29,7 @@ from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import StepRecord
 from lockstep.lanes import Assignment, share
+from lockstep.run.noise import NoiseWatch
 from lockstep.run.totals import Visit
 
 
@@ -81,7 +82,7 @@ class Surroundings(Protocol):
 class Stepping:
     """The steps of one run on one worker: counts them and walks through their lanes."""
 
-    def __init__(self, rank: int, seed: int, assignment: Assignment, events: Events) -> None:
+    def __init__(self, rank: int, seed: int, assignment: Assignment, events: Events, noise: NoiseWatch) -> None:
         self.rank = rank
         self.seed = seed
         self.assignment = assignment
@@ -91,6 +92,7 @@ class Stepping:
         self.statistics: Statistics | None = None
         self.visits: list[Visit] = []
         self.surroundings: Surroundings
+        self.noise = noise
         self._events = events
         self._loops_since_step = 0
         self._loop = 0
@@ -192,7 +194,9 @@ class Stepping:
         verdict = engine.verdict()
         if verdict is None or verdict.action == "keep":
             self._remark(engine, slots)
-            return engine.hand_over()
+            loss = engine.hand_over()
+            self.noise.take(self.step, self.assignment.num_lanes, engine.measured)
+            return loss
         told = verdict.told(self.step, slots).removeprefix("! ")
         engine.abandon()
         if verdict.action == "stop":

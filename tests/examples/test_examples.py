@@ -23,6 +23,13 @@ def numbers_after(word: str, printed: str) -> list[float]:
         pytest.param(2, "07_mixed_precision", ("--dtype", "float16"), marks=pytest.mark.soak),
         pytest.param(2, "08_two_optimizers", (), marks=pytest.mark.soak),
         (2, "09_stream", ()),
+        (2, "13_lars", ()),
+        pytest.param(3, "13_lars", (), marks=pytest.mark.soak),
+        pytest.param(2, "14_lamb", (), marks=pytest.mark.soak),
+        (3, "14_lamb", ()),
+        (2, "15_grow", ()),
+        pytest.param(3, "15_grow", (), marks=pytest.mark.soak),
+        (3, "16_adviser", ()),
     ],
 )
 def test_an_example_prints_the_same_on_several_workers_as_alone(shell: Shell, num_workers, example, arguments):
@@ -31,7 +38,19 @@ def test_an_example_prints_the_same_on_several_workers_as_alone(shell: Shell, nu
     assert printed == printed_alone
 
 
-@pytest.mark.parametrize("example", ["02_lockstep", "03_accumulation", "04_uneven", "08_two_optimizers", "09_stream"])
+@pytest.mark.parametrize(
+    "example",
+    [
+        "02_lockstep",
+        "03_accumulation",
+        "04_uneven",
+        "08_two_optimizers",
+        "09_stream",
+        "13_lars",
+        "14_lamb",
+        "15_grow",
+    ],
+)
 def test_an_example_ends_with_the_digest_of_its_training(shell: Shell, example):
     (printed,) = shell(alone(example))
     assert re.fullmatch(r"digest [0-9a-f]{64}", printed.splitlines()[-1])
@@ -128,3 +147,23 @@ def test_a_run_that_loses_a_worker_ends_with_the_digest_of_one_that_loses_none(s
     assert "lanes 2, 3 and 4 move to workers 0 and 2" in lost  # told by a survivor: somebody was lost, indeed
     assert re.fullmatch(r"digest [0-9a-f]{64}", whole.splitlines()[-1])
     assert lost.splitlines()[-1] == whole.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("example", "below"), [("13_lars", 0.2), ("14_lamb", 1.5), ("15_grow", 0.2)])
+def test_a_training_with_large_batches_learns(shell: Shell, example, below):
+    (printed,) = shell(alone(example))
+    assert numbers_after("loss", printed)[-1] < below
+
+
+def test_the_grown_batch_has_eight_times_the_rate_and_a_warm_up_is_missed_until_it_is_there(shell: Shell):
+    (printed,) = shell(alone("15_grow"))
+    assert "batch 32 → 256 (×8): lr 0.02 → 0.16" in printed
+    assert "before: warm-up:" in printed
+    assert numbers_after("findings with the schedule:", printed) == [0]
+
+
+def test_the_adviser_is_sure_of_the_critical_batch_in_the_end(shell: Shell):
+    (printed,) = shell(alone("16_adviser"))
+    assert re.findall(r"sure (\w+)", printed)[-1] == "True"
+    low, high = numbers_after("between", printed)[-1], numbers_after("and", printed)[-1]
+    assert low < numbers_after("critical batch", printed)[-1] < high

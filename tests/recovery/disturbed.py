@@ -1,7 +1,7 @@
 """Runs a training while workers die, join and leave, and compares it with the same training undisturbed.
 
-`disturbed(...)` checks what must always hold: every scripted fault has fired; all who are left end with the digest and
-the number of steps of one undisturbed worker; and every lane of every step that counts had the same samples.
+`disturbed(...)` checks what must always hold: every scripted fault has fired; all who are left end with the digest, the
+noise and the number of steps of one undisturbed worker; and every lane of every step that counts had the same samples.
 """
 
 import os
@@ -140,7 +140,7 @@ def _work(number: int, training: Training, plan: Plan, ledger: Path, invitations
     work.train()
     while number in plan.dying:
         signal.pause()
-    return {"digest": run.digest(), "steps": run.step, "notes": work.notes, **told}
+    return {"digest": f"{run.digest()} {run.noise}", "steps": run.step, "notes": work.notes, **told}
 
 
 def _found(rank: int, num_workers: int, listener: socket.socket) -> None:

@@ -58,13 +58,13 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _train(faults: list[Fault]) -> str:
-    """In a worker: its digest at the end."""
+    """In a worker: its digest at the end, and its noise."""
     number = os.environ[SLOT] = os.environ["RANK"]
     script = Script(faults, int(number))
     work = Work(TRAINING, TRAINING.start(), script.reach, lambda run: None)
     script.watch(work.run)
     work.train()
-    return work.run.digest()
+    return f"{work.run.digest()} {work.run.noise}"
 
 
 @pytest.mark.parametrize("worker", [1, pytest.param(3, marks=pytest.mark.soak)])

@@ -89,6 +89,7 @@ def test_pauses_of_five_seconds_raise_no_alarm(tmp_path):
         assert "!" not in run.shown()
 
 
+@pytest.mark.soak
 def test_one_worker_then_four_then_two_then_three_give_the_digest_of_a_fixed_number(tmp_path, undisturbed):
     with launched(tmp_path, "-n", "1", "--run-dir", str(tmp_path / "run"), epochs=100) as run:
         run.await_workers(1)

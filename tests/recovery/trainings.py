@@ -54,7 +54,7 @@ class Training:
     def start(self) -> Run:
         """Small models are given several buckets, the first one too."""
         engine.make_layout = partial(layout.make_layout, first_bucket_bytes=BUCKET_BYTES)
-        usual = {"lanes": self.lanes, "seed": 3, "bucket_bytes": BUCKET_BYTES}
+        usual = {"lanes": self.lanes, "seed": 3, "bucket_bytes": BUCKET_BYTES, "noise_every": 2}
         return lockstep.start(**usual | dict(self.options))
 
 

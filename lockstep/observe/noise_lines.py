@@ -1,0 +1,105 @@
+"""What people hear of the noise of a run: when there is something to tell, and in which words."""
+
+import math
+import shlex
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from lockstep.events import Closed, Event, NoiseMeasured
+from lockstep.optim.advice import Advice, advise
+from lockstep.optim.noise import Noise
+
+RECENT = 100
+"""Over how many measurements the usual batch is taken: about as many as the noise is smoothed over."""
+
+OPTIMIZERS: dict[str, Literal["sgd", "adam"]] = {"sgd": "sgd", "adam": "adam"}
+
+
+class NoiseLines:
+    """Says which lines an event is worth, if it hears every event of a run. `run_dir` is where the record lies.
+
+    A line when the noise is known surely for the first time, another whenever it has doubled or halved since the last
+    one, and advice at the end.
+    """
+
+    def __init__(self, run_dir: Path | None) -> None:
+        self._run_dir = None if run_dir is None else run_dir.absolute()
+        self._batches: deque[float] = deque(maxlen=RECENT)
+        self._newest: NoiseMeasured | None = None
+        self._told: float | None = None
+
+    def worth(self, event: Event) -> list[str]:
+        match event:
+            case NoiseMeasured():
+                self._newest = event
+                self._batches.append(seen(event).batch)
+                return self._news(seen(event))
+            case Closed():
+                return self._farewell()
+        return []
+
+    @property
+    def words(self) -> str:
+        """The newest measurement in words; nothing before the first."""
+        return "" if self._newest is None else in_words(self._newest, usual(self._batches))
+
+    def _news(self, noise: Noise) -> list[str]:
+        if not _is_known(noise) or (self._told is not None and self._told / 2 < noise.critical_batch < self._told * 2):
+            return []
+        self._told = noise.critical_batch
+        return [f"  {self.words}"]
+
+    def _farewell(self) -> list[str]:
+        if self._newest is None or not _is_known(seen(self._newest)):
+            return []
+        advice = advice_on(self._newest, usual(self._batches))
+        standing, *rest = advice.brief() + ((advice.caveat,) if advice.caveat else ())
+        if self._run_dir is not None:
+            rest.append(f"More: lockstep advise --run {shlex.quote(str(self._run_dir))}")
+        return [f"  advice: {standing}", *(f"    {line}" for line in rest)]
+
+
+def seen(event: NoiseMeasured) -> Noise:
+    """The noise that the optimizer of the run sees; the plain one where no other is known."""
+    noise: Noise = event.plain if event.optimizer != "adam" or event.preconditioned is None else event.preconditioned
+    return noise
+
+
+def usual(batches: Sequence[float]) -> float:
+    """The middle one of some batches, the larger of two: the last batch of an epoch, often a small one, is not it."""
+    return sorted(batches)[len(batches) // 2]
+
+
+def advice_on(event: NoiseMeasured, batch: float) -> Advice:
+    """What to do at this batch; raises TooLittle where the noise is not known well enough."""
+    return advise(seen(event), batch=batch, lanes=event.num_lanes, optimizer=OPTIMIZERS.get(event.optimizer))
+
+
+def in_words(event: NoiseMeasured, batch: float) -> str:
+    """`noise: critical batch about 812 (610 to 1,090, 40 measurements); the batch is 256`
+
+    Both batches are in the unit of the lanes' weights, samples or tokens, which nobody here knows.
+    """
+    noise = seen(event)
+    measurements = f"{noise.count} measurement{'' if noise.count == 1 else 's'}"
+    interval = f"{_about(noise.low)} to {_about(noise.high)}, {measurements}{'' if noise.sure else ', not sure yet'}"
+    critical = f"critical batch{_sight(event)} about {_about(noise.critical_batch)}"
+    return f"noise: {critical} ({interval}); the batch is {batch:,.12g}"
+
+
+def _sight(event: NoiseMeasured) -> str:
+    if event.optimizer != "adam":
+        return ""
+    return " as Adam sees it" if seen(event).preconditioned else " (plain, not as Adam sees it)"
+
+
+def _is_known(noise: Noise) -> bool:
+    """Surely, and as a number: no line on the screen is worth an error in training."""
+    return noise.sure and math.isfinite(noise.critical_batch) and math.isfinite(noise.high)
+
+
+def _about(value: float) -> str:
+    """Three digits: an estimate is good for no more."""
+    return f"{float(f'{value:.3g}'):,.12g}".replace("inf", "infinity")

@@ -1,0 +1,136 @@
+"""Writes down the noise of a run, one line for each measurement: `noise.jsonl` in the run folder.
+
+Note [The record of noise]
+A line is one JSON object: the measurement and what follows from it. The newest line that is whole is what is known:
+a resumed run tells steps a second time, and a worker that is killed while it writes leaves half a line. Such a half
+is ended before the next line, so that it spoils no other. JSON knows no infinity: what is not finite is null. A
+`high` of null means that there is no upper end; null anywhere else makes a line unusable.
+"""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from lockstep.events import Event, NoiseMeasured
+from lockstep.optim.noise import Noise
+
+FILE = "noise.jsonl"
+OPTIMIZERS = ("sgd", "adam", "")
+
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Recorder:
+    """Appends every measurement of noise to the record in `folder`, on the worker that `speaks` now.
+
+    Where that fails, `say` is told once, nothing is recorded any more, and training goes on.
+    """
+
+    def __init__(self, folder: Path, speaks: Callable[[], bool], say: Callable[[str], None]) -> None:
+        self._path = folder.absolute() / FILE  # the script may change its working folder
+        self._speaks, self._say = speaks, say
+        self._has_failed = False
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, NoiseMeasured) and self._speaks() and not self._has_failed:
+            self._record(event)
+
+    def _record(self, event: NoiseMeasured) -> None:
+        try:
+            _append(self._path, line_of(event))
+        except OSError as error:
+            self._has_failed = True
+            self._say(
+                f"the noise of step {event.step} could not be written to {self._path}: {error.strerror}. It is not "
+                "recorded any more; training goes on. Make room and start the run again to record on"
+            )
+
+
+def line_of(event: NoiseMeasured) -> str:
+    """The measurement as a line of the record, without its end. See Note [The record of noise]."""
+    told = {
+        "step": event.step,
+        "lanes": event.num_lanes,
+        "optimizer": event.optimizer,
+        "plain": _told(event.plain),
+        "preconditioned": None if event.preconditioned is None else _told(event.preconditioned),
+    }
+    return json.dumps(told, allow_nan=False)
+
+
+def event_of(line: str | bytes) -> NoiseMeasured:
+    """The measurement that a line of the record tells; ValueError if it tells none."""
+    told = _object(json.loads(line, parse_float=_finite, parse_constant=_finite))
+    if told.get("optimizer") not in OPTIMIZERS:
+        raise ValueError(f"no optimizer is called {told.get('optimizer')!r}")
+    other = told.get("preconditioned")
+    return NoiseMeasured(
+        step=_whole(told.get("step")),
+        num_lanes=_whole(told.get("lanes"), least=1),
+        optimizer=told["optimizer"],
+        plain=_noise(told.get("plain"), preconditioned=False),
+        preconditioned=None if other is None else _noise(other, preconditioned=True),
+    )
+
+
+def _append(path: Path, line: str) -> None:
+    """The line is the last one of the file, and handed to the system; links are not followed."""
+    with os.fdopen(os.open(path, _FLAGS, 0o666), "r+b", buffering=0) as file:
+        text = f"{_end_of_half_a_line(file.fileno())}{line}\n".encode()
+        while text:  # a write that fills the disk is short; the next one says why
+            text = text[file.write(text) or 0 :]
+
+
+def _end_of_half_a_line(file: int) -> str:
+    size = os.fstat(file).st_size
+    return "" if size == 0 or os.pread(file, 1, size - 1) == b"\n" else "\n"
+
+
+def _told(noise: Noise) -> dict[str, Any]:
+    told = {**asdict(noise), "critical_batch": noise.critical_batch, "sure": noise.sure}
+    return {name: value if math.isfinite(value) else None for name, value in told.items()}
+
+
+def _noise(told: object, *, preconditioned: bool) -> Noise:
+    values = _object(told)
+    if values.get("preconditioned") is not preconditioned:
+        raise ValueError("one kind of noise stands in the place of the other")
+    if values.get("high", 0) is None:
+        values = {**values, "high": math.inf}
+    return Noise(**{field.name: _READ[field.type](values.get(field.name)) for field in fields(Noise)})
+
+
+def _object(told: object) -> dict[str, Any]:
+    if not isinstance(told, dict):
+        raise ValueError(f"{told!r} is no JSON object")
+    return told
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(value := float(digits)):
+        raise ValueError(f"{digits} is not finite")
+    return value
+
+
+def _whole(value: object, least: int = -1) -> int:
+    """The step is -1 before anything was measured."""
+    if type(value) is not int or value < least:
+        raise ValueError(f"{value!r} is no whole number of {least} or more")
+    return value
+
+
+def _number(value: object) -> float:
+    """Infinity is only ever what a null was taken for: the record's own numbers are finite."""
+    if type(value) is int and abs(value) <= sys.float_info.max:
+        return float(value)
+    if type(value) is not float or math.isnan(value):
+        raise ValueError(f"{value!r} is no number")
+    return value
+
+
+_READ: dict[Any, Callable[[object], Any]] = {int: _whole, float: _number, bool: bool}
