@@ -100,8 +100,8 @@ def _noise(told: object, *, preconditioned: bool) -> Noise:
     values = _object(told)
     if values.get("preconditioned") is not preconditioned:
         raise ValueError("one kind of noise stands in the place of the other")
-    if values.get("high", 0) is None:
-        values = {**values, "high": math.inf}
+    ends = {name: math.inf for name in ("low", "high") if values.get(name, 0) is None}
+    values = {**values, **ends}
     return Noise(**{field.name: _READ[field.type](values.get(field.name)) for field in fields(Noise)})
 
 

@@ -98,7 +98,7 @@ class Noise:
     @property
     def sure(self) -> bool:
         """Whether there are enough measurements, and their interval is narrow enough, to act on."""
-        return self.count >= LEAST_COUNT and self.low > 0 and self.high <= WIDEST * self.low
+        return self.count >= LEAST_COUNT and self.low > 0 and self.high <= WIDEST * self.low < math.inf
 
 
 @dataclass(frozen=True)

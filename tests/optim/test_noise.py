@@ -394,3 +394,11 @@ def test_a_parameter_of_another_optimizer_or_without_state_has_no_square_by_p() 
     seen = Preconditioners([torch.optim.Adam([new]), torch.optim.SGD([plain], lr=0.1)])
     assert seen.square(new, torch.ones(3)) is None
     assert seen.square(plain, torch.ones(3)) is None
+
+
+def test_a_gradient_that_is_all_but_zero_is_nothing_to_be_sure_of() -> None:
+    scale = NoiseScale()
+    for step in range(40):
+        scale.add(step, 64, Measured(1e-305, 1e9))
+    assert math.isinf(scale.noise.low)
+    assert not scale.noise.sure
