@@ -5,7 +5,7 @@
 
 Steps in which squares are taken and steps in which they are not take turns in the same processes. The model's optimizer
 is AdamW, so both kinds of squares are taken: plain, and as Adam sees them. The difference of each pair, spread over the
-hundred steps between two measurements, is what `noise_every=100` costs.
+two hundred steps between two measurements, is what `noise_every=200` costs.
 """
 
 import statistics
@@ -21,7 +21,7 @@ from lockstep.programs.bench.spread import quantile
 from lockstep.programs.models import reference_workload
 
 PAIRS = 200
-EVERY = 100
+EVERY = 200
 
 
 def main(model: str, pairs: int) -> None:

@@ -25,7 +25,7 @@ def noisy_line(num_samples: int) -> TensorDataset:
 
 
 def main() -> None:
-    run = lockstep.start(lanes=8, noise_every=2)  # every 100 steps if you say nothing: this training is short
+    run = lockstep.start(lanes=8, noise_every=2)  # every 200 steps if you say nothing: this training is short
     loader = run.shard(DataLoader(noisy_line(4096), batch_size=32, shuffle=True))
     model = nn.Linear(16, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

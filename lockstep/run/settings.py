@@ -36,7 +36,7 @@ class Asked:
     recover: bool | None = None
     not_finite: str = "keep"
     drift_every: int = 100
-    noise_every: int = 100
+    noise_every: int = 200
 
     def __post_init__(self) -> None:
         _whole("lanes", self.lanes, at_least=1)
@@ -74,7 +74,7 @@ class Settings:
     recover: bool = True
     not_finite: Policy = "keep"
     drift_every: int = 100
-    noise_every: int = 100
+    noise_every: int = 200
     notes: tuple[str, ...] = ()
 
 

@@ -52,7 +52,7 @@ def start(
     recover: bool | None = None,
     not_finite: str = "keep",
     drift_every: int = 100,
-    noise_every: int = 100,
+    noise_every: int = 200,
 ) -> Run:
     """Collective. Starts this worker's part of a run, under `lockstep run`, torchrun, Slurm, MPI, or alone.
 
