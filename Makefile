@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: venv demo test lint bench soak clean
+.PHONY: venv demo test test-gpu lint bench soak clean
 
 venv: .venv/.made
 
@@ -23,6 +23,12 @@ lint: venv
 
 test: lint
 	$(BIN)/python -m pytest
+
+# The tests that need a GPU, part of `make test` too. Without .venv it takes $(PYTHON), with the source tree as it is:
+# a machine with GPUs often brings a torch of its own, and nothing can be installed.
+test-gpu:
+	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" \
+	  $$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m pytest -m gpu -rs
 
 soak: venv
 	$(BIN)/python -m pytest -m soak

@@ -64,6 +64,14 @@ class Generators:
             numpy.random.get_state() if numpy is not None else None,
         )
 
+    def equal_on_cpu(self, other: "Generators") -> bool:
+        """Whether nothing was drawn on the CPU between the two."""
+        mine, theirs = self.numpy or (), other.numpy or ()
+        same_numpy = len(mine) == len(theirs) and all(
+            bool((a == b).all()) if hasattr(a, "all") else a == b for a, b in zip(mine, theirs, strict=True)
+        )
+        return torch.equal(self.torch_cpu, other.torch_cpu) and self.python == other.python and same_numpy
+
     def restore(self) -> None:
         torch.default_generator.set_state(self.torch_cpu)
         if self.torch_cuda is not None:

@@ -18,6 +18,7 @@ class Started:
     seed: int
     threads: int
     exact: bool
+    device: str = ""
     wire: str = ""
     notes: tuple[str, ...] = ()
 

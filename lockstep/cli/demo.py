@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from lockstep.cli.run import Whole
+from lockstep.cli.run import Device, Whole
 from lockstep.programs.demo.recipe import Recipe
 from lockstep.programs.demo.report import as_json, show_report, write_report
 from lockstep.programs.demo.show import demonstrate
@@ -34,6 +34,14 @@ class Counts(click.ParamType):  # type: ignore[type-arg]
 @click.option("--steps", type=Whole(1), default=Recipe.steps, show_default=True, help="Steps of training in each run.")
 @click.option("--workers", type=Counts(), default="1,2,3", show_default=True, help="How many workers, run after run.")
 @click.option(
+    "--device",
+    type=Device(),
+    default="cpu",
+    show_default=True,
+    metavar="cpu|cuda|cuda:K",
+    help="Where workers compute.",
+)
+@click.option(
     "--kill",
     is_flag=True,
     help="Then train once more, on the most workers, while one after the other is killed by SIGKILL.",
@@ -46,14 +54,14 @@ class Counts(click.ParamType):  # type: ignore[type-arg]
     help="Folder for the report.",
 )
 @click.option("--json", "wants_json", is_flag=True, help="One JSON object on stdout; progress on stderr.")
-def command(steps: int, workers: tuple[int, ...], kill: bool, out: Path, wants_json: bool) -> None:
+def command(steps: int, workers: tuple[int, ...], device: str, kill: bool, out: Path, wants_json: bool) -> None:
     """Train one small GPT on one, two and three workers, and see that it is the same model to the last bit.
 
     It learns the text of Python's own standard library: nothing is downloaded.
     """
     console = Console(stderr=wants_json)
     try:
-        demo = demonstrate(replace(Recipe(), steps=steps), workers, out, console, kill=kill)
+        demo = demonstrate(replace(Recipe(), steps=steps, device=device), workers, out, console, kill=kill)
     except DidNotFinish as end:
         sys.exit(end.exit_code)
     except KeyboardInterrupt:

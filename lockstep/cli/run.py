@@ -11,7 +11,7 @@ import click
 from lockstep.errors import BadArgument
 from lockstep.lanes import Assignment
 from lockstep.run.checkpoints.schedule import parse_every
-from lockstep.run.environment import parse_assignment
+from lockstep.run.environment import parse_assignment, parse_device
 from lockstep.run.launching.folder import name_from, new_run_folder
 from lockstep.run.launching.launch import Job, launch
 from lockstep.run.launching.status import MAX_SLOTS
@@ -40,6 +40,18 @@ class Lanes(click.ParamType):  # type: ignore[type-arg]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Assignment:
         try:
             return Assignment(parse_assignment(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Device(click.ParamType):  # type: ignore[type-arg]
+    """ "cpu", "cuda" or "cuda:1"."""
+
+    name = "device"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return parse_device(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
@@ -80,6 +92,12 @@ class Screen:
 @click.option("--lanes", type=Whole(1), help="Lanes of the run, over the script's own word.")
 @click.option("--seed", type=Whole(0), help="Seed of the run, over the script's own word.")
 @click.option("--threads", type=Whole(1), help="Threads per worker, over the script's own word.  [default: 1]")
+@click.option(
+    "--device",
+    type=Device(),
+    metavar="cpu|cuda|cuda:K",
+    help="Where workers compute, over the script's own word.  [default: each its own GPU, the CPU where there is none]",
+)
 @click.option("--assignment", type=Lanes(), help='Lanes of each worker, such as "0,1;2,3". Even by default.')
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Folder for logs and reports.  [default: runs/NAME-K]")
 @click.option(
@@ -118,6 +136,7 @@ def command(
     lanes: int | None,
     seed: int | None,
     threads: int | None,
+    device: str | None,
     assignment: Assignment | None,
     run_dir: Path | None,
     spares: int,
@@ -149,6 +168,7 @@ def command(
         threads=threads,
         lanes=lanes,
         seed=seed,
+        device=device,
         assignment=None if assignment is None else assignment.lanes_of,
         spares=spares,
         fault_budget=fault_budget,

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from lockstep.cli.run import Whole, check_module, check_script, make_folder
+from lockstep.cli.run import Device, Whole, check_module, check_script, make_folder
 
 MOST_DIGITS = 4
 
@@ -53,6 +53,12 @@ class Counts(click.ParamType):  # type: ignore[type-arg]
 @click.option("--steps", type=Whole(1), help="Stop each run after this many steps.  [default: all of the script's]")
 @click.option("--seed", type=Whole(0), help="Seed of every run, over the script's own word.")
 @click.option("--threads", type=Whole(1), default=1, show_default=True, help="Threads per worker.")
+@click.option(
+    "--device",
+    type=Device(),
+    metavar="cpu|cuda|cuda:K",
+    help="Where workers compute, over the script's own word.",
+)
 @click.option(
     "--distance/--no-distance",
     default=True,

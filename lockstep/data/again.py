@@ -8,14 +8,16 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from lockstep.data.fetch import Fetch, InLoaderProcess, Loaded, as_loaded
+from lockstep.data.moving import Moving
 from lockstep.data.order import Draw
+from lockstep.data.pinning import to_be_pinned, unpacked
 from lockstep.errors import BadArgument
 from lockstep.lanes import share
 
@@ -28,16 +30,18 @@ class Again:
     fetch: Fetch
     draw: Draw
     num_samples: int
+    moving: Moving = field(default_factory=Moving)
 
     def __call__(self, lanes: Sequence[int]) -> dict[int, Any]:
         """The shares of those of `lanes` that are not empty; nothing is read where all of them are."""
         filled = [lane for lane in lanes if share(self.num_samples, lane, self.fetch.source.num_lanes)]
         if not filled:
             return {}
-        loaded = load_once(self.loader, self.fetch, self.fetch.request(self.draw, filled))
+        loaded = load_once(self.loader, self.fetch, self.fetch.request(self.draw, filled), self.moving.pins)
         if self.loader.num_workers > 0:
             self.fetch.close()  # what it opened is not read on here, for the loader reads in processes of its own
-        return self._checked(loaded)
+        shares: dict[int, Any] = self.moving(self._checked(loaded))
+        return shares
 
     def _checked(self, loaded: Loaded | None) -> dict[int, Any]:
         num_samples, shares = loaded if loaded is not None else (0, {})
@@ -52,8 +56,8 @@ class Again:
         return shares
 
 
-def load_once(loader: "DataLoader[Any]", fetch: Fetch, request: Any) -> Loaded | None:
-    """One request, loaded in this process and pinned as the user set it.
+def load_once(loader: "DataLoader[Any]", fetch: Fetch, request: Any, pins: bool = False) -> Loaded | None:
+    """One request, loaded in this process; pinned if `pins`, or as the user set it.
 
     Where the user sets up loader processes (`worker_init_fn`), only such a process has the data set as it was
     meant, so one is started for this request and ends with it.
@@ -64,13 +68,12 @@ def load_once(loader: "DataLoader[Any]", fetch: Fetch, request: Any) -> Loaded |
         batch_size=None,
         sampler=[request],
         num_workers=num_processes,
-        collate_fn=as_loaded,
-        pin_memory=loader.pin_memory,
+        collate_fn=to_be_pinned if pins else as_loaded,
+        pin_memory=pins or loader.pin_memory,
         worker_init_fn=InLoaderProcess(loader.worker_init_fn),
         multiprocessing_context=loader.multiprocessing_context if num_processes else None,
         generator=torch.Generator(),
         pin_memory_device=loader.pin_memory_device,
     )
-    loaded: Loaded | None
-    (loaded,) = once
-    return loaded
+    (given,) = once
+    return unpacked(given)

@@ -15,7 +15,9 @@ from lockstep.data.batch import GlobalBatch, Position
 from lockstep.data.fetch import Fetch, InLoaderProcess, Loaded, Source, as_loaded
 from lockstep.data.grow import grown, growth
 from lockstep.data.keys import Keys
+from lockstep.data.moving import Moving
 from lockstep.data.order import Order
+from lockstep.data.pinning import to_be_pinned, unpacked
 from lockstep.data.samplers import Samplers
 from lockstep.data.samples import SampleFetch
 from lockstep.data.stream import StreamFetch
@@ -42,7 +44,7 @@ class ShardedLoader:
     processes and pinning are as the user set them. With `batch="grow"` it is read as one with batches `num_lanes`
     times as large, see Note [Grown batches] in lockstep/data/grow.py. Order and augmentation depend on `seed`, on
     `index` (which tells the loaders of a run apart) and on the epoch, never on the number of workers or loader
-    processes.
+    processes. Shares are given out where `moving` brings them.
     """
 
     dataset = property(attrgetter("loader.dataset"))
@@ -63,6 +65,7 @@ class ShardedLoader:
         index: int,
         say: Callable[[str], None],
         batch: str = SPLIT,
+        moving: Moving | None = None,
     ) -> None:
         self.loader = accepted(loader, batch)
         self._grows = batch == GROW
@@ -71,6 +74,7 @@ class ShardedLoader:
         self._index = index
         self.waited_ns = 0
         """For how long loops have waited for batches of this loader, all together."""
+        self._moving = moving or Moving()
         self._feed = Feed()
         self._inner: DataLoader[Any] | None = None
         self._set_keys(seed, num_lanes)
@@ -169,14 +173,14 @@ class ShardedLoader:
                 if lanes != carried:
                     del loading  # its loader processes end before new ones start
                     loading, carried = self._open(order, lanes), lanes
-                loaded = next(loading, None)
+                loaded = unpacked(next(loading, None))
                 self.waited_ns += time.monotonic_ns() - began_ns
                 if loaded is None:
                     break
                 draw = order.handed_out()
                 self._position = Position(draw.position.epoch, draw.position.step + 1)
-                again = Again(self.loader, self._fetch, draw, num_samples=loaded[0])
-                yield GlobalBatch(*loaded, draw.position, self._index, again)
+                again = Again(self.loader, self._fetch, draw, loaded[0], self._moving)
+                yield GlobalBatch(loaded[0], self._moving(loaded[1]), draw.position, self._index, again)
         finally:
             if number == self._pass_number:
                 self._fetch.close()
@@ -186,7 +190,7 @@ class ShardedLoader:
     def _open(self, order: Order, lanes: tuple[int, ...]) -> Iterator[Loaded | None]:
         """Starts loading all that is not handed out yet."""
         if self._inner is None:
-            self._inner = loader_inside(self.loader, self._fetch, self._feed)
+            self._inner = loader_inside(self.loader, self._fetch, self._feed, self._moving.pins)
         # torch draws a seed for its processes, which must not come out of the training loop's generator
         self._inner.generator.manual_seed(self._keys.of("processes", self._position.epoch))
         self._feed.requests = (self._fetch.request(draw, lanes) for draw in order.ahead())
@@ -207,15 +211,18 @@ def fetch_for(loader: "DataLoader[Any]", source: Source) -> Fetch:
     return WholeFetch(source) if loader.batch_sampler is None else SampleFetch(source)
 
 
-def loader_inside(loader: "DataLoader[Any]", fetch: Fetch, feed: Feed) -> "DataLoader[Any]":
-    """torch's loader over our data set, as the user set it. See Note [One request, one global batch]."""
+def loader_inside(loader: "DataLoader[Any]", fetch: Fetch, feed: Feed, pins: bool = False) -> "DataLoader[Any]":
+    """torch's loader over our data set, as the user set it; with `pins` it pins all the same.
+
+    See Note [One request, one global batch].
+    """
     return DataLoader(
         fetch,
         batch_size=None,
         sampler=feed,
         num_workers=min(loader.num_workers, 1) if is_stream(loader) else loader.num_workers,
-        collate_fn=as_loaded,
-        pin_memory=loader.pin_memory,
+        collate_fn=to_be_pinned if pins else as_loaded,
+        pin_memory=pins or loader.pin_memory,
         timeout=loader.timeout,
         worker_init_fn=InLoaderProcess(loader.worker_init_fn),
         multiprocessing_context=loader.multiprocessing_context,

@@ -27,6 +27,16 @@ class Bucket:
     # A lane's gradient is multiplied by its weight when it enters the stack, rounded, and only then added. Scaling
     # the loss instead, or a fused multiply-add, would round differently, and the bits would depend on
     # which lanes a worker happens to carry.
+
+    # Note [The dtype of the sum]
+    # Gradients are weighted, folded and added in the dtype of their parameter, or in another one that the run was
+    # told (`reduce_dtype`). Then a lane's gradient is converted first, and from there on all is as in Note [One place
+    # for the weight]. Only the finished sum is converted back. A lane that is alone is converted too: its bits must
+    # not depend on whether there are other workers.
+
+    # Note [Absent is plus zero]
+    # A parameter that a lane did not reach enters the sum as 0, which makes a -0 of another lane +0. A worker that
+    # carries both lanes adds nothing for the absent one, so it makes the -0 a +0 there.
     """
 
     def __init__(self, layout: BucketLayout, parameters: Sequence[torch.nn.Parameter], reducer: Reducer) -> None:
@@ -34,13 +44,35 @@ class Bucket:
         self._reducer = reducer
         self.parameters = [parameters[slot.index] for slot in layout.slots]
         self.used = [False] * len(self.parameters)
+        self.reached = [False] * len(self.parameters)
+        """Which parameters the lane that was folded last has reached."""
         self._stack: list[Flat] = []
         self._height = 0
+        self._converted: Flat | None = None
 
     def reset(self) -> None:
         """Empties the stack; the buffers stay for the next step."""
         self._height = 0
         self.used = [False] * len(self.parameters)
+
+    def prepare(self, depth: int) -> None:
+        """Makes as many buffers as folding needs that reaches this depth."""
+        self._buffer(depth if self.layout.converts else depth - 1)
+
+    def begin_recording(self) -> tuple[int, list[bool]]:
+        """What `end_recording` needs. What is recorded must hold whatever other lanes have reached."""
+        before = self._height, self.used
+        self.used = [True] * len(self.parameters)
+        return before
+
+    def end_recording(self, before: tuple[int, list[bool]]) -> None:
+        """Folding stands where it did before something was recorded."""
+        self._height, self.used = before
+
+    def replayed(self, reached: Sequence[bool], merges: int) -> None:
+        """A lane was folded by a graph that did what `fold_lane` does."""
+        self._height += 1 - merges
+        self.used = [before or now for before, now in zip(self.used, reached, strict=True)]
 
     def close(self) -> None:
         for flat in self._stack:
@@ -55,8 +87,17 @@ class Bucket:
         pairs = zip(self.layout.slots, self.parameters, strict=True)
         return {slot.spec.name: parameter.grad for slot, parameter in pairs if parameter.grad is not None}
 
+    def forget_gradients(self) -> None:
+        """Nothing is left in `p.grad`."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def entering_gradients(self) -> dict[str, torch.Tensor]:
+        """The same as they enter the bucket: a number that is finite may not be in the bucket's dtype."""
+        return {name: gradient.to(self.layout.dtype) for name, gradient in self.gradients().items()}
+
     def numbered_gradients(self) -> dict[int, torch.Tensor]:
-        """The same, by the number of the parameter."""
+        """What the lane under way has left in `p.grad`, by the number of the parameter."""
         pairs = zip(self.layout.slots, self.parameters, strict=True)
         return {slot.index: parameter.grad for slot, parameter in pairs if parameter.grad is not None}
 
@@ -65,17 +106,17 @@ class Bucket:
         """Takes the lane's gradients out of `p.grad`, weighted, onto the stack; then merges the topmost entries."""
         gradients = [parameter.grad for parameter in self.parameters]
         self._refuse_sparse(gradients)
-        for place, gradient in enumerate(gradients):
-            if gradient is not None:
+        self.reached = [gradient is not None for gradient in gradients]
+        for place, reached in enumerate(self.reached):
+            if reached:
                 self.used[place] = True
                 self.parameters[place].grad = None
-        if merges == 0:
+        if self.layout.converts or merges == 0:
             self._push(gradients, weight)
+            self._merge(merges)
         else:
             self._add_to_top(gradients, weight)
-        for _ in range(merges - 1):
-            self._height -= 1
-            self._stack[self._height - 1].whole.add_(self._stack[self._height].whole)
+            self._merge(merges - 1)
 
     def roots(self) -> list[torch.Tensor]:
         """What this worker hands to the wire: the entries left on the stack."""
@@ -91,19 +132,44 @@ class Bucket:
         """The sum, parameter by parameter."""
         return self._buffer(0).views
 
+    @property
+    def result(self) -> Flat:
+        """Where `finish` puts the sum in the parameters' own dtype; the next step writes there again."""
+        if not self.layout.converts:
+            return self._buffer(0)
+        if self._converted is None:
+            whole = torch.zeros(self.layout.num_elements, dtype=self.layout.parameter_dtype, device=self.layout.device)
+            self._converted = Flat(whole, self.layout.cut(whole))
+        return self._converted
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """The sum stands in `result`. See Note [The dtype of the sum]."""
+        if self.layout.converts:
+            self.result.whole.copy_(self.total)
+
     def _push(self, gradients: Sequence[torch.Tensor | None], weight: float) -> None:
         flat = self._buffer(self._height)
         self._height += 1
-        for view, gradient in zip(flat.views, gradients, strict=True):
-            if gradient is None:
-                view.zero_()
-            elif weight == 1.0:
-                view.copy_(gradient)
-            else:
-                torch.mul(gradient.detach(), weight, out=view)
+        if self.layout.converts or self.layout.device.type != "cpu" or weight == 1.0:
+            _copy(flat, gradients)
+            if weight != 1.0:
+                flat.whole.mul_(weight)
+        else:  # one pass over memory, one operation for each parameter
+            for view, gradient in zip(flat.views, gradients, strict=True):
+                if gradient is None:
+                    view.zero_()
+                else:
+                    torch.mul(gradient.detach(), weight, out=view)
+
+    def _merge(self, times: int) -> None:
+        for _ in range(times):
+            self._height -= 1
+            self._stack[self._height - 1].whole.add_(self._stack[self._height].whole)
 
     def _add_to_top(self, gradients: Sequence[torch.Tensor | None], weight: float) -> None:
         views = self._stack[self._height - 1].views
+        self._lose_minus_zero(views, gradients)
         pairs = [(view, g.detach()) for view, g in zip(views, gradients, strict=True) if g is not None]
         if not pairs:
             return
@@ -112,14 +178,20 @@ class Bucket:
             torch._foreach_mul_(present, weight)
         torch._foreach_add_(into, present)
 
+    def _lose_minus_zero(self, views: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
+        """See Note [Absent is plus zero]. What no lane of this worker has reached is +0 already."""
+        trio = zip(views, gradients, self.used, strict=True)
+        absent = [view for view, gradient, used in trio if gradient is None and used]
+        if absent:
+            torch._foreach_add_(absent, 0.0)
+
     def _buffer(self, depth: int) -> Flat:
         while len(self._stack) <= depth:
             whole = self._reducer.allocate(self.layout.num_elements, self.layout.dtype, self.layout.device)
-            self._stack.append(Flat(whole, self._cut(whole)))
+            if self.layout.align_elements > 1:
+                whole.zero_()  # what lies between two parameters: adding and weighting leave it zero
+            self._stack.append(Flat(whole, self.layout.cut(whole)))
         return self._stack[depth]
-
-    def _cut(self, whole: torch.Tensor) -> list[torch.Tensor]:
-        return [whole.as_strided(slot.spec.shape, slot.spec.stride, slot.offset) for slot in self.layout.slots]
 
     def _refuse_sparse(self, gradients: Sequence[torch.Tensor | None]) -> None:
         for slot, gradient in zip(self.layout.slots, gradients, strict=True):
@@ -128,3 +200,13 @@ class Bucket:
                     f"parameter {slot.spec.name} has a sparse gradient, which cannot be added in a fixed order. "
                     "Make its module without sparse=True."
                 )
+
+
+def _copy(flat: Flat, gradients: Sequence[torch.Tensor | None]) -> None:
+    """All at once; what is absent is zero."""
+    pairs = [(view, g.detach()) for view, g in zip(flat.views, gradients, strict=True) if g is not None]
+    if len(pairs) < len(gradients):
+        flat.whole.zero_()
+    if pairs:
+        into, present = map(list, zip(*pairs, strict=True))
+        torch._foreach_copy_(into, present)

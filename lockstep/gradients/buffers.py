@@ -8,6 +8,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
@@ -93,6 +94,27 @@ class Buffers:
                     start.version = start.tensor._version
         self._lanes.append(written)
 
+    def written(self) -> list[int]:
+        """Which buffers the lane under way has written to so far."""
+        pairs = enumerate(zip(self.slots, self._starts, strict=True))
+        return [index for index, (slot, start) in pairs if _moved(slot, start)]
+
+    def replaced(self) -> list[str]:
+        """Which buffers the lane under way has put another tensor in place of."""
+        return [
+            slot.name for slot, start in zip(self.slots, self._starts, strict=True) if slot.read() is not start.tensor
+        ]
+
+    def put_back(self) -> None:
+        """Where the lane under way has replaced a buffer, the tensor from before is there again."""
+        for slot, start in zip(self.slots, self._starts, strict=True):
+            slot.owner._buffers[slot.key] = start.tensor
+
+    def replayed(self, written: Sequence[int]) -> None:
+        """A graph has written to these buffers, which their version counters do not tell."""
+        for index in written:
+            self._starts[index].version = -1
+
     def changed(self) -> list[bool]:
         return [any(index in written for written in self._lanes) for index in range(len(self.slots))]
 
@@ -100,8 +122,8 @@ class Buffers:
         """A fingerprint of what the first lane wrote to counters; a number of its own for a worker without lanes."""
         if not self._lanes:
             return -1 - rank
-        written = [(i, value) for i, value in self._lanes[0].items() if not _is_averaged(value)]
-        return fold(0, *(f"{i}={value.tolist()}" for i, value in written if value.numel() <= MOST_COUNTED))
+        small = {i: v for i, v in self._lanes[0].items() if not _is_averaged(v) and v.numel() <= MOST_COUNTED}
+        return fold(0, *(f"{i}={values}" for i, values in zip(small, _listed(list(small.values())), strict=True)))
 
     @torch.no_grad()
     def average(self, wire: Wire, reduction: Reduction, weights: Sequence[float], changed: Sequence[bool]) -> None:
@@ -129,6 +151,7 @@ class Buffers:
         values = [first.get(index, self._starts[index].value) for index in indices]
         flat = torch.cat([value.contiguous().flatten().view(torch.uint8) for value in values])
         if not agreed or any(value.numel() > MOST_COUNTED for value in values):
+            flat = flat.cpu()
             broadcast(wire.transport, flat, source, DATA)
         pieces = flat.split([value.nbytes for value in values])
         for index, piece in zip(indices, pieces, strict=True):
@@ -159,6 +182,15 @@ def _slots(module: torch.nn.Module, name: str) -> list[Slot]:
         owner, _, key = path.rpartition(".")
         found.append(Slot(f"{name}{path}", owners[owner], key))
     return found
+
+
+def _listed(values: Sequence[torch.Tensor]) -> list[Any]:
+    """The values as Python has them; what is on a GPU comes together, since each look would wait for it."""
+    if not any(value.is_cuda for value in values):
+        return [value.tolist() for value in values]
+    flat = torch.cat([value.contiguous().flatten().view(torch.uint8) for value in values]).cpu()
+    pieces = flat.split([value.nbytes for value in values])
+    return [piece.clone().view(v.dtype).view(v.shape).tolist() for piece, v in zip(pieces, values, strict=True)]
 
 
 def _is_averaged(value: torch.Tensor) -> bool:

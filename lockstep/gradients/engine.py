@@ -19,8 +19,9 @@
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -29,13 +30,17 @@ from lockstep.gradients.bucket import Bucket
 from lockstep.gradients.buffers import Buffers
 from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.finite import BadLosses, Verdict
+from lockstep.gradients.flat import ALIGN_BYTES
+from lockstep.gradients.graphs.recording import Recording
 from lockstep.gradients.health import Health, HealthPlan, Remarks
 from lockstep.gradients.hooks import Arrival, BucketWatch
 from lockstep.gradients.layout import Layout, Spec, make_layout
+from lockstep.gradients.losses import told
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import StepRecord, Wish
 from lockstep.gradients.squares import Squares, SquaresPlan, StepSquares, of_all
 from lockstep.gradients.step import StepInFlight
+from lockstep.gradients.updates import FlatUpdates
 from lockstep.lanes import reduction
 from lockstep.wire import Agreement, Plan, Wire, broadcast, exchange
 from lockstep.wire.transport import COMMIT
@@ -66,13 +71,21 @@ class Engine:
     """
 
     def __init__(
-        self, wire: Wire, parameters: Sequence[Named], buffers: Buffers, bucket_bytes: int | None = None
+        self,
+        wire: Wire,
+        parameters: Sequence[Named],
+        buffers: Buffers,
+        bucket_bytes: int | None = None,
+        reduce_dtype: torch.dtype | None = None,
+        flat: FlatUpdates | None = None,
     ) -> None:
         self._wire = wire
         self.named = list(parameters)
         self._parameters = [named.parameter for named in parameters]
         self.buffers = buffers
         self._bucket_bytes = bucket_bytes
+        self._reduce_dtype = reduce_dtype
+        self._flat = flat
         self.paused = False
         self.health = HealthPlan()
         self._remarks = Remarks()
@@ -85,6 +98,9 @@ class Engine:
         """Told which bucket, of how many, is awaited at the end of a step."""
         self._names = [named.name for named in parameters]
         self._step: StepInFlight | None = None
+        self._recording: Recording | None = None
+        self.num_layouts = 0
+        """How often buckets have been laid out: what was recorded of lanes holds for one layout."""
         self._may_rewind = False
         self._traits: list[tuple[bool, torch.dtype]] = []
         self._order: list[int] | None = None
@@ -102,6 +118,8 @@ class Engine:
             self._lay_out_again()
         elif self._order_is_news:
             self._lay_out_again()
+        converts = any(bucket.layout.converts for bucket in self._buckets)
+        plan = replace(plan, always_folds=converts or self._flat is not None)
         rank = self._wire.world.rank
         whole = reduction(plan.assignment, plan.present)
         with told_as_lost(plan.step, "the beginning of the step"):
@@ -139,7 +157,7 @@ class Engine:
         if lane in step.losses and before != weight:
             raise Misuse(f"lane {lane} was first weighted by {before} and then by {weight}: use one weight per lane.")
         step.record.weights[lane] = weight
-        step.losses.setdefault(lane, []).append(loss.detach())
+        step.losses.setdefault(lane, []).append(told(loss) if self._recording is None else self._recording.tell(loss))
 
     def end_lane(self) -> None:
         """Folds what the lane left in `p.grad`."""
@@ -148,11 +166,12 @@ class Engine:
         self._refuse_late_gradients(step)
         if step.plan.adds_nothing:
             self._show_gradients(step, self._buckets)
-            for bucket in self._buckets:
+            for bucket in self._buckets if self.health.policy != "keep" else ():
                 step.health.look(step.lane, bucket.gradients())
         else:
-            for bucket in step.buckets[len(step.launched) :]:
+            for bucket in step.buckets[step.folded :]:
                 self._fold(step, bucket)
+            step.folded = 0
             self.buffers.end_lane(last=step.on_last_lane)
         self._watch.lane_ended()
         step.in_lane = False
@@ -245,15 +264,27 @@ class Engine:
         return [(parameter.requires_grad, parameter.dtype) for parameter in self._parameters]
 
     def _lay_out(self) -> None:
+        self.num_layouts += 1
         self._traits = self._current_traits()
-        specs = [Spec.of(named.name, named.parameter, named.model) for named in self.named]
         sizes = {} if self._bucket_bytes is None else {"bucket_bytes": self._bucket_bytes}
+        if self._flat is not None:
+            sizes["align_bytes"] = ALIGN_BYTES
         self._order_is_news = False
-        self.layout: Layout = make_layout(specs, order=self._order, **sizes)
+        self.layout: Layout = make_layout(self._specs(), order=self._order, **sizes)
         self._buckets = [Bucket(layout, self._parameters, self._wire.reducer) for layout in self.layout.buckets]
         self._watch = BucketWatch(
             [bucket.parameters for bucket in self._buckets], self._gradient_arrived, self._bucket_full, self._arrivals
         )
+
+        if self._flat is not None:
+            self._flat.follow(self._buckets)
+
+    def _specs(self) -> list[Spec]:
+        groups = [0] * len(self.named) if self._flat is None else self._flat.groups(self._parameters)
+        return [
+            Spec.of(named.name, named.parameter, named.model, self._reduce_dtype, group)
+            for named, group in zip(self.named, groups, strict=True)
+        ]
 
     def _lay_out_again(self) -> None:
         self.close()
@@ -298,10 +329,12 @@ class Engine:
         if step is None or self.paused or not step.on_last_lane or not step.buckets:
             return
         step.full.add(number)
-        while len(step.launched) in step.full and step.buckets[len(step.launched)].filled():
-            bucket = step.buckets[len(step.launched)]
-            self._fold(step, bucket)
-            self._launch(step, bucket, len(step.launched))
+        while step.folded in step.full and step.buckets[step.folded].filled():
+            self._fold(step, step.buckets[step.folded])
+            if self._recording is not None:
+                self._recording.bucket_is_full()
+            else:
+                self._launch(step, step.folded - 1)
 
     def _show_gradients(self, step: StepInFlight, buckets: Sequence[Bucket]) -> None:
         if self.sight is not None:
@@ -311,10 +344,11 @@ class Engine:
     def _fold(self, step: StepInFlight, bucket: Bucket) -> None:
         self._show_gradients(step, [bucket])
         if self.health.policy != "keep":
-            step.health.look(step.lane, bucket.gradients())
+            step.health.look(step.lane, bucket.entering_gradients())
         if step.squares is not None:
             step.squares.look(step.lane, bucket.numbered_gradients())
         bucket.fold_lane(step.weight, step.fold.merges[step.position])
+        step.folded += 1
 
     def _refuse_late_gradients(self, step: StepInFlight) -> None:
         for bucket in step.buckets[: len(step.launched)]:
@@ -326,6 +360,76 @@ class Engine:
                         "inside `with run.no_sync():`."
                     )
 
+    # -- lanes that are recorded, see Note [A lane that is replayed] in graphs/recording.py ------------------
+
+    @property
+    def shows_lanes(self) -> bool:
+        """Whether somebody looks at the gradients of each lane in this step."""
+        step = self._in_flight()
+        return self.sight is not None or step.squares is not None or self.health.policy != "keep"
+
+    @property
+    def lane_place(self) -> Hashable:
+        """What the work of the lane under way depends on besides its data: its place in the sum, and its weight."""
+        step = self._in_flight()
+        return step.fold, step.position, step.weight, step.plan.adds_nothing
+
+    def new_recording(self) -> Recording:
+        """For the lane under way, with all memory made that it will need."""
+        step = self._in_flight()
+        for bucket in step.buckets:
+            bucket.prepare(max(1, step.fold.depth))
+        return Recording.of(len(step.buckets))
+
+    @contextmanager
+    def recording(self, recording: Recording) -> Iterator[None]:
+        """Inside, a lane's work is recorded, to the end of its folding; afterwards the step is where it was before."""
+        step = self._in_flight()
+        before = [bucket.begin_recording() for bucket in step.buckets]
+        self._recording = recording
+        try:
+            yield
+            self._finish(recording, step)
+        finally:
+            self._recording = None
+            for bucket, standing in zip(step.buckets, before, strict=True):
+                bucket.end_recording(standing)
+            for bucket in self._buckets:
+                bucket.forget_gradients()
+            self.buffers.put_back()
+            step.folded = 0
+            step.full.clear()
+            step.losses.pop(step.lane, None)
+            step.record.weights[step.lane] = None
+            self._watch.lane_begins()
+
+    def _finish(self, recording: Recording, step: StepInFlight) -> None:
+        for bucket in step.buckets[step.folded :]:
+            self._fold(step, bucket)
+        replaced = self.buffers.replaced()
+        if replaced:
+            raise RuntimeError(f"it puts a new tensor in the place of buffer {replaced[0]}: write into it instead")
+        recording.reached = [bucket.reached for bucket in step.buckets]
+        recording.written = self.buffers.written()
+        recording.weight = step.record.weights[step.lane]
+        recording.gradients = {i: g for bucket in self._buckets for i, g in bucket.numbered_gradients().items()}
+
+    def replayed(self, recording: Recording) -> None:
+        """The work of the lane under way was put into the current stream by a graph: the step is as far as that."""
+        step = self._in_flight()
+        for bucket, reached in zip(step.buckets, recording.reached, strict=True):
+            bucket.replayed(reached, step.fold.merges[step.position])
+        step.folded = len(step.buckets)
+        self.buffers.replayed(recording.written)
+        for index, gradient in recording.gradients.items():
+            self._parameters[index].grad = gradient
+        if recording.losses:
+            step.record.weights[step.lane] = recording.weight
+            step.losses[step.lane] = list(recording.losses)
+        if step.on_last_lane:
+            for number in range(recording.num_full):
+                self._launch(step, number, recording.ready[number])
+
     # -- at the end -----------------------------------------------------------------------------------------
 
     def _exchange_records(self, step: StepInFlight) -> StepRecord:
@@ -336,7 +440,7 @@ class Engine:
         if step.squares is not None:
             mine.squares = step.squares.told(step.plan.assignment.num_lanes)
         for lane, losses in step.losses.items():
-            mine.losses[lane] = sum(float(loss) for loss in losses)
+            mine.losses[lane] = sum(loss.read() for loss in losses)
         for bucket in step.buckets:
             for slot, used in zip(bucket.layout.slots, bucket.used, strict=True):
                 mine.used[slot.index] = used
@@ -349,7 +453,7 @@ class Engine:
         for number in range(len(step.launched), len(step.buckets)):
             bucket = step.buckets[number]
             if any(record.used[slot.index] for slot in bucket.layout.slots):
-                self._launch(step, bucket, number)
+                self._launch(step, number)
         if any(record.changed):
 
             def settle() -> None:
@@ -358,8 +462,9 @@ class Engine:
 
             step.launched.append(self._wire.sequence.submit(settle))
 
-    def _launch(self, step: StepInFlight, bucket: Bucket, number: int) -> None:
-        is_last = number == len(step.buckets) - 1
+    def _launch(self, step: StepInFlight, number: int, after: torch.cuda.Event | None = None) -> None:
+        """Hands a bucket to the wire; on a GPU its gradients are there `after` an event, or after all so far."""
+        bucket, is_last = step.buckets[number], number == len(step.buckets) - 1
         add = self._wire.reducer.reduce_and_stay if is_last else self._wire.reducer.reduce
 
         def reduce() -> None:
@@ -367,7 +472,7 @@ class Engine:
                 step.agreement.check()
                 add(step.reduction, bucket.roots(), bucket.total)
 
-        step.launched.append(self._wire.sequence.submit(reduce))
+        step.launched.append(self._wire.sequence.submit(reduce, after))
 
     def _settle_buffers(self, step: StepInFlight, record: StepRecord) -> None:
         shares = step.plan.shares()
@@ -408,7 +513,8 @@ class Engine:
                 grad = self._parameters[index].grad
                 self._parameters[index].grad = before if grad is None else grad.add_(before)
         for bucket in step.buckets:
-            for slot, parameter, view in zip(bucket.layout.slots, bucket.parameters, bucket.views, strict=True):
+            bucket.finish()
+            for slot, parameter, view in zip(bucket.layout.slots, bucket.parameters, bucket.result.views, strict=True):
                 kept = step.kept.get(slot.index)
                 if not record.used[slot.index]:
                     parameter.grad = kept

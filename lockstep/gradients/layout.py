@@ -12,7 +12,11 @@ MiB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Spec:
-    """What a layout needs to know of a parameter. `model` counts the modules given to `replicate`."""
+    """What a layout needs to know of a parameter. `model` counts the modules given to `replicate`.
+
+    `reduced_as` is the dtype in which its gradient is added up, if that is another than its own. Parameters of another
+    `group` are never in the same bucket.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -21,9 +25,19 @@ class Spec:
     device: str
     trainable: bool
     model: int = 0
+    reduced_as: torch.dtype | None = None
+    group: int = 0
 
     @classmethod
-    def of(cls, name: str, parameter: torch.nn.Parameter, model: int = 0) -> "Spec":
+    def of(
+        cls,
+        name: str,
+        parameter: torch.nn.Parameter,
+        model: int = 0,
+        reduce_dtype: torch.dtype | None = None,
+        group: int = 0,
+    ) -> "Spec":
+        """See Note [The dtype of the sum] in bucket.py for `reduce_dtype`."""
         return cls(
             name,
             tuple(parameter.shape),
@@ -32,7 +46,14 @@ class Spec:
             str(parameter.device),
             parameter.requires_grad,
             model,
+            reduce_dtype if parameter.dtype.is_floating_point else None,
+            group,
         )
+
+    @property
+    def wire_dtype(self) -> torch.dtype:
+        """In what its gradient is weighted, folded and added."""
+        return self.dtype if self.reduced_as is None else self.reduced_as
 
     @property
     def num_elements(self) -> int:
@@ -40,7 +61,12 @@ class Spec:
 
     @property
     def num_bytes(self) -> int:
-        return self.num_elements * self.dtype.itemsize
+        """Of its gradient on the wire."""
+        return self.num_elements * self.wire_dtype.itemsize
+
+    def align_elements(self, align_bytes: int) -> int:
+        """So many elements are `align_bytes` or a multiple, on the wire and in its own dtype."""
+        return max(1, align_bytes // min(self.dtype.itemsize, self.wire_dtype.itemsize))
 
 
 @dataclass(frozen=True)
@@ -54,13 +80,26 @@ class Slot:
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """Gradients that are sent together: one dtype, one device, one model."""
+    """Gradients that are sent together: one dtype of the parameters, one on the wire, one device, model and group.
+
+    Each starts at a multiple of `align_elements`; what lies between them is zero.
+    """
 
     slots: tuple[Slot, ...]
+    align_elements: int = 1
 
     @property
     def dtype(self) -> torch.dtype:
+        """In what the bucket is added up."""
+        return self.slots[0].spec.wire_dtype
+
+    @property
+    def parameter_dtype(self) -> torch.dtype:
         return self.slots[0].spec.dtype
+
+    @property
+    def converts(self) -> bool:
+        return self.dtype != self.parameter_dtype
 
     @property
     def device(self) -> torch.device:
@@ -69,7 +108,15 @@ class BucketLayout:
     @property
     def num_elements(self) -> int:
         last = self.slots[-1]
-        return last.offset + last.spec.num_elements
+        return _up(last.offset + last.spec.num_elements, self.align_elements)
+
+    @property
+    def group(self) -> int:
+        return self.slots[0].spec.group
+
+    def cut(self, whole: torch.Tensor) -> list[torch.Tensor]:
+        """The view of each parameter in a flat tensor that is laid out like this."""
+        return [whole.as_strided(slot.spec.shape, slot.spec.stride, slot.offset) for slot in self.slots]
 
 
 @dataclass(frozen=True)
@@ -97,33 +144,44 @@ def make_layout(
     bucket_bytes: int = 25 * MiB,
     first_bucket_bytes: int = 1 * MiB,
     order: Sequence[int] | None = None,
+    align_bytes: int = 1,
 ) -> Layout:
     """Trainable parameters in the `order` of the backward pass: until it is known, in reverse order of registration.
 
     The first bucket of each kind is small, so that the wire starts early. A parameter larger than a bucket
-    has one of its own. Buckets leave in the order in which they fill.
+    has one of its own. Buckets leave in the order in which they fill. Each parameter starts at a multiple of
+    `align_bytes` in its bucket.
     """
     order = range(len(specs) - 1, -1, -1) if order is None else order
-    kinds: dict[tuple[int, torch.dtype, str], list[tuple[int, Spec]]] = {}
+    kinds: dict[tuple[object, ...], list[tuple[int, Spec]]] = {}
     for index in order:
         spec = specs[index]
         if spec.trainable:
-            kinds.setdefault((spec.model, spec.dtype, spec.device), []).append((index, spec))
-    buckets = [bucket for kind in kinds.values() for bucket in _fill(kind, bucket_bytes, first_bucket_bytes)]
+            kind = (spec.model, spec.dtype, spec.wire_dtype, spec.device, spec.group)
+            kinds.setdefault(kind, []).append((index, spec))
+    sizes = (bucket_bytes, first_bucket_bytes, align_bytes)
+    buckets = [bucket for entries in kinds.values() for bucket in _fill(entries, *sizes)]
     when = {index: position for position, index in enumerate(order)}
     return Layout(tuple(sorted(buckets, key=lambda bucket: when[bucket.slots[-1].index])))
 
 
-def _fill(entries: Sequence[tuple[int, Spec]], bucket_bytes: int, first_bucket_bytes: int) -> Iterator[BucketLayout]:
+def _fill(
+    entries: Sequence[tuple[int, Spec]], bucket_bytes: int, first_bucket_bytes: int, align_bytes: int
+) -> Iterator[BucketLayout]:
     slots: list[Slot] = []
+    align = entries[0][1].align_elements(align_bytes)
     offset, limit = 0, first_bucket_bytes
     for index, spec in entries:
-        if slots and (offset + spec.num_elements) * spec.dtype.itemsize > limit:
-            yield BucketLayout(tuple(slots))
+        if slots and (offset + spec.num_elements) * spec.wire_dtype.itemsize > limit:
+            yield BucketLayout(tuple(slots), align)
             slots, offset, limit = [], 0, bucket_bytes
         slots.append(Slot(index, offset, spec))
-        offset += spec.num_elements
-    yield BucketLayout(tuple(slots))
+        offset = _up(offset + spec.num_elements, align)
+    yield BucketLayout(tuple(slots), align)
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def _dense_stride(parameter: torch.Tensor) -> tuple[int, ...]:
@@ -133,4 +191,9 @@ def _dense_stride(parameter: torch.Tensor) -> tuple[int, ...]:
 
 
 def _short(spec: Spec) -> str:
-    return f"{str(spec.dtype).removeprefix('torch.')} {list(spec.shape)}"
+    added = "" if spec.wire_dtype == spec.dtype else f" added in {_name(spec.wire_dtype)}"
+    return f"{_name(spec.dtype)} {list(spec.shape)}{added}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

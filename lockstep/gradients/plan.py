@@ -3,7 +3,9 @@
 # Note [Nothing to add]
 # A step with one lane on one worker has nothing to fold and nobody to talk to: what autograd leaves in `p.grad` and
 # what the forward pass leaves in the buffers is the result, bit for bit what folding one lane would give. Such
-# a step uses no buckets, and costs what a plain loop costs.
+# a step uses no buckets, and costs what a plain loop costs. Where buckets change what goes through them
+# (Note [The dtype of the sum] in bucket.py), folding one lane gives something else: such a step goes through them too,
+# and so does one whose update takes whole buckets (flat.py).
 """
 
 from dataclasses import dataclass
@@ -20,6 +22,8 @@ class StepPlan:
     assignment: Assignment
     batch: str = ""
     """Which batch it is, in words, if that can be told."""
+    always_folds: bool = False
+    """One lane on one worker goes through the buckets all the same."""
 
     @property
     def present(self) -> tuple[int, ...]:
@@ -28,7 +32,7 @@ class StepPlan:
     @property
     def adds_nothing(self) -> bool:
         """See Note [Nothing to add]."""
-        return len(self.present) == 1 and self.assignment.num_workers == 1
+        return len(self.present) == 1 and self.assignment.num_workers == 1 and not self.always_folds
 
     def shares(self) -> dict[int, int]:
         """How many samples each lane holds, without the empty ones."""

@@ -8,18 +8,18 @@
 """
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
 
 from lockstep.gradients.bucket import Bucket
 from lockstep.gradients.health import Health
+from lockstep.gradients.losses import Told
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import StepRecord
 from lockstep.gradients.squares import Squares
 from lockstep.lanes import Fold, Reduction, share
-from lockstep.wire import Agreement
+from lockstep.wire import Agreement, Launched
 
 
 @dataclass
@@ -34,14 +34,16 @@ class StepInFlight:
     health: Health
     buckets: Sequence[Bucket]
     kept: dict[int, torch.Tensor]
-    launched: list["Future[None]"]
+    launched: list[Launched]
     squares: Squares | None = None
 
     def __post_init__(self) -> None:
         self.position = 0
         self.in_lane = False
+        self.folded = 0
+        """How many buckets have taken the gradients of the lane under way."""
         self.full: set[int] = set()
-        self.losses: dict[int, list[torch.Tensor]] = {}
+        self.losses: dict[int, list[Told]] = {}
         self.outcome: StepRecord | None = None
         self.weights: dict[int, float] = {}
 

@@ -62,7 +62,7 @@ class Console:
 
 
 def start_line(event: Started) -> str:
-    """`lockstep 0.1 · train.py · 4 workers · 8 lanes · 1 thread each · seed 7 · exact`"""
+    """`lockstep 0.1 · train.py · 4 workers · 8 lanes · 1 thread each · seed 7 · exact`; and the GPU, if it is one."""
     parts = [
         f"lockstep {VERSION}",
         event.script,
@@ -71,6 +71,7 @@ def start_line(event: Started) -> str:
         _count(event.threads, "thread") + " each",
         f"seed {event.seed}",
         "exact" if event.exact else "not exact",
+        *([event.device] if event.device else []),
     ]
     return " · ".join(parts)
 

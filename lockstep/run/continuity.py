@@ -28,6 +28,7 @@ from lockstep.gradients.record import StepRecord, Wish
 from lockstep.lanes import Assignment, present_lanes
 from lockstep.run.checkpoint import Snapshot
 from lockstep.run.handing import receive_snapshot, send_snapshot
+from lockstep.run.hardware import recorded, refuse_difference
 from lockstep.run.launching.status import NoStatus, Phase, StatusWriter
 from lockstep.run.membership import Decision
 from lockstep.run.membership.deciding import completes
@@ -308,6 +309,8 @@ class Continuity:
         grads = {name.removeprefix("grad/"): g for name, g in snapshot.tensors.items() if name.startswith("grad/")}
         models = {name: tensor for name, tensor in snapshot.tensors.items() if not name.startswith("grad/")}
         check_fits(self._parts.models, Snapshot(models, snapshot.state), Path("of the run under way"))
+        here = recorded(self._parts.stepping.moving.device)
+        refuse_difference(snapshot.state["hardware"], here, self._parts.stepping.rank)
         self._parts.install(Snapshot(models, snapshot.state), self._wire.world.size)
         for named in self._parts.models.parameters():
             named.parameter.grad = grads[named.name].to(named.parameter.device) if named.name in grads else None

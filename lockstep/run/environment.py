@@ -4,7 +4,9 @@ Everything else is handed a mapping, or a value made from one here.
 """
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +20,12 @@ __all__ = [
     "Place",
     "find_place",
     "parse_assignment",
+    "parse_device",
     "process_environment",
     "read_overrides",
+    "set_unless_told",
     "take_environment",
+    "with_variable",
 ]
 
 # Note [Who is asked first]
@@ -39,6 +44,23 @@ def take_environment(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
+@contextmanager
+def with_variable(name: str, value: str) -> Iterator[None]:
+    """Inside, the variable is set: to `value`, unless the user has set it. Afterwards it is as it was."""
+    is_ours = name not in os.environ
+    os.environ.setdefault(name, value)
+    try:
+        yield
+    finally:
+        if is_ours:
+            os.environ.pop(name, None)
+
+
+def set_unless_told(name: str, value: str) -> None:
+    """The variable is set for this process from now on, to `value` unless the user has set it."""
+    os.environ.setdefault(name, value)
+
+
 def find_place(environ: Mapping[str, str]) -> Place:
     """The place that the launcher of this process gave it. See Note [Who is asked first]."""
     answers = (ask(environ) for ask in _ENVIRONMENTS)
@@ -53,6 +75,7 @@ class Overrides:
     seed: int | None = None
     threads: int | None = None
     usual_threads: int | None = None
+    device: str | None = None
     assignment: tuple[tuple[int, ...], ...] | None = None
     run_dir: Path | None = None
     trace_dir: Path | None = None
@@ -84,6 +107,7 @@ def read_overrides(environ: Mapping[str, str]) -> Overrides:
         seed=optional(environ, "LOCKSTEP_SEED"),
         threads=optional(environ, "LOCKSTEP_THREADS", at_least=1),
         usual_threads=_usual_threads(environ),
+        device=_device(environ),
         assignment=_assignment(environ),
         run_dir=_path(environ, "LOCKSTEP_RUN_DIR"),
         trace_dir=_path(environ, "LOCKSTEP_TRACE_DIR"),
@@ -103,6 +127,24 @@ def parse_assignment(text: str) -> tuple[tuple[int, ...], ...]:
     if not all(lane.isascii() and lane.isdigit() for lanes in workers for lane in lanes):
         raise ValueError(f'{text!r} is not an assignment: it looks like "0,1;2,3,4", one part for each worker')
     return tuple(tuple(map(int, lanes)) for lanes in workers)
+
+
+def parse_device(text: str) -> str:
+    """The same text, known to name a device: `"cpu"`, `"cuda"` or `"cuda:1"`. Without torch."""
+    if not isinstance(text, str) or not re.fullmatch(r"cpu|cuda|cuda:(0|[1-9][0-9]{0,3})", text):
+        raise ValueError(
+            f'must be "cpu", "cuda" (each worker its own GPU) or "cuda:0", "cuda:1" and so on (that GPU for all '
+            f"workers), not {text!r}"
+        )
+    return text
+
+
+def _device(environ: Mapping[str, str]) -> str | None:
+    text = environ.get("LOCKSTEP_DEVICE", "").strip()
+    try:
+        return parse_device(text) if text else None
+    except ValueError as error:
+        raise BadEnvironment(f"LOCKSTEP_DEVICE {error}") from None
 
 
 def _assignment(environ: Mapping[str, str]) -> tuple[tuple[int, ...], ...] | None:

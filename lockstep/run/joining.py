@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from lockstep.run.hardware import precision
 from lockstep.run.models import Models
 from lockstep.wire import Agreement, Plan, Wire, broadcast
 
@@ -11,8 +12,11 @@ CHUNK_BYTES = 64 * 1024 * 1024
 
 
 def join(models: Models, wire: Wire) -> None:
-    """Collective. Refuses different models with the first difference; afterwards all hold worker 0's bits."""
-    plan = Plan({"operation": "replicate a model"} | signature(models))
+    """Collective. Refuses different models or precision with the first difference; afterwards all hold worker 0's bits.
+
+    See Note [Precision is the user's] in hardware.py.
+    """
+    plan = Plan({"operation": "replicate a model"} | precision() | signature(models))
     Agreement(wire.transport, plan).check()
     with torch.no_grad():
         state = {name: value for name, value in models.everything().items() if torch.is_tensor(value)}

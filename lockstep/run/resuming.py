@@ -12,6 +12,7 @@ from lockstep.data import Position, ShardedLoader
 from lockstep.errors import BadCheckpoint
 from lockstep.lanes import Assignment
 from lockstep.run import checkpoint
+from lockstep.run.hardware import difference, recorded
 from lockstep.run.models import Models
 from lockstep.run.settings import Settings
 from lockstep.run.state import pack, unpack
@@ -94,6 +95,7 @@ def capture(
         "seed": stepping.seed,
         "loss": pack(stepping.loss, "loss", tensors),
         "noise": stepping.noise.state_dict(),
+        "hardware": recorded(stepping.moving.device),
         "loaders": [[loader.position.epoch, loader.position.step] for loader in loaders],
         "generators": _pack_generators(tensors),
         "optimizers": {
@@ -154,8 +156,11 @@ def restore(
     path: Path,
     settings: Settings,
     wire: Wire,
-) -> None:
-    """Collective. Nothing is touched unless the whole checkpoint is good, fits, and is the same on all workers."""
+) -> str:
+    """Collective. Nothing is touched unless the whole checkpoint is good, fits, and is the same on all workers.
+
+    Gives what `told_elsewhere` says of it.
+    """
     Agreement(wire.transport, Plan({"operation": "run.resume", "path": path})).check()
     snapshot = checkpoint.read(path)
     state = snapshot.state
@@ -165,6 +170,12 @@ def restore(
     ).check()
     check(models, snapshot, path, settings)
     install(snapshot, models, stepping, progress, loaders, wire.world.size)
+    return told_elsewhere(snapshot, settings)
+
+
+def told_elsewhere(snapshot: checkpoint.Snapshot, settings: Settings) -> str:
+    """What to tell if the snapshot was taken on another kind of device or with other switches; else nothing."""
+    return difference(snapshot.state.get("hardware", {}), recorded(settings.device))
 
 
 def check(models: Models, snapshot: checkpoint.Snapshot, path: Path, settings: Settings) -> None:

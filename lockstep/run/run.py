@@ -1,7 +1,7 @@
 """The run as the user holds it."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from lockstep.data import GlobalBatch, ShardedLoader
+from lockstep.data.moving import Moving
 from lockstep.errors import BadArgument, LockstepError, Misuse, WorkerLost, told_as_lost
 from lockstep.events import Closed, Events, LaneEnded, Said
 from lockstep.gradients.batchnorm import connect
@@ -21,8 +22,10 @@ from lockstep.gradients.engine import Engine
 from lockstep.gradients.health import HealthPlan
 from lockstep.gradients.record import Wish
 from lockstep.gradients.squares import SquaresPlan
+from lockstep.gradients.updates import FlatUpdates, check_flat
 from lockstep.optim.noise import Noise
 from lockstep.run import active, checkpoint
+from lockstep.run.capturing import Capturing
 from lockstep.run.checkpoints.asking import asked_by_script
 from lockstep.run.continuity import Continuity, Signals
 from lockstep.run.environment import Overrides
@@ -31,6 +34,7 @@ from lockstep.run.keeping import Keeping
 from lockstep.run.launching.status import NoStatus, Phase, StatusWriter
 from lockstep.run.models import Models, RegistrationWatch, Stateful, refuse_new_parameters
 from lockstep.run.noise import NoiseWatch
+from lockstep.run.placing import place_on
 from lockstep.run.resuming import Parts, Progress, restore
 from lockstep.run.settings import Settings
 from lockstep.run.stepping import Stage, Stepping, as_global_batch
@@ -68,10 +72,14 @@ class Run:
         self._models = Models()
         self._loaders: list[ShardedLoader] = []
         self._engine: Engine | None = None
+        self._flat: FlatUpdates | None = None
         self._watch = RegistrationWatch()
         self._optimizer_hooks: dict[str, Any] = {}
         self._noise = NoiseWatch(self._models, events)
-        self._stepping = Stepping(wire.world.rank, settings.seed, settings.assignment, events, self._noise)
+        self._moving = Moving(settings.device)
+        self._stepping = Stepping(
+            wire.world.rank, settings.seed, settings.assignment, events, self._noise, self._moving
+        )
         self._progress = Progress()
         self._parts = Parts(self._models, self._stepping, self._progress, self._loaders)
         self._status = status
@@ -79,6 +87,7 @@ class Run:
         self.continuity = Continuity(self._parts, wire, events, self.signals, self._status, self._end_by)
         self._stepping.surroundings = self.continuity
         self._keeping = Keeping(self._parts, settings, overrides, wire, events, self.continuity)
+        self._capturing = Capturing(settings, self._models, self._stepping, events, self._ready_engine, self._own_hooks)
         self._closed = False
         self._pid = os.getpid()
         self.failed = False
@@ -94,6 +103,11 @@ class Run:
     def size(self) -> int:
         """How many workers there are now."""
         return self._wire.world.size
+
+    @property
+    def device(self) -> torch.device:
+        """Where this worker computes: its GPU, or the CPU. Lanes arrive there."""
+        return self._settings.device
 
     @property
     def step(self) -> int:
@@ -137,11 +151,15 @@ class Run:
     def replicate(self, module: Module, *optimizers: Optimizer, **tracked: Stateful) -> Module:
         """Collective. Makes `module` and its optimizers equal on all workers, trains them together; returns `module`.
 
-        The first worker's values go to all; different models are refused with the difference. What else has a
-        state_dict is given by name (`scheduler=s`) and is saved and resumed too.
+        The first worker's values go to all; different models are refused with the difference. What is on the CPU goes
+        to `run.device`, in place. What else has a state_dict is given by name (`scheduler=s`) and is saved and resumed
+        too.
         """
         self._stepping.refuse_unless_outside("run.replicate")
+        if self._settings.flat:
+            check_flat(optimizers, self.device)
         self._models.add(module, optimizers, tracked)
+        place_on(self.device, module, optimizers)
         with told_as_lost(self._stepping.step, "run.replicate"):
             join(self._models, self._wire)
         for label, optimizer in self._models.optimizers.items():
@@ -154,7 +172,7 @@ class Run:
         """Your DataLoader, read by lanes: its batch_size is the global batch, each worker loads only its own lanes.
 
         With `batch="grow"` its batch_size is that of each lane: a global batch has `lane_count` times as many samples,
-        and a note says so. Learning rate and schedule stay as they are.
+        and a note says so. Learning rate and schedule stay as they are. Lanes arrive on `run.device`.
         """
         sharded = ShardedLoader(
             loader,
@@ -164,6 +182,7 @@ class Run:
             index=len(self._loaders),
             say=lambda text: self._events.emit(Said(text)),
             batch=batch,
+            moving=self._moving,
         )
         self._progress.place_loader(len(self._loaders), sharded)
         self._loaders.append(sharded)
@@ -245,6 +264,15 @@ class Run:
         finally:
             engine.paused = False
 
+    def captured(self, fn: Callable[..., Any], optimizer: Optimizer | None = None) -> Callable[..., Any]:
+        """`fn`, which runs forward and backward of a lane, recorded into a CUDA graph once per shape and replayed.
+
+        Call what is returned inside of run.lanes, with the lane's data; it returns copies of what `fn` returned. Python
+        inside `fn` runs only when it is recorded. With an `optimizer` (made with capturable=True) its step() is
+        replayed too. What cannot be recorded runs as it is, and a note says why. The bits are the same either way.
+        """
+        return self._capturing.capture(fn, optimizer)
+
     # -- looking and saving ---------------------------------------------------------------------------------
 
     def total(self, value: Any) -> Any:
@@ -295,7 +323,7 @@ class Run:
         if not self.continuity.is_member:
             return self.step
         with told_as_lost(self._stepping.step, "run.resume"):
-            restore(
+            elsewhere = restore(
                 self._models,
                 self._stepping,
                 self._progress,
@@ -304,6 +332,8 @@ class Run:
                 self._settings,
                 self._wire,
             )
+        if elsewhere:
+            self._events.emit(Said(elsewhere))
         return self.step
 
     # -- the end --------------------------------------------------------------------------------------------
@@ -319,8 +349,11 @@ class Run:
         for loader in self._loaders:
             loader.close()
         self._watch.close()
+        self._capturing.close()
         if self._engine is not None:
             self._engine.close()
+        if self._flat is not None:
+            self._flat.close()
         for hook in self._optimizer_hooks.values():
             hook.remove()
         if not self.failed and self.continuity.is_member:
@@ -367,8 +400,11 @@ class Run:
     def _make_engine(self) -> None:
         if self._engine is not None:
             self._engine.close()
-        named = self._models.parameters()
-        self._engine = Engine(self._wire, named, self._buffers(), self._settings.bucket_bytes)
+        named, settings = self._models.parameters(), self._settings
+        self._flat = self._flat_updates()
+        self._engine = Engine(
+            self._wire, named, self._buffers(), settings.bucket_bytes, settings.reduce_dtype, self._flat
+        )
         self._engine.health = HealthPlan(self.state, self._settings.not_finite, self._settings.drift_every)
         self._engine.squares = SquaresPlan(self._settings.noise_every, self._noise.weigh)
         self._engine.awaits = self.continuity.awaits
@@ -378,6 +414,11 @@ class Run:
         modules = list(self._models.modules.values())
         self._stepping.statistics = connect(modules, self._wire.transport)
         self._watch.noticed = True
+
+    def _flat_updates(self) -> FlatUpdates | None:
+        if self._flat is not None:
+            self._flat.close()
+        return FlatUpdates(list(self._models.optimizers.values())) if self._settings.flat else None
 
     def _buffers(self) -> Buffers:
         return Buffers(list(self._models.modules.values()), self._models.name_prefixes())
@@ -402,6 +443,10 @@ class Run:
     def _refuse_without_model(self, what: str) -> None:
         if self._engine is None:
             raise Misuse(f"{what} needs a model: call run.replicate(model, optimizer) first")
+
+    def _own_hooks(self) -> set[int]:
+        own = {hook.id for hook in self._optimizer_hooks.values()}
+        return own if self._flat is None else own | self._flat.hook_numbers
 
     def _before_update(self, *_: Any) -> None:
         self._stepping.refuse_unless_outside("optimizer.step()")

@@ -4,20 +4,37 @@ import os
 from dataclasses import dataclass
 from typing import get_args
 
+import torch
+
 from lockstep.errors import BadArgument
 from lockstep.gradients.finite import Policy, check_policy
 from lockstep.lanes import Assignment
-from lockstep.run.environment import Overrides
+from lockstep.run.device import CPU
+from lockstep.run.environment import Overrides, parse_device
 from lockstep.world import World
 
 WIRES = ("shared", "hierarchical", "gloo")
 """Buckets in shared memory, for workers of one host; on two levels, for several hosts; or sent by Gloo."""
+
+GPU_WIRES = ("gpu", "nccl")
+"""Buckets in GPU memory that workers of one host open to each other; or by NCCL, which wants a GPU for each worker."""
+
+BETWEEN_GPUS = "cuda"
+"""One of these, as the GPUs of the workers are: what is chosen where nothing is asked for."""
 
 NOT_FINITE = get_args(Policy)
 """What to do with a step in which a gradient has NaN or infinity."""
 
 ALGORITHMS = ("direct", "oneshot")
 """How buckets are sent between hosts, in the brackets of the lane tree."""
+
+REDUCE_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+"""In what gradients may be added up."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +54,24 @@ class Asked:
     not_finite: str = "keep"
     drift_every: int = 100
     noise_every: int = 200
+    reduce_dtype: torch.dtype | str | None = None
+    flat: bool = False
+    device: str | None = None
 
     def __post_init__(self) -> None:
         _whole("lanes", self.lanes, at_least=1)
         _whole("seed", self.seed, at_least=0)
         _whole("threads", self.threads, at_least=1)
         _whole("bucket_bytes", self.bucket_bytes, at_least=1)
-        _one_of("wire", self.wire, WIRES)
+        _one_of("wire", self.wire, (*WIRES, *GPU_WIRES))
         _one_of("algorithm", self.algorithm, ALGORITHMS)
         _whole("drift_every", self.drift_every, at_least=0)
         _whole("noise_every", self.noise_every, at_least=0)
+        _reduce_dtype(self.reduce_dtype)
+        _device(self.device)
         if self.not_finite not in NOT_FINITE:
             raise BadArgument(f"not_finite must be one of {', '.join(map(repr, NOT_FINITE))}, not {self.not_finite!r}")
-        for name in ("exact", "recover"):
+        for name in ("exact", "recover", "flat"):
             if not isinstance(getattr(self, name), bool) and (name, getattr(self, name)) != ("recover", None):
                 raise BadArgument(f"{name} must be True or False, not {getattr(self, name)!r}")
         if not isinstance(self.timeout_s, int | float) or not self.timeout_s > 0:
@@ -75,6 +97,11 @@ class Settings:
     not_finite: Policy = "keep"
     drift_every: int = 100
     noise_every: int = 200
+    reduce_dtype: torch.dtype | None = None
+    flat: bool = False
+    device: torch.device = CPU
+    num_founders: int = 1
+    """How many workers this host had at the start. See Note [Neighbours share a GPU] in device.py."""
     notes: tuple[str, ...] = ()
 
 
@@ -104,6 +131,8 @@ def settle(asked: Asked, overrides: Overrides, world: World) -> Settings:
         not_finite=check_policy(asked.not_finite),
         drift_every=asked.drift_every,
         noise_every=asked.noise_every,
+        reduce_dtype=_reduce_dtype(asked.reduce_dtype),
+        flat=asked.flat,
         notes=tuple(_notes(asked, overrides)),
     )
 
@@ -125,6 +154,8 @@ def _assignment(explicit: tuple[tuple[int, ...], ...] | None, lanes: int | None,
 def _wire(asked: Asked, world: World) -> str:
     """Shared memory wherever it is. Between hosts, `exact=False` leaves the sum to Gloo."""
     linux = hasattr(os, "memfd_create")
+    if asked.wire in GPU_WIRES:
+        return asked.wire
     if asked.wire == "shared" and not (linux and world.on_one_host):
         raise BadArgument('wire="shared" needs Linux and all workers on one host; leave it out, or say wire="gloo"')
     if asked.wire == "hierarchical" and not linux:
@@ -138,6 +169,20 @@ def _wire(asked: Asked, world: World) -> str:
     return chosen
 
 
+def wire_on(device: torch.device, asked: str | None, algorithm: str | None, usual: str, world: World) -> str:
+    """The wire for workers that compute on `device`: `usual` is that of the CPU."""
+    if (device.type == "cuda") != (asked in GPU_WIRES) and asked is not None:
+        allowed = GPU_WIRES if device.type == "cuda" else WIRES
+        raise BadArgument(
+            f"wire={asked!r} cannot be had on {device.type}: leave it out, or say {' or '.join(map(repr, allowed))}"
+        )
+    if device.type == "cuda" and algorithm is not None:
+        raise BadArgument(f"algorithm={algorithm!r} says how buckets are sent between CPUs: leave it out on a GPU")
+    if asked == "gpu" and not world.on_one_host:
+        raise BadArgument('wire="gpu" needs all workers on one host; leave it out, or say wire="nccl"')
+    return usual if device.type == "cpu" or asked is not None else BETWEEN_GPUS
+
+
 def _usual_wire(exact: bool, world: World, linux: bool) -> str:
     if not linux:
         return "gloo"
@@ -148,7 +193,7 @@ def _usual_wire(exact: bool, world: World, linux: bool) -> str:
 
 def _notes(asked: Asked, overrides: Overrides) -> list[str]:
     notes = []
-    for name in ("lanes", "seed", "threads"):
+    for name in ("lanes", "seed", "threads", "device"):
         script, line = getattr(asked, name), getattr(overrides, name)
         if script is not None and line is not None and script != line:
             notes.append(f"{name} {line} from the command line, not {script} from the script")
@@ -159,6 +204,23 @@ def _notes(asked: Asked, overrides: Overrides) -> list[str]:
 
 def _first(*values):  # type: ignore[no-untyped-def]
     return next((value for value in values if value is not None), None)
+
+
+def _reduce_dtype(value: object) -> torch.dtype | None:
+    if value is None or (isinstance(value, torch.dtype) and value in REDUCE_DTYPES.values()):
+        return value
+    if isinstance(value, str) and value in REDUCE_DTYPES:
+        return REDUCE_DTYPES[value]
+    names = ", ".join(f"torch.{name}" for name in REDUCE_DTYPES)
+    raise BadArgument(f"reduce_dtype must be one of {names}, or None for that of each parameter, not {value!r}")
+
+
+def _device(value: str | None) -> None:
+    try:
+        if value is not None:
+            parse_device(value)
+    except ValueError as error:
+        raise BadArgument(f"device {error}") from None
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

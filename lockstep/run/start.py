@@ -19,16 +19,19 @@ from lockstep.observe.console import Console
 from lockstep.observe.recorder import Recorder
 from lockstep.run import active
 from lockstep.run.determinism import settle_process
+from lockstep.run.device import choose, count_gpus, in_words, sharing
 from lockstep.run.environment import Overrides, Place, find_place, process_environment, read_overrides
 from lockstep.run.founding import Directory, meet_founders, open_door
+from lockstep.run.hardware import gpu_name, hardware
 from lockstep.run.interrupts import handled
 from lockstep.run.launching.status import NoStatus, StatusReader, StatusWriter
 from lockstep.run.membership import Member, Membership, founded, joining
+from lockstep.run.nondeterminism import named_once
 from lockstep.run.recovery import Door, Recovery
 from lockstep.run.recovery.forming import Opener
 from lockstep.run.rendezvous import open_store
 from lockstep.run.run import Run
-from lockstep.run.settings import Asked, Settings, settle
+from lockstep.run.settings import Asked, Settings, settle, wire_on
 from lockstep.verify.dump import Dump
 from lockstep.verify.trace import Trace
 from lockstep.version import VERSION
@@ -53,6 +56,9 @@ def start(
     not_finite: str = "keep",
     drift_every: int = 100,
     noise_every: int = 200,
+    reduce_dtype: torch.dtype | str | None = None,
+    flat: bool = False,
+    device: torch.device | str | None = None,
 ) -> Run:
     """Collective. Starts this worker's part of a run, under `lockstep run`, torchrun, Slurm, MPI, or alone.
 
@@ -63,12 +69,15 @@ def start(
     how long a silent worker is waited for. `recover=False` ends the run when a worker is lost. `not_finite` says what
     becomes of a step whose gradient has NaN or infinity: "keep" it as it is, "skip" it, or "stop". Every `drift_every`
     steps (0: never) the workers compare their states, and every `noise_every` steps the noise of the gradient is
-    measured for `run.noise`.
+    measured for `run.noise`. Gradients are added up in `reduce_dtype`, or in the dtype of their parameter.
+    With `flat=True` fused optimizers on a GPU update whole buckets instead of single parameters, to the same bits.
+    `device` is "cpu", "cuda" (each worker its own GPU, the default where there are any) or "cuda:K".
     """
     active.refuse_second()
     asked = Asked(
         lanes, seed, exact, threads, _listed(assignment), bucket_bytes, wire, algorithm, timeout_s,
-        recover, not_finite, drift_every, noise_every,
+        recover, not_finite, drift_every, noise_every, reduce_dtype=reduce_dtype, flat=flat,
+        device=str(device) if isinstance(device, torch.device) else device,
     )  # fmt: skip
     environ = process_environment()
     place, overrides = find_place(environ), read_overrides(environ)
@@ -79,10 +88,11 @@ def start(
 
 def _found(asked: Asked, place: Place, overrides: Overrides) -> Run:
     """Collective. A worker of the first generation."""
-    settings = settle(asked, overrides, place.world)
-    undo = settle_process(settings.threads, settings.exact)
-    opener = Opener(settings, place.world.on_one_host)
     world = replace(place.world, generation=1)
+    settings = _with_device(settle(asked, overrides, world), asked, overrides, world.local_rank, world.local_size)
+    settings = replace(settings, wire=wire_on(settings.device, asked.wire, asked.algorithm, settings.wire, world))
+    undo = settle_process(settings.threads, settings.exact, settings.device)
+    opener = Opener(settings, world.on_one_host)
     store = open_store(place, settings.timeout_s) if world.size > 1 else None
     with told_as_lost(0, "lockstep.start"):
         watch = do_nothing if _can_recover(settings, place) else None
@@ -98,7 +108,7 @@ def _found(asked: Asked, place: Place, overrides: Overrides) -> Run:
     run.continuity.charter = _charter(settings)
     run.continuity.place()
     set_generators(fold(settings.seed, "outside"))
-    events.emit(_started(place, settings, opened))
+    events.emit(_started(place, settings, opened, _device_in_words(asked, overrides, settings)))
     return run
 
 
@@ -110,8 +120,10 @@ def _join(asked: Asked, place: Place, overrides: Overrides) -> Run:
     told = replace(overrides, lanes=charter["lanes"], seed=charter["seed"], threads=charter["threads"], assignment=None)
     settings = replace(settle(replace(asked, assignment=None), told, World()), bucket_bytes=charter["bucket_bytes"])
     settings = replace(settings, wire=charter["wire"], algorithm=charter["algorithm"])
+    slot = place.world.local_rank if place.slot is None else place.slot
+    settings = _with_device(settings, asked, overrides, slot, charter["num_founders"])
     _refuse_difference(charter, _charter(settings), place)
-    undo = settle_process(settings.threads, settings.exact)
+    undo = settle_process(settings.threads, settings.exact, settings.device)
     wire = in_process(World())
     run = _make_run(settings, wire, place, overrides, undo, Events())
     door = open_door(place)
@@ -144,6 +156,8 @@ def _make_run(
     if overrides.dump_path is not None and place.world.rank == 0:
         events.subscribe(Dump(overrides.dump_path, run.state))
     _close_at_exit(run, undo)
+    if settings.exact:
+        undo.enter_context(named_once(lambda text: events.emit(Said(text))))
     undo.enter_context(handled(run.signals))
     return run
 
@@ -189,7 +203,11 @@ def _charter(settings: Settings) -> dict[str, Any]:
         "not_finite": settings.not_finite,
         "drift_every": settings.drift_every,
         "noise_every": settings.noise_every,
+        "reduce_dtype": str(settings.reduce_dtype),
+        "flat": settings.flat,
+        "num_founders": settings.num_founders,
         **_versions(),
+        **hardware(settings.device),
     }
 
 
@@ -197,6 +215,15 @@ def _refuse_difference(theirs: dict[str, Any], mine: dict[str, Any], place: Plac
     for name, value in mine.items():
         if theirs[name] != value:
             raise Disagreement(name, place.world.rank, str(value), 0, str(theirs[name]))
+
+
+def _with_device(
+    settings: Settings, asked: Asked, overrides: Overrides, local_rank: int, num_founders: int
+) -> Settings:
+    """The same settings, with this worker's device. See Note [Neighbours share a GPU] in device.py."""
+    wanted = overrides.device or asked.device
+    device = choose(wanted, local_rank, num_founders, 0 if wanted == "cpu" else count_gpus())
+    return replace(settings, device=device, num_founders=num_founders)
 
 
 def _with_bucket_bytes(settings: Settings, wire: Wire) -> Settings:
@@ -221,7 +248,10 @@ def _agree(wire: Wire, settings: Settings) -> None:
         "not_finite": settings.not_finite,
         "drift_every": settings.drift_every,
         "noise_every": settings.noise_every,
+        "reduce_dtype": str(settings.reduce_dtype),
+        "flat": settings.flat,
         **_versions(),
+        **hardware(settings.device),
     }
     Agreement(wire.transport, Plan(facts)).check()
 
@@ -244,7 +274,14 @@ def _script_digest() -> str:
         return "unknown"
 
 
-def _started(place: Place, settings: Settings, wire: Wire) -> Started:
+def _device_in_words(asked: Asked, overrides: Overrides, settings: Settings) -> str:
+    if settings.device.type == "cpu":
+        return ""
+    shared = sharing(overrides.device or asked.device, settings.num_founders, count_gpus())
+    return in_words(shared, gpu_name(settings.device))
+
+
+def _started(place: Place, settings: Settings, wire: Wire, device: str) -> Started:
     return Started(
         script=Path(sys.argv[0]).name or "python",
         num_workers=place.world.size,
@@ -252,6 +289,7 @@ def _started(place: Place, settings: Settings, wire: Wire) -> Started:
         seed=settings.seed,
         threads=settings.threads,
         exact=settings.exact,
+        device=device,
         wire=_wire_in_words(settings, wire),
         notes=settings.notes,
     )

@@ -10,6 +10,11 @@
 # assignment that holds then: the same samples, the same random numbers, the same values in buffers and `p.grad`. The
 # loop in the user's code sees a few more rounds and nothing else. It may write to the data of a lane in place: so a
 # batch that is the user's own is handed out in copies, and one that came from a loader is loaded again.
+
+# Note [Shares on a GPU]
+# A share of the user's own batch goes to the run's GPU when its turn comes: the whole batch may not fit. One that is
+# there already is a view into the batch, and how a view is aligned may decide which kernel torch takes. So it is copied
+# in training whether or not a step may be redone: the bits of a lane must not depend on that.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,6 +26,7 @@ from lockstep.chance import Generators, fold, set_generators
 from lockstep.data import GlobalBatch
 from lockstep.data.contents import contents
 from lockstep.data.copying import copied
+from lockstep.data.moving import Moving
 from lockstep.errors import BadArgument, Disagreement, Misuse, NotFinite, WorkerLost
 from lockstep.events import Events, LaneBegan, LaneLeft, Said, StepBegins, StepCommitted
 from lockstep.gradients.batchnorm import Statistics
@@ -82,7 +88,15 @@ class Surroundings(Protocol):
 class Stepping:
     """The steps of one run on one worker: counts them and walks through their lanes."""
 
-    def __init__(self, rank: int, seed: int, assignment: Assignment, events: Events, noise: NoiseWatch) -> None:
+    def __init__(
+        self,
+        rank: int,
+        seed: int,
+        assignment: Assignment,
+        events: Events,
+        noise: NoiseWatch,
+        moving: Moving | None = None,
+    ) -> None:
         self.rank = rank
         self.seed = seed
         self.assignment = assignment
@@ -93,6 +107,7 @@ class Stepping:
         self.visits: list[Visit] = []
         self.surroundings: Surroundings
         self.noise = noise
+        self.moving = moving or Moving()
         self._events = events
         self._loops_since_step = 0
         self._loop = 0
@@ -240,9 +255,15 @@ class Stepping:
             set_generators(fold(self.seed, use, *numbers))
             self.visits.append(Visit(self._loop, lane))
             self._events.emit(LaneBegan(self.step, lane, batch.shares[lane]))
-            is_users = batch.position is None and use != "evaluation" and self.surroundings.may_redo
-            yield lane, copied(batch.shares[lane]) if is_users else batch.shares[lane]
+            data = batch.shares[lane]
+            yield lane, data if batch.position is not None else self._own(data, trains=use != "evaluation")
             self._events.emit(LaneLeft(self.step, lane))
+
+    def _own(self, data: Any, trains: bool) -> Any:
+        """A share of the user's batch as it is handed out. See Notes [The same step again] and [Shares on a GPU]."""
+        if self.moving.device.type == "cpu":
+            return copied(data) if trains and self.surroundings.may_redo else data
+        return self.moving(data, copied) if trains else self.moving(data)
 
     def _weigh(self, weight: float) -> None:
         if self.statistics is not None:

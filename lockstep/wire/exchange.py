@@ -39,14 +39,14 @@ def exchange(transport: Transport, record: torch.Tensor, tag: int = CONTROL) -> 
     return post(transport, record, tag).wait()
 
 
-def exchange_texts(transport: Transport, text: str) -> list[str]:
+def exchange_texts(transport: Transport, text: str, tag: int = CONTROL) -> list[str]:
     """Collective. Every worker's text, by rank. Two rounds: the lengths, then the texts."""
     mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
     size = torch.tensor([mine.numel()], dtype=torch.int64, device="cpu")
-    sizes = [int(record.view(torch.int64)) for record in exchange(transport, size.view(torch.uint8))]
+    sizes = [int(record.view(torch.int64)) for record in exchange(transport, size.view(torch.uint8), tag)]
     padded = torch.zeros(max(1, *sizes), dtype=torch.uint8, device="cpu")
     padded[: mine.numel()] = mine
-    records = exchange(transport, padded)
+    records = exchange(transport, padded, tag)
     return [_read(record, length).decode() for record, length in zip(records, sizes, strict=True)]
 
 

@@ -18,7 +18,6 @@ import torch
 from lockstep.errors import BadArgument
 from lockstep.lanes import Reduction
 from lockstep.wire.algorithms import Schedule, direct, slices
-from lockstep.wire.batching import batches
 from lockstep.wire.program import Addition, Place, Program, Step, program
 from lockstep.wire.reducer import Reducer
 from lockstep.wire.transport import DATA, Pending, Transport
@@ -47,7 +46,6 @@ class Executor(Reducer):
         if segment_bytes < 1:
             raise BadArgument(f"segment_bytes must be at least 1, not {segment_bytes}")
         self._transport = transport
-        self._together = batches(transport)
         self._choose = choose
         self._segment_bytes = segment_bytes
         self._scratch: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
@@ -99,15 +97,14 @@ class Executor(Reducer):
 
     def _post(self, step: Step, segment: "Segment") -> "UnderWay":
         pending: list[Pending] = []
-        with self._together():
-            for message in step.receives:
-                if segment.spans[message.part]:
-                    place = segment.at(message.place, message.part)
-                    pending.append(self._transport.receive(place, message.peer, DATA))
-            for message in step.sends:
-                if segment.spans[message.part]:
-                    value = segment.at(message.place, message.part)
-                    pending.append(self._transport.send(value, message.peer, DATA))
+        for message in step.receives:
+            if segment.spans[message.part]:
+                place = segment.at(message.place, message.part)
+                pending.append(self._transport.receive(place, message.peer, DATA))
+        for message in step.sends:
+            if segment.spans[message.part]:
+                value = segment.at(message.place, message.part)
+                pending.append(self._transport.send(value, message.peer, DATA))
         return UnderWay(step, segment, pending)
 
     def _program(self, schedule: Schedule, in_place: bool) -> Program:

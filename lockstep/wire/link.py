@@ -30,13 +30,19 @@ class Link:
 
 
 def measure(
-    reducer: Reducer, transport: Transport, clock: Callable[[], float] = time.perf_counter, repeats: int = 3
+    reducer: Reducer,
+    transport: Transport,
+    clock: Callable[[], float] = time.perf_counter,
+    repeats: int = 3,
+    device: torch.device | None = None,
 ) -> Link:
     """Collective. Times a few reductions by direct slices; the slowest worker counts, so all get the same link.
 
-    A reduction of P bytes on W workers takes 2 rounds, in which each sends 2·(W-1)/W·P bytes.
+    A reduction of P bytes on W workers takes 2 rounds, in which each sends 2·(W-1)/W·P bytes. On a GPU it is done when
+    the GPU has done it.
     """
-    small, large = (_time(reducer, transport, size, clock, repeats) for size in (SMALL, LARGE))
+    where = device or torch.device("cpu")
+    small, large = (_time(reducer, transport, size, clock, repeats, where) for size in (SMALL, LARGE))
     size = transport.world.size
     sent = 2 * (size - 1) / size * LARGE * 4
     moving_s = large - small if large > small else large  # on a busy machine the small one may take longer
@@ -45,14 +51,23 @@ def measure(
     return Link(max(link.latency_s for link in links), min(link.bytes_per_s for link in links))
 
 
-def _time(reducer: Reducer, transport: Transport, size: int, clock: Callable[[], float], repeats: int) -> float:
+def _time(
+    reducer: Reducer,
+    transport: Transport,
+    size: int,
+    clock: Callable[[], float],
+    repeats: int,
+    device: torch.device,
+) -> float:
     world = transport.world
     whole = reduction(Assignment.even(world.size, world.size), tuple(range(world.size)))
-    value = reducer.allocate(size, torch.float32, torch.device("cpu")).zero_()
+    value = reducer.allocate(size, torch.float32, device).zero_()
     taken = []
     for _ in range(repeats + 1):
         start = clock()
         reducer.reduce(whole, [value], value)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         taken.append(clock() - start)
     reducer.release(value)
     return statistics.median(taken[1:])  # the first one connects and maps

@@ -9,7 +9,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -23,10 +23,18 @@ LEAVE_S = 0.5
 """How long a thread whose job failed may take to end; one that cannot be woken is left behind."""
 
 
+class Launched(Protocol):
+    """A job that was handed in."""
+
+    def result(self) -> None:
+        """Returns when it is done, or raises what it raised."""
+
+
 class Sequence(Protocol):
     """Runs jobs in order. After a job failed, later ones fail with the same error and do not run."""
 
-    def submit(self, job: Job) -> "Future[None]": ...
+    def submit(self, job: Job, after: Any = None) -> Launched:
+        """`after` is an event of a GPU's stream, behind which the job's work belongs; by default all so far."""
 
     def close(self) -> None: ...
 
@@ -34,7 +42,7 @@ class Sequence(Protocol):
 class Inline:
     """Runs each job at once, in the caller's thread: for a transport that never waits."""
 
-    def submit(self, job: Job) -> "Future[None]":
+    def submit(self, job: Job, after: Any = None) -> "Future[None]":
         done: Future[None] = Future()
         job()
         done.set_result(None)
@@ -56,7 +64,7 @@ class Background:
         self._thread = threading.Thread(target=self._work, name="lockstep-wire", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Job) -> "Future[None]":
+    def submit(self, job: Job, after: Any = None) -> "Future[None]":
         done: Future[None] = Future()
         with self._lock:
             self._open.add(done)

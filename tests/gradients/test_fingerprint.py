@@ -236,7 +236,7 @@ def test_a_drift_without_majority_says_what_to_do() -> None:
     assert told.endswith("Resume from a checkpoint of before step 400.")
 
 
-@pytest.mark.gpu
+@pytest.mark.cuda
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_device_gives_the_entries_of_the_cpu(dtype: torch.dtype) -> None:
     state = {layout: laid_out(layout, dtype) for layout in LAYOUTS} | {"large": words(300_000).view(dtype), "number": 7}

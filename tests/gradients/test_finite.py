@@ -181,13 +181,13 @@ def test_other_lanes_are_counted_after_the_first() -> None:
     assert "; also in lanes 5, 7; the step is skipped" in verdict.told(9)
 
 
-@pytest.mark.gpu
+@pytest.mark.cuda
 @given(st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), tensors))
 def test_the_first_bad_gradient_on_a_device_is_named_with_kind_and_count(gradients: dict[str, torch.Tensor]) -> None:
     assert first_bad({name: tensor.cuda() for name, tensor in gradients.items()}) == slowly(gradients)
 
 
-@pytest.mark.gpu
+@pytest.mark.cuda
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_the_largest_finite_gradient_on_a_device_is_finite(dtype: torch.dtype) -> None:
     assert first_bad({"w": torch.full((1000,), torch.finfo(dtype).max, dtype=dtype, device="cuda")}) is None

@@ -14,12 +14,12 @@ from lockstep.errors import BadArgument, BadEnvironment, PeerGone
 from lockstep.lanes import Assignment, reduction
 from lockstep.run.environment import find_place
 from lockstep.run.rendezvous import open_store
+from lockstep.wire.cuda.nccl import NcclGroup
 from lockstep.wire.exchange import exchange
 from lockstep.wire.executor import Executor
 from lockstep.wire.gloo import Gloo
 from lockstep.wire.handover import Handover
 from lockstep.wire.mpi import Mpi
-from lockstep.wire.nccl import Nccl
 from lockstep.world import World
 
 
@@ -136,13 +136,13 @@ def test_in_a_chain_of_waits_all_name_the_one_that_was_gone_first(awaited_by: li
 @pytest.mark.skipif(dist.is_nccl_available(), reason="this torch has NCCL")
 def test_nccl_that_torch_does_not_have_is_told() -> None:
     with pytest.raises(BadEnvironment, match="built without NCCL"):
-        Nccl(World(), dist.HashStore(), 5.0)
+        NcclGroup(World(), dist.HashStore(), 5.0, torch.device("cuda", 0))
 
 
 @pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch has no NCCL")
 def test_nccl_without_a_gpu_is_told() -> None:
     with pytest.raises(BadEnvironment, match="needs a GPU"):
-        Nccl(World(), dist.HashStore(), 5.0)
+        NcclGroup(World(), dist.HashStore(), 5.0, torch.device("cuda", 0))
 
 
 @pytest.mark.skipif(dist.is_mpi_available(), reason="this torch has MPI")

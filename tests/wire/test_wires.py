@@ -384,7 +384,7 @@ def _leave_a_meeting_early() -> str:
     """Worker 1 fails between meeting and parting, and meets again: the two are at different points for good."""
     with open_wire("shared", timeout_s=1.0) as wire:
         bucket = _flat(wire, 10, allocated=True)
-        board = wire.reducer._board
+        board = wire.reducer.board
         board.meet(b"", [bucket])
         if wire.world.rank == 1:
             board.meet(b"", [bucket])

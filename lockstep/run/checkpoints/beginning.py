@@ -7,7 +7,7 @@ from lockstep.run.checkpoints.asking import CheckpointPlan
 from lockstep.run.checkpoints.checkpoints import Checkpoints, Who
 from lockstep.run.checkpoints.choosing import obtain
 from lockstep.run.checkpoints.saving import Saving
-from lockstep.run.resuming import Parts, check
+from lockstep.run.resuming import Parts, check, told_elsewhere
 from lockstep.run.settings import Settings
 from lockstep.wire import Agreement, Plan, Wire
 
@@ -32,6 +32,8 @@ def begin(
         check(parts.models, obtained.snapshot, obtained.path, settings)
         parts.install(obtained.snapshot, wire.world.size)
         who.say(f"going on from {obtained.path.name} in {obtained.path.parent}")
+        if elsewhere := told_elsewhere(obtained.snapshot, settings):
+            who.say(elsewhere)
     every = plan.every
     checkpoints = Checkpoints(plan.folder, every.steps, every.minutes, plan.keep, who=who, clock=clock)
     checkpoints.starts_at(parts.stepping.step)

@@ -36,6 +36,7 @@ class Job:
     threads: int | None = None
     lanes: int | None = None
     seed: int | None = None
+    device: str | None = None
     assignment: tuple[tuple[int, ...], ...] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     fault_budget: int = 0
@@ -75,6 +76,7 @@ class Job:
         settings = {
             "LOCKSTEP_LANES": self.lanes,
             "LOCKSTEP_SEED": self.seed,
+            "LOCKSTEP_DEVICE": self.device,
             ASSIGNMENT: None if self.assignment is None else write_assignment(self.assignment),
             "LOCKSTEP_THREADS": self.threads,
             "OMP_NUM_THREADS": self.threads,

@@ -7,11 +7,26 @@ from dataclasses import dataclass
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from lockstep.errors import PeerGone
+from lockstep.run.environment import set_unless_told
 from lockstep.run.membership.view import Health, View
 from lockstep.run.recovery.guest import knock
 from lockstep.run.settings import Settings
-from lockstep.wire import Agreement, Plan, Wire, in_process, in_shared_memory, over_gloo, over_hosts
+from lockstep.wire import (
+    Agreement,
+    Plan,
+    Wire,
+    in_gpu_memory,
+    in_process,
+    in_shared_memory,
+    over_gloo,
+    over_gpus,
+    over_hosts,
+    over_nccl,
+)
 from lockstep.world import World
+
+NCCL_LEFT_TO_US = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+"""See Note [When NCCL waits for ever] in wire/cuda/nccl.py."""
 
 FORM_S = 30.0
 """How long a worker that was alive a moment ago may take to come: it may never have heard that it should."""
@@ -27,15 +42,24 @@ class Opener:
     def open(self, world: World, store: Store, watch: Callable[[], None] | None = None) -> Wire:
         """Collective. The wire of `world`, whose workers meet at `store`."""
         timeout_s, algorithm = self.settings.timeout_s, self.settings.algorithm
+        device, exact = self.settings.device, self.settings.exact
         if world.size == 1:
             return in_process(world)
         match self.settings.wire:
+            case "gpu":
+                return in_gpu_memory(world, store, timeout_s, device, watch=watch)
+            case "nccl":
+                set_unless_told(*NCCL_LEFT_TO_US)
+                return over_nccl(world, store, timeout_s, device, exact=exact, watch=watch)
+            case "cuda":
+                set_unless_told(*NCCL_LEFT_TO_US)
+                return over_gpus(world, store, timeout_s, device, exact=exact, watch=watch)
             case "shared":
                 return in_shared_memory(world, store, timeout_s, watch=watch)
             case "hierarchical":
                 return over_hosts(world, store, timeout_s, algorithm=algorithm, watch=watch)
             case _:
-                return over_gloo(world, store, timeout_s, exact=self.settings.exact, algorithm=algorithm, watch=watch)
+                return over_gloo(world, store, timeout_s, exact=exact, algorithm=algorithm, watch=watch)
 
     def form(self, view: View, uid: str, store: Store) -> Wire:
         """Collective. The wire of a generation; raises PeerGone soon if one of its members has died."""

@@ -74,9 +74,18 @@ class Neighbours:
             raise self.blame(peer, _reason(error)) from error
         return True
 
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """The ranks of the others, in order."""
+        return tuple(sorted(self.sockets))
+
     def gone(self) -> list[int]:
         """The peers whose connection has hung up by now."""
-        return self._poll(select.POLLRDHUP, _GONE, 0)
+        return self.await_gone(0)
+
+    def await_gone(self, limit_s: float) -> list[int]:
+        """The same as soon as there are any, or after `limit_s`."""
+        return self._poll(select.POLLRDHUP, _GONE, limit_s)
 
     def with_mail(self) -> list[int]:
         """The peers that have sent something and are still there."""

@@ -36,7 +36,7 @@ class SharedMemory(Reducer):
     """
 
     def __init__(self, board: Board, otherwise: Reducer, rank: int) -> None:
-        self._board = board
+        self.board = board
         self._staging = Staging(board.memory)
         self._otherwise = otherwise
         self._rank = rank
@@ -69,17 +69,17 @@ class SharedMemory(Reducer):
         if not self._together:
             return False
         self._together = False
-        self._board.part(hurry=True)
+        self.board.part(hurry=True)
         return True
 
     def close(self) -> None:
-        self._board.memory.neighbours.close()
-        self._board.memory.close()
+        self.board.memory.neighbours.close()
+        self.board.memory.close()
 
     def _reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
         hurry = total.nbytes <= HURRY_BYTES
         place = self._add(reduction, roots, total, hurry)
-        self._board.part(hurry=hurry)
+        self.board.part(hurry=hurry)
         if place.data_ptr() != total.data_ptr():
             total.copy_(place)
 
@@ -89,7 +89,7 @@ class SharedMemory(Reducer):
         """Adds this worker's slice. Gives the place in shared memory where the sum stands when all have parted."""
         shared = [self._staging.shared(root, slot, filled=True) for slot, root in enumerate(roots)]
         place = shared[0] if roots and roots[0] is total else self._staging.shared(total, len(roots), filled=False)
-        meeting = self._board.meet(in_words(total), [*shared, place], hurry=hurry)
+        meeting = self.board.meet(in_words(total), [*shared, place], hurry=hurry)
         self._work(meeting, reduction, total.dtype)()
         return place
 

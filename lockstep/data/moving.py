@@ -1,0 +1,73 @@
+"""Brings what lanes are computed from to the run's device.
+
+# Note [Copies on their own stream]
+# Tensors go to a GPU from pinned memory on a stream of their own, so that the copy runs beside the kernels that are
+# still queued. The stream that is current when the data are handed out waits for the copy, and the allocator is told
+# of both streams, so that the memory is not given away while a kernel may read it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lockstep.data.cut import opened
+
+CPU = torch.device("cpu")
+
+
+def unchanged(part: Any) -> Any:
+    return part
+
+
+def moved(part: Any, device: torch.device, otherwise: Callable[[Any], Any] = unchanged) -> Any:
+    """The same structure with its CPU tensors on `device`; what is no CPU tensor is given to `otherwise`.
+
+    Objects with a `.to(device)` of their own are moved by it. With the CPU as device the very same object comes back.
+    """
+    return part if device.type == "cpu" else _moved(part, device, lambda tensor: tensor.to(device), otherwise)
+
+
+class Moving:
+    """Moves to one device, on a stream of its own if it is a GPU. See Note [Copies on their own stream]."""
+
+    def __init__(self, device: torch.device = CPU) -> None:
+        self.device = device
+        self._stream: torch.cuda.Stream | None = None
+
+    @property
+    def pins(self) -> bool:
+        """Whether what comes from a loader should lie in pinned memory."""
+        return self.device.type == "cuda"
+
+    def __call__(self, part: Any, otherwise: Callable[[Any], Any] = unchanged) -> Any:
+        """As `moved`; may be used on the current stream at once."""
+        if self.device.type != "cuda":
+            return moved(part, self.device, otherwise)
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device)
+        there = _moved(part, self.device, self._carried, otherwise)
+        torch.cuda.current_stream(self.device).wait_stream(self._stream)
+        return there
+
+    def _carried(self, tensor: torch.Tensor) -> torch.Tensor:
+        with torch.cuda.stream(self._stream):
+            there = tensor.to(self.device, non_blocking=True)
+        there.record_stream(torch.cuda.current_stream(self.device))
+        return there
+
+
+def _moved(
+    part: Any,
+    device: torch.device,
+    carried: Callable[[torch.Tensor], torch.Tensor],
+    otherwise: Callable[[Any], Any],
+) -> Any:
+    if isinstance(part, torch.Tensor):
+        return carried(part) if part.device.type == "cpu" else otherwise(part)
+    if callable(getattr(part, "to", None)) and not isinstance(part, type):
+        return part.to(device)
+    structure = opened(part)
+    if structure is not None:
+        return structure.rebuilt([_moved(inner, device, carried, otherwise) for _, inner in structure.parts])
+    return otherwise(part)

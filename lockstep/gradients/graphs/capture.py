@@ -1,0 +1,74 @@
+"""Records work into a CUDA graph, or says why it cannot be.
+
+# Note [Work that cannot be recorded]
+# Work that waits for the GPU (`loss.item()`, `x.cpu()`, shapes that depend on values) cannot be recorded, and torch is
+# hard to bring back to order after a recording that broke. So before anything is recorded the work is run once as it
+# is, with torch told to warn when it waits. What breaks all the same is cleaned up after: torch's generator
+# believes it is still in a recording, and so does the allocator.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+import torch
+
+Result = TypeVar("Result")
+
+WAITS = "called a synchronizing"
+PROTOTYPE = "debug mode is a prototype"
+"""Words of torch's warnings: of a wait, and of the looking itself."""
+
+
+class CannotCapture(Exception):  # noqa: N818
+    """The work cannot be recorded; `reason` completes "it runs as it is, because ..."."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def capture(
+    work: Callable[[], Result], pool: Any, device: torch.device, stream: torch.cuda.Stream
+) -> tuple[torch.cuda.CUDAGraph, Result]:
+    """A graph of the work, which has not run yet, and what the work gave back. Raises CannotCapture."""
+    graph = torch.cuda.CUDAGraph()
+    generator = torch.cuda.default_generators[device.index]
+    healthy = generator.clone_state()
+    try:
+        # Other threads go on: pinning, the wire, the lookout.
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            result = work()
+    except RuntimeError as error:  # see Note [Work that cannot be recorded]
+        generator.graphsafe_set_state(healthy)
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(device.index, pool)
+        raise CannotCapture(_in_words(error)) from error
+    return graph, result
+
+
+@contextmanager
+def watching_for_waits(device: torch.device) -> Iterator[list[str]]:
+    """Afterwards the list says, in words, where the work inside has waited for the GPU."""
+    found: list[str] = []
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as caught, torch.cuda.device(device):
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield found
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+    for warning in caught:
+        if WAITS in str(warning.message):
+            found.append(f"{warning.filename}:{warning.lineno}")
+        elif PROTOTYPE not in str(warning.message):
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+
+
+def _in_words(error: BaseException) -> str:
+    """The first cause: what torch says of the broken recording comes after it."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__

@@ -1,0 +1,81 @@
+"""Attention that gives the same bits every time, where other operators are only warned about.
+
+# Note [Strict for attention]
+# Operators without a deterministic kernel are allowed, and named: so torch is told to warn, not to refuse. But told so,
+# torch's attention takes a backward kernel that adds in any order, although it has one that does not, and takes that
+# only where refusing is on. So refusing is switched on for the moments in which attention chooses its kernel and runs
+# its backward pass, and for no other operator. Compiled models are not reached: there the choice is named.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+NAME = "ScaledDotProduct"
+DEPTH = 4
+"""How far behind the result the kernel's own node may stand: padding and slicing come after it."""
+
+
+@contextmanager
+def deterministic_attention() -> Iterator[None]:
+    """Inside, F.scaled_dot_product_attention on a GPU is deterministic. See Note [Strict for attention]."""
+    own: Callable[..., torch.Tensor] = F.scaled_dot_product_attention
+
+    @wraps(own)
+    def attention(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            return own(*args, **kwargs)
+        with _strict():
+            result = own(*args, **kwargs)
+        node = _kernel_node(result.grad_fn) if result.is_cuda else None
+        if node is not None:
+            _guard(node)
+        return result
+
+    F.scaled_dot_product_attention = attention
+    try:
+        yield
+    finally:
+        if F.scaled_dot_product_attention is attention:  # else somebody has taken over from us, and goes on
+            F.scaled_dot_product_attention = own
+
+
+@contextmanager
+def _strict() -> Iterator[None]:
+    before = _switch_on()
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def _guard(node: Any) -> None:
+    """The node's kernel runs with refusing on, and nothing else does."""
+    before: list[bool] = []
+    node.register_prehook(lambda _: before.append(_switch_on()))
+    node.register_hook(lambda *_: _restore(before.pop()))
+
+
+def _switch_on() -> bool:
+    """Whether torch was told to warn only; if deterministic kernels are not asked for at all, nothing is changed."""
+    warns = torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled()
+    if warns:
+        torch._C._set_deterministic_algorithms(True, warn_only=False)
+    return warns
+
+
+def _restore(warns: bool) -> None:
+    if warns:
+        torch._C._set_deterministic_algorithms(True, warn_only=True)
+
+
+def _kernel_node(node: Any) -> Any:
+    for _ in range(DEPTH):
+        if node is None or NAME in node.name():
+            return node
+        node = node.next_functions[0][0] if node.next_functions else None
+    return None

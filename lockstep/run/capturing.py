@@ -1,0 +1,72 @@
+"""What `run.captured` returns, and when a lane or an update cannot be captured because of the run."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from lockstep.errors import BadArgument
+from lockstep.events import Events, Said
+from lockstep.gradients.engine import Engine
+from lockstep.gradients.graphs.lanes import CapturedLanes, Surroundings
+from lockstep.gradients.graphs.update import CapturedUpdate
+from lockstep.run.models import Models
+from lockstep.run.settings import Settings
+from lockstep.run.stepping import Stage, Stepping
+
+
+@dataclass
+class Capturing:
+    """All that a run has captured. One owner, who calls `close`."""
+
+    settings: Settings
+    models: Models
+    stepping: Stepping
+    events: Events
+    engine: Callable[[], Engine]
+    own_hooks: Callable[[], set[int]]
+    """The numbers of the hooks that the run has on its optimizers."""
+
+    def __post_init__(self) -> None:
+        self._lanes: list[CapturedLanes] = []
+        self._updates: dict[int, CapturedUpdate] = {}
+
+    def capture(self, fn: Callable[..., Any], optimizer: Optimizer | None) -> CapturedLanes:
+        if not callable(fn):
+            raise BadArgument(f"run.captured takes a function that computes a lane, not {type(fn).__name__}")
+        if optimizer is not None:
+            self._capture_update(optimizer)
+        around = Surroundings(self.engine, self._obstacle, self._modes, self._say, self.settings.device)
+        self._lanes.append(CapturedLanes(fn, around))
+        return self._lanes[-1]
+
+    def close(self) -> None:
+        for update in reversed(self._updates.values()):
+            update.close()
+        for lanes in self._lanes:
+            lanes.close()
+
+    def _capture_update(self, optimizer: Optimizer) -> None:
+        if not any(known is optimizer for known in self.models.optimizers.values()):
+            raise BadArgument("run.captured takes an optimizer that run.replicate was given before")
+        if self.settings.device.type == "cuda" and id(optimizer) not in self._updates:
+            self._updates[id(optimizer)] = CapturedUpdate(optimizer, self.settings.device, self._say, self.own_hooks)
+
+    def _obstacle(self) -> str | None:
+        if self.settings.device.type != "cuda":
+            return f"the run is on {self.settings.device}, and graphs are for CUDA"
+        if self.stepping.stage is not Stage.TRAINING:
+            return f"it is called {self.stepping.stage.value}"
+        if self.stepping.statistics is not None:
+            return "synchronised batch norm talks to the other workers in the middle of it"
+        if self.settings.not_finite != "keep":
+            return f"not_finite={self.settings.not_finite!r} looks at the gradients of every lane"
+        return None
+
+    def _modes(self) -> Hashable:
+        return tuple(module.training for module in self.models.modules.values()), torch.is_inference_mode_enabled()
+
+    def _say(self, text: str) -> None:
+        self.events.emit(Said(text))

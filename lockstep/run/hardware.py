@@ -1,0 +1,78 @@
+"""What of the machine and of torch's switches the bits depend on, in words that can be compared.
+
+# Note [Precision is the user's]
+# TF32 and reductions in low precision are faster and less exact, and both are deterministic: they do not break the
+# promise as long as all workers have them alike. So they are left as the user set them, compared, and written down.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from lockstep.errors import Disagreement
+
+NO_GPU = "none"
+
+
+def hardware(device: torch.device) -> dict[str, str]:
+    """The kind of device, the GPU's name and the version of CUDA: equal on all workers of a run."""
+    on_gpu = device.type == "cuda"
+    return {
+        "device type": device.type,
+        "GPU": gpu_name(device) if on_gpu else NO_GPU,
+        "version of CUDA": str(torch.version.cuda) if on_gpu else NO_GPU,
+    }
+
+
+def gpu_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device)
+
+
+def precision() -> dict[str, str]:
+    """The switches of torch that trade precision for speed. See Note [Precision is the user's]. Starts no CUDA."""
+    matmul: Any = torch.backends.cuda.matmul
+    cudnn: Any = torch.backends.cudnn
+    readers: dict[str, Callable[[], Any]] = {
+        "torch.get_float32_matmul_precision()": torch.get_float32_matmul_precision,
+        "torch.backends.cuda.matmul.allow_tf32": lambda: matmul.allow_tf32,
+        "torch.backends.cuda.matmul.fp32_precision": lambda: matmul.fp32_precision,
+        "torch.backends.cudnn.allow_tf32": lambda: cudnn.allow_tf32,
+        "torch.backends.cudnn.conv.fp32_precision": lambda: cudnn.conv.fp32_precision,
+        "torch.backends.cudnn.rnn.fp32_precision": lambda: cudnn.rnn.fp32_precision,
+        "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction": (
+            lambda: matmul.allow_fp16_reduced_precision_reduction
+        ),
+        "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction": (
+            lambda: matmul.allow_bf16_reduced_precision_reduction
+        ),
+    }
+    return {name: _read(reader) for name, reader in readers.items()}
+
+
+def recorded(device: torch.device) -> dict[str, str]:
+    """What a checkpoint writes down of all this."""
+    return hardware(device) | precision()
+
+
+def difference(saved: Mapping[str, str], here: Mapping[str, str]) -> str:
+    """What a resumed run should be told of another machine or other switches; empty where all is as it was."""
+    others = [
+        f"{name} was {saved[name]}, is {here[name]}" for name in here if saved.get(name, here[name]) != here[name]
+    ]
+    return f"bits may differ from here on from those of the run that was saved: {'; '.join(others)}" if others else ""
+
+
+def refuse_difference(theirs: Mapping[str, str], mine: Mapping[str, str], here: int) -> None:
+    """Raises unless a newcomer has the hardware and the switches of the run that it joins."""
+    for name, value in mine.items():
+        if theirs.get(name, value) != value:
+            raise Disagreement(name, here, value, 0, theirs[name])
+
+
+def _read(reader: Callable[[], Any]) -> str:
+    """torch has two ways to set TF32, and refuses to read by one what was set by the other."""
+    try:
+        return str(reader())
+    except (RuntimeError, AttributeError):
+        return "unknown"

@@ -1,0 +1,108 @@
+"""Counters by which streams of several processes wait for each other, without their hosts.
+
+# Note [Waiting on the GPU]
+# Each worker has two counters in the host's shared memory, which every GPU sees: how often it has come with its roots,
+# and how often it has done its slice. A stream writes its own counter when it gets there, and waits until those of all
+# peers have got there too; hosts put these operations into their streams and go on. Streams that wait take nothing from
+# others on the same GPU. As the counters are in host memory, a host can see how far everybody's GPU is. When a worker
+# has died its counters stand still for ever, and so would every stream that waits for them: the host that notices
+# writes a number that nobody will reach, and all go on, with sums that nobody will use.
+"""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from lockstep.wire.cuda import driver
+from lockstep.wire.cuda.driver import StreamOperation
+from lockstep.wire.shared.memory import Memory
+
+SPACING_BYTES = 128
+PAGE_BYTES = 64 * 1024
+FREE = 1 << 30
+"""Added to a counter so that nobody waits for it any more; comparisons wrap around at twice that."""
+
+CAME, DONE = 0, 1
+
+
+class Counters:
+    """The counters of all workers of one host, by rank. One owner, who calls `close`."""
+
+    def __init__(self, page: torch.Tensor, members: Sequence[int], rank: int, device: torch.device) -> None:
+        self._page, self._members, self._rank, self._device = page, list(members), rank, device
+        self._round = 0
+        self._numbers = page.view(torch.int32)
+        with torch.cuda.device(device):
+            start = driver.register(page.data_ptr(), page.nbytes)
+        self._batches = [self._batch(start, which) for which in (CAME, DONE)]
+        self._closed = False
+
+    def begin(self) -> None:
+        """The next round: all that `come` and `part` say from now on is of it."""
+        self._round += 1
+
+    def come(self, stream: int) -> None:
+        """What follows in the stream runs when all workers' streams have come to this round."""
+        self._put(CAME, stream)
+
+    def part(self, stream: int) -> None:
+        """What follows in the stream runs when all workers' streams have done this round."""
+        self._put(DONE, stream)
+
+    def behind(self) -> list[int]:
+        """The peers for whom this worker's stream waits: those who have not come, or else who have not done the round.
+
+        Who has not done it may himself wait for one who has not come.
+        """
+        for which in (CAME, DONE):
+            late = [rank for rank in self._members if rank != self._rank and self._lacks(rank, which)]
+            if late:
+                return late
+        return []
+
+    def release(self) -> None:
+        """Nobody waits any more, here or in other processes. See Note [Waiting on the GPU]."""
+        for rank in self._members:
+            for which in (CAME, DONE):
+                self._numbers[self._place(rank, which)] = self._round + FREE
+
+    def close(self) -> None:
+        """No stream of this process may wait any more."""
+        if not self._closed:
+            self._closed = True
+            driver.unregister(self._page.data_ptr())
+
+    def _put(self, which: int, stream: int) -> None:
+        batch = self._batches[which]
+        for operation in batch:
+            operation.value = self._round & 0xFFFFFFFF
+        driver.operations(stream, batch)
+
+    def _lacks(self, rank: int, which: int) -> bool:
+        """Whether a counter is behind this round, as numbers that wrap around."""
+        number = int(self._numbers[self._place(rank, which)])
+        return ctypes.c_int32(number - self._round).value < 0
+
+    def _batch(self, start: int, which: int) -> "ctypes.Array[StreamOperation]":
+        peers = [rank for rank in self._members if rank != self._rank]
+        operations = [StreamOperation.write(start + 4 * self._place(self._rank, which))]
+        operations += [StreamOperation.wait(start + 4 * self._place(peer, which)) for peer in peers]
+        return (StreamOperation * len(operations))(*operations)
+
+    def _place(self, rank: int, which: int) -> int:
+        """Where in the page, in numbers of four bytes."""
+        return (2 * self._members.index(rank) + which) * SPACING_BYTES // 4
+
+
+def open_counters(memory: Memory, device: torch.device) -> Counters:
+    """Collective. New counters: made by the lowest rank, known to all when this returns."""
+    neighbours = memory.neighbours
+    first = neighbours.members[0]
+    num_bytes = max(PAGE_BYTES, 2 * SPACING_BYTES * len(neighbours.members))
+    if neighbours.rank == first:
+        page = memory.allocate(num_bytes)
+        memory.reveal([page])
+    else:
+        page = memory.next_of(first)
+    return Counters(page, neighbours.members, neighbours.rank, device)

@@ -1,0 +1,77 @@
+"""How a worker waits for its GPU, and who wakes it when a peer will never do its part.
+
+# Note [Who waits for a GPU]
+# A host that waits for its own GPU cannot look after others, and if a peer has died the GPU may wait for ever. So a
+# thread of its own sleeps on the sockets to the neighbours. When one hangs up, or this worker has waited for longer
+# than the limit, the thread frees whatever the GPU waits for; the worker that waited wakes up, and is told who is
+# gone instead of being given a sum. Between hosts the watchers of Gloo's connections do the same.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+
+from lockstep.errors import PeerGone
+from lockstep.wire.shared.neighbours import ENDED, Neighbours
+
+LOOK_S = 0.5
+
+
+class Waiting:
+    """The waits of this worker for its GPU. `free` ends whatever the GPU waits for."""
+
+    def __init__(self, free: Callable[[], None]) -> None:
+        self._free = free
+        self._failure: PeerGone | None = None
+        self._since_s: float | None = None
+
+    def wait(self, event: torch.cuda.Event) -> None:
+        """Returns when the GPU has come to `event`; raises PeerGone if a peer is gone, or silent for too long."""
+        self._since_s = time.monotonic()
+        event.synchronize()
+        self._since_s = None
+        if self._failure is not None:
+            raise self._failure
+
+    def fail(self, failure: PeerGone) -> None:
+        """Any thread. Whoever waits, now or later, is told this."""
+        self._failure = self._failure or failure
+        self._free()
+
+    def has_waited_s(self) -> float:
+        """For how long the wait under way has lasted; 0 if there is none."""
+        since_s = self._since_s
+        return 0.0 if since_s is None else time.monotonic() - since_s
+
+    def close(self) -> None:
+        """No wait is under way, or will be."""
+
+
+class Lookout(Waiting):
+    """See Note [Who waits for a GPU]. `late` names those for whom the GPU waits, if it knows. Its owner closes it."""
+
+    def __init__(self, neighbours: Neighbours, free: Callable[[], None], late: Callable[[], list[int]]) -> None:
+        super().__init__(free)
+        self._neighbours, self._late = neighbours, late
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="lockstep-lookout", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """The neighbours' connections should be closed before: it wakes the thread."""
+        self._closed.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while self._failure is None and not self._closed.is_set():
+            gone = self._neighbours.await_gone(LOOK_S)
+            if self._closed.is_set() or self._neighbours.closed:
+                return
+            limit_s = self._neighbours.timeout_s
+            if gone:
+                self.fail(self._neighbours.blame(gone[0], ENDED))
+            elif self.has_waited_s() > limit_s:
+                silent = (self._late() or self._neighbours.peers)[0]
+                self.fail(self._neighbours.blame(silent, f"its GPU has been silent for {limit_s:g} s"))

@@ -1,0 +1,89 @@
+"""GPU memory that the workers of one host open to each other.
+
+# Note [Memory is kept]
+# A process may not free GPU memory that another one has open. So what a bucket gives back is kept, and given to the
+# next one that fits in; peers have it open already then. It is freed when the wire is closed and nobody looks at
+# it here any more (`p.grad` may be a view of it).
+"""
+
+import weakref
+from itertools import count
+
+import torch
+
+from lockstep.wire.cuda import driver
+
+MOST_WASTE = 2
+"""A kept piece is given to someone who needs at least one part in so many of it."""
+
+
+class _Piece:
+    """Memory at an address, as torch takes it from others without a copy."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.address = address
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+class DeviceMemory:
+    """What this worker has made on its GPU, and what it has opened of others. One owner, who calls `close`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._numbers = count()
+        self._own: dict[int, tuple[int, torch.Tensor]] = {}
+        self._kept: list[torch.Tensor] = []
+        self._opened: dict[tuple[int, int], int] = {}
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """Bytes that peers can open. Any thread. See Note [Memory is kept]."""
+        fitting = [piece for piece in self._kept if num_bytes <= piece.numel() <= MOST_WASTE * num_bytes]
+        if fitting:
+            best = min(fitting, key=torch.Tensor.numel)
+            self._kept = [piece for piece in self._kept if piece is not best]
+            return best[:num_bytes]
+        with torch.cuda.device(self.device):
+            piece = _Piece(driver.allocate(num_bytes), num_bytes)
+            weakref.finalize(piece, driver.free, piece.address).atexit = False
+            whole = torch.as_tensor(piece, device=self.device)
+        self._own[whole.data_ptr()] = (next(self._numbers), whole)
+        return whole
+
+    def release(self, tensor: torch.Tensor) -> None:
+        """The memory under the tensor may be given to others."""
+        if (own := self._own.get(tensor.data_ptr())) is not None:
+            self._kept.append(own[1])
+
+    def is_own(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor begins where memory of this worker does."""
+        return tensor.data_ptr() in self._own
+
+    def shown(self, tensor: torch.Tensor) -> tuple[int, str]:
+        """The number and the handle of the memory under a tensor, for `opened` elsewhere."""
+        number, whole = self._own[tensor.data_ptr()]
+        return number, driver.handle_of(whole.data_ptr()).hex()
+
+    def opened(self, peer: int, number: int, handle: str) -> int:
+        """The address here of the memory that worker `peer` has `shown`."""
+        if (peer, number) not in self._opened:
+            with torch.cuda.device(self.device):
+                self._opened[peer, number] = driver.open_handle(bytes.fromhex(handle))
+        return self._opened[peer, number]
+
+    def close(self) -> None:
+        """Lets go of all memory, own and opened. Nothing may run on it any more."""
+        opened, self._opened = self._opened, {}
+        with torch.cuda.device(self.device):
+            for address in opened.values():
+                driver.close_handle(address)
+        self._own, self._kept = {}, []
+
+
+def tensor_at(address: int, num_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The memory at an address as a flat tensor; somebody else keeps it."""
+    return torch.as_tensor(_Piece(address, num_elements * dtype.itemsize), device=device).view(dtype)

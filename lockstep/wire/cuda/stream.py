@@ -1,0 +1,62 @@
+"""Reductions on a stream of their own, behind the backward pass.
+
+# Note [Two streams]
+# The caller's stream computes. A job's work goes into the wire's stream, behind an event that the caller's stream has
+# recorded when the bucket was full: so it waits for this bucket's gradients only, and the backward pass goes on beside
+# it. Who asks for the result makes its own stream wait for the job's work; no host waits. What a job reads or writes
+# must stay alive until then: the step holds it.
+"""
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from lockstep.wire.sequence import Background, Job
+
+URGENT = -1
+"""Before other streams of this process: sums are short, and others wait for them."""
+
+
+@dataclass
+class OnStreamLaunched:
+    """A job whose work is in the wire's stream, or will be."""
+
+    job: "Future[None]"
+    device: torch.device
+    done: list[torch.cuda.Event] = field(default_factory=list)
+
+    def result(self) -> None:
+        """The caller's stream goes on when the job's work is done; the caller does when it is in the stream."""
+        self.job.result()
+        for event in self.done:
+            torch.cuda.current_stream(self.device).wait_event(event)
+
+
+class OnStream:
+    """A Sequence whose jobs put their work into one stream. See Note [Two streams]."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._background = Background()
+        self._stream = torch.cuda.Stream(device, priority=URGENT)
+
+    def submit(self, job: Job, after: Any = None) -> OnStreamLaunched:
+        ready = torch.cuda.current_stream(self._device).record_event() if after is None else after
+        done: list[torch.cuda.Event] = []
+
+        def on_stream() -> None:
+            with torch.cuda.stream(self._stream):
+                self._stream.wait_event(ready)
+                job()
+                done.append(self._stream.record_event())
+
+        return OnStreamLaunched(self._background.submit(on_stream), self._device, done)
+
+    def fail(self, failure: BaseException) -> None:
+        """All jobs, the one under way too, fail with this error. For a job that waits and cannot be woken."""
+        self._background.fail(failure)
+
+    def close(self) -> None:
+        self._background.close()

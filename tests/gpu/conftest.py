@@ -1,0 +1,56 @@
+"""Tests that need a GPU. The test's own process never sees one, so each runs in processes of its own.
+
+Where there is no GPU they are skipped, with a reason. Machines without NVIDIA's driver pay nothing for finding out.
+"""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from gpu_processes import environment
+
+DRIVER = ("/dev/nvidia0", "/proc/driver/nvidia")
+COUNT = "import torch; print(torch.cuda.device_count())"
+ASKING_S = 120.0
+LIMIT_S = 150.0
+
+Launched = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def num_gpus() -> int:
+    if not any(Path(path).exists() for path in DRIVER):
+        return 0
+    words = [sys.executable, "-c", COUNT]
+    asked = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=ASKING_S, check=False)
+    return int(asked.stdout.strip() or 0) if asked.returncode == 0 else 0
+
+
+@pytest.fixture
+def gpu(num_gpus: int) -> None:
+    """Skips where there is no GPU."""
+    if num_gpus == 0:
+        pytest.skip("no GPU here: there is no NVIDIA driver, or torch finds no device")
+
+
+@pytest.fixture
+def launched(gpu: None, tmp_path: Path) -> Launched:
+    """Runs `lockstep run -n N [options] script [arguments]` where GPUs can be seen; gives what came of it."""
+
+    def launch(
+        num_workers: int, script: Path, *arguments: str, options: tuple[str, ...] = ()
+    ) -> "subprocess.CompletedProcess[str]":
+        run_dir = tmp_path / f"run-{len(list(tmp_path.glob('run-*')))}"
+        words = ["-m", "lockstep", "run", "-n", str(num_workers), "--run-dir", str(run_dir), *options, str(script)]
+        return subprocess.run(
+            [sys.executable, *words, *arguments],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+
+    return launch

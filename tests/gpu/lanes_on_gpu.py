@@ -1,0 +1,171 @@
+"""A script that trains one of several models for some steps and prints its digest, captured or not, killed or not."""
+
+import argparse
+import json
+import os
+import signal
+import time
+import warnings
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lockstep
+from lockstep import Run
+
+WIDTH, CONTEXT, WORDS = 64, 32, 97
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attend, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.wide, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = [part.unflatten(2, (4, -1)).transpose(1, 2) for part in self.attend(self.before(x)).chunk(3, 2)]
+        mixed = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + self.drop(self.out(mixed))
+        return x + self.drop(self.narrow(F.gelu(self.wide(self.after(x)))))
+
+
+class Gpt(nn.Module):
+    """Tied embeddings, dropout, and a layer that only some steps reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(CONTEXT, WIDTH)
+        self.blocks = nn.Sequential(Block(), Block(), Block())
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.blocks(self.words(x) + self.places.weight)))
+
+    def data(self, number: int) -> tuple[Tensor, Tensor]:
+        return torch.randint(WORDS, (number, CONTEXT)), torch.randint(WORDS, (number, CONTEXT))
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x + self.inner(x))
+
+
+class ResNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), Residual(32), nn.MaxPool2d(2), Residual(32)
+        )
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.dropout(self.layers(x).mean((2, 3)), 0.2, self.training))
+
+    def data(self, number: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(number, 3, 16, 16), torch.randint(10, (number,))
+
+
+class Half(Gpt):
+    """Parameters in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to(torch.bfloat16)
+
+
+MODELS = {"gpt": Gpt, "resnet": ResNet, "bf16": Gpt, "half": Half}
+
+
+def main(args: argparse.Namespace) -> None:
+    run = lockstep.start(
+        lanes=args.lanes, flat=args.flat, reduce_dtype=args.reduce_dtype, drift_every=10, noise_every=7, wire=args.wire
+    )
+    model = MODELS[args.model]()
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=torch.tensor(1e-3) if args.update else 1e-3, fused=True, capturable=args.update
+    )
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + 0.01 * step))
+    scaler = torch.amp.GradScaler("cuda") if args.scaler else None
+    run.replicate(model, optimizer, scheduler=scheduler, **({} if scaler is None else {"scaler": scaler}))
+
+    def lane(x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16, enabled=args.model == "bf16"):
+            loss = F.cross_entropy(model(x).flatten(0, -2), y.flatten())
+        run.backward(loss, scaler=scaler)
+        if args.waits:
+            loss.item()
+        if args.breaks and torch.cuda.is_current_stream_capturing():
+            torch.cuda.synchronize()
+        return loss
+
+    compute = run.captured(lane, optimizer if args.update else None) if args.captured else lane
+    losses = train(run, model, optimizer, scheduler, scaler, compute, args)
+    told = {
+        "digest": run.digest(),
+        "losses": losses,
+        "workers": run.size,
+        "graphs": getattr(compute, "num_graphs", 0),
+        "updates": any(update.is_captured for update in run._capturing._updates.values()),
+        "noise": repr(run.noise),
+        "memory": torch.cuda.memory_allocated(),
+    }
+    run.print(json.dumps(told))
+
+
+def train(run: Run, model, optimizer, scheduler, scaler, compute, args: argparse.Namespace) -> list[float | None]:
+    losses = []
+    for step in range(run.step, args.steps):
+        torch.manual_seed(step)
+        number = 21 if step % 5 == 4 else args.batch  # uneven lanes now and then
+        batch = model.data(number)
+        for x, y in run.lanes(batch):
+            compute(x, y)
+            if args.kill == f"{run.rank}:{step}" and args.kill_in == "lanes":
+                os.kill(os.getpid(), signal.SIGKILL)
+        losses.append(run.loss)
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        scheduler.step()
+        optimizer.zero_grad()
+        if args.kill == f"{run.rank}:{step}":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if args.pause_s:
+            time.sleep(args.pause_s)
+    return losses
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("--lanes", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--wire")
+    parser.add_argument("--reduce-dtype")
+    parser.add_argument("--kill", help="RANK:STEP", default="")
+    parser.add_argument("--kill-in", choices=("lanes", "update"), default="update")
+    parser.add_argument("--pause-s", type=float, default=0.0)
+    for flag in ("captured", "update", "flat", "scaler", "waits", "breaks"):
+        parser.add_argument(f"--{flag}", action="store_true")
+    main(parser.parse_args())

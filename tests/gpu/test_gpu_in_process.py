@@ -1,0 +1,29 @@
+"""Tests that use a GPU in their own process: run in one that sees it, since workers are forked from this one."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gpu_processes import REPOSITORY, environment
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize(
+    "file", ["gradients/test_fingerprint.py", "gradients/test_finite.py", "wire/test_gpu_kernels.py"]
+)
+def test_in_a_process_that_sees_the_gpu(gpu: None, file: str) -> None:
+    path = Path(REPOSITORY) / "tests" / file
+    words = [sys.executable, "-m", "pytest", "-rs", "-m", "cuda", "-p", "no:cacheprovider", str(path)]
+    done = subprocess.run(
+        words,
+        env={**environment(), "CUDA_VISIBLE_DEVICES": "0"},
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "SKIPPED" not in done.stdout

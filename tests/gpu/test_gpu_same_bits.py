@@ -1,0 +1,163 @@
+"""One digest on a GPU, however many workers share it, captured or not, with a worker killed or not.
+
+Each run takes seconds of starting and little of the GPU: all that the tests want are started together, a few at a time.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu_processes import environment
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(500)]
+
+SCRIPT = Path(__file__).parent / "lanes_on_gpu.py"
+MODELS = ("gpt", "resnet", "bf16")
+AT_A_TIME = 5
+LIMIT_S = 300.0
+
+Wanted = tuple[str, ...]
+Outcome = Callable[[Wanted], dict[str, Any]]
+WANTED: dict[Wanted, None] = {}
+
+
+def run(num_workers: int, *arguments: str) -> Wanted:
+    """Words for a run, which will be started with all others."""
+    words = (str(num_workers), *arguments)
+    WANTED[words] = None
+    return words
+
+
+def launch(words: Wanted, folder: Path) -> dict[str, Any]:
+    num_workers, *arguments = words
+    command = [sys.executable, "-m", "lockstep", "run", "-n", num_workers, "--run-dir", str(folder), str(SCRIPT)]
+    done = subprocess.run(
+        [*command, *arguments], env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {**json.loads(done.stdout.strip().splitlines()[-1]), "said": done.stdout + done.stderr}
+
+
+@pytest.fixture(scope="module")
+def outcome(request: pytest.FixtureRequest, num_gpus: int, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """What a run told. All that the chosen tests want have run when this is there."""
+    if num_gpus == 0:
+        pytest.skip("no GPU here: there is no NVIDIA driver, or torch finds no device")
+    chosen = [item for item in request.session.items if item.path == Path(__file__)]
+    words = {value for item in chosen for value in item.callspec.params.values() if value in WANTED}
+    wanted = [words_of_a_run for words_of_a_run in WANTED if words_of_a_run in words | ALWAYS]
+    folder = tmp_path_factory.mktemp("runs")
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        futures: dict[Wanted, Future[dict[str, Any]]] = {
+            words: pool.submit(launch, words, folder / str(number)) for number, words in enumerate(wanted)
+        }
+    return lambda words: futures[words].result()
+
+
+ALONE = {model: run(1, model) for model in MODELS}
+ALONE_UPDATED = run(1, "gpt", "--update")
+ONE_LANE = run(1, "gpt", "--lanes", "1", "--update")
+ALWAYS = {*ALONE.values(), ALONE_UPDATED, ONE_LANE}
+
+
+@pytest.mark.parametrize(("model", "several"), [(m, run(n, m)) for m in MODELS for n in (2, 3, 4, 8)], ids=str)
+def test_workers_that_share_a_gpu_give_the_bits_of_one(outcome: Outcome, model: str, several: Wanted) -> None:
+    got, want = outcome(several), outcome(ALONE[model])
+    assert got["workers"] == int(several[0])
+    assert [got[what] for what in ("digest", "losses", "noise")] == [
+        want[what] for what in ("digest", "losses", "noise")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("model", "captured"), [(m, run(n, m, "--captured")) for m in MODELS for n in (1, 3, 8)], ids=str
+)
+def test_captured_lanes_give_the_same_bits(outcome: Outcome, model: str, captured: Wanted) -> None:
+    got, want = outcome(captured), outcome(ALONE[model])
+    assert got["graphs"] > 0, got["said"]
+    assert [got[what] for what in ("digest", "losses", "noise")] == [
+        want[what] for what in ("digest", "losses", "noise")
+    ]
+
+
+@pytest.mark.parametrize(
+    "captured", [run(n, "gpt", "--captured", "--update", *flat) for n in (1, 3) for flat in ((), ("--flat",))], ids=str
+)
+def test_a_captured_update_gives_the_same_bits(outcome: Outcome, captured: Wanted) -> None:
+    got = outcome(captured)
+    assert got["graphs"] > 0, got["said"]
+    assert got["updates"], got["said"]
+    assert "runs as it is" not in got["said"]
+    assert got["digest"] == outcome(ALONE_UPDATED)["digest"]
+
+
+@pytest.mark.parametrize("captured", [run(1, "gpt", "--lanes", "1", "--captured", "--update")], ids=str)
+def test_one_lane_captured_gives_the_bits_of_one_lane(outcome: Outcome, captured: Wanted) -> None:
+    got = outcome(captured)
+    assert got["graphs"] > 0, got["said"]
+    assert got["updates"], got["said"]
+    assert got["digest"] == outcome(ONE_LANE)["digest"]
+
+
+@pytest.mark.parametrize(
+    ("one", "three"),
+    [
+        (run(1, *arguments), run(3, *arguments))
+        for arguments in (
+            ("half",),
+            ("half", "--reduce-dtype", "float32"),
+            ("gpt", "--reduce-dtype", "bfloat16"),
+            ("gpt", "--scaler"),
+            ("resnet", "--lanes", "5"),
+        )
+    ],
+    ids=str,
+)
+def test_half_precision_scaling_and_odd_numbers_of_lanes_keep_the_promise(
+    outcome: Outcome, one: Wanted, three: Wanted
+) -> None:
+    assert outcome(three)["digest"] == outcome(one)["digest"]
+
+
+@pytest.mark.parametrize(
+    "killed",
+    [
+        run(3, "gpt", *captured, "--kill", "1:20", "--kill-in", moment)
+        for captured in ((), ("--captured",))
+        for moment in ("lanes", "update")
+    ],
+    ids=str,
+)
+def test_a_worker_killed_on_the_gpu_costs_nothing(outcome: Outcome, killed: Wanted) -> None:
+    got = outcome(killed)
+    assert "worker 1" in got["said"]
+    assert got["digest"] == outcome(ALONE["gpt"])["digest"]
+
+
+@pytest.mark.parametrize("replaced", [run(2, "resnet", "--kill", "1:10", "--pause-s", "0.4")], ids=str)
+def test_a_killed_worker_is_replaced_and_the_bits_stay(outcome: Outcome, replaced: Wanted) -> None:
+    got = outcome(replaced)
+    assert got["workers"] == 2
+    assert got["digest"] == outcome(ALONE["resnet"])["digest"]
+
+
+@pytest.mark.parametrize("waits", [run(1, "gpt", "--captured", "--waits")], ids=str)
+def test_a_lane_that_waits_for_the_gpu_runs_as_it_is_and_the_line_is_named(outcome: Outcome, waits: Wanted) -> None:
+    got = outcome(waits)
+    assert got["graphs"] == 0
+    assert "lane runs as it is, because it waits for the GPU (" in got["said"]
+    assert "lanes_on_gpu.py:" in got["said"]
+    assert got["digest"] == outcome(ALONE["gpt"])["digest"]
+
+
+@pytest.mark.parametrize("broken", [run(1, "gpt", "--captured", "--breaks")], ids=str)
+def test_a_recording_that_breaks_leaves_a_run_that_goes_on(outcome: Outcome, broken: Wanted) -> None:
+    got = outcome(broken)
+    assert got["graphs"] == 0
+    assert "lane runs as it is, because" in got["said"]
+    assert got["digest"] == outcome(ALONE["gpt"])["digest"]

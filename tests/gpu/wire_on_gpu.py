@@ -1,0 +1,113 @@
+"""A script whose workers reduce in each other's GPU memory: every kind of sum, or until one of them is killed.
+
+python wire_on_gpu.py MODE SIZE; prints one line for each worker.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch.distributed import FileStore
+
+from lockstep.errors import PeerGone
+from lockstep.lanes import Assignment, Branch, Reduction, Root, Tree, reduction
+from lockstep.wire import Wire, in_gpu_memory
+from lockstep.world import World
+
+DEVICE = torch.device("cuda", 0)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.complex64)
+SIZES = (1, 7, 1000, 100_003)
+TIMEOUT_S = {"add": 60.0, "SIGKILL": 60.0, "SIGSTOP": 10.0}
+
+
+def wanted(tree: Tree, roots: Mapping[Root, torch.Tensor]) -> torch.Tensor:
+    """The sum by torch, bracket by bracket."""
+    if isinstance(tree, Branch):
+        return wanted(tree.left, roots) + wanted(tree.right, roots)
+    assert isinstance(tree, Root)
+    return roots[tree]
+
+
+def random_roots(whole: Reduction, size: int, dtype: torch.dtype) -> dict[Root, torch.Tensor]:
+    found = {}
+    for rank, number in enumerate(whole.roots_of):
+        for index in range(number):
+            generator = torch.Generator().manual_seed(1000 * rank + 10 * index + size)
+            values = 1000 * torch.randn(size, generator=generator, dtype=torch.float64)
+            found[Root(rank, index)] = values.to(dtype).to(DEVICE)
+    return found
+
+
+def is_right(wire: Wire, whole: Reduction, size: int, dtype: torch.dtype, made_here: bool) -> bool:
+    """Whether two sums in a row are those of torch; `made_here`: in memory of the wire."""
+    roots, rank = random_roots(whole, size, dtype), wire.world.rank
+    right = True
+    for _ in range(2):
+        mine = [roots[Root(rank, index)].clone() for index in range(whole.roots_of[rank])]
+        if made_here:
+            mine = [wire.reducer.allocate(size, dtype, DEVICE).copy_(root) for root in mine]
+        total = mine[0] if mine else wire.reducer.allocate(size, dtype, DEVICE)
+        wire.sequence.submit(lambda mine=mine, total=total: wire.reducer.reduce(whole, mine, total)).result()
+        right = right and torch.equal(total, wanted(whole.tree, roots))
+        wire.reducer.part()
+        for tensor in mine or [total]:
+            wire.reducer.release(tensor)
+    return right
+
+
+def add(wire: Wire) -> str:
+    size = wire.world.size
+    trees = [reduction(Assignment.even(lanes, size), tuple(range(lanes))) for lanes in (size, 2 * size + 1, 7)]
+    wrong = [
+        (str(dtype), number, made_here)
+        for dtype in DTYPES
+        for whole in trees
+        for number in SIZES
+        for made_here in (True, False)
+        if not is_right(wire, whole, number, dtype, made_here)
+    ]
+    return f"{wrong}"
+
+
+def lose(wire: Wire, sign: signal.Signals) -> str:
+    """Worker 1 is killed or stopped in the middle; the others say whom they miss."""
+    whole = reduction(Assignment.even(wire.world.size, wire.world.size), tuple(range(wire.world.size)))
+    value = wire.reducer.allocate(1 << 20, torch.float32, DEVICE).zero_()
+    for number in range(100_000):
+        if wire.world.rank == 1 and number == 50:
+            os.kill(os.getpid(), sign)
+        try:
+            wire.sequence.submit(lambda: wire.reducer.reduce(whole, [value], value)).result()
+            wire.reducer.part()
+        except PeerGone as gone:
+            return f"worker {gone.rank} at {number}: {gone.cause}"
+    return "nobody was missed"
+
+
+def work(rank: int, size: int, path: str, mode: str) -> None:
+    torch.cuda.set_device(0)
+    with in_gpu_memory(World(rank, size, rank, size, 1), FileStore(path, size), TIMEOUT_S[mode], DEVICE) as wire:
+        told = add(wire) if mode == "add" else lose(wire, signal.Signals[mode])
+    print(f"{rank}: {told}", flush=True)
+
+
+def main(mode: str, size: int) -> None:
+    path = str(Path(tempfile.mkdtemp()) / "store")
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=work, args=(rank, size, path, mode)) for rank in range(size)]
+    for worker in workers:
+        worker.start()
+    for rank, worker in enumerate(workers):
+        if not (rank == 1 and mode == "SIGSTOP"):
+            worker.join()
+    workers[1].kill()
+    workers[1].join()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,35 @@
+"""Workers that are lost and that come, where gradients are added in another dtype and updates are flat."""
+
+from typing import Any
+
+import pytest
+import torch
+import training
+from disturbed import Arrival, Plan, disturbed
+from faults import Fault
+from trainings import Training
+
+from lockstep.gradients import updates
+
+OPTIONS: dict[str, tuple[tuple[str, Any], ...]] = {
+    "another dtype": (("reduce_dtype", "bfloat16"),),
+    "flat": (("flat", True),),
+    "both": (("flat", True), ("reduce_dtype", "float64")),
+}
+
+
+@pytest.fixture(params=OPTIONS)
+def other(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Training:
+    """On a CPU, where flat updates are allowed for the test."""
+    monkeypatch.setattr(updates, "DEVICES", ("cuda", "cpu"))
+    monkeypatch.setitem(training.OPTIMIZERS, "fused", lambda p: torch.optim.AdamW(p, 1e-2, fused=True))
+    return Training(optimizer="fused", options=OPTIONS[request.param])
+
+
+def test_a_kill_that_leaves_one_worker_costs_nothing(other: Training) -> None:
+    disturbed(other, 2, Plan((Fault(1, 4, "after prepares"),)))
+
+
+def test_a_worker_that_comes_goes_on_with_the_same_bits(other: Training) -> None:
+    told = disturbed(other, 2, Plan(arrivals=(Arrival(3, 2),)))
+    assert {sizes[-1] for sizes in told.values("sizes")} == {3}
