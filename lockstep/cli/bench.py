@@ -12,11 +12,16 @@ import click
 from lockstep.cli.run import Whole
 from lockstep.errors import BadArgument
 from lockstep.programs.bench.allreduce.algorithms import SHARED, parse_algorithm
+from lockstep.programs.bench.allreduce.gpu.plan import SIZES_ON_GPU
 from lockstep.programs.bench.allreduce.plan import crowding
 from lockstep.programs.bench.allreduce.plan import make_plans as make_allreduce_plans
 from lockstep.programs.bench.allreduce.sizes import parse_sizes
-from lockstep.programs.bench.plan import REFERENCES, make_plans
+from lockstep.programs.bench.devices import CPU, CUDA, DEVICES, refuse_unless_gpu, refuse_unless_on, require_gpu
+from lockstep.programs.bench.gpu import plan as gpu
+from lockstep.programs.bench.plan import REFERENCES, Plan, make_plans
 from lockstep.programs.bench.recovery.plan import make_plan as make_recovery_plan
+
+SIZES = "4KiB..128MiB"
 
 
 class Counts(click.ParamType):  # type: ignore[type-arg]
@@ -66,36 +71,66 @@ def command() -> None:
     """Measure steps, collectives and recoveries on this machine."""
 
 
+on_device = click.option(
+    "--device", type=click.Choice(DEVICES), default=CPU, show_default=True, help="Where the workers compute."
+)
+under_mps = click.option("--mps", is_flag=True, help="On a GPU: let workers share it by NVIDIA's MPS.")
+
+
 @command.command()
 @click.option(
     "--model",
     "models",
-    type=click.Choice([*REFERENCES, "all"]),
+    type=click.Choice([*REFERENCES, "all", *(name for name in gpu.REFERENCES if name not in REFERENCES)]),
     multiple=True,
     default=("all",),
     show_default=True,
-    help="What to train; may be given several times.",
+    help="What to train; may be given several times. The last four are for a GPU, which also takes mlp.",
 )
 @click.option(
     "-n",
     "--workers",
     type=Counts(1),
     multiple=True,
-    default=("2",),
-    show_default=True,
-    help='Workers, one process with one thread each: "2,4"; may be given several times.',
+    help='Workers, one process each: "2,4"; may be given several times.  [default: 2, on a GPU 1]',
 )
-@click.option("--steps", type=Whole(1), help="Timed steps in a block.  [default: about a second's worth]")
-@click.option("--rounds", type=Whole(1), default=10, show_default=True, help="Blocks of each side.")
+@on_device
+@click.option(
+    "--sides",
+    type=Parsed("names", gpu.parse_sides),
+    help='On a GPU: what to measure, such as "plain fused,ddp,lockstep".  [default: all]',
+)
+@under_mps
+@click.option(
+    "--steps", type=Whole(1), help="Timed steps in a block.  [default: about a second's worth, on a GPU less]"
+)
+@click.option("--rounds", type=Whole(1), help=f"Blocks of each side.  [default: 10, on a GPU {gpu.ROUNDS}]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def step(
-    models: tuple[str, ...], workers: tuple[tuple[int, ...], ...], steps: int | None, rounds: int, as_json: bool
+    models: tuple[str, ...],
+    workers: tuple[tuple[int, ...], ...],
+    device: str,
+    sides: tuple[str, ...] | None,
+    mps: bool,
+    steps: int | None,
+    rounds: int | None,
+    as_json: bool,
 ) -> None:
-    """Time a training step: lockstep, DDP over Gloo and over lockstep's backend, and a plain loop, side by side.
+    """Time a training step: lockstep, DDP and a plain loop, and on a GPU CUDA graphs too, side by side.
 
     The sides are first shown to compute the same. All models take several minutes, in which the machine
     should do nothing else.
     """
+    counts = [count for counts in workers for count in counts]
+    if device == CUDA:
+        step_on_gpu(gpu.make_plans(models, counts or [1], sides, steps, rounds or gpu.ROUNDS), mps, as_json)
+        return
+    refuse_unless_gpu(device, sides=sides is not None, mps=mps)
+    refuse_unless_on(device, models, [*REFERENCES, "all"])
+    step_on_cpu(make_plans(models, counts or [2], steps, rounds or 10), as_json)
+
+
+def step_on_cpu(plans: tuple[Plan, ...], as_json: bool) -> None:
     from rich.console import Console
 
     from lockstep.programs.bench.following import following
@@ -103,7 +138,6 @@ def step(
     from lockstep.programs.bench.step import bench_steps
     from lockstep.programs.bench.table import show
 
-    plans = make_plans(models, [count for counts in workers for count in counts], steps, rounds)
     try:
         with following(Console(stderr=True), plans) as follow:
             report = bench_steps(plans, follow)
@@ -116,6 +150,30 @@ def step(
         show(report, Console())
 
 
+def step_on_gpu(plans: tuple[gpu.Plan, ...], mps: bool, as_json: bool) -> None:
+    """Exits with 1 if a side failed or was refused; the report has the others."""
+    from rich.console import Console
+
+    from lockstep.programs.bench.following import following
+    from lockstep.programs.bench.gpu.measuring import bench_gpu_steps
+    from lockstep.programs.bench.gpu.rows import is_whole
+    from lockstep.programs.bench.gpu.table import show
+    from lockstep.programs.bench.mps import multi_process_service
+
+    require_gpu()
+    try:
+        with multi_process_service(mps) as variables, following(Console(stderr=True), plans) as follow:
+            report = bench_gpu_steps(plans, follow, variables)
+    except KeyboardInterrupt:
+        click.echo("✗ stopped; all processes have ended", err=True)
+        sys.exit(130)
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        show(report, Console())
+    sys.exit(0 if is_whole(report) else 1)
+
+
 @command.command()
 @click.option(
     "-n",
@@ -126,12 +184,12 @@ def step(
     show_default=True,
     help='Workers, one process with one thread each: "2,4"; may be given several times.',
 )
+@on_device
+@under_mps
 @click.option(
     "--sizes",
     type=Parsed("sizes", parse_sizes),
-    default="4KiB..128MiB",
-    show_default=True,
-    help='Bytes of the tensor: "4KiB,1MiB", or a range.',
+    help=f'Bytes of the tensor: "4KiB,1MiB", or a range.  [default: {SIZES}, on a GPU {SIZES_ON_GPU}]',
 )
 @click.option(
     "--algorithm",
@@ -145,7 +203,9 @@ def step(
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def allreduce(
     workers: tuple[tuple[int, ...], ...],
-    sizes: tuple[int, ...],
+    device: str,
+    mps: bool,
+    sizes: tuple[int, ...] | None,
     algorithm: str,
     rounds: int,
     picture: Path | None,
@@ -163,13 +223,20 @@ def allreduce(
     from lockstep.programs.bench.allreduce.table import show
     from lockstep.programs.bench.following import following
     from lockstep.programs.bench.launching import Stopped
+    from lockstep.programs.bench.mps import multi_process_service
 
-    plans = make_allreduce_plans([count for counts in workers for count in counts], sizes, algorithm, rounds)
-    if warning := crowding(plans, num_cores=len(os.sched_getaffinity(0))):
+    refuse_unless_gpu(device, mps=mps)
+    usual = parse_sizes(SIZES if device == CPU else SIZES_ON_GPU)
+    counts = [count for counts in workers for count in counts]
+    plans = make_allreduce_plans(counts, sizes or usual, algorithm, rounds, device)
+    if device == CUDA:
+        require_gpu()
+    elif warning := crowding(plans, num_cores=len(os.sched_getaffinity(0))):
         click.echo(warning, err=True)
+    parts = [part for plan in plans for part in plan.parts]
     try:
-        with following(Console(stderr=True), [part for plan in plans for part in plan.parts]) as follow:
-            report = bench_allreduce(plans, follow)
+        with multi_process_service(mps) as variables, following(Console(stderr=True), parts) as follow:
+            report = bench_allreduce(plans, follow, variables)
     except Stopped as stopped:
         click.echo(str(stopped), err=True)
         sys.exit(stopped.exit_code)

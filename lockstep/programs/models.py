@@ -20,7 +20,7 @@ class Workload:
 
     `make_model()` draws the initial weights from torch's global generator, `make_batch(generator)` a whole
     global batch from the one it is given. `per_share_statistics` says that the model has BatchNorm, so that
-    its result depends on how the batch is cut.
+    its result depends on how the batch is cut; `rounds_coarsely` that its loss computes in bfloat16.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Workload:
     loss: Callable[[nn.Module, Batch], Tensor]
     batch_size: int
     per_share_statistics: bool = False
+    rounds_coarsely: bool = False
 
 
 def classification_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -100,27 +101,28 @@ def wide(batch_size: int = 256) -> Workload:
 
 @dataclass(frozen=True)
 class GptShape:
-    """The sizes of a GPT; 10.9 M parameters as it stands."""
+    """The sizes of a GPT; 10.9 M parameters as it stands. `bias`: linear layers have one, as in GPT-2."""
 
     num_tokens: int = 512
     context: int = 128
     width: int = 384
     num_blocks: int = 6
     num_heads: int = 6
+    bias: bool = False
 
 
 class Block(nn.Module):
     """Attention to earlier tokens, then an MLP for each token, each normed before and added after."""
 
-    def __init__(self, width: int, num_heads: int) -> None:
+    def __init__(self, width: int, num_heads: int, bias: bool) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.attention_norm = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.mix = nn.Linear(width, width, bias=False)
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.mix = nn.Linear(width, width, bias=bias)
         self.mlp_norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 4 * width, bias=False)
-        self.down = nn.Linear(4 * width, width, bias=False)
+        self.up = nn.Linear(width, 4 * width, bias=bias)
+        self.down = nn.Linear(4 * width, width, bias=bias)
 
     def forward(self, stream: Tensor) -> Tensor:
         stream = stream + self.attend(self.attention_norm(stream))
@@ -144,7 +146,8 @@ class Gpt(nn.Module):
         self.shape = shape
         self.tokens = nn.Embedding(shape.num_tokens, shape.width)
         self.positions = nn.Embedding(shape.context, shape.width)
-        self.blocks = nn.Sequential(*(Block(shape.width, shape.num_heads) for _ in range(shape.num_blocks)))
+        blocks = (Block(shape.width, shape.num_heads, shape.bias) for _ in range(shape.num_blocks))
+        self.blocks = nn.Sequential(*blocks)
         self.norm = nn.LayerNorm(shape.width)
         self.apply(_draw_small)
 
@@ -158,6 +161,8 @@ def _draw_small(module: nn.Module) -> None:
     """GPT-2's initial weights: with torch's default for tables, tied scores would start far too large."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
 
 
 def gpt(shape: GptShape | None = None, batch_size: int = 8) -> Workload:

@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.programs.doctor.amounts import GiB, MiB
-from lockstep.programs.doctor.checks import CHECKS, leftovers, network, resources, software
+from lockstep.programs.doctor.checks import CHECKS, accelerators, leftovers, network, resources, software
 from lockstep.programs.doctor.diagnosis import diagnose
 from lockstep.programs.doctor.facts import (
     Cores,
     Disk,
     Facts,
+    Gpus,
     HostName,
     Leftovers,
     Limits,
@@ -27,6 +28,7 @@ from lockstep.programs.doctor.facts import (
     Software,
 )
 from lockstep.programs.doctor.finding import Finding, Level
+from lockstep.programs.doctor.gathering.gpus import parse
 from lockstep.programs.doctor.screen import lines
 
 INSTALLED = {
@@ -49,6 +51,7 @@ HEALTHY = Facts(
     limits=Limits(4096, 65536, inf),
     network=Network(("lo", "eth0"), loopback_works=True),
     leftovers=Leftovers((), (), (), ()),
+    gpus=Gpus(()),
 )
 NOTHING_KNOWN = Facts(4, Software((3, 11), "0.1.0", INSTALLED), HostName("node1", ("10.0.0.1",), 0.0), Disk("runs"))
 
@@ -101,6 +104,7 @@ WARNINGS = [
     (resources.cores, but(cores=Cores(2)), "2 usable; 4 workers would take turns", "lockstep run -n 2 "),
     (resources.cores, but(cores=Cores(8, 1.5)), "8 cores in sight, of which the container may use 1.5", "-n 1 "),
     (resources.threads, but(threads="4"), "16 threads on 8 cores", "export OMP_NUM_THREADS=1"),
+    (accelerators.gpus, but(gpus=Gpus(("NVIDIA H200",))), "1 GPU: NVIDIA H200; but this torch", "a torch with CUDA"),
     (resources.shared_memory, but(shared_memory=SharedMemory(64 * MiB, 64 * MiB)), "bus error", "--shm-size"),
     (resources.shared_memory, but(shared_memory=SharedMemory(GiB, 64 * MiB)), "64 MiB free of 1.0 GiB", "ls -lS"),
     (resources.open_files, but(limits=Limits(256, 4096, inf)), "256 at a time", "ulimit -n 4096"),
@@ -147,7 +151,7 @@ def test_every_check_can_find_something_wrong() -> None:
 def test_a_machine_that_tells_nothing_is_not_called_healthy_or_ill() -> None:
     silent = [finding for finding in diagnose(NOTHING_KNOWN).findings if finding.level is not Level.OK]
     assert {finding.level for finding in silent} == {Level.UNKNOWN}
-    assert len(silent) == 10
+    assert len(silent) == 11
     assert all(finding.sentence.endswith("is not known here") for finding in silent)
 
 
@@ -195,3 +199,13 @@ def test_lines_and_json_tell_the_same() -> None:
     for finding in told["findings"]:
         assert finding["sentence"] in text
         assert finding["fix"] in text
+
+
+def test_gpus_are_told_with_their_free_memory_and_with_what_torch_has() -> None:
+    finding = accelerators.gpus(but(gpus=Gpus(("NVIDIA H200",), (138 * GiB,), "13.0", mps=True)))
+    assert finding.level is Level.OK
+    assert finding.sentence == "1 GPU: NVIDIA H200 with 138.0 GiB free; torch has CUDA 13.0; the MPS daemon runs"
+
+
+def test_what_the_drivers_tool_writes_is_read_as_names_and_bytes() -> None:
+    assert parse("NVIDIA H200, 142771\nsomething else\n") == [("NVIDIA H200", 142771 * MiB)]

@@ -10,8 +10,8 @@ import torch
 _CPUINFO = Path("/proc/cpuinfo")
 
 
-def describe_machine() -> dict[str, Any]:
-    """This machine and its software, as a worker sees them."""
+def describe_machine(device: str = "cpu") -> dict[str, Any]:
+    """This machine and its software, as a worker sees them; also its GPU, if `device` is one."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "cpu": _cpu(),
@@ -20,6 +20,18 @@ def describe_machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "threads_per_worker": torch.get_num_threads(),
+        **({} if device == "cpu" else _gpu()),
+    }
+
+
+def _gpu() -> dict[str, Any]:
+    """The GPU that this process uses now."""
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "gpus": torch.cuda.device_count(),
+        "gpu_bytes": torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
     }
 
 

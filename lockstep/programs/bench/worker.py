@@ -26,7 +26,7 @@ from lockstep.run.start import start
 
 
 def main(plan: Plan, folder: Path) -> None:
-    with start(seed=0) as run:
+    with start(seed=0, device="cpu") as run:
         store = process_group(folder / "store", run)
         all_threads = len(os.sched_getaffinity(0))
         workload = reference_workload(plan.model)

@@ -20,6 +20,7 @@ class Recipe:
     written_bytes: int = 256
     lanes: int = 8
     seed: int = 0
+    device: str = "cpu"
 
     @property
     def tokens_per_step(self) -> int:

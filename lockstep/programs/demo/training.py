@@ -32,7 +32,8 @@ def train(recipe: Recipe, num_workers: int, run_dir: Path, console: Console) -> 
 
 
 def job_of(recipe: Recipe, num_workers: int, run_dir: Path) -> Job:
-    return Job(WORKER, run_dir, module=True, arguments=(recipe.write(),), num_workers=num_workers)
+    arguments = (recipe.write(),)
+    return Job(WORKER, run_dir, module=True, arguments=arguments, num_workers=num_workers, device=recipe.device)
 
 
 def show_step(shown: Shown, result: Result) -> None:

@@ -73,8 +73,9 @@ def evaluate(run: Run, model: Gpt, windows: Windows, batch_size: int) -> float:
 @torch.no_grad()
 def write(model: Gpt, beginning: str, num_bytes: int, seed: int) -> str:
     """What the model writes after `beginning`. Every worker writes the same, so only one has to show it."""
-    chance = torch.Generator().manual_seed(seed)
-    text = torch.tensor([list(beginning.encode())])
+    device = next(model.parameters()).device
+    chance = torch.Generator(device).manual_seed(seed)
+    text = torch.tensor([list(beginning.encode())], device=device)
     for _ in range(num_bytes):
         scores = model(text[:, -model.shape.context :])[0, -1]
         following = torch.multinomial((scores / TEMPERATURE).softmax(0), 1, generator=chance)

@@ -87,6 +87,16 @@ class Disk:
 
 
 @dataclass(frozen=True)
+class Gpus:
+    """GPUs by name, the free memory of each, the version of CUDA that torch has, and whether MPS runs."""
+
+    names: tuple[str, ...] | None = None
+    free_bytes: tuple[int, ...] | None = None
+    torch_cuda: str | None = None
+    mps: bool = False
+
+
+@dataclass(frozen=True)
 class Orphan:
     """A process of a run whose launcher is gone."""
 
@@ -122,3 +132,4 @@ class Facts:
     threads: str | None = None
     """OMP_NUM_THREADS as it is set."""
     leftovers: Leftovers = Leftovers()
+    gpus: Gpus = Gpus()

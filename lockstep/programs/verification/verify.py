@@ -39,6 +39,7 @@ class Request:
     seed: int | None = None
     steps: int | None = None
     distance: bool = True
+    device: str | None = None
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,7 @@ def _job(request: Request, variant: Variant, folder: Path) -> Job:
         threads=request.threads,
         lanes=variant.assignment.num_lanes,
         seed=request.seed,
+        device=request.device,
         assignment=variant.assignment.lanes_of,
         environment=environment,
     )

@@ -27,7 +27,7 @@ def object_to(part: Part, sides: Mapping[str, Side], transport: Transport) -> st
 
 def first_wrong(side: Side, rank: int, num_workers: int) -> int:
     """Collective. Where the sum of one all-reduce is wrong for the first time, or RIGHT."""
-    base = _numbers(side.tensor.numel())
+    base = _numbers(side.tensor.numel(), side.tensor.device)
     torch.mul(base, rank + 1, out=side.tensor)
     side.operate()
     expected = base.mul_(num_workers * (num_workers + 1) // 2)
@@ -48,6 +48,6 @@ def refusal(part: Part, found: Sequence[Sequence[int]]) -> str | None:
     return None
 
 
-def _numbers(count: int) -> Tensor:
+def _numbers(count: int, device: torch.device) -> Tensor:
     """0 to 250 over and over."""
-    return torch.arange(_PERIOD, dtype=torch.float32).repeat(count // _PERIOD + 1)[:count]
+    return torch.arange(_PERIOD, dtype=torch.float32, device=device).repeat(count // _PERIOD + 1)[:count]

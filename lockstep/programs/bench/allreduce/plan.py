@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from lockstep.errors import BadArgument
+from lockstep.programs.bench.allreduce.algorithms import SHARED
 from lockstep.programs.bench.allreduce.sizes import named
+from lockstep.programs.bench.devices import CPU
 
 LOCKSTEP, GLOO, FLOOR = "lockstep", "gloo", "floor"
 SIDES = (LOCKSTEP, GLOO, FLOOR)
@@ -32,10 +34,15 @@ class Plan:
     sizes: tuple[int, ...]
     algorithm: str
     rounds: int
+    device: str = CPU
 
     def __post_init__(self) -> None:
         if self.workers < 2:
             raise BadArgument(f"an all-reduce needs 2 workers or more, not {self.workers}")
+        if self.device != CPU and self.algorithm != SHARED:
+            raise BadArgument(
+                f"--algorithm {self.algorithm} is for the CPU: leave it out, and the wire between GPUs is measured"
+            )
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -51,10 +58,12 @@ class Plan:
         return cls(**{**fields, "sizes": tuple(fields["sizes"])})
 
 
-def make_plans(workers: Sequence[int], sizes: Sequence[int], algorithm: str, rounds: int) -> tuple[Plan, ...]:
+def make_plans(
+    workers: Sequence[int], sizes: Sequence[int], algorithm: str, rounds: int, device: str = CPU
+) -> tuple[Plan, ...]:
     """A plan for every number of workers, each with every size, each once; raises before anything runs."""
     each = tuple(dict.fromkeys(sizes))
-    return tuple(Plan(count, each, algorithm, rounds) for count in dict.fromkeys(workers))
+    return tuple(Plan(count, each, algorithm, rounds, device) for count in dict.fromkeys(workers))
 
 
 def order(round_number: int) -> tuple[str, ...]:

@@ -26,6 +26,8 @@ from lockstep.wire.algorithms.catalogue import Setting, find
 from lockstep.wire.executor import Executor
 from lockstep.world import World
 
+CPU = torch.device("cpu")
+
 Reduce = Callable[[Tensor], None]
 """Collective. Afterwards the tensor holds the sum of all workers' tensors."""
 
@@ -42,8 +44,8 @@ class Side(Protocol):
 class Lockstep:
     """In place, in memory that the wire gave, one lane for each worker: as a bucket of gradients is added."""
 
-    def __init__(self, wire: Wire, reduce: Reduce, num_elements: int) -> None:
-        self.tensor = wire.reducer.allocate(num_elements, torch.float32, torch.device("cpu"))
+    def __init__(self, wire: Wire, reduce: Reduce, num_elements: int, device: torch.device = CPU) -> None:
+        self.tensor = wire.reducer.allocate(num_elements, torch.float32, device)
         self._reduce = reduce
 
     def operate(self) -> None:
@@ -53,8 +55,8 @@ class Lockstep:
 class Gloo:
     """torch's own, straight from its process group: without what torch.distributed puts around it in Python."""
 
-    def __init__(self, group: ProcessGroupGloo, num_elements: int) -> None:
-        self.tensor = torch.empty(num_elements)
+    def __init__(self, group: ProcessGroupGloo, num_elements: int, device: torch.device = CPU) -> None:
+        self.tensor = torch.empty(num_elements, device=device)
         self._tensors = [self.tensor]
         self._group: Any = group
 

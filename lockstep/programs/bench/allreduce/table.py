@@ -31,14 +31,32 @@ def show(report: dict[str, Any], console: Console) -> None:
     machine = report["machine"]
     console.print(_table(report["rows"]))
     console.print(
-        f"All-reduce of float32 in place, algorithm {report['algorithm']}. Milliseconds of the slowest worker:\n"
-        "medians over rounds, and p95 of single operations. Gloo ÷ lockstep, made within rounds, says how\n"
-        "many times faster. Floor: every worker copies as many bytes, at the same time. GB/s is lockstep's.\n"
-        f"{machine['cores']} cores, {machine['cpu']}, torch {machine['torch']}, "
+        f"{_meaning_on_gpu() if 'gpu' in machine else _meaning(report['algorithm'])}\n"
+        f"{_gpu(machine)}{machine['cores']} cores, {machine['cpu']}, torch {machine['torch']}, "
         f"{machine['threads_per_worker']} thread per worker.",
         style="dim",
         highlight=False,
     )
+
+
+def _meaning(algorithm: str) -> str:
+    return (
+        f"All-reduce of float32 in place, algorithm {algorithm}. Milliseconds of the slowest worker:\n"
+        "medians over rounds, and p95 of single operations. Gloo ÷ lockstep, made within rounds, says how\n"
+        "many times faster. Floor: every worker copies as many bytes, at the same time. GB/s is lockstep's."
+    )
+
+
+def _meaning_on_gpu() -> str:
+    return (
+        "All-reduce of float32 in place on the GPU, back to back. Milliseconds of one, on the slowest worker:\n"
+        "medians over blocks, and p95 of blocks. Gloo ÷ lockstep, made within rounds, says how many times\n"
+        "faster. Floor: 2·W·P bytes at the speed of a copy of 1 GiB. GB/s is lockstep's."
+    )
+
+
+def _gpu(machine: dict[str, Any]) -> str:
+    return f"{machine['gpu']}, CUDA {machine['cuda']},\n" if "gpu" in machine else ""
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from lockstep.programs.doctor.checks import leftovers, network, resources, software
+from lockstep.programs.doctor.checks import accelerators, leftovers, network, resources, software
 from lockstep.programs.doctor.facts import Facts
 from lockstep.programs.doctor.finding import Finding
 
@@ -19,6 +19,7 @@ CHECKS: tuple[Callable[[Facts], Finding], ...] = (
     resources.open_files,
     resources.processes,
     resources.disk,
+    accelerators.gpus,
     network.loopback,
     network.host_name,
     network.gloo_interfaces,

@@ -1,0 +1,144 @@
+"""On a GPU, too, a side that computes something else is not timed. The sides here train small models on the CPU."""
+
+import math
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.optim import AdamW
+
+from lockstep.errors import BadArgument
+from lockstep.programs.bench.gpu import evidence
+from lockstep.programs.bench.gpu import plan as gpu
+from lockstep.programs.bench.gpu.agreement import objection, objection_of_replicas, objections_of_bits
+from lockstep.programs.bench.gpu.opening import make_kit, open_side
+from lockstep.programs.bench.gpu.sides import Loop
+from lockstep.programs.large_models import gpt10m
+from lockstep.programs.models import Batch, Workload, mlp, token_loss
+from lockstep.world import World
+
+torch.set_num_threads(1)  # models this small only wait for other threads
+
+COARSE = gpt10m(batch_size=4, context=8, width=24, num_blocks=1, num_tokens=32)
+FINE = mlp(batch_size=8, width=16)
+CPU = torch.device("cpu")
+
+Change = Callable[[list[Batch]], list[Batch]]
+
+
+def make_loop(workload: Workload, change: Change = list) -> Loop:
+    kit = make_kit(workload, CPU)
+    kit = replace(kit, batches=change(list(kit.batches)))
+    return Loop(kit, kit.forward(kit.model), AdamW(kit.model.parameters(), fused=True), before=None)
+
+
+def objection_to(workload: Workload, change: Change) -> str | None:
+    wanted = evidence.train_anew(make_loop(workload))
+    found = evidence.compare(evidence.train_anew(make_loop(workload, change)), wanted)
+    return objection("it", found, "plain fused", workload.rounds_coarsely)
+
+
+def flipped(batches: list[Batch]) -> list[Batch]:
+    """The same samples in another order: the same mathematics."""
+    return [(inputs.flip(0), targets.flip(0)) for inputs, targets in batches]
+
+
+def halved(batches: list[Batch]) -> list[Batch]:
+    """As if another worker's gradient had never arrived."""
+    return [(inputs[: len(inputs) // 2], targets[: len(targets) // 2]) for inputs, targets in batches]
+
+
+def stale(batches: list[Batch]) -> list[Batch]:
+    """As if a graph read the same inputs over and over."""
+    return batches[:1]
+
+
+@pytest.mark.parametrize("workload", [COARSE, FINE], ids=["bfloat16", "float32"])
+def test_another_order_of_samples_agrees(workload: Workload) -> None:
+    assert objection_to(workload, flipped) is None
+
+
+@pytest.mark.parametrize("workload", [COARSE, FINE], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize("wrong", [halved, stale])
+def test_other_data_is_refused(workload: Workload, wrong: Change) -> None:
+    assert "it disagrees with plain fused after three steps: its gradients" in str(objection_to(workload, wrong))
+
+
+@pytest.mark.parametrize("workload", [COARSE, FINE], ids=["bfloat16", "float32"])
+def test_a_step_that_was_left_out_is_refused(workload: Workload) -> None:
+    wanted, side = evidence.train_anew(make_loop(workload)), make_loop(workload)
+    for number in range(evidence.NUM_STEPS - 1):
+        side.step(number)
+    found = evidence.compare(evidence.Evidence(side.movement(), side.mean_gradients()), wanted)
+    assert objection("it", found, "plain fused", workload.rounds_coarsely) is not None
+
+
+@pytest.mark.parametrize("workload", [COARSE, FINE], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize("factor", [0.5, -1.0])
+def test_a_wrong_update_of_right_gradients_is_refused(workload: Workload, factor: float) -> None:
+    wanted = evidence.train_anew(make_loop(workload))
+    movement = {name: factor * way for name, way in wanted.movement.items()}
+    found = evidence.compare(replace(wanted, movement=movement), wanted)
+    assert "its parameters" in str(objection("it", found, "plain fused", workload.rounds_coarsely))
+
+
+def test_the_same_model_in_float32_agrees_with_itself_in_bfloat16() -> None:
+    wanted = evidence.train_anew(make_loop(COARSE))
+    found = evidence.compare(evidence.train_anew(make_loop(replace(COARSE, loss=token_loss))), wanted)
+    assert found["gradients"] > 1e-4
+    assert objection("it", found, "plain fused", coarse=True) is None
+
+
+def evidence_of(*numbers: float) -> evidence.Evidence:
+    return evidence.Evidence({"a": torch.tensor(numbers)}, {"a": torch.tensor(numbers)})
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_what_is_no_number_is_refused(wrong: float) -> None:
+    found = evidence.compare(evidence_of(1.0, wrong), evidence_of(1.0, 1.0))
+    assert objection("it", found, "plain fused", coarse=True) is not None
+
+
+def test_a_missing_parameter_is_refused() -> None:
+    whole = evidence_of(1.0, 1.0)
+    more = evidence.Evidence({**whole.movement, "b": torch.ones(1)}, whole.gradients)
+    assert objection("it", evidence.compare(whole, more), "plain fused", coarse=True) is not None
+
+
+def test_a_side_that_starts_anew_comes_to_the_same_bits() -> None:
+    side = make_loop(COARSE)
+    for number in range(5):
+        side.step(number)
+    assert evidence.digest(evidence.train_anew(side)) == evidence.digest(evidence.train_anew(make_loop(COARSE)))
+
+
+def test_one_changed_bit_changes_the_digest() -> None:
+    assert evidence.digest(evidence_of(1.0, 0.0)) != evidence.digest(evidence_of(1.0, -0.0))
+
+
+def test_evidence_survives_its_file(tmp_path: Path) -> None:
+    written = evidence.Evidence({"a b": torch.randn(3, 4).t()}, {"a b": torch.randn(())})
+    evidence.write(written, tmp_path / "evidence")
+    assert evidence.digest(evidence.read(tmp_path / "evidence")) == evidence.digest(written)
+
+
+def test_captured_and_flat_must_hold_the_bits_of_lockstep() -> None:
+    same = {gpu.LOCKSTEP: "a", gpu.CAPTURED: "a", gpu.FLAT: "a", gpu.DETERMINISTIC: "b"}
+    assert objections_of_bits(same) == {}
+    assert list(objections_of_bits({**same, gpu.FLAT: "b"})) == [gpu.FLAT]
+    assert objections_of_bits({gpu.CAPTURED: "a", gpu.FLAT: "b"}) == {}
+
+
+def test_workers_of_one_side_with_different_bits_are_refused() -> None:
+    answers = [{"digest": digest} for digest in ("a", "a", "b")]
+    assert "workers 0 and 2 hold other bits" in str(objection_of_replicas("ddp gloo", answers))
+    assert objection_of_replicas("ddp gloo", answers[:2]) is None
+
+
+@pytest.mark.parametrize("name", gpu.NEEDS_CUDA)
+def test_a_side_that_is_a_cuda_graph_is_refused_on_the_cpu(name: str, tmp_path: Path) -> None:
+    with ExitStack() as stack, pytest.raises(BadArgument, match="is a CUDA graph, and there is none on the CPU"):
+        open_side(name, FINE, "cpu", World(), tmp_path, stack)

@@ -1,0 +1,269 @@
+"""Children take turns. Most children here are real processes that say what they were written to say, without torch."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from marked import MARK, survivors
+from workers import on_workers
+
+from lockstep.errors import BadEnvironment
+from lockstep.programs.bench.gpu import child
+from lockstep.programs.bench.gpu import plan as gpu
+from lockstep.programs.bench.gpu.children import Child, hired, last_lines, meet
+from lockstep.programs.bench.gpu.plan import Plan
+from lockstep.programs.bench.gpu.talk import Talk
+from lockstep.programs.bench.gpu.turns import Outcome, take_turns
+from lockstep.programs.bench.mps import multi_process_service
+
+REPOSITORY = Path(__file__).parents[2]
+
+TINY = {"batch_size": 4, "context": 8, "width": 24, "num_blocks": 1, "num_tokens": 16}
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from lockstep.programs.bench.gpu.talk import Talk
+folder, side, answers, dies_at = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), sys.argv[4]
+if dies_at == "start":
+    sys.exit("it never came")
+talk = Talk.to(folder / "turns")
+talk.say(side=side, rank=0)
+print(2 * (sys.argv[5] + chr(10)), file=sys.stderr, flush=True)
+while (words := talk.hear()) is not None:
+    with (folder / "heard").open("a") as log:
+        log.write(side + " " + words["word"] + chr(10))
+    if words["word"] == dies_at:
+        sys.exit("it had no more memory")
+    talk.say(**answers[words["word"]])
+"""
+
+ANSWERS: dict[str, dict[str, Any]] = {
+    "prepare": {"parameters": 7, "coarse": False, "machine": {"cores": 2}},
+    "write": {"gradients": 0.0, "movement": 0.0, "length": 1.0, "digest": None},
+    "compare": {"gradients": 1e-6, "movement": 1e-6, "length": 1.0, "digest": None},
+    "block": {"seconds": 4.0, "reserved_bytes": 100, "allocated_bytes": 50},
+}
+
+
+class Scripted:
+    """Starts children that answer as told, in one folder."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder, self._stack = folder, stack
+        self.listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        self.listener.bind(str(folder / "turns"))
+        self.listener.listen()
+        self.children: list[Child] = []
+
+    def child(self, name: str, dies_at: str = "", says: str = "", **changed: dict[str, Any]) -> Child:
+        answers = {word: {**answer, **changed.get(word, {})} for word, answer in ANSWERS.items()}
+        log = self.folder / f"{len(self.children)}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-c", SCRIPT, str(self.folder), name, json.dumps(answers), dies_at, says],
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+                stderr=output,
+                start_new_session=True,
+            )
+        made = Child(name, process, log, num_members=1)
+        self._stack.callback(made.end)
+        self.children.append(made)
+        return made
+
+    def outcome(self, rounds: int = 2) -> Outcome:
+        meet(self.listener, self.children, time.monotonic)
+        names = tuple(child.name for child in self.children)
+        return take_turns(Plan("mlp", 1, names, 4, rounds), self.children, lambda done: None)
+
+    def heard(self) -> list[str]:
+        return (self.folder / "heard").read_text().splitlines()
+
+
+@pytest.fixture
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripted]:
+    with ExitStack() as stack:
+        yield Scripted(tmp_path_factory.mktemp("t"), stack)
+
+
+def test_blocks_of_all_sides_are_interleaved_round_by_round(scripted: Scripted) -> None:
+    for name in (gpu.FUSED, gpu.DDP, gpu.LOCKSTEP):
+        scripted.child(name)
+    outcome = scripted.outcome(rounds=3)
+    blocks = [line.removesuffix(" block") for line in scripted.heard() if line.endswith("block")]
+    assert [sorted(blocks[start : start + 3]) for start in (0, 3, 6)] == 3 * [
+        sorted((gpu.FUSED, gpu.DDP, gpu.LOCKSTEP))
+    ]
+    assert outcome.seconds == {name: [1.0, 1.0, 1.0] for name in (gpu.FUSED, gpu.DDP, gpu.LOCKSTEP)}
+    assert (outcome.reference, outcome.parameters, outcome.reasons) == (gpu.FUSED, 7, {})
+    assert outcome.peaks[gpu.DDP] == {"reserved_bytes": 100, "allocated_bytes": 50}
+
+
+@pytest.mark.parametrize("moment", ["start", "prepare", "compare", "block"])
+def test_a_child_that_dies_is_named_with_its_last_words_and_the_others_go_on(scripted: Scripted, moment: str) -> None:
+    scripted.child(gpu.FUSED)
+    scripted.child(gpu.DDP, dies_at=moment)
+    outcome = scripted.outcome()
+    words = "it never came" if moment == "start" else "it had no more memory"
+    assert outcome.reasons == {gpu.DDP: f"failed: ended with exit code 1: {words}"}
+    assert list(outcome.seconds) == [gpu.FUSED]
+    assert len(outcome.seconds[gpu.FUSED]) == 2
+
+
+def test_a_side_that_disagrees_is_never_timed(scripted: Scripted) -> None:
+    scripted.child(gpu.FUSED)
+    scripted.child(gpu.LOCKSTEP, compare={"gradients": 0.9})
+    outcome = scripted.outcome()
+    assert outcome.reasons[gpu.LOCKSTEP].startswith("refused: lockstep disagrees with plain fused")
+    assert f"{gpu.LOCKSTEP} block" not in scripted.heard()
+
+
+def test_a_captured_side_with_other_bits_than_lockstep_is_never_timed(scripted: Scripted) -> None:
+    scripted.child(gpu.LOCKSTEP, write={"digest": "a"})
+    scripted.child(gpu.CAPTURED, compare={"digest": "b"})
+    outcome = scripted.outcome()
+    assert "both are exact" in outcome.reasons[gpu.CAPTURED]
+    assert list(outcome.seconds) == [gpu.LOCKSTEP]
+
+
+def test_where_the_reference_dies_another_takes_its_place(scripted: Scripted) -> None:
+    scripted.child(gpu.FUSED, dies_at="write")
+    scripted.child(gpu.LOCKSTEP)
+    scripted.child(gpu.DDP)
+    outcome = scripted.outcome()
+    assert outcome.reference == gpu.DDP
+    assert sorted(outcome.seconds) == sorted((gpu.LOCKSTEP, gpu.DDP))
+
+
+def test_sides_that_compile_are_told_to_prepare_before_the_others(scripted: Scripted) -> None:
+    fused, compiled = scripted.child(gpu.FUSED), scripted.child(gpu.COMPILED)
+    assert scripted.outcome().reasons == {}
+    assert (fused.failure, compiled.failure) == (None, None)
+
+
+def test_where_every_child_dies_there_is_a_reason_for_each(scripted: Scripted) -> None:
+    scripted.child(gpu.FUSED, dies_at="prepare")
+    scripted.child(gpu.DDP, dies_at="start")
+    outcome = scripted.outcome()
+    assert outcome.reasons.keys() == {gpu.FUSED, gpu.DDP}
+    assert outcome.reference is None
+
+
+def test_what_was_not_captured_is_remarked_once(scripted: Scripted) -> None:
+    scripted.child(gpu.CAPTURED, says="run.captured: lane runs as it is, because it waits for the GPU")
+    sentence = "run.captured: lane runs as it is, because it waits for the GPU"
+    assert scripted.outcome().remarks == {gpu.CAPTURED: [sentence]}
+
+
+def test_only_the_end_of_a_log_is_told(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("\n".join(f"line {number}" for number in range(100)) + "\n\n")
+    assert last_lines(tmp_path / "log").splitlines() == [f"line {number}" for number in range(94, 100)]
+
+
+# -- with torch -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def measured(num_workers: int, sides: Sequence[str], folder: Path, mark: str) -> Iterator[Outcome]:
+    plan = Plan("gpt10m", num_workers, tuple(sides), steps=1, rounds=1, device="cpu", sizes=TINY)
+    with hired(plan, folder, {MARK: mark}) as children:
+        yield take_turns(plan, children, lambda done: None)
+
+
+def test_a_real_side_is_timed_and_one_that_cannot_be_is_named(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with measured(1, (gpu.FUSED, gpu.BY_HAND), tmp_path_factory.mktemp("t"), "turns-1") as outcome:
+        assert outcome.seconds.keys() == {gpu.FUSED}
+        assert "the side 'graph by hand' is a CUDA graph" in outcome.reasons[gpu.BY_HAND]
+    assert survivors("turns-1") == []
+
+
+@pytest.mark.soak
+def test_workers_under_the_launcher_take_turns_as_one(tmp_path_factory: pytest.TempPathFactory) -> None:
+    sides = (gpu.DDP_GLOO, gpu.LOCKSTEP, gpu.NOT_EXACT)
+    with measured(2, sides, tmp_path_factory.mktemp("t"), "turns-2") as outcome:
+        assert outcome.reasons == {}
+        assert outcome.seconds.keys() == set(sides)
+    assert survivors("turns-2") == []
+
+
+class Driver(threading.Thread):
+    """Tells two workers the same words, one after the other, and keeps what they answer."""
+
+    def __init__(self, listener: socket.socket, words: Sequence[dict[str, Any]]) -> None:
+        super().__init__()
+        self._listener, self._words = listener, words
+        self.answers: list[list[dict[str, Any] | None]] = []
+
+    def run(self) -> None:
+        talks = [Talk(self._listener.accept()[0]) for _ in range(2)]
+        ranks = [hello["rank"] for talk in talks if (hello := talk.hear(60)) is not None]
+        talks = [talk for _, talk in sorted(zip(ranks, talks, strict=True), key=lambda pair: pair[0])]
+        for words in self._words:
+            for talk in talks:
+                talk.say(**words)
+            self.answers.append([talk.hear(60) for talk in talks])
+        for talk in talks:
+            talk.close()
+
+
+@pytest.mark.parametrize("name", [gpu.LOCKSTEP, gpu.DDP_GLOO])
+def test_two_workers_of_a_side_hold_the_same_bits_and_the_first_one_compares(
+    name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("t")
+    plan = Plan("gpt10m", 2, (name,), steps=1, rounds=1, device="cpu", sizes=TINY)
+    words = [{"word": "prepare"}, {"word": "write"}, {"word": "compare"}, {"word": "block", "steps": 2}]
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "turns"))
+        listener.listen()
+        driver = Driver(listener, words)
+        driver.start()
+        on_workers(2, child.main, plan, name, folder)
+        driver.join()
+    _, written, compared, blocks = driver.answers
+    assert None not in (*written, *compared, *blocks)
+    assert written[0]["digest"] == written[1]["digest"] == compared[0]["digest"] == compared[1]["digest"]
+    assert (compared[0]["gradients"], "gradients" in compared[1]) == (0.0, False)
+    assert all(block["seconds"] > 0 for block in blocks)
+
+
+# -- MPS ------------------------------------------------------------------------------------------------------
+
+CONTROL = """#!/bin/sh
+read told
+echo "$@" $told $CUDA_MPS_PIPE_DIRECTORY >> {log}
+test -d "$CUDA_MPS_PIPE_DIRECTORY" && test -d "$CUDA_MPS_LOG_DIRECTORY" && exit {code}
+"""
+
+
+def install_control(folder: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program of that name that writes down how it was called: NVIDIA's own needs a GPU."""
+    program, log = folder / "nvidia-cuda-mps-control", folder / "calls"
+    program.write_text(CONTROL.format(log=log, code=code))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return log
+
+
+def test_mps_is_started_for_the_workers_and_told_to_quit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = install_control(tmp_path, 0, monkeypatch)
+    with multi_process_service(True) as variables:
+        pipe = variables["CUDA_MPS_PIPE_DIRECTORY"]
+        assert log.read_text() == f"-d {pipe}\n"
+    assert log.read_text() == f"-d {pipe}\nquit {pipe}\n"
+    assert not Path(pipe).exists()
+
+
+def test_mps_that_does_not_start_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_control(tmp_path, 1, monkeypatch)
+    with pytest.raises(BadEnvironment, match="did not start: exit code 1"):
+        multi_process_service(True).__enter__()
