@@ -42,7 +42,7 @@ def main() -> None:
         run.print(f"epoch {epoch}  loss of the last batch {run.loss:.6f}")
 
     points, arms = test.tensors
-    run.print(f"right on {int((model(points).argmax(1) == arms).sum())} of {len(test)} new points")
+    run.print(f"right on {int((model(points.to(run.device)).argmax(1).cpu() == arms).sum())} of {len(test)} new points")
     run.print(f"digest {run.digest()}")
 
 

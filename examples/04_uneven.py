@@ -51,7 +51,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
     token_loss(model, batch)[0].backward()  # one device, the whole batch
-    wanted = take_gradient(model)
+    wanted = take_gradient(model).to(run.device)
 
     run.replicate(model, optimizer)
     for name, by_tokens in (("weighted by tokens", True), ("all lanes alike   ", False)):

@@ -29,12 +29,12 @@ def clouds(num_points: int) -> TensorDataset:
 def evaluate(run: Run, model: nn.Module, loader: DataLoader) -> None:
     model.eval()
     num_samples, losses = 0, []
-    confusion = torch.zeros(NUM_CLASSES, NUM_CLASSES, dtype=torch.long)
+    confusion = torch.zeros(NUM_CLASSES, NUM_CLASSES, dtype=torch.long, device=run.device)
     for batch in loader:
         for x, y in run.lanes(batch):
             scores = model(x)
             num_samples += len(x)
-            confusion.index_put_((y, scores.argmax(1)), torch.tensor(1), accumulate=True)
+            confusion.index_put_((y, scores.argmax(1)), torch.ones_like(y), accumulate=True)
             losses.append(F.cross_entropy(scores, y, reduction="sum"))
     model.train()
     num_samples = run.total(num_samples)  # whole numbers are exact in any order

@@ -54,8 +54,8 @@ def distance(model: nn.Module, other: nn.Module) -> float:
 
 def main() -> None:
     run = lockstep.start()  # as many lanes as workers
-    images, label = blinking_images(60)
-    alone = network()
+    images, label = (tensor.to(run.device) for tensor in blinking_images(60))
+    alone = network().to(run.device)
     ordinary = copy.deepcopy(alone)
     synchronised = lockstep.sync_batchnorm(copy.deepcopy(alone))
     optimizers = [sgd(ordinary), sgd(synchronised)]

@@ -39,14 +39,14 @@ def main() -> None:
     loader = run.shard(DataLoader(parabolas(800), batch_size=100, shuffle=True))
     model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, enabled=dtype is torch.float16)
+    scaler = torch.amp.GradScaler(run.device.type, init_scale=2.0**24, enabled=dtype is torch.float16)
     run.replicate(model, optimizer, scaler=scaler)
 
     num_skipped = 0
     for epoch in run.epochs(4):
         for batch in loader:
             for x, y in run.lanes(batch):
-                with torch.autocast("cpu", dtype=dtype):
+                with torch.autocast(run.device.type, dtype=dtype):
                     scores = model(x)
                     loss = F.cross_entropy(scores, y)
                 run.backward(loss, scaler=scaler)

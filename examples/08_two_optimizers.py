@@ -53,19 +53,19 @@ def main() -> None:
     for epoch in run.epochs(30):
         for batch in loader:
             for (points,) in run.lanes(batch):
-                fake = generator(torch.randn(len(points), 4)).detach()
+                fake = generator(torch.randn(len(points), 4, device=run.device)).detach()
                 run.backward(judged(critic(points), real=True) + judged(critic(fake), real=False))
             critic_loss = run.loss
             critic_optimizer.step()
 
             for (points,) in run.lanes(batch):
-                fake = generator(torch.randn(len(points), 4))
+                fake = generator(torch.randn(len(points), 4, device=run.device))
                 run.backward(judged(critic(fake), real=True))
             generator_optimizer.step()
             for optimizer in (generator_optimizer, critic_optimizer):
                 optimizer.zero_grad()
         if epoch % 5 == 4:
-            away = (generator(torch.randn(500, 4)).norm(dim=1) - 2).abs().mean()
+            away = (generator(torch.randn(500, 4, device=run.device)).norm(dim=1) - 2).abs().mean()
             run.print(f"epoch {epoch}  critic {critic_loss:.4f}  generator {run.loss:.4f}  away {away:.3f}")
 
     run.print(f"digest {run.digest()}")

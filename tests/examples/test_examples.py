@@ -30,6 +30,7 @@ def numbers_after(word: str, printed: str) -> list[float]:
         (2, "15_grow", ()),
         pytest.param(3, "15_grow", (), marks=pytest.mark.soak),
         (3, "16_adviser", ()),
+        (2, "17_captured", ()),
     ],
 )
 def test_an_example_prints_the_same_on_several_workers_as_alone(shell: Shell, num_workers, example, arguments):
@@ -49,6 +50,7 @@ def test_an_example_prints_the_same_on_several_workers_as_alone(shell: Shell, nu
         "13_lars",
         "14_lamb",
         "15_grow",
+        "17_captured",
     ],
 )
 def test_an_example_ends_with_the_digest_of_its_training(shell: Shell, example):
