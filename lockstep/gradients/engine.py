@@ -5,11 +5,6 @@
 # collective is matched by position. A bucket that is full while an earlier one is not waits for it, at the latest until
 # the end of the lanes, where all that any worker used leaves. A bucket nobody used is not sent.
 
-# Note [The order of filling]
-# The first layout guesses that gradients arrive in reverse order of registration. After the first step, one worker
-# tells all in which order its gradients did arrive, and from the second step on the buckets are filled in that
-# order. The sum of an element does not depend on its bucket, so the bits do not change. A new generation learns anew.
-
 # Note [Commit]
 # A worker that has done its part of the step, and needs nothing more than the others' parts of the sum, says so to all;
 # it hands the sum over only when all have said so: no worker can then be left without it. In shared memory the
@@ -18,42 +13,28 @@
 # worker spoke, the others may have heard it: those who are left settle it (see lockstep/run/membership).
 """
 
-import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from lockstep.errors import Misuse, told_as_lost
+from lockstep.gradients.arrangement import Arrangement, Named, Wanted
 from lockstep.gradients.bucket import Bucket
 from lockstep.gradients.buffers import Buffers
 from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.finite import BadLosses, Verdict
-from lockstep.gradients.flat import ALIGN_BYTES
 from lockstep.gradients.graphs.recording import Recording
 from lockstep.gradients.health import Health, HealthPlan, Remarks
-from lockstep.gradients.hooks import Arrival, BucketWatch
-from lockstep.gradients.layout import Layout, Spec, make_layout
 from lockstep.gradients.losses import told
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import StepRecord, Wish
 from lockstep.gradients.squares import Squares, SquaresPlan, StepSquares, of_all
 from lockstep.gradients.step import StepInFlight
-from lockstep.gradients.updates import FlatUpdates
 from lockstep.lanes import reduction
-from lockstep.wire import Agreement, Plan, Wire, broadcast, exchange
+from lockstep.wire import Agreement, Plan, Wire, exchange
 from lockstep.wire.transport import COMMIT
-
-
-@dataclass(frozen=True)
-class Named:
-    """A parameter of a replicated model. `model` counts the models."""
-
-    name: str
-    parameter: torch.nn.Parameter
-    model: int
-
 
 GradientSight = Callable[[int, dict[str, torch.Tensor]], None]
 """Sees a lane's own gradients, by name, just before they are weighted and folded."""
@@ -70,22 +51,11 @@ class Engine:
     `hand_over`; at any point before that, `abandon`. Between steps `p.grad` is the user's.
     """
 
-    def __init__(
-        self,
-        wire: Wire,
-        parameters: Sequence[Named],
-        buffers: Buffers,
-        bucket_bytes: int | None = None,
-        reduce_dtype: torch.dtype | None = None,
-        flat: FlatUpdates | None = None,
-    ) -> None:
+    def __init__(self, wire: Wire, parameters: Sequence[Named], buffers: Buffers, wanted: Wanted | None = None) -> None:
         self._wire = wire
         self.named = list(parameters)
         self._parameters = [named.parameter for named in parameters]
         self.buffers = buffers
-        self._bucket_bytes = bucket_bytes
-        self._reduce_dtype = reduce_dtype
-        self._flat = flat
         self.paused = False
         self.health = HealthPlan()
         self._remarks = Remarks()
@@ -99,13 +69,13 @@ class Engine:
         self._names = [named.name for named in parameters]
         self._step: StepInFlight | None = None
         self._recording: Recording | None = None
-        self.num_layouts = 0
-        """How often buckets have been laid out: what was recorded of lanes holds for one layout."""
         self._may_rewind = False
-        self._traits: list[tuple[bool, torch.dtype]] = []
-        self._order: list[int] | None = None
-        self._arrivals: dict[torch.nn.Parameter, Arrival] = {}
-        self._lay_out()
+        self._arranged = Arrangement(wire, self.named, wanted or Wanted(), self._gradient_arrived, self._bucket_full)
+
+    @property
+    def layout_number(self) -> int:
+        """How often buckets have been laid out: what was recorded of lanes holds for one layout."""
+        return self._arranged.number
 
     @property
     def has_buffers(self) -> bool:
@@ -113,13 +83,8 @@ class Engine:
 
     def begin(self, plan: StepPlan) -> None:
         """Starts a step: `p.grad` is set aside, the plan goes to all workers."""
-        if self._traits != self._current_traits():
-            self._order, self._arrivals = None, {}
-            self._lay_out_again()
-        elif self._order_is_news:
-            self._lay_out_again()
-        converts = any(bucket.layout.converts for bucket in self._buckets)
-        plan = replace(plan, always_folds=converts or self._flat is not None)
+        self._arranged.renew()
+        plan = replace(plan, always_folds=self._arranged.folds_always)
         rank = self._wire.world.rank
         whole = reduction(plan.assignment, plan.present)
         with told_as_lost(plan.step, "the beginning of the step"):
@@ -130,14 +95,14 @@ class Engine:
             reduction=whole,
             agreement=agreement,
             record=StepRecord.empty(plan.assignment.num_lanes, len(self._parameters), len(self.buffers.slots)),
-            buckets=[] if plan.adds_nothing else self._buckets,
+            buckets=[] if plan.adds_nothing else self._arranged.buckets,
             health=Health(self.health, plan, self._names),
             kept={},
             launched=[],
             squares=self._squares_of(plan),
         )
         self._set_gradients_aside(self._step)
-        for bucket in self._buckets:
+        for bucket in self._arranged.buckets:
             bucket.reset()
         self._may_rewind = not plan.adds_nothing or self.health.policy == "skip"
         if self._may_rewind:
@@ -146,7 +111,7 @@ class Engine:
     def begin_lane(self) -> None:
         assert self._step is not None
         self._step.in_lane = True
-        self._watch.lane_begins()
+        self._arranged.watch.lane_begins()
 
     def tell(self, loss: torch.Tensor, weight: float | None) -> None:
         """Notes a lane's loss and, if given, the weight by which the lane counts."""
@@ -165,15 +130,15 @@ class Engine:
         assert step is not None
         self._refuse_late_gradients(step)
         if step.plan.adds_nothing:
-            self._show_gradients(step, self._buckets)
-            for bucket in self._buckets if self.health.policy != "keep" else ():
+            self._show_gradients(step, self._arranged.buckets)
+            for bucket in self._arranged.buckets if self.health.policy != "keep" else ():
                 step.health.look(step.lane, bucket.gradients())
         else:
             for bucket in step.buckets[step.folded :]:
                 self._fold(step, bucket)
             step.folded = 0
             self.buffers.end_lane(last=step.on_last_lane)
-        self._watch.lane_ended()
+        self._arranged.watch.lane_ended()
         step.in_lane = False
         step.position += 1
 
@@ -188,9 +153,9 @@ class Engine:
             self.awaits(number, len(step.launched))
             with told_as_lost(step.plan.step, f"reduce of bucket {number}"):  # a job that could not be woken tells less
                 launched.result()
-        if self._order is None and any(record.used) and not step.plan.adds_nothing:
+        if not self._arranged.knows_order and any(record.used) and not step.plan.adds_nothing:
             with told_as_lost(step.plan.step, "agreeing on the order of gradients"):
-                self._order = self._agreed_order(step)
+                self._arranged.learn_order(step.plan.assignment.carriers()[step.plan.present[0]])
         step.outcome = record
         return record
 
@@ -237,71 +202,25 @@ class Engine:
         step, self._step = self._step, None
         if step is None:
             return
-        for bucket in self._buckets:
+        for bucket in self._arranged.buckets:
             for slot, parameter in zip(bucket.layout.slots, bucket.parameters, strict=True):
                 parameter.grad = step.kept.get(slot.index)
         if self._may_rewind:
             self.buffers.rewind()
 
     def rewire(self) -> None:
-        """The wire is another one: the next step lays its buckets out there. See Note [The order of filling]."""
-        self._traits = []
+        """The wire is another one: the next step lays its buckets out there."""
+        self._arranged.rewire()
 
     def close(self) -> None:
         """Lets go of hooks and of the buckets' memory; what stands in `p.grad` stays."""
-        self._watch.close()
-        for bucket in self._buckets:
-            bucket.close()
+        self._arranged.close()
 
-    # -- layout ---------------------------------------------------------------------------------------------
+    # -- a step under way -----------------------------------------------------------------------------------
 
     def _in_flight(self) -> StepInFlight:
         assert self._step is not None, "no step has begun"
         return self._step
-
-    def _current_traits(self) -> list[tuple[bool, torch.dtype]]:
-        """What may change between steps and asks for another layout; read at every step, so kept cheap."""
-        return [(parameter.requires_grad, parameter.dtype) for parameter in self._parameters]
-
-    def _lay_out(self) -> None:
-        self.num_layouts += 1
-        self._traits = self._current_traits()
-        sizes = {} if self._bucket_bytes is None else {"bucket_bytes": self._bucket_bytes}
-        if self._flat is not None:
-            sizes["align_bytes"] = ALIGN_BYTES
-        self._order_is_news = False
-        self.layout: Layout = make_layout(self._specs(), order=self._order, **sizes)
-        self._buckets = [Bucket(layout, self._parameters, self._wire.reducer) for layout in self.layout.buckets]
-        self._watch = BucketWatch(
-            [bucket.parameters for bucket in self._buckets], self._gradient_arrived, self._bucket_full, self._arrivals
-        )
-
-        if self._flat is not None:
-            self._flat.follow(self._buckets)
-
-    def _specs(self) -> list[Spec]:
-        groups = [0] * len(self.named) if self._flat is None else self._flat.groups(self._parameters)
-        return [
-            Spec.of(named.name, named.parameter, named.model, self._reduce_dtype, group)
-            for named, group in zip(self.named, groups, strict=True)
-        ]
-
-    def _lay_out_again(self) -> None:
-        self.close()
-        self._lay_out()
-
-    def _agreed_order(self, step: StepInFlight) -> list[int]:
-        """Collective. How gradients arrived where the first lane is. See Note [The order of filling]."""
-        self._arrivals = self._watch.arrivals()
-        guessed = [slot.index for bucket in self.layout.buckets for slot in bucket.slots]
-        known = {index: self._arrivals[self._parameters[index]] for index in guessed}
-        arrived = sorted(known, key=lambda index: known[index].when or math.inf)
-        order = torch.tensor(arrived, dtype=torch.int64, device="cpu")
-        source = step.plan.assignment.carriers()[step.plan.present[0]]
-        broadcast(self._wire.transport, order, source)
-        agreed = [int(index) for index in order]
-        self._order_is_news = agreed != guessed
-        return agreed
 
     def _plan_to_agree(self, plan: StepPlan) -> Plan:
         facts = {
@@ -311,7 +230,7 @@ class Engine:
             "the batch": plan.batch,
             "assignment of lanes": plan.assignment.lanes_of,
         }
-        return Plan(facts, self.layout.describe, self.layout.fingerprint)
+        return Plan(facts, self._arranged.layout.describe, self._arranged.layout.fingerprint)
 
     # -- during the lanes -----------------------------------------------------------------------------------
 
@@ -394,14 +313,14 @@ class Engine:
             self._recording = None
             for bucket, standing in zip(step.buckets, before, strict=True):
                 bucket.end_recording(standing)
-            for bucket in self._buckets:
+            for bucket in self._arranged.buckets:
                 bucket.forget_gradients()
             self.buffers.put_back()
             step.folded = 0
             step.full.clear()
             step.losses.pop(step.lane, None)
             step.record.weights[step.lane] = None
-            self._watch.lane_begins()
+            self._arranged.watch.lane_begins()
 
     def _finish(self, recording: Recording, step: StepInFlight) -> None:
         for bucket in step.buckets[step.folded :]:
@@ -412,7 +331,9 @@ class Engine:
         recording.reached = [bucket.reached for bucket in step.buckets]
         recording.written = self.buffers.written()
         recording.weight = step.record.weights[step.lane]
-        recording.gradients = {i: g for bucket in self._buckets for i, g in bucket.numbered_gradients().items()}
+        recording.gradients = {
+            i: g for bucket in self._arranged.buckets for i, g in bucket.numbered_gradients().items()
+        }
 
     def replayed(self, recording: Recording) -> None:
         """The work of the lane under way was put into the current stream by a graph: the step is as far as that."""
@@ -522,7 +443,7 @@ class Engine:
                     parameter.grad = view if kept is None else view.add_(kept)
 
     def _set_gradients_aside(self, step: StepInFlight) -> None:
-        for bucket in self._buckets:
+        for bucket in self._arranged.buckets:
             for slot, parameter in zip(bucket.layout.slots, bucket.parameters, strict=True):
                 if parameter.grad is not None:
                     # It may be a view of the bucket, which this step writes to.

@@ -9,7 +9,7 @@ from torch.nn.modules import module as torch_module
 from torch.optim import Optimizer
 
 from lockstep.errors import BadArgument, Misuse
-from lockstep.gradients.engine import Named
+from lockstep.gradients.arrangement import Named
 
 
 class Stateful(Protocol):

@@ -16,6 +16,7 @@ from lockstep.data import GlobalBatch, ShardedLoader
 from lockstep.data.moving import Moving
 from lockstep.errors import BadArgument, LockstepError, Misuse, WorkerLost, told_as_lost
 from lockstep.events import Closed, Events, LaneEnded, Said
+from lockstep.gradients.arrangement import Wanted
 from lockstep.gradients.batchnorm import connect
 from lockstep.gradients.buffers import Buffers
 from lockstep.gradients.engine import Engine
@@ -402,9 +403,8 @@ class Run:
             self._engine.close()
         named, settings = self._models.parameters(), self._settings
         self._flat = self._flat_updates()
-        self._engine = Engine(
-            self._wire, named, self._buffers(), settings.bucket_bytes, settings.reduce_dtype, self._flat
-        )
+        wanted = Wanted(settings.bucket_bytes, settings.reduce_dtype, self._flat)
+        self._engine = Engine(self._wire, named, self._buffers(), wanted)
         self._engine.health = HealthPlan(self.state, self._settings.not_finite, self._settings.drift_every)
         self._engine.squares = SquaresPlan(self._settings.noise_every, self._noise.weigh)
         self._engine.awaits = self.continuity.awaits

@@ -15,7 +15,8 @@ from lockstep.wire.cuda.counters import open_counters
 from lockstep.wire.cuda.ipc import GpuMemory
 from lockstep.wire.cuda.lookout import Lookout, Waiting
 from lockstep.wire.cuda.memory import DeviceMemory
-from lockstep.wire.cuda.nccl import Nccl, NcclGroup
+from lockstep.wire.cuda.nccl import NcclGroup
+from lockstep.wire.cuda.slices import BySlices
 from lockstep.wire.cuda.stream import OnStream
 from lockstep.wire.executor import Choose, Executor
 from lockstep.wire.gloo import Gloo
@@ -194,7 +195,7 @@ def over_nccl(
 
             transport = _gloo(world, store, timeout_s, watch, opened, on_loss)
             otherwise = Executor(transport)
-        reducer = Nccl(group, waiting, otherwise, exact=exact)
+        reducer = BySlices(group, waiting, otherwise, exact=exact)
         opened.callback(reducer.close)
         link = measure(reducer, transport, device=device)
         opened.pop_all()

@@ -33,4 +33,5 @@ def test_a_killed_worker_is_named_by_all_others(gpu: None) -> None:
 def test_a_worker_that_is_silent_for_too_long_is_named(gpu: None) -> None:
     told = lines("SIGSTOP", 3)
     assert len(told) == 2
-    assert all("worker 1 at 50: its GPU has been silent for 10 s" in line for line in told)
+    assert all("worker 1 at 50: " in line for line in told)
+    assert any("its GPU has been silent for 10 s" in line for line in told)

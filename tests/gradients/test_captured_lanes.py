@@ -72,7 +72,7 @@ def play(engine: Engine) -> Callable[..., tuple[PlayedGraph, Any]]:
     """In place of `capture`: afterwards tensors and generators are as if nothing had run."""
 
     def captured(work: Callable[[], Any], *_: Any) -> tuple[PlayedGraph, Any]:
-        stacks = [flat.whole for bucket in engine._buckets for flat in bucket._stack]
+        stacks = [flat.whole for bucket in engine._arranged.buckets for flat in bucket._stack]
         places = [*stacks, *(slot.read() for slot in engine.buffers.slots)]
         before, generators = [place.clone() for place in places], Generators.now()
         try:

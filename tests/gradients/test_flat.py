@@ -22,7 +22,7 @@ from workers import on_workers
 
 import lockstep
 from lockstep.errors import BadArgument, BadEnvironment
-from lockstep.gradients import engine, updates
+from lockstep.gradients import arrangement, updates
 from lockstep.gradients.layout import Spec, make_layout
 
 X = torch.randn(96, 64, generator=torch.Generator().manual_seed(0))
@@ -118,7 +118,7 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.fixture
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"bucket_bytes": 17_000, "first_bucket_bytes": 17_000}
-    monkeypatch.setattr(engine, "make_layout", lambda specs, **told: make_layout(specs, **{**told, **sizes}))
+    monkeypatch.setattr(arrangement, "make_layout", lambda specs, **told: make_layout(specs, **{**told, **sizes}))
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
@@ -281,7 +281,7 @@ def test_the_layout_of_the_second_step_takes_the_parameters_along() -> None:
         layouts = []
         for step in range(4):
             train_step(run, model, optimizer, step)
-            layouts.append(run._engine.layout)  # type: ignore[union-attr]
+            layouts.append(run._engine._arranged.layout)  # type: ignore[union-attr]
             optimizer.step()
         assert layouts[0] != layouts[1] == layouts[3]
         assert all(new is old for new, old in zip(model.parameters(), before, strict=True))
@@ -312,7 +312,7 @@ def test_what_lies_between_parameters_stays_zero_in_the_gradient() -> None:
         for step in range(3):
             train_step(run, model, optimizer, step)
             optimizer.step()
-        for bucket in run._engine._buckets:  # type: ignore[union-attr]
+        for bucket in run._engine._arranged.buckets:  # type: ignore[union-attr]
             total = bucket.total.clone()
             for view in bucket.layout.cut(total):
                 view.zero_()

@@ -16,7 +16,7 @@ from workers import on_workers, outcomes
 
 import lockstep
 from lockstep.errors import BadArgument
-from lockstep.gradients import engine
+from lockstep.gradients import arrangement
 from lockstep.gradients.layout import Spec, make_layout
 from lockstep.run.environment import Overrides
 from lockstep.run.settings import REDUCE_DTYPES, Asked, settle
@@ -77,7 +77,7 @@ def test_digest_and_noise_are_the_same_on_any_number_of_workers(
     dtype: str, reduce_dtype: str, num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = trained_alone(dtype, reduce_dtype)
-    monkeypatch.setattr(engine, "make_layout", partial(make_layout, first_bucket_bytes=100))
+    monkeypatch.setattr(arrangement, "make_layout", partial(make_layout, first_bucket_bytes=100))
     assert on_workers(num_workers, trained, dtype, reduce_dtype, bucket_bytes=100) == [alone] * num_workers
 
 

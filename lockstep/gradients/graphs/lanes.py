@@ -100,9 +100,9 @@ class CapturedLanes:
     def _replayed(
         self, engine: Engine, shape: Hashable, leaves: list[Any], form: Any, call: tuple[Any, dict[str, Any]]
     ) -> Any:
-        if engine.num_layouts != self._layout:
+        if engine.layout_number != self._layout:
             self.close()
-            self._layout = engine.num_layouts
+            self._layout = engine.layout_number
         key, given = (shape, engine.lane_place), [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         graph = self._graphs.get(key)
         if graph is None:

@@ -17,7 +17,7 @@ import torch
 
 from lockstep.lanes import Branch, Root, Tree, leaves
 from lockstep.wire.cuda import compiler, driver
-from lockstep.wire.cuda.memory import tensor_at
+from lockstep.wire.cuda.addresses import tensor_at
 
 Work = Callable[[int], None]
 """Does the additions on a stream, given by its number; returns at once."""
@@ -72,7 +72,9 @@ def summation(tree: Tree, values: Mapping[Root, int], places: Sequence[int], wha
 
 
 def _suits_compiler(what: Slice, num_roots: int) -> bool:
-    if what.dtype not in _TYPES or num_roots > MOST_ROOTS or compiler.library() is None:
+    if what.device.type != "cuda" or compiler.library() is None:
+        return False
+    if what.dtype not in _TYPES or num_roots > MOST_ROOTS:
         return False
     return what.dtype != torch.bfloat16 or torch.cuda.get_device_capability(what.device) >= (8, 0)
 
@@ -167,11 +169,8 @@ def _expression(tree: Tree, dtype: torch.dtype, leaf: str) -> str:
 
 
 def _by_torch(tree: Tree, values: Mapping[Root, int], places: Sequence[int], what: Slice) -> Work:
-    def tensor(address: int) -> torch.Tensor:
-        return tensor_at(address, what.num_elements, what.dtype, what.device)
-
-    there = {root: tensor(address) for root, address in values.items()} if what.num_elements else {}
-    into = [tensor(address) for address in places] if what.num_elements else []
+    there = {root: tensor_at(address, what.num_elements, what.dtype, what.device) for root, address in values.items()}
+    into = [tensor_at(address, what.num_elements, what.dtype, what.device) for address in places]
 
     def value(node: Tree) -> torch.Tensor:
         if isinstance(node, Branch):
@@ -180,10 +179,10 @@ def _by_torch(tree: Tree, values: Mapping[Root, int], places: Sequence[int], wha
         return there[node]
 
     def work(stream: int) -> None:
-        with torch.cuda.stream(torch.cuda.ExternalStream(stream, what.device)):
-            for number, place in enumerate(into):
-                if number == 0:
-                    total = value(tree)
+        on_stream = torch.cuda.ExternalStream(stream, what.device) if what.device.type == "cuda" else None
+        with torch.cuda.stream(on_stream):
+            total = value(tree)
+            for place in into:
                 place.copy_(total)
 
     return work

@@ -10,13 +10,19 @@
 import threading
 import time
 from collections.abc import Callable
-
-import torch
+from typing import Protocol
 
 from lockstep.errors import PeerGone
 from lockstep.wire.shared.neighbours import ENDED, Neighbours
 
 LOOK_S = 0.5
+
+
+class Event(Protocol):
+    """A point in a stream of the GPU."""
+
+    def synchronize(self) -> None:
+        """Returns when the GPU has come to it."""
 
 
 class Waiting:
@@ -27,7 +33,7 @@ class Waiting:
         self._failure: PeerGone | None = None
         self._since_s: float | None = None
 
-    def wait(self, event: torch.cuda.Event) -> None:
+    def wait(self, event: Event) -> None:
         """Returns when the GPU has come to `event`; raises PeerGone if a peer is gone, or silent for too long."""
         self._since_s = time.monotonic()
         event.synchronize()

@@ -12,22 +12,10 @@ from itertools import count
 import torch
 
 from lockstep.wire.cuda import driver
+from lockstep.wire.cuda.addresses import Piece
 
 MOST_WASTE = 2
 """A kept piece is given to someone who needs at least one part in so many of it."""
-
-
-class _Piece:
-    """Memory at an address, as torch takes it from others without a copy."""
-
-    def __init__(self, address: int, num_bytes: int) -> None:
-        self.address = address
-        self.__cuda_array_interface__ = {
-            "shape": (num_bytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-        }
 
 
 class DeviceMemory:
@@ -48,7 +36,7 @@ class DeviceMemory:
             self._kept = [piece for piece in self._kept if piece is not best]
             return best[:num_bytes]
         with torch.cuda.device(self.device):
-            piece = _Piece(driver.allocate(num_bytes), num_bytes)
+            piece = Piece(driver.allocate(num_bytes), num_bytes)
             weakref.finalize(piece, driver.free, piece.address).atexit = False
             whole = torch.as_tensor(piece, device=self.device)
         self._own[whole.data_ptr()] = (next(self._numbers), whole)
@@ -82,8 +70,3 @@ class DeviceMemory:
             for address in opened.values():
                 driver.close_handle(address)
         self._own, self._kept = {}, []
-
-
-def tensor_at(address: int, num_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The memory at an address as a flat tensor; somebody else keeps it."""
-    return torch.as_tensor(_Piece(address, num_elements * dtype.itemsize), device=device).view(dtype)

@@ -1,10 +1,4 @@
-"""Reduction between GPUs by NCCL, in the order of the lane tree.
-
-# Note [Tree order over NCCL]
-# NCCL's own all-reduce adds in an order that depends on the number of workers and on the network. So the exact sum
-# takes two of its other collectives: by an all-to-all everyone is given its slice of everyone's roots; one kernel adds
-# them in tree order; an all-gather hands the slices round. With one root each this moves the bytes of a ring,
-# 2·(W-1)/W·P from each worker. Buckets are padded so that all slices are alike.
+"""NCCL's collectives, in a group of our own.
 
 # Note [When NCCL waits for ever]
 # NCCL notices a dead peer late or never, and torch's watchdog would end this process then. So the watchdog is told to
@@ -12,7 +6,6 @@
 # who is gone, and the group is aborted: all that waits in its stream ends.
 """
 
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -21,18 +14,11 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from lockstep.errors import BadEnvironment, PeerGone
-from lockstep.lanes import Reduction, Root
-from lockstep.wire.cuda.kernels import VECTOR_BYTES, Slice, summation
-from lockstep.wire.cuda.lookout import Waiting
-from lockstep.wire.reducer import Reducer
 from lockstep.world import World
 
 
 class NcclGroup:
-    """NCCL's group of one generation, of its own: nothing global is touched. Work goes into the current stream.
-
-    It connects at its first collective. One owner, who calls `abort`.
-    """
+    """A Group (see slices.py) by NCCL, of one generation: nothing global is touched. It connects when first used."""
 
     def __init__(self, world: World, store: Store, timeout_s: float, device: torch.device) -> None:
         _check_available(world)
@@ -51,8 +37,15 @@ class NcclGroup:
     def all_gather(self, out: torch.Tensor, given: torch.Tensor) -> None:
         self._do(lambda group: group._allgather_base(out, given))
 
+    def stream(self) -> int:
+        return int(torch.cuda.current_stream(self.device).cuda_stream)
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
     def abort(self) -> None:
-        """Whatever waits in a stream ends. May be called twice, from any thread."""
         group, self._group = self._group, None
         if group is not None:
             group.abort()
@@ -67,97 +60,6 @@ class NcclGroup:
         except RuntimeError as error:
             suspect = self.world.peers[0] if self.world.peers else self.world.rank
             raise PeerGone(suspect, f"NCCL failed: {str(error).splitlines()[0]}") from error
-
-
-class Nccl(Reducer):
-    """A Reducer for CUDA tensors, one GPU for each worker. What is on the CPU goes `otherwise`."""
-
-    def __init__(self, group: NcclGroup, waiting: Waiting, otherwise: Reducer, *, exact: bool = True) -> None:
-        self._group, self._waiting, self._otherwise, self._exact = group, waiting, otherwise, exact
-        self._padded: dict[int, torch.Tensor] = {}
-        self._last: torch.cuda.Event | None = None
-
-    def allocate(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """See Note [Tree order over NCCL] for the padding, which is not seen by the caller."""
-        if device.type != "cuda" or num_elements == 0:
-            return self._otherwise.allocate(num_elements, dtype, device)
-        whole = torch.zeros(self._num_padded(num_elements, dtype), dtype=dtype, device=device)
-        self._padded[whole.data_ptr()] = whole
-        return whole[:num_elements]
-
-    def release(self, tensor: torch.Tensor) -> None:
-        if self._padded.pop(tensor.data_ptr(), None) is None:
-            self._otherwise.release(tensor)
-
-    def reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        """Collective. Puts the sum into the current stream."""
-        if total.device.type != "cuda":
-            self._otherwise.reduce(reduction, roots, total)
-        elif total.numel() > 0:
-            (self._add_in_tree_order if self._exact else self._hand_over)(reduction, roots, total)
-            self._last = torch.cuda.current_stream(total.device).record_event()
-
-    def part(self) -> bool:
-        """Waits until this worker's GPU has done its part of all reductions; asks nobody."""
-        if self._last is not None:
-            last, self._last = self._last, None
-            self._waiting.wait(last)
-        return self._otherwise.part()
-
-    def close(self) -> None:
-        self._otherwise.close()  # first: it hangs up, and the lookout wakes
-        self._waiting.close()
-        self._group.abort()
-        self._padded.clear()
-
-    def _hand_over(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        if not roots:
-            total.zero_()
-        elif roots[0].data_ptr() != total.data_ptr():
-            total.copy_(roots[0])
-        for root in roots[1:]:
-            total.add_(root)
-        self._group.all_reduce(total)
-
-    def _add_in_tree_order(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        """See Note [Tree order over NCCL]."""
-        rank, size = self._group.world.rank, self._group.world.size
-        whole = self._whole(total, filled=False)
-        length = whole.numel() // size
-        received = whole.new_empty(sum(reduction.roots_of) * length)
-        sizes = [length * number for number in reduction.roots_of]
-        self._group.all_to_all(received, self._by_target(roots, whole), sizes, [length * len(roots)] * size)
-        order = (Root(member, index) for member, number in enumerate(reduction.roots_of) for index in range(number))
-        step = length * whole.element_size()
-        values = {root: received.data_ptr() + number * step for number, root in enumerate(order)}
-        own = whole[rank * length : (rank + 1) * length]
-        add = summation(reduction.tree, values, [own.data_ptr()], Slice(length, whole.dtype, whole.device))
-        add(torch.cuda.current_stream(whole.device).cuda_stream)
-        self._group.all_gather(whole, own)
-        if whole.data_ptr() != total.data_ptr():
-            total.copy_(whole[: total.numel()])
-
-    def _by_target(self, roots: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-        """What goes to each worker, one after the other: its slice of every root. One root is that already."""
-        padded = [self._whole(root, filled=True) for root in roots]
-        if len(padded) <= 1:
-            return padded[0] if padded else like[:0]
-        size = self._group.world.size
-        return torch.stack([root.view(size, -1) for root in padded], dim=1).flatten()
-
-    def _whole(self, tensor: torch.Tensor, *, filled: bool) -> torch.Tensor:
-        """The tensor with its padding; a copy if it was not allocated here."""
-        known = self._padded.get(tensor.data_ptr())
-        if known is not None and known.numel() == self._num_padded(tensor.numel(), tensor.dtype):
-            return known
-        whole = torch.zeros(self._num_padded(tensor.numel(), tensor.dtype), dtype=tensor.dtype, device=tensor.device)
-        if filled:
-            whole[: tensor.numel()] = tensor
-        return whole
-
-    def _num_padded(self, num_elements: int, dtype: torch.dtype) -> int:
-        unit = self._group.world.size * max(1, VECTOR_BYTES // dtype.itemsize)
-        return -(-num_elements // unit) * unit
 
 
 def _check_available(world: World) -> None:

@@ -1,0 +1,136 @@
+"""Reduction by collectives that know no order of additions, in the order of the lane tree.
+
+# Note [Tree order by collectives]
+# NCCL's own all-reduce adds in an order that depends on the number of workers and on the network. So the exact sum
+# takes two of its other collectives: by an all-to-all everyone is given its slice of everyone's roots; one kernel adds
+# them in tree order; an all-gather hands the slices round. With one root each this moves the bytes of a ring,
+# 2·(W-1)/W·P from each worker. Buckets are padded so that all slices are alike.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from lockstep.lanes import Reduction, Root
+from lockstep.wire.cuda.kernels import VECTOR_BYTES, Slice, summation
+from lockstep.wire.cuda.lookout import Event, Waiting
+from lockstep.wire.reducer import Reducer
+from lockstep.world import World
+
+
+class Group(Protocol):
+    """Collectives of one generation, on one device for each worker. One owner, who calls `abort`.
+
+    Each puts its work into the current stream and returns; it raises PeerGone if a worker is known to be gone.
+    """
+
+    world: World
+    device: torch.device
+
+    def all_reduce(self, tensor: torch.Tensor) -> None: ...
+
+    def all_to_all(self, out: torch.Tensor, given: torch.Tensor, out_sizes: list[int], sizes: list[int]) -> None: ...
+
+    def all_gather(self, out: torch.Tensor, given: torch.Tensor) -> None:
+        """`given` may be this worker's part of `out`."""
+
+    def stream(self) -> int:
+        """The number of the current stream."""
+
+    def mark(self) -> Event:
+        """An event behind all that is in the current stream."""
+
+    def abort(self) -> None:
+        """Whatever waits in a stream ends. May be called twice, from any thread."""
+
+
+class BySlices(Reducer):
+    """A Reducer for tensors on the group's kind of device, one for each worker. Others go `otherwise`."""
+
+    def __init__(self, group: Group, waiting: Waiting, otherwise: Reducer, *, exact: bool = True) -> None:
+        self._group, self._waiting, self._otherwise, self._exact = group, waiting, otherwise, exact
+        self._padded: dict[int, torch.Tensor] = {}
+        self._last: Event | None = None
+
+    def allocate(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """See Note [Tree order by collectives] for the padding, which is not seen by the caller."""
+        if device.type != self._group.device.type or num_elements == 0:
+            return self._otherwise.allocate(num_elements, dtype, device)
+        whole = torch.zeros(self._num_padded(num_elements, dtype), dtype=dtype, device=device)
+        self._padded[whole.data_ptr()] = whole
+        return whole[:num_elements]
+
+    def release(self, tensor: torch.Tensor) -> None:
+        if self._padded.pop(tensor.data_ptr(), None) is None:
+            self._otherwise.release(tensor)
+
+    def reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+        """Collective. Puts the sum into the current stream."""
+        if total.device.type != self._group.device.type:
+            self._otherwise.reduce(reduction, roots, total)
+        elif total.numel() > 0:
+            (self._add_in_tree_order if self._exact else self._hand_over)(reduction, roots, total)
+            self._last = self._group.mark()
+
+    def part(self) -> bool:
+        """Waits until this worker's GPU has done its part of all reductions; asks nobody."""
+        if self._last is not None:
+            last, self._last = self._last, None
+            self._waiting.wait(last)
+        return self._otherwise.part()
+
+    def close(self) -> None:
+        self._otherwise.close()  # first: it hangs up, and the lookout wakes
+        self._waiting.close()
+        self._group.abort()
+        self._padded.clear()
+
+    def _hand_over(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+        if not roots:
+            total.zero_()
+        elif roots[0].data_ptr() != total.data_ptr():
+            total.copy_(roots[0])
+        for root in roots[1:]:
+            total.add_(root)
+        self._group.all_reduce(total)
+
+    def _add_in_tree_order(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+        """See Note [Tree order by collectives]."""
+        rank, size = self._group.world.rank, self._group.world.size
+        whole = self._whole(total, filled=False)
+        length = whole.numel() // size
+        received = whole.new_empty(sum(reduction.roots_of) * length)
+        sizes = [length * number for number in reduction.roots_of]
+        self._group.all_to_all(received, self._by_target(roots, whole), sizes, [length * len(roots)] * size)
+        order = (Root(member, index) for member, number in enumerate(reduction.roots_of) for index in range(number))
+        step = length * whole.element_size()
+        values = {root: received.data_ptr() + number * step for number, root in enumerate(order)}
+        own = whole[rank * length : (rank + 1) * length]
+        add = summation(reduction.tree, values, [own.data_ptr()], Slice(length, whole.dtype, whole.device))
+        add(self._group.stream())
+        self._group.all_gather(whole, own)
+        if whole.data_ptr() != total.data_ptr():
+            total.copy_(whole[: total.numel()])
+
+    def _by_target(self, roots: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+        """What goes to each worker, one after the other: its slice of every root. One root is that already."""
+        padded = [self._whole(root, filled=True) for root in roots]
+        if len(padded) <= 1:
+            return padded[0] if padded else like[:0]
+        size = self._group.world.size
+        return torch.stack([root.view(size, -1) for root in padded], dim=1).flatten()
+
+    def _whole(self, tensor: torch.Tensor, *, filled: bool) -> torch.Tensor:
+        """The tensor with its padding; a copy if it was not allocated here."""
+        known = self._padded.get(tensor.data_ptr())
+        if known is not None and known.numel() == self._num_padded(tensor.numel(), tensor.dtype):
+            return known
+        whole = torch.zeros(self._num_padded(tensor.numel(), tensor.dtype), dtype=tensor.dtype, device=tensor.device)
+        if filled:
+            whole[: tensor.numel()] = tensor
+        return whole
+
+    def _num_padded(self, num_elements: int, dtype: torch.dtype) -> int:
+        unit = self._group.world.size * max(1, VECTOR_BYTES // dtype.itemsize)
+        return -(-num_elements // unit) * unit

@@ -1,0 +1,174 @@
+"""The reducer by collectives between real ranks. NCCL needs a GPU for each; here Gloo's collectives stand in for them.
+
+What is tested is all but NCCL itself: who is given which slice, the padding, the order of additions.
+"""
+
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+from workers import on_workers
+
+from lockstep.errors import PeerGone
+from lockstep.lanes import Assignment, Branch, Reduction, Root, Tree, reduction
+from lockstep.run.environment import find_place, process_environment
+from lockstep.run.rendezvous import open_store
+from lockstep.wire.cuda.lookout import Waiting
+from lockstep.wire.cuda.slices import BySlices
+from lockstep.wire.executor import Executor
+from lockstep.wire.gloo import Gloo
+from lockstep.world import World
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64)
+SIZES = (1, 7, 64, 1001)
+
+
+class Done:
+    """On a CPU everything is done when a call returns."""
+
+    def synchronize(self) -> None:
+        pass
+
+
+class GlooGroup:
+    """A Group over Gloo, on the CPU."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, transport: Gloo) -> None:
+        self.world: World = transport.world
+        self._group: Any = transport._group
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        self._group.allreduce([tensor]).wait()
+
+    def all_to_all(self, out: torch.Tensor, given: torch.Tensor, out_sizes: list[int], sizes: list[int]) -> None:
+        self._group.alltoall_base(_bytes(out), _bytes(given), *(_in_bytes(out, s) for s in (out_sizes, sizes))).wait()
+
+    def all_gather(self, out: torch.Tensor, given: torch.Tensor) -> None:
+        self._group._allgather_base(_bytes(out), _bytes(given).clone()).wait()
+
+    def stream(self) -> int:
+        return 0
+
+    def mark(self) -> Done:
+        return Done()
+
+    def abort(self) -> None:
+        pass
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.uint8)
+
+
+def _in_bytes(like: torch.Tensor, sizes: list[int]) -> list[int]:
+    return [size * like.element_size() for size in sizes]
+
+
+def by_hand(tree: Tree, roots: dict[Root, torch.Tensor]) -> torch.Tensor:
+    if isinstance(tree, Branch):
+        return by_hand(tree.left, roots) + by_hand(tree.right, roots)
+    assert isinstance(tree, Root)
+    return roots[tree]
+
+
+def random_roots(whole: Reduction, size: int, dtype: torch.dtype) -> dict[Root, torch.Tensor]:
+    found = {}
+    for rank, number in enumerate(whole.roots_of):
+        for index in range(number):
+            generator = torch.Generator().manual_seed(1000 * rank + 10 * index + size)
+            found[Root(rank, index)] = (1000 * torch.randn(size, generator=generator, dtype=torch.float64)).to(dtype)
+    return found
+
+
+def opened(exact: bool) -> tuple[Gloo, BySlices]:
+    place = find_place(process_environment())
+    transport = Gloo(place.world, open_store(place, 20.0), 20.0)
+    return transport, BySlices(GlooGroup(transport), Waiting(lambda: None), Executor(transport), exact=exact)
+
+
+def wrong_sums(lanes: list[int], present: list[int] | None = None) -> list[str]:
+    """Which sums are not those by hand, of all dtypes and sizes, in memory of the reducer and in other memory."""
+    transport, reducer = opened(exact=True)
+    wrong = []
+    with closing(transport):
+        world = transport.world
+        for num_lanes in lanes:
+            there = tuple(range(num_lanes)) if present is None else tuple(present)
+            whole = reduction(Assignment.even(num_lanes, world.size), there)
+            for dtype in DTYPES:
+                for size in SIZES:
+                    for made_here in (True, False):
+                        roots = random_roots(whole, size, dtype)
+                        wanted = by_hand(whole.tree, roots)
+                        mine = [roots[Root(world.rank, index)].clone() for index in range(whole.roots_of[world.rank])]
+                        if made_here:
+                            mine = [reducer.allocate(size, dtype, GlooGroup.device).copy_(root) for root in mine]
+                        total = mine[0] if mine else torch.empty(size, dtype=dtype)
+                        reducer.reduce(whole, mine, total)
+                        reducer.part()
+                        if not torch.equal(total, wanted):
+                            wrong.append(f"{num_lanes} lanes, {dtype}, {size} elements, {made_here}")
+    return wrong
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 4])
+def test_sums_by_collectives_have_the_brackets_of_the_tree(num_workers: int) -> None:
+    for wrong in on_workers(num_workers, wrong_sums, [num_workers, 7, 8]):
+        assert wrong == []
+
+
+def test_a_worker_without_lanes_is_given_the_sum_too() -> None:
+    for wrong in on_workers(3, wrong_sums, [6], [0, 1, 5]):
+        assert wrong == []
+
+
+def handed_over() -> bool:
+    transport, reducer = opened(exact=False)
+    with closing(transport):
+        world = transport.world
+        whole = reduction(Assignment.even(2 * world.size, world.size), tuple(range(2 * world.size)))
+        mine = [torch.full((9,), 1.0 + world.rank) for _ in range(whole.roots_of[world.rank])]
+        total = torch.full((9,), float("nan"))
+        reducer.reduce(whole, mine, total)
+        wanted = sum((1.0 + rank) * number for rank, number in enumerate(whole.roots_of))
+        return torch.equal(total, torch.full((9,), wanted))
+
+
+def test_without_exact_the_groups_own_sum_is_taken() -> None:
+    assert on_workers(3, handed_over) == [True, True, True]
+
+
+def test_what_is_on_another_device_goes_otherwise() -> None:
+    class Noted(Executor):
+        def __init__(self) -> None:
+            self.reduced = 0
+
+        def reduce(self, *_: Any) -> None:
+            self.reduced += 1
+
+    class OnMeta(GlooGroup):
+        device = torch.device("meta")
+
+        def __init__(self) -> None:
+            self.world = World()
+
+    otherwise = Noted()
+    whole = reduction(Assignment.even(1, 1), (0,))
+    value = torch.ones(3)
+    BySlices(OnMeta(), Waiting(lambda: None), otherwise).reduce(whole, [value], value)
+    assert otherwise.reduced == 1
+
+
+def test_who_waits_for_its_gpu_is_told_who_is_gone() -> None:
+    freed = []
+    waiting = Waiting(lambda: freed.append(True))
+    waiting.wait(Done())
+    waiting.fail(PeerGone(2, "its process has ended"))
+    waiting.fail(PeerGone(1, "later"))
+    assert freed
+    with pytest.raises(PeerGone) as told:
+        waiting.wait(Done())
+    assert told.value.rank == 2
