@@ -12,9 +12,9 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from lockstep.errors import BadEnvironment, PeerGone
 from lockstep.wire.choice import always, cheapest
 from lockstep.wire.cuda.counters import open_counters
+from lockstep.wire.cuda.gpu import Gpu
 from lockstep.wire.cuda.ipc import GpuMemory
 from lockstep.wire.cuda.lookout import Lookout, Waiting
-from lockstep.wire.cuda.memory import DeviceMemory
 from lockstep.wire.cuda.nccl import NcclGroup
 from lockstep.wire.cuda.slices import BySlices
 from lockstep.wire.cuda.stream import OnStream
@@ -128,7 +128,7 @@ def in_gpu_memory(
         neighbours, transport, shared = _on_host(world, own_store, timeout_s, watch, opened)
         counters = open_counters(shared.board.memory, device)
         lookout = Lookout(neighbours, counters.release, counters.behind)
-        reducer = GpuMemory(DeviceMemory(device), counters, transport, lookout, shared)
+        reducer = GpuMemory(Gpu(device), counters, transport, lookout, shared)
         opened.callback(reducer.close)
         link = measure(reducer, transport, device=device)
         sequence = OnStream(device)

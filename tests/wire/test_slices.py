@@ -14,6 +14,7 @@ from lockstep.errors import PeerGone
 from lockstep.lanes import Assignment, Branch, Reduction, Root, Tree, reduction
 from lockstep.run.environment import find_place, process_environment
 from lockstep.run.rendezvous import open_store
+from lockstep.wire.cuda.gpu import Gpu
 from lockstep.wire.cuda.lookout import Waiting
 from lockstep.wire.cuda.slices import BySlices
 from lockstep.wire.executor import Executor
@@ -31,10 +32,23 @@ class Done:
         pass
 
 
+class PlayedGpu(Gpu):
+    """The CPU in the place of a GPU."""
+
+    def stream(self) -> int:
+        return 0
+
+    def mark(self) -> Any:
+        return Done()
+
+
+CPU = torch.device("cpu")
+
+
 class GlooGroup:
     """A Group over Gloo, on the CPU."""
 
-    device = torch.device("cpu")
+    gpu: Gpu = PlayedGpu(CPU)
 
     def __init__(self, transport: Gloo) -> None:
         self.world: World = transport.world
@@ -48,12 +62,6 @@ class GlooGroup:
 
     def all_gather(self, out: torch.Tensor, given: torch.Tensor) -> None:
         self._group._allgather_base(_bytes(out), _bytes(given).clone()).wait()
-
-    def stream(self) -> int:
-        return 0
-
-    def mark(self) -> Done:
-        return Done()
 
     def abort(self) -> None:
         pass
@@ -105,7 +113,7 @@ def wrong_sums(lanes: list[int], present: list[int] | None = None) -> list[str]:
                         wanted = by_hand(whole.tree, roots)
                         mine = [roots[Root(world.rank, index)].clone() for index in range(whole.roots_of[world.rank])]
                         if made_here:
-                            mine = [reducer.allocate(size, dtype, GlooGroup.device).copy_(root) for root in mine]
+                            mine = [reducer.allocate(size, dtype, CPU).copy_(root) for root in mine]
                         total = mine[0] if mine else torch.empty(size, dtype=dtype)
                         reducer.reduce(whole, mine, total)
                         reducer.part()
@@ -150,7 +158,7 @@ def test_what_is_on_another_device_goes_otherwise() -> None:
             self.reduced += 1
 
     class OnMeta(GlooGroup):
-        device = torch.device("meta")
+        gpu = PlayedGpu(torch.device("meta"))
 
         def __init__(self) -> None:
             self.world = World()

@@ -33,7 +33,7 @@ class Counters:
         self._page, self._members, self._rank, self._device = page, list(members), rank, device
         self._round = 0
         self._numbers = page.view(torch.int32)
-        with torch.cuda.device(device):
+        with driver.on(device):
             start = driver.register(page.data_ptr(), page.nbytes)
         self._batches = [self._batch(start, which) for which in (CAME, DONE)]
         self._closed = False
@@ -56,7 +56,7 @@ class Counters:
         Who has not done it may himself wait for one who has not come.
         """
         for which in (CAME, DONE):
-            late = [rank for rank in self._members if rank != self._rank and self._lacks(rank, which)]
+            late = [rank for rank in self._members if rank != self._rank and self._ahead(rank, which) < 0]
             if late:
                 return late
         return []
@@ -66,6 +66,11 @@ class Counters:
         for rank in self._members:
             for which in (CAME, DONE):
                 self._numbers[self._place(rank, which)] = self._round + FREE
+
+    @property
+    def released(self) -> bool:
+        """Whether somebody, here or in another process, has ended all waits: sums since then are worth nothing."""
+        return self._ahead(self._rank, CAME) >= FREE // 2
 
     def close(self) -> None:
         """No stream of this process may wait any more."""
@@ -79,10 +84,10 @@ class Counters:
             operation.value = self._round & 0xFFFFFFFF
         driver.operations(stream, batch)
 
-    def _lacks(self, rank: int, which: int) -> bool:
-        """Whether a counter is behind this round, as numbers that wrap around."""
+    def _ahead(self, rank: int, which: int) -> int:
+        """How far a counter is ahead of this round, as numbers that wrap around."""
         number = int(self._numbers[self._place(rank, which)])
-        return ctypes.c_int32(number - self._round).value < 0
+        return ctypes.c_int32(number - self._round).value
 
     def _batch(self, start: int, which: int) -> "ctypes.Array[StreamOperation]":
         peers = [rank for rank in self._members if rank != self._rank]

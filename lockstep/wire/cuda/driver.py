@@ -5,7 +5,11 @@ torch makes a context current in every thread that uses a GPU: callers have done
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
+from typing import Any
+
+import torch
 
 from lockstep.errors import BadEnvironment
 
@@ -41,6 +45,11 @@ class StreamOperation(ctypes.Structure):
     def wait(cls, address: int) -> "StreamOperation":
         """What follows in the stream waits until the number is at least `value`, as 32-bit numbers that wrap around."""
         return cls(_WAIT_VALUE, address, 0, _AT_LEAST, 0, 0)
+
+
+def on(device: torch.device) -> AbstractContextManager[Any]:
+    """Inside, calls are for `device`, whose context torch has made current."""
+    return torch.cuda.device(device)
 
 
 def allocate(num_bytes: int) -> int:

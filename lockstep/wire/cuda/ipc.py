@@ -11,18 +11,25 @@
 # Buckets are laid out alike on all workers, and each is given memory once: a reduction of memory from `allocate` is new
 # to all or to none. Other tensors pass through memory that grows as needed, on each worker in its own way: their
 # places are told each time.
+
+# Note [Closing while others launch]
+# When a worker is lost, the wire is closed while its thread may still put reductions into the stream. Work on memory
+# that is not open any more would break the process's whole use of the GPU. So whoever closes first lets all waits go,
+# then waits for the reduction that is being launched, and for the GPU; what comes later is refused.
 """
 
 import json
+import threading
 from collections.abc import Mapping, Sequence
 
 import torch
 
-from lockstep.errors import Disagreement
+from lockstep.errors import Disagreement, PeerGone
 from lockstep.lanes import Reduction, Root
 from lockstep.wire.cuda.counters import Counters
+from lockstep.wire.cuda.gpu import Gpu
 from lockstep.wire.cuda.kernels import Slice, Work, aligned_slices, summation
-from lockstep.wire.cuda.lookout import Lookout
+from lockstep.wire.cuda.lookout import Event, Lookout
 from lockstep.wire.cuda.memory import DeviceMemory
 from lockstep.wire.exchange import exchange_texts
 from lockstep.wire.reducer import Reducer
@@ -37,36 +44,38 @@ class GpuMemory(Reducer):
     """
 
     def __init__(
-        self, memory: DeviceMemory, counters: Counters, transport: Transport, lookout: Lookout, otherwise: Reducer
+        self, gpu: Gpu, counters: Counters, transport: Transport, lookout: Lookout, otherwise: Reducer
     ) -> None:
-        self._memory, self._counters, self._transport, self._lookout = memory, counters, transport, lookout
+        self._gpu, self._counters, self._transport, self._lookout = gpu, counters, transport, lookout
+        self._memory = DeviceMemory(gpu.device)
         self._otherwise = otherwise
         self._works: dict[tuple[object, ...], Work] = {}
         self._staged: dict[tuple[torch.dtype, int], torch.Tensor] = {}
-        self._last: torch.cuda.Event | None = None
+        self._last: Event | None = None
+        self._lock = threading.Lock()
         self._closed = False
 
     def allocate(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        if device.type != "cuda" or num_elements == 0:
+        if device.type != self._memory.device.type or num_elements == 0:
             return self._otherwise.allocate(num_elements, dtype, device)
         return self._memory.allocate(num_elements * dtype.itemsize).view(dtype)
 
     def release(self, tensor: torch.Tensor) -> None:
-        if tensor.device.type != "cuda":
-            self._otherwise.release(tensor)
-        elif self._memory.is_own(tensor):
+        if self._memory.is_own(tensor):
             self._works.clear()
             self._memory.release(tensor)
+        else:
+            self._otherwise.release(tensor)
 
     def reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
         """Collective. Puts the sum into the current stream. See Note [Direct slices on GPUs]."""
-        if total.device.type != "cuda":
+        if total.device.type != self._memory.device.type:
             self._otherwise.reduce(reduction, roots, total)
         elif total.numel() > 0:
             self._reduce(reduction, roots, total)
 
     def reduce_and_stay(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        if total.device.type != "cuda":
+        if total.device.type != self._memory.device.type:
             self._otherwise.reduce_and_stay(reduction, roots, total)
         else:
             self.reduce(reduction, roots, total)
@@ -76,32 +85,42 @@ class GpuMemory(Reducer):
         if self._last is not None:
             last, self._last = self._last, None
             self._lookout.wait(last)
+            if self._counters.released:  # by another worker, which was faster to notice a death
+                raise self._lookout.verdict()
         return self._otherwise.part()
 
     def close(self) -> None:
-        self._otherwise.close()  # first: it hangs up, and the lookout wakes
+        """See Note [Closing while others launch]."""
+        self._otherwise.close()  # hangs up: the lookout wakes, and exchanges end
         if not self._closed:
             self._closed = True
             self._lookout.close()
             self._counters.release()
-            torch.cuda.synchronize(self._memory.device)
-            self._works.clear()
-            self._staged.clear()
-            self._memory.close()
-            self._counters.close()
+            with self._lock:
+                self._gpu.finish()
+                self._works.clear()
+                self._staged.clear()
+                self._memory.close()
+                self._counters.close()
 
     def _reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+        with self._lock:
+            if self._closed:
+                raise PeerGone(self._transport.world.rank, "the connection was closed here")
+            self._launch(reduction, roots, total)
+
+    def _launch(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
         shared = [self._shared(root, slot, filled=True) for slot, root in enumerate(roots)]
         place = shared[0] if roots and roots[0] is total else self._shared(total, len(roots), filled=False)
         work = self._work(reduction, shared, place, told_before=all(map(self._memory.is_own, (*roots, total))))
-        stream = torch.cuda.current_stream(self._memory.device)
+        stream = self._gpu.stream()
         self._counters.begin()
-        self._counters.come(stream.cuda_stream)
-        work(stream.cuda_stream)
-        self._counters.part(stream.cuda_stream)
+        self._counters.come(stream)
+        work(stream)
+        self._counters.part(stream)
         if place.data_ptr() != total.data_ptr():
             total.copy_(place)
-        self._last = stream.record_event()
+        self._last = self._gpu.mark()
 
     def _work(
         self, reduction: Reduction, roots: Sequence[torch.Tensor], place: torch.Tensor, told_before: bool

@@ -65,6 +65,11 @@ class Lookout(Waiting):
         self._thread = threading.Thread(target=self._look, name="lockstep-lookout", daemon=True)
         self._thread.start()
 
+    def verdict(self) -> PeerGone:
+        """Who is gone, when somebody else was faster to notice it."""
+        gone = self._neighbours.gone()
+        return self._failure or self._neighbours.blame((gone or self._neighbours.peers)[0], ENDED)
+
     def close(self) -> None:
         """The neighbours' connections should be closed before: it wakes the thread."""
         self._closed.set()

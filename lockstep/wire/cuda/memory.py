@@ -6,13 +6,13 @@
 # it here any more (`p.grad` may be a view of it).
 """
 
-import weakref
+from functools import partial
 from itertools import count
 
 import torch
 
 from lockstep.wire.cuda import driver
-from lockstep.wire.cuda.addresses import Piece
+from lockstep.wire.cuda.addresses import tensor_at
 
 MOST_WASTE = 2
 """A kept piece is given to someone who needs at least one part in so many of it."""
@@ -35,16 +35,16 @@ class DeviceMemory:
             best = min(fitting, key=torch.Tensor.numel)
             self._kept = [piece for piece in self._kept if piece is not best]
             return best[:num_bytes]
-        with torch.cuda.device(self.device):
-            piece = Piece(driver.allocate(num_bytes), num_bytes)
-            weakref.finalize(piece, driver.free, piece.address).atexit = False
-            whole = torch.as_tensor(piece, device=self.device)
+        with driver.on(self.device):
+            address = driver.allocate(num_bytes)
+        whole = tensor_at(address, num_bytes, torch.uint8, self.device, partial(_free, self.device))
         self._own[whole.data_ptr()] = (next(self._numbers), whole)
         return whole
 
     def release(self, tensor: torch.Tensor) -> None:
         """The memory under the tensor may be given to others."""
-        if (own := self._own.get(tensor.data_ptr())) is not None:
+        own = self._own.get(tensor.data_ptr())
+        if own is not None and not any(piece is own[1] for piece in self._kept):
             self._kept.append(own[1])
 
     def is_own(self, tensor: torch.Tensor) -> bool:
@@ -59,14 +59,20 @@ class DeviceMemory:
     def opened(self, peer: int, number: int, handle: str) -> int:
         """The address here of the memory that worker `peer` has `shown`."""
         if (peer, number) not in self._opened:
-            with torch.cuda.device(self.device):
+            with driver.on(self.device):
                 self._opened[peer, number] = driver.open_handle(bytes.fromhex(handle))
         return self._opened[peer, number]
 
     def close(self) -> None:
         """Lets go of all memory, own and opened. Nothing may run on it any more."""
         opened, self._opened = self._opened, {}
-        with torch.cuda.device(self.device):
+        with driver.on(self.device):
             for address in opened.values():
                 driver.close_handle(address)
         self._own, self._kept = {}, []
+
+
+def _free(device: torch.device, address: int) -> None:
+    """In whatever thread the last tensor dies."""
+    with driver.on(device):
+        driver.free(address)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from lockstep.errors import BadEnvironment, PeerGone
+from lockstep.wire.cuda.gpu import Gpu
 from lockstep.world import World
 
 
@@ -22,7 +23,7 @@ class NcclGroup:
 
     def __init__(self, world: World, store: Store, timeout_s: float, device: torch.device) -> None:
         _check_available(world)
-        self.world, self.device = world, device
+        self.world, self.gpu = world, Gpu(device)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=timeout_s)
         with torch.cuda.device(device):
@@ -37,14 +38,6 @@ class NcclGroup:
     def all_gather(self, out: torch.Tensor, given: torch.Tensor) -> None:
         self._do(lambda group: group._allgather_base(out, given))
 
-    def stream(self) -> int:
-        return int(torch.cuda.current_stream(self.device).cuda_stream)
-
-    def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.device))
-        return event
-
     def abort(self) -> None:
         group, self._group = self._group, None
         if group is not None:
@@ -55,7 +48,7 @@ class NcclGroup:
         if group is None:
             raise PeerGone(self.world.rank, "the connection was closed here")
         try:
-            with torch.cuda.device(self.device):
+            with torch.cuda.device(self.gpu.device):
                 collective(group).wait()  # the stream waits, not this thread
         except RuntimeError as error:
             suspect = self.world.peers[0] if self.world.peers else self.world.rank

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from lockstep.lanes import Reduction, Root
+from lockstep.wire.cuda.gpu import Gpu
 from lockstep.wire.cuda.kernels import VECTOR_BYTES, Slice, summation
 from lockstep.wire.cuda.lookout import Event, Waiting
 from lockstep.wire.reducer import Reducer
@@ -26,7 +27,7 @@ class Group(Protocol):
     """
 
     world: World
-    device: torch.device
+    gpu: Gpu
 
     def all_reduce(self, tensor: torch.Tensor) -> None: ...
 
@@ -34,12 +35,6 @@ class Group(Protocol):
 
     def all_gather(self, out: torch.Tensor, given: torch.Tensor) -> None:
         """`given` may be this worker's part of `out`."""
-
-    def stream(self) -> int:
-        """The number of the current stream."""
-
-    def mark(self) -> Event:
-        """An event behind all that is in the current stream."""
 
     def abort(self) -> None:
         """Whatever waits in a stream ends. May be called twice, from any thread."""
@@ -55,7 +50,7 @@ class BySlices(Reducer):
 
     def allocate(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """See Note [Tree order by collectives] for the padding, which is not seen by the caller."""
-        if device.type != self._group.device.type or num_elements == 0:
+        if device.type != self._group.gpu.device.type or num_elements == 0:
             return self._otherwise.allocate(num_elements, dtype, device)
         whole = torch.zeros(self._num_padded(num_elements, dtype), dtype=dtype, device=device)
         self._padded[whole.data_ptr()] = whole
@@ -67,11 +62,11 @@ class BySlices(Reducer):
 
     def reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
         """Collective. Puts the sum into the current stream."""
-        if total.device.type != self._group.device.type:
+        if total.device.type != self._group.gpu.device.type:
             self._otherwise.reduce(reduction, roots, total)
         elif total.numel() > 0:
             (self._add_in_tree_order if self._exact else self._hand_over)(reduction, roots, total)
-            self._last = self._group.mark()
+            self._last = self._group.gpu.mark()
 
     def part(self) -> bool:
         """Waits until this worker's GPU has done its part of all reductions; asks nobody."""
@@ -108,7 +103,7 @@ class BySlices(Reducer):
         values = {root: received.data_ptr() + number * step for number, root in enumerate(order)}
         own = whole[rank * length : (rank + 1) * length]
         add = summation(reduction.tree, values, [own.data_ptr()], Slice(length, whole.dtype, whole.device))
-        add(self._group.stream())
+        add(self._group.gpu.stream())
         self._group.all_gather(whole, own)
         if whole.data_ptr() != total.data_ptr():
             total.copy_(whole[: total.numel()])

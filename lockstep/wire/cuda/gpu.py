@@ -1,0 +1,24 @@
+"""The GPU of a worker: its current stream, and what is known of it on the host."""
+
+import torch
+
+
+class Gpu:
+    """One GPU, as the calling thread uses it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def stream(self) -> int:
+        """The number of the current stream."""
+        return int(torch.cuda.current_stream(self.device).cuda_stream)
+
+    def mark(self) -> torch.cuda.Event:
+        """An event behind all that is in the current stream."""
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def finish(self) -> None:
+        """Returns when the GPU has done everything that this process has given it."""
+        torch.cuda.synchronize(self.device)

@@ -1,0 +1,288 @@
+"""The reducer in GPU memory, without a GPU: memory that processes open to each other stands in for that of a GPU.
+
+Everything is as on a GPU but the driver: `cuMemAlloc` gives a file in memory, a handle names it, and a stream does at
+once what is put into it. So streams that wait for each other are processes that wait for each other. On a real GPU the
+same is tested in tests/gpu.
+"""
+
+import ctypes
+import mmap
+import os
+import signal
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from workers import on_workers, outcomes
+
+from lockstep.errors import Disagreement, PeerGone
+from lockstep.lanes import Assignment, Branch, Reduction, Root, Tree, reduction
+from lockstep.run.environment import find_place, process_environment
+from lockstep.run.rendezvous import open_store
+from lockstep.wire.cuda import driver
+from lockstep.wire.cuda.counters import Counters, open_counters
+from lockstep.wire.cuda.driver import HANDLE_BYTES, StreamOperation
+from lockstep.wire.cuda.gpu import Gpu
+from lockstep.wire.cuda.ipc import GpuMemory
+from lockstep.wire.cuda.lookout import Lookout
+from lockstep.wire.exchange import exchange
+from lockstep.wire.executor import Executor
+from lockstep.wire.shared.mailbox import open_mailbox
+from lockstep.wire.shared.memory import Memory
+from lockstep.wire.shared.neighbours import connect
+
+CPU = torch.device("cpu")
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+SIZES = (1, 7, 300)
+
+
+class PlayedDriver:
+    """What this process has allocated and opened; put in the place of the driver's functions."""
+
+    def __init__(self) -> None:
+        self.files: dict[int, int] = {}
+        self.mappings: dict[int, mmap.mmap] = {}
+        self.num_opened = 0
+
+    def install(self) -> "PlayedDriver":
+        for name in ("on", "allocate", "free", "handle_of", "open_handle", "close_handle", "register", "unregister"):
+            setattr(driver, name, getattr(self, name))
+        driver.operations = self.operations
+        return self
+
+    def on(self, device: torch.device) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def allocate(self, num_bytes: int) -> int:
+        file = os.memfd_create("played-gpu")
+        os.ftruncate(file, num_bytes)
+        address = self._mapped(file, num_bytes)
+        self.files[address] = file
+        return address
+
+    def free(self, address: int) -> None:
+        os.close(self.files.pop(address))
+
+    def handle_of(self, address: int) -> bytes:
+        return f"/proc/{os.getpid()}/fd/{self.files[address]}".encode().ljust(HANDLE_BYTES, b"\0")
+
+    def open_handle(self, handle: bytes) -> int:
+        self.num_opened += 1
+        file = os.open(handle.rstrip(b"\0").decode(), os.O_RDWR)
+        try:
+            return self._mapped(file, os.fstat(file).st_size)
+        finally:
+            os.close(file)
+
+    def close_handle(self, address: int) -> None:
+        self.num_opened -= 1
+
+    def register(self, address: int, num_bytes: int) -> int:
+        return address
+
+    def unregister(self, address: int) -> None:
+        pass
+
+    def operations(self, stream: int, batch: "ctypes.Array[StreamOperation]") -> None:
+        """At once, in their order: write, or wait."""
+        for operation in batch:
+            number = ctypes.c_uint32.from_address(operation.address)
+            if operation.operation == StreamOperation.write(0).operation:
+                number.value = operation.value
+            while ctypes.c_int32(number.value - operation.value).value < 0:
+                time.sleep(0)
+
+    def _mapped(self, file: int, num_bytes: int) -> int:
+        mapping = mmap.mmap(file, num_bytes)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+        self.mappings[address] = mapping
+        return address
+
+
+class Done:
+    def synchronize(self) -> None:
+        pass
+
+
+class PlayedGpu(Gpu):
+    def stream(self) -> int:
+        return 0
+
+    def mark(self) -> Any:
+        return Done()
+
+    def finish(self) -> None:
+        pass
+
+
+class Opened:
+    """One worker's side of the wire."""
+
+    def __init__(self, timeout_s: float = 20.0) -> None:
+        self.driver = PlayedDriver().install()
+        place = find_place(process_environment())
+        self.world = place.world
+        store = PrefixStore("gpu-memory", open_store(place, 20.0))
+        neighbours = connect(self.world, range(self.world.size), store, timeout_s)
+        memory = Memory(neighbours)
+        self.transport = open_mailbox(memory, self.world)
+        self.counters: Counters = open_counters(memory, CPU)
+        self.lookout = Lookout(neighbours, self.counters.release, self.counters.behind)
+        otherwise = Executor(self.transport)
+        otherwise.close = neighbours.close  # type: ignore[method-assign]
+        self.reducer = GpuMemory(PlayedGpu(CPU), self.counters, self.transport, self.lookout, otherwise)
+
+    def close(self) -> None:
+        self.transport.close()
+        self.reducer.close()
+
+    def end(self) -> None:
+        """Collective. As a run ends: nobody hangs up before all are done."""
+        exchange(self.transport, torch.zeros(1, dtype=torch.uint8))
+        self.close()
+
+
+def by_hand(tree: Tree, roots: dict[Root, torch.Tensor]) -> torch.Tensor:
+    if isinstance(tree, Branch):
+        return by_hand(tree.left, roots) + by_hand(tree.right, roots)
+    assert isinstance(tree, Root)
+    return roots[tree]
+
+
+def random_roots(whole: Reduction, size: int, dtype: torch.dtype, turn: int) -> dict[Root, torch.Tensor]:
+    found = {}
+    for rank, number in enumerate(whole.roots_of):
+        for index in range(number):
+            generator = torch.Generator().manual_seed(1000 * rank + 10 * index + size + 7 * turn)
+            found[Root(rank, index)] = (1000 * torch.randn(size, generator=generator, dtype=torch.float64)).to(dtype)
+    return found
+
+
+def add(lanes: list[int], present: list[int] | None = None) -> dict[str, Any]:
+    """Sums of all kinds, three times each in the same memory."""
+    opened, wrong, asked = Opened(), [], []
+    rank = opened.world.rank
+    for num_lanes in lanes:
+        whole = reduction(Assignment.even(num_lanes, opened.world.size), tuple(present or range(num_lanes)))
+        for dtype in DTYPES:
+            for size in SIZES:
+                for made_here in (True, False):
+                    number = max(1, whole.roots_of[rank])
+                    memory = [_memory(opened, size, dtype, made_here) for _ in range(number)]
+                    for turn in range(3):
+                        roots = random_roots(whole, size, dtype, turn)
+                        mine = memory[: whole.roots_of[rank]]
+                        for index, root in enumerate(mine):
+                            root.copy_(roots[Root(rank, index)])
+                        before = len(opened.reducer._works)
+                        opened.reducer.reduce(whole, mine, memory[0])
+                        opened.reducer.part()
+                        asked.append(len(opened.reducer._works) - before)
+                        if not torch.equal(memory[0], by_hand(whole.tree, roots)):
+                            wrong.append(f"{num_lanes} lanes, {dtype}, {size} elements, {made_here}, turn {turn}")
+                    for tensor in memory:
+                        opened.reducer.release(tensor)
+    opened.end()
+    return {"wrong": wrong, "asked": asked, "open": opened.driver.num_opened}
+
+
+def _memory(opened: Opened, size: int, dtype: torch.dtype, made_here: bool) -> torch.Tensor:
+    return opened.reducer.allocate(size, dtype, CPU) if made_here else torch.empty(size, dtype=dtype)
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_sums_in_opened_memory_have_the_brackets_of_the_tree(num_workers: int) -> None:
+    for told in on_workers(num_workers, add, [num_workers, 7]):
+        assert told["wrong"] == []
+        assert told["open"] == 0
+
+
+def test_a_worker_without_lanes_is_given_the_sum_too() -> None:
+    assert [told["wrong"] for told in on_workers(3, add, [6], [0, 1, 5])] == [[], [], []]
+
+
+def test_places_of_memory_that_was_allocated_here_are_asked_for_once() -> None:
+    for told in on_workers(2, add, [2]):
+        assert told["asked"][:3] == [1, 0, 0]
+
+
+def lose() -> dict[str, Any]:
+    opened = Opened()
+    size = opened.world.size
+    whole = reduction(Assignment.even(size, size), tuple(range(size)))
+    value = opened.reducer.allocate(100, torch.float32, CPU).zero_()
+    opened.reducer.reduce(whole, [value], value)
+    opened.reducer.part()
+    if opened.world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        opened.reducer.reduce(whole, [value], value)  # the stream that waits is this very process
+        opened.reducer.part()
+    except PeerGone as gone:
+        return {"gone": gone.rank}
+    finally:
+        opened.close()
+    return {}
+
+
+def test_a_stream_that_waits_for_a_dead_worker_is_freed_and_the_dead_is_named() -> None:
+    first, killed, third = outcomes(3, lose)
+    assert killed.killed_by == signal.SIGKILL
+    assert [first.value["gone"], third.value["gone"]] == [1, 1]
+
+
+def disagree() -> str:
+    opened = Opened()
+    size = opened.world.size
+    whole = reduction(Assignment.even(size, size), tuple(range(size)))
+    value = opened.reducer.allocate(100 + opened.world.rank, torch.float32, CPU)
+    try:
+        opened.reducer.reduce(whole, [value], value)
+    except Disagreement as difference:
+        return str(difference)
+    finally:
+        opened.close()
+    return "agreed"
+
+
+def test_buckets_of_different_sizes_are_refused_before_anything_is_added() -> None:
+    for told in on_workers(2, disagree):
+        assert "the bucket to reduce" in told
+        assert "100 elements of float32" in told
+        assert "101 elements of float32" in told
+
+
+def after_closing() -> str:
+    opened = Opened()
+    whole = reduction(Assignment.even(opened.world.size, opened.world.size), tuple(range(opened.world.size)))
+    value = opened.reducer.allocate(10, torch.float32, CPU)
+    opened.close()
+    try:
+        opened.reducer.reduce(whole, [value], value)
+    except PeerGone as gone:
+        return gone.cause
+    return "reduced"
+
+
+def test_what_comes_after_closing_is_refused() -> None:
+    assert on_workers(2, after_closing) == ["the connection was closed here"] * 2
+
+
+def memory_is_given_again() -> list[bool]:
+    opened = Opened()
+    first = opened.reducer.allocate(100, torch.float32, CPU)
+    place = first.data_ptr()
+    opened.reducer.release(first)
+    opened.reducer.release(first)
+    again, other = (opened.reducer.allocate(80, torch.float32, CPU) for _ in range(2))
+    small = opened.reducer.allocate(10, torch.float32, CPU)
+    found = [again.data_ptr() == place, other.data_ptr() != place, small.data_ptr() != place]
+    opened.end()
+    return found
+
+
+def test_memory_that_was_released_is_given_to_one_that_fits_and_only_once() -> None:
+    assert on_workers(2, memory_is_given_again) == [[True, True, True]] * 2
