@@ -10,7 +10,7 @@ Everything here is pure: values in, values out, nothing imported from torch.
 # without samples is absent: its parent is then its sibling, unchanged, not "sibling + 0".
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -162,6 +162,14 @@ def reduction(assignment: Assignment, present: tuple[int, ...]) -> Reduction:
     wire_tree = cut(whole)
     folds = tuple(_fold(lanes, present, merges) for lanes in assignment.lanes_of)
     return Reduction(folds, wire_tree)
+
+
+def renamed(tree: Tree, names: Mapping[Root, int]) -> Tree:
+    """The same brackets over numbers instead of roots: all trees of one shape become equal."""
+    if isinstance(tree, Branch):
+        return Branch(renamed(tree.left, names), renamed(tree.right, names))
+    assert isinstance(tree, Root)
+    return names[tree]
 
 
 def leaves(tree: Tree) -> list[int | Root]:

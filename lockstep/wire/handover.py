@@ -55,11 +55,11 @@ class Handover(Reducer):
             raise BadArgument(f"exact=False adds {names}, not {str(total.dtype).removeprefix('torch.')}")
         if total.numel() == 0:
             return
-        _add_up(roots, total)
+        add_up(roots, total)
         self._transport.all_reduce(total)
 
 
-def _add_up(roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+def add_up(roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
     """Leaves the sum of this worker's roots in `total`, which may be the first of them."""
     if not roots:
         total.zero_()

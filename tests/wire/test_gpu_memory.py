@@ -15,17 +15,17 @@ from typing import Any
 
 import pytest
 import torch
+from sums_by_hand import CPU, PlayedGpu, by_hand, random_roots
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from workers import on_workers, outcomes
 
 from lockstep.errors import Disagreement, PeerGone
-from lockstep.lanes import Assignment, Branch, Reduction, Root, Tree, reduction
+from lockstep.lanes import Assignment, Root, reduction
 from lockstep.run.environment import find_place, process_environment
 from lockstep.run.rendezvous import open_store
 from lockstep.wire.cuda import driver
 from lockstep.wire.cuda.counters import Counters, open_counters
 from lockstep.wire.cuda.driver import HANDLE_BYTES, StreamOperation
-from lockstep.wire.cuda.gpu import Gpu
 from lockstep.wire.cuda.ipc import GpuMemory
 from lockstep.wire.cuda.lookout import Lookout
 from lockstep.wire.exchange import exchange
@@ -34,7 +34,6 @@ from lockstep.wire.shared.mailbox import open_mailbox
 from lockstep.wire.shared.memory import Memory
 from lockstep.wire.shared.neighbours import connect
 
-CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 SIZES = (1, 7, 300)
 
@@ -102,22 +101,6 @@ class PlayedDriver:
         return address
 
 
-class Done:
-    def synchronize(self) -> None:
-        pass
-
-
-class PlayedGpu(Gpu):
-    def stream(self) -> int:
-        return 0
-
-    def mark(self) -> Any:
-        return Done()
-
-    def finish(self) -> None:
-        pass
-
-
 class Opened:
     """One worker's side of the wire."""
 
@@ -143,22 +126,6 @@ class Opened:
         """Collective. As a run ends: nobody hangs up before all are done."""
         exchange(self.transport, torch.zeros(1, dtype=torch.uint8))
         self.close()
-
-
-def by_hand(tree: Tree, roots: dict[Root, torch.Tensor]) -> torch.Tensor:
-    if isinstance(tree, Branch):
-        return by_hand(tree.left, roots) + by_hand(tree.right, roots)
-    assert isinstance(tree, Root)
-    return roots[tree]
-
-
-def random_roots(whole: Reduction, size: int, dtype: torch.dtype, turn: int) -> dict[Root, torch.Tensor]:
-    found = {}
-    for rank, number in enumerate(whole.roots_of):
-        for index in range(number):
-            generator = torch.Generator().manual_seed(1000 * rank + 10 * index + size + 7 * turn)
-            found[Root(rank, index)] = (1000 * torch.randn(size, generator=generator, dtype=torch.float64)).to(dtype)
-    return found
 
 
 def add(lanes: list[int], present: list[int] | None = None) -> dict[str, Any]:

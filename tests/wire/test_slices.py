@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from sums_by_hand import CPU, Done, PlayedGpu, by_hand, random_roots
 from workers import on_workers
 
 from lockstep.errors import PeerGone
-from lockstep.lanes import Assignment, Branch, Reduction, Root, Tree, reduction
+from lockstep.lanes import Assignment, Root, reduction
 from lockstep.run.environment import find_place, process_environment
 from lockstep.run.rendezvous import open_store
 from lockstep.wire.cuda.gpu import Gpu
@@ -23,26 +24,6 @@ from lockstep.world import World
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64)
 SIZES = (1, 7, 64, 1001)
-
-
-class Done:
-    """On a CPU everything is done when a call returns."""
-
-    def synchronize(self) -> None:
-        pass
-
-
-class PlayedGpu(Gpu):
-    """The CPU in the place of a GPU."""
-
-    def stream(self) -> int:
-        return 0
-
-    def mark(self) -> Any:
-        return Done()
-
-
-CPU = torch.device("cpu")
 
 
 class GlooGroup:
@@ -73,22 +54,6 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def _in_bytes(like: torch.Tensor, sizes: list[int]) -> list[int]:
     return [size * like.element_size() for size in sizes]
-
-
-def by_hand(tree: Tree, roots: dict[Root, torch.Tensor]) -> torch.Tensor:
-    if isinstance(tree, Branch):
-        return by_hand(tree.left, roots) + by_hand(tree.right, roots)
-    assert isinstance(tree, Root)
-    return roots[tree]
-
-
-def random_roots(whole: Reduction, size: int, dtype: torch.dtype) -> dict[Root, torch.Tensor]:
-    found = {}
-    for rank, number in enumerate(whole.roots_of):
-        for index in range(number):
-            generator = torch.Generator().manual_seed(1000 * rank + 10 * index + size)
-            found[Root(rank, index)] = (1000 * torch.randn(size, generator=generator, dtype=torch.float64)).to(dtype)
-    return found
 
 
 def opened(exact: bool) -> tuple[Gloo, BySlices]:

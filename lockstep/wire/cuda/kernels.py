@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import torch
 
-from lockstep.lanes import Branch, Root, Tree, leaves
+from lockstep.lanes import Branch, Root, Tree, leaves, renamed
 from lockstep.wire.cuda import compiler, driver
 from lockstep.wire.cuda.addresses import tensor_at
 
@@ -94,7 +94,7 @@ def _compiled(tree: Tree, values: Mapping[Root, int], places: Sequence[int], wha
     if not what.num_elements:
         return lambda stream: None
     roots = [leaf for leaf in leaves(tree) if isinstance(leaf, Root)]
-    numbered = _numbered(tree, {root: index for index, root in enumerate(roots)})
+    numbered = renamed(tree, {root: index for index, root in enumerate(roots)})
     kernel = _kernel(numbered, what.dtype, len(places), what.device)
     addresses = [*(values[root] for root in roots), *places]
     arguments = [ctypes.c_uint64(number) for number in (*addresses, what.num_elements)]
@@ -110,14 +110,6 @@ def _num_blocks(what: Slice) -> int:
     processors = torch.cuda.get_device_properties(what.device).multi_processor_count
     num_vectors = -(-what.num_elements * what.dtype.itemsize // VECTOR_BYTES)
     return max(1, min(-(-num_vectors // NUM_THREADS), BLOCKS_PER_PROCESSOR * processors))
-
-
-def _numbered(tree: Tree, numbers: Mapping[Root, int]) -> Tree:
-    """The same brackets over plain numbers: all trees of one shape share a kernel."""
-    if isinstance(tree, Branch):
-        return Branch(_numbered(tree.left, numbers), _numbered(tree.right, numbers))
-    assert isinstance(tree, Root)
-    return numbers[tree]
 
 
 @lru_cache(maxsize=256)

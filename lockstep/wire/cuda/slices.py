@@ -16,6 +16,7 @@ from lockstep.lanes import Reduction, Root
 from lockstep.wire.cuda.gpu import Gpu
 from lockstep.wire.cuda.kernels import VECTOR_BYTES, Slice, summation
 from lockstep.wire.cuda.lookout import Event, Waiting
+from lockstep.wire.handover import add_up
 from lockstep.wire.reducer import Reducer
 from lockstep.world import World
 
@@ -82,12 +83,7 @@ class BySlices(Reducer):
         self._padded.clear()
 
     def _hand_over(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        if not roots:
-            total.zero_()
-        elif roots[0].data_ptr() != total.data_ptr():
-            total.copy_(roots[0])
-        for root in roots[1:]:
-            total.add_(root)
+        add_up(roots, total)
         self._group.all_reduce(total)
 
     def _add_in_tree_order(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 import torch
 
-from lockstep.lanes import Branch, Root, Tree, leaves
+from lockstep.lanes import Branch, Root, Tree, leaves, renamed
 
 PIECE_BYTES = 256 * 1024
 """How much torch adds and hands out at a time: what stays in a core's cache."""
@@ -52,7 +52,7 @@ def has_llvm() -> bool:
 
 def _compiled(tree: Tree, values: Mapping[Root, torch.Tensor], places: Sequence[torch.Tensor]) -> Work:
     roots = [leaf for leaf in leaves(tree) if isinstance(leaf, Root)]
-    numbered = _numbered(tree, {root: index for index, root in enumerate(roots)})
+    numbered = renamed(tree, {root: index for index, root in enumerate(roots)})
     loop = _loop(numbered, _LLVM_TYPES[places[0].dtype], len(roots), len(places), places[0].element_size())
     inputs = (ctypes.c_void_p * len(roots))(*(values[root].data_ptr() for root in roots))
     outputs = (ctypes.c_void_p * len(places))(*(place.data_ptr() for place in places))
@@ -64,14 +64,6 @@ def _compiled(tree: Tree, values: Mapping[Root, torch.Tensor], places: Sequence[
         loop(inputs, outputs, num_elements)
 
     return work
-
-
-def _numbered(tree: Tree, numbers: Mapping[Root, int]) -> Tree:
-    """The same brackets over plain numbers: all trees of one shape share a loop."""
-    if isinstance(tree, Branch):
-        return Branch(_numbered(tree.left, numbers), _numbered(tree.right, numbers))
-    assert isinstance(tree, Root)
-    return numbers[tree]
 
 
 @lru_cache(maxsize=256)
