@@ -48,7 +48,8 @@ while (words := talk.hear()) is not None:
 """
 
 ANSWERS: dict[str, dict[str, Any]] = {
-    "prepare": {"parameters": 7, "coarse": False, "machine": {"cores": 2}},
+    "open": {"coarse": False},
+    "prepare": {"parameters": 7, "machine": {"cores": 2}},
     "write": {"gradients": 0.0, "movement": 0.0, "length": 1.0, "digest": None},
     "compare": {"gradients": 1e-6, "movement": 1e-6, "length": 1.0, "digest": None},
     "block": {"seconds": 4.0, "reserved_bytes": 100, "allocated_bytes": 50},
@@ -108,7 +109,7 @@ def test_blocks_of_all_sides_are_interleaved_round_by_round(scripted: Scripted) 
     assert outcome.peaks[gpu.DDP] == {"reserved_bytes": 100, "allocated_bytes": 50}
 
 
-@pytest.mark.parametrize("moment", ["start", "prepare", "compare", "block"])
+@pytest.mark.parametrize("moment", ["start", "open", "prepare", "compare", "block"])
 def test_a_child_that_dies_is_named_with_its_last_words_and_the_others_go_on(scripted: Scripted, moment: str) -> None:
     scripted.child(gpu.FUSED)
     scripted.child(gpu.DDP, dies_at=moment)
@@ -221,7 +222,13 @@ def test_two_workers_of_a_side_hold_the_same_bits_and_the_first_one_compares(
 ) -> None:
     folder = tmp_path_factory.mktemp("t")
     plan = Plan("gpt10m", 2, (name,), steps=1, rounds=1, device="cpu", sizes=TINY)
-    words = [{"word": "prepare"}, {"word": "write"}, {"word": "compare"}, {"word": "block", "steps": 2}]
+    words = [
+        {"word": "open"},
+        {"word": "prepare"},
+        {"word": "write"},
+        {"word": "compare"},
+        {"word": "block", "steps": 2},
+    ]
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / "turns"))
         listener.listen()
@@ -229,7 +236,7 @@ def test_two_workers_of_a_side_hold_the_same_bits_and_the_first_one_compares(
         driver.start()
         on_workers(2, child.main, plan, name, folder)
         driver.join()
-    _, written, compared, blocks = driver.answers
+    _, _, written, compared, blocks = driver.answers
     assert None not in (*written, *compared, *blocks)
     assert written[0]["digest"] == written[1]["digest"] == compared[0]["digest"] == compared[1]["digest"]
     assert (compared[0]["gradients"], "gradients" in compared[1]) == (0.0, False)

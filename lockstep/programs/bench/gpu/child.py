@@ -48,11 +48,12 @@ class Trainee:
 
     @property
     def side(self) -> Side:
-        assert self._side is not None, "told to train before it was told to prepare"
+        assert self._side is not None, "told to train before it was told to open"
         return self._side
 
     def do(self, word: str, **options: Any) -> Words:
         tasks: dict[str, Callable[..., Words]] = {
+            "open": self.open,
             "prepare": self.prepare,
             "write": self.write,
             "compare": self.compare,
@@ -62,10 +63,14 @@ class Trainee:
         self._give_back()
         return answer
 
-    def prepare(self) -> Words:
-        """The side is made and warm."""
+    def open(self) -> Words:
+        """The side is made: most of that is the CPU's work, so all children do it at once."""
         workload = LARGE_WORKLOADS[self._plan.model](**self._plan.sizes)
         self._side = open_side(self._name, workload, self._plan.device, self._world, self._folder, self._stack)
+        return {"coarse": workload.rounds_coarsely}
+
+    def prepare(self) -> Words:
+        """The side is warm."""
         for number in range(WARM_STEPS):
             self.side.step(number)
         self._synchronize()
@@ -73,7 +78,6 @@ class Trainee:
             raise BadEnvironment(f"{self._name} cannot be measured here: {excuse}")
         return {
             "parameters": count_parameters(self.side.model),
-            "coarse": workload.rounds_coarsely,
             "machine": describe_machine(self._plan.device),
         }
 

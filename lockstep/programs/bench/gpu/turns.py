@@ -48,15 +48,20 @@ def take_turns(plan: Plan, children: Sequence[Child], told: Told) -> Outcome:
 
 
 def prepare(children: Sequence[Child], outcome: Outcome) -> None:
-    """Every child that can be is warm. Those that are not slow prepare one after the other, for the GPU's memory."""
+    """Every child that can be is warm. Those that are not slow warm up one after the other, for the GPU's memory."""
+    for child in children:
+        child.tell(word="open")
+    for child in children:
+        answers = child.answers()
+        if answers is not None:
+            outcome.coarse = answers[0]["coarse"]
     slow = [child for child in children if child.name in SLOW_TO_PREPARE]
     for child in slow:
         child.tell(word="prepare")
     for child in [*(child for child in children if child not in slow), *slow]:
         answers = child.answers() if child in slow else child.ask(word="prepare")
         if answers is not None:
-            outcome.parameters, outcome.coarse = answers[0]["parameters"], answers[0]["coarse"]
-            outcome.machine = answers[0]["machine"]
+            outcome.parameters, outcome.machine = answers[0]["parameters"], answers[0]["machine"]
 
 
 def agree(children: Sequence[Child], outcome: Outcome) -> None:
