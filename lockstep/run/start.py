@@ -64,7 +64,8 @@ def start(
 
     `lanes` defaults to the number of workers, `seed` to 0, `threads` (per worker) to 1: they fix the bits, so they do
     not follow from the hardware. `assignment` gives each worker's lanes by hand. `exact=False` gives up equal
-    bits for speed. `wire` is "shared" (memory) for workers of one host and "hierarchical" or "gloo" otherwise.
+    bits for speed. `wire` is "shared" (memory) for workers of one host and "hierarchical" or "gloo" otherwise;
+    on GPUs "nccl", or "gpu" (memory) where workers share one.
     `algorithm` ("direct", "oneshot") and `bucket_bytes` are chosen for the measured link unless given. `timeout_s` is
     how long a silent worker is waited for. `recover=False` ends the run when a worker is lost. `not_finite` says what
     becomes of a step whose gradient has NaN or infinity: "keep" it as it is, "skip" it, or "stop". Every `drift_every`

@@ -1,11 +1,14 @@
 """Who decides: the command line, the script, the environment, the default."""
 
+import re
+
 import pytest
+import torch
 
 from lockstep.errors import BadArgument
 from lockstep.lanes import Assignment
 from lockstep.run.environment import Overrides
-from lockstep.run.settings import Asked, settle
+from lockstep.run.settings import Asked, settle, wire_on
 from lockstep.world import World
 
 TWO = World(0, 2, 0, 2)
@@ -77,3 +80,37 @@ def test_an_algorithm_for_sending_is_refused_where_nothing_is_sent() -> None:
 def test_an_algorithm_for_sending_is_taken_where_buckets_are_sent_or_nobody_else_is() -> None:
     assert settle(Asked(algorithm="direct"), Overrides(), TWO_HOSTS).algorithm == "direct"
     assert settle(Asked(algorithm="direct"), Overrides(), World()).algorithm == "direct"
+
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "expected"),
+    [
+        (torch.device("cpu"), None, "shared"),
+        (torch.device("cpu"), "gloo", "gloo"),
+        (GPU, None, "cuda"),
+        (GPU, "gpu", "gpu"),
+        (GPU, "nccl", "nccl"),
+    ],
+)
+def test_the_wire_follows_the_device(device: torch.device, asked: str | None, expected: str) -> None:
+    assert wire_on(device, asked, None, asked or "shared", World(0, 2, 0, 2)) == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "algorithm", "world", "told"),
+    [
+        (torch.device("cpu"), "gpu", None, World(0, 2, 0, 2), "wire='gpu' cannot be had on cpu"),
+        (torch.device("cpu"), "nccl", None, World(0, 2, 0, 2), "'shared' or 'hierarchical' or 'gloo'"),
+        (GPU, "shared", None, World(0, 2, 0, 2), "say 'gpu' or 'nccl'"),
+        (GPU, None, "direct", World(0, 2, 0, 2), "leave it out on a GPU"),
+        (GPU, "gpu", None, World(0, 2, 0, 1), "needs all workers on one host"),
+    ],
+)
+def test_a_wire_that_a_device_cannot_have_is_refused(
+    device: torch.device, asked: str | None, algorithm: str | None, world: World, told: str
+) -> None:
+    with pytest.raises(BadArgument, match=re.escape(told)):
+        wire_on(device, asked, algorithm, asked or "shared", world)
