@@ -6,7 +6,9 @@
 # peers have got there too; hosts put these operations into their streams and go on. Streams that wait take nothing from
 # others on the same GPU. As the counters are in host memory, a host can see how far everybody's GPU is. When a worker
 # has died its counters stand still for ever, and so would every stream that waits for them: the host that notices
-# writes a number that nobody will reach, and all go on, with sums that nobody will use.
+# writes a number that nobody will reach, and all go on, with sums that nobody will use. A flag beside the counters says
+# that this has happened: streams that still run may write their counters once more. For the same reason whoever lets
+# go does so again and again, until the wire is closed.
 """
 
 import ctypes
@@ -63,14 +65,15 @@ class Counters:
 
     def release(self) -> None:
         """Nobody waits any more, here or in other processes. See Note [Waiting on the GPU]."""
+        self._numbers[self._flag] = 1
         for rank in self._members:
             for which in (CAME, DONE):
                 self._numbers[self._place(rank, which)] = self._round + FREE
 
     @property
     def released(self) -> bool:
-        """Whether somebody, here or in another process, has ended all waits: sums since then are worth nothing."""
-        return self._ahead(self._rank, CAME) >= FREE // 2
+        """Whether somebody, here or in another process, has let all go: sums since then are worth nothing."""
+        return bool(self._numbers[self._flag])
 
     def close(self) -> None:
         """No stream of this process may wait any more."""
@@ -95,6 +98,10 @@ class Counters:
         operations += [StreamOperation.wait(start + 4 * self._place(peer, which)) for peer in peers]
         return (StreamOperation * len(operations))(*operations)
 
+    @property
+    def _flag(self) -> int:
+        return 2 * len(self._members) * SPACING_BYTES // 4
+
     def _place(self, rank: int, which: int) -> int:
         """Where in the page, in numbers of four bytes."""
         return (2 * self._members.index(rank) + which) * SPACING_BYTES // 4
@@ -104,7 +111,7 @@ def open_counters(memory: Memory, device: torch.device) -> Counters:
     """Collective. New counters: made by the lowest rank, known to all when this returns."""
     neighbours = memory.neighbours
     first = neighbours.members[0]
-    num_bytes = max(PAGE_BYTES, 2 * SPACING_BYTES * len(neighbours.members))
+    num_bytes = max(PAGE_BYTES, SPACING_BYTES * (2 * len(neighbours.members) + 1))
     if neighbours.rank == first:
         page = memory.allocate(num_bytes)
         memory.reveal([page])

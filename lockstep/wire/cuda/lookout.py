@@ -16,6 +16,7 @@ from lockstep.errors import PeerGone
 from lockstep.wire.shared.neighbours import ENDED, Neighbours
 
 LOOK_S = 0.5
+FREE_AGAIN_S = 0.02
 
 
 class Event(Protocol):
@@ -76,6 +77,11 @@ class Lookout(Waiting):
         self._thread.join()
 
     def _look(self) -> None:
+        self._look_for_losses()
+        while self._failure is not None and not self._closed.wait(FREE_AGAIN_S):
+            self._free()  # what still runs may have come to wait again
+
+    def _look_for_losses(self) -> None:
         while self._failure is None and not self._closed.is_set():
             gone = self._neighbours.await_gone(LOOK_S)
             if self._closed.is_set() or self._neighbours.closed:
