@@ -58,7 +58,10 @@ def test_an_example_ends_with_the_digest_of_its_training(shell: Shell, example):
     assert re.fullmatch(r"digest [0-9a-f]{64}", printed.splitlines()[-1])
 
 
-@pytest.mark.parametrize("command", [alone("02_lockstep"), on(1, "02_lockstep", options=("--lanes", "1"))])
+@pytest.mark.parametrize(
+    "command",
+    [alone("02_lockstep"), pytest.param(on(1, "02_lockstep", options=("--lanes", "1")), marks=pytest.mark.soak)],
+)
 def test_the_lockstep_script_has_the_losses_of_the_plain_one_to_rounding(shell: Shell, command):
     plain, lockstep = shell(alone("01_plain"), command)
     assert numbers_after("batch", lockstep) == pytest.approx(numbers_after("batch", plain), rel=1e-4)
@@ -120,6 +123,7 @@ def test_two_workers_together_read_a_stream_once_per_epoch(shell: Shell):
     assert numbers_after("readings", printed) == [1000, 1000]
 
 
+@pytest.mark.soak
 def test_an_unchanged_ddp_script_trains_to_the_same_bits_on_this_backend_as_on_gloo(shell: Shell):
     ours, theirs = shell(alone("ddp_unchanged"), alone("ddp_unchanged", "--backend", "gloo"))
     assert re.fullmatch(r"weights [0-9a-f]{64}", ours.splitlines()[-1])
@@ -143,6 +147,7 @@ def test_a_run_that_left_between_checkpoints_goes_on_from_the_newest_and_ends_wi
     assert second.splitlines()[-2:] == whole.splitlines()[-2:]
 
 
+@pytest.mark.soak
 def test_a_run_that_loses_a_worker_ends_with_the_digest_of_one_that_loses_none(shell: Shell):
     disturbed = on(3, "12_lost_worker", "--kill-at", "20", options=("--spares", "1"))
     whole, lost = shell(alone("12_lost_worker"), disturbed)

@@ -56,6 +56,7 @@ def test_one_epoch_at_the_base_batch_learns_most_digits(short_json: dict[str, An
     assert all(row["mean"] > 50 for row in short_json["rows"] if row["batch"] == 16)
 
 
+@pytest.mark.soak
 @needs_digits
 def test_the_critical_batch_of_a_short_sweep_is_measured_and_predicted() -> None:
     told = printed_by("critical_batch.py", "--seeds", "1", "--batches", "32,64,256", "--target", "1.0")

@@ -110,9 +110,8 @@ def test_when_all_workers_are_killed_the_run_goes_on_from_its_newest_checkpoint(
         assert run.finish() == undisturbed(60)
 
 
-@pytest.mark.parametrize(
-    ("signum", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.soak), (signal.SIGTERM, 143)]
-)
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.soak
 def test_a_signal_saves_the_run_and_a_resume_on_other_workers_gives_the_same_digest(
     tmp_path, undisturbed, signum, code
 ):

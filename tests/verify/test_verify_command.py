@@ -86,11 +86,11 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
 
 
-def test_an_exact_script_is_equal_on_1_2_and_3_workers_and_says_so_in_json(bench: Bench) -> None:
-    done = bench.verify(script(), "-n", "1-3", "--lanes", "4", "--steps", "3", "--json")
+def test_an_exact_script_is_equal_on_1_and_3_workers_and_says_so_in_json(bench: Bench) -> None:
+    done = bench.verify(script(), "-n", "1,3", "--lanes", "4", "--steps", "3", "--json")
     assert done.exit_code == 0, done.stderr
     report = done.json
-    assert list(report["digests"]) == ["1", "2", "3"]
+    assert list(report["digests"]) == ["1", "3"]
     everything = {*report["digests"].values(), *report["interleaved"].values()}
     assert len(everything) == 1
     assert len(everything.pop()) == 64
@@ -101,6 +101,7 @@ def test_an_exact_script_is_equal_on_1_2_and_3_workers_and_says_so_in_json(bench
     assert not any(key in report for key in ("first_step", "first_parameter", "cause", "explanation"))
 
 
+@pytest.mark.soak
 def test_a_loss_that_depends_on_the_rank_is_named(bench: Bench) -> None:
     report = bench.verify_broken("-n", "1,2", in_lane="loss = loss * (1 + run.rank)")
     assert report["cause"] == "code that depends on the rank"
