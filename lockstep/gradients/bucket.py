@@ -87,6 +87,10 @@ class Bucket:
         pairs = zip(self.layout.slots, self.parameters, strict=True)
         return {slot.spec.name: parameter.grad for slot, parameter in pairs if parameter.grad is not None}
 
+    def has_gradients(self) -> bool:
+        """Whether the lane under way has left anything in `p.grad`."""
+        return any(parameter.grad is not None for parameter in self.parameters)
+
     def forget_gradients(self) -> None:
         """Nothing is left in `p.grad`."""
         for parameter in self.parameters:

@@ -270,7 +270,7 @@ class Engine:
         step.folded += 1
 
     def _refuse_late_gradients(self, step: StepInFlight) -> None:
-        for bucket in step.buckets[: len(step.launched)]:
+        for bucket in step.buckets[: step.folded]:
             for parameter, slot in zip(bucket.parameters, bucket.layout.slots, strict=True):
                 if parameter.grad is not None:
                     raise Misuse(
@@ -292,6 +292,16 @@ class Engine:
         """What the work of the lane under way depends on besides its data: its place in the sum, and its weight."""
         step = self._in_flight()
         return step.fold, step.position, step.weight, step.plan.adds_nothing
+
+    def expects_whole_lane(self) -> bool:
+        """Whether the lane under way may be computed by a graph: False if some backward pass was in it before."""
+        step = self._in_flight()
+        if step.folded:
+            raise Misuse(
+                f"a captured function was called a second time in a lane of step {step.plan.step}: it computes a whole "
+                "lane, with its gradients taken at the end. Call it once in each lane, with all of the lane's data."
+            )
+        return not any(bucket.has_gradients() for bucket in self._arranged.buckets)
 
     def new_recording(self) -> Recording:
         """For the lane under way, with all memory made that it will need."""

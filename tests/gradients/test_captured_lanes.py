@@ -17,7 +17,7 @@ from workers import on_workers
 
 import lockstep
 from lockstep.chance import Generators
-from lockstep.errors import BadArgument
+from lockstep.errors import BadArgument, Misuse
 from lockstep.gradients import engine as engine_module
 from lockstep.gradients.engine import Engine
 from lockstep.gradients.graphs import lanes as lanes_module
@@ -192,6 +192,83 @@ def test_work_that_cannot_be_recorded_runs_as_it_is_and_says_why_once(played: No
         assert len(said) == 1
         assert "lane runs as it is, because it puts a new tensor in the place of buffer count" in said[0]
         assert float(model.count) == 4
+
+
+class Twice:
+    """A run whose lanes are computed by what a test gives."""
+
+    def __init__(self, run: Any, lane: Callable[..., Any] | None = None) -> None:
+        self.run, self.said = run, []
+        self.model = Net()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        run.replicate(self.model, self.optimizer)
+        around = Surroundings(lambda: run._engine, lambda: None, lambda: 0, self.said.append, CPU)
+        self.compute = CapturedLanes(lane or self.backward, around)
+        lanes_module.capture = play(run._engine)
+
+    def backward(self, x: Tensor) -> Tensor:
+        loss = self.model(x, False).square().mean()
+        loss.backward()
+        return loss
+
+    def steps(self, number: int, body: Callable[[Tensor], Any], size: int = 8) -> str:
+        for step in range(number):
+            torch.manual_seed(step)
+            for (x,) in self.run.lanes((torch.randn(size, 6),)):
+                body(x)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return str(self.run.digest())
+
+
+def test_a_captured_function_that_is_called_twice_in_a_lane_is_refused(played: None) -> None:
+    with lockstep.start(lanes=2) as run:
+        stage = Twice(run)
+        stage.steps(3, stage.compute)
+        with pytest.raises(Misuse, match="called a second time in a lane of step 3"):
+            stage.steps(1, lambda x: (stage.compute(x), stage.compute(x)))
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_backward_pass_before_the_captured_one_is_not_lost(played: None, lanes: int) -> None:
+    digests = []
+    for captured in (False, True):
+        with lockstep.start(lanes=lanes) as run:
+            stage = Twice(run)
+            compute = stage.compute if captured else stage.backward
+
+            def body(x: Tensor, stage: Twice = stage, compute: Any = compute) -> None:
+                with stage.run.no_sync():
+                    stage.model.last.weight.square().sum().backward()
+                compute(x)
+
+            digests.append(stage.steps(6, body))
+    assert digests[0] == digests[1]
+    assert stage.compute.num_graphs == 0
+    assert "because another backward pass of the lane ran before it" in stage.said[0]
+
+
+def test_a_backward_pass_after_the_captured_one_is_refused_where_it_would_be_lost(played: None) -> None:
+    with lockstep.start(lanes=2) as run:
+        stage = Twice(run)
+        stage.steps(3, stage.compute)
+
+        def body(x: Tensor) -> None:
+            stage.compute(x)
+            stage.model.last.weight.square().sum().backward()
+
+        with pytest.raises(Misuse, match=r"a second backward reached last\.weight"):
+            stage.steps(1, body)
+
+
+def test_data_of_ever_new_shapes_are_left_as_they_are(played: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes_module, "MOST_SHAPES", 3)
+    with lockstep.start(lanes=1) as run:
+        stage = Twice(run)
+        for size in (4, 5, 6, 7, 8):
+            stage.steps(5, stage.compute, size)
+        assert stage.compute.num_graphs == 0
+        assert [text for text in stage.said if "data of more than 3 shapes" in text]
 
 
 def test_arguments_that_no_graph_can_take_are_named() -> None:

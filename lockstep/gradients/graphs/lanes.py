@@ -26,6 +26,9 @@ from lockstep.gradients.graphs.recording import Recording
 WARM_UP = 3
 """How many lanes of each shape run as they are; the last of them is watched for waits."""
 
+MOST_SHAPES = 64
+"""A graph for each keeps its kernels in memory: data of ever new lengths are not for graphs."""
+
 _PLAIN = (str, bytes, int, float, bool, type(None), torch.dtype, torch.device)
 
 
@@ -82,7 +85,13 @@ class CapturedLanes:
         engine = self._around.engine()
         if engine.shows_lanes:  # for this step only
             return self._fn(*args, **kwargs)
+        if not engine.expects_whole_lane():
+            return self._as_it_is("another backward pass of the lane ran before it", args, kwargs)
         shape = (form, *map(_trait, leaves), self._around.modes(), _precision())
+        if shape not in self._calls and len(self._calls) == MOST_SHAPES:
+            self._refused = f"it was given data of more than {MOST_SHAPES} shapes"
+            self.close()
+            return self._as_it_is(self._refused, args, kwargs)
         called = self._calls[shape] = self._calls.get(shape, 0) + 1
         if called <= WARM_UP:
             return self._warm_up(args, kwargs, watched=called == WARM_UP)
