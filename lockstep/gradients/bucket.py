@@ -1,6 +1,6 @@
 """A bucket at work: a stack of flat buffers on which a worker folds its lanes' gradients."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -90,6 +90,12 @@ class Bucket:
     def has_gradients(self) -> bool:
         """Whether the lane under way has left anything in `p.grad`."""
         return any(parameter.grad is not None for parameter in self.parameters)
+
+    def give_gradients(self, gradients: Mapping[int, torch.Tensor]) -> None:
+        """What was left of them, by the number of the parameter, stands in `p.grad`."""
+        for slot, parameter in zip(self.layout.slots, self.parameters, strict=True):
+            if slot.index in gradients:
+                parameter.grad = gradients[slot.index]
 
     def forget_gradients(self) -> None:
         """Nothing is left in `p.grad`."""

@@ -13,8 +13,7 @@
 # worker spoke, the others may have heard it: those who are left settle it (see lockstep/run/membership).
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -25,7 +24,7 @@ from lockstep.gradients.bucket import Bucket
 from lockstep.gradients.buffers import Buffers
 from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.finite import BadLosses, Verdict
-from lockstep.gradients.graphs.recording import Recording
+from lockstep.gradients.graphs.recorder import LaneRecorder
 from lockstep.gradients.health import Health, HealthPlan, Remarks
 from lockstep.gradients.losses import told
 from lockstep.gradients.plan import StepPlan
@@ -68,14 +67,14 @@ class Engine:
         """Told which bucket, of how many, is awaited at the end of a step."""
         self._names = [named.name for named in parameters]
         self._step: StepInFlight | None = None
-        self._recording: Recording | None = None
         self._may_rewind = False
         self._arranged = Arrangement(wire, self.named, wanted or Wanted(), self._gradient_arrived, self._bucket_full)
+        self.recorder = LaneRecorder(self._arranged, self._in_flight, self._fold, self._launch)
 
     @property
-    def layout_number(self) -> int:
-        """How often buckets have been laid out: what was recorded of lanes holds for one layout."""
-        return self._arranged.number
+    def shows_lanes(self) -> bool:
+        """Whether somebody looks at the gradients of each lane in the step under way."""
+        return self.sight is not None or self._in_flight().squares is not None or self.health.policy != "keep"
 
     @property
     def has_buffers(self) -> bool:
@@ -96,6 +95,7 @@ class Engine:
             agreement=agreement,
             record=StepRecord.empty(plan.assignment.num_lanes, len(self._parameters), len(self.buffers.slots)),
             buckets=[] if plan.adds_nothing else self._arranged.buckets,
+            buffers=self.buffers,
             health=Health(self.health, plan, self._names),
             kept={},
             launched=[],
@@ -122,7 +122,8 @@ class Engine:
         if lane in step.losses and before != weight:
             raise Misuse(f"lane {lane} was first weighted by {before} and then by {weight}: use one weight per lane.")
         step.record.weights[lane] = weight
-        step.losses.setdefault(lane, []).append(told(loss) if self._recording is None else self._recording.tell(loss))
+        recording = self.recorder.recording
+        step.losses.setdefault(lane, []).append(told(loss) if recording is None else recording.tell(loss))
 
     def end_lane(self) -> None:
         """Folds what the lane left in `p.grad`."""
@@ -250,10 +251,10 @@ class Engine:
         step.full.add(number)
         while step.folded in step.full and step.buckets[step.folded].filled():
             self._fold(step, step.buckets[step.folded])
-            if self._recording is not None:
-                self._recording.bucket_is_full()
-            else:
+            if self.recorder.recording is None:
                 self._launch(step, step.folded - 1)
+            else:
+                self.recorder.recording.bucket_is_full()
 
     def _show_gradients(self, step: StepInFlight, buckets: Sequence[Bucket]) -> None:
         if self.sight is not None:
@@ -278,88 +279,6 @@ class Engine:
                         "reduced. Add the losses and call backward once, or put all but the last backward of a lane "
                         "inside `with run.no_sync():`."
                     )
-
-    # -- lanes that are recorded, see Note [A lane that is replayed] in graphs/recording.py ------------------
-
-    @property
-    def shows_lanes(self) -> bool:
-        """Whether somebody looks at the gradients of each lane in this step."""
-        step = self._in_flight()
-        return self.sight is not None or step.squares is not None or self.health.policy != "keep"
-
-    @property
-    def lane_place(self) -> Hashable:
-        """What the work of the lane under way depends on besides its data: its place in the sum, and its weight."""
-        step = self._in_flight()
-        return step.fold, step.position, step.weight, step.plan.adds_nothing
-
-    def expects_whole_lane(self) -> bool:
-        """Whether the lane under way may be computed by a graph: False if some backward pass was in it before."""
-        step = self._in_flight()
-        if step.folded:
-            raise Misuse(
-                f"a captured function was called a second time in a lane of step {step.plan.step}: it computes a whole "
-                "lane, with its gradients taken at the end. Call it once in each lane, with all of the lane's data."
-            )
-        return not any(bucket.has_gradients() for bucket in self._arranged.buckets)
-
-    def new_recording(self) -> Recording:
-        """For the lane under way, with all memory made that it will need."""
-        step = self._in_flight()
-        for bucket in step.buckets:
-            bucket.prepare(max(1, step.fold.depth))
-        return Recording.of(len(step.buckets))
-
-    @contextmanager
-    def recording(self, recording: Recording) -> Iterator[None]:
-        """Inside, a lane's work is recorded, to the end of its folding; afterwards the step is where it was before."""
-        step = self._in_flight()
-        before = [bucket.begin_recording() for bucket in step.buckets]
-        self._recording = recording
-        try:
-            yield
-            self._finish(recording, step)
-        finally:
-            self._recording = None
-            for bucket, standing in zip(step.buckets, before, strict=True):
-                bucket.end_recording(standing)
-            for bucket in self._arranged.buckets:
-                bucket.forget_gradients()
-            self.buffers.put_back()
-            step.folded = 0
-            step.full.clear()
-            step.losses.pop(step.lane, None)
-            step.record.weights[step.lane] = None
-            self._arranged.watch.lane_begins()
-
-    def _finish(self, recording: Recording, step: StepInFlight) -> None:
-        for bucket in step.buckets[step.folded :]:
-            self._fold(step, bucket)
-        replaced = self.buffers.replaced()
-        if replaced:
-            raise RuntimeError(f"it puts a new tensor in the place of buffer {replaced[0]}: write into it instead")
-        recording.reached = [bucket.reached for bucket in step.buckets]
-        recording.written = self.buffers.written()
-        recording.weight = step.record.weights[step.lane]
-        recording.gradients = {
-            i: g for bucket in self._arranged.buckets for i, g in bucket.numbered_gradients().items()
-        }
-
-    def replayed(self, recording: Recording) -> None:
-        """The work of the lane under way was put into the current stream by a graph: the step is as far as that."""
-        step = self._in_flight()
-        for bucket, reached in zip(step.buckets, recording.reached, strict=True):
-            bucket.replayed(reached, step.fold.merges[step.position])
-        step.folded = len(step.buckets)
-        self.buffers.replayed(recording.written)
-        for index, gradient in recording.gradients.items():
-            self._parameters[index].grad = gradient
-        if recording.losses:
-            step.record.weights[step.lane] = recording.weight
-            step.losses[step.lane] = list(recording.losses)
-        if step.on_last_lane:
-            for number in range(recording.num_full):
-                self._launch(step, number, recording.ready[number])
 
     # -- at the end -----------------------------------------------------------------------------------------
 

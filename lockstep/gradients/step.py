@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from lockstep.gradients.bucket import Bucket
+from lockstep.gradients.buffers import Buffers
 from lockstep.gradients.health import Health
 from lockstep.gradients.losses import Told
 from lockstep.gradients.plan import StepPlan
@@ -33,6 +34,7 @@ class StepInFlight:
     record: StepRecord
     health: Health
     buckets: Sequence[Bucket]
+    buffers: Buffers
     kept: dict[int, torch.Tensor]
     launched: list[Launched]
     squares: Squares | None = None
@@ -46,6 +48,13 @@ class StepInFlight:
         self.losses: dict[int, list[Told]] = {}
         self.outcome: StepRecord | None = None
         self.weights: dict[int, float] = {}
+
+    def forget_lane(self) -> None:
+        """Nothing of the lane under way was told or taken."""
+        self.folded = 0
+        self.full.clear()
+        self.losses.pop(self.lane, None)
+        self.record.weights[self.lane] = None
 
     @property
     def lane(self) -> int:

@@ -18,9 +18,9 @@ from workers import on_workers
 import lockstep
 from lockstep.chance import Generators
 from lockstep.errors import BadArgument, Misuse
-from lockstep.gradients import engine as engine_module
 from lockstep.gradients.engine import Engine
 from lockstep.gradients.graphs import lanes as lanes_module
+from lockstep.gradients.graphs import recorder as recorder_module
 from lockstep.gradients.graphs.capture import CannotCapture
 from lockstep.gradients.graphs.lanes import CapturedLanes, Surroundings, unfit
 from lockstep.gradients.graphs.recording import Recording
@@ -95,7 +95,7 @@ def no_waits(_: torch.device) -> Iterator[list[str]]:
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "Recording", Noted)
+    monkeypatch.setattr(recorder_module, "Recording", Noted)
     monkeypatch.setattr(lanes_module, "unfit", lambda leaves: None)
     monkeypatch.setattr(lanes_module, "watching_for_waits", no_waits)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from lockstep.chance import Generators
 from lockstep.gradients.engine import Engine
 from lockstep.gradients.graphs.capture import CannotCapture, capture, watching_for_waits
+from lockstep.gradients.graphs.recorder import LaneRecorder
 from lockstep.gradients.graphs.recording import Recording
 
 WARM_UP = 3
@@ -53,11 +54,11 @@ class LaneGraph:
     result: Any
     recording: Recording
 
-    def replay(self, engine: Engine, given: Sequence[torch.Tensor]) -> Any:
+    def replay(self, recorder: LaneRecorder, given: Sequence[torch.Tensor]) -> Any:
         for place, value in zip(self.inputs, given, strict=True):
             place.copy_(value, non_blocking=True)
         self.graph.replay()
-        engine.replayed(self.recording)
+        recorder.take(self.recording)
         return pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, self.result)
 
 
@@ -85,7 +86,7 @@ class CapturedLanes:
         engine = self._around.engine()
         if engine.shows_lanes:  # for this step only
             return self._fn(*args, **kwargs)
-        if not engine.expects_whole_lane():
+        if not engine.recorder.expects_whole_lane():
             return self._as_it_is("another backward pass of the lane ran before it", args, kwargs)
         shape = (form, *map(_trait, leaves), self._around.modes(), _precision())
         if shape not in self._calls and len(self._calls) == MOST_SHAPES:
@@ -95,7 +96,7 @@ class CapturedLanes:
         called = self._calls[shape] = self._calls.get(shape, 0) + 1
         if called <= WARM_UP:
             return self._warm_up(args, kwargs, watched=called == WARM_UP)
-        return self._replayed(engine, shape, leaves, form, (args, kwargs))
+        return self._replayed(engine.recorder, shape, leaves, form, (args, kwargs))
 
     @property
     def num_graphs(self) -> int:
@@ -107,25 +108,25 @@ class CapturedLanes:
         self._graphs, self._inputs, self._pool = {}, {}, None
 
     def _replayed(
-        self, engine: Engine, shape: Hashable, leaves: list[Any], form: Any, call: tuple[Any, dict[str, Any]]
+        self, recorder: LaneRecorder, shape: Hashable, leaves: list[Any], form: Any, call: tuple[Any, dict[str, Any]]
     ) -> Any:
-        if engine.layout_number != self._layout:
+        if recorder.layout_number != self._layout:
             self.close()
-            self._layout = engine.layout_number
-        key, given = (shape, engine.lane_place), [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            self._layout = recorder.layout_number
+        key, given = (shape, recorder.lane_place), [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         graph = self._graphs.get(key)
         if graph is None:
             before = Generators.now()
             try:
-                graph = self._graphs[key] = self._record(engine, shape, leaves, form)
+                graph = self._graphs[key] = self._record(recorder, shape, leaves, form)
             except CannotCapture as obstacle:
                 before.restore()
                 self._refused = obstacle.reason
                 self.close()
                 return self._as_it_is(obstacle.reason, *call)
-        return graph.replay(engine, given)
+        return graph.replay(recorder, given)
 
-    def _record(self, engine: Engine, shape: Hashable, leaves: list[Any], form: Any) -> LaneGraph:
+    def _record(self, recorder: LaneRecorder, shape: Hashable, leaves: list[Any], form: Any) -> LaneGraph:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
             self._stream = self._stream or torch.cuda.Stream(self._around.device)
@@ -136,10 +137,10 @@ class CapturedLanes:
             [next(places) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], form
         )
         before = Generators.now()
-        recording = engine.new_recording()
+        recording = recorder.prepare()
 
         def work() -> Any:
-            with engine.recording(recording):
+            with recorder.record(recording):
                 return self._fn(*args, **kwargs)
 
         graph, result = capture(work, self._pool, self._around.device, self._stream)

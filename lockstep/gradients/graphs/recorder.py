@@ -1,0 +1,105 @@
+"""The engine's part in lanes that are recorded: what a step must be told when a graph has done a lane's work."""
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from lockstep.errors import Misuse
+from lockstep.gradients.arrangement import Arrangement
+from lockstep.gradients.bucket import Bucket
+from lockstep.gradients.graphs.recording import Recording
+from lockstep.gradients.step import StepInFlight
+
+Fold = Callable[[StepInFlight, Bucket], None]
+Launch = Callable[[StepInFlight, int, torch.cuda.Event | None], None]
+
+
+class LaneRecorder:
+    """Records the lane under way, or takes a replayed one into the step. See Note [A lane that is replayed].
+
+    `fold` takes a bucket's gradients of the lane, `launch` hands a bucket to the wire behind an event: the engine's.
+    """
+
+    def __init__(
+        self, arranged: Arrangement, in_flight: Callable[[], StepInFlight], fold: Fold, launch: Launch
+    ) -> None:
+        self._arranged, self._in_flight, self._fold, self._launch = arranged, in_flight, fold, launch
+        self.recording: Recording | None = None
+        """That of the lane under way, while it is recorded."""
+
+    @property
+    def layout_number(self) -> int:
+        """A recording holds for one layout of the buckets."""
+        return self._arranged.number
+
+    @property
+    def lane_place(self) -> Hashable:
+        """What the work of the lane under way depends on besides its data: its place in the sum, and its weight."""
+        step = self._in_flight()
+        return step.fold, step.position, step.weight, step.plan.adds_nothing
+
+    def expects_whole_lane(self) -> bool:
+        """Whether the lane under way may be computed by a graph: False if some backward pass was in it before."""
+        step = self._in_flight()
+        if step.folded:
+            raise Misuse(
+                f"a captured function was called a second time in a lane of step {step.plan.step}: it computes a whole "
+                "lane, with its gradients taken at the end. Call it once in each lane, with all of the lane's data."
+            )
+        return not any(bucket.has_gradients() for bucket in self._arranged.buckets)
+
+    def prepare(self) -> Recording:
+        """For the lane under way, with all memory made that it will need."""
+        step = self._in_flight()
+        for bucket in step.buckets:
+            bucket.prepare(max(1, step.fold.depth))
+        return Recording.of(len(step.buckets))
+
+    @contextmanager
+    def record(self, recording: Recording) -> Iterator[None]:
+        """Inside, a lane's work is recorded, to the end of its folding; afterwards the step is where it was before."""
+        step = self._in_flight()
+        before = [bucket.begin_recording() for bucket in step.buckets]
+        self.recording = recording
+        try:
+            yield
+            self._finish(recording, step)
+        finally:
+            self.recording = None
+            for bucket, standing in zip(step.buckets, before, strict=True):
+                bucket.end_recording(standing)
+            for bucket in self._arranged.buckets:
+                bucket.forget_gradients()
+            step.buffers.put_back()
+            step.forget_lane()
+            self._arranged.watch.lane_begins()
+
+    def _finish(self, recording: Recording, step: StepInFlight) -> None:
+        for bucket in step.buckets[step.folded :]:
+            self._fold(step, bucket)
+        replaced = step.buffers.replaced()
+        if replaced:
+            raise RuntimeError(f"it puts a new tensor in the place of buffer {replaced[0]}: write into it instead")
+        recording.reached = [bucket.reached for bucket in step.buckets]
+        recording.written = step.buffers.written()
+        recording.weight = step.record.weights[step.lane]
+        recording.gradients = {
+            i: g for bucket in self._arranged.buckets for i, g in bucket.numbered_gradients().items()
+        }
+
+    def take(self, recording: Recording) -> None:
+        """The work of the lane under way was put into the current stream by a graph: the step is as far as that."""
+        step = self._in_flight()
+        for bucket, reached in zip(step.buckets, recording.reached, strict=True):
+            bucket.replayed(reached, step.fold.merges[step.position])
+        step.folded = len(step.buckets)
+        step.buffers.replayed(recording.written)
+        for bucket in self._arranged.buckets:
+            bucket.give_gradients(recording.gradients)
+        if recording.losses:
+            step.record.weights[step.lane] = recording.weight
+            step.losses[step.lane] = list(recording.losses)
+        if step.on_last_lane:
+            for number in range(recording.num_full):
+                self._launch(step, number, recording.ready[number])
