@@ -554,3 +554,11 @@ def test_parameters_on_a_cpu_are_refused() -> None:
 def test_flat_is_true_or_false(bad: Any) -> None:
     with pytest.raises(BadArgument, match="flat must be True or False"):
         lockstep.start(flat=bad)
+
+
+def test_a_parameter_that_is_not_made_of_whole_vectors_stays_by_itself() -> None:
+    """On a GPU its end is rounded otherwise: see Note [Whole vectors] in flat.py."""
+    whole, odd = nn.Parameter(torch.zeros(3, 4)), nn.Parameter(torch.zeros(7))
+    flat = updates.FlatUpdates([torch.optim.SGD([whole, odd], lr=0.1)])
+    assert flat.groups([whole, odd]) == [1, 0]
+    flat.close()

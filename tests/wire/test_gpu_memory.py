@@ -24,7 +24,7 @@ from lockstep.lanes import Assignment, Root, reduction
 from lockstep.run.environment import find_place, process_environment
 from lockstep.run.rendezvous import open_store
 from lockstep.wire.cuda import driver
-from lockstep.wire.cuda.counters import Counters, open_counters
+from lockstep.wire.cuda.counters import CAME, DONE, Counters, open_counters
 from lockstep.wire.cuda.driver import HANDLE_BYTES, StreamOperation
 from lockstep.wire.cuda.ipc import GpuMemory
 from lockstep.wire.cuda.lookout import Lookout
@@ -253,3 +253,22 @@ def memory_is_given_again() -> list[bool]:
 
 def test_memory_that_was_released_is_given_to_one_that_fits_and_only_once() -> None:
     assert on_workers(2, memory_is_given_again) == [[True, True, True]] * 2
+
+
+def test_those_are_late_who_have_not_come_before_those_who_wait_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("on", "register"):
+        monkeypatch.setattr(driver, name, getattr(PlayedDriver(), name))
+    page = torch.zeros(4096, dtype=torch.uint8)
+    counters = Counters(page, [0, 1, 2], 2, CPU)
+    counters.begin()
+    numbers = page.view(torch.int32)
+    numbers[counters._place(0, CAME)] = 1
+    assert counters.behind() == [1]
+    numbers[counters._place(1, CAME)] = 1
+    assert counters.behind() == [0, 1]
+    numbers[counters._place(0, DONE)] = 1
+    assert counters.behind() == [1]
+    assert not counters.released
+    counters.release()
+    assert counters.released
+    assert counters.behind() == []
