@@ -8,6 +8,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from lockstep.gradients.graphs.capture import CannotCapture
 from lockstep.gradients.graphs.lanes import CapturedLanes, Surroundings, unfit
 from lockstep.gradients.graphs.recording import Recording
 from lockstep.gradients.losses import Here
+from lockstep.gradients.step import StepInFlight
 
 CPU = torch.device("cpu")
 
@@ -51,17 +53,24 @@ class PlayedGraph:
     """Runs the work again at every replay; what it leaves goes to where it was when it was recorded."""
 
     def __init__(
-        self, work: Callable[[], Any], recording: Noted, result: Any, buffers: Callable[[], list[Tensor]]
+        self,
+        work: Callable[[], Any],
+        recording: Noted,
+        result: Any,
+        buffers: Callable[[], list[Tensor]],
+        weight: float,
     ) -> None:
         self._work, self._recording, self._result, self._buffers = work, recording, result, buffers
         self._noted = {name: copy.copy(value) for name, value in vars(recording).items()}
+        self._weight = weight
 
     def replay(self) -> None:
         for name, value in self._noted.items():
             setattr(self._recording, name, [] if name == "losses" else 0 if name == "num_full" else copy.copy(value))
         written = tuple(self._buffers())
         versions = tuple(buffer._version for buffer in written)
-        result = self._work()
+        with patch.object(StepInFlight, "weight", self._weight):  # part of the work, not read again
+            result = self._work()
         torch._C._autograd._unsafe_set_version_counter(written, versions)  # a graph does not count what it writes
         gradients, losses = self._recording.gradients, self._recording.losses
         for index, place in self._noted["gradients"].items():
@@ -88,8 +97,8 @@ def play(engine: Engine) -> Callable[..., tuple[PlayedGraph, Any]]:
             for place, value in zip(places, before, strict=True):
                 place.copy_(value)
         generators.restore()
-        buffers = engine.buffers
-        return PlayedGraph(work, Noted.last, result, lambda: [slot.read() for slot in buffers.slots]), result
+        buffers, weight = engine.buffers, engine._in_flight().weight
+        return PlayedGraph(work, Noted.last, result, lambda: [slot.read() for slot in buffers.slots], weight), result
 
     return captured
 

@@ -176,6 +176,28 @@ def test_places_of_memory_that_was_allocated_here_are_asked_for_once() -> None:
         assert told["asked"][:3] == [1, 0, 0]
 
 
+def add_in_grown_memory() -> list[bool]:
+    """Tensors from elsewhere: for the third sum only worker 1 needs more room; the fourth is like the second."""
+    opened = Opened()
+    rank = opened.world.rank
+    one_and_two = reduction(Assignment.explicit(((0,), (1, 2))), (0, 1, 2))
+    two_and_one = reduction(Assignment.explicit(((1, 2), (0,))), (0, 1, 2))
+    assert (one_and_two.roots_of, two_and_one.roots_of) == ((1, 2), (2, 1))
+    right = []
+    for turn, (whole, size) in enumerate([(two_and_one, 20), (one_and_two, 10), (one_and_two, 15), (one_and_two, 10)]):
+        roots = random_roots(whole, size, torch.float32, turn)
+        mine = [roots[Root(rank, index)].clone() for index in range(whole.roots_of[rank])]
+        opened.reducer.reduce(whole, mine, mine[0])
+        opened.reducer.part()
+        right.append(torch.equal(mine[0], by_hand(whole.tree, roots)))
+    opened.end()
+    return right
+
+
+def test_memory_that_grows_on_one_worker_only_is_told_to_the_others() -> None:
+    assert on_workers(2, add_in_grown_memory) == [[True] * 4] * 2
+
+
 def lose() -> dict[str, Any]:
     opened = Opened()
     size = opened.world.size

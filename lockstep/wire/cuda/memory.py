@@ -43,8 +43,7 @@ class DeviceMemory:
 
     def release(self, tensor: torch.Tensor) -> None:
         """The memory under the tensor may be given to others."""
-        own = self._own.get(tensor.data_ptr())
-        if own is not None and not any(piece is own[1] for piece in self._kept):
+        if (own := self._own.get(tensor.data_ptr())) is not None:
             self._kept.append(own[1])
 
     def is_own(self, tensor: torch.Tensor) -> bool:
