@@ -67,9 +67,9 @@ class Lookout(Waiting):
         self._thread.start()
 
     def verdict(self) -> PeerGone:
-        """Who is gone, when somebody else was faster to notice it."""
-        gone = self._neighbours.gone()
-        return self._failure or self._neighbours.blame((gone or self._neighbours.peers)[0], ENDED)
+        """Who is gone, when somebody else was faster to notice it, and has let all go: it has accused or hung up."""
+        left = self._neighbours.accusers() or self._neighbours.gone() or self._neighbours.peers
+        return self._failure or self._neighbours.blame(left[0], ENDED)
 
     def close(self) -> None:
         """The neighbours' connections should be closed before: it wakes the thread."""

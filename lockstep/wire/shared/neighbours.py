@@ -5,6 +5,8 @@
 # A process that a worker forks (a DataLoader's) would hold them open after its death: it closes its copies.
 # A worker that leaves because it noticed a death closes its sockets too. So that the others do not take it for
 # the one that died, it first writes whom it accuses in a page that all share, and they pass the blame on.
+# Who finds that a peer has left because of himself accuses nobody: two who accuse each other would leave it to chance
+# whom the others name.
 """
 
 import errno
@@ -112,16 +114,26 @@ class Neighbours:
             return PeerGone(peer, "the connection was closed here")
         guilty = peer
         for _ in self.sockets:
-            accused = int(self._accused[guilty]) - 1
-            if accused in (-1, guilty, self.rank):
+            accused = self._accused_by(guilty)
+            if accused == self.rank:
+                return PeerGone(guilty, cause)
+            if accused is None or accused == guilty:
                 break
             guilty = accused
         self.accuse(guilty)
         return PeerGone(guilty, cause)
 
+    def accusers(self) -> list[int]:
+        """The peers that leave, or have left, because of somebody."""
+        return [peer for peer in self.peers if self._accused_by(peer) is not None]
+
     def accuse(self, rank: int) -> None:
         """This worker is about to leave because of worker `rank`, on this host or another."""
         self._accused[self.rank] = rank + 1
+
+    def _accused_by(self, rank: int) -> int | None:
+        accused = int(self._accused[rank])
+        return None if accused == 0 else accused - 1
 
     def close(self) -> None:
         self.closed = True
