@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -150,27 +152,44 @@ def step_on_cpu(plans: tuple[Plan, ...], as_json: bool) -> None:
         show(report, Console())
 
 
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """SIGTERM, from `timeout` say, is Ctrl-C. Main thread only."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def step_on_gpu(plans: tuple[gpu.Plan, ...], mps: bool, as_json: bool) -> None:
-    """Exits with 1 if a side failed or was refused; the report has the others."""
+    """Exits with 1 if a side failed or was refused; the report has the others. Ctrl-C keeps what was measured."""
     from rich.console import Console
 
     from lockstep.programs.bench.following import following
     from lockstep.programs.bench.gpu.measuring import bench_gpu_steps
     from lockstep.programs.bench.gpu.rows import is_whole
-    from lockstep.programs.bench.gpu.table import show
+    from lockstep.programs.bench.gpu.table import show_machine, show_row
     from lockstep.programs.bench.mps import multi_process_service
 
     require_gpu()
-    try:
-        with multi_process_service(mps) as variables, following(Console(stderr=True), plans) as follow:
-            report = bench_gpu_steps(plans, follow, variables)
-    except KeyboardInterrupt:
-        click.echo("✗ stopped; all processes have ended", err=True)
-        sys.exit(130)
+    gpu.require_packages(plans)
+    console = Console()
+
+    def take(row: dict[str, Any]) -> None:
+        if not as_json:
+            show_row(row, console)
+
+    progress = following(Console(stderr=True), plans)
+    with sigterm_as_interrupt(), multi_process_service(mps) as variables, progress as follow:
+        report = bench_gpu_steps(plans, follow, take, variables)
     if as_json:
         click.echo(json.dumps(report, indent=2))
-    else:
-        show(report, Console())
+    elif report["rows"]:
+        show_machine(report, console)
+    if report["stopped"]:
+        click.echo("✗ stopped; all processes have ended", err=True)
+        sys.exit(130)
     sys.exit(0 if is_whole(report) else 1)
 
 

@@ -2,6 +2,7 @@
 
 import io
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,11 +12,12 @@ from rich.console import Console
 from lockstep.cli.bench import command
 from lockstep.errors import BadArgument, BadEnvironment
 from lockstep.programs import large_models
+from lockstep.programs.bench.gpu import measuring
 from lockstep.programs.bench.gpu import plan as gpu
 from lockstep.programs.bench.gpu.claims import Claim, check_claims
 from lockstep.programs.bench.gpu.plan import REFERENCES, SIDES, Plan, make_plans, order, parse_sides, reference_among
 from lockstep.programs.bench.gpu.rows import is_whole, make_report, make_row
-from lockstep.programs.bench.gpu.table import show
+from lockstep.programs.bench.gpu.table import show_machine, show_row
 from lockstep.programs.bench.gpu.turns import Outcome
 from lockstep.programs.bench.mps import multi_process_service
 from lockstep.programs.models import count_parameters
@@ -38,7 +40,10 @@ def side(made: dict[str, Any], name: str) -> dict[str, Any]:
 
 def shown(report: dict[str, Any]) -> str:
     text = io.StringIO()
-    show(report, Console(file=text))
+    console = Console(file=text)
+    for made in report["rows"]:
+        show_row(made, console)
+    show_machine(report, console)
     return text.getvalue()
 
 
@@ -136,7 +141,7 @@ def test_a_side_that_failed_has_a_reason_and_no_times() -> None:
     outcome = Outcome(seconds={gpu.FUSED: [1.0]}, reasons={gpu.DDP: "failed: out of memory"})
     made = make_row(plan(sides=(gpu.FUSED, gpu.DDP), rounds=1), outcome)
     assert (side(made, gpu.DDP)["ms"], side(made, gpu.DDP)["reason"]) == (None, "failed: out of memory")
-    assert not is_whole(make_report([made], MACHINE, mps=False))
+    assert not is_whole(make_report([made], MACHINE, mps=False, stopped=False))
 
 
 def test_exactness_and_lockstep_are_each_held_against_a_loop_with_the_same_kernels() -> None:
@@ -165,7 +170,7 @@ def test_the_gpu_table_fits_100_columns_and_says_why_a_side_is_missing() -> None
     outcome = Outcome(gpu.FUSED, seconds, {gpu.COMPILED: "failed: no compiler"}, parameters=124_475_904)
     outcome.evidence = {name: {"gradients": 1.234e-2, "movement": 0.1, "length": 1.0, "digest": None} for name in SIDES}
     outcome.peaks = {name: {"reserved_bytes": 18 * 2**30, "allocated_bytes": 1} for name in SIDES}
-    text = shown(make_report([make_row(plan(), outcome)], MACHINE, mps=True))
+    text = shown(make_report([make_row(plan(), outcome)], MACHINE, mps=True, stopped=False))
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 100
     assert "! compile failed: no compiler" in text
@@ -175,7 +180,20 @@ def test_the_gpu_table_fits_100_columns_and_says_why_a_side_is_missing() -> None
 
 def test_a_report_of_sides_that_all_failed_can_be_shown() -> None:
     made = make_row(plan(sides=(gpu.FUSED,)), Outcome(reasons={gpu.FUSED: "failed: [no] GPU"}))
-    assert "! plain fused failed: [no] GPU" in shown(make_report([made], {}, mps=False))
+    assert "! plain fused failed: [no] GPU" in shown(make_report([made], {}, mps=False, stopped=False))
+
+
+def test_an_interrupt_ends_the_plans_and_keeps_those_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Outcome(gpu.FUSED, {gpu.FUSED: [1.0, 1.0]}, machine=MACHINE)
+    cut = Outcome(gpu.FUSED, {gpu.FUSED: [1.0]}, machine=MACHINE, stopped=True)
+    plans = [plan(model=name, sides=(gpu.FUSED,)) for name in ("mlp", "gpt10m", "vit")]
+    for outcomes, kept in (([whole, KeyboardInterrupt], [2]), ([whole, cut], [2, 1]), ([KeyboardInterrupt], [])):
+        monkeypatch.setattr(measuring, "measure", Mock(side_effect=outcomes))
+        taken: list[dict[str, Any]] = []
+        report = measuring.bench_gpu_steps(plans, Mock(), taken.append, {})
+        assert report["stopped"]
+        assert [made["rounds"] for made in report["rows"]] == kept
+        assert taken == report["rows"]
 
 
 # -- words and MPS --------------------------------------------------------------------------------------------
@@ -216,7 +234,7 @@ def test_a_side_that_is_none_is_refused_by_the_command_line() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("words", [["step", "--model", "mlp"], ["allreduce"]])
+@pytest.mark.parametrize("words", [["step", "--model", "mlp"], ["step", "--model", "resnet50"], ["allreduce"]])
 def test_a_machine_without_a_gpu_is_told_before_anything_starts(words: list[str]) -> None:
     ended = CliRunner().invoke(command, [*words, "--device", "cuda"])
     assert isinstance(ended.exception, BadEnvironment)

@@ -24,13 +24,14 @@ from lockstep.programs.bench.gpu.plan import Plan
 from lockstep.programs.bench.gpu.talk import Talk
 from lockstep.programs.bench.gpu.turns import Outcome, take_turns
 from lockstep.programs.bench.mps import multi_process_service
+from lockstep.programs.bench.result import Progress
 
 REPOSITORY = Path(__file__).parents[2]
 
 TINY = {"batch_size": 4, "context": 8, "width": 24, "num_blocks": 1, "num_tokens": 16}
 
 SCRIPT = """
-import json, sys
+import json, os, signal, sys
 from pathlib import Path
 from lockstep.programs.bench.gpu.talk import Talk
 folder, side, answers, dies_at = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), sys.argv[4]
@@ -39,7 +40,11 @@ if dies_at == "start":
 talk = Talk.to(folder / "turns")
 talk.say(side=side, rank=0)
 print(2 * (sys.argv[5] + chr(10)), file=sys.stderr, flush=True)
+num_blocks = 0
 while (words := talk.hear()) is not None:
+    num_blocks += words["word"] == "block"
+    if dies_at == f"interrupt in round {num_blocks}":
+        os.kill(os.getppid(), signal.SIGINT)
     with (folder / "heard").open("a") as log:
         log.write(side + " " + words["word"] + chr(10))
     if words["word"] == dies_at:
@@ -65,6 +70,7 @@ class Scripted:
         self.listener.bind(str(folder / "turns"))
         self.listener.listen()
         self.children: list[Child] = []
+        self.progress: list[Progress] = []
 
     def child(self, name: str, dies_at: str = "", says: str = "", **changed: dict[str, Any]) -> Child:
         answers = {word: {**answer, **changed.get(word, {})} for word, answer in ANSWERS.items()}
@@ -84,7 +90,7 @@ class Scripted:
     def outcome(self, rounds: int = 2) -> Outcome:
         meet(self.listener, self.children, time.monotonic)
         names = tuple(child.name for child in self.children)
-        return take_turns(Plan("mlp", 1, names, 4, rounds), self.children, lambda done: None)
+        return take_turns(Plan("mlp", 1, names, 4, rounds), self.children, self.progress.append)
 
     def heard(self) -> list[str]:
         return (self.folder / "heard").read_text().splitlines()
@@ -165,6 +171,38 @@ def test_what_was_not_captured_is_remarked_once(scripted: Scripted) -> None:
     assert scripted.outcome().remarks == {gpu.CAPTURED: [sentence]}
 
 
+def test_an_interrupt_keeps_the_rounds_that_were_whole(scripted: Scripted) -> None:
+    names = (gpu.FUSED, gpu.DDP, gpu.LOCKSTEP)
+    for name in names:
+        scripted.child(name, dies_at="interrupt in round 3" if name == gpu.DDP else "")
+    outcome = scripted.outcome(rounds=5)
+    assert outcome.stopped
+    assert outcome.seconds == {name: [1.0, 1.0] for name in names}
+    assert outcome.reasons == {}
+
+
+def test_an_interrupt_before_any_round_was_whole_is_passed_on(scripted: Scripted) -> None:
+    scripted.child(gpu.FUSED)
+    scripted.child(gpu.DDP, dies_at="interrupt in round 1")
+    with pytest.raises(KeyboardInterrupt):
+        scripted.outcome(rounds=5)
+
+
+def test_what_is_done_before_the_first_round_is_told(scripted: Scripted) -> None:
+    scripted.child(gpu.FUSED)
+    scripted.child(gpu.DDP)
+    scripted.outcome(rounds=2)
+    assert [progress.doing for progress in scripted.progress] == [
+        "making models and optimizers",
+        "warming up plain fused",
+        "warming up ddp",
+        "computing the reference",
+        "comparing ddp with it",
+        *("", "", ""),
+    ]
+    assert [progress.done for progress in scripted.progress][-3:] == [0, 1, 2]
+
+
 def test_only_the_end_of_a_log_is_told(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("\n".join(f"line {number}" for number in range(100)) + "\n\n")
     assert last_lines(tmp_path / "log").splitlines() == [f"line {number}" for number in range(94, 100)]
@@ -177,7 +215,7 @@ def test_only_the_end_of_a_log_is_told(tmp_path: Path) -> None:
 def measured(num_workers: int, sides: Sequence[str], folder: Path, mark: str) -> Iterator[Outcome]:
     plan = Plan("gpt10m", num_workers, tuple(sides), steps=1, rounds=1, device="cpu", sizes=TINY)
     with hired(plan, folder, {MARK: mark}) as children:
-        yield take_turns(plan, children, lambda done: None)
+        yield take_turns(plan, children, lambda progress: None)
 
 
 def test_a_real_side_is_timed_and_one_that_cannot_be_is_named(tmp_path_factory: pytest.TempPathFactory) -> None:

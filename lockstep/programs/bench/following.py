@@ -1,4 +1,4 @@
-"""Progress of a benchmark: a bar on a terminal, a line for every part that is done elsewhere."""
+"""Progress of a benchmark: a bar on a terminal; elsewhere a line for what comes before a part's rounds, and its end."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,13 +31,19 @@ def following(console: Console, parts: Sequence[Part]) -> Iterator[Callable[[Par
     with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=sum(part.rounds for part in parts))
         yield lambda part, progress: bar.update(
-            task, description=part.title, completed=_rounds_before(parts, part) + progress.done
+            task, description=_title(part, progress), completed=_rounds_before(parts, part) + progress.done
         )
 
 
 def _tell(console: Console, part: Part, progress: Progress) -> None:
-    if progress.done == progress.total:
+    if progress.doing:
+        console.print(_title(part, progress), highlight=False)
+    elif progress.done == progress.total:
         console.print(f"{part.title}: done", highlight=False)
+
+
+def _title(part: Part, progress: Progress) -> str:
+    return f"{part.title}: {progress.doing}" if progress.doing else part.title
 
 
 def _rounds_before(parts: Sequence[Part], part: Part) -> int:

@@ -29,10 +29,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Progress:
-    """Rounds done, of how many."""
+    """Rounds done, of how many; `doing` says what is done before the first."""
 
     done: int
     total: int
+    doing: str = ""
 
     def written(self) -> str:
         return f"{_MARK}{self.done} {self.total}"

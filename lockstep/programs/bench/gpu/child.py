@@ -112,7 +112,7 @@ class Trainee:
         return self._folder / "evidence.safetensors"
 
     def _digest(self, found: evidence.Evidence) -> Words:
-        """Hashing takes as long as ten steps, so only where bits are compared."""
+        """Only where bits are compared."""
         compared = self._world.size > 1 or self._name in EXACT
         return {"digest": evidence.digest(found) if compared else None}
 

@@ -1,16 +1,14 @@
 """What a side computed, measured: its gradients and how far its parameters went, and how another side's compare."""
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from lockstep.gradients.fingerprint import combined, fingerprints
 from lockstep.programs.bench.gpu.sides import Side
 
 NUM_STEPS = 3
@@ -66,12 +64,8 @@ def compare(evidence: Evidence, wanted: Evidence) -> dict[str, float]:
 
 
 def digest(evidence: Evidence) -> str:
-    """SHA-256 over the bits of all of it, by name."""
-    found = hashlib.sha256()
-    for name, value in sorted(evidence.tensors.items()):
-        found.update(name.encode())
-        found.update(_bytes(value))
-    return found.hexdigest()
+    """A fingerprint of the bits of all of it. It is made where the tensors are: they may be a gigabyte on a GPU."""
+    return combined(fingerprints(evidence.tensors)).hex()
 
 
 def _apart(found: Named, wanted: Named) -> tuple[float, float]:
@@ -87,7 +81,3 @@ def _apart(found: Named, wanted: Named) -> tuple[float, float]:
     if not other or not math.isfinite(apart + own + other):
         return math.inf, math.inf
     return math.sqrt(apart / other), math.sqrt(own / other)
-
-
-def _bytes(value: Tensor) -> Any:
-    return value.detach().contiguous().cpu().flatten().view(torch.uint8).numpy()

@@ -102,12 +102,20 @@ def make_plans(
     """A plan for every model on every number of workers, each once; raises before anything runs."""
     names = list(REFERENCES) if "all" in models else list(dict.fromkeys(models))
     for name in names:
-        _refuse_missing(name)
+        _refuse_unknown(name)
     return tuple(
         Plan(name, count, tuple(dict.fromkeys(sides or usual_sides(count))), steps or REFERENCES[name].steps, rounds)
         for name in names
         for count in dict.fromkeys(workers)
     )
+
+
+def require_packages(plans: Sequence[Plan]) -> None:
+    """Raises if a model comes from a package that is not installed."""
+    for plan in plans:
+        package = REFERENCES[plan.model].package
+        if package is not None:
+            require(package, plan.model)
 
 
 def parse_sides(text: str) -> tuple[str, ...]:
@@ -134,12 +142,9 @@ def reference_among(sides: Sequence[str]) -> str:
     return next((side for side in REFERENCES_IN_ORDER if side in sides), sides[0])
 
 
-def _refuse_missing(model: str) -> None:
+def _refuse_unknown(model: str) -> None:
     if model not in REFERENCES:
         raise BadArgument(f"the model {model!r} is not measured on a GPU: choose from {', '.join(REFERENCES)} or all")
-    package = REFERENCES[model].package
-    if package is not None:
-        require(package, model)
 
 
 def _refuse_odd_sides(sides: Sequence[str], num_workers: int) -> None:

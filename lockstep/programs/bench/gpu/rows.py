@@ -19,7 +19,7 @@ def make_row(plan: Plan, outcome: Outcome) -> dict[str, Any]:
         "parameters": outcome.parameters,
         "batch_size": plan.batch_size,
         "steps": plan.steps,
-        "rounds": plan.rounds,
+        "rounds": max(map(len, outcome.seconds.values()), default=0),
         "reference": outcome.reference,
         "ddp": plan.ddp,
         "sides": [_side(name, plan, outcome) for name in plan.sides],
@@ -27,8 +27,9 @@ def make_row(plan: Plan, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def make_report(rows: Sequence[dict[str, Any]], machine: dict[str, Any], mps: bool) -> dict[str, Any]:
-    return {"bench": "step", "machine": machine, "mps": mps, "rows": list(rows)}
+def make_report(rows: Sequence[dict[str, Any]], machine: dict[str, Any], mps: bool, stopped: bool) -> dict[str, Any]:
+    """`stopped`: by Ctrl-C, so the last row may have fewer rounds than were asked for, and further rows are missing."""
+    return {"bench": "step", "machine": machine, "mps": mps, "stopped": stopped, "rows": list(rows)}
 
 
 def is_whole(report: dict[str, Any]) -> bool:

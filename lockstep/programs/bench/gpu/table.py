@@ -12,11 +12,8 @@ _HOLDS = {True: "yes", False: "no", None: "not measured"}
 WIDTH = 100
 
 
-def show(report: dict[str, Any], console: Console) -> None:
-    if not console.is_terminal:
-        console.width = WIDTH  # rich takes a file for a narrow terminal
-    for row in report["rows"]:
-        _show_row(row, console)
+def show_machine(report: dict[str, Any], console: Console) -> None:
+    """What stands below all rows."""
     machine = report["machine"]
     console.print(
         "Milliseconds per step, medians over rounds (lowest–highest). Ratios, made within rounds, likewise.\n"
@@ -28,7 +25,10 @@ def show(report: dict[str, Any], console: Console) -> None:
     )
 
 
-def _show_row(row: dict[str, Any], console: Console) -> None:
+def show_row(row: dict[str, Any], console: Console) -> None:
+    """One model on one number of workers."""
+    if not console.is_terminal:
+        console.width = WIDTH  # rich takes a file for a narrow terminal
     workers = f"{row['workers']} worker{'' if row['workers'] == 1 else 's'}"
     console.print(
         f"{row['model']}, {(row['parameters'] or 0) / 1e6:.1f} M parameters, batch {row['batch_size']}, {workers}",

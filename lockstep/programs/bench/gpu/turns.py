@@ -7,17 +7,24 @@ from typing import Any
 from lockstep.programs.bench.gpu.agreement import objection, objection_of_replicas, objections_of_bits
 from lockstep.programs.bench.gpu.children import Child
 from lockstep.programs.bench.gpu.plan import COMPILED, REDUCED, Plan, order, reference_among
+from lockstep.programs.bench.result import Progress
 
 SLOW_TO_PREPARE = (COMPILED, REDUCED)
 """They compile on the CPU for a minute, so they begin first, and the others prepare meanwhile."""
 
-Told = Callable[[int], None]
-"""Is told how many rounds are done."""
+Told = Callable[[Progress], None]
+"""Is told how far the plan is."""
+
+Doing = Callable[[str], None]
+"""Is told what is being done before the first round."""
 
 
 @dataclass
 class Outcome:
-    """What became of the sides. A side is in `seconds`, per step and round by round, or in `reasons` why it is not."""
+    """What became of the sides. A side is in `seconds`, per step and round by round, or in `reasons` why it is not.
+
+    `stopped`: Ctrl-C came after the first round, and `seconds` has the rounds that were whole.
+    """
 
     reference: str | None = None
     seconds: dict[str, list[float]] = field(default_factory=dict)
@@ -28,17 +35,20 @@ class Outcome:
     parameters: int | None = None
     coarse: bool = False
     machine: dict[str, Any] = field(default_factory=dict)
+    stopped: bool = False
 
 
 def take_turns(plan: Plan, children: Sequence[Child], told: Told) -> Outcome:
     """Measures the sides whose children are there. What fails or disagrees is left out, and the others go on."""
     outcome = Outcome()
-    prepare(children, outcome)
-    agree(children, outcome)
-    told(0)
-    for number in range(plan.rounds):
-        _round(plan, number, _left(children, outcome), outcome)
-        told(number + 1)
+
+    def doing(what: str) -> None:
+        told(Progress(0, plan.rounds, what))
+
+    prepare(children, outcome, doing)
+    agree(children, outcome, doing)
+    told(Progress(0, plan.rounds))
+    _take_rounds(plan, children, outcome, told)
     for child in children:
         outcome.remarks[child.name] = child.remarks()
         if child.failure is not None:
@@ -47,8 +57,9 @@ def take_turns(plan: Plan, children: Sequence[Child], told: Told) -> Outcome:
     return outcome
 
 
-def prepare(children: Sequence[Child], outcome: Outcome) -> None:
+def prepare(children: Sequence[Child], outcome: Outcome, doing: Doing) -> None:
     """Every child that can be is warm. Those that are not slow warm up one after the other, for the GPU's memory."""
+    doing("making models and optimizers")
     for child in children:
         child.tell(word="open")
     for child in children:
@@ -59,16 +70,19 @@ def prepare(children: Sequence[Child], outcome: Outcome) -> None:
     for child in slow:
         child.tell(word="prepare")
     for child in [*(child for child in children if child not in slow), *slow]:
+        doing(f"warming up {child.name}")
         answers = child.answers() if child in slow else child.ask(word="prepare")
         if answers is not None:
             outcome.parameters, outcome.machine = answers[0]["parameters"], answers[0]["machine"]
 
 
-def agree(children: Sequence[Child], outcome: Outcome) -> None:
+def agree(children: Sequence[Child], outcome: Outcome, doing: Doing) -> None:
     """Every side that is left computes what the reference does; the others have their reason."""
+    doing("computing the reference")
     _choose_reference(children, outcome)
     for child in _left(children, outcome):
         if child.name not in outcome.evidence:
+            doing(f"comparing {child.name} with it")
             answers = child.ask(word="compare")
             if answers is not None:
                 _judge(child.name, answers, outcome)
@@ -93,6 +107,21 @@ def _judge(name: str, answers: Sequence[dict[str, Any]], outcome: Outcome) -> No
     found = objection(name, answers[0], str(outcome.reference), outcome.coarse) or objection_of_replicas(name, answers)
     if found is not None:
         outcome.reasons[name] = f"refused: {found}"
+
+
+def _take_rounds(plan: Plan, children: Sequence[Child], outcome: Outcome, told: Told) -> None:
+    """Ctrl-C ends them; it is passed on only if there is nothing to report yet."""
+    for number in range(plan.rounds):
+        try:
+            _round(plan, number, _left(children, outcome), outcome)
+            told(Progress(number + 1, plan.rounds))
+        except KeyboardInterrupt:
+            whole = min(map(len, outcome.seconds.values()), default=0)
+            if whole == 0:
+                raise
+            outcome.seconds = {name: seconds[:whole] for name, seconds in outcome.seconds.items()}
+            outcome.stopped = True
+            return
 
 
 def _round(plan: Plan, number: int, children: Sequence[Child], outcome: Outcome) -> None:
