@@ -1,7 +1,8 @@
 """Which samples each lane was given, told by every worker as it happens, so that the dead have told it too.
 
 A worker appends a line for each lane that begins, with the generation it is in, and one for each step that counts. A
-step that counts, counts as it was computed in one generation: its lanes there are the samples that were used.
+step that counts, counts as it was computed in one generation: its lanes there are the samples that were used. Workers
+that died right after a commit may have counted the step in an earlier one, if nobody who heard of the commit is left.
 """
 
 import json
@@ -40,7 +41,7 @@ class Writer:
                 self._write("counts", step)
 
     def _write(self, *words: Any) -> None:
-        line = json.dumps([words[0], self._slot, self._attempt, *words[1:]]) + "\n"
+        line = json.dumps([words[0], self._slot, os.getpid(), self._attempt, *words[1:]]) + "\n"
         os.write(self._file, line.encode())  # one call: lines of several workers do not mix
 
 
@@ -58,7 +59,7 @@ class Ledger:
         """What the steps that count were computed from; fails where workers differ or two gave one lane."""
         generations = self._generations()
         carriers: dict[tuple[int, int], dict[int, list[int]]] = defaultdict(dict)
-        for kind, slot, generation, step, *rest in self.lines:
+        for kind, slot, _, generation, step, *rest in self.lines:
             if kind == "lane" and generations.get(step) == generation:
                 lane, samples = rest
                 carriers[step, lane][slot] = samples
@@ -70,10 +71,14 @@ class Ledger:
 
     def _generations(self) -> dict[int, int]:
         """In which generation each step that counts was computed."""
-        found: dict[int, set[int]] = defaultdict(set)
-        for kind, _, generation, step, *_ in self.lines:
+        found: dict[int, dict[int, int]] = defaultdict(dict)
+        last: dict[int, int] = {}
+        for kind, _, pid, generation, step, *_ in self.lines:
+            last[pid] = generation
             if kind == "counts":
-                found[step].add(generation)
-        for step, generations in found.items():
-            assert len(generations) == 1, f"step {step} counts as computed in generations {sorted(generations)}"
-        return {step: generations.pop() for step, generations in found.items()}
+                found[step][pid] = generation
+        newest = {step: max(by_pid.values()) for step, by_pid in found.items()}
+        for step, by_pid in found.items():
+            both = [pid for pid, generation in by_pid.items() if generation < newest[step] <= last[pid]]
+            assert not both, f"step {step} counts twice for processes {both}: in generation {newest[step]}, and before"
+        return newest

@@ -141,6 +141,7 @@ def test_a_link_that_falls_silent_is_noticed_by_the_kernel_long_before_gloo_give
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("wire", ["gloo", "hierarchical"])
 @pytest.mark.parametrize("deed", [silence_link, pull_cable, cut_power], ids=lambda deed: deed.__name__)
 def test_links_lost_before_any_step_never_leave_two_halves_that_both_go_on(
