@@ -11,10 +11,15 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
+
+from lockstep.mersenne import Mersenne, OfNumpy, OfPython
+
+_python = Mersenne(OfPython())
 
 
 def fold(seed: int, *path: str | int) -> int:
@@ -50,18 +55,17 @@ class Generators:
 
     @classmethod
     def now(cls) -> "Generators":
-        cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
-        return replace(cls.on_cpu(), torch_cuda=cuda)
+        return cls.on_cpu(torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None)
 
     @classmethod
-    def on_cpu(cls) -> "Generators":
-        """The state of the CPU's generators; restoring it leaves CUDA's alone."""
-        numpy = sys.modules.get("numpy")
+    def on_cpu(cls, torch_cuda: torch.Tensor | None = None) -> "Generators":
+        """The state of the CPU's generators; restoring it leaves CUDA's alone, unless that is given."""
+        numpy = _numpy()
         return cls(
             torch.default_generator.get_state(),
-            None,
-            random.getstate(),
-            numpy.random.get_state() if numpy is not None else None,
+            torch_cuda,
+            _python.read(),
+            numpy.read() if numpy is not None else None,
         )
 
     def equal_on_cpu(self, other: "Generators") -> bool:
@@ -76,10 +80,21 @@ class Generators:
         torch.default_generator.set_state(self.torch_cpu)
         if self.torch_cuda is not None:
             torch.cuda.set_rng_state(self.torch_cuda)
-        random.setstate(self.python)
-        numpy = sys.modules.get("numpy")
+        _python.write(self.python)
+        numpy = _numpy()
         if numpy is not None and self.numpy is not None:
-            numpy.random.set_state(self.numpy)
+            numpy.write(self.numpy)
+
+
+def _numpy() -> Mersenne | None:
+    """NumPy's global generator, if anybody has loaded it."""
+    module = sys.modules.get("numpy")
+    return None if module is None else _mersenne(module)
+
+
+@lru_cache(maxsize=1)
+def _mersenne(numpy: Any) -> Mersenne:
+    return Mersenne(OfNumpy(numpy.random))
 
 
 @contextmanager

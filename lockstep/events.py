@@ -4,7 +4,7 @@ An event carries references, not copies: a subscriber that keeps a tensor clones
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -130,15 +130,21 @@ Event = (
 Subscriber = Callable[[Event], None]
 
 
-@dataclass
 class Events:
-    """Hands every event to every subscriber, in the order they subscribed."""
+    """Hands every event to those who want to see its kind, in the order they subscribed."""
 
-    subscribers: list[Subscriber] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._subscribers: list[tuple[Subscriber, tuple[type, ...]]] = []
+        self._by_kind: dict[type, tuple[Subscriber, ...]] = {}
 
-    def subscribe(self, subscriber: Subscriber) -> None:
-        self.subscribers.append(subscriber)
+    def subscribe(self, subscriber: Subscriber, *kinds: type) -> None:
+        """To events of these kinds; to all if none are named."""
+        self._subscribers.append((subscriber, kinds))
+        self._by_kind.clear()
 
     def emit(self, event: Event) -> None:
-        for subscriber in self.subscribers:
+        kind = type(event)
+        if kind not in self._by_kind:
+            self._by_kind[kind] = tuple(one for one, kinds in self._subscribers if not kinds or kind in kinds)
+        for subscriber in self._by_kind[kind]:
             subscriber(event)

@@ -12,7 +12,7 @@ Everything here is pure: values in, values out, nothing imported from torch.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from lockstep.errors import BadArgument
 
@@ -53,7 +53,7 @@ class Assignment:
         """The given lanes for each worker, computed in ascending order."""
         return cls(tuple(tuple(sorted(lanes)) for lanes in lanes_of))
 
-    @property
+    @cached_property
     def num_lanes(self) -> int:
         return sum(len(lanes) for lanes in self.lanes_of)
 

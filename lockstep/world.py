@@ -1,6 +1,7 @@
 """Who takes part: the workers of one generation, seen from one of them."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class World:
     local_size: int = 1
     generation: int = 0
 
-    @property
+    @cached_property
     def peers(self) -> tuple[int, ...]:
         """The ranks of all other workers."""
         return tuple(rank for rank in range(self.size) if rank != self.rank)

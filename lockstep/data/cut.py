@@ -10,10 +10,9 @@
 import copy
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -25,7 +24,8 @@ PLAIN = (str, bytes, int, float, bool, complex, type(None))
 
 def num_samples(batch: Any) -> int:
     """How many samples a whole batch holds; every part of it holds that many."""
-    counts = list(_counts(batch, "batch"))
+    counts: list[tuple[str, int]] = []
+    _note_counts(batch, "batch", counts)
     if not counts:
         raise CannotCut(f"{_describe('batch', batch)} and holds nothing to count samples by. Put a tensor in it.")
     first_path, first = counts[0]
@@ -43,21 +43,20 @@ def take(batch: Any, positions: range) -> Any:
     return _take(batch, positions, "batch")
 
 
-@dataclass(frozen=True)
-class Structure:
+class Structure(NamedTuple):
     """A container seen as its parts: how each is written after the container's name, and the way back."""
 
     parts: list[tuple[str, Any]]
     rebuilt: Callable[[list[Any]], Any]
 
 
-def _counts(part: Any, path: str) -> Iterator[tuple[str, int]]:
+def _note_counts(part: Any, path: str, counts: list[tuple[str, int]]) -> None:
     structure = opened(part)
     if structure is None:
-        yield path, _count(part, path)
+        counts.append((path, _count(part, path)))
         return
     for suffix, inner in structure.parts:
-        yield from _counts(inner, path + suffix)
+        _note_counts(inner, path + suffix, counts)
 
 
 def _take(part: Any, positions: range, path: str) -> Any:
@@ -71,7 +70,10 @@ def _take(part: Any, positions: range, path: str) -> Any:
 
 def opened(part: Any) -> Structure | None:
     """The parts of a container; None for what is sliced, or cannot be. See Note [Structure or samples]."""
-    if isinstance(part, PackedSequence):
+    kind = type(part)
+    if kind is tuple or kind is list:  # the usual ones first: this runs in every step
+        return None if all(map(_is_plain, part)) else Structure([(f"[{i}]", x) for i, x in enumerate(part)], kind)
+    if isinstance(part, torch.Tensor | PackedSequence):
         return None
     if isinstance(part, Mapping):
         return Structure([(f"[{_quoted(key)}]", part[key]) for key in part], lambda new: _mapping_like(part, new))
@@ -119,6 +121,8 @@ def _is_array(part: Any) -> bool:
 
 
 def _is_plain(part: Any) -> bool:
+    if isinstance(part, torch.Tensor):
+        return False
     numpy = sys.modules.get("numpy")
     return isinstance(part, PLAIN) or (numpy is not None and isinstance(part, numpy.generic))
 

@@ -34,6 +34,7 @@ class Moving:
     def __init__(self, device: torch.device = CPU) -> None:
         self.device = device
         self._stream: torch.cuda.Stream | None = None
+        self._has_carried = False
 
     @property
     def pins(self) -> bool:
@@ -46,11 +47,14 @@ class Moving:
             return moved(part, self.device, otherwise)
         if self._stream is None:
             self._stream = torch.cuda.Stream(self.device)
+        self._has_carried = False
         there = _moved(part, self.device, self._carried, otherwise)
-        torch.cuda.current_stream(self.device).wait_stream(self._stream)
+        if self._has_carried:
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
         return there
 
     def _carried(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._has_carried = True
         with torch.cuda.stream(self._stream):
             there = tensor.to(self.device, non_blocking=True)
         there.record_stream(torch.cuda.current_stream(self.device))

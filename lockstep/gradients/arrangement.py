@@ -63,12 +63,9 @@ class Arrangement:
         self.watch: BucketWatch
         self.number = 0
         """How often buckets have been laid out: what was recorded of lanes holds for one layout."""
-        self._lay_out()
-
-    @property
-    def folds_always(self) -> bool:
+        self.folds_always: bool
         """Whether gradients must go through buckets even if there is nothing to add."""
-        return self._wanted.flat is not None or any(bucket.layout.converts for bucket in self.buckets)
+        self._lay_out()
 
     @property
     def knows_order(self) -> bool:
@@ -119,6 +116,7 @@ class Arrangement:
             sizes["align_bytes"] = ALIGN_BYTES
         self.layout = make_layout(self._specs(), order=self._order, **sizes)
         self.buckets = [Bucket(layout, self._parameters, self._wire.reducer) for layout in self.layout.buckets]
+        self.folds_always = wanted.flat is not None or any(bucket.layout.converts for bucket in self.buckets)
         parameters = [bucket.parameters for bucket in self.buckets]
         self.watch = BucketWatch(parameters, self._on_arrival, self._on_full, self._arrivals)
         if wanted.flat is not None:

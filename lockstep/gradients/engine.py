@@ -32,7 +32,7 @@ from lockstep.gradients.record import StepRecord, Wish
 from lockstep.gradients.squares import Squares, SquaresPlan, StepSquares, of_all
 from lockstep.gradients.step import StepInFlight
 from lockstep.lanes import reduction
-from lockstep.wire import Agreement, Plan, Wire, exchange
+from lockstep.wire import Agreement, Plan, Wire, hear
 from lockstep.wire.transport import COMMIT
 
 GradientSight = Callable[[int, dict[str, torch.Tensor]], None]
@@ -74,7 +74,7 @@ class Engine:
     @property
     def shows_lanes(self) -> bool:
         """Whether somebody looks at the gradients of each lane in the step under way."""
-        return self.sight is not None or self._in_flight().squares is not None or self.health.policy != "keep"
+        return self.sight is not None or self._in_flight().squares is not None or self.health.looks
 
     @property
     def has_buffers(self) -> bool:
@@ -83,7 +83,8 @@ class Engine:
     def begin(self, plan: StepPlan) -> None:
         """Starts a step: `p.grad` is set aside, the plan goes to all workers."""
         self._arranged.renew()
-        plan = replace(plan, always_folds=self._arranged.folds_always)
+        if self._arranged.folds_always:
+            plan = replace(plan, always_folds=True)
         rank = self._wire.world.rank
         whole = reduction(plan.assignment, plan.present)
         with told_as_lost(plan.step, "the beginning of the step"):
@@ -132,7 +133,7 @@ class Engine:
         self._refuse_late_gradients(step)
         if step.plan.adds_nothing:
             self._show_gradients(step, self._arranged.buckets)
-            for bucket in self._arranged.buckets if self.health.policy != "keep" else ():
+            for bucket in self._arranged.buckets if self.health.looks else ():
                 step.health.look(step.lane, bucket.gradients())
         else:
             for bucket in step.buckets[step.folded :]:
@@ -148,13 +149,13 @@ class Engine:
         step = self._in_flight()
         with told_as_lost(step.plan.step, "the end of the step"):
             record = self._exchange_records(step)
-        step.weights = record.lane_weights(step.plan.shares())
+        step.weights = record.lane_weights(step.plan.shares)
         self._launch_rest(step, record)
         for number, launched in enumerate(step.launched):
             self.awaits(number, len(step.launched))
             with told_as_lost(step.plan.step, f"reduce of bucket {number}"):  # a job that could not be woken tells less
                 launched.result()
-        if not self._arranged.knows_order and any(record.used) and not step.plan.adds_nothing:
+        if not step.plan.adds_nothing and not self._arranged.knows_order and any(record.used):
             with told_as_lost(step.plan.step, "agreeing on the order of gradients"):
                 self._arranged.learn_order(step.plan.assignment.carriers()[step.plan.present[0]])
         step.outcome = record
@@ -180,21 +181,24 @@ class Engine:
         """The losses told in this step that are not finite, if nobody looks at gradients and it was not said lately."""
         step = self._in_flight()
         assert step.outcome is not None
-        return self._remarks.on(step.outcome.losses, step.plan) if self.health.policy == "keep" else None
+        return self._remarks.on(step.outcome.losses, step.plan) if not self.health.looks else None
 
     def confirm(self) -> None:
         """Collective. Returns when every worker has the whole sum. See Note [Commit]."""
         with told_as_lost(self._in_flight().plan.step, "the commit of the step"):
             if not self._wire.reducer.part():
-                exchange(self._wire.transport, torch.zeros(1, dtype=torch.uint8, device="cpu"), COMMIT)
+                hear(self._wire.transport, lambda: b"\0", COMMIT)
 
     def hand_over(self) -> float | None:
         """Afterwards `p.grad` holds the step's gradient; gives the mean loss, if told."""
         step = self._in_flight()
         assert step.outcome is not None
-        self._scale(step, step.outcome)
-        self.measured = self._measured(step, step.outcome)
-        self._hand_over(step, step.outcome)
+        self.measured = ()
+        if step.buckets or step.kept:
+            with torch.no_grad():
+                self._scale(step, step.outcome)
+                self.measured = self._measured(step, step.outcome)
+                self._hand_over(step, step.outcome)
         self._step = None
         return step.outcome.mean_loss(step.weights)
 
@@ -263,7 +267,7 @@ class Engine:
 
     def _fold(self, step: StepInFlight, bucket: Bucket) -> None:
         self._show_gradients(step, [bucket])
-        if self.health.policy != "keep":
+        if self.health.looks:
             step.health.look(step.lane, bucket.entering_gradients())
         if step.squares is not None:
             step.squares.look(step.lane, bucket.numbered_gradients())
@@ -297,7 +301,8 @@ class Engine:
         if not step.plan.adds_nothing:
             mine.changed = self.buffers.changed()
             mine.counters = self.buffers.counters(self._wire.world.rank)
-        return mine.merged(exchange(self._wire.transport, mine.pack()))
+        mine.merge(self._wire.world.rank, hear(self._wire.transport, mine.pack))
+        return mine
 
     def _launch_rest(self, step: StepInFlight, record: StepRecord) -> None:
         for number in range(len(step.launched), len(step.buckets)):
@@ -325,13 +330,12 @@ class Engine:
         step.launched.append(self._wire.sequence.submit(reduce, after))
 
     def _settle_buffers(self, step: StepInFlight, record: StepRecord) -> None:
-        shares = step.plan.shares()
+        shares = step.plan.shares
         weights = [shares[lane] / step.plan.num_samples for lane in step.fold.lanes]
         self.buffers.average(self._wire, step.reduction, weights, record.changed)
         source = step.plan.assignment.carriers()[step.plan.present[0]]
         self.buffers.advance(self._wire, source, record.changed, agreed=record.counters is not None)
 
-    @torch.no_grad()
     def _scale(self, step: StepInFlight, record: StepRecord) -> None:
         """See Note [Scale of told weights] in step.py."""
         scale = step.scale(step.weights)
@@ -355,7 +359,6 @@ class Engine:
         }
         return of_all(record.squares, step.weights, step.squares.whole(whole))
 
-    @torch.no_grad()
     def _hand_over(self, step: StepInFlight, record: StepRecord) -> None:
         """Puts the sum, and what was set aside before the step, into `p.grad`."""
         if step.plan.adds_nothing:

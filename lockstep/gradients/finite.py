@@ -7,6 +7,7 @@
 """
 
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
@@ -19,8 +20,10 @@ from lockstep.lanes import Assignment, share
 Policy = Literal["keep", "skip", "stop"]
 Kind = Literal["nan", "inf"]
 
-NUMBERS_PER_FINDING = 4
+_FINDING = struct.Struct("<4q")
 """A packed finding: lane, index of the parameter, kind, number of elements. All zeros: nothing was found."""
+
+FINDING_BYTES = _FINDING.size
 
 _KINDS: tuple[Kind, ...] = ("nan", "inf")  # packed as 1 and 2
 
@@ -134,21 +137,17 @@ def check_policy(policy: str) -> Policy:
     return cast(Policy, policy)
 
 
-def pack(finding: LaneFinding | None, names: Sequence[str]) -> torch.Tensor:
-    """A finding as NUMBERS_PER_FINDING numbers; `names` are all parameters, in an order that every worker shares.
-
-    The records of one lane from all workers may be added: only the worker that carries it sends more than zeros.
-    """
-    numbers = [0] * NUMBERS_PER_FINDING
-    if finding is not None:
-        index = list(names).index(finding.parameter)
-        numbers = [finding.lane, index, 1 + _KINDS.index(finding.kind), finding.count]
-    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
+def pack(finding: LaneFinding | None, names: Sequence[str]) -> bytes:
+    """A finding as FINDING_BYTES; `names` are all parameters, in an order that every worker shares."""
+    if finding is None:
+        return bytes(FINDING_BYTES)
+    index = list(names).index(finding.parameter)
+    return _FINDING.pack(finding.lane, index, 1 + _KINDS.index(finding.kind), finding.count)
 
 
-def unpack(record: torch.Tensor, names: Sequence[str], assignment: Assignment, num_samples: int) -> LaneFinding | None:
+def unpack(record: bytes, names: Sequence[str], assignment: Assignment, num_samples: int) -> LaneFinding | None:
     """What `pack` was given; the lane's worker and samples, which do not travel, follow from the step's plan."""
-    lane, index, kind, count = (int(number) for number in record)
+    lane, index, kind, count = _FINDING.unpack(record)
     if kind == 0:
         return None
     return LaneFinding.of(lane, BadGradient(names[index], _KINDS[kind - 1], count), assignment, num_samples)

@@ -15,9 +15,6 @@ from lockstep.gradients.finite import BadLosses, LaneFinding, Policy, Verdict
 from lockstep.gradients.plan import StepPlan
 from lockstep.wire import Wire, exchange
 
-FINDING_BYTES = 8 * finite.NUMBERS_PER_FINDING
-FINGERPRINT_BYTES = 16
-
 REMARK_STEPS = 1000
 """How many steps pass at least between two remarks on losses that are not finite."""
 
@@ -33,8 +30,15 @@ class HealthPlan:
     policy: Policy = "keep"
     drift_every: int = 0
 
-    def compares_in(self, step: int) -> bool:
-        return self.drift_every > 0 and step > 0 and step % self.drift_every == 0
+    @property
+    def looks(self) -> bool:
+        """Whether gradients are looked at."""
+        return self.policy != "keep"
+
+    def compares_in(self, step: StepPlan) -> bool:
+        """Whether the state is compared in a step; a worker that is alone has nobody to compare itself with."""
+        is_due = self.drift_every > 0 and step.step > 0 and step.step % self.drift_every == 0
+        return is_due and step.assignment.num_workers > 1
 
 
 class Health:
@@ -45,38 +49,37 @@ class Health:
         self._finding: LaneFinding | None = None
         self._state: Mapping[str, Any] | None = None
         self._vector: torch.Tensor | None = None
-        if plan.compares_in(step.step):
+        if plan.compares_in(step):
             self._state = plan.state()
             self._vector = fingerprints(self._state)
 
     def look(self, lane: int, gradients: Mapping[str, torch.Tensor]) -> None:
         """Looks at some of a lane's own gradients, unless something was found before or nobody wants to know."""
-        if self._plan.policy == "keep" or self._finding is not None:
+        if not self._plan.looks or self._finding is not None:
             return
         bad = finite.first_bad(gradients)
         if bad is not None:
             self._finding = LaneFinding.of(lane, bad, self._step.assignment, self._step.num_samples)
 
-    def packed(self) -> torch.Tensor:
-        """Of one size on every worker, since all have the same plan."""
-        parts = [finite.pack(self._finding, self._names).view(torch.uint8)]
-        if self._vector is not None:
-            parts.append(torch.frombuffer(bytearray(combined(self._vector)), dtype=torch.uint8))
-        return torch.cat(parts)
+    def packed(self) -> bytes:
+        """A fingerprint and a finding, if they are taken: of one size on every worker, since all have the same plan."""
+        fingerprint = b"" if self._vector is None else combined(self._vector)
+        return fingerprint + finite.pack(self._finding, self._names) if self._plan.looks else fingerprint
 
-    def verdict(self, healths: Sequence[torch.Tensor]) -> Verdict | None:
-        """What all workers do with lanes that are not finite; None if all are finite."""
-        records = [health[:FINDING_BYTES].clone().view(torch.int64) for health in healths]
-        step = self._step
+    def verdict(self, healths: Sequence[bytes]) -> Verdict | None:
+        """What all workers do with lanes that are not finite; None if all are finite, or nobody looked."""
+        if not self._plan.looks:
+            return None
+        step, records = self._step, [health[-finite.FINDING_BYTES :] for health in healths]
         found = [finite.unpack(record, self._names, step.assignment, step.num_samples) for record in records]
         return finite.decide(self._plan.policy, [finding for finding in found if finding is not None])
 
-    def differs(self, healths: Sequence[torch.Tensor]) -> bool:
+    def differs(self, healths: Sequence[bytes]) -> bool:
         """Whether the workers' fingerprints differ; not in a step in which none are taken."""
-        told = [health[FINDING_BYTES:] for health in healths]
-        return not all(torch.equal(fingerprint, told[0]) for fingerprint in told)
+        num_bytes = len(healths[0]) - (finite.FINDING_BYTES if self._plan.looks else 0)
+        return any(health[:num_bytes] != healths[0][:num_bytes] for health in healths)
 
-    def drift(self, healths: Sequence[torch.Tensor], wire: Wire) -> Drift | None:
+    def drift(self, healths: Sequence[bytes], wire: Wire) -> Drift | None:
         """Who has drifted from the others. Collective only if somebody has: then all fingerprints are exchanged."""
         if self._vector is None or self._state is None or not self.differs(healths):
             return None

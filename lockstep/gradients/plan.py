@@ -9,6 +9,7 @@
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from lockstep.lanes import Assignment, present_lanes, share
 
@@ -25,15 +26,16 @@ class StepPlan:
     always_folds: bool = False
     """One lane on one worker goes through the buckets all the same."""
 
-    @property
+    @cached_property
     def present(self) -> tuple[int, ...]:
         return present_lanes(self.num_samples, self.assignment.num_lanes)
 
-    @property
+    @cached_property
     def adds_nothing(self) -> bool:
         """See Note [Nothing to add]."""
         return len(self.present) == 1 and self.assignment.num_workers == 1 and not self.always_folds
 
+    @cached_property
     def shares(self) -> dict[int, int]:
         """How many samples each lane holds, without the empty ones."""
         num_lanes = self.assignment.num_lanes

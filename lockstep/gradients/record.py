@@ -1,10 +1,10 @@
 """What every worker must know of every other before a step can end: one small record each."""
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-
-import torch
+from functools import lru_cache
 
 from lockstep.errors import BadArgument, Misuse
 
@@ -22,13 +22,13 @@ class Wish(IntEnum):
 
 @dataclass
 class StepRecord:
-    """One worker's account of a step, or, once `merged`, that of all workers.
+    """One worker's account of a step, or, after `merge`, that of all workers.
 
     `weights` and `losses` are by lane, None where nothing was told. `used` says which parameters had a gradient
     in some lane, `changed` which buffers were written to. `squares` are those of the lanes' gradients, in steps in
     which they are taken. `wishes` are what a worker wants all to do after the step: one is enough. `counters` is a
-    fingerprint of what the worker's first lane left in counters; merged, it is None where workers differ. `health` is a
-    worker's own few bytes, of one size everywhere; merged, `healths` has them by rank.
+    fingerprint of what the worker's first lane left in counters; of all, it is None where workers differ. `health` is a
+    worker's own few bytes, of one size everywhere; of all, `healths` has them by rank.
     """
 
     weights: list[float | None]
@@ -38,45 +38,46 @@ class StepRecord:
     squares: list[float | None] = field(default_factory=list)
     wishes: list[bool] = field(default_factory=lambda: [False] * len(Wish))
     counters: int | None = 0
-    health: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.uint8, device="cpu"))
-    healths: list[torch.Tensor] = field(default_factory=list)
+    health: bytes = b""
+    healths: list[bytes] = field(default_factory=list)
 
     @classmethod
     def empty(cls, num_lanes: int, num_parameters: int, num_buffers: int) -> "StepRecord":
         return cls([None] * num_lanes, [None] * num_lanes, [False] * num_parameters, [False] * num_buffers)
 
-    def pack(self) -> torch.Tensor:
+    def pack(self) -> bytes:
         numbers = [*self.weights, *self.losses, *self.squares]
-        values = torch.tensor(
-            [0.0 if number is None else number for number in numbers], dtype=torch.float64, device="cpu"
-        )
-        told = [number is not None for number in numbers]
-        flags = torch.tensor([*told, *self.wishes, *self.used, *self.changed], dtype=torch.uint8, device="cpu")
-        counters = torch.tensor([self.counters], dtype=torch.int64, device="cpu")
-        return torch.cat([counters.view(torch.uint8), values.view(torch.uint8), flags, self.health])
+        values = [0.0 if number is None else number for number in numbers]
+        flags = bytes([*(number is not None for number in numbers), *self.wishes, *self.used, *self.changed])
+        return _heading(len(numbers)).pack(self.counters, *values) + flags + self.health
 
-    def merged(self, packed: Sequence[torch.Tensor]) -> "StepRecord":
-        """All workers' records as one: a lane's numbers come from the one worker that told them."""
-        num_lanes = len(self.weights)
-        split = 2 * num_lanes + len(self.squares)
-        size = 8 + 8 * split
-        # Each number was told by one worker; the others sent 0, and x + 0 is x.
-        values = torch.stack([record[8:size] for record in packed]).view(torch.float64).sum(0).tolist()
-        end = len(packed[0]) - len(self.health)
-        flags = torch.stack([record[size:end] for record in packed]).any(0).tolist()
-        agree = all(torch.equal(record[:8], packed[0][:8]) for record in packed)
-        numbers = [value if told else None for value, told in zip(values, flags[:split], strict=True)]
-        wishes, rest = flags[split : split + len(Wish)], flags[split + len(Wish) :]
-        return StepRecord(
-            weights=numbers[:num_lanes],
-            losses=numbers[num_lanes : 2 * num_lanes],
-            squares=numbers[2 * num_lanes :],
-            used=rest[: len(self.used)],
-            changed=rest[len(self.used) :],
-            wishes=wishes,
-            counters=self.counters if agree else None,
-            healths=[record[end:] for record in packed],
-        )
+    def merge(self, rank: int, packed: Mapping[int, bytes]) -> None:
+        """Afterwards it is the record of all workers: this one, of worker `rank`, and what its peers have `packed`.
+
+        A lane's numbers come from the one worker that told them.
+        """
+        healths = {rank: self.health}
+        for peer, record in packed.items():
+            self._take(record)
+            healths[peer] = record[len(record) - len(self.health) :]
+        self.healths = [healths[peer] for peer in sorted(healths)]
+
+    def _take(self, record: bytes) -> None:
+        """Adds what a peer has packed."""
+        lanes = len(self.weights)
+        num_values = 2 * lanes + len(self.squares)
+        heading = _heading(num_values)
+        counters, *values = heading.unpack_from(record)
+        flags = memoryview(record)[heading.size : len(record) - len(self.health)]
+        told, rest = flags[:num_values], flags[num_values:]
+        self.weights = _both(self.weights, values[:lanes], told[:lanes])
+        self.losses = _both(self.losses, values[lanes : 2 * lanes], told[lanes : 2 * lanes])
+        self.squares = _both(self.squares, values[2 * lanes :], told[2 * lanes :])
+        wishes, used = len(Wish), len(Wish) + len(self.used)
+        self.wishes = _either(self.wishes, rest[:wishes])
+        self.used = _either(self.used, rest[wishes:used])
+        self.changed = _either(self.changed, rest[used:])
+        self.counters = self.counters if counters == self.counters else None
 
     def lane_weights(self, shares: dict[int, int]) -> dict[int, float]:
         """The weight of each lane of `shares` (lane to number of samples): what was told, else its samples."""
@@ -104,3 +105,17 @@ class StepRecord:
 
 def _or(told: float | None, otherwise: float) -> float:
     return float(otherwise) if told is None else told
+
+
+@lru_cache(maxsize=64)
+def _heading(num_values: int) -> struct.Struct:
+    """The counters' fingerprint, and the numbers; flags follow, one byte each."""
+    return struct.Struct(f"<q{num_values}d")
+
+
+def _both(mine: list[float | None], theirs: Sequence[float], told: Sequence[int]) -> list[float | None]:
+    return [value if is_told else own for own, value, is_told in zip(mine, theirs, told, strict=True)]
+
+
+def _either(mine: list[bool], theirs: Sequence[int]) -> list[bool]:
+    return [own or their != 0 for own, their in zip(mine, theirs, strict=True)]

@@ -9,6 +9,9 @@ from lockstep.events import Closed, Event, GenerationFormed, NoiseMeasured, Said
 from lockstep.observe.noise_lines import NoiseLines
 from lockstep.version import VERSION
 
+TOLD = (Started, Said, NoiseMeasured, GenerationFormed, Closed)
+"""The kinds of events that are worth a line."""
+
 NOISE_LOG = logging.getLogger("lockstep.noise")
 
 

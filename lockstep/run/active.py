@@ -1,4 +1,10 @@
-"""The one active run of this process."""
+"""The one active run of this process, and those before it.
+
+# Note [Several runs of one script]
+# A script may start one run after another. All workers run the same script, so they count its runs alike. A further run
+# needs the workers of the first: it is refused where some have come or gone, and nobody can join it, since a worker
+# that comes later runs the script from the top.
+"""
 
 from typing import Protocol
 
@@ -16,6 +22,21 @@ class Run(Protocol):
 
 
 _active: Run | None = None
+_num_before = 0
+_has_changed = False
+
+
+def num_before() -> int:
+    """How many runs this process has started before the one that is active, or is about to be."""
+    return _num_before
+
+
+def has_changed() -> bool:
+    """Whether workers came or went in a run of this process, or it failed on one of several.
+
+    See Note [Several runs of one script].
+    """
+    return _has_changed
 
 
 def current() -> Run | None:
@@ -38,8 +59,10 @@ def activate(run: Run) -> None:
     _active = run
 
 
-def deactivate(run: Run) -> None:
-    """No run is active afterwards, if `run` was; another run stays active."""
-    global _active
+def deactivate(run: Run, has_changed: bool = False) -> None:
+    """No run is active afterwards, if `run` was; another run stays active. `has_changed`: its workers have."""
+    global _active, _num_before, _has_changed
     if _active is run:
         _active = None
+        _num_before += 1
+        _has_changed = _has_changed or has_changed

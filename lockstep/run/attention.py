@@ -29,8 +29,11 @@ def deterministic_attention() -> Iterator[None]:
     def attention(*args: Any, **kwargs: Any) -> torch.Tensor:
         if torch.compiler.is_compiling():
             return own(*args, **kwargs)
-        with _strict():
+        warns = _switch_on()
+        try:
             result = own(*args, **kwargs)
+        finally:
+            _restore(warns)
         node = _kernel_node(result.grad_fn) if result.is_cuda else None
         if node is not None:
             _guard(node)
@@ -42,15 +45,6 @@ def deterministic_attention() -> Iterator[None]:
     finally:
         if F.scaled_dot_product_attention is attention:  # else somebody has taken over from us, and goes on
             F.scaled_dot_product_attention = own
-
-
-@contextmanager
-def _strict() -> Iterator[None]:
-    before = _switch_on()
-    try:
-        yield
-    finally:
-        _restore(before)
 
 
 def _guard(node: Any) -> None:

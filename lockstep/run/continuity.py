@@ -15,10 +15,8 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from lockstep.chance import Generators
 from lockstep.data import GlobalBatch
 from lockstep.errors import Disagreement, Misuse, WorkerLost, told_as_lost
 from lockstep.events import Events, GenerationFormed, Said
@@ -26,16 +24,15 @@ from lockstep.gradients.engine import Engine
 from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.record import StepRecord, Wish
 from lockstep.lanes import Assignment, present_lanes
-from lockstep.run.checkpoint import Snapshot
+from lockstep.run.arrival import Arrival
 from lockstep.run.handing import receive_snapshot, send_snapshot
-from lockstep.run.hardware import recorded, refuse_difference
 from lockstep.run.launching.status import NoStatus, Phase, StatusWriter
 from lockstep.run.membership import Decision
 from lockstep.run.membership.deciding import completes
 from lockstep.run.membership.machine import AllPrepared, Commit, Prepared
 from lockstep.run.pace import Pace
 from lockstep.run.recovery.recovery import LeftOut, Recovery
-from lockstep.run.resuming import Parts, check_fits, load_models
+from lockstep.run.resuming import Parts, load_models
 from lockstep.wire import Wire
 
 LOOK_S = 0.25
@@ -81,8 +78,7 @@ class Continuity:
         self._pace = Pace()
         self._agreed = [False] * len(Wish)
         self._batch: GlobalBatch | None = None
-        self._arrival: Generators | None = None
-        self._before_body: Generators | None = None
+        self._arrival = Arrival(parts)
         self._on_probation: tuple[str, ...] = ()
         self._looked_s = 0.0
         self._had_company = False
@@ -109,7 +105,7 @@ class Continuity:
         """See Note [When workers come and go]. Collective if anything was agreed upon."""
         self._batch = batch
         self.admit()
-        self._arrive()
+        self._arrival.arrive()
         for wish in (Wish.INTERRUPT, Wish.TERMINATE):
             if self._agreed[wish]:
                 self._end(wish)
@@ -126,10 +122,6 @@ class Continuity:
         present = present_lanes(batch.num_samples, stepping.assignment.num_lanes)
         lanes = [lane for lane in stepping.lanes if lane in present]
         return batch if lanes == sorted(batch.shares) else batch.for_lanes(lanes)
-
-    @property
-    def may_redo(self) -> bool:
-        return self.recovery is not None or self._wire.world.size > 1
 
     @property
     def on_probation(self) -> bool:
@@ -242,9 +234,10 @@ class Continuity:
             self._abandon()
         source = decision.view.rank_of(decision.host.uid)
         if me in decision.newcomers:
-            self._take(receive_snapshot(wire.transport, source))
+            self._arrival.take(receive_snapshot(wire.transport, source), self._wire.world.size)
         elif me == decision.host.uid and decision.newcomers:
-            send_snapshot(wire.transport, self._state(), [decision.view.rank_of(uid) for uid in decision.newcomers])
+            state = self._arrival.state(self._batch)
+            send_snapshot(wire.transport, state, [decision.view.rank_of(uid) for uid in decision.newcomers])
 
     def _settle(self) -> None:
         """Everything that knows of the other workers knows of the new ones."""
@@ -288,48 +281,10 @@ class Continuity:
         if self.recovery.door.member.uid in self._on_probation:
             raise SystemExit(0) from failure
 
-    # -- the state that newcomers are given -----------------------------------------------------------------
-
-    def _state(self) -> Snapshot:
-        """The state before the step under way, whose batch is to be handed out again by the newcomer's loader."""
-        now = Generators.now()
-        (self._before_body or now).restore()
-        snapshot = self._parts.capture()
-        now.restore()
-        snapshot.state["epoch"] = self._parts.progress.epoch
-        batch = self._batch
-        if batch is not None and batch.loader is not None and batch.position is not None:
-            snapshot.state["loaders"][batch.loader] = [batch.position.epoch, batch.position.step]
-        for named in self._parts.models.parameters():
-            if named.parameter.grad is not None:
-                snapshot.tensors[f"grad/{named.name}"] = named.parameter.grad
-        return snapshot
-
-    def _take(self, snapshot: Snapshot) -> None:
-        grads = {name.removeprefix("grad/"): g for name, g in snapshot.tensors.items() if name.startswith("grad/")}
-        models = {name: tensor for name, tensor in snapshot.tensors.items() if not name.startswith("grad/")}
-        check_fits(self._parts.models, Snapshot(models, snapshot.state), Path("of the run under way"))
-        here = recorded(self._parts.stepping.moving.device)
-        refuse_difference(snapshot.state["hardware"], here, self._parts.stepping.rank)
-        self._parts.install(Snapshot(models, snapshot.state), self._wire.world.size)
-        for named in self._parts.models.parameters():
-            named.parameter.grad = grads[named.name].to(named.parameter.device) if named.name in grads else None
-        self._arrival = Generators.now()
-
     def loader_asks(self) -> None:
-        """A loader of the run is about to hand out a batch: what follows in the user's loop belongs to the next step.
-
-        So this is where a newcomer must stand, with its generators, when it takes part in that step.
-        """
-        self._arrive()
-        may_join = self._agreed[Wish.CHANGE] or self._parts.stepping.statistics is not None  # see _await_company
-        self._before_body = Generators.now() if may_join else None
-
-    def _arrive(self) -> None:
-        """What a newcomer's script drew on the way to its first batch does not count."""
-        if self._arrival is not None:
-            self._arrival.restore()
-            self._arrival = None
+        """A loader of the run is about to hand out a batch."""
+        may_be_joined = self._agreed[Wish.CHANGE] or self._parts.stepping.statistics is not None  # see _await_company
+        self._arrival.body_begins(may_be_joined)
 
     # -- small things ---------------------------------------------------------------------------------------
 

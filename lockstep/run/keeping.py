@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from lockstep.errors import BadArgument, Misuse, WorkerLost, told_as_lost
-from lockstep.events import Events, Said
+from lockstep.events import Events, Said, StepCommitted
 from lockstep.run.checkpoints.asking import AUTO, NEVER, Asked, CheckpointPlan, settle
 from lockstep.run.checkpoints.beginning import begin
 from lockstep.run.checkpoints.checkpoints import Who
@@ -125,7 +125,7 @@ class Keeping:
             saving = begin(plan, self._parts, self._settings, self._wire, who)
         saving.is_asked_for = self._overrides.saves or plan.every is not SELDOM
         saving.at_moment = self._save_before_the_end
-        self._events.subscribe(saving.on_event)
+        self._events.subscribe(saving.on_event, StepCommitted)
         self._saving = saving
 
     def _save_before_the_end(self) -> None:

@@ -3,8 +3,13 @@
 # Note [Only loopback]
 # A TCPStore that is told "127.0.0.1" still listens on every interface. On one host the store is therefore
 # given a socket that is already bound to loopback and listens; that also ends races for a port.
+
+# Note [One store for all runs]
+# A script may start several runs. The first opens the store, and it stays open as long as the process: worker 0 could
+# not listen at the same port again before all others have left it. Each run has a part of the store to itself.
 """
 
+import os
 import socket
 from datetime import timedelta
 
@@ -13,17 +18,33 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: i
 from lockstep.errors import BadEnvironment
 from lockstep.run.environments.place import LOOPBACK, Place
 
+_opened: dict[Place, Store] = {}
+_of_parents: list[Store] = []
+"""The stores of the process that this one was forked from: to end them would be to wait for its threads."""
 
-def open_store(place: Place, timeout_s: float) -> Store:
-    """The store that all workers of the run share. Collective: returns once worker 0, or the agent, answers.
 
-    `timeout_s` bounds the wait here, and is the store's own limit for every later wait.
+def open_store(place: Place, timeout_s: float, run: int = 0) -> Store:
+    """The store that all workers of a run share. Collective: returns once worker 0, or the agent, answers.
+
+    `timeout_s` bounds the wait here, and is the store's own limit for every later wait. `run` counts the runs of the
+    script. See Note [One store for all runs].
     """
     timeout = timedelta(seconds=timeout_s)
-    try:
-        return _open(place, timeout)
-    except (OSError, RuntimeError) as error:  # torch's network errors are RuntimeErrors
-        raise BadEnvironment(_explain(place, timeout_s, error)) from error
+    if place not in _opened:
+        try:
+            _opened[place] = _open(place, timeout)
+        except (OSError, RuntimeError) as error:  # torch's network errors are RuntimeErrors
+            raise BadEnvironment(_explain(place, timeout_s, error)) from error
+    _opened[place].set_timeout(timeout)
+    return PrefixStore(f"run/{run}", _opened[place])
+
+
+def _leave_to_parent() -> None:
+    _of_parents.extend(_opened.values())
+    _opened.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _open(place: Place, timeout: timedelta) -> Store:

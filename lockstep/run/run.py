@@ -364,7 +364,8 @@ class Run:
             self.continuity.recovery.close()
         self._status.close()
         self._undo.close()
-        active.deactivate(self)
+        world = self._wire.world
+        active.deactivate(self, has_changed=world.generation > 1 or (self.failed and world.size > 1))
 
     def __enter__(self) -> "Run":
         return self

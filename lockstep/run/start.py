@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from lockstep.chance import fold, set_generators
-from lockstep.errors import BadArgument, Disagreement, told_as_lost
-from lockstep.events import Events, Said, Started
-from lockstep.observe.console import Console
+from lockstep.errors import BadArgument, BadEnvironment, Disagreement, told_as_lost
+from lockstep.events import Closed, Events, NoiseMeasured, Said, Started
+from lockstep.observe.console import TOLD, Console
 from lockstep.observe.recorder import Recorder
 from lockstep.run import active
 from lockstep.run.determinism import settle_process
@@ -82,6 +82,11 @@ def start(
     )  # fmt: skip
     environ = process_environment()
     place, overrides = find_place(environ), read_overrides(environ)
+    if active.has_changed():
+        raise BadEnvironment(
+            "workers have come or gone, or failed, in an earlier run of this script: a further one needs those that "
+            "the first began with. Let each run have a script, or a process, of its own"
+        )
     run = _join(asked, place, overrides) if place.doors else _found(asked, place, overrides)
     active.activate(run)
     return run
@@ -94,7 +99,7 @@ def _found(asked: Asked, place: Place, overrides: Overrides) -> Run:
     settings = replace(settings, wire=wire_on(settings.device, asked.wire, asked.algorithm, settings.wire, world))
     undo = settle_process(settings.threads, settings.exact, settings.device)
     opener = Opener(settings, world.on_one_host)
-    store = open_store(place, settings.timeout_s) if world.size > 1 else None
+    store = open_store(place, settings.timeout_s, active.num_before()) if world.size > 1 else None
     with told_as_lost(0, "lockstep.start"):
         watch = do_nothing if _can_recover(settings, place) else None
         opened = in_process(world) if store is None else opener.open(world, store, watch)
@@ -118,6 +123,7 @@ def _join(asked: Asked, place: Place, overrides: Overrides) -> Run:
     page = None if overrides.status_fd is None else StatusReader(overrides.status_fd)
     directory = Directory(place, page)
     charter = directory.charter()
+    _leave_unless_same(charter["run"])
     told = replace(overrides, lanes=charter["lanes"], seed=charter["seed"], threads=charter["threads"], assignment=None)
     settings = replace(settle(replace(asked, assignment=None), told, World()), bucket_bytes=charter["bucket_bytes"])
     settings = replace(settings, wire=charter["wire"], algorithm=charter["algorithm"])
@@ -148,14 +154,16 @@ def _make_run(
             launcher_tells=overrides.status_fd is not None,
             run_dir=overrides.run_dir,
             has_failed=lambda: run.failed,
-        )
+        ),
+        *TOLD,
     )
     if overrides.run_dir is not None:
-        events.subscribe(Recorder(overrides.run_dir, lambda: run.rank == 0, lambda text: events.emit(Said(text))))
+        recorder = Recorder(overrides.run_dir, lambda: run.rank == 0, lambda text: events.emit(Said(text)))
+        events.subscribe(recorder, NoiseMeasured)
     if overrides.trace_dir is not None:
         events.subscribe(Trace(overrides.trace_dir, place.world.rank, run.state, run.buffer_names))
     if overrides.dump_path is not None and place.world.rank == 0:
-        events.subscribe(Dump(overrides.dump_path, run.state))
+        events.subscribe(Dump(overrides.dump_path, run.state), Closed)
     _close_at_exit(run, undo)
     if settings.exact:
         undo.enter_context(named_once(lambda text: events.emit(Said(text))))
@@ -207,9 +215,22 @@ def _charter(settings: Settings) -> dict[str, Any]:
         "reduce_dtype": str(settings.reduce_dtype),
         "flat": settings.flat,
         "num_founders": settings.num_founders,
+        "run": active.num_before(),
         **_versions(),
         **hardware(settings.device),
     }
+
+
+def _leave_unless_same(run: int) -> None:
+    """See Note [Several runs of one script] in active.py."""
+    if run != active.num_before():
+        print(
+            f"  note: a worker cannot join: the others are in run {run + 1} of the script (lockstep.start() was called "
+            "as often), and it is in another. They go on without it.",
+            file=sys.stderr,
+            flush=True,
+        )
+        raise SystemExit(0)
 
 
 def _refuse_difference(theirs: dict[str, Any], mine: dict[str, Any], place: Place) -> None:

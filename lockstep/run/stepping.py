@@ -9,12 +9,13 @@
 # When a worker is lost, or one has drifted, the step under way is undone, and its lanes are handed out again, under the
 # assignment that holds then: the same samples, the same random numbers, the same values in buffers and `p.grad`. The
 # loop in the user's code sees a few more rounds and nothing else. It may write to the data of a lane in place: so a
-# batch that is the user's own is handed out in copies, and one that came from a loader is loaded again.
+# batch that came from a loader is loaded again, and the shares of one that is the user's own are handed out as copies.
 
-# Note [Shares on a GPU]
-# A share of the user's own batch goes to the run's GPU when its turn comes: the whole batch may not fit. One that is
-# there already is a view into the batch, and how a view is aligned may decide which kernel torch takes. So it is copied
-# in training whether or not a step may be redone: the bits of a lane must not depend on that.
+# Note [Shares are copies]
+# In training a share of the user's own batch is copied whether or not a step may be redone. A loop that writes to its
+# lanes in place, and uses the same batch again, would otherwise compute something else when it is alone. On a GPU a
+# share that is there already would be a view into the batch, and how a view is aligned may decide which kernel torch
+# takes. One that is not there yet goes there when its turn comes: the whole batch may not fit.
 """
 
 from collections.abc import Iterator, Sequence
@@ -66,10 +67,6 @@ class Surroundings(Protocol):
     @property
     def on_probation(self) -> bool:
         """Whether the batch itself must be compared in this step: somebody is new."""
-
-    @property
-    def may_redo(self) -> bool:
-        """Whether a step may have to be computed again."""
 
     @property
     def slots(self) -> Sequence[int]:
@@ -260,9 +257,9 @@ class Stepping:
             self._events.emit(LaneLeft(self.step, lane))
 
     def _own(self, data: Any, trains: bool) -> Any:
-        """A share of the user's batch as it is handed out. See Notes [The same step again] and [Shares on a GPU]."""
+        """A share of the user's batch as it is handed out. See Note [Shares are copies]."""
         if self.moving.device.type == "cpu":
-            return copied(data) if trains and self.surroundings.may_redo else data
+            return copied(data) if trains else data
         return self.moving(data, copied) if trains else self.moving(data)
 
     def _weigh(self, weight: float) -> None:

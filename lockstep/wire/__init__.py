@@ -8,7 +8,7 @@ while the backward pass runs; `opening` makes a wire. `backend` gives all this t
 """
 
 from lockstep.wire.agreement import Agreement, Plan
-from lockstep.wire.exchange import broadcast, exchange
+from lockstep.wire.exchange import broadcast, exchange, hear
 from lockstep.wire.opening import (
     Wire,
     in_gpu_memory,
@@ -30,6 +30,7 @@ __all__ = [
     "Wire",
     "broadcast",
     "exchange",
+    "hear",
     "in_gpu_memory",
     "in_process",
     "in_shared_memory",

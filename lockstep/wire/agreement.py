@@ -50,17 +50,19 @@ class Agreement:
     def __init__(self, transport: Transport, plan: Plan) -> None:
         self._transport = transport
         self._plan = plan
-        self._posted = post(transport, torch.frombuffer(bytearray(plan.fingerprint()), dtype=torch.uint8))
         self._lock = threading.Lock()
         self._verdict: Disagreement | None = None
-        self._known = False
+        self._known = not transport.world.peers  # nobody to disagree with
+        if not self._known:
+            self._posted = post(transport, torch.frombuffer(bytearray(plan.fingerprint()), dtype=torch.uint8))
 
     def check(self) -> None:
         """Collective. Returns if all workers have the same plan; else raises a Disagreement on every one."""
-        with self._lock:
-            if not self._known:
-                self._verdict = self._compare()
-                self._known = True
+        if not self._known:
+            with self._lock:
+                if not self._known:
+                    self._verdict = self._compare()
+                    self._known = True
         if self._verdict is not None:
             raise self._verdict
 

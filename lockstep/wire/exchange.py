@@ -1,6 +1,7 @@
 """Small talk: fixed-size records that every worker gives to every other."""
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +38,16 @@ def post(transport: Transport, record: torch.Tensor, tag: int = CONTROL) -> Post
 def exchange(transport: Transport, record: torch.Tensor, tag: int = CONTROL) -> list[torch.Tensor]:
     """Collective. Every worker's record, by rank."""
     return post(transport, record, tag).wait()
+
+
+def hear(transport: Transport, say: Callable[[], bytes], tag: int = CONTROL) -> dict[int, bytes]:
+    """Collective. What each peer says, by rank, all of one length; `say` is asked if there is anybody to listen."""
+    peers = transport.world.peers
+    if not peers:
+        return {}
+    mine = say()
+    records = exchange(transport, torch.frombuffer(bytearray(mine), dtype=torch.uint8), tag)
+    return {peer: _read(records[peer], len(mine)) for peer in peers}
 
 
 def exchange_texts(transport: Transport, text: str, tag: int = CONTROL) -> list[str]:

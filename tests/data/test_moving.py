@@ -209,10 +209,9 @@ def test_lanes_of_a_plain_batch_are_moved_one_by_one() -> None:
             assert [x.device.type for x in run.lanes(ones())] == ["meta", "meta"]
 
 
-def test_a_share_on_the_device_is_copied_although_nothing_may_be_redone() -> None:
+def test_a_share_on_the_device_is_copied_in_training() -> None:
     batch = torch.ones(4, 2, device=META)
     with lockstep.start(lanes=2) as run:
         run._stepping.moving = Elsewhere()
-        assert not run.continuity.may_redo
         assert run._stepping._own(batch, trains=True) is not batch
         assert run._stepping._own(batch, trains=False) is batch

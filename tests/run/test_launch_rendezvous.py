@@ -10,11 +10,18 @@ import psutil
 import pytest
 
 from lockstep.errors import BadEnvironment
+from lockstep.run import rendezvous
 from lockstep.run.environments.place import Place
 from lockstep.run.rendezvous import open_store
 from lockstep.world import World
 
 REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _no_store_stays_open(monkeypatch):
+    """A process that plays several workers, one test after another."""
+    monkeypatch.setattr(rendezvous, "_opened", {})
 
 
 def listener() -> socket.socket:
@@ -52,6 +59,14 @@ def test_on_one_host_nothing_listens_outside_loopback(inherits):
         store = open_store(place(0, free_port()), 10)
     assert listening_addresses() == {"127.0.0.1"}
     del store
+
+
+def test_the_runs_of_a_script_share_a_store_and_no_key():
+    at = place(0, free_port())
+    first, second = (open_store(at, 10, run) for run in range(2))
+    first.set("word", "spoken")
+    assert not second.check(["word"])
+    assert len(rendezvous._opened) == 1
 
 
 def test_alone_there_is_a_store_and_no_socket_at_all():

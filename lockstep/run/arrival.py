@@ -1,0 +1,67 @@
+"""The state that newcomers are given, and where in the script they stand when they take part.
+
+See Note [Newcomers] in continuity.py.
+"""
+
+from pathlib import Path
+
+from lockstep.chance import Generators
+from lockstep.data import GlobalBatch
+from lockstep.run.checkpoint import Snapshot
+from lockstep.run.hardware import recorded, refuse_difference
+from lockstep.run.resuming import Parts, check_fits
+
+GRADIENT = "grad/"
+
+
+class Arrival:
+    """Both sides of it: what a member gives, and what a newcomer takes."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._given: Generators | None = None
+        self._before_body: Generators | None = None
+
+    def body_begins(self, may_be_joined: bool) -> None:
+        """A loader is about to hand out a batch: what follows in the user's loop belongs to the next step.
+
+        So this is where a newcomer must stand, with its generators, when it takes part in that step.
+        """
+        self.arrive()
+        self._before_body = Generators.now() if may_be_joined else None
+
+    def arrive(self) -> None:
+        """What a newcomer's script drew on the way to its first batch does not count."""
+        if self._given is not None:
+            self._given.restore()
+            self._given = None
+
+    def state(self, batch: GlobalBatch | None) -> Snapshot:
+        """The state before the step under way, whose `batch` is to be handed out again by the newcomer's loader."""
+        now = Generators.now()
+        (self._before_body or now).restore()
+        snapshot = self._parts.capture()
+        now.restore()
+        snapshot.state["epoch"] = self._parts.progress.epoch
+        if batch is not None and batch.loader is not None and batch.position is not None:
+            snapshot.state["loaders"][batch.loader] = [batch.position.epoch, batch.position.step]
+        for named in self._parts.models.parameters():
+            if named.parameter.grad is not None:
+                snapshot.tensors[GRADIENT + named.name] = named.parameter.grad
+        return snapshot
+
+    def take(self, snapshot: Snapshot, num_workers: int) -> None:
+        """This worker, a newcomer, stands where the members do."""
+        grads = {
+            name.removeprefix(GRADIENT): gradient
+            for name, gradient in snapshot.tensors.items()
+            if name.startswith(GRADIENT)
+        }
+        models = {name: tensor for name, tensor in snapshot.tensors.items() if not name.startswith(GRADIENT)}
+        check_fits(self._parts.models, Snapshot(models, snapshot.state), Path("of the run under way"))
+        here = recorded(self._parts.stepping.moving.device)
+        refuse_difference(snapshot.state["hardware"], here, self._parts.stepping.rank)
+        self._parts.install(Snapshot(models, snapshot.state), num_workers)
+        for named in self._parts.models.parameters():
+            named.parameter.grad = grads[named.name].to(named.parameter.device) if named.name in grads else None
+        self._given = Generators.now()

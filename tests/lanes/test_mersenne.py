@@ -1,0 +1,196 @@
+"""The global generators of Python and NumPy: a state that is put back goes on as if nothing had happened."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.mersenne import MOST_KNOWN, Generator, Mersenne, OfNumpy, OfPython
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A generator, and ways to draw from it."""
+
+    make: Callable[[], Generator]
+    seed: Callable[[int], None]
+    draws: dict[str, Callable[[], Any]]
+    normal: Callable[[], float]
+
+    def drawn(self, names: list[str]) -> list[Any]:
+        return [self.draws[name]() for name in names]
+
+
+PYTHON = Kind(
+    OfPython,
+    random.seed,
+    {
+        "uniform": random.random,
+        "normal": lambda: random.gauss(0, 1),  # comes in pairs: the second is kept
+        "bits": lambda: random.getrandbits(100),
+        "order": lambda: random.sample(range(7), 7),
+        "a new block of words": lambda: [random.random() for _ in range(400)],
+    },
+    lambda: random.gauss(0, 1),
+)
+NUMPY = Kind(
+    lambda: OfNumpy(np.random),
+    np.random.seed,
+    {
+        "uniform": np.random.rand,
+        "normal": np.random.randn,
+        "bits": lambda: int(np.random.randint(0, 10)),
+        "order": lambda: np.random.permutation(7).tolist(),
+        "a new block of words": lambda: np.random.rand(400).tolist(),
+    },
+    np.random.randn,
+)
+KINDS = pytest.mark.parametrize("kind", [PYTHON, NUMPY], ids=["python", "numpy"])
+
+draws = st.lists(st.sampled_from(sorted(PYTHON.draws)), max_size=6)
+
+
+@pytest.fixture(autouse=True)
+def undisturbed() -> Iterator[None]:
+    before = random.getstate(), np.random.get_state()
+    yield
+    random.setstate(before[0])
+    np.random.set_state(before[1])
+
+
+def equal(one: Any, other: Any) -> bool:
+    return repr(one) == repr(other) and all(map(np.array_equal, one, other))
+
+
+@KINDS
+@given(seed=st.integers(0, 2**32 - 1), rounds=st.lists(st.tuples(draws, draws, draws), max_size=5))
+def test_reading_and_writing_are_as_the_generators_own(
+    kind: Kind, seed: int, rounds: list[tuple[list[str], list[str], list[str]]]
+) -> None:
+    generator = kind.make()
+    kind.seed(seed)
+    mersenne = Mersenne(generator)
+    for outside, inside, after in rounds:
+        kind.drawn(outside)
+        before = generator.get()
+        read = mersenne.read()
+        assert equal(read, before)
+        expected = kind.drawn(after)
+        kind.seed(5)
+        kind.drawn(inside)
+        mersenne.write(read)
+        assert equal(generator.get(), before)
+        assert kind.drawn(after) == expected
+        generator.put(before)
+
+
+class Silent:
+    """A generator that must not be asked any more."""
+
+    def __init__(self, generator: Any) -> None:
+        self.address, self.keeps_normal = generator.address, generator.keeps_normal
+        self.forget_normal = generator.forget_normal
+
+
+@KINDS
+def test_a_state_that_nobody_has_drawn_from_is_read_and_written_in_memory(kind: Kind) -> None:
+    kind.seed(1)
+    mersenne = Mersenne(kind.make())
+    first = mersenne.read()
+    mersenne._generator = Silent(kind.make())  # type: ignore[assignment]
+    number = kind.normal()
+    mersenne.write(first)
+    assert mersenne.read() is first
+    assert kind.normal() == number
+
+
+@KINDS
+def test_a_normal_number_that_is_kept_is_drawn_next(kind: Kind) -> None:
+    kind.seed(1)
+    mersenne = Mersenne(kind.make())
+    mersenne.read()
+    kind.normal()
+    kept = mersenne.read()
+    second = kind.normal()
+    kind.seed(2)
+    mersenne.write(kept)
+    assert kind.normal() == second
+
+
+@KINDS
+def test_a_normal_number_that_is_kept_inside_is_not_drawn_outside(kind: Kind) -> None:
+    kind.seed(1)
+    mersenne = Mersenne(kind.make())
+    before = mersenne.read()
+    expected = kind.normal()
+    kind.seed(2)
+    kind.normal()
+    mersenne.write(before)
+    assert kind.normal() == expected
+
+
+@KINDS
+def test_memory_that_does_not_hold_what_the_generator_says_is_not_believed(kind: Kind) -> None:
+    kind.seed(4)
+    generator: Any = kind.make()
+    other = bytes(len(generator.content(generator.get())))
+    generator.content = lambda state: other
+    mersenne = Mersenne(generator)
+    assert mersenne.read() is not mersenne.read()
+
+
+@KINDS
+def test_without_an_address_the_generator_is_asked(kind: Kind) -> None:
+    generator: Any = kind.make()
+    generator.address = lambda: None
+    mersenne = Mersenne(generator)
+    before = mersenne.read()
+    first = kind.drawn(["uniform", "order"])
+    mersenne.write(before)
+    assert kind.drawn(["uniform", "order"]) == first
+
+
+@KINDS
+def test_only_a_few_states_are_remembered(kind: Kind) -> None:
+    generator = kind.make()
+    mersenne = Mersenne(generator)
+    kind.seed(0)
+    first = mersenne.read()
+    for seed in range(1, MOST_KNOWN + 1):
+        kind.seed(seed)
+        mersenne.read()
+    kind.seed(0)
+    assert mersenne.read() is not first
+    mersenne.write(first)
+    assert equal(generator.get(), first)
+
+
+@pytest.mark.filterwarnings("ignore:get_state and legacy")
+def test_another_kind_of_generator_is_left_to_numpy() -> None:
+    usual = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(3))
+    try:
+        mersenne = Mersenne(OfNumpy(np.random))
+        before = mersenne.read()
+        first = np.random.rand()
+        mersenne.write(before)
+        assert np.random.rand() == first
+    finally:
+        np.random.set_bit_generator(usual)
+
+
+def test_a_numpy_that_does_not_tell_where_its_words_lie_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(np.random, "get_bit_generator")
+    assert OfNumpy(np.random).address() is None
+
+
+def test_python_and_numpy_are_read_in_memory_here() -> None:
+    for kind in (PYTHON, NUMPY):
+        kind.seed(0)
+        mersenne = Mersenne(kind.make())
+        assert mersenne.read() is mersenne.read()

@@ -1,0 +1,73 @@
+"""One run after another in the same script."""
+
+import os
+import signal
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from training import Job, data, make
+from workers import on_workers, outcomes
+
+import lockstep
+from lockstep.errors import BadEnvironment
+
+
+def _train(seed: int, victim: int | None = None) -> str:
+    with lockstep.start(lanes=4, seed=seed) as run:
+        model, optimizer = make(Job())
+        run.replicate(model, optimizer)
+        x, y = data()
+        for start in (0, 52, 104):
+            for inputs, targets in run.lanes((x[start : start + 52], y[start : start + 52])):
+                F.cross_entropy(model(inputs), targets).backward()
+                if victim is not None and os.environ["RANK"] == str(victim):
+                    os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.step()
+            optimizer.zero_grad()
+        return run.digest()
+
+
+def _two_runs(victim_of_second: int | None = None) -> list[str]:
+    return [_train(1), _train(2, victim_of_second)]
+
+
+def _after_a_loss() -> Any:
+    digest = _train(1, victim=1)
+    try:
+        _train(2)
+    except BadEnvironment as error:
+        return [digest, str(error)]
+    return None
+
+
+def test_each_run_of_a_script_has_the_bits_it_has_alone() -> None:
+    alone = [on_workers(1, _train, seed)[0] for seed in (1, 2)]
+    assert on_workers(1, _two_runs) == [alone]
+    assert on_workers(3, _two_runs) == [alone] * 3
+
+
+def test_a_worker_lost_in_the_second_run_costs_nothing() -> None:
+    undisturbed = on_workers(1, _two_runs)[0]
+    lost, *others = sorted(outcomes(3, _two_runs, 1), key=lambda outcome: outcome.killed_by is None)
+    assert lost.killed_by == signal.SIGKILL
+    assert [outcome.value for outcome in others] == [undisturbed] * 2
+
+
+def test_after_a_loss_another_run_is_refused_on_all_workers_at_once() -> None:
+    undisturbed = on_workers(1, _train, 1)[0]
+    _, *others = sorted(outcomes(3, _after_a_loss), key=lambda outcome: outcome.killed_by is None)
+    for outcome in others:
+        digest, told = outcome.value
+        assert digest == undisturbed
+        assert "workers have come or gone" in told
+
+
+def test_a_worker_that_is_alone_may_start_again_after_an_error() -> None:
+    try:
+        with lockstep.start():
+            torch.zeros(1).backward()
+    except RuntimeError:
+        pass
+    with lockstep.start() as run:
+        assert run.size == 1
