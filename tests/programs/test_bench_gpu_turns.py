@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -171,6 +172,15 @@ def test_what_was_not_captured_is_remarked_once(scripted: Scripted) -> None:
     assert scripted.outcome().remarks == {gpu.CAPTURED: [sentence]}
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C is an exception here, also where the tests run in the background and a shell has switched it off."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_keeps_the_rounds_that_were_whole(scripted: Scripted) -> None:
     names = (gpu.FUSED, gpu.DDP, gpu.LOCKSTEP)
     for name in names:
@@ -181,6 +191,7 @@ def test_an_interrupt_keeps_the_rounds_that_were_whole(scripted: Scripted) -> No
     assert outcome.reasons == {}
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_before_any_round_was_whole_is_passed_on(scripted: Scripted) -> None:
     scripted.child(gpu.FUSED)
     scripted.child(gpu.DDP, dies_at="interrupt in round 1")
