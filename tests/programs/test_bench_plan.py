@@ -1,9 +1,11 @@
 """What is measured, in which order, and what is made of the times. Nothing runs here."""
 
+import io
 import itertools
 import math
 
 import pytest
+from rich.console import Console
 
 from lockstep.errors import BadArgument
 from lockstep.programs.bench.launching import Lines, ResultsDiffer
@@ -11,6 +13,7 @@ from lockstep.programs.bench.plan import REFERENCES, SIDES, Plan, make_plans, or
 from lockstep.programs.bench.result import Progress, Result
 from lockstep.programs.bench.rows import make_row
 from lockstep.programs.bench.step import accept
+from lockstep.programs.bench.table import show
 
 
 def result(rounds: list[dict[str, float]], refused: str | None = None) -> Result:
@@ -51,6 +54,16 @@ def test_ratios_are_made_within_rounds() -> None:
     row = make_row(Plan("mlp", 2, 1, 3), result(rounds))
     assert (row["speedup_over_ddp_low"], row["speedup_over_ddp"], row["speedup_over_ddp_high"]) == (0.5, 2, 3)
     assert (row["lockstep_ms"], row["ddp_ms"], row["lockstep_over_plain_one_thread"]) == (20, 20, 4)
+
+
+def test_the_table_of_steps_is_whole_in_a_file_and_fits_100_columns() -> None:
+    times = dict.fromkeys(SIDES, 1234.56)
+    row = make_row(Plan("wide", 16, 1, 1), result([times]))
+    machine = {"cores": 128, "processor": "x86_64", "torch": "2.13.0+cpu", "threads_per_worker": 1}
+    text = io.StringIO()
+    show({"rows": [row], "machine": machine}, Console(file=text))
+    assert "…" not in text.getvalue()
+    assert max(map(len, text.getvalue().splitlines())) <= 100
 
 
 def test_a_refused_result_never_becomes_a_row() -> None:

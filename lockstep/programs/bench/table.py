@@ -6,6 +6,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from lockstep.programs.bench.width import widen
+
 _HEADINGS = (
     "model",
     "workers",
@@ -21,6 +23,7 @@ _HEADINGS = (
 
 
 def show(report: dict[str, Any], console: Console) -> None:
+    widen(console)
     machine = report["machine"]
     console.print(_table(report["rows"]))
     console.print(
@@ -33,7 +36,7 @@ def show(report: dict[str, Any], console: Console) -> None:
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), collapse_padding=True)
     for heading in _HEADINGS:
         table.add_column(heading, justify="left" if heading == "model" else "right", no_wrap=True)
     for row in rows:

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lockstep.programs.bench.allreduce.sizes import named
+from lockstep.programs.bench.width import widen
 
 _HEADINGS = (
     "workers",
@@ -22,12 +23,9 @@ _HEADINGS = (
     "lockstep\n÷ floor",
 )
 
-WIDTH = 100
-
 
 def show(report: dict[str, Any], console: Console) -> None:
-    if not console.is_terminal:
-        console.width = WIDTH  # rich takes a file for a narrow terminal
+    widen(console)
     machine = report["machine"]
     console.print(_table(report["rows"]))
     console.print(

@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-_HOLDS = {True: "yes", False: "no", None: "not measured"}
+from lockstep.programs.bench.width import widen
 
-WIDTH = 100
+_HOLDS = {True: "yes", False: "no", None: "not measured"}
 
 
 def show_machine(report: dict[str, Any], console: Console) -> None:
@@ -27,8 +27,7 @@ def show_machine(report: dict[str, Any], console: Console) -> None:
 
 def show_row(row: dict[str, Any], console: Console) -> None:
     """One model on one number of workers."""
-    if not console.is_terminal:
-        console.width = WIDTH  # rich takes a file for a narrow terminal
+    widen(console)
     workers = f"{row['workers']} worker{'' if row['workers'] == 1 else 's'}"
     console.print(
         f"{row['model']}, {(row['parameters'] or 0) / 1e6:.1f} M parameters, batch {row['batch_size']}, {workers}",

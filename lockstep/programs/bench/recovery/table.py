@@ -6,7 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lockstep.programs.bench.allreduce.table import WIDTH
+from lockstep.programs.bench.width import widen
 
 _HEADINGS = (
     "",
@@ -21,8 +21,7 @@ _NONE = "–"
 
 
 def show(report: dict[str, Any], console: Console) -> None:
-    if not console.is_terminal:
-        console.width = WIDTH  # rich takes a file for a narrow terminal
+    widen(console)
     console.print(_table(report))
     console.print("\n".join([*map(claim_line, report["claims"]), *agreement_lines(report)]), highlight=False)
     console.print(_notes(report), style="dim", highlight=False)
