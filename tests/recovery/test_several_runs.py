@@ -4,6 +4,7 @@ import os
 import signal
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from training import Job, data, make
@@ -11,6 +12,8 @@ from workers import on_workers, outcomes
 
 import lockstep
 from lockstep.errors import BadEnvironment
+from lockstep.run import active
+from lockstep.run.start import _leave_unless_same
 
 
 def _train(seed: int, victim: int | None = None) -> str:
@@ -71,3 +74,13 @@ def test_a_worker_that_is_alone_may_start_again_after_an_error() -> None:
         pass
     with lockstep.start() as run:
         assert run.size == 1
+
+
+def test_a_worker_that_comes_while_the_others_are_in_a_later_run_leaves_with_a_note(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _leave_unless_same(active.num_before())
+    with pytest.raises(SystemExit) as left:
+        _leave_unless_same(active.num_before() + 1)
+    assert left.value.code == 0
+    assert "a worker cannot join: the others are in run" in capsys.readouterr().err
