@@ -1,17 +1,16 @@
 """Mailboxes of real workers of one host, what they send, and threads that wait for it."""
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
+from lockstep.run.environment import find_place, process_environment
+from lockstep.run.rendezvous import open_store
 from lockstep.wire.shared.channel import MAX_SLOT_BYTES, NUM_SLOTS
 from lockstep.wire.shared.mailbox import Mailbox, open_mailbox
 from lockstep.wire.shared.memory import Memory
@@ -26,20 +25,9 @@ LONG = 3 * RING_BYTES + 5
 
 @contextmanager
 def open_memory(timeout_s: float = 20.0) -> Iterator[tuple[Memory, World]]:
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    listen = {"master_listen_fd": int(os.environ["LOCKSTEP_LISTEN_FD"])} if rank == 0 else {}
-    store = dist.TCPStore(
-        "127.0.0.1",
-        int(os.environ["MASTER_PORT"]),
-        size,
-        rank == 0,
-        timedelta(seconds=20),
-        wait_for_workers=False,
-        multi_tenant=False,
-        **listen,
-    )
-    world = World(rank, size, rank, size)
-    memory = Memory(connect(world, range(size), store, timeout_s))
+    place = find_place(process_environment())
+    world = place.world
+    memory = Memory(connect(world, range(world.size), open_store(place, 20.0), timeout_s))
     with closing(memory), closing(memory.neighbours):
         yield memory, world
 
