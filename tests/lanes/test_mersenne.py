@@ -134,6 +134,17 @@ def test_a_normal_number_that_is_kept_inside_is_not_drawn_outside(kind: Kind) ->
     assert kind.normal() == expected
 
 
+def test_python_tells_a_number_kept_beside_the_words_of_a_remembered_state() -> None:
+    random.seed(1)
+    mersenne = Mersenne(OfPython())
+    random.gauss(0, 1)
+    with_number = random.getstate()
+    random.gauss(0, 1)  # the kept one: the words stay
+    assert mersenne.read()[2] is None
+    random.setstate(with_number)
+    assert mersenne.read() == with_number
+
+
 @KINDS
 def test_memory_that_does_not_hold_what_the_generator_says_is_not_believed(kind: Kind) -> None:
     kind.seed(4)
