@@ -1,6 +1,7 @@
 """A script that trains one of several models for some steps and prints its digest, captured or not, killed or not."""
 
 import argparse
+import gc
 import json
 import os
 import signal
@@ -106,6 +107,8 @@ def main(args: argparse.Namespace) -> None:
         with torch.autocast("cuda", torch.bfloat16, enabled=args.model == "bf16"):
             loss = F.cross_entropy(model(x).flatten(0, -2), y.flatten())
         run.backward(loss, scaler=scaler)
+        if torch.cuda.is_current_stream_capturing():
+            assert not gc.isenabled(), "garbage that holds GPU memory would break the recording"
         if args.waits:
             loss.item()
         if args.breaks and torch.cuda.is_current_stream_capturing():
@@ -128,13 +131,14 @@ def main(args: argparse.Namespace) -> None:
 
 def train(run: Run, model, optimizer, scheduler, scaler, compute, args: argparse.Namespace) -> list[float | None]:
     losses = []
+    started_as = os.environ["RANK"]  # run.rank is another one after a loss
     for step in range(run.step, args.steps):
         torch.manual_seed(step)
         number = 21 if step % 5 == 4 else args.batch  # uneven lanes now and then
         batch = model.data(number)
         for x, y in run.lanes(batch):
             compute(x, y)
-            if args.kill == f"{run.rank}:{step}" and args.kill_in == "lanes":
+            if args.kill == f"{started_as}:{step}" and args.kill_in == "lanes":
                 os.kill(os.getpid(), signal.SIGKILL)
         losses.append(run.loss)
         if scaler is not None:
@@ -147,7 +151,7 @@ def train(run: Run, model, optimizer, scheduler, scaler, compute, args: argparse
             scaler.update()
         scheduler.step()
         optimizer.zero_grad()
-        if args.kill == f"{run.rank}:{step}":
+        if args.kill == f"{started_as}:{step}":
             os.kill(os.getpid(), signal.SIGKILL)
         if args.pause_s:
             time.sleep(args.pause_s)

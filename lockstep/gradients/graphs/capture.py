@@ -5,8 +5,13 @@
 # hard to bring back to order after a recording that broke. So before anything is recorded the work is run once as it
 # is, with torch told to warn when it waits. What breaks all the same is cleaned up after: torch's generator
 # believes it is still in a recording, and so does the allocator.
+
+# Note [No garbage while recording]
+# Python may collect garbage at any moment, and garbage may hold tensors, events and memory of the wire. Letting go of
+# those means talking to CUDA, which a recording does not survive. So nothing is collected until it has ended.
 """
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -38,7 +43,10 @@ def capture(
     healthy = generator.clone_state()
     try:
         # Other threads go on: pinning, the wire, the lookout.
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        with (
+            without_collecting(),
+            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+        ):
             result = work()
     except RuntimeError as error:  # see Note [Work that cannot be recorded]
         generator.graphsafe_set_state(healthy)
@@ -65,6 +73,18 @@ def watching_for_waits(device: torch.device) -> Iterator[list[str]]:
             found.append(f"{warning.filename}:{warning.lineno}")
         elif PROTOTYPE not in str(warning.message):
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+
+
+@contextmanager
+def without_collecting() -> Iterator[None]:
+    """See Note [No garbage while recording]."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _in_words(error: BaseException) -> str:
