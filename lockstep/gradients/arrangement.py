@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 
 from lockstep.gradients.bucket import Bucket
-from lockstep.gradients.flat import ALIGN_BYTES
 from lockstep.gradients.hooks import Arrival, BucketWatch
 from lockstep.gradients.layout import Layout, Spec, make_layout
 from lockstep.gradients.updates import FlatUpdates
@@ -112,8 +111,6 @@ class Arrangement:
         self._traits = self._current_traits()
         self._order_is_news = False
         sizes = {} if wanted.bucket_bytes is None else {"bucket_bytes": wanted.bucket_bytes}
-        if wanted.flat is not None:
-            sizes["align_bytes"] = ALIGN_BYTES
         self.layout = make_layout(self._specs(), order=self._order, **sizes)
         self.buckets = [Bucket(layout, self._parameters, self._wire.reducer) for layout in self.layout.buckets]
         self.folds_always = wanted.flat is not None or any(bucket.layout.converts for bucket in self.buckets)

@@ -198,8 +198,7 @@ class Bucket:
     def _buffer(self, depth: int) -> Flat:
         while len(self._stack) <= depth:
             whole = self._reducer.allocate(self.layout.num_elements, self.layout.dtype, self.layout.device)
-            if self.layout.align_elements > 1:
-                whole.zero_()  # what lies between two parameters: adding and weighting leave it zero
+            whole.zero_()  # what lies between two parameters: adding and weighting leave it zero
             self._stack.append(Flat(whole, self.layout.cut(whole)))
         return self._stack[depth]
 

@@ -2,9 +2,9 @@
 
 # Note [Flat beside flat]
 # A parameter stands at the same offset in the bucket's gradient, in the flat parameter and in the flat state, so an
-# update that looks at one element at a time may take the bucket as one parameter. Every parameter starts at a multiple
-# of ALIGN_BYTES, so that kernels that choose their way by alignment see what they saw before. What lies between two
-# parameters is zero in the gradient; what an update makes of it nobody reads.
+# update that looks at one element at a time may take the bucket as one parameter. Each is as aligned there as by itself
+# (Note [As aligned as its own] in layout.py). What lies between two parameters is zero in the gradient; what an update
+# makes of it nobody reads.
 
 # Note [Whole vectors]
 # torch's fused kernels take four elements at a time, and the end of a tensor that has no whole four left one by one, in
@@ -26,8 +26,6 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from lockstep.gradients.bucket import Bucket, Flat
-
-ALIGN_BYTES = 256
 
 VECTOR = 4
 """See Note [Whole vectors]."""

@@ -1,4 +1,10 @@
-"""Which parameter sits where in which bucket: decided once, the same on every worker."""
+"""Which parameter sits where in which bucket: decided once, the same on every worker.
+
+# Note [As aligned as its own]
+# A gradient in a bucket stands where a tensor of its own could: at a multiple of ALIGN_BYTES. Kernels choose their way
+# by alignment (a fused update on a GPU takes four elements at once, or each alone), and may round differently on each.
+# So a parameter's update does not depend on who stands before it in its bucket.
+"""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -8,6 +14,9 @@ from functools import cached_property
 import torch
 
 MiB = 1024 * 1024
+
+ALIGN_BYTES = 256
+"""See Note [As aligned as its own]."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +73,10 @@ class Spec:
         """Of its gradient on the wire."""
         return self.num_elements * self.wire_dtype.itemsize
 
-    def align_elements(self, align_bytes: int) -> int:
-        """So many elements are `align_bytes` or a multiple, on the wire and in its own dtype."""
-        return max(1, align_bytes // min(self.dtype.itemsize, self.wire_dtype.itemsize))
+    @property
+    def align_elements(self) -> int:
+        """So many elements are ALIGN_BYTES or a multiple, on the wire and in its own dtype."""
+        return ALIGN_BYTES // min(self.dtype.itemsize, self.wire_dtype.itemsize)
 
 
 @dataclass(frozen=True)
@@ -82,11 +92,10 @@ class Slot:
 class BucketLayout:
     """Gradients that are sent together: one dtype of the parameters, one on the wire, one device, model and group.
 
-    Each starts at a multiple of `align_elements`; what lies between them is zero.
+    What lies between two of them is zero. See Note [As aligned as its own].
     """
 
     slots: tuple[Slot, ...]
-    align_elements: int = 1
 
     @property
     def dtype(self) -> torch.dtype:
@@ -108,7 +117,7 @@ class BucketLayout:
     @property
     def num_elements(self) -> int:
         last = self.slots[-1]
-        return _up(last.offset + last.spec.num_elements, self.align_elements)
+        return _up(last.offset + last.spec.num_elements, last.spec.align_elements)
 
     @property
     def group(self) -> int:
@@ -144,13 +153,11 @@ def make_layout(
     bucket_bytes: int = 25 * MiB,
     first_bucket_bytes: int = 1 * MiB,
     order: Sequence[int] | None = None,
-    align_bytes: int = 1,
 ) -> Layout:
     """Trainable parameters in the `order` of the backward pass: until it is known, in reverse order of registration.
 
     The first bucket of each kind is small, so that the wire starts early. A parameter larger than a bucket
-    has one of its own. Buckets leave in the order in which they fill. Each parameter starts at a multiple of
-    `align_bytes` in its bucket.
+    has one of its own. Buckets leave in the order in which they fill.
     """
     order = range(len(specs) - 1, -1, -1) if order is None else order
     kinds: dict[tuple[object, ...], list[tuple[int, Spec]]] = {}
@@ -159,25 +166,21 @@ def make_layout(
         if spec.trainable:
             kind = (spec.model, spec.dtype, spec.wire_dtype, spec.device, spec.group)
             kinds.setdefault(kind, []).append((index, spec))
-    sizes = (bucket_bytes, first_bucket_bytes, align_bytes)
-    buckets = [bucket for entries in kinds.values() for bucket in _fill(entries, *sizes)]
+    buckets = [bucket for entries in kinds.values() for bucket in _fill(entries, bucket_bytes, first_bucket_bytes)]
     when = {index: position for position, index in enumerate(order)}
     return Layout(tuple(sorted(buckets, key=lambda bucket: when[bucket.slots[-1].index])))
 
 
-def _fill(
-    entries: Sequence[tuple[int, Spec]], bucket_bytes: int, first_bucket_bytes: int, align_bytes: int
-) -> Iterator[BucketLayout]:
+def _fill(entries: Sequence[tuple[int, Spec]], bucket_bytes: int, first_bucket_bytes: int) -> Iterator[BucketLayout]:
     slots: list[Slot] = []
-    align = entries[0][1].align_elements(align_bytes)
     offset, limit = 0, first_bucket_bytes
     for index, spec in entries:
         if slots and (offset + spec.num_elements) * spec.wire_dtype.itemsize > limit:
-            yield BucketLayout(tuple(slots), align)
+            yield BucketLayout(tuple(slots))
             slots, offset, limit = [], 0, bucket_bytes
         slots.append(Slot(index, offset, spec))
-        offset = _up(offset + spec.num_elements, align)
-    yield BucketLayout(tuple(slots), align)
+        offset = _up(offset + spec.num_elements, spec.align_elements)
+    yield BucketLayout(tuple(slots))
 
 
 def _up(number: int, multiple: int) -> int:

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import StepLR
@@ -23,7 +21,7 @@ from workers import on_workers
 import lockstep
 from lockstep.errors import BadArgument, BadEnvironment
 from lockstep.gradients import arrangement, updates
-from lockstep.gradients.layout import Spec, make_layout
+from lockstep.gradients.layout import make_layout
 
 X = torch.randn(96, 64, generator=torch.Generator().manual_seed(0))
 Y = torch.randint(0, 3, (96,), generator=torch.Generator().manual_seed(1))
@@ -317,34 +315,6 @@ def test_what_lies_between_parameters_stays_zero_in_the_gradient() -> None:
             for view in bucket.layout.cut(total):
                 view.zero_()
             assert not total.any()
-
-
-specs = st.lists(
-    st.builds(
-        Spec,
-        st.uuids().map(str),
-        st.tuples(st.integers(0, 300)),
-        st.just((1,)),
-        st.sampled_from([torch.float32, torch.bfloat16, torch.complex64]),
-        st.just("cpu"),
-        st.just(True),
-        reduced_as=st.sampled_from([None, torch.float64, torch.bfloat16]),
-        group=st.integers(0, 2),
-    ),
-    max_size=30,
-)
-
-
-@given(specs)
-def test_parameters_of_one_group_start_at_whole_places_in_both_dtypes(listed: list[Spec]) -> None:
-    for bucket in make_layout(listed, bucket_bytes=4000, align_bytes=256).buckets:
-        assert {slot.spec.group for slot in bucket.slots} == {bucket.group}
-        ends = [0, *(slot.offset + slot.spec.num_elements for slot in bucket.slots)]
-        for slot, end in zip(bucket.slots, ends, strict=False):
-            assert slot.offset >= end
-            assert slot.offset * slot.spec.dtype.itemsize % 256 == 0
-            assert slot.offset * slot.spec.wire_dtype.itemsize % 256 == 0
-        assert bucket.num_elements * bucket.parameter_dtype.itemsize % 256 == 0
 
 
 # -- what everybody else sees -----------------------------------------------------------------------------

@@ -26,11 +26,11 @@ class Backwards(torch.nn.Module):
 
 
 def _spec(name: str, dtype: torch.dtype = torch.float32) -> Spec:
-    return Spec(name, (4,), (1,), dtype, "cpu", True)
+    return Spec(name, (64,), (1,), dtype, "cpu", True)
 
 
 def _names(specs: list[Spec], order: list[int] | None) -> list[list[str]]:
-    layout = make_layout(specs, bucket_bytes=32, first_bucket_bytes=16, order=order)
+    layout = make_layout(specs, bucket_bytes=512, first_bucket_bytes=256, order=order)
     return [[slot.spec.name for slot in bucket.slots] for bucket in layout.buckets]
 
 

@@ -264,9 +264,9 @@ def test_a_bucket_has_one_dtype_of_its_parameters_and_one_on_the_wire(listed: li
 
 
 def test_the_size_of_a_bucket_is_counted_on_the_wire() -> None:
-    half = [Spec(name, (20,), (1,), torch.float32, "cpu", True, reduced_as=torch.bfloat16) for name in "ab"]
-    assert len(make_layout(half, first_bucket_bytes=80).buckets) == 1
-    assert len(make_layout(half, first_bucket_bytes=79).buckets) == 2
+    half = [Spec(name, (128,), (1,), torch.float32, "cpu", True, reduced_as=torch.bfloat16) for name in "ab"]
+    assert len(make_layout(half, first_bucket_bytes=512).buckets) == 1
+    assert len(make_layout(half, first_bucket_bytes=511).buckets) == 2
 
 
 # -- what is refused --------------------------------------------------------------------------------------
