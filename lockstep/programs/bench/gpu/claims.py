@@ -9,6 +9,7 @@ from lockstep.programs.bench.gpu.plan import (
     BY_HAND,
     CAPTURED,
     DDP,
+    DDP_DETERMINISTIC,
     DDP_GLOO,
     DETERMINISTIC,
     FLAT,
@@ -40,6 +41,7 @@ class Claim:
 CLAIMS = (
     Claim(LOCKSTEP, DETERMINISTIC, 1.01),
     Claim(NOT_EXACT, FUSED, 1.01),
+    Claim(LOCKSTEP, DDP_DETERMINISTIC, 1.0),
     Claim(LOCKSTEP, DDP, 1.0),
     Claim(NOT_EXACT, DDP, 1.0),
     Claim(CAPTURED, DDP, 0.25, model="gpt10m"),

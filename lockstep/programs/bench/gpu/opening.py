@@ -35,7 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 MODES = {plan.COMPILED: None, plan.REDUCED: "reduce-overhead"}
 """The modes of torch.compile."""
 
-EXACT = (plan.DETERMINISTIC, plan.LOCKSTEP, plan.CAPTURED, plan.FLAT)
+EXACT = (plan.DETERMINISTIC, plan.DDP_DETERMINISTIC, plan.LOCKSTEP, plan.CAPTURED, plan.FLAT)
 """Sides with deterministic kernels only."""
 
 
@@ -49,9 +49,11 @@ def open_side(name: str, workload: Workload, device: str, world: World, folder: 
     here = choose(device, world.local_rank, world.local_size, count_gpus())  # as lockstep places its workers
     if here.type == "cuda":
         torch.cuda.set_device(here)
-    if name in (plan.DDP, plan.DDP_GLOO):
+    if name in (plan.DETERMINISTIC, plan.DDP_DETERMINISTIC):
+        stack.enter_context(settle_process(1, True, here))  # as lockstep does
+    if name in (plan.DDP, plan.DDP_DETERMINISTIC, plan.DDP_GLOO):
         return _ddp(name, workload, here, world, folder / f"{name}.store")
-    return _alone(name, make_kit(workload, here), stack)
+    return _alone(name, make_kit(workload, here))
 
 
 def make_kit(workload: Workload, device: torch.device) -> Kit:
@@ -70,7 +72,7 @@ def _lockstep(name: str, workload: Workload, device: str, stack: ExitStack) -> S
 
 def _ddp(name: str, workload: Workload, device: torch.device, world: World, meeting: Path) -> Side:
     """DistributedDataParallel at its best: bucket views for gradients, a static graph, shares cut before."""
-    over_nccl = name == plan.DDP and device.type == "cuda"
+    over_nccl = name != plan.DDP_GLOO and device.type == "cuda"
     dist.init_process_group(
         "nccl" if over_nccl else "gloo",
         store=FileStore(str(meeting), world.size),
@@ -85,14 +87,12 @@ def _ddp(name: str, workload: Workload, device: torch.device, world: World, meet
     return Loop(kit, kit.forward(wrapped), AdamW(kit.model.parameters(), fused=True), before=None)
 
 
-def _alone(name: str, kit: Kit, stack: ExitStack) -> Side:
+def _alone(name: str, kit: Kit) -> Side:
     forward, parameters = kit.forward(kit.model), list(kit.model.parameters())
     if name == plan.BY_HAND:
         return ByHand(kit)
     if name == plan.PLAIN:
         return Loop(kit, forward, AdamW(parameters), before=None)
-    if name == plan.DETERMINISTIC:
-        stack.enter_context(settle_process(1, True, next(kit.model.parameters()).device))  # as lockstep does
     if name in MODES:
         forward = torch.compile(forward, mode=MODES[name])
     begin = torch.compiler.cudagraph_mark_step_begin if name == plan.REDUCED else None

@@ -9,14 +9,15 @@ from lockstep.errors import BadArgument
 from lockstep.programs.packages import require
 
 PLAIN, FUSED, DETERMINISTIC = "plain", "plain fused", "plain deterministic"
-DDP, DDP_GLOO = "ddp", "ddp gloo"
+DDP, DDP_DETERMINISTIC, DDP_GLOO = "ddp", "ddp deterministic", "ddp gloo"
 COMPILED, REDUCED = "compile", "compile reduce-overhead"
 BY_HAND = "graph by hand"
 LOCKSTEP, NOT_EXACT = "lockstep", "lockstep exact=False"
 CAPTURED, FLAT = "lockstep captured", "lockstep captured flat"
 
 SIDES = (
-    PLAIN, FUSED, DETERMINISTIC, DDP, COMPILED, REDUCED, BY_HAND, LOCKSTEP, NOT_EXACT, CAPTURED, FLAT,
+    PLAIN, FUSED, DETERMINISTIC, DDP, DDP_DETERMINISTIC, COMPILED, REDUCED, BY_HAND,
+    LOCKSTEP, NOT_EXACT, CAPTURED, FLAT,
 )  # fmt: skip
 """The ways to train on one worker."""
 
