@@ -19,6 +19,9 @@ from lockstep.run import active
 settings.register_profile("lockstep", deadline=None)  # no test asserts a time
 settings.load_profile("lockstep")
 
+LASTING_THREADS = {"tqdm_monitor"}
+"""torch.compile shows progress where tqdm is installed, whose thread stays for the process's life."""
+
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
@@ -40,7 +43,7 @@ def _what_exists() -> dict[str, set[object]]:
     ours = psutil.Process()
     return {
         "processes": {child.pid for child in ours.children(recursive=True)} - _lasting_processes(ours),
-        "threads": {thread.name for thread in threading.enumerate() if thread.is_alive()},
+        "threads": {thread.name for thread in threading.enumerate() if thread.is_alive()} - LASTING_THREADS,
         "environment variables": set(os.environ.items()) - {("PYTEST_CURRENT_TEST", _current_test())},
         "shared memory": {path.name for path in Path("/dev/shm").glob("*lockstep*")},
         "deterministic algorithms": {torch.are_deterministic_algorithms_enabled()},

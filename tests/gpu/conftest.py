@@ -28,21 +28,21 @@ def num_gpus() -> int:
     return int(asked.stdout.strip() or 0) if asked.returncode == 0 else 0
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def gpu(num_gpus: int) -> None:
     """Skips where there is no GPU."""
     if num_gpus == 0:
         pytest.skip("no GPU here: there is no NVIDIA driver, or torch finds no device")
 
 
-@pytest.fixture
-def launched(gpu: None, tmp_path: Path) -> Launched:
+@pytest.fixture(scope="session")
+def launched(gpu: None, tmp_path_factory: pytest.TempPathFactory) -> Launched:
     """Runs `lockstep run -n N [options] script [arguments]` where GPUs can be seen; gives what came of it."""
 
     def launch(
         num_workers: int, script: Path, *arguments: str, options: tuple[str, ...] = ()
     ) -> "subprocess.CompletedProcess[str]":
-        run_dir = tmp_path / f"run-{len(list(tmp_path.glob('run-*')))}"
+        run_dir = tmp_path_factory.mktemp("launched") / "run"
         words = ["-m", "lockstep", "run", "-n", str(num_workers), "--run-dir", str(run_dir), *options, str(script)]
         return subprocess.run(
             [sys.executable, *words, *arguments],

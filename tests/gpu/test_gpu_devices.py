@@ -19,9 +19,9 @@ def told(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
     return dict(json.loads(done.stdout.strip().splitlines()[-1]))
 
 
-@pytest.fixture
-def facts(launched: Launched, tmp_path: Path) -> dict[str, Any]:
-    return told(launched(1, SCRIPT, "--checkpoint", str(tmp_path / "saved")))
+@pytest.fixture(scope="module")
+def facts(launched: Launched, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return told(launched(1, SCRIPT, "--checkpoint", str(tmp_path_factory.mktemp("facts") / "saved")))
 
 
 def test_a_model_goes_to_the_gpu_with_the_same_parameters_and_its_optimizers_state(facts: dict[str, Any]) -> None:

@@ -12,8 +12,9 @@ from gpu_processes import REPOSITORY, environment
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(500)]
 
 LIMIT_S = 240.0
-AT_A_TIME = 5
+AT_A_TIME = 8
 EXAMPLES = sorted(path.stem for path in (REPOSITORY / "examples").glob("[0-9]*.py"))
+ARGUMENTS = {"10_save_resume": ["checkpoint"], "11_checkpoints": ["checkpoints"]}
 ALONE = {"01_plain"}
 """Has no lockstep in it."""
 DIFFERS = {"06_sync_batchnorm": "one lane per worker", "12_lost_worker": "kills one of its workers"}
@@ -26,7 +27,7 @@ def run(example: str, num_workers: int, folder: Path) -> str:
     folder.mkdir()
     script = str(REPOSITORY / "examples" / f"{example}.py")
     launcher = ["-m", "lockstep", "run", "-n", str(num_workers), "--run-dir", str(folder / "run"), "--device", "cuda"]
-    words = [sys.executable, *(() if example in ALONE else launcher), script]
+    words = [sys.executable, *(() if example in ALONE else launcher), script, *ARGUMENTS.get(example, [])]
     done = subprocess.run(
         words, env=environment(), cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )

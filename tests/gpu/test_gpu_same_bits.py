@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(500)]
 
 SCRIPT = Path(__file__).parent / "lanes_on_gpu.py"
 MODELS = ("gpt", "resnet", "bf16")
-AT_A_TIME = 5
+AT_A_TIME = 8
 LIMIT_S = 300.0
 
 Wanted = tuple[str, ...]

@@ -7,16 +7,15 @@ import multiprocessing
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
-from torch.distributed import FileStore
+from torch.distributed import TCPStore
 
 from lockstep.errors import PeerGone
 from lockstep.lanes import Assignment, Branch, Reduction, Root, Tree, reduction
 from lockstep.wire import Wire, in_gpu_memory
+from lockstep.wire.exchange import exchange_texts
 from lockstep.world import World
 
 DEVICE = torch.device("cuda", 0)
@@ -71,6 +70,7 @@ def add(wire: Wire) -> str:
         for made_here in (True, False)
         if not is_right(wire, whole, number, dtype, made_here)
     ]
+    exchange_texts(wire.transport, "done")  # who closes the wire lets everyone go who is still in a sum
     return f"{wrong}"
 
 
@@ -89,24 +89,30 @@ def lose(wire: Wire, sign: signal.Signals) -> str:
     return "nobody was missed"
 
 
-def work(rank: int, size: int, path: str, mode: str) -> None:
+def work(rank: int, size: int, port: int, mode: str) -> None:
     torch.cuda.set_device(0)
-    with in_gpu_memory(World(rank, size, rank, size, 1), FileStore(path, size), TIMEOUT_S[mode], DEVICE) as wire:
+    store = TCPStore("127.0.0.1", port, is_master=False)
+    with in_gpu_memory(World(rank, size, rank, size, 1), store, TIMEOUT_S[mode], DEVICE) as wire:
         told = add(wire) if mode == "add" else lose(wire, signal.Signals[mode])
-    print(f"{rank}: {told}", flush=True)
+    sys.stdout.write(f"{rank}: {told}\n")  # as a whole, beside those of others
+    sys.stdout.flush()
 
 
 def main(mode: str, size: int) -> None:
-    path = str(Path(tempfile.mkdtemp()) / "store")
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=work, args=(rank, size, path, mode)) for rank in range(size)]
+    workers = [context.Process(target=work, args=(rank, size, store.port, mode)) for rank in range(size)]
     for worker in workers:
         worker.start()
-    for rank, worker in enumerate(workers):
-        if not (rank == 1 and mode == "SIGSTOP"):
-            worker.join()
-    workers[1].kill()
-    workers[1].join()
+    victim = None if mode == "add" else workers[1]
+    others = [worker for worker in workers if worker is not victim]
+    for worker in others:
+        worker.join()
+    if victim is not None:
+        victim.kill()
+        victim.join()
+    if any(worker.exitcode for worker in others):
+        sys.exit("a worker failed")
 
 
 if __name__ == "__main__":
