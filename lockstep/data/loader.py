@@ -97,6 +97,11 @@ class ShardedLoader:
         return self._whole.batch_size
 
     @property
+    def batches(self) -> tuple[str, int | None]:
+        """How batches become global ones, and their size as the user set it; a place in a pass is counted in these."""
+        return GROW if self._grows else SPLIT, self.loader.batch_size
+
+    @property
     def lane_batch_size(self) -> int | None:
         """The most samples that a lane has of one global batch; with `batch="grow"` the size that the user set."""
         return None if self.batch_size is None else -(-self.batch_size // self._num_lanes)

@@ -1,6 +1,6 @@
 """Where a run is, and how it is saved and found again."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,23 @@ from lockstep.run.stepping import Stepping
 from lockstep.wire import Agreement, Plan, Wire
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a loader of a checkpoint stood, and in which batches that is counted; None if the checkpoint is older."""
+
+    position: Position
+    batches: tuple[str, int | None] | None
+
+    def check(self, index: int, loader: ShardedLoader) -> None:
+        """Refuses a loader that is not the checkpoint's, where the place is in the middle of a pass."""
+        if self.position.step > 0 and self.batches is not None and self.batches != loader.batches:
+            raise BadCheckpoint(
+                f"loader {index} of the checkpoint stands {self.position.step} batches into a pass, and counts "
+                f"{_in_words(self.batches)}; here it has {_in_words(loader.batches)}, so that place cannot be found. "
+                "Go on with the same batches until the pass has ended, or from a checkpoint between two passes."
+            )
+
+
 @dataclass
 class Progress:
     """The epoch under way and, after a resume, where loaders that are still to come must start.
@@ -32,7 +49,7 @@ class Progress:
     """
 
     epoch: int = 0
-    waiting: dict[int, Position] = field(default_factory=dict)
+    waiting: dict[int, Place] = field(default_factory=dict)
     trained_on: set[int | None] = field(default_factory=set)
     passes_before: list[int] = field(default_factory=list)
     in_epoch: bool = False
@@ -64,7 +81,8 @@ class Progress:
 
     def place_loader(self, index: int, loader: ShardedLoader) -> None:
         if index in self.waiting:
-            loader.seek(self.waiting.pop(index))
+            self.waiting[index].check(index, loader)
+            loader.seek(self.waiting.pop(index).position)
 
 
 @dataclass(frozen=True)
@@ -97,6 +115,7 @@ def capture(
         "noise": stepping.noise.state_dict(),
         "hardware": recorded(stepping.moving.device),
         "loaders": [[loader.position.epoch, loader.position.step] for loader in loaders],
+        "batches": [list(loader.batches) for loader in loaders],
         "generators": _pack_generators(tensors),
         "optimizers": {
             label: pack(optimizer.state_dict(), label, tensors) for label, optimizer in models.optimizers.items()
@@ -144,7 +163,7 @@ def install(
     if state["num_lanes"] != stepping.assignment.num_lanes:
         stepping.assignment = Assignment.even(state["num_lanes"], num_workers)
     progress.epoch = state["epoch"]
-    _place_loaders(progress, loaders, stepping, state["loaders"])
+    _place_loaders(progress, loaders, stepping, _places(state))
     _unpack_generators(state["generators"], snapshot.tensors)
 
 
@@ -168,7 +187,7 @@ def restore(
         wire.transport,
         Plan({"operation": "run.resume", "checkpoint": state["step"], "epoch": state["epoch"]}),
     ).check()
-    check(models, snapshot, path, settings)
+    check(models, snapshot, path, settings, loaders)
     install(snapshot, models, stepping, progress, loaders, wire.world.size)
     return told_elsewhere(snapshot, settings)
 
@@ -178,10 +197,16 @@ def told_elsewhere(snapshot: checkpoint.Snapshot, settings: Settings) -> str:
     return difference(snapshot.state.get("hardware", {}), recorded(settings.device))
 
 
-def check(models: Models, snapshot: checkpoint.Snapshot, path: Path, settings: Settings) -> None:
-    """Refuses a snapshot of another model, or of a run with other lanes or another seed than this one was told."""
+def check(
+    models: Models, snapshot: checkpoint.Snapshot, path: Path, settings: Settings, loaders: Sequence[ShardedLoader]
+) -> None:
+    """Refuses a snapshot of another model, of a run with other lanes or another seed than this one was told, or of
+    loaders whose place cannot be found with those of this run.
+    """
     check_fits(models, snapshot, path)
     _check_told(settings, snapshot.state, path)
+    for index, (place, loader) in enumerate(zip(_places(snapshot.state), loaders, strict=False)):
+        place.check(index, loader)
 
 
 def _check_told(settings: Settings, state: dict[str, Any], path: Path) -> None:
@@ -234,10 +259,26 @@ def load_models(models: Models, snapshot: checkpoint.Snapshot) -> None:
         thing.load_state_dict(unpack(snapshot.state["tracked"][name], copies))
 
 
+def _places(state: Mapping[str, Any]) -> list[Place]:
+    """Where each loader stood. A checkpoint may be from before batches were written down."""
+    positions = [Position(*position) for position in state["loaders"]]
+    batches = state.get("batches") or [None] * len(positions)
+    return [
+        Place(position, None if counted is None else (counted[0], counted[1]))
+        for position, counted in zip(positions, batches, strict=True)
+    ]
+
+
+def _in_words(batches: tuple[str, int | None]) -> str:
+    how, size = batches
+    told = "batches of its own sizes" if size is None else f"batches of {size}"
+    return f'{told} (batch="{how}")'
+
+
 def _place_loaders(
-    progress: Progress, loaders: Sequence[ShardedLoader], stepping: Stepping, positions: list[list[int]]
+    progress: Progress, loaders: Sequence[ShardedLoader], stepping: Stepping, places: Sequence[Place]
 ) -> None:
-    progress.waiting = {index: Position(*position) for index, position in enumerate(positions)}
+    progress.waiting = dict(enumerate(places))
     for index, loader in enumerate(loaders):
         loader.rekey(stepping.seed, stepping.assignment.num_lanes)
         progress.place_loader(index, loader)
