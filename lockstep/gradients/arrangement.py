@@ -56,7 +56,7 @@ class Arrangement:
         self._parameters = [one.parameter for one in named]
         self._order: list[int] | None = None
         self._arrivals: dict[torch.nn.Parameter, Arrival] = {}
-        self._traits: list[tuple[bool, torch.dtype]] = []
+        self._traits: list[tuple[object, ...]] = []
         self.layout: Layout
         self.buckets: list[Bucket]
         self.watch: BucketWatch
@@ -101,9 +101,9 @@ class Arrangement:
         for bucket in self.buckets:
             bucket.close()
 
-    def _current_traits(self) -> list[tuple[bool, torch.dtype]]:
+    def _current_traits(self) -> list[tuple[object, ...]]:
         """What may change between steps and asks for another layout; read at every step, so kept cheap."""
-        return [(parameter.requires_grad, parameter.dtype) for parameter in self._parameters]
+        return [(parameter.requires_grad, parameter.dtype, parameter.shape) for parameter in self._parameters]
 
     def _lay_out(self) -> None:
         wanted = self._wanted

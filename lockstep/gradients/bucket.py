@@ -185,7 +185,7 @@ class Bucket:
             return
         into, present = map(list, zip(*pairs, strict=True))
         if weight != 1.0:
-            torch._foreach_mul_(present, weight)
+            _weigh(present, weight)
         torch._foreach_add_(into, present)
 
     def _lose_minus_zero(self, views: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
@@ -209,6 +209,15 @@ class Bucket:
                     f"parameter {slot.spec.name} has a sparse gradient, which cannot be added in a fixed order. "
                     "Make its module without sparse=True."
                 )
+
+
+def _weigh(gradients: list[torch.Tensor], weight: float) -> None:
+    """As `torch.mul` rounds: on the CPU `_foreach_mul_` would first round the weight itself to half precision."""
+    if gradients[0].device.type == "cpu":
+        for gradient in gradients:
+            gradient.mul_(weight)
+    else:
+        torch._foreach_mul_(gradients, weight)
 
 
 def _copy(flat: Flat, gradients: Sequence[torch.Tensor | None]) -> None:

@@ -3,10 +3,12 @@
 # Note [Which buffers changed]
 # A language model may hold large constant buffers (masks), which must not be copied or sent at every step. A buffer
 # counts as changed in a lane if it was replaced, if its version counter moved, or if it belongs to a
-# normalisation layer in training mode, whose native kernel writes without moving the counter.
+# normalisation layer in training mode, whose native kernel writes without moving the counter. Others write so too:
+# layers that call F.batch_norm themselves, observers of quantisation, whoever writes to `.data`. So a small buffer on
+# the CPU is also compared by its value. On a GPU that would make the host wait: there such a buffer is not noticed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,9 @@ from lockstep.errors import Misuse
 from lockstep.lanes import Fold, Reduction
 from lockstep.wire import Wire, broadcast
 from lockstep.wire.transport import DATA
+
+MOST_COMPARED = 64 * 1024
+"""Elements up to which a buffer on the CPU is compared by value. See Note [Which buffers changed]."""
 
 MOST_COUNTED = 64
 """Elements up to which a buffer that is not averaged is taken for a counter, and compared by value."""
@@ -58,7 +63,7 @@ class Buffers:
     """The buffers of all replicated models through the lanes of a step."""
 
     def __init__(self, modules: Sequence[torch.nn.Module], names: Sequence[str]) -> None:
-        self.slots = [slot for module, name in zip(modules, names, strict=True) for slot in _slots(module, name)]
+        self.slots = _once(slot for module, name in zip(modules, names, strict=True) for slot in _slots(module, name))
         self._starts = [Start.of(slot.read()) for slot in self.slots]
         self._lanes: list[dict[int, torch.Tensor]] = []
 
@@ -175,6 +180,14 @@ class Buffers:
             self._starts[index].tensor.copy_(piece.view_as(self._starts[index].tensor))
 
 
+def _once(slots: Iterable[Slot]) -> list[Slot]:
+    """Models may have a part in common: its buffers count once."""
+    found: dict[int, Slot] = {}
+    for slot in slots:
+        found.setdefault(id(slot.read()), slot)
+    return list(found.values())
+
+
 def _slots(module: torch.nn.Module, name: str) -> list[Slot]:
     owners = dict(module.named_modules())
     found = []
@@ -199,7 +212,18 @@ def _is_averaged(value: torch.Tensor) -> bool:
 
 def _moved(slot: Slot, start: Start) -> bool:
     tensor = slot.read()
-    return tensor is not start.tensor or tensor._version != start.version
+    return tensor is not start.tensor or tensor._version != start.version or _was_written_silently(tensor, start.value)
+
+
+def _was_written_silently(tensor: torch.Tensor, value: torch.Tensor) -> bool:
+    """See Note [Which buffers changed]."""
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.numel() > MOST_COMPARED:
+        return False
+    return not torch.equal(tensor, value) and not torch.equal(_bytes_of(tensor), _bytes_of(value))  # NaN is not NaN
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().flatten().view(torch.uint8)
 
 
 def _refuse_other_shape(slot: Slot, written: torch.Tensor, start: torch.Tensor) -> None:

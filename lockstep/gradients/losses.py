@@ -51,7 +51,7 @@ class Sent:
 def told(loss: torch.Tensor) -> Told:
     """The loss, which may be on a GPU, as it is now."""
     value = loss.detach()
-    return Sent.of(value, pinned(value), torch.cuda.Event()) if value.is_cuda else Here(value)
+    return Sent.of(value, pinned(value), torch.cuda.Event()) if value.is_cuda else Here(value.clone())
 
 
 def pinned(like: torch.Tensor) -> torch.Tensor:

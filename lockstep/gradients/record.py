@@ -99,7 +99,7 @@ class StepRecord:
             loss = self.losses[lane]
             if loss is None:
                 return None
-            total += weight * loss
+            total += weight * loss if weight else 0.0  # the mean over nothing is not a number
         return total / sum(weights.values())
 
 
