@@ -31,6 +31,8 @@ from lockstep.run.checkpoints.holding import MANIFEST, held_for_reading, new_par
 from lockstep.version import VERSION
 
 FORMAT = 2
+NOT_HELD = (torch.complex128, torch.complex32)
+"""What safetensors knows nothing of."""
 FILE_BYTES = 1024 * 1024 * 1024
 
 _DIGEST_KEY, _NO_DIGEST, _END = '"manifest_sha256": "', "0" * 64, '"\n}'
@@ -149,6 +151,11 @@ def _plain(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     plain: dict[str, torch.Tensor] = {}
     places: set[int] = set()
     for name, tensor in tensors.items():
+        if tensor.dtype in NOT_HELD:
+            raise BadArgument(
+                f"{name} is of dtype {str(tensor.dtype).removeprefix('torch.')}, which a checkpoint cannot hold: use "
+                "complex64, or two real tensors"
+            )
         there = tensor.detach().cpu().contiguous()
         memory = there.untyped_storage()
         alone = memory.nbytes() == there.nbytes and memory.data_ptr() not in places

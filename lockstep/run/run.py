@@ -39,6 +39,7 @@ from lockstep.run.placing import place_on
 from lockstep.run.resuming import Parts, Progress, restore
 from lockstep.run.settings import Settings
 from lockstep.run.stepping import Stage, Stepping, as_global_batch
+from lockstep.run.strangers import Strangers
 from lockstep.run.totals import total_of
 from lockstep.verify.digest import digest
 from lockstep.wire import Agreement, Plan, Wire
@@ -81,6 +82,7 @@ class Run:
         self._stepping = Stepping(
             wire.world.rank, settings.seed, settings.assignment, events, self._noise, self._moving
         )
+        undo.callback(Strangers(self._models, self._stepping, lambda text: events.emit(Said(text))).close)
         self._progress = Progress()
         self._parts = Parts(self._models, self._stepping, self._progress, self._loaders)
         self._status = status
@@ -259,11 +261,11 @@ class Run:
         backward pass that another one of the same lane follows.
         """
         engine = self._ready_engine()
-        engine.paused = True
+        before, engine.paused = engine.paused, True
         try:
             yield
         finally:
-            engine.paused = False
+            engine.paused = before
 
     def captured(self, fn: Callable[..., Any], optimizer: Optimizer | None = None) -> Callable[..., Any]:
         """`fn`, which runs forward and backward of a lane, recorded into a CUDA graph once per shape and replayed.

@@ -27,7 +27,7 @@ from lockstep.chance import Generators, fold, set_generators
 from lockstep.data import GlobalBatch
 from lockstep.data.contents import contents
 from lockstep.data.copying import copied
-from lockstep.data.moving import Moving
+from lockstep.data.moving import Moving, unchanged
 from lockstep.errors import BadArgument, Disagreement, Misuse, NotFinite, WorkerLost
 from lockstep.events import Events, LaneBegan, LaneLeft, Said, StepBegins, StepCommitted
 from lockstep.gradients.batchnorm import Statistics
@@ -222,10 +222,11 @@ class Stepping:
             self._events.emit(Said(bad.told(self.step, slots).removeprefix("! ")))
 
     def _described(self, batch: GlobalBatch) -> str:
-        """A loader's batch by its place; any other, where somebody is new, by its content."""
+        """A loader's batch by its place; any other by its content, in the first step and where somebody is new."""
         if batch.position is not None:
             return f"batch {batch.position.step} of pass {batch.position.epoch} of loader {batch.loader}"
-        return contents(batch, self.assignment.num_lanes) if self.surroundings.on_probation else ""
+        is_compared = self.step == 0 or self.surroundings.on_probation
+        return contents(batch, self.assignment.num_lanes) if is_compared else ""
 
     def _enter(self, stage: Stage) -> None:
         self.refuse_unless_outside("run.lanes")
@@ -260,7 +261,7 @@ class Stepping:
         """A share of the user's batch as it is handed out. See Note [Shares are copies]."""
         if self.moving.device.type == "cpu":
             return copied(data) if trains else data
-        return self.moving(data, copied) if trains else self.moving(data)
+        return self.moving(data, copied if trains else unchanged, is_users=True)
 
     def _weigh(self, weight: float) -> None:
         if self.statistics is not None:
@@ -271,6 +272,11 @@ def as_global_batch(batch: Any, stepping: Stepping) -> GlobalBatch:
     """A batch from a sharded loader as it is; any other is held whole by every worker and cut here."""
     if isinstance(batch, GlobalBatch):
         whole = batch
+    elif isinstance(batch, list | tuple) and any(isinstance(part, GlobalBatch) for part in batch):
+        raise Misuse(
+            "run.lanes takes one global batch of a sharded loader, not several together: each has its own lanes. Write "
+            "one loop over run.lanes for each of them, or make one data set of both."
+        )
     else:
         whole = GlobalBatch.cut(batch, stepping.assignment.num_lanes, stepping.lanes)
     if whole.num_samples == 0:

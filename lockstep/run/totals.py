@@ -23,6 +23,8 @@ class Visit:
 
 def total_of(value: Any, visits: Sequence[Visit], wire: Wire, step: int) -> Any:
     """Collective. The sum of all workers' values; of a list of per-lane values, the sum in lane order."""
+    if not isinstance(value, torch.Tensor) and getattr(value, "ndim", None) == 0:  # one of NumPy's numbers
+        value = value.item()
     kind = _kind(value)
     Agreement(wire.transport, Plan({"operation": "run.total", "step": step, "kind of value": kind})).check()
     if isinstance(value, torch.Tensor):

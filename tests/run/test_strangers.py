@@ -1,0 +1,144 @@
+"""What a script may forget: to replicate a model, to give its optimizer, to have the same data everywhere."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.utils.data import DataLoader, TensorDataset
+from workers import on_workers
+
+import lockstep
+from lockstep.errors import BadArgument, Disagreement, Misuse
+
+X = torch.linspace(-1, 1, 24).reshape(12, 2)
+
+
+def test_an_optimizer_that_nobody_gave_is_refused_inside_of_lanes_all_the_same() -> None:
+    with lockstep.start(lanes=2) as run:
+        model = nn.Linear(2, 1)
+        run.replicate(model)
+        optimizer = SGD(model.parameters(), 0.1)
+        before = model.weight.detach().clone()
+        with pytest.raises(Misuse, match=r"optimizer\.step\(\) inside of run\.lanes"):
+            for x in run.lanes(X):
+                model(x).sum().backward()
+                optimizer.step()
+        assert torch.equal(model.weight, before)
+        run.failed = True
+
+
+def test_an_optimizer_of_a_model_that_nobody_replicated_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
+    with lockstep.start(lanes=2) as run:
+        model, forgotten = nn.Linear(2, 1), nn.Linear(2, 1)
+        optimizers = [SGD(model.parameters(), 0.1), SGD(forgotten.parameters(), 0.1)]
+        run.replicate(model, optimizers[0])
+        for _ in range(3):
+            for x in run.lanes(X):
+                (model(x) + forgotten(x)).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    assert capfd.readouterr().err.count("SGD.step() changes parameters of no model that run.replicate was given") == 1
+    SGD(forgotten.parameters(), 0.1).step()
+    assert capfd.readouterr().err == ""  # the run is over
+
+
+def test_an_optimizer_of_something_else_may_step_inside_of_lanes() -> None:
+    with lockstep.start(lanes=2) as run:
+        model = nn.Linear(2, 1)
+        run.replicate(model)
+        model.requires_grad_(False)
+        for x in run.lanes(X, train=False):
+            image = x.clone().requires_grad_()
+            model(image).sum().backward()
+            SGD([image], 0.1).step()
+
+
+def other_data(by_rank: bool) -> str:
+    with lockstep.start(lanes=2) as run:
+        model = nn.Linear(2, 1)
+        run.replicate(model)
+        try:
+            for x in run.lanes(X + (run.rank if by_rank else 0)):
+                model(x).sum().backward()
+        except Disagreement as error:
+            run.failed = True
+            return str(error)
+        return ""
+
+
+def test_a_batch_with_another_content_on_another_worker_is_refused_in_the_first_step() -> None:
+    assert on_workers(2, other_data, False) == ["", ""]
+    assert all("the batch" in told for told in on_workers(2, other_data, True))
+
+
+def other_buffers() -> str:
+    with lockstep.start(lanes=2) as run:
+        model = nn.Linear(2, 1)
+        run.replicate(model)
+        if run.rank == 1:
+            model.register_buffer("cache", torch.zeros(2))
+        try:
+            for x in run.lanes(X):
+                model(x).sum().backward()
+        except Disagreement as error:
+            run.failed = True
+            return str(error)
+        return ""
+
+
+def test_models_with_different_numbers_of_buffers_are_told_so() -> None:
+    assert all("number of buffers in the models" in told for told in on_workers(2, other_buffers))
+
+
+def test_two_global_batches_at_once_are_refused_with_what_to_write() -> None:
+    with lockstep.start(lanes=2) as run:
+        run.replicate(nn.Linear(2, 1))
+        first, second = (next(iter(run.shard(DataLoader(TensorDataset(X), 4)))) for _ in range(2))
+        with pytest.raises(Misuse, match=r"one loop over run\.lanes for each of them"):
+            run.lanes((first, second))
+
+
+def test_no_sync_inside_of_no_sync_ends_with_the_outer_one() -> None:
+    with lockstep.start(lanes=2) as run:
+        model = nn.Linear(2, 1)
+        run.replicate(model)
+        with run.no_sync():
+            with run.no_sync():
+                model(X).sum().backward()
+            model(X).sum().backward()
+        with pytest.raises(Misuse, match="outside of the lanes"):
+            model(X).sum().backward()
+        run.failed = True
+
+
+def test_a_lane_that_counts_nothing_does_not_spoil_the_loss() -> None:
+    with lockstep.start(lanes=2) as run:
+        model = nn.Linear(2, 1)
+        run.replicate(model)
+        for number, x in enumerate(run.lanes(X)):
+            loss = model(x).mean() if number == 0 else model(x[:0]).sum() / 0
+            run.backward(torch.nan_to_num(loss) if number == 0 else loss, weight=6 if number == 0 else 0)
+            if number == 0:
+                wanted = float(loss.detach())
+        assert run.loss == wanted
+        run.failed = True
+
+
+@pytest.mark.parametrize("number", [np.int64(3), np.float32(0.5), np.array(2)], ids=str)
+def test_numbers_of_numpy_are_totalled(number: Any) -> None:
+    with lockstep.start() as run:
+        assert run.total(number) == number.item()
+
+
+def test_a_tensor_that_no_checkpoint_can_hold_is_named(tmp_path: Path) -> None:
+    with lockstep.start() as run:
+        model = nn.Linear(2, 1)
+        model.register_buffer("phase", torch.zeros(2, dtype=torch.complex128))
+        run.replicate(model)
+        with pytest.raises(BadArgument, match="phase is of dtype complex128, which a checkpoint cannot hold"):
+            run.save(tmp_path / "saved")
+        assert not (tmp_path / "saved").exists()
