@@ -80,8 +80,13 @@ class Engine:
     def has_buffers(self) -> bool:
         return bool(self.buffers.slots)
 
+    def addresses(self) -> tuple[int, ...]:
+        """Where parameters and buffers stand now."""
+        return (*(p.data_ptr() for p in self._parameters), *(slot.read().data_ptr() for slot in self.buffers.slots))
+
     def begin(self, plan: StepPlan) -> None:
         """Starts a step: `p.grad` is set aside, the plan goes to all workers."""
+        self._keep_gradients()
         self._arranged.renew()
         if self._arranged.folds_always:
             plan = replace(plan, always_folds=True)
@@ -234,6 +239,7 @@ class Engine:
             "samples in the global batch": plan.num_samples,
             "the batch": plan.batch,
             "assignment of lanes": plan.assignment.lanes_of,
+            "number of buffers in the models": len(self.buffers.slots),
         }
         return Plan(facts, self._arranged.layout.describe, self._arranged.layout.fingerprint)
 
@@ -374,10 +380,15 @@ class Engine:
                 else:
                     parameter.grad = view if kept is None else view.add_(kept)
 
+    def _keep_gradients(self) -> None:
+        """What stands in `p.grad` may be a view of a bucket, which the step writes to, or lays out anew: now a copy."""
+        for parameter in self._parameters:
+            if parameter.requires_grad and parameter.grad is not None:
+                parameter.grad = parameter.grad.detach().clone()
+
     def _set_gradients_aside(self, step: StepInFlight) -> None:
         for bucket in self._arranged.buckets:
             for slot, parameter in zip(bucket.layout.slots, bucket.parameters, strict=True):
                 if parameter.grad is not None:
-                    # It may be a view of the bucket, which this step writes to.
-                    step.kept[slot.index] = parameter.grad.detach().clone()
+                    step.kept[slot.index] = parameter.grad
                     parameter.grad = None

@@ -4,7 +4,8 @@
 # Operators without a deterministic kernel are allowed, and named: so torch is told to warn, not to refuse. But told so,
 # torch's attention takes a backward kernel that adds in any order, although it has one that does not, and takes that
 # only where refusing is on. So refusing is switched on for the moments in which attention chooses its kernel and runs
-# its backward pass, and for no other operator. Compiled models are not reached: there the choice is named.
+# its backward pass, and for no other operator. Compiled models are not reached: there the choice is named. A backward
+# pass that fails in attention (no memory is left) leaves refusing on: the next attention puts that right.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,6 +21,10 @@ DEPTH = 4
 """How far behind the result the kernel's own node may stand: padding and slicing come after it."""
 
 
+_left_on: list[bool] = []
+"""One entry for each backward pass of attention that is under way, or has failed."""
+
+
 @contextmanager
 def deterministic_attention() -> Iterator[None]:
     """Inside, F.scaled_dot_product_attention on a GPU is deterministic. See Note [Strict for attention]."""
@@ -29,7 +34,8 @@ def deterministic_attention() -> Iterator[None]:
     def attention(*args: Any, **kwargs: Any) -> torch.Tensor:
         if torch.compiler.is_compiling():
             return own(*args, **kwargs)
-        warns = _switch_on()
+        left_on = _was_left_on()
+        warns = _switch_on() or left_on
         try:
             result = own(*args, **kwargs)
         finally:
@@ -49,9 +55,15 @@ def deterministic_attention() -> Iterator[None]:
 
 def _guard(node: Any) -> None:
     """The node's kernel runs with refusing on, and nothing else does."""
-    before: list[bool] = []
-    node.register_prehook(lambda _: before.append(_switch_on()))
-    node.register_hook(lambda *_: _restore(before.pop()))
+    node.register_prehook(lambda _: _left_on.append(_switch_on()))
+    node.register_hook(lambda *_: _restore(_left_on.pop()))
+
+
+def _was_left_on() -> bool:
+    """Whether a backward pass has failed and left refusing on: none is under way while attention goes forward."""
+    left_on = any(_left_on)
+    _left_on.clear()
+    return left_on
 
 
 def _switch_on() -> bool:

@@ -32,6 +32,8 @@ class Capturing:
     def __post_init__(self) -> None:
         self._lanes: list[CapturedLanes] = []
         self._updates: dict[int, CapturedUpdate] = {}
+        self._modules: list[torch.nn.Module] = []
+        self._modules_of: Engine | None = None
 
     def capture(self, fn: Callable[..., Any], optimizer: Optimizer | None) -> CapturedLanes:
         if not callable(fn):
@@ -66,7 +68,13 @@ class Capturing:
         return None
 
     def _modes(self) -> Hashable:
-        return tuple(module.training for module in self.models.modules.values()), torch.is_inference_mode_enabled()
+        """Asked for every lane, so modules are looked for once for each engine."""
+        engine = self.engine()
+        if engine is not self._modules_of:
+            self._modules_of = engine
+            self._modules = [module for root in self.models.modules.values() for module in root.modules()]
+        training = tuple([module.training for module in self._modules])
+        return training, engine.addresses(), torch.is_inference_mode_enabled()
 
     def _say(self, text: str) -> None:
         self.events.emit(Said(text))

@@ -125,6 +125,7 @@ def main(args: argparse.Namespace) -> None:
         "updates": any(update.is_captured for update in run._capturing._updates.values()),
         "noise": repr(run.noise),
         "memory": torch.cuda.memory_allocated(),
+        "on_default_stream": torch.cuda.current_stream() == torch.cuda.default_stream(),
     }
     run.print(json.dumps(told))
 
@@ -137,7 +138,7 @@ def train(run: Run, model, optimizer, scheduler, scaler, compute, args: argparse
         number = 21 if step % 5 == 4 else args.batch  # uneven lanes now and then
         batch = model.data(number)
         for x, y in run.lanes(batch):
-            compute(x, y)
+            kept = compute(x, y)  # noqa: F841  as who logs a loss does, until the next lane has been recorded
             if args.kill == f"{started_as}:{step}" and args.kill_in == "lanes":
                 os.kill(os.getpid(), signal.SIGKILL)
         losses.append(run.loss)

@@ -155,9 +155,12 @@ def test_a_lane_that_waits_for_the_gpu_runs_as_it_is_and_the_line_is_named(outco
     assert got["digest"] == outcome(ALONE["gpt"])["digest"]
 
 
-@pytest.mark.parametrize("broken", [run(1, "gpt", "--captured", "--breaks")], ids=str)
+@pytest.mark.parametrize(
+    "broken", [run(1, "gpt", "--captured", "--breaks", *more) for more in ((), ("--update",))], ids=str
+)
 def test_a_recording_that_breaks_leaves_a_run_that_goes_on(outcome: Outcome, broken: Wanted) -> None:
     got = outcome(broken)
     assert got["graphs"] == 0
+    assert got["on_default_stream"]
     assert "lane runs as it is, because" in got["said"]
-    assert got["digest"] == outcome(ALONE["gpt"])["digest"]
+    assert got["digest"] == outcome(ALONE_UPDATED if "--update" in broken else ALONE["gpt"])["digest"]

@@ -20,10 +20,11 @@ import lockstep
 from lockstep.chance import Generators
 from lockstep.errors import BadArgument, Misuse
 from lockstep.gradients.engine import Engine
+from lockstep.gradients.graphs import capture as capture_module
 from lockstep.gradients.graphs import lanes as lanes_module
 from lockstep.gradients.graphs import recorder as recorder_module
 from lockstep.gradients.graphs.capture import CannotCapture
-from lockstep.gradients.graphs.lanes import CapturedLanes, Surroundings, unfit
+from lockstep.gradients.graphs.lanes import CapturedLanes, Surroundings, standing_like, unfit
 from lockstep.gradients.graphs.recording import Recording
 from lockstep.gradients.losses import Here
 from lockstep.gradients.step import StepInFlight
@@ -296,6 +297,68 @@ def test_data_of_ever_new_shapes_are_left_as_they_are(played: None, monkeypatch:
             stage.steps(5, stage.compute, size)
         assert stage.compute.num_graphs == 0
         assert [text for text in stage.said if "data of more than 3 shapes" in text]
+
+
+@pytest.mark.parametrize(
+    "base", [torch.arange(120.0), torch.arange(120, dtype=torch.bfloat16)], ids=lambda b: str(b.dtype)
+)
+def test_inputs_of_a_recording_stand_as_those_that_were_given(base: Tensor) -> None:
+    table = base.reshape(12, 10)
+    for given in (
+        table,
+        table.t(),
+        table[:, 1:9],
+        table[3:, 2:],
+        table[::2, ::3],
+        table[0, 1],
+        table[:0],
+        table[5:, 3],
+    ):
+        copy = standing_like(given)
+        assert copy.stride() == given.stride()
+        assert (copy.data_ptr() - given.data_ptr()) % 16 == 0 or not given.numel()
+        assert torch.equal(copy, given)
+        assert copy.data_ptr() != given.data_ptr() or not given.numel()
+
+
+def test_what_a_captured_lane_gives_back_holds_nothing_of_autograd(played: None) -> None:
+    with lockstep.start(lanes=2) as run:
+        stage = Twice(run)
+        given: list[Tensor] = []
+        stage.steps(6, lambda x: given.append(stage.compute(x)))
+        assert stage.compute.num_graphs > 0
+        assert not any(loss.requires_grad for loss in given)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("event", ["another recording breaks", "the models are replicated anew"])
+def test_recordings_are_void_and_made_again_when(
+    played: None, monkeypatch: pytest.MonkeyPatch, event: str, lanes: int
+) -> None:
+    with lockstep.start(lanes=lanes) as run:
+        stage = Twice(run)
+        stage.steps(5, stage.compute)
+        before = set(map(id, stage.compute._graphs.values()))
+        assert before
+        if event == "another recording breaks":
+            monkeypatch.setattr(capture_module, "_num_broken", capture_module.num_broken() + 1)
+        else:
+            run.replicate(stage.model, stage.optimizer)
+            lanes_module.capture = play(run._engine)
+        kept = list(stage.compute._graphs.values())  # so that no number is used twice
+        stage.steps(3, stage.compute)
+        assert stage.compute.num_graphs > 0
+        assert not before & set(map(id, stage.compute._graphs.values()))
+        assert kept
+
+
+def test_nothing_is_recorded_before_the_order_of_gradients_is_known(played: None) -> None:
+    with lockstep.start(lanes=8) as run:
+        stage = Twice(run)
+        stage.steps(1, stage.compute, size=16)
+        assert stage.compute.num_graphs == 0
+        stage.steps(1, stage.compute, size=16)
+        assert stage.compute.num_graphs > 0
 
 
 def test_arguments_that_no_graph_can_take_are_named() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from lockstep.gradients.graphs import update as update_module
 from lockstep.gradients.graphs.capture import CannotCapture
-from lockstep.gradients.graphs.update import MOST_SEEN, CapturedUpdate
+from lockstep.gradients.graphs.update import MOST_SEEN, CapturedUpdate, kept_on_host
 
 CPU = torch.device("cpu")
 
@@ -204,3 +204,35 @@ def test_an_optimizer_that_is_not_capturable_or_not_on_a_gpu_is_refused_at_once(
     assert "because it was not made with capturable=True" in plain.said[0]
     elsewhere = torch.optim.SGD(plain.model.parameters(), lr=0.1)
     assert CapturedUpdate(elsewhere, CPU, print, set)._refused == "it has parameters on the CPU"
+
+
+def test_an_optimizer_that_counts_on_the_host_is_not_recorded(stage: Callable[..., Stage]) -> None:
+    made = stage()
+    made.step()
+    for state in made.optimizer.state.values():
+        state["seen"] = 3
+    for _ in range(8):
+        made.step()
+    assert made.graphs == []
+    assert "Adam.step runs as it is, because it keeps 'seen' on the host" in made.said[0]
+
+
+def test_what_is_on_the_host_is_told_from_what_is_on_the_gpu() -> None:
+    there, here = torch.empty(2, device="meta"), torch.zeros(())
+    assert kept_on_host([{"momentum_buffer": there, "nothing": None}], there.device) is None
+    assert "'step'" in str(kept_on_host([{"exp_avg": there, "step": here}], there.device))
+    assert "'step'" in str(kept_on_host([{"step": 4}], there.device))
+
+
+def test_recordings_from_before_another_one_broke_are_made_again(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = stage()
+    for _ in range(6):
+        made.step()
+    assert len(made.graphs) == 1
+    monkeypatch.setattr(update_module, "num_broken", lambda: 1000)
+    for _ in range(2):
+        made.step()
+    assert len(made.graphs) == 2
+    assert all(torch.equal(a, b) for a, b in zip(made.model.parameters(), trained(8), strict=True))

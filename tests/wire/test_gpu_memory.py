@@ -12,6 +12,7 @@ import signal
 import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,13 +20,14 @@ from sums_by_hand import CPU, PlayedGpu, by_hand, random_roots
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from workers import on_workers, outcomes
 
-from lockstep.errors import Disagreement, PeerGone
+from lockstep.errors import BadArgument, Disagreement, PeerGone
 from lockstep.lanes import Assignment, Root, reduction
 from lockstep.run.environment import find_place, process_environment
 from lockstep.run.rendezvous import open_store
 from lockstep.wire.cuda import driver
-from lockstep.wire.cuda.counters import CAME, DONE, Counters, open_counters
+from lockstep.wire.cuda.counters import CAME, DONE, FREE, Counters, open_counters
 from lockstep.wire.cuda.driver import HANDLE_BYTES, StreamOperation
+from lockstep.wire.cuda.gpu import Gpu, refuse_another_gpu
 from lockstep.wire.cuda.ipc import GpuMemory
 from lockstep.wire.cuda.lookout import Lookout
 from lockstep.wire.exchange import exchange
@@ -293,4 +295,45 @@ def test_those_are_late_who_have_not_come_before_those_who_wait_for_them(monkeyp
     assert not counters.released
     counters.release()
     assert counters.released
+    assert counters.behind() == []
+
+
+@pytest.mark.parametrize("number", [0, FREE - 1, FREE, 2 * FREE - 1, 2 * FREE, 3 * FREE + 5])
+def test_all_are_let_go_however_many_rounds_there_were(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    for name in ("on", "register"):
+        monkeypatch.setattr(driver, name, getattr(PlayedDriver(), name))
+    counters = Counters(torch.zeros(4096, dtype=torch.uint8), [0, 1], 0, CPU)
+    counters._round = number
+    counters.release()
+    assert counters.released
+    assert counters.behind() == []
+
+
+def test_a_parameter_on_another_gpu_is_refused_by_name() -> None:
+    refuse_another_gpu(torch.device("cuda:1"), torch.device("cuda:1"))
+    with pytest.raises(BadArgument, match="on cuda:1 and this worker's GPU is cuda:0"):
+        refuse_another_gpu(torch.device("cuda:1"), torch.device("cuda:0"))
+
+
+class SlowGpu(Gpu):
+    """Is done when a peer's counter, which was written after all were let go, is let go again."""
+
+    def __init__(self, counters: Counters) -> None:
+        super().__init__(CPU)
+        self._counters = counters
+
+    def finish(self) -> None:
+        place = self._counters._place(1, DONE)
+        self._counters._numbers[place] = 0
+        while int(self._counters._numbers[place]) == 0:
+            time.sleep(0.001)
+
+
+def test_a_counter_that_is_written_after_all_were_let_go_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("on", "register", "unregister"):
+        monkeypatch.setattr(driver, name, getattr(PlayedDriver(), name))
+    counters = Counters(torch.zeros(4096, dtype=torch.uint8), [0, 1], 0, CPU)
+    counters._round = 6
+    reducer = GpuMemory(SlowGpu(counters), counters, Mock(), Mock(), Mock())
+    reducer.close()
     assert counters.behind() == []

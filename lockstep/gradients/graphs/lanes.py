@@ -4,11 +4,18 @@
 # The first calls for each shape run as they are: cuBLAS, cuDNN and autograd set themselves up in them. They are lanes
 # like others, so nothing is computed twice. Then the lane is recorded, once for each shape and each of this worker's
 # places in the sum (a lane that is put on the stack and one that is added to it are different work), and replayed from
-# then on. A new layout of the buckets, or other workers, make all recordings void.
+# then on. A new layout of the buckets, other workers, or a recording that breaks make all recordings void. Nothing is
+# recorded before it is known in which order gradients arrive: the buckets will be laid out anew then.
 
 # Note [The same bits]
 # A graph replays the same kernels on the same values. Random numbers follow the generator as it stands at replay, which
-# was set from (seed, step, lane). So a lane may be replayed or run as it is, on every worker as it likes.
+# was set from (seed, step, lane). Its inputs stand as those that it was recorded with did, strides and alignment
+# included, since kernels are chosen by them. So a lane may be replayed or run as it is, on every worker as it likes.
+
+# Note [Nothing of autograd's is handed out]
+# Whoever holds a loss with its graph holds autograd's nodes of the parameters too, which belong to the stream that they
+# were made on; a recording, on another stream, would break at them. So what a lane gives back is detached, recorded or
+# not.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -20,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 from lockstep.chance import Generators
 from lockstep.gradients.engine import Engine
-from lockstep.gradients.graphs.capture import CannotCapture, capture, watching_for_waits
+from lockstep.gradients.graphs.capture import CannotCapture, capture, num_broken, watching_for_waits
 from lockstep.gradients.graphs.recorder import LaneRecorder
 from lockstep.gradients.graphs.recording import Recording
 
@@ -29,6 +36,9 @@ WARM_UP = 3
 
 MOST_SHAPES = 64
 """A graph for each keeps its kernels in memory: data of ever new lengths are not for graphs."""
+
+ALIGN_BYTES = 16
+"""What kernels look at when they choose how to read."""
 
 _PLAIN = (str, bytes, int, float, bool, type(None), torch.dtype, torch.device)
 
@@ -40,7 +50,7 @@ class Surroundings:
     engine: Callable[[], Engine]
     obstacle: Callable[[], str | None]
     modes: Callable[[], Hashable]
-    """What changes the work besides its arguments: the models' training modes."""
+    """What changes the work besides its arguments: the models' training modes, and where their tensors are."""
     say: Callable[[str], None]
     device: torch.device
 
@@ -74,7 +84,8 @@ class CapturedLanes:
         self._calls: dict[Hashable, int] = {}
         self._graphs: dict[Hashable, LaneGraph] = {}
         self._inputs: dict[Hashable, list[torch.Tensor]] = {}
-        self._layout = 0
+        self._made_for: tuple[object, ...] = ()
+        """The engine's recorder, its layout and the broken recordings before: recordings are void for others."""
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
 
@@ -85,7 +96,7 @@ class CapturedLanes:
             return self._as_it_is(obstacle, args, kwargs)
         engine = self._around.engine()
         if engine.shows_lanes:  # for this step only
-            return self._fn(*args, **kwargs)
+            return detached(self._fn(*args, **kwargs))
         if not engine.recorder.expects_whole_lane():
             return self._as_it_is("another backward pass of the lane ran before it", args, kwargs)
         shape = (form, *map(_trait, leaves), self._around.modes(), _precision())
@@ -110,9 +121,12 @@ class CapturedLanes:
     def _replayed(
         self, recorder: LaneRecorder, shape: Hashable, leaves: list[Any], form: Any, call: tuple[Any, dict[str, Any]]
     ) -> Any:
-        if recorder.layout_number != self._layout:
+        made_for = (recorder, recorder.layout_number, num_broken())
+        if made_for != self._made_for:
             self.close()
-            self._layout = recorder.layout_number
+            self._made_for = made_for
+        if not recorder.is_settled:
+            return detached(self._fn(*call[0], **call[1]))
         key, given = (shape, recorder.lane_place), [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         graph = self._graphs.get(key)
         if graph is None:
@@ -131,7 +145,7 @@ class CapturedLanes:
             self._pool = torch.cuda.graph_pool_handle()
             self._stream = self._stream or torch.cuda.Stream(self._around.device)
         assert self._stream is not None
-        inputs = self._inputs.setdefault(shape, [x.clone() for x in leaves if isinstance(x, torch.Tensor)])
+        inputs = self._inputs.setdefault(shape, [standing_like(x) for x in leaves if isinstance(x, torch.Tensor)])
         places = iter(inputs)
         args, kwargs = pytree.tree_unflatten(
             [next(places) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], form
@@ -147,19 +161,17 @@ class CapturedLanes:
         if not Generators.now().equal_on_cpu(before):
             raise CannotCapture("it draws random numbers on the CPU, which a graph cannot")
         before.restore()
-        # Without what autograd holds of it: that would keep nodes alive that belong to the stream of the recording.
-        result = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
-        return LaneGraph(graph, inputs, result, recording)
+        return LaneGraph(graph, inputs, detached(result), recording)
 
     def _warm_up(self, args: Any, kwargs: Any, *, watched: bool) -> Any:
         """See Note [Work that cannot be recorded] in capture.py."""
         if not watched:
-            return self._fn(*args, **kwargs)
+            return detached(self._fn(*args, **kwargs))
         with watching_for_waits(self._around.device) as waits:
             result = self._fn(*args, **kwargs)
         if waits:
             self._refused = f"it waits for the GPU ({waits[0]})"
-        return result
+        return detached(result)
 
     def _as_it_is(self, obstacle: str, args: Any, kwargs: Any) -> Any:
         if obstacle not in self._explained:
@@ -176,15 +188,30 @@ def unfit(leaves: Sequence[Any]) -> str | None:
                 return f"it was given a tensor on {leaf.device}"
             if leaf.layout != torch.strided or leaf.requires_grad:
                 return "it was given a tensor that is sparse or requires a gradient"
+            if torch._debug_has_internal_overlap(leaf) == 1:
+                return "it was given a tensor whose elements share memory (made by expand): give it .contiguous()"
         elif not isinstance(leaf, _PLAIN):
             return f"it was given {type(leaf).__name__}, and only tensors and plain values can be compared"
     return None
 
 
+def standing_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides and the same alignment. See Note [The same bits]."""
+    shift = tensor.data_ptr() % ALIGN_BYTES // tensor.element_size()
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    room = tensor.new_empty(shift + max(extent, 0) if tensor.numel() else shift)
+    return room.as_strided(tensor.shape, tensor.stride(), shift).copy_(tensor)
+
+
+def detached(result: Any) -> Any:
+    """See Note [Nothing of autograd's is handed out]."""
+    return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
+
+
 def _trait(leaf: Any) -> Hashable:
     """What of an argument is part of the recording: a tensor's values are not."""
     if isinstance(leaf, torch.Tensor):
-        return (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device)
+        return (tuple(leaf.shape), leaf.stride(), leaf.data_ptr() % ALIGN_BYTES, leaf.dtype, leaf.device)
     return (type(leaf), leaf)
 
 

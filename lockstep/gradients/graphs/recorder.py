@@ -34,6 +34,11 @@ class LaneRecorder:
         return self._arranged.number
 
     @property
+    def is_settled(self) -> bool:
+        """Whether the buckets will stay as they are: the order of gradients is known, or nothing goes through them."""
+        return self._arranged.knows_order or self._in_flight().plan.adds_nothing
+
+    @property
     def lane_place(self) -> Hashable:
         """What the work of the lane under way depends on besides its data: its place in the sum, and its weight."""
         step = self._in_flight()

@@ -4,18 +4,19 @@
 # A recorded update reads and writes the same memory with the same numbers each time: parameters, gradients and state
 # where they stood, and the rates of the param groups as they were. Numbers that are tensors (lr=torch.tensor(0.1)) are
 # read anew by each replay. An update that differs in anything else from those recorded runs as it is; when it comes
-# again, it is recorded too. The hooks of the run are called each time.
+# again, it is recorded too. The hooks of the run are called each time. What an optimizer keeps on the host, such as a
+# number of updates, a graph cannot change: with such a state nothing is recorded.
 """
 
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from lockstep.gradients.graphs.capture import CannotCapture, capture
+from lockstep.gradients.graphs.capture import CannotCapture, capture, num_broken
 
 WARM_UP = 2
 """How many updates run as they are before one is recorded: the first one makes the optimizer's state."""
@@ -36,6 +37,7 @@ class CapturedUpdate:
         self._calls = 0
         self._seen: set[Hashable] = set()
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._broken_before = num_broken()
         self._refused = self._unfit()
         self._explained: set[str] = set()
         optimizer.step = types.MethodType(lambda _, *args, **kwargs: self._step(*args, **kwargs), optimizer)  # type: ignore[method-assign]
@@ -57,6 +59,8 @@ class CapturedUpdate:
             return self._own(*args, **kwargs)
         if self._calls <= WARM_UP:
             return self._own()
+        if num_broken() != self._broken_before:
+            self._graphs, self._broken_before = {}, num_broken()
         key = self._state()
         if key not in self._graphs and not self._record(key):
             return self._own()
@@ -71,6 +75,9 @@ class CapturedUpdate:
                     "its rates or gradients change from step to step: make the rate a tensor on the GPU "
                     "(lr=torch.tensor(0.1, device=run.device))"
                 )
+            return False
+        self._refused = kept_on_host(self._optimizer.state.values(), self._device)
+        if self._refused is not None:
             return False
         if len(self._graphs) == MOST_GRAPHS:
             self._graphs.pop(next(iter(self._graphs)))
@@ -131,6 +138,16 @@ class CapturedUpdate:
         if obstacle not in self._explained:
             self._explained.add(obstacle)
             self._say(f"run.captured: {type(self._optimizer).__name__}.step runs as it is, because {obstacle}")
+
+
+def kept_on_host(states: Iterable[Mapping[str, Any]], device: torch.device) -> str | None:
+    """Why an optimizer with such a state cannot be recorded, if it cannot. Pure."""
+    for state in states:
+        for name, value in state.items():
+            on_device = isinstance(value, torch.Tensor) and value.device.type == device.type
+            if not on_device and value is not None:
+                return f"it keeps {name!r} on the host, which a graph cannot change"
+    return None
 
 
 def _rate(value: Any) -> Hashable:

@@ -68,7 +68,7 @@ class Counters:
         self._numbers[self._flag] = 1
         for rank in self._members:
             for which in (CAME, DONE):
-                self._numbers[self._place(rank, which)] = self._round + FREE
+                self._numbers[self._place(rank, which)] = ctypes.c_int32(self._round + FREE).value
 
     @property
     def released(self) -> bool:

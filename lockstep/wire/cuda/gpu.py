@@ -2,6 +2,8 @@
 
 import torch
 
+from lockstep.errors import BadArgument
+
 
 class Gpu:
     """One GPU, as the calling thread uses it."""
@@ -22,3 +24,12 @@ class Gpu:
     def finish(self) -> None:
         """Returns when the GPU has done everything that this process has given it."""
         torch.cuda.synchronize(self.device)
+
+
+def refuse_another_gpu(wanted: torch.device, own: torch.device) -> None:
+    """A worker adds on its own GPU."""
+    if wanted.index is not None and own.index is not None and wanted.index != own.index:
+        raise BadArgument(
+            f"a parameter is on {wanted} and this worker's GPU is {own}: between several workers, all that is trained "
+            "must be on run.device. A model that is spread over GPUs can be trained on one worker."
+        )

@@ -15,7 +15,9 @@
 # Note [Closing while others launch]
 # When a worker is lost, the wire is closed while its thread may still put reductions into the stream. Work on memory
 # that is not open any more would break the process's whole use of the GPU. So whoever closes first lets all waits go,
-# then waits for the reduction that is being launched, and for the GPU; what comes later is refused.
+# then waits for the reduction that is being launched, and for the GPU; what comes later is refused. A peer's stream may
+# write its counter after it was let go, and the peer then die or be stopped: so waits are let go again and again until
+# the GPU is done. Memory that other tensors passed through stays as long as this object: peers may have it open still.
 """
 
 import json
@@ -27,9 +29,9 @@ import torch
 from lockstep.errors import Disagreement, PeerGone
 from lockstep.lanes import Reduction, Root
 from lockstep.wire.cuda.counters import Counters
-from lockstep.wire.cuda.gpu import Gpu
+from lockstep.wire.cuda.gpu import Gpu, refuse_another_gpu
 from lockstep.wire.cuda.kernels import Slice, Work, aligned_slices, summation
-from lockstep.wire.cuda.lookout import Event, Lookout
+from lockstep.wire.cuda.lookout import FREE_AGAIN_S, Event, Lookout
 from lockstep.wire.cuda.memory import DeviceMemory
 from lockstep.wire.exchange import exchange_texts
 from lockstep.wire.reducer import Reducer
@@ -58,6 +60,7 @@ class GpuMemory(Reducer):
     def allocate(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if device.type != self._memory.device.type or num_elements == 0:
             return self._otherwise.allocate(num_elements, dtype, device)
+        refuse_another_gpu(device, self._memory.device)
         return self._memory.allocate(num_elements * dtype.itemsize).view(dtype)
 
     def release(self, tensor: torch.Tensor) -> None:
@@ -97,11 +100,17 @@ class GpuMemory(Reducer):
             self._lookout.close()
             self._counters.release()
             with self._lock:
-                self._gpu.finish()
+                self._finish()
                 self._works.clear()
-                self._staged.clear()
                 self._memory.close()
                 self._counters.close()
+
+    def _finish(self) -> None:
+        finishing = threading.Thread(target=self._gpu.finish, name="lockstep-finish", daemon=True)
+        finishing.start()
+        while finishing.is_alive():
+            finishing.join(FREE_AGAIN_S)
+            self._counters.release()
 
     def _reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
         with self._lock:

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from lockstep.lanes import Reduction, Root
-from lockstep.wire.cuda.gpu import Gpu
+from lockstep.wire.cuda.gpu import Gpu, refuse_another_gpu
 from lockstep.wire.cuda.kernels import VECTOR_BYTES, Slice, summation
 from lockstep.wire.cuda.lookout import Event, Waiting
 from lockstep.wire.handover import add_up
@@ -53,6 +53,7 @@ class BySlices(Reducer):
         """See Note [Tree order by collectives] for the padding, which is not seen by the caller."""
         if device.type != self._group.gpu.device.type or num_elements == 0:
             return self._otherwise.allocate(num_elements, dtype, device)
+        refuse_another_gpu(device, self._group.gpu.device)
         whole = torch.zeros(self._num_padded(num_elements, dtype), dtype=dtype, device=device)
         self._padded[whole.data_ptr()] = whole
         return whole[:num_elements]
