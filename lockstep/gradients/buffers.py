@@ -5,7 +5,8 @@
 # counts as changed in a lane if it was replaced, if its version counter moved, or if it belongs to a
 # normalisation layer in training mode, whose native kernel writes without moving the counter. Others write so too:
 # layers that call F.batch_norm themselves, observers of quantisation, whoever writes to `.data`. So a small buffer on
-# the CPU is also compared by its value. On a GPU that would make the host wait: there such a buffer is not noticed.
+# the CPU is also compared by its value. On a GPU that makes the host wait, so it is done in the first step only: what
+# was written so then counts as written by every lane of a module in training mode.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +23,10 @@ from lockstep.wire import Wire, broadcast
 from lockstep.wire.transport import DATA
 
 MOST_COMPARED = 64 * 1024
-"""Elements up to which a buffer on the CPU is compared by value. See Note [Which buffers changed]."""
+"""Elements up to which a buffer is compared by value. See Note [Which buffers changed]."""
+
+COMPARED_ALWAYS = ("cpu",)
+"""Devices on which that costs no wait."""
 
 MOST_COUNTED = 64
 """Elements up to which a buffer that is not averaged is taken for a counter, and compared by value."""
@@ -35,6 +39,8 @@ class Slot:
     name: str
     owner: torch.nn.Module
     key: str
+    is_silent: bool = False
+    """Whether it was seen to be written without a sign, where that cannot be looked for each time."""
 
     def read(self) -> torch.Tensor:
         tensor = self.owner._buffers[self.key]
@@ -42,7 +48,8 @@ class Slot:
         return tensor
 
     def is_statistic(self) -> bool:
-        return isinstance(self.owner, _NormBase) and self.owner.training and self.key.startswith("running_")
+        native = isinstance(self.owner, _NormBase) and self.key.startswith("running_")
+        return (native or self.is_silent) and self.owner.training
 
 
 @dataclass
@@ -66,12 +73,14 @@ class Buffers:
         self.slots = _once(slot for module, name in zip(modules, names, strict=True) for slot in _slots(module, name))
         self._starts = [Start.of(slot.read()) for slot in self.slots]
         self._lanes: list[dict[int, torch.Tensor]] = []
+        self._steps_begun = 0
 
     def begin_step(self) -> None:
         """Notes the values with which all lanes start, and with which the step starts again if it must."""
         self._lanes = []
+        self._steps_begun += 1
         for index, (slot, start) in enumerate(zip(self.slots, self._starts, strict=True)):
-            if slot.is_statistic() or _moved(slot, start):
+            if slot.is_statistic() or self._moved(slot, start):
                 self._starts[index] = Start.of(slot.read())
 
     @torch.no_grad()
@@ -79,7 +88,7 @@ class Buffers:
         """Everything is as it was when the step began."""
         self._lanes = []
         for slot, start in zip(self.slots, self._starts, strict=True):
-            if slot.is_statistic() or _moved(slot, start):
+            if slot.is_statistic() or self._moved(slot, start):
                 slot.owner._buffers[slot.key] = start.tensor
                 start.tensor.copy_(start.value)
                 start.version = start.tensor._version
@@ -89,7 +98,7 @@ class Buffers:
         """Keeps what the lane wrote; unless it was the last one here, puts the starting values back."""
         written = {}
         for index, (slot, start) in enumerate(zip(self.slots, self._starts, strict=True)):
-            if slot.is_statistic() or _moved(slot, start):
+            if slot.is_statistic() or self._moved(slot, start):
                 found = slot.read().detach()
                 _refuse_other_shape(slot, found, start.value)
                 slot.owner._buffers[slot.key] = start.tensor
@@ -100,9 +109,9 @@ class Buffers:
         self._lanes.append(written)
 
     def written(self) -> list[int]:
-        """Which buffers the lane under way has written to so far."""
+        """Which buffers the lane under way has written to so far, by their signs: no value is looked at."""
         pairs = enumerate(zip(self.slots, self._starts, strict=True))
-        return [index for index, (slot, start) in pairs if _moved(slot, start)]
+        return [index for index, (slot, start) in pairs if _shows_change(slot, start)]
 
     def replaced(self) -> list[str]:
         """Which buffers the lane under way has put another tensor in place of."""
@@ -162,6 +171,16 @@ class Buffers:
         for index, piece in zip(indices, pieces, strict=True):
             self._write([index], piece.clone().view(self._starts[index].value.dtype))
 
+    def _moved(self, slot: Slot, start: Start) -> bool:
+        """See Note [Which buffers changed]."""
+        if _shows_change(slot, start):
+            return True
+        always = start.tensor.device.type in COMPARED_ALWAYS
+        if not (always or self._steps_begun <= 1) or not _differs(start.tensor, start.value):
+            return False
+        slot.is_silent = not always
+        return True
+
     def _folded(self, indices: Sequence[int], program: Fold, weights: Sequence[float]) -> list[torch.Tensor]:
         stack: list[torch.Tensor] = []
         for written, merges, weight in zip(self._lanes, program.merges, weights, strict=True):
@@ -210,16 +229,16 @@ def _is_averaged(value: torch.Tensor) -> bool:
     return value.is_floating_point() or value.is_complex()
 
 
-def _moved(slot: Slot, start: Start) -> bool:
+def _shows_change(slot: Slot, start: Start) -> bool:
     tensor = slot.read()
-    return tensor is not start.tensor or tensor._version != start.version or _was_written_silently(tensor, start.value)
+    return tensor is not start.tensor or tensor._version != start.version
 
 
-def _was_written_silently(tensor: torch.Tensor, value: torch.Tensor) -> bool:
-    """See Note [Which buffers changed]."""
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.numel() > MOST_COMPARED:
+def _differs(tensor: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether a small buffer has another value: not a number is the same as itself."""
+    if tensor.layout != torch.strided or tensor.numel() > MOST_COMPARED:
         return False
-    return not torch.equal(tensor, value) and not torch.equal(_bytes_of(tensor), _bytes_of(value))  # NaN is not NaN
+    return not torch.equal(tensor, value) and not torch.equal(_bytes_of(tensor), _bytes_of(value))
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

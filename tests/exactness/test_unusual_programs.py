@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from workers import on_workers
 
 import lockstep
+from lockstep.gradients import buffers
 
 LANES, STEPS = 6, 3
 
@@ -30,6 +31,13 @@ def trained(make: Callable[[], nn.Module], dtype: torch.dtype = torch.float32) -
             optimizer.step()
             optimizer.zero_grad()
         return [run.digest(), run.loss]
+
+
+def trained_unnoticed(make: Callable[[], nn.Module]) -> list[Any]:
+    """What it would be if lanes wrote over each other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buffers, "MOST_COMPARED", -1)
+        return trained(make)
 
 
 class OwnBatchNorm(nn.Module):
@@ -69,9 +77,14 @@ def test_models_in_half_precision_whatever_the_weights_of_lanes(dtype: torch.dty
     assert on_workers(num_workers, trained, make, dtype) == [alone] * num_workers
 
 
+@pytest.mark.parametrize("compared", [("cpu",), ()], ids=["on the CPU", "as on a GPU"])
 @pytest.mark.parametrize("make", [OwnBatchNorm, Codebook])
-def test_buffers_that_are_written_without_a_sign_are_averaged_like_others(make: Callable[[], nn.Module]) -> None:
+def test_buffers_that_are_written_without_a_sign_are_averaged_like_others(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], nn.Module], compared: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(buffers, "COMPARED_ALWAYS", compared)
     alone = trained(make)
+    assert alone != trained_unnoticed(make)
     for num_workers in (2, 3):
         assert on_workers(num_workers, trained, make) == [alone] * num_workers
 
