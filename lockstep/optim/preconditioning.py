@@ -137,7 +137,13 @@ class _Place:
     parameter: Tensor
 
     def square(self, gradient: Tensor) -> Tensor:
-        return self.kind(self.group, self.state[self.parameter], self.parameter).square(gradient)
+        """A complex number is two real ones, as torch's optimizers have it."""
+        state = {name: _as_real(value) for name, value in self.state[self.parameter].items()}
+        return self.kind(self.group, state, _as_real(self.parameter.detach())).square(_as_real(gradient))
+
+
+def _as_real(value: Any) -> Any:
+    return torch.view_as_real(value) if isinstance(value, Tensor) and value.is_complex() else value
 
 
 def _kind(optimizer: Optimizer) -> _Kind | None:
