@@ -57,7 +57,7 @@ class Job:
         kept = {name: value for name, value in inherited.items() if name not in _NOT_INHERITED}
         return {
             "OMP_NUM_THREADS": "1",  # where neither the user nor the job tells another number
-            "TORCH_CPP_LOG_LEVEL": "ERROR",  # its store warns at length of every worker that goes; we tell it shorter
+            "TORCH_CPP_LOG_LEVEL": "FATAL",  # its store logs every worker that goes, with a trace; we tell it shorter
             **kept,
             **self.environment,
             **self._settings(),
