@@ -81,8 +81,6 @@ class GlobalBatch:
 
 
 def cut_shares(batch: Any, num_samples: int, num_lanes: int, lanes: Sequence[int]) -> dict[int, Any]:
-    """What each of `lanes` takes of a whole batch; lanes without samples are absent. A single lane takes all."""
-    if num_lanes == 1:
-        return dict.fromkeys(lanes, batch) if num_samples else {}
+    """What each of `lanes` takes of a whole batch; lanes without samples are absent."""
     positions = {lane: share(num_samples, lane, num_lanes) for lane in lanes}
     return {lane: cut.take(batch, taken) for lane, taken in positions.items() if taken}
