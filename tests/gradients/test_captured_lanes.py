@@ -385,3 +385,19 @@ def test_run_captured_refuses_what_is_no_function_and_a_stranger_for_an_optimize
             run.captured(3)  # type: ignore[arg-type]
         with pytest.raises(BadArgument, match=r"an optimizer that run\.replicate was given before"):
             run.captured(print, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_recording_is_another_one_when_a_part_of_the_model_changes_its_mode_or_its_place() -> None:
+    with lockstep.start(lanes=2) as run:
+        model = Net()
+        run.replicate(model)
+        modes = run._capturing._modes
+        seen = [modes()]
+        model.norm.eval()
+        seen.append(modes())
+        model.first.weight.data = model.first.weight.data.clone()
+        seen.append(modes())
+        model.norm.running_mean = model.norm.running_mean.clone()
+        seen.append(modes())
+        assert len(set(seen)) == 4
+        assert modes() == seen[-1]

@@ -96,7 +96,7 @@ class CapturedLanes:
             return self._as_it_is(obstacle, args, kwargs)
         engine = self._around.engine()
         if engine.shows_lanes:  # for this step only
-            return detached(self._fn(*args, **kwargs))
+            return self._run(args, kwargs)
         if not engine.recorder.expects_whole_lane():
             return self._as_it_is("another backward pass of the lane ran before it", args, kwargs)
         shape = (form, *map(_trait, leaves), self._around.modes(), _precision())
@@ -126,7 +126,7 @@ class CapturedLanes:
             self.close()
             self._made_for = made_for
         if not recorder.is_settled:
-            return detached(self._fn(*call[0], **call[1]))
+            return self._run(*call)
         key, given = (shape, recorder.lane_place), [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         graph = self._graphs.get(key)
         if graph is None:
@@ -166,18 +166,22 @@ class CapturedLanes:
     def _warm_up(self, args: Any, kwargs: Any, *, watched: bool) -> Any:
         """See Note [Work that cannot be recorded] in capture.py."""
         if not watched:
-            return detached(self._fn(*args, **kwargs))
+            return self._run(args, kwargs)
         with watching_for_waits(self._around.device) as waits:
-            result = self._fn(*args, **kwargs)
+            result = self._run(args, kwargs)
         if waits:
             self._refused = f"it waits for the GPU ({waits[0]})"
-        return detached(result)
+        return result
 
     def _as_it_is(self, obstacle: str, args: Any, kwargs: Any) -> Any:
         if obstacle not in self._explained:
             self._explained.add(obstacle)
             self._around.say(f"run.captured: {self._name} runs as it is, because {obstacle}")
-        return self._fn(*args, **kwargs)
+        return self._run(args, kwargs)
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
+        """See Note [Nothing of autograd's is handed out]."""
+        return detached(self._fn(*args, **kwargs))
 
 
 def unfit(leaves: Sequence[Any]) -> str | None:
@@ -204,7 +208,7 @@ def standing_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def detached(result: Any) -> Any:
-    """See Note [Nothing of autograd's is handed out]."""
+    """The same with tensors that autograd knows nothing of."""
     return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
 
 
