@@ -63,6 +63,11 @@ def test_checkpoints_lie_in_the_folder_that_is_named_and_else_beside_the_logs():
     assert read_overrides({}).checkpoint_folder is None
 
 
+def test_torchs_own_log_is_quiet_unless_the_user_wants_it():
+    assert JOB.variables_of_all({})["TORCH_CPP_LOG_LEVEL"] == "FATAL"
+    assert JOB.variables_of_all({"TORCH_CPP_LOG_LEVEL": "INFO"})["TORCH_CPP_LOG_LEVEL"] == "INFO"
+
+
 def test_words_on_resuming_and_saving_are_read():
     job = replace(JOB, resume="auto", checkpoint_every="100 steps", checkpoint_keep=2)
     found = read_overrides(job.variables_of_all({}))

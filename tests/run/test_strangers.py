@@ -57,12 +57,16 @@ def test_an_optimizer_of_something_else_may_step_inside_of_lanes() -> None:
             SGD([image], 0.1).step()
 
 
-def other_data(by_rank: bool) -> str:
+def disagreement(what: str) -> str:
+    """What a step says whose data or buffers are others on worker 1."""
     with lockstep.start(lanes=2) as run:
         model = nn.Linear(2, 1)
         run.replicate(model)
+        is_odd = run.rank == 1
+        if is_odd and what == "buffers":
+            model.register_buffer("cache", torch.zeros(2))
         try:
-            for x in run.lanes(X + (run.rank if by_rank else 0)):
+            for x in run.lanes(X + 1 if is_odd and what == "data" else X):
                 model(x).sum().backward()
         except Disagreement as error:
             run.failed = True
@@ -71,27 +75,12 @@ def other_data(by_rank: bool) -> str:
 
 
 def test_a_batch_with_another_content_on_another_worker_is_refused_in_the_first_step() -> None:
-    assert on_workers(2, other_data, False) == ["", ""]
-    assert all("the batch" in told for told in on_workers(2, other_data, True))
-
-
-def other_buffers() -> str:
-    with lockstep.start(lanes=2) as run:
-        model = nn.Linear(2, 1)
-        run.replicate(model)
-        if run.rank == 1:
-            model.register_buffer("cache", torch.zeros(2))
-        try:
-            for x in run.lanes(X):
-                model(x).sum().backward()
-        except Disagreement as error:
-            run.failed = True
-            return str(error)
-        return ""
+    assert on_workers(3, disagreement, "nothing") == ["", "", ""]
+    assert all("the batch" in told for told in on_workers(3, disagreement, "data"))
 
 
 def test_models_with_different_numbers_of_buffers_are_told_so() -> None:
-    assert all("number of buffers in the models" in told for told in on_workers(2, other_buffers))
+    assert all("number of buffers in the models" in told for told in on_workers(3, disagreement, "buffers"))
 
 
 def test_two_global_batches_at_once_are_refused_with_what_to_write() -> None:
