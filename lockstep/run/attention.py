@@ -56,7 +56,7 @@ def deterministic_attention() -> Iterator[None]:
 def _guard(node: Any) -> None:
     """The node's kernel runs with refusing on, and nothing else does."""
     node.register_prehook(lambda _: _left_on.append(_switch_on()))
-    node.register_hook(lambda *_: _restore(_left_on.pop()))
+    node.register_hook(lambda *_: _restore(not _left_on or _left_on.pop()))  # another thread may have put it right
 
 
 def _was_left_on() -> bool:

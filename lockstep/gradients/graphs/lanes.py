@@ -203,7 +203,7 @@ def standing_like(tensor: torch.Tensor) -> torch.Tensor:
     """A copy with the same strides and the same alignment. See Note [The same bits]."""
     shift = tensor.data_ptr() % ALIGN_BYTES // tensor.element_size()
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    room = tensor.new_empty(shift + max(extent, 0) if tensor.numel() else shift)
+    room = tensor.new_empty(shift + (extent if tensor.numel() else 0))
     return room.as_strided(tensor.shape, tensor.stride(), shift).copy_(tensor)
 
 
