@@ -7,29 +7,28 @@
 # layers that call F.batch_norm themselves, observers of quantisation, whoever writes to `.data`. So a small buffer on
 # the CPU is also compared by its value. On a GPU that makes the host wait, so it is done in the first step only: what
 # was written so then counts as written by every lane of a module in training mode.
+
+# Note [Many small buffers]
+# A network may have hundreds of statistics of a few numbers each. On a GPU a copy of one costs as much as a copy of
+# all, so they are copied together.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
-from lockstep.chance import fold
 from lockstep.errors import Misuse
+from lockstep.gradients.counters import NUMBERS, as_numbers, count_numbers, flatten, from_numbers, unflatten
 from lockstep.lanes import Fold, Reduction
-from lockstep.wire import Wire, broadcast
-from lockstep.wire.transport import DATA
+from lockstep.wire import Wire
 
 MOST_COMPARED = 64 * 1024
 """Elements up to which a buffer is compared by value. See Note [Which buffers changed]."""
 
 COMPARED_ALWAYS = ("cpu",)
 """Devices on which that costs no wait."""
-
-MOST_COUNTED = 64
-"""Elements up to which a buffer that is not averaged is taken for a counter, and compared by value."""
 
 
 @dataclass
@@ -39,8 +38,8 @@ class Slot:
     name: str
     owner: torch.nn.Module
     key: str
-    is_silent: bool = False
-    """Whether it was seen to be written without a sign, where that cannot be looked for each time."""
+    is_silent: bool
+    """Whether it is written without a sign: known of torch's own layers, else seen where it cannot be looked for."""
 
     def read(self) -> torch.Tensor:
         tensor = self.owner._buffers[self.key]
@@ -48,8 +47,7 @@ class Slot:
         return tensor
 
     def is_statistic(self) -> bool:
-        native = isinstance(self.owner, _NormBase) and self.key.startswith("running_")
-        return (native or self.is_silent) and self.owner.training
+        return self.is_silent and self.owner.training
 
 
 @dataclass
@@ -65,6 +63,19 @@ class Start:
         """The value is a copy, which outlives what a lane writes."""
         return cls(tensor, tensor.detach().clone(), tensor._version)
 
+    def fits(self, tensor: torch.Tensor) -> bool:
+        """Whether the memory of the value can hold this tensor's."""
+        mine = self.value
+        return (mine.shape, mine.dtype, mine.device) == (tensor.shape, tensor.dtype, tensor.device)
+
+
+@dataclass
+class Together:
+    """Buffers, by number, that go through one sum: of one dtype and device, and counters with float32 ones."""
+
+    averaged: list[int] = field(default_factory=list)
+    counted: list[int] = field(default_factory=list)
+
 
 class Buffers:
     """The buffers of all replicated models through the lanes of a step."""
@@ -75,38 +86,42 @@ class Buffers:
         self._lanes: list[dict[int, torch.Tensor]] = []
         self._steps_begun = 0
 
+    @torch.no_grad()
     def begin_step(self) -> None:
         """Notes the values with which all lanes start, and with which the step starts again if it must."""
         self._lanes = []
         self._steps_begun += 1
-        for index, (slot, start) in enumerate(zip(self.slots, self._starts, strict=True)):
-            if slot.is_statistic() or self._moved(slot, start):
-                self._starts[index] = Start.of(slot.read())
+        again = []
+        for index in self._changed_now():
+            tensor, start = self.slots[index].read(), self._starts[index]
+            if start.fits(tensor):
+                again.append(index)
+                start.tensor, start.version = tensor, tensor._version
+            else:
+                self._starts[index] = Start.of(tensor)
+        _copy([self._starts[i].value for i in again], [self._starts[i].tensor for i in again])
 
     @torch.no_grad()
     def rewind(self) -> None:
         """Everything is as it was when the step began."""
         self._lanes = []
-        for slot, start in zip(self.slots, self._starts, strict=True):
-            if slot.is_statistic() or self._moved(slot, start):
-                slot.owner._buffers[slot.key] = start.tensor
-                start.tensor.copy_(start.value)
-                start.version = start.tensor._version
+        self._start_again(list(self._changed_now()))
 
     @torch.no_grad()
     def end_lane(self, last: bool) -> None:
         """Keeps what the lane wrote; unless it was the last one here, puts the starting values back."""
-        written = {}
-        for index, (slot, start) in enumerate(zip(self.slots, self._starts, strict=True)):
-            if slot.is_statistic() or self._moved(slot, start):
-                found = slot.read().detach()
-                _refuse_other_shape(slot, found, start.value)
-                slot.owner._buffers[slot.key] = start.tensor
-                written[index] = found if last else found.clone()
-                if not last:
-                    start.tensor.copy_(start.value)
-                    start.version = start.tensor._version
-        self._lanes.append(written)
+        indices = list(self._changed_now())
+        found = [self.slots[index].read().detach() for index in indices]
+        for index, value in zip(indices, found, strict=True):
+            _refuse_other_shape(self.slots[index], value, self._starts[index].value)
+        if last:
+            self._put_tensors_back(indices)
+        else:
+            copies = [torch.empty_like(value) for value in found]
+            _copy(copies, found)
+            found = copies
+            self._start_again(indices)
+        self._lanes.append(dict(zip(indices, found, strict=True)))
 
     def written(self) -> list[int]:
         """Which buffers the lane under way has written to so far, by their signs: no value is looked at."""
@@ -121,8 +136,7 @@ class Buffers:
 
     def put_back(self) -> None:
         """Where the lane under way has replaced a buffer, the tensor from before is there again."""
-        for slot, start in zip(self.slots, self._starts, strict=True):
-            slot.owner._buffers[slot.key] = start.tensor
+        self._put_tensors_back(range(len(self.slots)))
 
     def replayed(self, written: Sequence[int]) -> None:
         """A graph has written to these buffers, which their version counters do not tell."""
@@ -132,44 +146,39 @@ class Buffers:
     def changed(self) -> list[bool]:
         return [any(index in written for written in self._lanes) for index in range(len(self.slots))]
 
-    def counters(self, rank: int) -> int:
-        """A fingerprint of what the first lane wrote to counters; a number of its own for a worker without lanes."""
-        if not self._lanes:
-            return -1 - rank
-        small = {i: v for i, v in self._lanes[0].items() if not _is_averaged(v) and v.numel() <= MOST_COUNTED}
-        return fold(0, *(f"{i}={values}" for i, values in zip(small, _listed(list(small.values())), strict=True)))
-
     @torch.no_grad()
-    def average(self, wire: Wire, reduction: Reduction, weights: Sequence[float], changed: Sequence[bool]) -> None:
-        """Collective. Floating buffers become the weighted mean over lanes, added in tree order."""
-        by_dtype: dict[torch.dtype, list[int]] = {}
-        for index, start in enumerate(self._starts):
-            if changed[index] and _is_averaged(start.value):
-                by_dtype.setdefault(start.value.dtype, []).append(index)
-        for indices in by_dtype.values():
-            roots = self._folded(indices, reduction.folds[wire.world.rank], weights)
-            total = roots[0] if roots else torch.empty_like(self._flat(indices, {}))
-            wire.reducer.reduce(reduction, roots, total)
-            self._write(indices, total)
+    def average(
+        self, wire: Wire, reduction: Reduction, weights: Sequence[float], lowest: int, changed: Sequence[bool]
+    ) -> None:
+        """Collective. Floating buffers become the weighted mean over lanes, added in tree order.
 
-    @torch.no_grad()
-    def advance(self, wire: Wire, source: int, changed: Sequence[bool], agreed: bool) -> None:
-        """Other buffers (counters) take the value of the lowest lane, which worker `source` carries.
-
-        Collective, unless workers have `agreed` that their first lanes all left the same.
+        The others take the values of lane `lowest`. See Note [Counters in the sum] in counters.py.
         """
-        indices = [i for i, start in enumerate(self._starts) if changed[i] and not _is_averaged(start.value)]
-        if not indices:
-            return
-        first = self._lanes[0] if self._lanes else {}
-        values = [first.get(index, self._starts[index].value) for index in indices]
-        flat = torch.cat([value.contiguous().flatten().view(torch.uint8) for value in values])
-        if not agreed or any(value.numel() > MOST_COUNTED for value in values):
-            flat = flat.cpu()
-            broadcast(wire.transport, flat, source, DATA)
-        pieces = flat.split([value.nbytes for value in values])
-        for index, piece in zip(indices, pieces, strict=True):
-            self._write([index], piece.clone().view(self._starts[index].value.dtype))
+        fold = reduction.folds[wire.world.rank]
+        for group in self._groups(changed):
+            roots = self._folded(group, fold, weights, lowest)
+            total = roots[0] if roots else torch.empty_like(self._flat(group, {}, 1.0, is_lowest=False))
+            wire.reducer.reduce(reduction, roots, total)
+            self._write(group, total)
+
+    def _changed_now(self) -> Iterator[int]:
+        """Which buffers have changed since the step began, or since they were put back."""
+        for index, (slot, start) in enumerate(zip(self.slots, self._starts, strict=True)):
+            if slot.is_statistic() or self._moved(slot, start):
+                yield index
+
+    def _put_tensors_back(self, indices: Iterable[int]) -> None:
+        for index in indices:
+            slot = self.slots[index]
+            slot.owner._buffers[slot.key] = self._starts[index].tensor
+
+    def _start_again(self, indices: Sequence[int]) -> None:
+        """These buffers have the values with which the step began."""
+        self._put_tensors_back(indices)
+        starts = [self._starts[index] for index in indices]
+        _copy([start.tensor for start in starts], [start.value for start in starts])
+        for start in starts:
+            start.version = start.tensor._version
 
     def _moved(self, slot: Slot, start: Start) -> bool:
         """See Note [Which buffers changed]."""
@@ -178,25 +187,67 @@ class Buffers:
         always = start.tensor.device.type in COMPARED_ALWAYS
         if not (always or self._steps_begun <= 1) or not _differs(start.tensor, start.value):
             return False
-        slot.is_silent = not always
+        slot.is_silent |= not always
         return True
 
-    def _folded(self, indices: Sequence[int], program: Fold, weights: Sequence[float]) -> list[torch.Tensor]:
+    def _groups(self, changed: Sequence[bool]) -> list[Together]:
+        """The same on all workers, in the same order."""
+        groups: dict[tuple[torch.device, torch.dtype], Together] = {}
+        for index, start in enumerate(self._starts):
+            if changed[index]:
+                averaged = _is_averaged(start.value)
+                dtype = start.value.dtype if averaged else NUMBERS
+                group = groups.setdefault((start.value.device, dtype), Together())
+                (group.averaged if averaged else group.counted).append(index)
+        return list(groups.values())
+
+    def _folded(self, group: Together, program: Fold, weights: Sequence[float], lowest: int) -> list[torch.Tensor]:
         stack: list[torch.Tensor] = []
-        for written, merges, weight in zip(self._lanes, program.merges, weights, strict=True):
-            stack.append(self._flat(indices, written).mul_(weight))
+        lanes = zip(program.lanes, self._lanes, program.merges, weights, strict=True)
+        for lane, written, merges, weight in lanes:
+            stack.append(self._flat(group, written, weight, is_lowest=lane == lowest))
             for _ in range(merges):
                 top = stack.pop()
                 stack[-1].add_(top)
         return stack
 
-    def _flat(self, indices: Sequence[int], written: dict[int, torch.Tensor]) -> torch.Tensor:
-        return torch.cat([written.get(index, self._starts[index].value).flatten() for index in indices])
+    def _flat(
+        self, group: Together, written: dict[int, torch.Tensor], weight: float, *, is_lowest: bool
+    ) -> torch.Tensor:
+        """A lane's part of the sum: the statistics, weighted, and the counters, if the lane is the lowest."""
+        parts = []
+        if group.averaged:
+            values = [written.get(index, self._starts[index].value) for index in group.averaged]
+            parts.append(flatten(values).mul_(weight))
+        if group.counted:
+            counters = [written.get(index, self._starts[index].value) for index in group.counted]
+            of_counters = as_numbers(counters) if is_lowest else _zeros(count_numbers(counters), counters[0].device)
+            parts.append(of_counters)
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    def _write(self, indices: Sequence[int], flat: torch.Tensor) -> None:
-        pieces = flat.split([self._starts[index].value.numel() for index in indices])
-        for index, piece in zip(indices, pieces, strict=True):
-            self._starts[index].tensor.copy_(piece.view_as(self._starts[index].tensor))
+    def _write(self, group: Together, total: torch.Tensor) -> None:
+        averaged = [self._starts[index].tensor for index in group.averaged]
+        counted = [self._starts[index].tensor for index in group.counted]
+        num_averaged = sum(tensor.numel() for tensor in averaged)
+        if averaged:
+            _copy(averaged, unflatten(total[:num_averaged], averaged))
+        if counted:
+            _copy(counted, from_numbers(total[num_averaged:], counted))
+
+
+def _copy(places: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """See Note [Many small buffers]. Those of one dtype are one kernel."""
+    by_dtype: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    for place, value in zip(places, values, strict=True):
+        into, out_of = by_dtype.setdefault(place.dtype, ([], []))
+        into.append(place)
+        out_of.append(value)
+    for into, out_of in by_dtype.values():
+        torch._foreach_copy_(into, out_of)
+
+
+def _zeros(num_elements: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(num_elements, dtype=NUMBERS, device=device)
 
 
 def _once(slots: Iterable[Slot]) -> list[Slot]:
@@ -212,17 +263,9 @@ def _slots(module: torch.nn.Module, name: str) -> list[Slot]:
     found = []
     for path, _ in module.named_buffers():
         owner, _, key = path.rpartition(".")
-        found.append(Slot(f"{name}{path}", owners[owner], key))
+        is_native = isinstance(owners[owner], _NormBase) and key.startswith("running_")
+        found.append(Slot(f"{name}{path}", owners[owner], key, is_native))
     return found
-
-
-def _listed(values: Sequence[torch.Tensor]) -> list[Any]:
-    """The values as Python has them; what is on a GPU comes together, since each look would wait for it."""
-    if not any(value.is_cuda for value in values):
-        return [value.tolist() for value in values]
-    flat = torch.cat([value.contiguous().flatten().view(torch.uint8) for value in values]).cpu()
-    pieces = flat.split([value.nbytes for value in values])
-    return [piece.clone().view(v.dtype).view(v.shape).tolist() for piece, v in zip(pieces, values, strict=True)]
 
 
 def _is_averaged(value: torch.Tensor) -> bool:

@@ -306,7 +306,6 @@ class Engine:
                 mine.used[slot.index] = used
         if not step.plan.adds_nothing:
             mine.changed = self.buffers.changed()
-            mine.counters = self.buffers.counters(self._wire.world.rank)
         mine.merge(self._wire.world.rank, hear(self._wire.transport, mine.pack))
         return mine
 
@@ -338,9 +337,7 @@ class Engine:
     def _settle_buffers(self, step: StepInFlight, record: StepRecord) -> None:
         shares = step.plan.shares
         weights = [shares[lane] / step.plan.num_samples for lane in step.fold.lanes]
-        self.buffers.average(self._wire, step.reduction, weights, record.changed)
-        source = step.plan.assignment.carriers()[step.plan.present[0]]
-        self.buffers.advance(self._wire, source, record.changed, agreed=record.counters is not None)
+        self.buffers.average(self._wire, step.reduction, weights, step.plan.present[0], record.changed)
 
     def _scale(self, step: StepInFlight, record: StepRecord) -> None:
         """See Note [Scale of told weights] in step.py."""

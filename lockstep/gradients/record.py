@@ -26,8 +26,7 @@ class StepRecord:
 
     `weights` and `losses` are by lane, None where nothing was told. `used` says which parameters had a gradient
     in some lane, `changed` which buffers were written to. `squares` are those of the lanes' gradients, in steps in
-    which they are taken. `wishes` are what a worker wants all to do after the step: one is enough. `counters` is a
-    fingerprint of what the worker's first lane left in counters; of all, it is None where workers differ. `health` is a
+    which they are taken. `wishes` are what a worker wants all to do after the step: one is enough. `health` is a
     worker's own few bytes, of one size everywhere; of all, `healths` has them by rank.
     """
 
@@ -37,7 +36,6 @@ class StepRecord:
     changed: list[bool]
     squares: list[float | None] = field(default_factory=list)
     wishes: list[bool] = field(default_factory=lambda: [False] * len(Wish))
-    counters: int | None = 0
     health: bytes = b""
     healths: list[bytes] = field(default_factory=list)
 
@@ -49,7 +47,7 @@ class StepRecord:
         numbers = [*self.weights, *self.losses, *self.squares]
         values = [0.0 if number is None else number for number in numbers]
         flags = bytes([*(number is not None for number in numbers), *self.wishes, *self.used, *self.changed])
-        return _heading(len(numbers)).pack(self.counters, *values) + flags + self.health
+        return _numbers(len(numbers)).pack(*values) + flags + self.health
 
     def merge(self, rank: int, packed: Mapping[int, bytes]) -> None:
         """Afterwards it is the record of all workers: this one, of worker `rank`, and what its peers have `packed`.
@@ -66,9 +64,9 @@ class StepRecord:
         """Adds what a peer has packed."""
         lanes = len(self.weights)
         num_values = 2 * lanes + len(self.squares)
-        heading = _heading(num_values)
-        counters, *values = heading.unpack_from(record)
-        flags = memoryview(record)[heading.size : len(record) - len(self.health)]
+        numbers = _numbers(num_values)
+        values = numbers.unpack_from(record)
+        flags = memoryview(record)[numbers.size : len(record) - len(self.health)]
         told, rest = flags[:num_values], flags[num_values:]
         self.weights = _both(self.weights, values[:lanes], told[:lanes])
         self.losses = _both(self.losses, values[lanes : 2 * lanes], told[lanes : 2 * lanes])
@@ -77,7 +75,6 @@ class StepRecord:
         self.wishes = _either(self.wishes, rest[:wishes])
         self.used = _either(self.used, rest[wishes:used])
         self.changed = _either(self.changed, rest[used:])
-        self.counters = self.counters if counters == self.counters else None
 
     def lane_weights(self, shares: dict[int, int]) -> dict[int, float]:
         """The weight of each lane of `shares` (lane to number of samples): what was told, else its samples."""
@@ -108,9 +105,9 @@ def _or(told: float | None, otherwise: float) -> float:
 
 
 @lru_cache(maxsize=64)
-def _heading(num_values: int) -> struct.Struct:
-    """The counters' fingerprint, and the numbers; flags follow, one byte each."""
-    return struct.Struct(f"<q{num_values}d")
+def _numbers(num_values: int) -> struct.Struct:
+    """What a record begins with; flags follow, one byte each."""
+    return struct.Struct(f"<{num_values}d")
 
 
 def _both(mine: list[float | None], theirs: Sequence[float], told: Sequence[int]) -> list[float | None]:

@@ -65,12 +65,12 @@ def _read(record: torch.Tensor, length: int) -> bytes:
     return ctypes.string_at(record.data_ptr(), length)
 
 
-def broadcast(transport: Transport, flat: torch.Tensor, source: int, tag: int = CONTROL) -> None:
+def broadcast(transport: Transport, flat: torch.Tensor, source: int) -> None:
     """Collective. Afterwards `flat` holds worker `source`'s bits everywhere. One round, P bytes to each peer."""
     world = transport.world
     if world.rank == source:
-        pending = [transport.send(flat, peer, tag) for peer in world.peers]
+        pending = [transport.send(flat, peer, CONTROL) for peer in world.peers]
     else:
-        pending = [transport.receive(flat, source, tag)]
+        pending = [transport.receive(flat, source, CONTROL)]
     for transfer in pending:
         transfer.wait()

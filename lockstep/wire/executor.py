@@ -82,6 +82,8 @@ class Executor(Reducer):
     def _carry_out(self, schedule: Schedule, roots: Sequence[torch.Tensor], running: torch.Tensor) -> None:
         """See Note [Segments]."""
         plan = self._program(schedule, bool(roots) and roots[0].data_ptr() == running.data_ptr())
+        if not plan.steps:
+            return
         cut = Cut.of(running.numel(), schedule.num_parts, self._segment_bytes // running.element_size())
         slots = self._slots(plan.num_cells, cut.longest, running)
         under_way: deque[UnderWay] = deque()
