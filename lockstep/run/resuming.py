@@ -1,7 +1,7 @@
-"""Where a run is, and how it is saved and found again."""
+"""How a run is saved and found again."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,75 +14,11 @@ from lockstep.lanes import Assignment
 from lockstep.run import checkpoint
 from lockstep.run.hardware import difference, recorded
 from lockstep.run.models import Models
+from lockstep.run.progress import Progress, places
 from lockstep.run.settings import Settings
 from lockstep.run.state import pack, unpack
 from lockstep.run.stepping import Stepping
 from lockstep.wire import Agreement, Plan, Wire
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a loader of a checkpoint stood, and in which batches that is counted; None if the checkpoint is older."""
-
-    position: Position
-    batches: tuple[str, int | None] | None
-
-    def check(self, index: int, loader: ShardedLoader) -> None:
-        """Refuses a loader that is not the checkpoint's, where the place is in the middle of a pass."""
-        if self.position.step > 0 and self.batches is not None and self.batches != loader.batches:
-            raise BadCheckpoint(
-                f"loader {index} of the checkpoint stands {self.position.step} batches into a pass, and counts "
-                f"{_in_words(self.batches)}; here it has {_in_words(loader.batches)}, so that place cannot be found. "
-                "Go on with the same batches until the pass has ended, or from a checkpoint between two passes."
-            )
-
-
-@dataclass
-class Progress:
-    """The epoch under way and, after a resume, where loaders that are still to come must start.
-
-    # Note [Where an epoch is resumed]
-    # A checkpoint saved in the middle of a loader's pass resumes inside that epoch, at the next batch. One saved after
-    # the pass that the epoch trained on, at the end of the epoch's body, resumes at the next epoch: the body's end has
-    # been done. A loader that is only evaluated on does not count. Steps on batches that came from no loader have no
-    # position to go back to: an epoch with such steps counts as done.
-    """
-
-    epoch: int = 0
-    waiting: dict[int, Place] = field(default_factory=dict)
-    trained_on: set[int | None] = field(default_factory=set)
-    passes_before: list[int] = field(default_factory=list)
-    in_epoch: bool = False
-    on_epoch_end: Callable[[], None] | None = None
-
-    def epochs(self, count: int, loaders: Sequence[ShardedLoader]) -> Iterator[int]:
-        while self.epoch < count:
-            self._begin(loaders)
-            self.in_epoch = True
-            yield self.epoch
-            self.in_epoch = False
-            self.epoch += 1
-            self._begin(loaders)
-            if self.on_epoch_end is not None:
-                self.on_epoch_end()
-
-    def epoch_to_resume(self, loaders: Sequence[ShardedLoader]) -> int:
-        """See Note [Where an epoch is resumed]."""
-        passes = enumerate(zip(loaders, self.passes_before, strict=False))
-        ended = {index for index, (loader, before) in passes if loader.position.epoch > before}
-        finished = bool(self.trained_on & (ended | {None}))
-        under_way = any(loader.mid_pass for loader in loaders)
-        return self.epoch + 1 if finished and not under_way else self.epoch
-
-    def _begin(self, loaders: Sequence[ShardedLoader]) -> None:
-        """Nothing of epoch `self.epoch` is done."""
-        self.passes_before = [loader.position.epoch for loader in loaders]
-        self.trained_on.clear()
-
-    def place_loader(self, index: int, loader: ShardedLoader) -> None:
-        if index in self.waiting:
-            self.waiting[index].check(index, loader)
-            loader.seek(self.waiting.pop(index).position)
 
 
 @dataclass(frozen=True)
@@ -95,36 +31,49 @@ class Parts:
     loaders: Sequence[ShardedLoader]
 
     def capture(self) -> checkpoint.Snapshot:
-        return capture(self.models, self.stepping, self.progress, self.loaders)
+        """Everything that the next step depends on. Its tensors are the live ones, which the next step changes."""
+        models = self.models
+        tensors = {f"model/{name}": tensor for name, tensor in models.tensors().items()}
+        state = {
+            "step": self.stepping.step,
+            "epoch": self.progress.epoch_to_resume(self.loaders),
+            "num_lanes": self.stepping.assignment.num_lanes,
+            "seed": self.stepping.seed,
+            "loss": pack(self.stepping.loss, "loss", tensors),
+            "noise": self.stepping.noise.state_dict(),
+            "hardware": recorded(self.stepping.moving.device),
+            "loaders": [[loader.position.epoch, loader.position.step] for loader in self.loaders],
+            "batches": [list(loader.batches) for loader in self.loaders],
+            "generators": _pack_generators(tensors),
+            "optimizers": {
+                label: pack(optimizer.state_dict(), label, tensors)
+                for label, optimizer in self.models.optimizers.items()
+            },
+            "tracked": {
+                name: pack(thing.state_dict(), f"tracked/{name}", tensors)
+                for name, thing in self.models.tracked.items()
+            },
+        }
+        return checkpoint.Snapshot(tensors, state)
 
     def install(self, snapshot: checkpoint.Snapshot, num_workers: int) -> None:
-        install(snapshot, self.models, self.stepping, self.progress, self.loaders, num_workers)
+        """Afterwards the run stands where the snapshot was taken; the snapshot itself shares no memory with the run.
 
-
-def capture(
-    models: Models, stepping: Stepping, progress: Progress, loaders: Sequence[ShardedLoader]
-) -> checkpoint.Snapshot:
-    """Everything that the next step depends on. Its tensors are the live ones, which the next step changes."""
-    tensors = {f"model/{name}": tensor for name, tensor in models.tensors().items()}
-    state = {
-        "step": stepping.step,
-        "epoch": progress.epoch_to_resume(loaders),
-        "num_lanes": stepping.assignment.num_lanes,
-        "seed": stepping.seed,
-        "loss": pack(stepping.loss, "loss", tensors),
-        "noise": stepping.noise.state_dict(),
-        "hardware": recorded(stepping.moving.device),
-        "loaders": [[loader.position.epoch, loader.position.step] for loader in loaders],
-        "batches": [list(loader.batches) for loader in loaders],
-        "generators": _pack_generators(tensors),
-        "optimizers": {
-            label: pack(optimizer.state_dict(), label, tensors) for label, optimizer in models.optimizers.items()
-        },
-        "tracked": {
-            name: pack(thing.state_dict(), f"tracked/{name}", tensors) for name, thing in models.tracked.items()
-        },
-    }
-    return checkpoint.Snapshot(tensors, state)
+        Nothing is checked and nothing is exchanged. The lanes are dealt out anew only if their number changes.
+        """
+        state = snapshot.state
+        load_models(self.models, snapshot)
+        self.stepping.step, self.stepping.seed = state["step"], state["seed"]
+        self.stepping.loss = unpack(state["loss"], snapshot.tensors)
+        self.stepping.noise.load_state_dict(state.get("noise", ()))
+        if state["num_lanes"] != self.stepping.assignment.num_lanes:
+            self.stepping.assignment = Assignment.even(state["num_lanes"], num_workers)
+        self.progress.epoch = state["epoch"]
+        self.progress.waiting = dict(enumerate(places(state)))
+        for index, loader in enumerate(self.loaders):
+            loader.rekey(self.stepping.seed, self.stepping.assignment.num_lanes)
+            self.progress.place_loader(index, loader)
+        _unpack_generators(state["generators"], snapshot.tensors)
 
 
 def in_this_epoch(parts: Parts) -> checkpoint.Snapshot:
@@ -143,39 +92,7 @@ def in_this_epoch(parts: Parts) -> checkpoint.Snapshot:
     return snapshot
 
 
-def install(
-    snapshot: checkpoint.Snapshot,
-    models: Models,
-    stepping: Stepping,
-    progress: Progress,
-    loaders: Sequence[ShardedLoader],
-    num_workers: int,
-) -> None:
-    """Afterwards the run stands where the snapshot was taken; the snapshot itself shares no memory with the run.
-
-    Nothing is checked and nothing is exchanged. The lanes are dealt out anew only if their number changes.
-    """
-    state = snapshot.state
-    load_models(models, snapshot)
-    stepping.step, stepping.seed = state["step"], state["seed"]
-    stepping.loss = unpack(state["loss"], snapshot.tensors)
-    stepping.noise.load_state_dict(state.get("noise", ()))
-    if state["num_lanes"] != stepping.assignment.num_lanes:
-        stepping.assignment = Assignment.even(state["num_lanes"], num_workers)
-    progress.epoch = state["epoch"]
-    _place_loaders(progress, loaders, stepping, _places(state))
-    _unpack_generators(state["generators"], snapshot.tensors)
-
-
-def restore(
-    models: Models,
-    stepping: Stepping,
-    progress: Progress,
-    loaders: Sequence[ShardedLoader],
-    path: Path,
-    settings: Settings,
-    wire: Wire,
-) -> str:
+def restore(parts: Parts, path: Path, settings: Settings, wire: Wire) -> str:
     """Collective. Nothing is touched unless the whole checkpoint is good, fits, and is the same on all workers.
 
     Gives what `told_elsewhere` says of it.
@@ -187,8 +104,8 @@ def restore(
         wire.transport,
         Plan({"operation": "run.resume", "checkpoint": state["step"], "epoch": state["epoch"]}),
     ).check()
-    check(models, snapshot, path, settings, loaders)
-    install(snapshot, models, stepping, progress, loaders, wire.world.size)
+    check(parts, snapshot, path, settings)
+    parts.install(snapshot, wire.world.size)
     return told_elsewhere(snapshot, settings)
 
 
@@ -197,15 +114,13 @@ def told_elsewhere(snapshot: checkpoint.Snapshot, settings: Settings) -> str:
     return difference(snapshot.state.get("hardware", {}), recorded(settings.device))
 
 
-def check(
-    models: Models, snapshot: checkpoint.Snapshot, path: Path, settings: Settings, loaders: Sequence[ShardedLoader]
-) -> None:
+def check(parts: Parts, snapshot: checkpoint.Snapshot, path: Path, settings: Settings) -> None:
     """Refuses a snapshot of another model, of a run with other lanes or another seed than this one was told, or of
     loaders whose place cannot be found with those of this run.
     """
-    check_fits(models, snapshot, path)
+    check_fits(parts.models, snapshot, path)
     _check_told(settings, snapshot.state, path)
-    for index, (place, loader) in enumerate(zip(_places(snapshot.state), loaders, strict=False)):
+    for index, (place, loader) in enumerate(zip(places(snapshot.state), parts.loaders, strict=False)):
         place.check(index, loader)
 
 
@@ -257,31 +172,6 @@ def load_models(models: Models, snapshot: checkpoint.Snapshot) -> None:
         optimizer.load_state_dict(unpack(snapshot.state["optimizers"][label], copies))
     for name, thing in models.tracked.items():
         thing.load_state_dict(unpack(snapshot.state["tracked"][name], copies))
-
-
-def _places(state: Mapping[str, Any]) -> list[Place]:
-    """Where each loader stood. A checkpoint may be from before batches were written down."""
-    positions = [Position(*position) for position in state["loaders"]]
-    batches = state.get("batches") or [None] * len(positions)
-    return [
-        Place(position, None if counted is None else (counted[0], counted[1]))
-        for position, counted in zip(positions, batches, strict=True)
-    ]
-
-
-def _in_words(batches: tuple[str, int | None]) -> str:
-    how, size = batches
-    told = "batches of its own sizes" if size is None else f"batches of {size}"
-    return f'{told} (batch="{how}")'
-
-
-def _place_loaders(
-    progress: Progress, loaders: Sequence[ShardedLoader], stepping: Stepping, places: Sequence[Place]
-) -> None:
-    progress.waiting = dict(enumerate(places))
-    for index, loader in enumerate(loaders):
-        loader.rekey(stepping.seed, stepping.assignment.num_lanes)
-        progress.place_loader(index, loader)
 
 
 def _pack_generators(tensors: dict[str, torch.Tensor]) -> Any:

@@ -36,7 +36,8 @@ from lockstep.run.launching.status import NoStatus, Phase, StatusWriter
 from lockstep.run.models import Models, RegistrationWatch, Stateful, refuse_new_parameters
 from lockstep.run.noise import NoiseWatch
 from lockstep.run.placing import place_on
-from lockstep.run.resuming import Parts, Progress, restore
+from lockstep.run.progress import Progress
+from lockstep.run.resuming import Parts, restore
 from lockstep.run.settings import Settings
 from lockstep.run.stepping import Stage, Stepping, as_global_batch
 from lockstep.run.strangers import Strangers
@@ -326,15 +327,7 @@ class Run:
         if not self.continuity.is_member:
             return self.step
         with told_as_lost(self._stepping.step, "run.resume"):
-            elsewhere = restore(
-                self._models,
-                self._stepping,
-                self._progress,
-                self._loaders,
-                Path(path),
-                self._settings,
-                self._wire,
-            )
+            elsewhere = restore(self._parts, Path(path), self._settings, self._wire)
         if elsewhere:
             self._events.emit(Said(elsewhere))
         return self.step

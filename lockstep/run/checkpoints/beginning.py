@@ -29,7 +29,7 @@ def begin(
     parts.capture()
     obtained = obtain(plan, wire.transport, who.say)
     if obtained is not None:
-        check(parts.models, obtained.snapshot, obtained.path, settings, parts.loaders)
+        check(parts, obtained.snapshot, obtained.path, settings)
         parts.install(obtained.snapshot, wire.world.size)
         who.say(f"going on from {obtained.path.name} in {obtained.path.parent}")
         if elsewhere := told_elsewhere(obtained.snapshot, settings):
