@@ -42,9 +42,17 @@ class Slot:
     """Whether it is written without a sign: known of torch's own layers, else seen where it cannot be looked for."""
 
     def read(self) -> torch.Tensor:
-        tensor = self.owner._buffers[self.key]
-        assert tensor is not None
+        tensor = self.owner._buffers.get(self.key)
+        if tensor is None:
+            raise Misuse(
+                f"buffer {self.name} was taken away inside a lane: the other lanes start from its value. Take it away "
+                "outside run.lanes, where it is the same on every worker."
+            )
         return tensor
+
+    @property
+    def place(self) -> tuple[int, str]:
+        return id(self.owner), self.key
 
     def is_statistic(self) -> bool:
         return self.is_silent and self.owner.training
@@ -142,6 +150,16 @@ class Buffers:
         """A graph has written to these buffers, which their version counters do not tell."""
         for index in written:
             self._starts[index].version = -1
+
+    def refuse_newcomers(self, now: "Buffers") -> None:
+        """`now` are those of the same models after the lanes: refuses one that was not there before them."""
+        known = {slot.place for slot in self.slots}
+        for slot in now.slots:
+            if slot.place not in known:
+                raise Misuse(
+                    f"buffer {slot.name} was first made inside run.lanes: every lane must start from the same value, "
+                    "and it had none. Give it one when the model is made, or run one forward pass before run.lanes."
+                )
 
     def changed(self) -> list[bool]:
         return [any(index in written for written in self._lanes) for index in range(len(self.slots))]
@@ -252,16 +270,16 @@ def _zeros(num_elements: int, device: torch.device) -> torch.Tensor:
 
 def _once(slots: Iterable[Slot]) -> list[Slot]:
     """Models may have a part in common: its buffers count once."""
-    found: dict[int, Slot] = {}
+    found: dict[tuple[int, str], Slot] = {}
     for slot in slots:
-        found.setdefault(id(slot.read()), slot)
+        found.setdefault(slot.place, slot)
     return list(found.values())
 
 
 def _slots(module: torch.nn.Module, name: str) -> list[Slot]:
     owners = dict(module.named_modules())
     found = []
-    for path, _ in module.named_buffers():
+    for path, _ in module.named_buffers(remove_duplicate=False):
         owner, _, key = path.rpartition(".")
         is_native = isinstance(owners[owner], _NormBase) and key.startswith("running_")
         found.append(Slot(f"{name}{path}", owners[owner], key, is_native))

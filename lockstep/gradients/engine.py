@@ -68,6 +68,8 @@ class Engine:
         self._names = [named.name for named in parameters]
         self._step: StepInFlight | None = None
         self._may_rewind = False
+        self._versions: list[int] = []
+        """Those of the parameters when the step began."""
         self._arranged = Arrangement(wire, self.named, wanted or Wanted(), self._gradient_arrived, self._bucket_full)
         self.recorder = LaneRecorder(self._arranged, self._in_flight, self._fold, self._launch)
 
@@ -110,6 +112,7 @@ class Engine:
         self._set_gradients_aside(self._step)
         for bucket in self._arranged.buckets:
             bucket.reset()
+        self._versions = [parameter._version for parameter in self._parameters]
         self._may_rewind = not plan.adds_nothing or self.health.policy == "skip"
         if self._may_rewind:
             self.buffers.begin_step()
@@ -141,6 +144,7 @@ class Engine:
             for bucket in self._arranged.buckets if self.health.looks else ():
                 step.health.look(step.lane, bucket.gradients())
         else:
+            self._refuse_changed_parameters(step)
             for bucket in step.buckets[step.folded :]:
                 self._fold(step, bucket)
             step.folded = 0
@@ -289,6 +293,16 @@ class Engine:
                         "reduced. Add the losses and call backward once, or put all but the last backward of a lane "
                         "inside `with run.no_sync():`."
                     )
+
+    def _refuse_changed_parameters(self, step: StepInFlight) -> None:
+        """A lane that writes to a parameter changes it for the lanes after it on this worker, and for no other."""
+        for named, version in zip(self.named, self._versions, strict=True):
+            if named.parameter._version != version:
+                raise Misuse(
+                    f"parameter {named.name} was changed inside a lane of step {step.plan.step}, by an operation in "
+                    "place (such as nn.Embedding with max_norm): lanes on other workers would not see it. Change "
+                    "parameters outside run.lanes, where all workers do the same."
+                )
 
     # -- at the end -----------------------------------------------------------------------------------------
 

@@ -40,6 +40,9 @@ def _settle_kernels(undo: ExitStack) -> None:
     deterministic: Any = torch.utils.deterministic
     undo.callback(setattr, deterministic, "fill_uninitialized_memory", deterministic.fill_uninitialized_memory)
     deterministic.fill_uninitialized_memory = False
+    # TorchScript watches the first calls of a function and then runs another program for it, with other bits: how many
+    # calls that are in a process depends on the number of its lanes.
+    undo.callback(torch._C._jit_set_profiling_executor, torch._C._jit_set_profiling_executor(False))
 
 
 def _settle_gpu(undo: ExitStack, device: torch.device, exact: bool) -> None:

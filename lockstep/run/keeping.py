@@ -73,6 +73,11 @@ class Keeping:
 
     def train(self) -> None:
         """A script that trains without having asked where the run is cannot be put where a checkpoint was taken."""
+        if self._must_resume and self._saving is None and self._overrides.checkpoint_folder is None:
+            raise BadArgument(
+                f"this run was told to resume ({self._overrides.resume}), but it has no folder of checkpoints: name "
+                "one by LOCKSTEP_CHECKPOINTS, or call run.checkpoints(folder) after run.replicate"
+            )
         if self._must_resume and not self._taken_up and self._saving is None and self._has_checkpoint():
             raise Misuse(
                 f"this run was told to resume ({self._overrides.resume}), but its script trains from the beginning: "

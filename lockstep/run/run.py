@@ -311,10 +311,11 @@ class Run:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Puts a checkpoint at `path`: whole, or the one before stays. Worker 0 writes; the others do nothing."""
-        self._stepping.refuse_unless_outside("run.save")
+        if not self._closed:
+            self._stepping.refuse_unless_outside("run.save")
         self._refuse_without_model("run.save")
         if self.rank == 0:
-            checkpoint.write(Path(path), self._parts.capture())
+            checkpoint.write(_checked_path("run.save", path), self._parts.capture())
 
     def resume(self, path: str | os.PathLike[str]) -> int:
         """Collective. Goes on from the checkpoint at `path`, on any number of workers; returns its step.
@@ -327,7 +328,7 @@ class Run:
         if not self.continuity.is_member:
             return self.step
         with told_as_lost(self._stepping.step, "run.resume"):
-            elsewhere = restore(self._parts, Path(path), self._settings, self._wire)
+            elsewhere = restore(self._parts, _checked_path("run.resume", path), self._settings, self._wire)
         if elsewhere:
             self._events.emit(Said(elsewhere))
         return self.step
@@ -340,6 +341,7 @@ class Run:
             return
         self._closed = True
         self._keeping.close()
+        self._stepping.stage = Stage.CLOSED
         self._events.emit(Closed(self._stepping.step))
         self._status.enter(Phase.ENDED, self._stepping.step)
         for loader in self._loaders:
@@ -446,6 +448,8 @@ class Run:
 
     def _before_update(self, *_: Any) -> None:
         self._stepping.refuse_unless_outside("optimizer.step()")
+        if self._watch.noticed and self._stepping.step > 0:
+            self._ready_engine().buffers.refuse_newcomers(self._buffers())
 
     def _part(self) -> None:
         """All workers should end at the same step; one that ends early is named to those that go on."""
@@ -454,10 +458,19 @@ class Run:
 
 
 def _checked_weight(weight: float) -> float:
-    number = float(weight)
+    try:
+        number = float(weight)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        number = -1.0
     if not 0 <= number < float("inf"):
-        raise BadArgument(f"a lane's weight must be 0 or a positive number, not {number}")
+        raise BadArgument(f"a lane's weight must be 0 or a positive number, not {weight!r:.60}")
     return number
+
+
+def _checked_path(what: str, path: str | os.PathLike[str]) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise BadArgument(f"{what} takes the path of a checkpoint, not {type(path).__name__}")
+    return Path(path)
 
 
 def _described(value: Any) -> str:

@@ -47,6 +47,7 @@ class Stage(Enum):
     TRAINING = "in the lanes of a training step"
     EVALUATING = "in the lanes of an evaluation"
     LEFT = "after run.lanes was left before its last lane"
+    CLOSED = "after run.close()"
 
 
 class Surroundings(Protocol):
@@ -157,6 +158,8 @@ class Stepping:
         self._weigh(weight)
 
     def refuse_unless_outside(self, what: str) -> None:
+        if self.stage is Stage.CLOSED:
+            raise Misuse(f"{what} after run.close(): the run has ended. Close it when all is done.")
         if self.stage in (Stage.TRAINING, Stage.EVALUATING):
             raise Misuse(
                 f"{what} inside of run.lanes (or after leaving it by break): the lanes of a step are one batch. "

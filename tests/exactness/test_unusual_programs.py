@@ -67,6 +67,17 @@ class Codebook(nn.Module):
         return self.linear(x) - self.centre
 
 
+def test_a_scripted_model_computes_the_same_however_often_a_worker_has_called_it() -> None:
+    def make() -> nn.Module:
+        layers = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3))
+        scripted: nn.Module = torch.jit.script(layers)
+        return scripted
+
+    alone = trained(make)
+    for num_workers in (2, 3):
+        assert on_workers(num_workers, trained, make) == [alone] * num_workers
+
+
 @pytest.mark.parametrize("num_workers", [2, 3])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_models_in_half_precision_whatever_the_weights_of_lanes(dtype: torch.dtype, num_workers: int) -> None:

@@ -8,6 +8,7 @@ from lockstep.errors import BadArgument
 from lockstep.programs.bench.allreduce.algorithms import SHARED
 from lockstep.programs.bench.allreduce.sizes import named
 from lockstep.programs.bench.devices import CPU
+from lockstep.run.launching.status import MAX_SLOTS
 
 LOCKSTEP, GLOO, FLOOR = "lockstep", "gloo", "floor"
 SIDES = (LOCKSTEP, GLOO, FLOOR)
@@ -39,6 +40,8 @@ class Plan:
     def __post_init__(self) -> None:
         if self.workers < 2:
             raise BadArgument(f"an all-reduce needs 2 workers or more, not {self.workers}")
+        if self.workers > MAX_SLOTS:
+            raise BadArgument(f"one host runs {MAX_SLOTS} workers at most, not {self.workers}")
         if self.device != CPU and self.algorithm != SHARED:
             raise BadArgument(
                 f"--algorithm {self.algorithm} is for the CPU: leave it out, and the wire between GPUs is measured"

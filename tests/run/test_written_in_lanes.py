@@ -1,0 +1,181 @@
+"""What a lane may not change, and what a run that has ended still does: said by name, on any number of workers."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from workers import on_workers
+
+import lockstep
+from lockstep.errors import BadArgument, LockstepError, Misuse
+
+LANES = 6
+
+
+class Rescaled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.mul_(0.99)
+        return super().forward(x)
+
+
+class Renormed(nn.Module):
+    def __init__(self, *_: int) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(8, 4, max_norm=0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rows(torch.arange(len(x)))
+
+
+class Late(nn.Linear):
+    """Makes its buffer when it first computes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "mean"):
+            self.register_buffer("mean", torch.zeros(4))
+        self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+        return super().forward(x - self.mean)
+
+
+class NoneAtFirst(nn.Linear):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.register_buffer("mean", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = x.mean(0) if self.mean is None else 0.9 * self.mean + 0.1 * x.mean(0)
+        return super().forward(x - self.mean)
+
+
+class TakenAway(nn.Linear):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = None
+        return super().forward(x)
+
+
+def trained(make: Callable[..., nn.Module], lanes: int = LANES, warm: bool = False) -> str:
+    torch.manual_seed(1)
+    with lockstep.start(lanes=lanes, seed=0) as run:
+        model = make(4, 2)
+        x = torch.randn(13, 4, generator=torch.Generator().manual_seed(5))
+        if warm:
+            model(x)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        run.replicate(model, optimizer)
+        for _ in range(3):
+            for part in run.lanes(x):
+                run.backward(model(part).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        return run.digest()
+
+
+def refused(make: Callable[..., nn.Module]) -> str:
+    try:
+        return trained(make)
+    except LockstepError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (Rescaled, "parameter weight was changed inside a lane of step 0"),
+        (Renormed, "parameter rows.weight was changed inside a lane of step 0"),
+        (Late, "buffer mean was first made inside run.lanes"),
+        (NoneAtFirst, "buffer mean was first made inside run.lanes"),
+        (TakenAway, "buffer mean was taken away inside a lane"),
+    ],
+)
+def test_what_lanes_would_not_agree_on_is_refused_by_name(make: Callable[..., nn.Module], told: str) -> None:
+    assert told in refused(make)
+    assert all(told in said for said in on_workers(2, refused, make))
+
+
+def test_where_one_lane_is_the_whole_step_it_may_change_parameters() -> None:
+    assert len(trained(Rescaled, lanes=1)) == 64
+
+
+@pytest.mark.parametrize("make", [Late, NoneAtFirst])
+def test_after_one_forward_pass_the_buffer_is_one_like_others(make: Callable[..., nn.Module]) -> None:
+    alone = trained(make, warm=True)
+    for num_workers in (2, 3):
+        assert on_workers(num_workers, trained, make, LANES, True) == [alone] * num_workers
+
+
+class Tied(nn.Module):
+    """Two modules hold one tensor, and one of them replaces it."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__()
+        mean = torch.zeros(4)
+        self.one, self.other = nn.Linear(*sizes), nn.Linear(*sizes)
+        self.one.register_buffer("mean", mean)
+        self.other.register_buffer("mean", mean)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.other.mean = 0.9 * self.other.mean + 0.1 * x.mean(0)
+        return self.one(x - self.other.mean) + self.other(x)
+
+
+def test_a_buffer_that_two_modules_hold_may_be_replaced_in_one() -> None:
+    alone = trained(Tied)
+    for num_workers in (2, 3):
+        assert on_workers(num_workers, trained, Tied) == [alone] * num_workers
+
+
+def test_a_run_that_has_ended_trains_no_more_but_can_be_saved(tmp_path: Path) -> None:
+    run = lockstep.start(lanes=2)
+    model = nn.Linear(4, 2)
+    run.replicate(model)
+    run.close()
+    calls: list[Callable[[], Any]] = [
+        lambda: run.lanes(torch.zeros(4, 4)),
+        lambda: run.total(1),
+        lambda: run.replicate(nn.Linear(2, 2)),
+        lambda: run.resume(tmp_path / "kept"),
+        lambda: run.checkpoints(tmp_path / "many"),
+        lambda: run.backward(model(torch.zeros(4, 4)).sum()),
+    ]
+    for call in calls:
+        with pytest.raises(Misuse, match=r"after run\.close\(\)"):
+            call()
+    run.save(tmp_path / "kept")
+    assert (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize("weight", ["x", torch.ones(2), 10**400, -1, float("nan")], ids=lambda value: str(value)[:8])
+def test_a_weight_that_is_no_number_is_refused(weight: Any) -> None:
+    with lockstep.start(lanes=1) as run:
+        model = nn.Linear(4, 2)
+        run.replicate(model)
+        lanes = run.lanes(torch.zeros(4, 4))
+        with pytest.raises(BadArgument, match="a lane's weight must be 0 or a positive number"):
+            run.backward(model(next(lanes)).sum(), weight=weight)
+        lanes.close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("path", [3, None])
+def test_a_path_that_is_none_is_refused(path: Any) -> None:
+    with lockstep.start(lanes=1) as run:
+        run.replicate(nn.Linear(4, 2))
+        for call in (run.save, run.resume):
+            with pytest.raises(BadArgument, match="takes the path of a checkpoint"):
+                call(path)
+
+
+def test_a_run_that_was_told_to_resume_and_has_no_folder_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_RESUME", "auto")
+    monkeypatch.delenv("LOCKSTEP_RUN_DIR", raising=False)
+    with lockstep.start(lanes=1) as run:
+        run.replicate(nn.Linear(4, 2))
+        with pytest.raises(BadArgument, match="has no folder of checkpoints"):
+            next(iter(run.lanes(torch.zeros(4, 4))))
