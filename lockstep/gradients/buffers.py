@@ -89,7 +89,7 @@ class Buffers:
     """The buffers of all replicated models through the lanes of a step."""
 
     def __init__(self, modules: Sequence[torch.nn.Module], names: Sequence[str]) -> None:
-        self.slots = _once(slot for module, name in zip(modules, names, strict=True) for slot in _slots(module, name))
+        self.slots = _once(modules, names)
         self._starts = [Start.of(slot.read()) for slot in self.slots]
         self._lanes: list[dict[int, torch.Tensor]] = []
         self._steps_begun = 0
@@ -151,10 +151,10 @@ class Buffers:
         for index in written:
             self._starts[index].version = -1
 
-    def refuse_newcomers(self, now: "Buffers") -> None:
-        """`now` are those of the same models after the lanes: refuses one that was not there before them."""
+    def refuse_newcomers(self, modules: Sequence[torch.nn.Module], names: Sequence[str]) -> None:
+        """After the lanes: refuses a buffer of the same models that was not there before them."""
         known = {slot.place for slot in self.slots}
-        for slot in now.slots:
+        for slot in _once(modules, names):
             if slot.place not in known:
                 raise Misuse(
                     f"buffer {slot.name} was first made inside run.lanes: every lane must start from the same value, "
@@ -195,8 +195,10 @@ class Buffers:
         self._put_tensors_back(indices)
         starts = [self._starts[index] for index in indices]
         _copy([start.tensor for start in starts], [start.value for start in starts])
-        for start in starts:
-            start.version = start.tensor._version
+        copied = {id(start.tensor) for start in starts}
+        for start in self._starts:  # two modules may hold one tensor
+            if id(start.tensor) in copied:
+                start.version = start.tensor._version
 
     def _moved(self, slot: Slot, start: Start) -> bool:
         """See Note [Which buffers changed]."""
@@ -268,16 +270,17 @@ def _zeros(num_elements: int, device: torch.device) -> torch.Tensor:
     return torch.zeros(num_elements, dtype=NUMBERS, device=device)
 
 
-def _once(slots: Iterable[Slot]) -> list[Slot]:
-    """Models may have a part in common: its buffers count once."""
+def _once(modules: Sequence[torch.nn.Module], names: Sequence[str]) -> list[Slot]:
+    """All buffers. Models may have a part in common: its buffers count once."""
     found: dict[tuple[int, str], Slot] = {}
-    for slot in slots:
-        found.setdefault(slot.place, slot)
+    for module, name in zip(modules, names, strict=True):
+        for slot in _slots(module, name):
+            found.setdefault(slot.place, slot)
     return list(found.values())
 
 
 def _slots(module: torch.nn.Module, name: str) -> list[Slot]:
-    owners = dict(module.named_modules())
+    owners = dict(module.named_modules(remove_duplicate=False))
     found = []
     for path, _ in module.named_buffers(remove_duplicate=False):
         owner, _, key = path.rpartition(".")

@@ -449,7 +449,8 @@ class Run:
     def _before_update(self, *_: Any) -> None:
         self._stepping.refuse_unless_outside("optimizer.step()")
         if self._watch.noticed and self._stepping.step > 0:
-            self._ready_engine().buffers.refuse_newcomers(self._buffers())
+            models = self._models
+            self._ready_engine().buffers.refuse_newcomers(list(models.modules.values()), models.name_prefixes())
 
     def _part(self) -> None:
         """All workers should end at the same step; one that ends early is named to those that go on."""

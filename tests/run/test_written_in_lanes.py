@@ -11,6 +11,7 @@ from workers import on_workers
 
 import lockstep
 from lockstep.errors import BadArgument, LockstepError, Misuse
+from lockstep.gradients import buffers
 
 LANES = 6
 
@@ -126,10 +127,34 @@ class Tied(nn.Module):
         return self.one(x - self.other.mean) + self.other(x)
 
 
-def test_a_buffer_that_two_modules_hold_may_be_replaced_in_one() -> None:
-    alone = trained(Tied)
-    for num_workers in (2, 3):
-        assert on_workers(num_workers, trained, Tied) == [alone] * num_workers
+class TiedTheOtherWay(Tied):
+    def forward(self, x: Tensor) -> Tensor:
+        self.one.mean = 0.9 * self.one.mean + 0.1 * x.mean(0)
+        return self.one(x - self.one.mean) + self.other(x)
+
+
+class Twice(nn.Module):
+    """One module under two names."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1d(sizes[0]), nn.Linear(*sizes)
+        self.again = self.norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.again(self.norm(x.repeat(2, 1))))
+
+
+@pytest.mark.parametrize("as_on_a_gpu", [False, True])
+@pytest.mark.parametrize("make", [Tied, TiedTheOtherWay, Twice])
+def test_buffers_may_be_held_in_two_places(
+    make: Callable[..., nn.Module], as_on_a_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if as_on_a_gpu:
+        monkeypatch.setattr(buffers, "COMPARED_ALWAYS", ())
+    alone = trained(make)
+    for num_workers in (2, 3, 6):
+        assert on_workers(num_workers, trained, make) == [alone] * num_workers
 
 
 def test_a_run_that_has_ended_trains_no_more_but_can_be_saved(tmp_path: Path) -> None:
