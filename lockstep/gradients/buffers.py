@@ -45,8 +45,8 @@ class Slot:
         tensor = self.owner._buffers.get(self.key)
         if tensor is None:
             raise Misuse(
-                f"buffer {self.name} was taken away inside a lane: the other lanes start from its value. Take it away "
-                "outside run.lanes, where it is the same on every worker."
+                f"buffer {self.name} was taken away. Inside a lane it cannot be: the other lanes start from its value. "
+                "Outside of run.lanes it can: call run.replicate(model) again afterwards."
             )
         return tensor
 

@@ -68,7 +68,7 @@ class Engine:
         self._names = [named.name for named in parameters]
         self._step: StepInFlight | None = None
         self._may_rewind = False
-        self._versions: list[int] = []
+        self._versions: list[tuple[int, int]] = []
         """Those of the parameters when the step began."""
         self._arranged = Arrangement(wire, self.named, wanted or Wanted(), self._gradient_arrived, self._bucket_full)
         self.recorder = LaneRecorder(self._arranged, self._in_flight, self._fold, self._launch)
@@ -112,7 +112,7 @@ class Engine:
         self._set_gradients_aside(self._step)
         for bucket in self._arranged.buckets:
             bucket.reset()
-        self._versions = [parameter._version for parameter in self._parameters]
+        self._versions = [_version(parameter) for parameter in self._parameters]
         self._may_rewind = not plan.adds_nothing or self.health.policy == "skip"
         if self._may_rewind:
             self.buffers.begin_step()
@@ -190,7 +190,8 @@ class Engine:
         """The losses told in this step that are not finite, if nobody looks at gradients and it was not said lately."""
         step = self._in_flight()
         assert step.outcome is not None
-        return self._remarks.on(step.outcome.losses, step.plan) if not self.health.looks else None
+        counting = [loss if step.weights.get(lane) else None for lane, loss in enumerate(step.outcome.losses)]
+        return self._remarks.on(counting, step.plan) if not self.health.looks else None
 
     def confirm(self) -> None:
         """Collective. Returns when every worker has the whole sum. See Note [Commit]."""
@@ -297,10 +298,10 @@ class Engine:
     def _refuse_changed_parameters(self, step: StepInFlight) -> None:
         """A lane that writes to a parameter changes it for the lanes after it on this worker, and for no other."""
         for named, version in zip(self.named, self._versions, strict=True):
-            if named.parameter._version != version:
+            if _version(named.parameter) != version:
                 raise Misuse(
-                    f"parameter {named.name} was changed inside a lane of step {step.plan.step}, by an operation in "
-                    "place (such as nn.Embedding with max_norm): lanes on other workers would not see it. Change "
+                    f"parameter {named.name} was changed inside a lane of step {step.plan.step}, in place or by .data "
+                    "= ... (nn.Embedding with max_norm does so): lanes on other workers would not see it. Change "
                     "parameters outside run.lanes, where all workers do the same."
                 )
 
@@ -403,3 +404,8 @@ class Engine:
                 if parameter.grad is not None:
                     step.kept[slot.index] = parameter.grad
                     parameter.grad = None
+
+
+def _version(parameter: torch.nn.Parameter) -> tuple[int, int]:
+    """Another one after a write to the parameter, unless it went through `.data`."""
+    return parameter._version, parameter.data_ptr()

@@ -388,7 +388,13 @@ class Run:
         if counts:
             self._keeping.train()
             self._progress.trained_on.add(batch.loader)
-        return self._stepping.training(batch, engine, counts)
+        return self._watched(self._stepping.training(batch, engine, counts), engine)
+
+    def _watched(self, lanes: Iterator[Any], engine: Engine) -> Iterator[Any]:
+        """The lanes of a step; what they have added to the models is refused when they are done."""
+        yield from lanes
+        if self._watch.noticed:
+            engine.buffers.refuse_newcomers(list(self._models.modules.values()), self._models.name_prefixes())
 
     def _lanes_to_load(self, loader: int) -> tuple[int, ...]:
         """Asked by a loader before each batch: which lanes to load. It is also a moment to save at."""
@@ -448,9 +454,6 @@ class Run:
 
     def _before_update(self, *_: Any) -> None:
         self._stepping.refuse_unless_outside("optimizer.step()")
-        if self._watch.noticed and self._stepping.step > 0:
-            models = self._models
-            self._ready_engine().buffers.refuse_newcomers(list(models.modules.values()), models.name_prefixes())
 
     def _part(self) -> None:
         """All workers should end at the same step; one that ends early is named to those that go on."""

@@ -23,6 +23,12 @@ class Rescaled(nn.Linear):
         return super().forward(x)
 
 
+class Replaced(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data = self.weight.data * 0.99
+        return super().forward(x)
+
+
 class Renormed(nn.Module):
     def __init__(self, *_: int) -> None:
         super().__init__()
@@ -93,12 +99,49 @@ def refused(make: Callable[..., nn.Module]) -> str:
         (Renormed, "parameter rows.weight was changed inside a lane of step 0"),
         (Late, "buffer mean was first made inside run.lanes"),
         (NoneAtFirst, "buffer mean was first made inside run.lanes"),
-        (TakenAway, "buffer mean was taken away inside a lane"),
+        (TakenAway, "buffer mean was taken away"),
+        (Replaced, "parameter weight was changed inside a lane of step 0"),
     ],
 )
 def test_what_lanes_would_not_agree_on_is_refused_by_name(make: Callable[..., nn.Module], told: str) -> None:
     assert told in refused(make)
     assert all(told in said for said in on_workers(2, refused, make))
+
+
+def pruned_before_the_update() -> str:
+    torch.manual_seed(1)
+    with lockstep.start(lanes=LANES, seed=0) as run:
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        run.replicate(model, optimizer)
+        for step in range(3):
+            for part in run.lanes(torch.arange(52.0).view(13, 4) / 52):
+                run.backward(model(part).square().mean())
+            if step == 1:
+                model.register_buffer("mask", torch.ones(2, 4))
+            optimizer.step()
+            optimizer.zero_grad()
+        return run.digest()
+
+
+def test_between_lanes_and_update_a_buffer_may_be_made() -> None:
+    alone = pruned_before_the_update()
+    assert on_workers(2, pruned_before_the_update) == [alone] * 2
+
+
+def padded() -> float | None:
+    with lockstep.start(lanes=2, seed=0) as run:
+        model = nn.Linear(4, 2)
+        run.replicate(model)
+        for part, weight in run.lanes((torch.ones(4, 4), torch.tensor([0, 0, 1, 1]))):
+            loss = model(part).square().mean()
+            run.backward(loss if weight[0] else loss * float("nan"), weight=int(weight.sum()))
+        return run.loss
+
+
+def test_the_loss_of_a_lane_that_counts_for_nothing_is_not_remarked_on(capfd: pytest.CaptureFixture[str]) -> None:
+    assert padded() is not None
+    assert "not finite" not in capfd.readouterr().err
 
 
 def test_where_one_lane_is_the_whole_step_it_may_change_parameters() -> None:
