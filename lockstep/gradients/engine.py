@@ -69,7 +69,7 @@ class Engine:
         self._step: StepInFlight | None = None
         self._may_rewind = False
         self._versions: list[tuple[int, int]] = []
-        """Those of the parameters when the step began."""
+        """Those of the parameters when the step began, if it has several lanes or workers."""
         self._arranged = Arrangement(wire, self.named, wanted or Wanted(), self._gradient_arrived, self._bucket_full)
         self.recorder = LaneRecorder(self._arranged, self._in_flight, self._fold, self._launch)
 
@@ -112,7 +112,7 @@ class Engine:
         self._set_gradients_aside(self._step)
         for bucket in self._arranged.buckets:
             bucket.reset()
-        self._versions = [_version(parameter) for parameter in self._parameters]
+        self._versions = [] if plan.adds_nothing else [_version(parameter) for parameter in self._parameters]
         self._may_rewind = not plan.adds_nothing or self.health.policy == "skip"
         if self._may_rewind:
             self.buffers.begin_step()
