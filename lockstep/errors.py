@@ -54,12 +54,32 @@ class Disagreement(LockstepError):  # noqa: N818
     there: int
     theirs: str
     advice: str = "Every worker must run the same script with the same settings."
+    sides: tuple[tuple[int, ...], ...] = ()
+    """The ranks of all workers, those together that agree; empty where only two were compared."""
 
     def __str__(self) -> str:
         return (
             f"workers disagree on {self.what}: worker {self.here} has {self.mine}, "
             f"worker {self.there} has {self.theirs}. {self.advice}"
         )
+
+
+OUT_OF_PLACE = 76
+"""The exit code of a worker that could not find its place in a run under way."""
+
+
+class OutOfPlace(SystemExit):
+    """A worker that joined a run gives up: its script is not where the others' are. They go on without it.
+
+    It ends the process, also through `except Exception`.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(OUT_OF_PLACE)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 @dataclass

@@ -49,6 +49,26 @@ class Assignment:
         return cls(tuple(tuple(share(num_lanes, rank, num_workers)) for rank in range(num_workers)))
 
     @classmethod
+    def dealt(
+        cls,
+        num_lanes: int,
+        slots: Sequence[int],
+        idle: Collection[int] = (),
+        by_hand: Sequence[Sequence[int]] | None = None,
+    ) -> "Assignment":
+        """The lanes of workers known by their slots, in order; those in `idle` carry none, unless all are.
+
+        Evenly; or, where each slot was given its lanes by hand, as given: the lanes of a slot that is missing or idle
+        go one by one to whoever has the fewest.
+        """
+        carrying = [slot for slot in slots if slot not in idle] or list(slots)
+        if by_hand is None:
+            lanes = dict(zip(carrying, cls.even(num_lanes, len(carrying)).lanes_of, strict=True))
+        else:
+            lanes = _filled_up({slot: _given(by_hand, slot) for slot in carrying}, num_lanes)
+        return cls(tuple(tuple(sorted(lanes.get(slot, ()))) for slot in slots))
+
+    @classmethod
     def explicit(cls, lanes_of: Iterable[Iterable[int]]) -> "Assignment":
         """The given lanes for each worker, computed in ascending order."""
         return cls(tuple(tuple(sorted(lanes)) for lanes in lanes_of))
@@ -64,6 +84,20 @@ class Assignment:
     def carriers(self) -> dict[int, int]:
         """The rank of the worker that carries each lane."""
         return {lane: rank for rank, lanes in enumerate(self.lanes_of) for lane in lanes}
+
+
+def _given(by_hand: Sequence[Sequence[int]], slot: int) -> tuple[int, ...]:
+    return tuple(by_hand[slot]) if slot < len(by_hand) else ()
+
+
+def _filled_up(lanes_of: dict[int, tuple[int, ...]], num_lanes: int) -> dict[int, tuple[int, ...]]:
+    """The lanes that nobody has go one by one to whoever has the fewest, the lowest slot first."""
+    carried = {lane for lanes in lanes_of.values() for lane in lanes}
+    for lane in range(num_lanes):
+        if lane not in carried:
+            fewest = min(lanes_of, key=lambda slot: (len(lanes_of[slot]), slot))
+            lanes_of[fewest] = (*lanes_of[fewest], lane)
+    return lanes_of
 
 
 @dataclass(frozen=True)

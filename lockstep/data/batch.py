@@ -32,6 +32,8 @@ class GlobalBatch:
     position: Position | None = None
     loader: int | None = None
     again: Callable[[Sequence[int]], Mapping[int, Any]] | None = field(default=None, repr=False)
+    whole: Any = field(default=None, repr=False)
+    """The batch that it was cut from, where this worker holds that."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shares", MappingProxyType(dict(self.shares)))
@@ -41,7 +43,7 @@ class GlobalBatch:
         """The shares of `lanes`, cut from a batch that every worker holds whole."""
         num_samples = cut.num_samples(batch)
         again = partial(cut_shares, batch, num_samples, num_lanes)
-        return cls(num_samples, again(lanes), again=again)
+        return cls(num_samples, again(lanes), again=again, whole=batch)
 
     def for_lanes(self, lanes: Sequence[int]) -> "GlobalBatch":
         """The same batch with the shares of `lanes`: what is here is reused as it is, the rest is got again.

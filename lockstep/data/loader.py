@@ -1,4 +1,11 @@
-"""The loader that `run.shard` returns: the user's DataLoader, read by lanes."""
+"""The loader that `run.shard` returns: the user's DataLoader, read by lanes.
+
+# Note [What was trained]
+# A run that is resumed goes on behind what was trained, not behind what was handed out. A batch that was handed out
+# since the last step is still to be trained on, and so are those that a script takes ahead of the one it trains on: how
+# many these are is seen at each step. A batch that was handed out before, and passed over, will not be trained on any
+# more. A loader of which nothing was ever trained (an evaluation now and then) goes on behind what it has handed out.
+"""
 
 import time
 import weakref
@@ -79,8 +86,11 @@ class ShardedLoader:
         self._inner: DataLoader[Any] | None = None
         self._set_keys(seed, num_lanes)
         self._position = Position()
+        self._committed: Position | None = None
+        self._num_ahead = 0
         self._ended_at = Position()
-        self._mid_pass = self._sought = False
+        self._mid_pass = self._sought = self._closing = False
+        self._num_spent = 0
         self._pass_number = 0
         self._running: weakref.ref[Pass] | None = None
         for note in notes(loader):
@@ -108,6 +118,9 @@ class ShardedLoader:
 
     def __iter__(self) -> Iterator[GlobalBatch]:
         """Starts a pass: where `seek` said, or at the beginning of the next epoch. One runs at a time."""
+        if self._num_spent:
+            self._num_spent -= 1
+            return iter(())
         if self._mid_pass and not self._sought:
             self._position = Position(self._position.epoch + 1, 0)
         self._mid_pass, self._sought = True, False
@@ -118,7 +131,7 @@ class ShardedLoader:
 
     @property
     def position(self) -> Position:
-        """Passes finished, and batches handed out in the running one."""
+        """Passes that have ended, exhausted or left, and batches handed out in the running one."""
         return self._position
 
     @property
@@ -127,16 +140,43 @@ class ShardedLoader:
         return self._mid_pass
 
     @property
+    def resumes_at(self) -> Position:
+        """Where a run that goes on from now starts. See Note [What was trained]."""
+        if self._committed is None or not self._mid_pass:
+            return self._position
+        if self._committed.epoch != self._position.epoch:
+            return Position(self._position.epoch, 0)
+        return Position(self._position.epoch, max(0, self._committed.step - self._num_ahead))
+
+    def committed(self, trained: Position | None) -> None:
+        """A step counts: it was trained on the batch at `trained` of this loader, or on none of its batches."""
+        if trained is not None:
+            is_here = trained.epoch == self._position.epoch
+            self._num_ahead = self._position.step - trained.step - 1 if is_here else 0
+        if trained is not None or self._committed is not None:
+            self._committed = self._position
+
+    @property
     def ended_at(self) -> Position:
-        """The end of the last pass that was exhausted: a pass that starts there has nothing left to give."""
+        """Where the last pass that has ended stood, exhausted or left."""
         return self._ended_at
 
-    def seek(self, position: Position) -> None:
-        """The next `iter()` starts at `position`; an iterator that is still running may not go on."""
+    @property
+    def is_trained_on(self) -> bool:
+        """Whether a batch of it was ever trained on."""
+        return self._committed is not None
+
+    def seek(self, position: Position, *, is_trained_on: bool = False, num_spent: int = 0) -> None:
+        """The next `iter()` starts at `position`; an iterator that is still running may not go on.
+
+        `is_trained_on`: all before it was trained on, not only handed out. The first `num_spent` passes give nothing.
+        """
         if position.epoch < 0 or position.step < 0:
             raise BadArgument(f"a position counts epochs and steps from 0, not {position}")
         self._pass_number += 1
         self._position, self._mid_pass, self._sought = position, position.step > 0, True
+        self._committed, self._num_ahead = position if is_trained_on else None, 0
+        self._num_spent = num_spent
 
     def rekey(self, seed: int, num_lanes: int) -> None:
         """Passes that begin from now on are those of another seed and number of lanes: a resumed run keeps its own."""
@@ -149,9 +189,10 @@ class ShardedLoader:
     def close(self) -> None:
         """Ends the running pass and all loader processes; a later `iter()` starts new ones."""
         running = self._running() if self._running is not None else None
+        self._closing = True
         if running is not None:
             running.close()
-        self._inner = None
+        self._inner, self._closing = None, False
 
     def _set_keys(self, seed: int, num_lanes: int) -> None:
         self._keys = Keys(seed, self._index)
@@ -186,9 +227,16 @@ class ShardedLoader:
                 self._position = Position(draw.position.epoch, draw.position.step + 1)
                 again = Again(self.loader, self._fetch, draw, loaded[0], self._moving)
                 yield GlobalBatch(loaded[0], self._moving(loaded[1]), draw.position, self._index, again)
+        except GeneratorExit:
+            if number == self._pass_number and not self._closing:
+                self._end_pass()  # left by `break`: nobody can go on with it
+            raise
         finally:
             if number == self._pass_number:
                 self._fetch.close()
+        self._end_pass()
+
+    def _end_pass(self) -> None:
         self._ended_at = self._position
         self._position, self._mid_pass = Position(self._position.epoch + 1, 0), False
 

@@ -15,6 +15,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -79,6 +80,11 @@ class Engine:
         return self.sight is not None or self._in_flight().squares is not None or self.health.looks
 
     @property
+    def has_kept_gradients(self) -> bool:
+        """Whether something stood in `p.grad` when the step under way began."""
+        return bool(self._in_flight().kept)
+
+    @property
     def has_buffers(self) -> bool:
         return bool(self.buffers.slots)
 
@@ -95,7 +101,7 @@ class Engine:
         rank = self._wire.world.rank
         whole = reduction(plan.assignment, plan.present)
         with told_as_lost(plan.step, "the beginning of the step"):
-            agreement = Agreement(self._wire.transport, self._plan_to_agree(plan))
+            agreement = Agreement(self._wire.transport, partial(self._plan_to_agree, plan))
         self._step = StepInFlight(
             plan=plan,
             fold=whole.folds[rank],
@@ -242,11 +248,12 @@ class Engine:
             "operation": "training step",
             "step": plan.step,
             "samples in the global batch": plan.num_samples,
-            "the batch": plan.batch,
+            **plan.place.facts(),
             "assignment of lanes": plan.assignment.lanes_of,
             "number of buffers in the models": len(self.buffers.slots),
         }
-        return Plan(facts, self._arranged.layout.describe, self._arranged.layout.fingerprint)
+        layout = self._arranged.layout
+        return Plan(facts, lambda: {**layout.describe(), **plan.place.details()}, layout.fingerprint, plan.place.judge)
 
     # -- during the lanes -----------------------------------------------------------------------------------
 

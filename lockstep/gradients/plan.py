@@ -8,10 +8,43 @@
 # and so does one whose update takes whole buckets (flat.py).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
+from lockstep.errors import Disagreement
 from lockstep.lanes import Assignment, present_lanes, share
+from lockstep.wire.agreement import Facts, first_difference
+
+
+class Place(Protocol):
+    """Where in the user's script a step is. Asked only where there are other workers."""
+
+    def facts(self) -> Facts:
+        """What must be equal on all workers before the step counts."""
+
+    def details(self) -> Facts:
+        """What helps to judge and to explain a difference: asked for if there is one."""
+
+    def judge(self, here: int, everyone: Sequence[Facts]) -> Disagreement | None:
+        """What worker `here` raises where the workers differ; None if they may. Called on any thread."""
+
+
+class Nowhere:
+    """The place of a step that belongs to no script."""
+
+    def facts(self) -> Facts:
+        return {}
+
+    def details(self) -> Facts:
+        return {}
+
+    def judge(self, here: int, everyone: Sequence[Facts]) -> Disagreement | None:
+        return first_difference(here, everyone)
+
+
+NOWHERE = Nowhere()
 
 
 @dataclass(frozen=True)
@@ -21,8 +54,7 @@ class StepPlan:
     step: int
     num_samples: int
     assignment: Assignment
-    batch: str = ""
-    """Which batch it is, in words, if that can be told."""
+    place: Place = NOWHERE
     always_folds: bool = False
     """One lane on one worker goes through the buckets all the same."""
 

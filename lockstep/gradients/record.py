@@ -12,12 +12,14 @@ from lockstep.errors import BadArgument, Misuse
 class Wish(IntEnum):
     """What a worker may want all to do before the next step."""
 
-    CHANGE = 0
-    """Form another generation: somebody wants to join or to leave."""
+    LEAVE = 0
+    """Form another generation, without somebody who leaves."""
     INTERRUPT = 1
     """Save and end, as after Ctrl-C."""
     TERMINATE = 2
     """Save and end, as after SIGTERM."""
+    JOIN = 3
+    """Form another generation, with somebody who waits at a door, where the next turn of the script begins."""
 
 
 @dataclass

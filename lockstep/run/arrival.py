@@ -9,9 +9,7 @@ from lockstep.chance import Generators
 from lockstep.data import GlobalBatch
 from lockstep.run.checkpoint import Snapshot
 from lockstep.run.hardware import recorded, refuse_difference
-from lockstep.run.resuming import Parts, check_fits
-
-GRADIENT = "grad/"
+from lockstep.run.resuming import GRADIENT, Parts, check_fits
 
 
 class Arrival:
@@ -43,25 +41,17 @@ class Arrival:
         snapshot = self._parts.capture()
         now.restore()
         snapshot.state["epoch"] = self._parts.progress.epoch
+        snapshot.state["script"]["turns"] = self._parts.stepping.places.turn.number
         if batch is not None and batch.loader is not None and batch.position is not None:
-            snapshot.state["loaders"][batch.loader] = [batch.position.epoch, batch.position.step]
-        for named in self._parts.models.parameters():
-            if named.parameter.grad is not None:
-                snapshot.tensors[GRADIENT + named.name] = named.parameter.grad
+            snapshot.state["loaders"][str(batch.loader)] = [batch.position.epoch, batch.position.step]
+        gradients = self._parts.models.gradients()
+        snapshot.tensors.update({f"{GRADIENT}{name}": gradient for name, gradient in gradients.items()})
         return snapshot
 
     def take(self, snapshot: Snapshot, num_workers: int) -> None:
         """This worker, a newcomer, stands where the members do."""
-        grads = {
-            name.removeprefix(GRADIENT): gradient
-            for name, gradient in snapshot.tensors.items()
-            if name.startswith(GRADIENT)
-        }
-        models = {name: tensor for name, tensor in snapshot.tensors.items() if not name.startswith(GRADIENT)}
-        check_fits(self._parts.models, Snapshot(models, snapshot.state), Path("of the run under way"))
+        check_fits(self._parts.models, snapshot, Path("of the run under way"))
         here = recorded(self._parts.stepping.moving.device)
         refuse_difference(snapshot.state["hardware"], here, self._parts.stepping.rank)
-        self._parts.install(Snapshot(models, snapshot.state), num_workers)
-        for named in self._parts.models.parameters():
-            named.parameter.grad = grads[named.name].to(named.parameter.device) if named.name in grads else None
+        self._parts.install(snapshot, num_workers)
         self._given = Generators.now()

@@ -3,22 +3,22 @@
 # Note [When workers come and go]
 # A lost worker is replaced at once by those who are left: they take its lanes. Everything that is wished for (to
 # join, to leave, to end) waits for the end of a step: a worker tells its wishes in the step's record, so all learn of
-# them in the same step, and do it together before the next one begins.
+# them in the same step, and do it together before the next one begins. Workers join where a turn of the script begins.
 
 # Note [Newcomers]
 # A worker that is started later runs the user's script from the beginning, alone, up to where training begins. There
 # it asks the members to be admitted, and is given all that the next step depends on: parameters, buffers, optimizers,
-# tracked objects, gradients under way, generators, and the positions of loaders and epochs. So it goes on in the middle
-# of an epoch as though it had been there. In its first step it shows that it has the same batch as the others.
+# tracked objects, gradients under way, generators, the positions of loaders and epochs, and where the script is. So it
+# goes on in the middle of an epoch as though it had been there. See Note [Probation] in probation.py.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from lockstep.data import GlobalBatch
-from lockstep.errors import Disagreement, Misuse, WorkerLost, told_as_lost
+from lockstep.errors import Disagreement, Misuse, OutOfPlace, WorkerLost, told_as_lost
 from lockstep.events import Events, GenerationFormed, Said
 from lockstep.gradients.engine import Engine
 from lockstep.gradients.fingerprint import Drift
@@ -31,6 +31,7 @@ from lockstep.run.membership import Decision
 from lockstep.run.membership.deciding import completes
 from lockstep.run.membership.machine import AllPrepared, Commit, Prepared
 from lockstep.run.pace import Pace
+from lockstep.run.probation import Probation, misfits
 from lockstep.run.recovery.recovery import LeftOut, Recovery
 from lockstep.run.resuming import Parts, load_models
 from lockstep.wire import Wire
@@ -40,6 +41,9 @@ LOOK_S = 0.25
 
 COMPANY_S = 600.0
 """How long to wait for a replacement where the lanes of a step cannot be computed by fewer workers."""
+
+MOST_IN_VAIN = 3
+"""How often a step is computed again in a row without anybody having been lost: then its failure is no loss."""
 
 
 @dataclass
@@ -54,7 +58,8 @@ class Signals:
 class Continuity:
     """One worker's part in a run that goes on. `recovery` is None where nothing can be recovered.
 
-    `end` is called when all have agreed to end because of a signal; it does not return.
+    `end` is called when all have agreed to end because of a signal; it does not return. `by_hand` are the lanes of each
+    slot, if somebody has given them out.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class Continuity:
         signals: Signals,
         status: StatusWriter | NoStatus,
         end: Callable[[Wish], None],
+        by_hand: tuple[tuple[int, ...], ...] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.recovery: Recovery | None = None
@@ -74,12 +80,14 @@ class Continuity:
         self.charter: dict[str, Any] = {}
         """What newcomers must know before they can ask to be admitted; set by whoever starts the run."""
         self._parts, self._wire, self._events, self._signals, self._status = parts, wire, events, signals, status
-        self._end, self._clock = end, clock
+        self._end, self._by_hand, self._clock = end, by_hand, clock
         self._pace = Pace()
         self._agreed = [False] * len(Wish)
         self._batch: GlobalBatch | None = None
         self._arrival = Arrival(parts)
-        self._on_probation: tuple[str, ...] = ()
+        self._probation: Probation | None = None
+        self._looks_closely = False
+        self._num_in_vain = 0
         self._looked_s = 0.0
         self._had_company = False
 
@@ -109,8 +117,10 @@ class Continuity:
         for wish in (Wish.INTERRUPT, Wish.TERMINATE):
             if self._agreed[wish]:
                 self._end(wish)
-        if self._agreed[Wish.CHANGE]:
-            self._reform(admit=True)
+        may_join = self._parts.stepping.places.begins_turn
+        if self._agreed[Wish.LEAVE] or (self._agreed[Wish.JOIN] and may_join):
+            self._reform(admit=may_join)
+        self._prove()
         self._await_company()
         self._wish()
         self._pace.begins(self._clock())
@@ -124,9 +134,9 @@ class Continuity:
         return batch if lanes == sorted(batch.shares) else batch.for_lanes(lanes)
 
     @property
-    def on_probation(self) -> bool:
-        """Whether the batch itself must be compared in this step: somebody is new."""
-        return bool(self._on_probation)
+    def looks_closely(self) -> bool:
+        """Whether batch and state must be compared as a whole in this step: somebody is new, or was until now."""
+        return self._looks_closely
 
     def computes(self) -> None:
         self._status.enter(Phase.COMPUTING, self._step)
@@ -145,8 +155,15 @@ class Continuity:
     def commits(self, record: StepRecord) -> None:
         if self.recovery is not None:
             self.recovery.tell(AllPrepared())
+        waiting = self._agreed[Wish.JOIN]
         self._agreed = list(record.wishes)
+        self._agreed[Wish.JOIN] |= waiting  # until a turn begins
         self._committed()
+
+    def refuses(self, text: str) -> NoReturn:
+        if self._is_on_probation:
+            raise OutOfPlace(f"this worker cannot join at step {self._step}: {text}")
+        raise Misuse(text)
 
     def heals(self, drift: Drift) -> None:
         """Those who have drifted are given the state of the first that has not; without a majority nobody can be."""
@@ -162,10 +179,10 @@ class Continuity:
         self._events.emit(Said(told.removeprefix("! ")))
 
     def recovers(self, failure: WorkerLost | Disagreement) -> bool:
-        if self.recovery is None or (isinstance(failure, Disagreement) and not self._on_probation):
+        if self.recovery is None:
             raise failure
         if isinstance(failure, Disagreement):
-            self._tell_misfit(failure)
+            self._send_misfits_away(failure)
         self._wire.close()  # first: its thread may still write to buffers
         if not self.recovery.membership.prepared:
             self._abandon()
@@ -179,7 +196,7 @@ class Continuity:
         self._reform()
         return True
 
-    # -- generations ----------------------------------------------------------------------------------------
+    # -- newcomers ------------------------------------------------------------------------------------------
 
     def admit(self) -> None:
         """A newcomer becomes a member, if it is none yet. See Note [Newcomers]."""
@@ -193,6 +210,51 @@ class Continuity:
         self._had_company = True  # the run has: where it never had, no step was ever made
         self._settle()
         self._tell(None, False, (), self._clock() - began_s)
+
+    @property
+    def _is_on_probation(self) -> bool:
+        me = None if self.recovery is None else self.recovery.door.member.uid
+        return self._probation is not None and me in self._probation.uids
+
+    def _prove(self) -> None:
+        """Newcomers that have agreed on a whole turn carry lanes from now on. See Note [Probation] in probation.py."""
+        places = self._parts.stepping.places
+        if self._probation is None or not places.begins_turn:
+            return
+        if self._probation.is_over(places.turn.number, sum(places.updates.values())):
+            self._probation = None
+            self._looks_closely = True
+            self._deal()
+            self.place()
+
+    def _put_on_probation(self, newcomers: tuple[str, ...]) -> None:
+        """Those of the new generation who have to show that they are at the same place, now and before."""
+        assert self.recovery is not None
+        members = self.recovery.membership.view.members
+        may_be_idle = self._parts.stepping.statistics is None  # batch norm over all lanes needs a worker for each
+        new = {member.uid for member in members if member.uid in newcomers and member.fresh and may_be_idle}
+        before = set() if self._probation is None else {m.uid for m in members if m.uid in self._probation.uids}
+        places = self._parts.stepping.places
+        if new:
+            self._probation = Probation(frozenset(before | new), places.turn.number, sum(places.updates.values()))
+        elif self._probation is not None:
+            self._probation = Probation(frozenset(before), self._probation.turn, self._probation.updates)
+        self._looks_closely = bool(newcomers)
+
+    def _send_misfits_away(self, failure: Disagreement) -> None:
+        """Raises, unless the others can go on without those who disagree. See Note [Misfits] in probation.py."""
+        assert self.recovery is not None
+        members = self.recovery.membership.view.members
+        leaving = misfits(failure.sides, members)
+        if leaving is None:
+            raise failure
+        if self._wire.world.rank in leaving:
+            self._wire.close()
+            raise OutOfPlace(f"this worker leaves at step {self._step}: {failure}") from failure
+        workers = ", ".join(str(members[rank].slot) for rank in leaving)
+        self._events.emit(Said(f"worker {workers} cannot take part: {failure} The others go on without it."))
+
+    # -- generations ----------------------------------------------------------------------------------------
 
     def _reform(self, failure: Exception | None = None, *, admit: bool = False) -> bool:
         """Collective. Forms the next generation; whether the step under way is committed."""
@@ -209,8 +271,18 @@ class Continuity:
         if committed:
             self._committed()
         elif failure is not None:
+            self._refuse_vain_attempts(failure)
             self._await_company()
         return committed
+
+    def _refuse_vain_attempts(self, failure: Exception) -> None:
+        """A failure that comes again although nobody is missing is no loss: it would come for ever."""
+        assert self.recovery is not None
+        assert self.recovery.decision is not None
+        decision = self.recovery.decision
+        self._num_in_vain = 0 if decision.lost or decision.left else self._num_in_vain + 1
+        if self._num_in_vain >= MOST_IN_VAIN:
+            raise failure
 
     def _await_company(self) -> None:
         """Batch norm over all lanes needs a worker for each: it waits until there are enough again, if any can come."""
@@ -234,25 +306,38 @@ class Continuity:
             self._abandon()
         source = decision.view.rank_of(decision.host.uid)
         if me in decision.newcomers:
-            self._arrival.take(receive_snapshot(wire.transport, source), self._wire.world.size)
+            snapshot = receive_snapshot(wire.transport, source)
+            self._arrival.take(snapshot, self._wire.world.size)
+            on_probation = frozenset(snapshot.state["on_probation"])
+            self._probation = Probation(on_probation, 0, 0) if on_probation else None
         elif me == decision.host.uid and decision.newcomers:
             state = self._arrival.state(self._batch)
+            state.state["on_probation"] = sorted(self._probation.uids) if self._probation is not None else []
             send_snapshot(wire.transport, state, [decision.view.rank_of(uid) for uid in decision.newcomers])
 
     def _settle(self) -> None:
         """Everything that knows of the other workers knows of the new ones."""
         assert self.recovery is not None
         assert self.recovery.decision is not None
-        self._on_probation = self.recovery.decision.newcomers
+        self._put_on_probation(self.recovery.decision.newcomers)
         self._agreed = [False] * len(Wish)
-        stepping, world = self._parts.stepping, self._wire.world
-        stepping.rank = world.rank
-        stepping.assignment = Assignment.even(stepping.assignment.num_lanes, world.size)
+        stepping = self._parts.stepping
+        stepping.rank = self._wire.world.rank
+        self._deal()
         if stepping.statistics is not None:
             stepping.statistics.transport = self._wire.transport
         if self.engine is not None:
             self.engine.rewire()
         self.place()
+
+    def _deal(self) -> None:
+        """The lanes are dealt out to those who are here and not on probation."""
+        assert self.recovery is not None
+        members = self.recovery.membership.view.members
+        waiting = frozenset() if self._probation is None else self._probation.uids
+        idle = {member.slot for member in members if member.uid in waiting}
+        num_lanes = self._parts.stepping.assignment.num_lanes
+        self._parts.stepping.assignment = Assignment.dealt(num_lanes, self.slots, idle, self._by_hand)
 
     def place(self) -> None:
         """Tells the launcher, and newcomers at the door, where this worker stands."""
@@ -269,21 +354,9 @@ class Continuity:
         self._events.emit(Said(str(left)))
         raise SystemExit(0 if self._signals.leave else 75) from left
 
-    def _tell_misfit(self, failure: Disagreement) -> None:
-        """A newcomer did not find its place in the script: if it is this worker, it leaves; the others go on."""
-        assert self.recovery is not None
-        self._events.emit(
-            Said(
-                f"a worker cannot join: {failure} A script that is joined while it runs counts its epochs by "
-                "run.epochs, or starts its loop over batches at run.step."
-            )
-        )
-        if self.recovery.door.member.uid in self._on_probation:
-            raise SystemExit(0) from failure
-
     def loader_asks(self) -> None:
         """A loader of the run is about to hand out a batch."""
-        may_be_joined = self._agreed[Wish.CHANGE] or self._parts.stepping.statistics is not None  # see _await_company
+        may_be_joined = self._agreed[Wish.JOIN] or self._parts.stepping.statistics is not None  # see _await_company
         self._arrival.body_begins(may_be_joined)
 
     # -- small things ---------------------------------------------------------------------------------------
@@ -293,9 +366,10 @@ class Continuity:
             self.engine.abandon()
 
     def _committed(self) -> None:
-        self._on_probation = ()
+        self._looks_closely = False
+        self._num_in_vain = 0
         self._pace.ends(self._clock())
-        data_ns = sum(loader.waited_ns for loader in self._parts.loaders)
+        data_ns = sum(loader.waited_ns for loader in self._parts.progress.loaders.values())
         self._status.committed(self._step, self._pace.usual_ns, data_ns)
         self._status.enter(Phase.OUTSIDE, self._step + 1)
 
@@ -304,8 +378,10 @@ class Continuity:
         assert self.engine is not None
         if self._signals.leave and self.recovery is not None:
             self.recovery.leave()
-        change = self._signals.leave or self._is_called()
-        self.engine.wishes = [change, self._signals.interrupt, self._signals.terminate]
+        wishes = [False] * len(Wish)
+        wishes[Wish.LEAVE], wishes[Wish.JOIN] = self._signals.leave, self._is_called()
+        wishes[Wish.INTERRUPT], wishes[Wish.TERMINATE] = self._signals.interrupt, self._signals.terminate
+        self.engine.wishes = wishes
 
     def _is_called(self) -> bool:
         now_s = self._clock()

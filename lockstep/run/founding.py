@@ -23,10 +23,10 @@ PATIENCE_S = 60.0
 
 def open_door(place: Place) -> Door:
     """This worker's door, where the workers of the run can reach it."""
-    slot = place.world.rank if place.slot is None else place.slot
+    slot, fresh = place.world.rank if place.slot is None else place.slot, bool(place.doors)
     if place.world.on_one_host:
-        return Door(slot, LOOPBACK)
-    return Door(slot, _own_address(place), everywhere=True)
+        return Door(slot, LOOPBACK, fresh=fresh)
+    return Door(slot, _own_address(place), everywhere=True, fresh=fresh)
 
 
 def meet_founders(place: Place, door: Door, store: Store | None) -> tuple[Member, ...]:

@@ -60,6 +60,11 @@ class Models:
         """Parameters and buffers, by name."""
         return {named.name: named.parameter.detach() for named in self.parameters()} | dict(self.buffers())
 
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """What stands in `p.grad`, by name."""
+        found = ((named.name, named.parameter.grad) for named in self.parameters())
+        return {name: gradient.detach() for name, gradient in found if gradient is not None}
+
     def optimizer_state(self) -> dict[str, Any]:
         """What every optimizer keeps per parameter, as `optimizer/<parameter>/<key>`."""
         names = {id(named.parameter): named.name for named in self.parameters()}
@@ -73,6 +78,11 @@ class Models:
     def everything(self) -> dict[str, Any]:
         """What `run.digest()` is taken over."""
         return {**self.tensors(), **self.optimizer_state()}
+
+    def held(self) -> dict[str, Any]:
+        """All that the next step depends on: what is trained, what stands in `p.grad`, and what is tracked."""
+        gradients = {f"gradient of {name}": gradient for name, gradient in self.gradients().items()}
+        return {**self.everything(), **gradients, **{name: thing.state_dict() for name, thing in self.tracked.items()}}
 
     def name_prefixes(self) -> list[str]:
         return [self._full_name(label, "") for label in self.modules]

@@ -5,9 +5,15 @@
 # the pass that the epoch trained on, at the end of the epoch's body, resumes at the next epoch: the body's end has
 # been done. A loader that is only evaluated on does not count. Steps on batches that came from no loader have no
 # position to go back to: an epoch with such steps counts as done.
+
+# Note [Numbers of loaders]
+# Order and augmentation of a loader depend on its number, so a resumed run must give its loaders the numbers that they
+# had. Those that a script makes before it trains are counted from 0. One that is made in the body of an epoch has a
+# number for itself in every epoch: a snapshot says how many were made before the epoch in which it is resumed. Made in
+# a loop that is none of run.epochs, a loader cannot be found again.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,71 +22,169 @@ from lockstep.errors import BadCheckpoint
 
 
 @dataclass(frozen=True)
-class Place:
+class LoaderPlace:
     """Where a loader of a checkpoint stood, and in which batches that is counted; None if the checkpoint is older."""
 
     position: Position
     batches: tuple[str, int | None] | None
+    is_trained_on: bool = False
+    num_spent: int = 0
 
-    def check(self, index: int, loader: ShardedLoader) -> None:
+    def check(self, number: int, loader: ShardedLoader) -> None:
         """Refuses a loader that is not the checkpoint's, where the place is in the middle of a pass."""
         if self.position.step > 0 and self.batches is not None and self.batches != loader.batches:
             raise BadCheckpoint(
-                f"loader {index} of the checkpoint stands {self.position.step} batches into a pass, and counts "
+                f"loader {number} of the checkpoint stands {self.position.step} batches into a pass, and counts "
                 f"{_in_words(self.batches)}; here it has {_in_words(loader.batches)}, so that place cannot be found. "
                 "Go on with the same batches until the pass has ended, or from a checkpoint between two passes."
             )
 
 
 @dataclass
+class Made:
+    """How many loaders a run has made. See Note [Numbers of loaders]."""
+
+    total: int = 0
+    before_training: int | None = None
+    before_epoch: int = 0
+    lost: bool = False
+    """Whether one was trained on that could not be found again."""
+
+
+@dataclass
 class Progress:
-    """The epoch under way and, after a resume, where loaders that are still to come must start."""
+    """The epoch under way, the loaders by their numbers and, after a resume, where those still to come must start."""
 
     epoch: int = 0
-    waiting: dict[int, Place] = field(default_factory=dict)
+    loaders: dict[int, ShardedLoader] = field(default_factory=dict)
+    waiting: dict[int, LoaderPlace] = field(default_factory=dict)
     trained_on: set[int | None] = field(default_factory=set)
-    passes_before: list[int] = field(default_factory=list)
+    passes_before: dict[int, int] = field(default_factory=dict)
+    made: Made = field(default_factory=Made)
     in_epoch: bool = False
     on_epoch_end: Callable[[], None] | None = None
+    _resumed: Made | None = None
 
-    def epochs(self, count: int, loaders: Sequence[ShardedLoader]) -> Iterator[int]:
+    def epochs(self, count: int) -> Iterator[int]:
+        self.begins_training()
         while self.epoch < count:
-            self._begin(loaders)
+            self._begin()
             self.in_epoch = True
             yield self.epoch
             self.in_epoch = False
             self.epoch += 1
-            self._begin(loaders)
+            self._begin()
             if self.on_epoch_end is not None:
                 self.on_epoch_end()
 
-    def epoch_to_resume(self, loaders: Sequence[ShardedLoader]) -> int:
+    def add(self, make: Callable[[int], ShardedLoader]) -> ShardedLoader:
+        """A further loader, made with its number, and put where a resumed run left it."""
+        number = self.made.total
+        loader = make(number)
+        self._place(number, loader)
+        self.made.total += 1
+        self.loaders[number] = loader
+        return loader
+
+    def begins_training(self) -> None:
+        """The script asks for its first epoch, or trains: the loaders that it makes before are all there."""
+        if self.made.before_training is not None:
+            return
+        self.made.before_training = self.made.total
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None and resumed.before_training is not None:
+            self._go_on_counting(resumed)
+
+    def trains_on(self, number: int | None) -> None:
+        """A step trains on a batch of this loader, or on one of the script's own."""
+        self.begins_training()
+        self.trained_on.add(number)
+        assert self.made.before_training is not None
+        if number is not None and number >= self.made.before_training and not self.in_epoch:
+            self.made.lost = True
+
+    def epoch_to_resume(self) -> int:
         """See Note [Where an epoch is resumed]."""
-        passes = enumerate(zip(loaders, self.passes_before, strict=False))
-        ended = {index for index, (loader, before) in passes if loader.position.epoch > before}
-        finished = bool(self.trained_on & (ended | {None}))
-        under_way = any(loader.mid_pass for loader in loaders)
-        return self.epoch + 1 if finished and not under_way else self.epoch
+        return self.epoch + 1 if self._epoch_is_done else self.epoch
 
-    def _begin(self, loaders: Sequence[ShardedLoader]) -> None:
+    def state(self) -> dict[str, Any]:
+        """What a snapshot holds of it: where the run goes on, behind what was trained."""
+        made = self.made
+        total = made.before_epoch if self.in_epoch and not self._epoch_is_done else made.total
+        return {
+            "epoch": self.epoch_to_resume(),
+            "loaders": {str(number): _pair(loader.resumes_at) for number, loader in self.loaders.items()},
+            "batches": {str(number): list(loader.batches) for number, loader in self.loaders.items()},
+            "trained_on": [number for number, loader in self.loaders.items() if loader.is_trained_on],
+            "made": {"before_training": made.before_training, "total": total, "lost": made.lost},
+        }
+
+    def load(self, state: Mapping[str, Any], rekey: Callable[[ShardedLoader], None]) -> None:
+        """The run goes on where the state was taken; `rekey` gives a loader the seed and the lanes of the run."""
+        made = state.get("made", {})
+        if made.get("lost"):
+            raise BadCheckpoint(
+                "the checkpoint's run trained on a loader that was made by run.shard inside its training loop, so its "
+                "place cannot be found again. Make loaders before the loop, or loop by run.epochs."
+            )
+        self.epoch = state["epoch"]
+        self.waiting = places(state)
+        self._resumed = Made(made["total"], made["before_training"]) if made else None
+        for number, loader in self.loaders.items():
+            rekey(loader)
+            self._place(number, loader)
+
+    @property
+    def _epoch_is_done(self) -> bool:
+        ended = {n for n, loader in self.loaders.items() if loader.position.epoch > self.passes_before.get(n, 0)}
+        under_way = any(self.loaders[number].mid_pass for number in self.trained_on if number is not None)
+        return bool(self.trained_on & (ended | {None})) and not under_way
+
+    def _begin(self) -> None:
         """Nothing of epoch `self.epoch` is done."""
-        self.passes_before = [loader.position.epoch for loader in loaders]
+        self.passes_before = {number: loader.position.epoch for number, loader in self.loaders.items()}
         self.trained_on.clear()
+        self.made.before_epoch = self.made.total
 
-    def place_loader(self, index: int, loader: ShardedLoader) -> None:
-        if index in self.waiting:
-            self.waiting[index].check(index, loader)
-            loader.seek(self.waiting.pop(index).position)
+    def _place(self, number: int, loader: ShardedLoader) -> None:
+        if number in self.waiting:
+            self.waiting[number].check(number, loader)
+            place = self.waiting.pop(number)
+            loader.seek(place.position, is_trained_on=place.is_trained_on, num_spent=place.num_spent)
+
+    def _go_on_counting(self, resumed: Made) -> None:
+        if resumed.before_training != self.made.total:
+            raise BadCheckpoint(
+                f"the checkpoint's run had made {resumed.before_training} loaders by run.shard when it began to train, "
+                f"and this one has made {self.made.total}: which is which cannot be known. Make the same ones, in the "
+                "same order, before the first epoch."
+            )
+        self.made.total = resumed.total
 
 
-def places(state: Mapping[str, Any]) -> list[Place]:
-    """Where each loader stood. A checkpoint may be from before batches were written down."""
-    positions = [Position(*position) for position in state["loaders"]]
-    batches = state.get("batches") or [None] * len(positions)
-    return [
-        Place(position, None if counted is None else (counted[0], counted[1]))
-        for position, counted in zip(positions, batches, strict=True)
-    ]
+def places(state: Mapping[str, Any]) -> dict[int, LoaderPlace]:
+    """Where each loader stood. A checkpoint may be from before batches, or numbers, were written down."""
+    positions, batches = _numbered(state["loaders"]), _numbered(state.get("batches") or {})
+    trained_on, spent = state.get("trained_on", ()), _numbered(state.get("spent", {}))
+    return {
+        number: LoaderPlace(
+            Position(*position),
+            tuple(batches[number]) if number in batches else None,
+            is_trained_on=number in trained_on,
+            num_spent=spent.get(number, 0),
+        )
+        for number, position in positions.items()
+    }
+
+
+def _numbered(saved: Any) -> dict[int, Any]:
+    return (
+        dict(enumerate(saved)) if isinstance(saved, list) else {int(number): value for number, value in saved.items()}
+    )
+
+
+def _pair(position: Position) -> list[int]:
+    return [position.epoch, position.step]
 
 
 def _in_words(batches: tuple[str, int | None]) -> str:

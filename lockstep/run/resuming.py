@@ -1,6 +1,6 @@
 """How a run is saved and found again."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,42 +8,46 @@ from typing import Any
 import torch
 
 from lockstep.chance import Generators
-from lockstep.data import Position, ShardedLoader
+from lockstep.data import ShardedLoader
 from lockstep.errors import BadCheckpoint
 from lockstep.lanes import Assignment
 from lockstep.run import checkpoint
 from lockstep.run.hardware import difference, recorded
 from lockstep.run.models import Models
 from lockstep.run.progress import Progress, places
+from lockstep.run.script import calling_frame, counts
 from lockstep.run.settings import Settings
 from lockstep.run.state import pack, unpack
 from lockstep.run.stepping import Stepping
 from lockstep.wire import Agreement, Plan, Wire
 
+GRADIENT = "grad/"
+"""What the names of kept gradients begin with."""
+
 
 @dataclass(frozen=True)
 class Parts:
-    """All of a run that a snapshot holds. The loaders are the run's own list, which grows."""
+    """All of a run that a snapshot holds."""
 
     models: Models
     stepping: Stepping
     progress: Progress
-    loaders: Sequence[ShardedLoader]
 
     def capture(self) -> checkpoint.Snapshot:
         """Everything that the next step depends on. Its tensors are the live ones, which the next step changes."""
         models = self.models
         tensors = {f"model/{name}": tensor for name, tensor in models.tensors().items()}
+        if self.stepping.places.keeps_gradients:
+            tensors |= {f"{GRADIENT}{name}": gradient for name, gradient in models.gradients().items()}
         state = {
+            **self.progress.state(),
             "step": self.stepping.step,
-            "epoch": self.progress.epoch_to_resume(self.loaders),
             "num_lanes": self.stepping.assignment.num_lanes,
             "seed": self.stepping.seed,
             "loss": pack(self.stepping.loss, "loss", tensors),
             "noise": self.stepping.noise.state_dict(),
             "hardware": recorded(self.stepping.moving.device),
-            "loaders": [[loader.position.epoch, loader.position.step] for loader in self.loaders],
-            "batches": [list(loader.batches) for loader in self.loaders],
+            "script": self.stepping.places.state(counts(calling_frame())),
             "generators": _pack_generators(tensors),
             "optimizers": {
                 label: pack(optimizer.state_dict(), label, tensors)
@@ -66,14 +70,15 @@ class Parts:
         self.stepping.step, self.stepping.seed = state["step"], state["seed"]
         self.stepping.loss = unpack(state["loss"], snapshot.tensors)
         self.stepping.noise.load_state_dict(state.get("noise", ()))
+        self.stepping.places.load(state.get("script", {}))
         if state["num_lanes"] != self.stepping.assignment.num_lanes:
             self.stepping.assignment = Assignment.even(state["num_lanes"], num_workers)
-        self.progress.epoch = state["epoch"]
-        self.progress.waiting = dict(enumerate(places(state)))
-        for index, loader in enumerate(self.loaders):
-            loader.rekey(self.stepping.seed, self.stepping.assignment.num_lanes)
-            self.progress.place_loader(index, loader)
+        self.progress.load(state, self._rekey)
+        _install_gradients(self.models, snapshot.tensors)
         _unpack_generators(state["generators"], snapshot.tensors)
+
+    def _rekey(self, loader: ShardedLoader) -> None:
+        loader.rekey(self.stepping.seed, self.stepping.assignment.num_lanes)
 
 
 def in_this_epoch(parts: Parts) -> checkpoint.Snapshot:
@@ -83,12 +88,15 @@ def in_this_epoch(parts: Parts) -> checkpoint.Snapshot:
     """
     snapshot, progress = parts.capture(), parts.progress
     if progress.in_epoch:
-        snapshot.state["epoch"] = progress.epoch
-        for index, (loader, passes) in enumerate(zip(parts.loaders, progress.passes_before, strict=False)):
-            place = Position(passes, 0) if index not in progress.trained_on else loader.position
-            if index in progress.trained_on and loader.position.epoch > passes:
-                place = loader.ended_at
-            snapshot.state["loaders"][index] = [place.epoch, place.step]
+        loaders, spent = snapshot.state["loaders"], {}
+        for number, loader in progress.loaders.items():
+            passes = progress.passes_before.get(number, 0)
+            if number in progress.trained_on:
+                spent[str(number)] = loader.position.epoch - passes
+            else:
+                loaders[str(number)] = [passes, 0]
+        snapshot.state.update(epoch=progress.epoch, spent=spent)
+        snapshot.state["made"]["total"] = progress.made.before_epoch
     return snapshot
 
 
@@ -120,8 +128,10 @@ def check(parts: Parts, snapshot: checkpoint.Snapshot, path: Path, settings: Set
     """
     check_fits(parts.models, snapshot, path)
     _check_told(settings, snapshot.state, path)
-    for index, (place, loader) in enumerate(zip(places(snapshot.state), parts.loaders, strict=False)):
-        place.check(index, loader)
+    found = places(snapshot.state)
+    for number, loader in parts.progress.loaders.items():
+        if number in found:
+            found[number].check(number, loader)
 
 
 def _check_told(settings: Settings, state: dict[str, Any], path: Path) -> None:
@@ -172,6 +182,12 @@ def load_models(models: Models, snapshot: checkpoint.Snapshot) -> None:
         optimizer.load_state_dict(unpack(snapshot.state["optimizers"][label], copies))
     for name, thing in models.tracked.items():
         thing.load_state_dict(unpack(snapshot.state["tracked"][name], copies))
+
+
+def _install_gradients(models: Models, tensors: Mapping[str, torch.Tensor]) -> None:
+    for named in models.parameters():
+        kept = tensors.get(GRADIENT + named.name)
+        named.parameter.grad = None if kept is None else kept.clone().to(named.parameter.device)
 
 
 def _pack_generators(tensors: dict[str, torch.Tensor]) -> Any:

@@ -35,9 +35,11 @@ from lockstep.run.keeping import Keeping
 from lockstep.run.launching.status import NoStatus, Phase, StatusWriter
 from lockstep.run.models import Models, RegistrationWatch, Stateful, refuse_new_parameters
 from lockstep.run.noise import NoiseWatch
+from lockstep.run.place import Loop, Places
 from lockstep.run.placing import place_on
 from lockstep.run.progress import Progress
 from lockstep.run.resuming import Parts, restore
+from lockstep.run.script import calling_frame, counts, site_of
 from lockstep.run.settings import Settings
 from lockstep.run.stepping import Stage, Stepping, as_global_batch
 from lockstep.run.strangers import Strangers
@@ -73,22 +75,24 @@ class Run:
         self._wire = wire
         self._events = events
         self._models = Models()
-        self._loaders: list[ShardedLoader] = []
         self._engine: Engine | None = None
         self._flat: FlatUpdates | None = None
         self._watch = RegistrationWatch()
         self._optimizer_hooks: dict[str, Any] = {}
         self._noise = NoiseWatch(self._models, events)
         self._moving = Moving(settings.device)
+        self._progress = Progress()
+        places = Places(self._models, self._progress.loaders, lambda: self._progress.epoch)
         self._stepping = Stepping(
-            wire.world.rank, settings.seed, settings.assignment, events, self._noise, self._moving
+            wire.world.rank, settings.seed, settings.assignment, events, self._noise, places, self._moving
         )
         undo.callback(Strangers(self._models, self._stepping, lambda text: events.emit(Said(text))).close)
-        self._progress = Progress()
-        self._parts = Parts(self._models, self._stepping, self._progress, self._loaders)
+        self._parts = Parts(self._models, self._stepping, self._progress)
         self._status = status
         self.signals = Signals()
-        self.continuity = Continuity(self._parts, wire, events, self.signals, self._status, self._end_by)
+        self.continuity = Continuity(
+            self._parts, wire, events, self.signals, self._status, self._end_by, settings.by_hand
+        )
         self._stepping.surroundings = self.continuity
         self._keeping = Keeping(self._parts, settings, overrides, wire, events, self.continuity)
         self._capturing = Capturing(settings, self._models, self._stepping, events, self._ready_engine, self._own_hooks)
@@ -178,19 +182,18 @@ class Run:
         With `batch="grow"` its batch_size is that of each lane: a global batch has `lane_count` times as many samples,
         and a note says so. Learning rate and schedule stay as they are. Lanes arrive on `run.device`.
         """
-        sharded = ShardedLoader(
-            loader,
-            seed=self.seed,
-            num_lanes=self.lane_count,
-            lanes=partial(self._lanes_to_load, len(self._loaders)),
-            index=len(self._loaders),
-            say=lambda text: self._events.emit(Said(text)),
-            batch=batch,
-            moving=self._moving,
+        return self._progress.add(
+            lambda number: ShardedLoader(
+                loader,
+                seed=self.seed,
+                num_lanes=self.lane_count,
+                lanes=partial(self._lanes_to_load, number),
+                index=number,
+                say=lambda text: self._events.emit(Said(text)),
+                batch=batch,
+                moving=self._moving,
+            )
         )
-        self._progress.place_loader(len(self._loaders), sharded)
-        self._loaders.append(sharded)
-        return sharded
 
     def checkpoints(
         self,
@@ -229,11 +232,12 @@ class Run:
         self._stepping.refuse_unless_outside("run.lanes")
         whole = as_global_batch(batch, self._stepping)
         in_training_mode = any(module.training for module in self._models.modules.values())
+        frame = calling_frame()
         if train or (train is None and in_training_mode and torch.is_grad_enabled()):
-            return self._training_lanes(whole, counts=True)
+            return self._training_lanes(whole, Loop(site_of(frame), counts(frame)))
         if in_training_mode and self._ready_engine().has_buffers:
             # Forward passes in training mode without gradients move BatchNorm's statistics: they are averaged.
-            return self._training_lanes(whole, counts=False)
+            return self._training_lanes(whole, Loop(site_of(frame), counts(frame), is_step=False))
         return self._stepping.evaluating(whole)
 
     def backward(self, loss: torch.Tensor, weight: float | None = None, scaler: Any = None) -> None:
@@ -344,7 +348,7 @@ class Run:
         self._stepping.stage = Stage.CLOSED
         self._events.emit(Closed(self._stepping.step))
         self._status.enter(Phase.ENDED, self._stepping.step)
-        for loader in self._loaders:
+        for loader in self._progress.loaders.values():
             loader.close()
         self._watch.close()
         self._capturing.close()
@@ -375,20 +379,20 @@ class Run:
 
     # -- inside ---------------------------------------------------------------------------------------------
 
-    def _training_lanes(self, batch: GlobalBatch, counts: bool) -> Iterator[Any]:
+    def _training_lanes(self, batch: GlobalBatch, loop: Loop) -> Iterator[Any]:
         engine = self._ready_engine()
         if self._watch.noticed:
             refuse_new_parameters(self._models, engine.named)
             self._models.check_optimizers_cover_known_parameters()
             engine.buffers = self._buffers()
             self._watch.noticed = False
-        if counts and self._settings.stop_after is not None and self._stepping.step >= self._settings.stop_after:
+        if loop.is_step and self._settings.stop_after is not None and self._stepping.step >= self._settings.stop_after:
             self.close()
             raise SystemExit(0)
-        if counts:
+        if loop.is_step:
             self._keeping.train()
-            self._progress.trained_on.add(batch.loader)
-        return self._watched(self._stepping.training(batch, engine, counts), engine)
+            self._progress.trains_on(batch.loader)
+        return self._watched(self._stepping.training(batch, engine, loop), engine)
 
     def _watched(self, lanes: Iterator[Any], engine: Engine) -> Iterator[Any]:
         """The lanes of a step; what they have added to the models is refused when they are done."""
@@ -430,7 +434,7 @@ class Run:
     def _epochs(self, count: int) -> Iterator[int]:
         if self._engine is not None:
             self._keeping.take_up()
-        yield from self._progress.epochs(count, self._loaders)
+        yield from self._progress.epochs(count)
 
     def _end_by(self, wish: Wish) -> None:
         """All workers have agreed to end here because of a signal."""
@@ -452,8 +456,8 @@ class Run:
         own = {hook.id for hook in self._optimizer_hooks.values()}
         return own if self._flat is None else own | self._flat.hook_numbers
 
-    def _before_update(self, *_: Any) -> None:
-        self._stepping.refuse_unless_outside("optimizer.step()")
+    def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
+        self._stepping.updated(optimizer)
 
     def _part(self) -> None:
         """All workers should end at the same step; one that ends early is named to those that go on."""

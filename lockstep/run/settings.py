@@ -90,6 +90,8 @@ class Settings:
     bucket_bytes: int | None = None
     wire: str = "gloo"
     algorithm: str | None = None
+    by_hand: tuple[tuple[int, ...], ...] | None = None
+    """The lanes of each slot, if somebody has given them out; where workers come and go, as far as it can be kept."""
     lanes_told: bool = False
     seed_told: bool = False
     stop_after: int | None = None
@@ -117,6 +119,7 @@ def settle(asked: Asked, overrides: Overrides, world: World) -> Settings:
     explicit = _first(overrides.assignment, asked.assignment)
     return Settings(
         assignment=_assignment(explicit, lanes, world),
+        by_hand=explicit,
         seed=0 if seed is None else seed,
         threads=_first(overrides.threads, asked.threads, overrides.usual_threads) or 1,
         exact=asked.exact,

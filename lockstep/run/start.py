@@ -126,7 +126,8 @@ def _join(asked: Asked, place: Place, overrides: Overrides) -> Run:
     _leave_unless_same(charter["run"])
     told = replace(overrides, lanes=charter["lanes"], seed=charter["seed"], threads=charter["threads"], assignment=None)
     settings = replace(settle(replace(asked, assignment=None), told, World()), bucket_bytes=charter["bucket_bytes"])
-    settings = replace(settings, wire=charter["wire"], algorithm=charter["algorithm"])
+    by_hand = None if charter["assignment"] is None else tuple(map(tuple, charter["assignment"]))
+    settings = replace(settings, wire=charter["wire"], algorithm=charter["algorithm"], by_hand=by_hand)
     slot = place.world.local_rank if place.slot is None else place.slot
     settings = _with_device(settings, asked, overrides, slot, charter["num_founders"])
     _refuse_difference(charter, _charter(settings), place)
@@ -203,6 +204,7 @@ def _charter(settings: Settings) -> dict[str, Any]:
     """What is told to newcomers, and must hold for them too."""
     return {
         "lanes": settings.assignment.num_lanes,
+        "assignment": None if settings.by_hand is None else [list(lanes) for lanes in settings.by_hand],
         "seed": settings.seed,
         "threads": settings.threads,
         "exact": settings.exact,

@@ -21,11 +21,12 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
+
+from torch.optim import Optimizer
 
 from lockstep.chance import Generators, fold, set_generators
 from lockstep.data import GlobalBatch
-from lockstep.data.contents import contents
 from lockstep.data.copying import copied
 from lockstep.data.moving import Moving, unchanged
 from lockstep.errors import BadArgument, Disagreement, Misuse, NotFinite, WorkerLost
@@ -36,8 +37,15 @@ from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import StepRecord
 from lockstep.lanes import Assignment, share
+from lockstep.run import rhythm
 from lockstep.run.noise import NoiseWatch
+from lockstep.run.place import Loop, Places, StepPlace
 from lockstep.run.totals import Visit
+
+COUNT_BY_STEP = (
+    "Count by run.step and run.epochs, which go on after a resume, or keep the number in an object with a state_dict "
+    "and give it to run.replicate(..., name=object)."
+)
 
 
 class Stage(Enum):
@@ -66,8 +74,8 @@ class Surroundings(Protocol):
         """This worker has done its part of the step, and is about to say so."""
 
     @property
-    def on_probation(self) -> bool:
-        """Whether the batch itself must be compared in this step: somebody is new."""
+    def looks_closely(self) -> bool:
+        """Whether batch and state must be compared as a whole in this step: somebody is new, or was until now."""
 
     @property
     def slots(self) -> Sequence[int]:
@@ -75,6 +83,9 @@ class Surroundings(Protocol):
 
     def commits(self, record: StepRecord) -> None:
         """All workers hold the step's gradient."""
+
+    def refuses(self, text: str) -> NoReturn:
+        """The script of this worker, which was put in the middle of a run, is not where it should be: raises."""
 
     def heals(self, drift: Drift) -> None:
         """Collective. Afterwards all workers have the state of those who agree."""
@@ -93,8 +104,10 @@ class Stepping:
         assignment: Assignment,
         events: Events,
         noise: NoiseWatch,
+        places: Places,
         moving: Moving | None = None,
     ) -> None:
+        self.places = places
         self.rank = rank
         self.seed = seed
         self.assignment = assignment
@@ -115,14 +128,12 @@ class Stepping:
         """The lanes that this worker carries now."""
         return self.assignment.lanes_of[self.rank]
 
-    def training(self, batch: GlobalBatch, engine: Engine, counts: bool) -> Iterator[Any]:
-        """Yields the data of each lane; when exhausted, the step's gradient stands in `p.grad` on every worker.
-
-        With `counts` it is a step: the counter goes on. Without, gradients are off and only buffers are averaged.
-        """
+    def training(self, batch: GlobalBatch, engine: Engine, loop: Loop) -> Iterator[Any]:
+        """Yields the data of each lane; when exhausted, the step's gradient stands in `p.grad` on every worker."""
         self._enter(Stage.TRAINING)
+        self._find_place(batch, loop)
         batch = self.surroundings.begins(batch)
-        if counts:
+        if loop.is_step:
             self.visits = []
             self._events.emit(StepBegins(self.step))
         visited = len(self.visits)
@@ -130,8 +141,9 @@ class Stepping:
             while True:
                 del self.visits[visited:]
                 slots = tuple(self.surroundings.slots)
+                place = self._place(batch, outside)
                 try:
-                    yield from self._attempt(batch, engine, "lane" if counts else "calibration")
+                    yield from self._attempt(batch, engine, place, "lane" if loop.is_step else "calibration")
                     if self._agrees(engine):
                         break
                 except (WorkerLost, Disagreement) as failure:
@@ -141,7 +153,9 @@ class Stepping:
                 batch = batch.afresh(self.lanes)  # See Note [The same step again]
             self.loss = self._conclude(engine, slots)
         self.stage = Stage.OUTSIDE
-        if counts:
+        self._note_owners(place)
+        if loop.is_step:
+            self.places.committed(batch)
             self.step += 1
             self._loops_since_step = 0
             self._events.emit(StepCommitted(self.step - 1, batch.num_samples, self.loss))
@@ -173,11 +187,12 @@ class Stepping:
 
     # -- one attempt at a step ------------------------------------------------------------------------------
 
-    def _attempt(self, batch: GlobalBatch, engine: Engine, use: str) -> Iterator[Any]:
-        plan = StepPlan(self.step, batch.num_samples, self.assignment, self._described(batch))
+    def _attempt(self, batch: GlobalBatch, engine: Engine, place: StepPlace, use: str) -> Iterator[Any]:
+        plan = StepPlan(self.step, batch.num_samples, self.assignment, place)
         if self.statistics is not None:
             self.statistics.begin(plan.step, plan.assignment, plan.present)
         engine.begin(plan)
+        self.places.begins(engine.has_kept_gradients)
         for lane, data in self._own_lanes(batch, use):
             self.surroundings.computes()
             engine.begin_lane()
@@ -224,12 +239,37 @@ class Stepping:
         if bad is not None:
             self._events.emit(Said(bad.told(self.step, slots).removeprefix("! ")))
 
-    def _described(self, batch: GlobalBatch) -> str:
-        """A loader's batch by its place; any other by its content, in the first step and where somebody is new."""
-        if batch.position is not None:
-            return f"batch {batch.position.step} of pass {batch.position.epoch} of loader {batch.loader}"
-        is_compared = self.step == 0 or self.surroundings.on_probation
-        return contents(batch, self.assignment.num_lanes) if is_compared else ""
+    def _place(self, batch: GlobalBatch, outside: Generators) -> StepPlace:
+        closely = self.surroundings.looks_closely
+        return self.places.of_step(batch, outside, self.surroundings.slots[self.rank], self.step, closely=closely)
+
+    def _find_place(self, batch: GlobalBatch, loop: Loop) -> None:
+        """Notes where the script is. After a resume it must be there in all that the training depends on."""
+        due = self.places.rhythm.saw(rhythm.loop(str(loop.site))) if loop.is_step else None
+        if due is not None:
+            self.surroundings.refuses(_out_of_rhythm(rhythm.loop(str(loop.site)), due, self.step))
+        for number in self.places.enter(batch, loop, self.step):
+            if number.depends is not None:
+                self.surroundings.refuses(f"{number} {COUNT_BY_STEP}")
+            self._events.emit(Said(f"{number} Nothing that trains seems to depend on it. {COUNT_BY_STEP}"))
+
+    def updated(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to make an update."""
+        self.refuse_unless_outside("optimizer.step()")
+        due = self.places.updated(optimizer)
+        if due is not None:
+            self.surroundings.refuses(_out_of_rhythm("optimizer.step()", due, self.step))
+
+    def _note_owners(self, place: StepPlace) -> None:
+        """See Note [Chance outside of lanes] in streams.py."""
+        for kind, slot in place.settled.items():
+            self.places.streams.owners[kind] = slot
+            self._events.emit(
+                Said(
+                    f"worker {slot} alone has drawn from {kind}'s generator outside of run.lanes, before step "
+                    f"{self.step}: it has that generator to itself from now on, and a draw by any other is refused"
+                )
+            )
 
     def _enter(self, stage: Stage) -> None:
         self.refuse_unless_outside("run.lanes")
@@ -269,6 +309,13 @@ class Stepping:
     def _weigh(self, weight: float) -> None:
         if self.statistics is not None:
             self.statistics.weight = weight
+
+
+def _out_of_rhythm(event: str, due: str, step: int) -> str:
+    return (
+        f"the script is out of its rhythm at step {step}: {event} came where {due} was due, as it was again and again "
+        f"before the snapshot from which this worker goes on. It counts by itself, and has begun anew. {COUNT_BY_STEP}"
+    )
 
 
 def as_global_batch(batch: Any, stepping: Stepping) -> GlobalBatch:

@@ -3,13 +3,13 @@
 # Note [Plans first]
 # A collective is matched by position. If workers disagree on the operation, the order, a size or a dtype, the
 # backend adds wrong numbers, aborts or hangs. So every collective starts with the same small exchange: a
-# fingerprint of its plan. If the fingerprints differ, everyone sees it, everyone sends the plan's full text,
-# and each raises a Disagreement that names the first difference. No data has moved by then.
+# fingerprint of its plan. If the fingerprints differ, everyone sees it, everyone sends the plan's full text, and all
+# judge the same texts: most plans raise a Disagreement that names the first difference. No data has moved by then.
 """
 
 import hashlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +18,31 @@ from lockstep.errors import Disagreement
 from lockstep.wire.exchange import exchange_texts, post
 from lockstep.wire.transport import Transport
 
+Facts = Mapping[str, str]
+Judge = Callable[[int, Sequence[Facts]], Disagreement | None]
+"""Given a worker's rank and every worker's facts, by rank, says what that worker raises; None: all may go on."""
 
-def _nothing() -> Mapping[str, str]:
+
+def _nothing() -> Facts:
     return {}
+
+
+def first_difference(here: int, everyone: Sequence[Facts]) -> Disagreement:
+    """Names the first fact on which worker `here` and the first worker that has other facts differ."""
+    mine = everyone[here]
+    there = next(rank for rank, facts in enumerate(everyone) if facts != mine)
+    theirs = everyone[there]
+    name = next(name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name))
+    sides = tuple(tuple(rank for rank, facts in enumerate(everyone) if facts == one) for one in _distinct(everyone))
+    return Disagreement(name, here, mine.get(name, "nothing"), there, theirs.get(name, "nothing"), sides=sides)
+
+
+def _distinct(everyone: Sequence[Facts]) -> list[Facts]:
+    found: list[Facts] = []
+    for facts in everyone:
+        if facts not in found:
+            found.append(facts)
+    return found
 
 
 @dataclass(frozen=True)
@@ -28,12 +50,13 @@ class Plan:
     """What one worker is about to do: `facts` in the order in which a difference should be named.
 
     A long list of facts that seldom changes is given as `details`, which are written out only on disagreement, and by
-    its fingerprint.
+    its fingerprint. `judge` decides where the fingerprints differ.
     """
 
     facts: Mapping[str, object]
-    details: Callable[[], Mapping[str, str]] = _nothing
+    details: Callable[[], Facts] = _nothing
     details_fingerprint: str = ""
+    judge: Judge = first_difference
 
     def fingerprint(self) -> bytes:
         text = "\n".join(f"{name}: {fact}" for name, fact in self.facts.items()) + self.details_fingerprint
@@ -41,23 +64,24 @@ class Plan:
 
     def written_out(self) -> str:
         lines = {**{name: str(fact) for name, fact in self.facts.items()}, **self.details()}
-        return "\n".join(f"{name}\t{value}" for name, value in lines.items())
+        return "\n".join(f"{name}\t{' '.join(value.splitlines())}" for name, value in lines.items())
 
 
 class Agreement:
     """A plan on its way to all workers. `check` may be called from several threads; it waits once."""
 
-    def __init__(self, transport: Transport, plan: Plan) -> None:
+    def __init__(self, transport: Transport, plan: Plan | Callable[[], Plan]) -> None:
+        """A plan that costs something to make may be given as a function: it is asked if there is anybody to agree."""
         self._transport = transport
-        self._plan = plan
         self._lock = threading.Lock()
         self._verdict: Disagreement | None = None
         self._known = not transport.world.peers  # nobody to disagree with
         if not self._known:
-            self._posted = post(transport, torch.frombuffer(bytearray(plan.fingerprint()), dtype=torch.uint8))
+            self._plan = plan if isinstance(plan, Plan) else plan()
+            self._posted = post(transport, torch.frombuffer(bytearray(self._plan.fingerprint()), dtype=torch.uint8))
 
     def check(self) -> None:
-        """Collective. Returns if all workers have the same plan; else raises a Disagreement on every one."""
+        """Collective. Returns if all workers may go on; else raises a Disagreement on every one."""
         if not self._known:
             with self._lock:
                 if not self._known:
@@ -70,19 +94,10 @@ class Agreement:
         records = self._posted.wait()
         if all(torch.equal(record, records[0]) for record in records):
             return None
-        rank = self._transport.world.rank
         texts = exchange_texts(self._transport, self._plan.written_out())
-        other = next(peer for peer, text in enumerate(texts) if text != texts[rank])
-        return first_difference(rank, texts[rank], other, texts[other])
+        return self._plan.judge(self._transport.world.rank, [read_facts(text) for text in texts])
 
 
-def first_difference(here: int, mine: str, there: int, theirs: str) -> Disagreement:
-    """Names the first fact on which two written-out plans differ."""
-    my_facts, their_facts = _facts(mine), _facts(theirs)
-    names = [*my_facts, *(name for name in their_facts if name not in my_facts)]
-    name = next(name for name in names if my_facts.get(name) != their_facts.get(name))
-    return Disagreement(name, here, my_facts.get(name, "nothing"), there, their_facts.get(name, "nothing"))
-
-
-def _facts(text: str) -> dict[str, str]:
+def read_facts(text: str) -> Facts:
+    """The facts of a plan that was written out."""
     return dict(line.split("\t", 1) for line in text.split("\n"))

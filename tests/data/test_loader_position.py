@@ -28,12 +28,62 @@ def test_a_pass_that_is_exhausted_counts_as_finished_at_once() -> None:
     assert (loader.position, loader.mid_pass) == (Position(1, 0), False)
 
 
-def test_a_pass_left_by_break_counts_as_finished_when_the_next_starts() -> None:
+def test_a_pass_left_by_break_has_ended() -> None:
     loader = sharded(DataLoader(Noisy(10), 4))
     for _ in loader:
         break
-    assert (loader.position, loader.mid_pass) == (Position(0, 1), True)
+    assert (loader.position, loader.mid_pass) == (Position(1, 0), False)
     assert next(iter(loader)).position == Position(1, 0)
+
+
+def test_a_pass_whose_iterator_is_held_goes_on() -> None:
+    loader = sharded(DataLoader(Noisy(10), 4))
+    batches = iter(loader)
+    for _ in batches:
+        break
+    assert (loader.position, loader.mid_pass) == (Position(0, 1), True)
+    assert next(batches).position == Position(0, 1)
+
+
+def test_batches_that_were_taken_ahead_of_the_one_trained_on_come_again() -> None:
+    loader = sharded(DataLoader(Noisy(20), 4))
+    batches = iter(loader)
+    first, _, _ = (next(batches) for _ in range(3))
+    assert loader.resumes_at == Position(0, 3)  # never trained on: it may be for an evaluation now and then
+    loader.committed(first.position)
+    assert loader.resumes_at == Position(0, 1)
+
+
+def test_a_batch_that_was_handed_out_since_the_last_step_comes_again() -> None:
+    loader = sharded(DataLoader(Noisy(20), 4))
+    batches = iter(loader)
+    loader.committed(next(batches).position)
+    next(batches)
+    assert loader.resumes_at == Position(0, 1)
+
+
+def test_a_batch_that_was_passed_over_before_the_last_step_does_not_come_again() -> None:
+    loader = sharded(DataLoader(Noisy(20), 4))
+    batches = iter(loader)
+    loader.committed(next(batches).position)
+    next(batches)
+    loader.committed(None)  # of another loader's batch
+    assert loader.resumes_at == Position(0, 2)
+
+
+def test_nothing_of_a_pass_was_trained_before_its_first_step() -> None:
+    loader = sharded(DataLoader(Noisy(20), 4))
+    for batch in loader:
+        loader.committed(batch.position)
+    batches = iter(loader)
+    next(batches)
+    assert loader.resumes_at == Position(1, 0)
+
+
+def test_passes_that_are_spent_give_nothing_and_the_one_after_them_starts_where_it_was_sought() -> None:
+    loader = sharded(DataLoader(Noisy(20), 4))
+    loader.seek(Position(3, 2), num_spent=2)
+    assert [[batch.position for batch in loader] for _ in range(3)] == [[], [], [Position(3, n) for n in (2, 3, 4)]]
 
 
 def test_no_pass_is_running_before_the_first() -> None:
@@ -42,7 +92,8 @@ def test_no_pass_is_running_before_the_first() -> None:
 
 def test_reading_ahead_does_not_move_the_position() -> None:
     loader = sharded(DataLoader(Noisy(10), 1, num_workers=1, prefetch_factor=4))
-    next(iter(loader))
+    batches = iter(loader)
+    next(batches)
     assert loader.position == Position(0, 1)
     loader.close()
 

@@ -100,7 +100,7 @@ def test_a_snapshot_can_be_installed_again_after_the_run_went_on_from_it() -> No
 def _digests_after_two_steps_from_one_snapshot() -> list[str]:
     run = lockstep.start(lanes=2, seed=0)
     model, optimizer, _, loader = _parts(run)
-    parts = Parts(run._models, run._stepping, run._progress, run._loaders)
+    parts = Parts(run._models, run._stepping, run._progress)
     batches = list(zip(range(3), loader, strict=False))
     train_step(run, JOB, model, optimizer, batches[0][1])
     snapshot = Buffers().copied(parts.capture())

@@ -49,12 +49,12 @@ class Trainer:
     def checkpoints(self, folder: Path, every: Every = EACH_STEP, keep: int = 99, resume: str = "auto") -> int:
         """What `run.checkpoints` does."""
         run = self.run
-        parts = Parts(run._models, run._stepping, run._progress, run._loaders)
+        parts = Parts(run._models, run._stepping, run._progress)
         plan = settle(Asked(folder, every, keep, resume), Overrides())
         who = Who(lambda: run.rank, self._say)
         self.saving = begin(plan, parts, run._settings, run._wire, who, clock=lambda: self.now_s)
         run._events.subscribe(self.saving.on_event)
-        for index, loader in enumerate(run._loaders):
+        for index, loader in run._progress.loaders.items():
             loader._lanes = lambda index=index: self._lanes_to_load(index)
         return run.step
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.events import Event, LaneBegan, StepBegins, StepCommitted
+from lockstep.events import Event, GenerationFormed, LaneBegan, StepBegins, StepCommitted
 from lockstep.run.run import Run
 
 Used = dict[int, dict[int, list[int]]]
@@ -33,6 +33,9 @@ class Writer:
         match event:
             case StepBegins():
                 self._training = True
+                self._attempt = self._run._wire.world.generation
+            case GenerationFormed(generation=generation, committed=False):
+                self._attempt = generation
             case LaneBegan(step, lane, data) if self._training:
                 self._attempt = self._run._wire.world.generation
                 self._write("lane", step, lane, data[-1].tolist())

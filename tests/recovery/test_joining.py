@@ -128,6 +128,7 @@ def test_from_one_worker_to_four_to_two_to_three(seed: int) -> None:
     assert [[size for size, _ in groupby(sizes)][-3:] for sizes in lasting] == [[4, 2, 3]] * 2
 
 
-def test_a_worker_that_brings_another_batch_withdraws_and_the_others_go_on() -> None:
+def test_a_worker_whose_loop_counts_from_the_beginning_leaves_with_its_name_and_the_others_go_on() -> None:
     told = disturbed(Training(script="from the start"), 2, Plan(arrivals=(Arrival(3, 2),)), others=[2])
-    assert (told.outcomes[2].error, told.outcomes[2].message) == ("SystemExit", "0")
+    assert told.outcomes[2].error == "OutOfPlace"
+    assert "`step` (trainings.py) is 0 and should be 4" in told.outcomes[2].message

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import lockstep
 from lockstep.data import Position, ShardedLoader
 from lockstep.errors import BadCheckpoint
-from lockstep.run.progress import Place
+from lockstep.run.progress import LoaderPlace
 
 DATA = TensorDataset(torch.linspace(-1, 1, 32).reshape(16, 2))
 OTHERS: list[dict[str, Any]] = [{"batch_size": 2}, {"batch_size": 8}, {"batch_size": 4, "batch": "grow"}]
@@ -77,4 +77,4 @@ def test_between_two_passes_batches_may_change(tmp_path: Path, other: Any) -> No
 def test_a_checkpoint_that_does_not_say_its_batches_is_believed() -> None:
     with lockstep.start(lanes=2, seed=1) as run:
         _, loader = parts(run)
-        Place(Position(0, 2), None).check(0, loader)
+        LoaderPlace(Position(0, 2), None).check(0, loader)

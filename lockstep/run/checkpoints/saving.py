@@ -29,19 +29,19 @@ class Saving:
         """Whether somebody relies on it: if not, nobody is told where it cannot save."""
         self._parts = parts
         self._say = say
-        self._at_commit: list[Position] | None = None
+        self._at_commit: dict[int, Position] | None = None
         self._said_no_moment = False
         parts.progress.on_epoch_end = self._moment
 
     def on_event(self, event: Event) -> None:
         """To be subscribed to the run's events."""
         if isinstance(event, StepCommitted):
-            self._at_commit = [loader.position for loader in self._parts.loaders]
+            self._at_commit = {n: loader.position for n, loader in self._parts.progress.loaders.items()}
             self._say_if_there_is_no_moment()
 
     def loader_asks(self, index: int) -> None:
         """Loader number `index` is about to load its next batch. See Note [Moments]."""
-        loader = self._parts.loaders[index]
+        loader = self._parts.progress.loaders[index]
         if self._at_commit is not None and loader.position.step > 0 and self._nothing_handed_out():
             self._at_commit = None
             self._moment()
@@ -57,12 +57,8 @@ class Saving:
 
     def _nothing_handed_out(self) -> bool:
         assert self._at_commit is not None
-        before = dict(enumerate(self._at_commit))
-        return all(
-            loader.position == before.get(number)
-            for number, loader in enumerate(self._parts.loaders)
-            if loader.mid_pass
-        )
+        loaders = self._parts.progress.loaders.items()
+        return all(loader.position == self._at_commit.get(number) for number, loader in loaders if loader.mid_pass)
 
     def _moment(self) -> None:
         self.checkpoints.between_steps(self._parts.stepping.step, self._parts.capture)

@@ -9,13 +9,15 @@ from enum import Enum
 class Member:
     """A worker for its whole life. `slot` is its name for people, `door` the address of the store it keeps.
 
-    `since` is the generation that admitted it; 0 for founders, and for a newcomer as long as it is not admitted.
+    `since` is the generation that admitted it; 0 for founders, and for a newcomer as long as it is not admitted. One
+    that is `fresh` has run the script from the top while the others trained: its own variables began anew.
     """
 
     uid: str
     slot: int
     door: str
     since: int = 0
+    fresh: bool = False
 
     @property
     def seniority(self) -> tuple[int, int]:

@@ -34,8 +34,8 @@ LINGER_S = 3.0
 class Door:
     """This worker's own store, at `member.door`. One owner, who calls `close`."""
 
-    def __init__(self, slot: int, host: str = LOOPBACK, *, everywhere: bool = False) -> None:
-        """Listens on loopback alone, unless workers come from `everywhere`."""
+    def __init__(self, slot: int, host: str = LOOPBACK, *, everywhere: bool = False, fresh: bool = False) -> None:
+        """Listens on loopback alone, unless workers come from `everywhere`. `fresh`: see `Member`."""
         with socket.socket() as listener:
             listener.bind(("" if everywhere else host, 0))
             listener.listen(128)
@@ -50,7 +50,7 @@ class Door:
                 multi_tenant=False,
                 master_listen_fd=listener.detach(),
             )
-        self.member = Member(secrets.token_hex(8), slot, f"{host}:{self.port}")
+        self.member = Member(secrets.token_hex(8), slot, f"{host}:{self.port}", fresh=fresh)
         self.store.set("uid", self.member.uid)
         self._seen = 0
         self._unwritten: set[int] = set()

@@ -1,0 +1,75 @@
+"""Which numbers of a script count, and which stand elsewhere after a resume."""
+
+from pathlib import Path
+
+from lockstep.run.counters import Counters, Moment, Number, out_of_step
+
+PLACE = ("train.py", "main")
+
+
+def _watched(num_passes: int, batches: int = 5) -> tuple[Counters, dict[str, int], int]:
+    """A script that counts batches, steps and passes, with a flag that changes and a number that does not."""
+    counters, step, numbers = Counters(), 0, {}
+    for epoch in range(num_passes):
+        for i in range(batches):
+            numbers = {"i": i, "steps": step, "epoch": epoch, "batch_size": 64, "patience": epoch // 2}
+            counters.note({PLACE: numbers}, Moment(step, step, i, epoch))
+            step += 1
+    return counters, numbers, step
+
+
+def _learned(num_passes: int) -> dict[str, dict[str, int]]:
+    counters, numbers, _ = _watched(num_passes)
+    return {number.name: dict(number.offsets) for number in counters.learned({PLACE: numbers})}
+
+
+def test_after_two_passes_it_is_known_what_each_number_counts() -> None:
+    learned = _learned(3)
+    assert learned["i"] == {"batch": 0}
+    assert learned["steps"] == {"step": 0, "turn": 0}
+    assert learned["epoch"] == {"passes": 0}
+    assert learned["patience"] == {}
+
+
+def test_a_number_that_never_changed_is_not_kept() -> None:
+    assert "batch_size" not in _learned(3)
+
+
+def test_in_the_first_pass_steps_and_batches_count_alike() -> None:
+    assert _learned(1)["i"] == {"step": 0, "turn": 0, "batch": 0}
+
+
+def test_a_number_that_stands_where_it_should_is_not_told() -> None:
+    counters, numbers, step = _watched(3)
+    learned = counters.learned({PLACE: numbers})
+    here = {"i": 2, "steps": step + 2, "epoch": 3, "patience": 1}
+    assert out_of_step(learned, {PLACE: here}, Moment(step + 2, step + 2, 2, 3)) == []
+
+
+def test_numbers_that_have_begun_anew_are_told_with_what_they_should_be() -> None:
+    counters, numbers, step = _watched(3)
+    learned = counters.learned({PLACE: numbers})
+    here = {"i": 0, "steps": 0, "epoch": 0, "patience": 0}
+    found = out_of_step(learned, {PLACE: here}, Moment(step + 2, step + 2, 2, 3))
+    assert {one.number.name: max(one.number.expected(one.at)) for one in found} == {
+        "i": 2,
+        "steps": step + 2,
+        "epoch": 3,
+        "patience": 1,
+    }
+
+
+def test_the_source_tells_a_counter_of_steps_from_one_of_batches_at_the_end_of_the_first_pass(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("def main():\n  steps = 0\n  for i, b in enumerate(loader):\n    steps += 1\n")
+    alike = {"step": 0, "turn": 0, "batch": 0}
+    learned = [Number("train.py", "main", name, 4, alike) for name in ("i", "steps")]
+    found = out_of_step(learned, {(str(script), "main"): {"i": 0, "steps": 0}}, Moment(5, 5, 0, 1))
+    assert [one.number.name for one in found] == ["steps"]
+
+
+def test_a_number_of_another_function_or_file_is_not_compared() -> None:
+    learned = [Number("train.py", "main", "i", 4, {"step": 0})]
+    assert (
+        out_of_step(learned, {("other.py", "main"): {"i": 0}, ("train.py", "go"): {"i": 0}}, Moment(5, 5, 0, 1)) == []
+    )

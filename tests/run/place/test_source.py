@@ -1,0 +1,86 @@
+"""What a script's source says about a counter."""
+
+import ast
+
+import pytest
+
+from lockstep.run.source import Function, function_at
+
+LOOP = "for i, batch in enumerate(loader):\n    for x in run.lanes(batch): loss(x).backward()\n"
+
+DEPENDS = {
+    "an update after every second batch": (
+        "i",
+        LOOP + "    if (i + 1) % 2 == 0:\n        optimizer.step()\n",
+        "decides whether optimizer.step() is called",
+    ),
+    "through another name": (
+        "i",
+        LOOP + "    is_last = i == n - 1\n    if is_last:\n        optimizer.step()\n",
+        "decides whether optimizer.step() is called",
+    ),
+    "the end of the loop": (
+        "i",
+        LOOP + "    optimizer.step()\n    if i == 50: break\n",
+        "decides when the loop ends",
+    ),
+    "batches that are skipped": (
+        "i",
+        "for i, b in enumerate(loader):\n    if i % 3: continue\n    for x in run.lanes(b): pass\n",
+        "decides whether run.lanes() is called",
+    ),
+    "how long a loop goes on": ("step", "for step in range(100):\n    train(next(it))\n", "how long the loop goes on"),
+    "also under a progress bar": ("step", "for step in tqdm(range(9)):\n    train()\n", "how long the loop goes on"),
+    "while": ("step", "while step < 100:\n    step += 1\n", "decides when the loop ends"),
+    "a rate": (
+        "step",
+        "lr = 0.1 * min(1, step / 10)\nfor group in optimizer.param_groups:\n    group['lr'] = lr\n",
+        "goes into group['lr']",
+    ),
+    "a scheduler": ("i", "scheduler.step(epoch + i / n)\n", "goes into scheduler.step(epoch + i / n)"),
+    "a function that is given the optimizer": (
+        "step",
+        "adjust_learning_rate(optimizer, step)\n",
+        "goes into adjust_learning_rate(optimizer, step)",
+    ),
+    "an attribute": (
+        "seen",
+        "class Trainer:\n  def go(self):\n    if self.seen % 4 == 0: self.optimizer.step()\n",
+        "decides whether self.optimizer.step() is called",
+    ),
+}
+
+HARMLESS = {
+    "printing now and then": LOOP + "    optimizer.step()\n    if i % 10 == 0:\n        print(i, loss.item())\n",
+    "printing behind a continue": LOOP + "    optimizer.step()\n    if i % 10: continue\n    print(i)\n",
+    "a progress bar": LOOP + "    optimizer.step()\n    pbar.update(i)\n",
+    "a curve": LOOP + "    optimizer.step()\n    writer.add_scalar('loss', loss, i)\n",
+    "options beside it": LOOP + "    optimizer.step()\n    show(options, i)\n",
+}
+
+
+@pytest.mark.parametrize("case", DEPENDS)
+def test_what_depends_on_a_counter_is_found(case: str) -> None:
+    name, text, how = DEPENDS[case]
+    found = Function("train.py", ast.parse(text)).dependence(name)
+    assert found is not None
+    assert how in found.how
+
+
+@pytest.mark.parametrize("case", HARMLESS)
+def test_a_counter_that_is_only_shown_decides_nothing(case: str) -> None:
+    assert Function("train.py", ast.parse(HARMLESS[case])).dependence("i") is None
+
+
+def test_a_loop_variable_and_one_that_is_set_to_zero_in_a_loop_begin_anew() -> None:
+    text = "steps = 0\nfor epoch in epochs:\n    seen = 0\n    for i, b in enumerate(loader):\n        steps += 1\n"
+    function = Function("train.py", ast.parse(text))
+    assert [function.begins_anew(name) for name in ("i", "seen", "steps")] == [True, True, False]
+
+
+def test_the_function_of_a_frame_is_found_and_a_file_without_source_says_nothing() -> None:
+    assert function_at(__file__, "test_a_loop_variable_and_one_that_is_set_to_zero_in_a_loop_begin_anew") is not None
+    assert function_at(__file__, "<module>") is not None
+    assert function_at(__file__, "no such function") is None
+    found = function_at("<stdin>", "<module>")
+    assert found is None or found.dependence("i") is None
