@@ -63,6 +63,8 @@ class Engine:
         self.measured: tuple[StepSquares | None, ...] = ()
         """The squares of the last step that was handed over, plain and as its optimizer sees them, if taken."""
         self.wishes = [False] * len(Wish)
+        self.carries = False
+        """Whether a lane of this worker has left something to be carried on, in the step under way."""
         self.sight: GradientSight | None = None
         self.awaits: Callable[[int, int], None] = _nothing
         """Told which bucket, of how many, is awaited at the end of a step."""
@@ -317,7 +319,7 @@ class Engine:
     def _exchange_records(self, step: StepInFlight) -> StepRecord:
         step.agreement.check()
         mine = step.record
-        mine.wishes = self.wishes
+        mine.wishes, mine.carries = self.wishes, self.carries
         mine.health = step.health.packed()
         if step.squares is not None:
             mine.squares = step.squares.told(step.plan.assignment.num_lanes)

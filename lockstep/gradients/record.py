@@ -28,8 +28,9 @@ class StepRecord:
 
     `weights` and `losses` are by lane, None where nothing was told. `used` says which parameters had a gradient
     in some lane, `changed` which buffers were written to. `squares` are those of the lanes' gradients, in steps in
-    which they are taken. `wishes` are what a worker wants all to do after the step: one is enough. `health` is a
-    worker's own few bytes, of one size everywhere; of all, `healths` has them by rank.
+    which they are taken. `wishes` are what a worker wants all to do after the step: one is enough. `carries`: a lane
+    has left something to be carried on. `health` is a worker's own few bytes, of one size everywhere; of all, `healths`
+    has them by rank.
     """
 
     weights: list[float | None]
@@ -38,6 +39,7 @@ class StepRecord:
     changed: list[bool]
     squares: list[float | None] = field(default_factory=list)
     wishes: list[bool] = field(default_factory=lambda: [False] * len(Wish))
+    carries: bool = False
     health: bytes = b""
     healths: list[bytes] = field(default_factory=list)
 
@@ -48,7 +50,8 @@ class StepRecord:
     def pack(self) -> bytes:
         numbers = [*self.weights, *self.losses, *self.squares]
         values = [0.0 if number is None else number for number in numbers]
-        flags = bytes([*(number is not None for number in numbers), *self.wishes, *self.used, *self.changed])
+        known = (number is not None for number in numbers)
+        flags = bytes([*known, self.carries, *self.wishes, *self.used, *self.changed])
         return _numbers(len(numbers)).pack(*values) + flags + self.health
 
     def merge(self, rank: int, packed: Mapping[int, bytes]) -> None:
@@ -69,7 +72,8 @@ class StepRecord:
         numbers = _numbers(num_values)
         values = numbers.unpack_from(record)
         flags = memoryview(record)[numbers.size : len(record) - len(self.health)]
-        told, rest = flags[:num_values], flags[num_values:]
+        told, rest = flags[:num_values], flags[num_values + 1 :]
+        self.carries |= flags[num_values] != 0
         self.weights = _both(self.weights, values[:lanes], told[:lanes])
         self.losses = _both(self.losses, values[lanes : 2 * lanes], told[lanes : 2 * lanes])
         self.squares = _both(self.squares, values[2 * lanes :], told[2 * lanes :])

@@ -7,19 +7,13 @@
 # commit every worker is given what all lanes have left, so that none is lost with its worker.
 """
 
-import ctypes
-import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from lockstep.data.copying import copied
-from lockstep.data.moving import moved
 from lockstep.errors import Misuse
-from lockstep.run.checkpoint import Snapshot
-from lockstep.run.handing import packed_bytes, unpacked_bytes
-from lockstep.run.state import pack, unpack
+from lockstep.run.state import Json, Tensors, from_bytes, pack, to_bytes, unpack
 from lockstep.wire import Wire
 from lockstep.wire.exchange import exchange_bytes
 
@@ -55,14 +49,14 @@ class Carried:
     def begin_lane(self, lane: int, *, trains: bool) -> None:
         """In training a lane starts from what counted; in an evaluation, from what its last one left since a step."""
         counted = self._counted if trains else self._evaluated
-        self._values = moved(copied(counted.get(lane, {})), self._device)
+        self._values = _mapped(counted.get(lane, {}), lambda tensor: tensor.to(self._device, copy=True))
 
     def end_lane(self, lane: int, *, trains: bool) -> None:
         values, self._values = self._values, None
         assert values is not None
         left = self._left if trains else self._evaluated
         if values or lane in self._counted:
-            left[lane] = _detached(values)
+            left[lane] = _mapped(values, torch.Tensor.detach)  # a lane's backward pass ends where the lane does
 
     @property
     def is_used(self) -> bool:
@@ -71,41 +65,40 @@ class Carried:
 
     def exchange(self, wire: Wire) -> None:
         """Collective. Afterwards this worker has what all lanes of the step have left."""
-        mine = _packed(self._left)
+        tensors: Tensors = {}
+        mine = to_bytes(_packed(self._left, tensors), tensors)
         for rank, theirs in enumerate(exchange_bytes(wire.transport, mine)):
             if rank != wire.world.rank:
-                self._left |= _unpacked(theirs)
+                self._left |= _unpacked(*from_bytes(theirs))
 
     def commit(self) -> None:
         """The step counts."""
         self._counted |= self._left
         self._left = {}
 
-    def state(self, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    def state(self, tensors: Tensors) -> Json:
         """What a snapshot holds of it; its tensors go into `tensors`."""
-        return {str(lane): pack(values, f"{CARRIED}/{lane}", tensors) for lane, values in self._counted.items()}
+        return _packed(self._counted, tensors)
 
-    def load(self, state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+    def load(self, state: Json, tensors: Tensors) -> None:
         """The run goes on from a snapshot."""
-        self._counted = {int(lane): copied(unpack(values, tensors)) for lane, values in state.items()}
+        loaded = _unpacked(state, tensors)
+        self._counted = {lane: _mapped(values, torch.Tensor.clone) for lane, values in loaded.items()}
         self._left, self._evaluated = {}, {}
 
 
-def _detached(part: Any) -> Any:
-    """The same without the graphs that made it: a lane's backward pass ends where the lane does."""
+def _packed(lanes: Mapping[int, Values], tensors: Tensors) -> Json:
+    return {str(lane): pack(values, f"{CARRIED}/{lane}", tensors) for lane, values in lanes.items()}
+
+
+def _unpacked(state: Json, tensors: Tensors) -> dict[int, Values]:
+    return {int(lane): unpack(values, tensors) for lane, values in state.items()}
+
+
+def _mapped(part: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same in containers of its own, with every tensor changed."""
     if isinstance(part, torch.Tensor):
-        return part.detach()
+        return change(part)
     if isinstance(part, Mapping):
-        return {key: _detached(value) for key, value in part.items()}
-    return type(part)(map(_detached, part)) if isinstance(part, list | tuple) else part
-
-
-def _packed(lanes: Mapping[int, Values]) -> bytes:
-    tensors: dict[str, torch.Tensor] = {}
-    state = {str(lane): pack(values, f"{CARRIED}/{lane}", tensors) for lane, values in lanes.items()}
-    return packed_bytes(Snapshot(tensors, state))
-
-
-def _unpacked(content: bytes) -> dict[int, Values]:
-    snapshot = unpacked_bytes(content)
-    return {int(lane): unpack(values, snapshot.tensors) for lane, values in snapshot.state.items()}
+        return {key: _mapped(value, change) for key, value in part.items()}
+    return type(part)(_mapped(item, change) for item in part) if isinstance(part, list | tuple) else part

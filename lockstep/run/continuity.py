@@ -165,6 +165,10 @@ class Continuity:
             raise OutOfPlace(f"this worker cannot join at step {self._step}: {text}")
         raise Misuse(text)
 
+    def exchanges(self, exchange: Callable[[Wire], None], during: str) -> None:
+        with told_as_lost(self._step, during):
+            exchange(self._wire)
+
     def heals(self, drift: Drift) -> None:
         """Those who have drifted are given the state of the first that has not; without a majority nobody can be."""
         told = drift.told(self._step, self.slots)

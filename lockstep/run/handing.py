@@ -19,17 +19,12 @@ import torch
 
 from lockstep.errors import BadCheckpoint
 from lockstep.run.checkpoint import Snapshot
+from lockstep.run.state import DTYPES
 from lockstep.wire.transport import SNAPSHOT, Pending, Transport
 
 PIECE_BYTES = 64 * 1024 * 1024
 TEXT_BYTES_AT_MOST = 1024 * 1024 * 1024
 DIGEST_BYTES = 32
-
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype) and "q" not in str(dtype)  # quantized tensors are no plain bytes
-}
 
 
 @dataclass(frozen=True)

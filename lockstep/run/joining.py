@@ -4,9 +4,12 @@ from typing import Any
 
 import torch
 
+from lockstep.run.generators import pack_generators, unpack_generators
 from lockstep.run.hardware import precision
 from lockstep.run.models import Models
+from lockstep.run.state import Tensors, from_bytes, to_bytes
 from lockstep.wire import Agreement, Plan, Wire, broadcast
+from lockstep.wire.exchange import exchange_bytes
 
 CHUNK_BYTES = 64 * 1024 * 1024
 
@@ -14,7 +17,8 @@ CHUNK_BYTES = 64 * 1024 * 1024
 def join(models: Models, wire: Wire) -> None:
     """Collective. Refuses different models or precision with the first difference; afterwards all hold worker 0's bits.
 
-    See Note [Precision is the user's] in hardware.py.
+    Their generators outside of lanes stand where worker 0's do: what a script drew by rank while it set up does not
+    count. See Note [Precision is the user's] in hardware.py.
     """
     plan = Plan({"operation": "replicate a model"} | precision() | signature(models))
     Agreement(wire.transport, plan).check()
@@ -22,6 +26,15 @@ def join(models: Models, wire: Wire) -> None:
         state = {name: value for name, value in models.everything().items() if torch.is_tensor(value)}
         for chunk in _chunks(list(state.values())):
             _broadcast_chunk(chunk, wire)
+    _share_generators(wire)
+
+
+def _share_generators(wire: Wire) -> None:
+    if not wire.world.peers:
+        return
+    tensors: Tensors = {}
+    mine = to_bytes(pack_generators(tensors), tensors) if wire.world.rank == 0 else b""
+    unpack_generators(*from_bytes(exchange_bytes(wire.transport, mine)[0]))
 
 
 def signature(models: Models) -> dict[str, str]:

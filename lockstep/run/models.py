@@ -27,6 +27,8 @@ class Models:
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
     optimizers: dict[str, Optimizer] = field(default_factory=dict)
     tracked: dict[str, Stateful] = field(default_factory=dict)
+    _num_held: dict[int, int] = field(default_factory=dict)
+    """How many tensors each optimizer updated when that was last looked at, by its id."""
 
     def add(self, module: torch.nn.Module, optimizers: Sequence[Optimizer], tracked: dict[str, Stateful]) -> None:
         """Takes in a model (again, if it has changed) and what belongs to it; refuses what cannot be replicated."""
@@ -98,6 +100,13 @@ class Models:
                     f"shape {list(strangers[0].shape)}). Parameters added to a model after run.replicate, or a model "
                     "not given to it? Call run.replicate(model, optimizer) again once the model is complete."
                 )
+
+    def look_at(self, optimizer: Optimizer) -> None:
+        """Before an update: an optimizer that was given more tensors since may have some that no model holds."""
+        num_held = sum(len(group["params"]) for group in optimizer.param_groups)
+        if self._num_held.get(id(optimizer)) != num_held:
+            self.check_optimizers_cover_known_parameters()
+            self._num_held[id(optimizer)] = num_held
 
     def _full_name(self, label: str, path: str) -> str:
         clean = path.replace("_orig_mod.", "")  # the same name whether or not the model is compiled

@@ -170,7 +170,7 @@ class Turn:
         """A loop over `batch` begins."""
         seen = self._seen.get(site)
         is_other = seen is None or seen.is_other(batch, updates)
-        self._seen[site] = Seen(_loaded(batch), _reference(batch.whole), updates)
+        self._seen[site] = Seen.of(batch, updates)
         if self.sites and not (is_other and site in self.sites):
             self.sites.append(site)
             return
@@ -185,6 +185,10 @@ class Seen:
     loaded: tuple[object, ...]
     first: Callable[[], Any]
     updates: int
+
+    @classmethod
+    def of(cls, batch: GlobalBatch, updates: int) -> "Seen":
+        return cls(_loaded(batch), _reference(batch.whole), updates)
 
     def is_other(self, batch: GlobalBatch, updates: int) -> bool:
         if batch.position is not None or self.loaded:
@@ -263,6 +267,7 @@ class Places:
         self.rhythm = Rhythm()
         self._counters = Counters()
         self._loop: Loop | None = None
+        self._passes: dict[int | None, int] = {}
         self._updated = False
         self._carries_over = True
         self._expected: list[Number] = []
@@ -283,8 +288,14 @@ class Places:
         position = batch.position or Position()
         at = Moment(step, self.turn.number, position.step, position.epoch)
         self._counters.note(loop.counts, at)
+        if self._passes.setdefault(batch.loader, at.passes) != at.passes:
+            self.rhythm.forget()
         expected, self._expected = self._expected, []
         return out_of_step(expected, loop.counts, at)
+
+    def looped(self, loop: Loop) -> str | None:
+        """A loop has begun. Gives what was due instead, if the script is out of its rhythm."""
+        return self.rhythm.saw(rhythm.loop(str(loop.site))) if loop.is_step else None
 
     def updated(self, optimizer: Optimizer) -> str | None:
         """An optimizer is about to make an update. Gives what was due instead, if the script is out of its rhythm."""
@@ -328,6 +339,7 @@ class Places:
         self.turn.number = state.get("turns", 0)
         self.streams.owners = dict(state.get("owners", {}))
         self.rhythm.expect(state.get("rhythm", ()))
+        self._passes = {}
         self._expected = [Number(*saved) for saved in state.get("numbers", ())]
 
     def of_step(self, batch: GlobalBatch, now: Generators, slot: int, step: int, *, closely: bool) -> StepPlace:

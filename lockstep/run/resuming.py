@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from lockstep.chance import Generators
 from lockstep.data import ShardedLoader
 from lockstep.errors import BadCheckpoint
 from lockstep.lanes import Assignment
 from lockstep.run import checkpoint
+from lockstep.run.generators import pack_generators, unpack_generators
 from lockstep.run.hardware import difference, recorded
 from lockstep.run.models import Models
 from lockstep.run.progress import Progress, places
@@ -47,8 +47,9 @@ class Parts:
             "loss": pack(self.stepping.loss, "loss", tensors),
             "noise": self.stepping.noise.state_dict(),
             "hardware": recorded(self.stepping.moving.device),
+            "carried": self.stepping.carried.state(tensors),
             "script": self.stepping.places.state(counts(calling_frame())),
-            "generators": _pack_generators(tensors),
+            "generators": pack_generators(tensors),
             "optimizers": {
                 label: pack(optimizer.state_dict(), label, tensors)
                 for label, optimizer in self.models.optimizers.items()
@@ -70,12 +71,13 @@ class Parts:
         self.stepping.step, self.stepping.seed = state["step"], state["seed"]
         self.stepping.loss = unpack(state["loss"], snapshot.tensors)
         self.stepping.noise.load_state_dict(state.get("noise", ()))
+        self.stepping.carried.load(state.get("carried", {}), snapshot.tensors)
         self.stepping.places.load(state.get("script", {}))
         if state["num_lanes"] != self.stepping.assignment.num_lanes:
             self.stepping.assignment = Assignment.even(state["num_lanes"], num_workers)
         self.progress.load(state, self._rekey)
         _install_gradients(self.models, snapshot.tensors)
-        _unpack_generators(state["generators"], snapshot.tensors)
+        unpack_generators(state["generators"], snapshot.tensors)
 
     def _rekey(self, loader: ShardedLoader) -> None:
         loader.rekey(self.stepping.seed, self.stepping.assignment.num_lanes)
@@ -188,24 +190,3 @@ def _install_gradients(models: Models, tensors: Mapping[str, torch.Tensor]) -> N
     for named in models.parameters():
         kept = tensors.get(GRADIENT + named.name)
         named.parameter.grad = None if kept is None else kept.clone().to(named.parameter.device)
-
-
-def _pack_generators(tensors: dict[str, torch.Tensor]) -> Any:
-    now = Generators.now()
-    numpy = None
-    if now.numpy is not None:
-        name, keys, *rest = now.numpy
-        numpy = [name, [int(key) for key in keys], *rest]
-    return pack(
-        {"torch": now.torch_cpu, "cuda": now.torch_cuda, "python": now.python, "numpy": numpy},
-        "generators",
-        tensors,
-    )
-
-
-def _unpack_generators(packed: Any, tensors: dict[str, torch.Tensor]) -> None:
-    saved = unpack(packed, tensors)
-    now = Generators.now()
-    numpy = now.numpy if saved["numpy"] is None else tuple(saved["numpy"])
-    cuda = now.torch_cuda if saved["cuda"] is None else saved["cuda"]
-    Generators(saved["torch"], cuda, saved["python"], numpy).restore()

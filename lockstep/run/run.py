@@ -12,6 +12,7 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from lockstep.chance import Generators
 from lockstep.data import GlobalBatch, ShardedLoader
 from lockstep.data.moving import Moving
 from lockstep.errors import BadArgument, LockstepError, Misuse, WorkerLost, told_as_lost
@@ -39,6 +40,7 @@ from lockstep.run.place import Loop, Places
 from lockstep.run.placing import place_on
 from lockstep.run.progress import Progress
 from lockstep.run.resuming import Parts, restore
+from lockstep.run.schedulers import is_fresh, untracked
 from lockstep.run.script import calling_frame, counts, site_of
 from lockstep.run.settings import Settings
 from lockstep.run.stepping import Stage, Stepping, as_global_batch
@@ -96,6 +98,7 @@ class Run:
         self._stepping.surroundings = self.continuity
         self._keeping = Keeping(self._parts, settings, overrides, wire, events, self.continuity)
         self._capturing = Capturing(settings, self._models, self._stepping, events, self._ready_engine, self._own_hooks)
+        self._has_looked_for_schedulers = False
         self._closed = False
         self._pid = os.getpid()
         self.failed = False
@@ -170,6 +173,7 @@ class Run:
         place_on(self.device, module, optimizers)
         with told_as_lost(self._stepping.step, "run.replicate"):
             join(self._models, self._wire)
+        self._stepping.places.streams.look(Generators.now())
         for label, optimizer in self._models.optimizers.items():
             if label not in self._optimizer_hooks:
                 self._optimizer_hooks[label] = optimizer.register_step_pre_hook(self._before_update)
@@ -257,6 +261,14 @@ class Run:
         if checked is not None:
             self._stepping.told(checked)
         (loss if scaler is None else scaler.scale(loss)).backward()
+
+    @property
+    def carried(self) -> dict[str, Any]:
+        """What the lane under way carries from step to step: tensors and plain values, which go where the lane goes.
+
+        What a lane leaves here counts with its step. In an evaluation it lasts until the next training step.
+        """
+        return self._stepping.carried.values
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -391,8 +403,23 @@ class Run:
             raise SystemExit(0)
         if loop.is_step:
             self._keeping.train()
+            self._look_for_schedulers()
             self._progress.trains_on(batch.loader)
         return self._watched(self._stepping.training(batch, engine, loop), engine)
+
+    def _look_for_schedulers(self) -> None:
+        """Once, when training begins: one that nobody tracks is told, and refused where it cannot be right."""
+        if self._has_looked_for_schedulers:
+            return
+        self._has_looked_for_schedulers = True
+        for scheduler in untracked(self._models.optimizers.values(), self._models.tracked.values()):
+            text = (
+                f"{type(scheduler).__name__} is a scheduler that run.replicate was not given: it is not saved, and a "
+                "worker that joins has another one. Write run.replicate(model, optimizer, scheduler=scheduler)."
+            )
+            if self._stepping.step > 0 and is_fresh(scheduler):
+                self.continuity.refuses(f"the run goes on from step {self._stepping.step}, and {text}")
+            self._events.emit(Said(text))
 
     def _watched(self, lanes: Iterator[Any], engine: Engine) -> Iterator[Any]:
         """The lanes of a step; what they have added to the models is refused when they are done."""
@@ -457,6 +484,7 @@ class Run:
         return own if self._flat is None else own | self._flat.hook_numbers
 
     def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
+        self._models.look_at(optimizer)
         self._stepping.updated(optimizer)
 
     def _part(self) -> None:

@@ -4,6 +4,8 @@ A state_dict is a tree of dicts, lists, tuples, numbers and tensors. `pack` writ
 tensor is a name; `unpack` is its inverse.
 """
 
+import ctypes
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +16,13 @@ from lockstep.errors import BadArgument, BadCheckpoint
 
 Json = Any
 Tensors = dict[str, torch.Tensor]
+
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and "q" not in str(dtype)  # quantized tensors are no plain bytes
+}
+"""The dtypes that are looked up by name."""
 
 
 def pack(value: Any, path: str, tensors: Tensors) -> Json:
@@ -61,3 +70,28 @@ def unpack(packed: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 def _entry(value: Any, path: str, key: Any, tensors: Tensors) -> Json:
     return pack(value, f"{path}/{key}", tensors)
+
+
+def to_bytes(state: Json, tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """A small state as bytes: the length of a text, the text, and the bytes of all tensors one behind the other."""
+    forms = [[name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in tensors.items()]
+    text = json.dumps({"state": state, "tensors": forms}).encode()
+    return len(text).to_bytes(8, "little") + text + b"".join(map(_bytes, tensors.values()))
+
+
+def from_bytes(content: bytes) -> tuple[Json, Tensors]:
+    """What `to_bytes` was given, with tensors on the CPU."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    told = json.loads(content[8:end])
+    tensors: Tensors = {}
+    for name, dtype, shape in told["tensors"]:
+        tensors[name] = torch.empty(shape, dtype=DTYPES[dtype], device="cpu")
+        size = tensors[name].nbytes
+        ctypes.memmove(tensors[name].data_ptr(), content[end : end + size], size)
+        end += size
+    return told["state"], tensors
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    flat = tensor.detach().cpu().contiguous()
+    return ctypes.string_at(flat.data_ptr(), flat.nbytes)

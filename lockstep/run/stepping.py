@@ -18,7 +18,7 @@
 # takes. One that is not there yet goes there when its turn comes: the whole batch may not fit.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any, NoReturn, Protocol
@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from lockstep.chance import Generators, fold, set_generators
 from lockstep.data import GlobalBatch
-from lockstep.data.copying import copied
+from lockstep.data.copying import copied, versions_of
 from lockstep.data.moving import Moving, unchanged
 from lockstep.errors import BadArgument, Disagreement, Misuse, NotFinite, WorkerLost
 from lockstep.events import Events, LaneBegan, LaneLeft, Said, StepBegins, StepCommitted
@@ -37,10 +37,11 @@ from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import StepRecord
 from lockstep.lanes import Assignment, share
-from lockstep.run import rhythm
+from lockstep.run.carried import Carried
 from lockstep.run.noise import NoiseWatch
-from lockstep.run.place import Loop, Places, StepPlace
+from lockstep.run.place import Loop, Places, Seen, StepPlace
 from lockstep.run.totals import Visit
+from lockstep.wire import Wire
 
 COUNT_BY_STEP = (
     "Count by run.step and run.epochs, which go on after a resume, or keep the number in an object with a state_dict "
@@ -87,6 +88,9 @@ class Surroundings(Protocol):
     def refuses(self, text: str) -> NoReturn:
         """The script of this worker, which was put in the middle of a run, is not where it should be: raises."""
 
+    def exchanges(self, exchange: Callable[[Wire], None], during: str) -> None:
+        """Collective. Performs an exchange that belongs to the step."""
+
     def heals(self, drift: Drift) -> None:
         """Collective. Afterwards all workers have the state of those who agree."""
 
@@ -119,9 +123,12 @@ class Stepping:
         self.surroundings: Surroundings
         self.noise = noise
         self.moving = moving or Moving()
+        self.carried = Carried(self.moving.device)
         self._events = events
         self._loops_since_step = 0
         self._loop = 0
+        self._changed: Seen | None = None
+        """The batch of the last loop, if that loop has changed its lanes in place."""
 
     @property
     def lanes(self) -> tuple[int, ...]:
@@ -130,11 +137,12 @@ class Stepping:
 
     def training(self, batch: GlobalBatch, engine: Engine, loop: Loop) -> Iterator[Any]:
         """Yields the data of each lane; when exhausted, the step's gradient stands in `p.grad` on every worker."""
+        self._refuse_changed_data(batch)
         self._enter(Stage.TRAINING)
         self._find_place(batch, loop)
         batch = self.surroundings.begins(batch)
         if loop.is_step:
-            self.visits = []
+            self.visits, self._loop = [], 1  # counted from here, also by workers that came later
             self._events.emit(StepBegins(self.step))
         visited = len(self.visits)
         with self._own_generators() as outside:
@@ -192,6 +200,7 @@ class Stepping:
         if self.statistics is not None:
             self.statistics.begin(plan.step, plan.assignment, plan.present)
         engine.begin(plan)
+        self.carried.begin_step()
         self.places.begins(engine.has_kept_gradients)
         for lane, data in self._own_lanes(batch, use):
             self.surroundings.computes()
@@ -205,7 +214,10 @@ class Stepping:
         self.surroundings.waits()
         if self.statistics is not None and self.statistics.failure is not None:
             raise self.statistics.failure
+        engine.carries = self.carried.is_used
         record = engine.reduce()
+        if record.carries:
+            self.surroundings.exchanges(self.carried.exchange, "exchanging what lanes carry")
         drift = engine.drift()
         if drift is not None:
             engine.abandon()
@@ -225,6 +237,7 @@ class Stepping:
         if verdict is None or verdict.action == "keep":
             self._remark(engine, slots)
             loss = engine.hand_over()
+            self.carried.commit()
             self.noise.take(self.step, self.assignment.num_lanes, engine.measured)
             return loss
         told = verdict.told(self.step, slots).removeprefix("! ")
@@ -245,13 +258,23 @@ class Stepping:
 
     def _find_place(self, batch: GlobalBatch, loop: Loop) -> None:
         """Notes where the script is. After a resume it must be there in all that the training depends on."""
-        due = self.places.rhythm.saw(rhythm.loop(str(loop.site))) if loop.is_step else None
-        if due is not None:
-            self.surroundings.refuses(_out_of_rhythm(rhythm.loop(str(loop.site)), due, self.step))
         for number in self.places.enter(batch, loop, self.step):
             if number.depends is not None:
                 self.surroundings.refuses(f"{number} {COUNT_BY_STEP}")
             self._events.emit(Said(f"{number} Nothing that trains seems to depend on it. {COUNT_BY_STEP}"))
+        due = self.places.looped(loop)
+        if due is not None:
+            self.surroundings.refuses(_out_of_rhythm(f"the loop at {loop.site}", due, self.step))
+
+    def _refuse_changed_data(self, batch: GlobalBatch) -> None:
+        """What a loop wrote to the lanes of a loaded batch stays where they are: another loop cannot rely on it."""
+        if self._changed is not None and not self._changed.is_other(batch, 0):
+            raise Misuse(
+                f"a loop over run.lanes has changed the data of its lanes in place, before step {self.step}, and this "
+                "one goes over the same batch: lanes that move to another worker would bring their data unchanged. "
+                "Change a copy (`x = x * 2`, not `x.mul_(2)`), in each of the loops."
+            )
+        self._changed = None
 
     def updated(self, optimizer: Optimizer) -> None:
         """An optimizer is about to make an update."""
@@ -297,7 +320,13 @@ class Stepping:
             self.visits.append(Visit(self._loop, lane))
             self._events.emit(LaneBegan(self.step, lane, batch.shares[lane]))
             data = batch.shares[lane]
-            yield lane, data if batch.position is not None else self._own(data, trains=use != "evaluation")
+            data = data if batch.position is not None else self._own(data, trains=use != "evaluation")
+            self.carried.begin_lane(lane, trains=use == "lane")
+            versions = versions_of(data)
+            yield lane, data
+            if batch.position is not None and versions_of(data) != versions:
+                self._changed = Seen.of(batch, 0)
+            self.carried.end_lane(lane, trains=use == "lane")
             self._events.emit(LaneLeft(self.step, lane))
 
     def _own(self, data: Any, trains: bool) -> Any:

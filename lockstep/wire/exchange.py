@@ -52,13 +52,16 @@ def hear(transport: Transport, say: Callable[[], bytes], tag: int = CONTROL) -> 
 
 def exchange_texts(transport: Transport, text: str, tag: int = CONTROL) -> list[str]:
     """Collective. Every worker's text, by rank. Two rounds: the lengths, then the texts."""
-    mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-    size = torch.tensor([mine.numel()], dtype=torch.int64, device="cpu")
+    return [content.decode() for content in exchange_bytes(transport, text.encode(), tag)]
+
+
+def exchange_bytes(transport: Transport, content: bytes, tag: int = CONTROL) -> list[bytes]:
+    """Collective. Every worker's bytes, by rank, of any length. Two rounds: the lengths, then the bytes."""
+    size = torch.tensor([len(content)], dtype=torch.int64, device="cpu")
     sizes = [int(record.view(torch.int64)) for record in exchange(transport, size.view(torch.uint8), tag)]
-    padded = torch.zeros(max(1, *sizes), dtype=torch.uint8, device="cpu")
-    padded[: mine.numel()] = mine
+    padded = torch.frombuffer(bytearray(content.ljust(max(1, *sizes), b"\0")), dtype=torch.uint8)
     records = exchange(transport, padded, tag)
-    return [_read(record, length).decode() for record, length in zip(records, sizes, strict=True)]
+    return [_read(record, length) for record, length in zip(records, sizes, strict=True)]
 
 
 def _read(record: torch.Tensor, length: int) -> bytes:
