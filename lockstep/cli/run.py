@@ -128,6 +128,12 @@ class Screen:
     "--checkpoint-every", metavar="TEXT", help='How often to save: "100 steps", "10 min", or "100 steps, 10 min".'
 )
 @click.option("--checkpoint-keep", type=Whole(1), help="Newest checkpoints to keep.")
+@click.option(
+    "--torch-distributed",
+    is_flag=True,
+    help="For scripts that open a process group of torch.distributed themselves: set RANK, WORLD_SIZE, MASTER_ADDR "
+    "and the like.",
+)
 @click.option("-m", "module", is_flag=True, help="PROGRAM is a module, as in python -m.")
 @click.argument("program", metavar="PROGRAM")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -145,6 +151,7 @@ def command(
     checkpoints: Path | None,
     checkpoint_every: str | None,
     checkpoint_keep: int | None,
+    torch_distributed: bool,
     module: bool,
     program: str,
     arguments: tuple[str, ...],
@@ -176,6 +183,7 @@ def command(
         checkpoints=checkpoints,
         checkpoint_every=checkpoint_every,
         checkpoint_keep=checkpoint_keep,
+        torch_distributed=torch_distributed,
     )
     screen = Screen()
     sys.exit(launch(job, show=screen.show, say=screen.say).exit_code)

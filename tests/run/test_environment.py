@@ -12,7 +12,7 @@ from lockstep.run.launching.job import write_assignment
 from lockstep.world import World
 
 BOOT = Bootstrap(rank=0, parent_pid=812, run_dir=Path("/runs/mnist-3"), notice_fd=7, listen_fd=5)
-LOCKSTEP = variables(BOOT, num_workers=2, port=4321, free_port=4322)
+LOCKSTEP = variables(BOOT, num_workers=2, port=4321)
 TORCHRUN = {
     "RANK": "3",
     "WORLD_SIZE": "4",

@@ -21,7 +21,7 @@ IMPORTABLE = os.pathsep.join([str(REPOSITORY), *os.environ.get("PYTHONPATH", "")
 MARK = "LOCKSTEP_TEST_MARK"
 PREAMBLE = """
 import os, signal, sys
-rank = int(os.environ["RANK"])
+rank = int(os.environ["LOCKSTEP_RANK"])
 def ready(*pids):
     with open("ready", "w") as pipe:
         pipe.write(" ".join(map(str, (os.getpid(), *pids))) + "\\n")
@@ -113,7 +113,7 @@ def test_a_script_sees_what_python_itself_would_show_it(bench):
     plain = subprocess.run(
         [sys.executable, "train.py"],
         cwd=bench.folder,
-        env={**bench.environment, "RANK": "0"},
+        env={**bench.environment, "LOCKSTEP_RANK": "0"},
         capture_output=True,
         text=True,
     ).stdout
@@ -128,10 +128,9 @@ def test_a_module_runs_as_main_with_its_arguments(bench):
 
 
 def test_every_worker_is_told_its_place_and_its_threads(bench):
-    names = ["WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "OMP_NUM_THREADS", "LOCKSTEP_LANES"]
-    names += ["LOCKSTEP_ASSIGNMENT"]
+    names = ["LOCKSTEP_SIZE", "LOCKSTEP_RANK", "OMP_NUM_THREADS", "LOCKSTEP_LANES", "LOCKSTEP_ASSIGNMENT"]
     bench.run(f"print([os.environ[name] for name in {names}])", "-n", "2", "--lanes", "3", "--assignment", "0,2;1")
-    assert bench.log(1) == "['2', '1', '127.0.0.1', '1', '3', '0,2;1']\n"
+    assert bench.log(1) == "['2', '1', '1', '3', '0,2;1']\n"
 
 
 def test_an_exception_in_one_worker_ends_those_that_wait_for_it(bench):

@@ -32,7 +32,7 @@ slot, joiner = int(os.environ["LOCKSTEP_SLOT"]), "LOCKSTEP_DOORS" in os.environ
 status = StatusWriter(int(os.environ["LOCKSTEP_STATUS_FD"]), slot)
 def member(generation=1, rank=slot, step=412):
     status.enter(Phase.COMPUTING, step)
-    status.place(generation, rank, int(os.environ["WORLD_SIZE"]), 41000 + slot, 1)
+    status.place(generation, rank, int(os.environ["LOCKSTEP_SIZE"]), 41000 + slot, 1)
 def here():
     told = {"slot": slot, "pid": os.getpid(), "doors": os.environ.get("LOCKSTEP_DOORS"),
             "resume": os.environ.get("LOCKSTEP_RESUME"), "torch": "torch" in sys.modules}

@@ -13,6 +13,7 @@ _NOT_INHERITED = (
     lockstep_run.LISTEN_FD,
     lockstep_run.STATUS_FD,
     lockstep_run.DOORS,
+    *lockstep_run.TORCH_DISTRIBUTED,
     "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_RUN_ID",
 )
@@ -25,7 +26,8 @@ class Job:
     """A program and the workers that shall run it. `environment` holds extra variables for all of them.
 
     `fault_budget` lost workers are borne; `spares` processes stand by to take their places. `resume` ("auto", "never"
-    or a path) and the words on checkpoints go over those of the script.
+    or a path) and the words on checkpoints go over those of the script. With `torch_distributed`, workers have the
+    variables with which a script opens a process group of its own.
     """
 
     program: str
@@ -45,6 +47,7 @@ class Job:
     checkpoints: Path | None = None
     checkpoint_every: str | None = None
     checkpoint_keep: int | None = None
+    torch_distributed: bool = False
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", "lockstep.run.launching.worker", *self._program()]
@@ -65,7 +68,9 @@ class Job:
 
     def variables_of_one(self, boot: Bootstrap, num_workers: int, port: int, free_port: int) -> dict[str, str]:
         """The variables of one worker among `num_workers`. Lanes given out by hand are for the number asked for."""
-        variables = lockstep_run.variables(boot, num_workers, port, free_port)
+        variables = lockstep_run.variables(boot, num_workers, port)
+        if self.torch_distributed:
+            variables |= lockstep_run.torch_distributed(boot, num_workers, free_port)
         fits = self.assignment is None or num_workers == self.num_workers
         return variables if fits else {**variables, ASSIGNMENT: ""}
 
