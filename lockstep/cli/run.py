@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from lockstep.cli.streams import complain, discard_output
 from lockstep.errors import BadArgument
 from lockstep.lanes import Assignment
 from lockstep.run.checkpoints.schedule import parse_every
@@ -76,12 +77,16 @@ class Screen:
         self._in_line = False
 
     def show(self, output: bytes) -> None:
-        sys.stdout.buffer.write(output)
-        sys.stdout.buffer.flush()
+        try:
+            sys.stdout.buffer.write(output)
+            sys.stdout.buffer.flush()
+        except OSError:
+            discard_output()
+            raise
         self._in_line = not output.endswith(b"\n")
 
     def say(self, text: str) -> None:
-        click.echo("\n" * self._in_line + text, err=True)
+        complain("\n" * self._in_line + text)
         self._in_line = False
 
 

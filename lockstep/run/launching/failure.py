@@ -2,9 +2,10 @@
 
 import json
 import os
+import select
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from lockstep.errors import Disagreement, WorkerLost
@@ -12,6 +13,7 @@ from lockstep.run.launching.frames import Frame, original, user_frames, user_tra
 from lockstep.run.launching.memory import told_with_memory
 
 RAISED, KILLED, EXITED = "raised", "killed", "exited"
+_SHORT = 300
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,8 @@ class Failure:
             traceback=user_traceback(exception),
         )
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1)
+    def to_json(self, indent: int | None = 1) -> str:
+        return json.dumps(asdict(self), indent=indent)
 
     @classmethod
     def from_json(cls, text: str) -> "Failure":
@@ -71,8 +73,38 @@ def write_report(failure: Failure, folder: Path) -> None:
     """The report lies whole in `folder`, or not at all."""
     path = report_path(folder, failure.rank)
     half = path.with_suffix(".half")
-    half.write_text(failure.to_json(), encoding="utf-8")
-    half.replace(path)
+    try:
+        half.write_text(failure.to_json(), encoding="utf-8")
+        half.replace(path)
+    except OSError:
+        half.unlink(missing_ok=True)
+        raise
+
+
+# Note [Notices]
+# A worker that has failed writes one line into a pipe that all workers share: the number of its process, if its report
+# lies in the folder; the number and the report itself, cut short, if the disk has no room for it. A line that is not
+# longer than PIPE_BUF is written whole.
+
+
+def notice_of(failure: Failure, has_report: bool) -> bytes:
+    """The line for the launcher's pipe. See Note [Notices]."""
+    return f"{failure.pid}\n".encode() if has_report else f"{failure.pid} {_cut_short(failure)}\n".encode()
+
+
+def read_notice(line: bytes) -> tuple[int, Failure | None]:
+    """The process that has failed, and its report where it did not find room in the folder."""
+    pid, _, report = line.decode().partition(" ")
+    return int(pid), Failure.from_json(report) if report else None
+
+
+def _cut_short(failure: Failure) -> str:
+    """The failure in less than PIPE_BUF bytes."""
+    short = replace(failure, traceback="", message=failure.message[:_SHORT])
+    text = short.to_json(indent=None)
+    if len(text) > select.PIPE_BUF - 32:
+        text = replace(short, frames=(), kind=short.kind[:_SHORT]).to_json(indent=None)
+    return text
 
 
 def read_report(folder: Path, rank: int) -> Failure | None:

@@ -35,12 +35,15 @@ def launch(job: Job, *, show: Callable[[bytes], None], say: Callable[[str], None
     The folder `job.run_dir` must exist. Main thread only: Ctrl-C and SIGTERM end the workers, not this function.
     """
     began_s = time.monotonic()
-    with Crew(job, process_environment(), show) as crew:
+    with Crew(job, process_environment(), show, say) as crew:
         supervisor = Supervisor(job, crew, say)
         end = supervisor.run()
         if isinstance(end, Over):
             _tell(job, end, supervisor.num_well(end), say)
             supervisor.end_others()
+    if crew.unshown is not None and not isinstance(end, Over):
+        say(_tell_unshown(job, crew.unshown, supervisor.num_workers))
+        return Outcome(ENVIRONMENT, None, time.monotonic() - began_s)
     if isinstance(end, signal.Signals):
         say(_tell_interrupt(job, end, supervisor.num_workers))
     return Outcome(_exit_code(end), end.first if isinstance(end, Over) else None, time.monotonic() - began_s)
@@ -65,5 +68,12 @@ def _tell(job: Job, over: Over, num_well: int, say: Callable[[str], None]) -> No
 
 def _tell_interrupt(job: Job, signum: signal.Signals, num_workers: int) -> str:
     by = "Ctrl-C" if signum == signal.SIGINT else signum.name
-    workers = "the worker has" if num_workers == 1 else f"all {num_workers} workers have"
-    return f"✗ stopped by {by}; {workers} ended. Logs: {job.run_dir}"
+    return f"✗ stopped by {by}; {_all(num_workers)} ended. Logs: {job.run_dir}"
+
+
+def _tell_unshown(job: Job, error: OSError, num_workers: int) -> str:
+    return f"✗ the output cannot be written: {error.strerror}; {_all(num_workers)} ended. Logs: {job.run_dir}"
+
+
+def _all(num_workers: int) -> str:
+    return "the worker has" if num_workers == 1 else f"all {num_workers} workers have"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from lockstep.errors import BadEnvironment
 from lockstep.run.environments.lockstep_run import Doors
 from lockstep.run.launching.crew import Crew
-from lockstep.run.launching.failure import EXITED, KILLED, Failure, read_report
+from lockstep.run.launching.failure import EXITED, KILLED, Failure
 from lockstep.run.launching.job import Job
 from lockstep.run.launching.lookout import Lookout
 from lockstep.run.launching.memory import MemoryKills, count_memory_kills
@@ -147,8 +147,8 @@ class Supervisor:
 
     def _failure(self, worker: WorkerProcess) -> Failure:
         """The worker's own report, or what its exit status says when it left none."""
-        report = read_report(self._job.run_dir, worker.slot)
-        if report is not None and report.pid == worker.pid:
+        report = self._crew.report(worker)
+        if report is not None:
             return report
         # A worker whose report was announced and then lost may still be on its way out, with code 1.
         status = 1 if worker.exit_status is None else worker.exit_status

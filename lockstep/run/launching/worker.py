@@ -21,7 +21,7 @@ from pathlib import Path
 
 from lockstep.run.environment import process_environment
 from lockstep.run.environments.lockstep_run import Bootstrap, bootstrap
-from lockstep.run.launching.failure import Failure, write_report
+from lockstep.run.launching.failure import Failure, notice_of, write_report
 from lockstep.run.launching.stacks import answer_when_asked
 
 _PR_SET_PDEATHSIG = 1
@@ -71,12 +71,15 @@ def _run(arguments: list[str]) -> None:
 
 def _report(exception: Exception, boot: Bootstrap) -> None:
     """The failure lies in the run's folder, and the launcher has been told. It writes the log from there."""
+    step, rank_now = _failed_run()
+    failure = Failure.of(exception, boot.slot, step, rank_now)
     try:
-        step, rank_now = _failed_run()
-        write_report(Failure.of(exception, boot.slot, step, rank_now), boot.run_dir)
-        os.write(boot.notice_fd, f"{os.getpid()}\n".encode())
-    except OSError:  # a full disk, say: the log may have room for the traceback all the same
+        write_report(failure, boot.run_dir)
+        has_report = True
+    except OSError:  # a full disk, say: the screen may have room for the traceback all the same
         traceback.print_exception(exception)
+        has_report = False
+    os.write(boot.notice_fd, notice_of(failure, has_report))
 
 
 def _failed_run() -> tuple[int | None, int | None]:
