@@ -14,8 +14,7 @@ from lockstep.programs.demo.recipe import Recipe
 from lockstep.programs.demo.report import as_json, show_report, write_report
 from lockstep.programs.demo.show import demonstrate
 from lockstep.programs.demo.training import DidNotFinish
-
-CTRL_C = 130
+from lockstep.run.exits import CTRL_C
 
 
 class Counts(click.ParamType):  # type: ignore[type-arg]

@@ -30,6 +30,7 @@ from lockstep.run.capturing import Capturing
 from lockstep.run.checkpoints.asking import asked_by_script
 from lockstep.run.continuity import Continuity, Signals
 from lockstep.run.environment import Overrides
+from lockstep.run.exits import TERMINATED
 from lockstep.run.joining import join
 from lockstep.run.keeping import Keeping
 from lockstep.run.launching.status import NoStatus, Phase, StatusWriter
@@ -46,9 +47,6 @@ from lockstep.verify.digest import digest
 from lockstep.wire import Agreement, Plan, Wire
 
 Module = TypeVar("Module", bound=torch.nn.Module)
-
-TERMINATED = 143
-"""The exit code of a run that SIGTERM has ended."""
 
 
 class Run:

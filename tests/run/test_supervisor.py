@@ -187,13 +187,24 @@ def test_members_that_all_leave_with_an_exit_code_are_told_as_one_failure(stage)
     players = stage.players(2)
     stage.hold_launcher()
     for player in players:
-        player.do("sys.exit(5)")
+        player.do("os._exit(5)")
     await_end([player.pid for player in players], within_s=10)
     stage.launcher.send_signal(signal.SIGCONT)
     code, _, err = finish(stage.launcher)
     assert code == 1
     assert err.startswith("✗ worker ")
-    assert "exited with code 5 at step 412" in err
+    assert " exited with code 5 at step 412" in err
+
+
+def test_a_member_that_leaves_with_an_exit_code_just_before_the_others_finish_is_a_loss_and_no_failure(stage):
+    stage.start(MEMBERS, "-n", "2")
+    first, leaver = stage.players(2)
+    stage.hold_launcher()
+    leaver.do("os._exit(7)")
+    first.do("sys.exit(0)")
+    await_end([first.pid, leaver.pid], within_s=10)
+    stage.launcher.send_signal(signal.SIGCONT)
+    assert finish(stage.launcher) == (0, "", "! worker 1 exited with code 7 at step 412\n")
 
 
 def test_children_of_a_killed_worker_are_ended_while_the_others_go_on(stage):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.run.launching.failure import EXITED, KILLED, RAISED, Failure
+from lockstep.run.launching.failure import EXITED, KILLED, QUIT, RAISED, Failure
 from lockstep.run.launching.status import StatusRow
 from lockstep.run.launching.supervision import (
     EXIT_GRACE_S,
@@ -40,7 +40,7 @@ NOBODY = {slot: StatusRow() for slot in range(32)}
 
 
 def failure(slot: int, how: str = KILLED, step: int | None = 412, secondary: bool = False, kind: str = "") -> Failure:
-    kind = kind or {KILLED: "SIGKILL", EXITED: "5", RAISED: "ValueError"}[how]
+    kind = kind or {KILLED: "SIGKILL", EXITED: "5", QUIT: "3", RAISED: "ValueError"}[how]
     return Failure(slot, step, kind, "", (), secondary, float(slot), how, 100 + slot)
 
 
@@ -203,6 +203,17 @@ def test_an_exit_code_counts_as_a_loss_only_if_the_others_stay():
     assert judge(everyone) == Over(failure(0, EXITED), (failure(1, EXITED),))
 
 
+def test_an_exit_code_is_a_loss_if_the_others_come_to_the_end_meanwhile():
+    state, done = after(founded(3, 16), Failed(failure(1, EXITED)), Finished(0), Finished(2), Looked(0.1))
+    assert ([type(action) for action in done], state.failures, state.done) == ([Say], (), True)
+
+
+def test_a_worker_that_called_exit_itself_has_ended_the_run():
+    complaint = failure(0, RAISED, secondary=True, kind="WorkerLost")
+    state, done = after(founded(3, 16), Failed(failure(1, QUIT), ended=False), Failed(complaint))
+    assert (judge(state), done) == (Over(failure(1, QUIT), (complaint,)), [])
+
+
 def test_fewer_wanted_sends_the_highest_members_away_once():
     state, done = after(founded(4, 16), Rescaled(2), Looked(1.0))
     assert without(done, Say) == [Send(2, signal.SIGUSR1), Send(3, signal.SIGUSR1)]
@@ -236,7 +247,7 @@ def test_the_member_with_rank_0_of_the_newest_generation_speaks():
 
 
 slots = st.integers(0, 5)
-hows = st.sampled_from([KILLED, EXITED, RAISED])
+hows = st.sampled_from([KILLED, EXITED, QUIT, RAISED])
 events = st.one_of(
     st.builds(Finished, slots),
     st.builds(Failed, st.builds(failure, slots, hows, st.integers(0, 20), st.booleans()), st.booleans()),

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from lockstep.errors import LockstepError
 from lockstep.lanes import Assignment
-from lockstep.run.launching.launch import CTRL_C, TERMINATED, Job, launch
+from lockstep.run.exits import CTRL_C, TERMINATED
+from lockstep.run.launching.launch import Job, launch
 from lockstep.verify.cause import Verdict, judge
 from lockstep.verify.compare import Difference, first_difference
 from lockstep.verify.evidence import RunTrace, read_run, trace_path

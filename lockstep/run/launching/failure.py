@@ -12,7 +12,7 @@ from lockstep.errors import Disagreement, WorkerLost
 from lockstep.run.launching.frames import Frame, original, user_frames, user_traceback
 from lockstep.run.launching.memory import told_with_memory
 
-RAISED, KILLED, EXITED = "raised", "killed", "exited"
+RAISED, QUIT, KILLED, EXITED = "raised", "quit", "killed", "exited"
 _SHORT = 300
 
 
@@ -20,10 +20,10 @@ _SHORT = 300
 class Failure:
     """One worker's failure.
 
-    `how` is RAISED (then `kind` is the exception's class), KILLED (`kind` is the signal) or EXITED (`kind` is
-    the exit code). `rank` is the worker's slot, its name for people. `secondary` says that it only tells of another
-    worker's failure. `time_s` is on the host's monotonic clock, which all its processes share. `traceback` is the
-    whole story, for the log.
+    `how` is RAISED (then `kind` is the exception's class), QUIT (it called `sys.exit`, with `kind`), KILLED (`kind` is
+    the signal) or EXITED (it ended without a report, and `kind` is the exit code). `rank` is the worker's slot, its
+    name for people. `secondary` says that it only tells of another worker's failure. `time_s` is on the host's
+    monotonic clock, which all its processes share. `traceback` is the whole story, for the log.
     """
 
     rank: int
@@ -43,18 +43,25 @@ class Failure:
 
         `rank_now` is its number among the present members, by which they call each other, where it differs.
         """
+        quits = isinstance(exception, SystemExit)
         kind, message = original(type(exception).__name__, str(exception))
         return cls(
             rank=rank,
             step=step,
-            kind=kind,
-            message=told_with_memory(kind, message),
+            kind=repr(exception.code) if isinstance(exception, SystemExit) else kind,
+            message="" if quits else told_with_memory(kind, message),
             frames=user_frames(exception),
-            secondary=_tells_of_another(exception, rank if rank_now is None else rank_now),
+            secondary=not quits and _tells_of_another(exception, rank if rank_now is None else rank_now),
             time_s=time.monotonic(),
+            how=QUIT if quits else RAISED,
             pid=os.getpid(),
             traceback=user_traceback(exception),
         )
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the user's code has ended the worker: it would do so again."""
+        return self.how in (RAISED, QUIT)
 
     def to_json(self, indent: int | None = 1) -> str:
         return json.dumps(asdict(self), indent=indent)

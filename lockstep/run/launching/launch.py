@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lockstep.run.environment import process_environment
+from lockstep.run.exits import CTRL_C, DONE, ENVIRONMENT, TERMINATED, USER_ERROR, WORKER_LOST
 from lockstep.run.launching.crew import Crew
 from lockstep.run.launching.failure import KILLED, Failure
 from lockstep.run.launching.job import Job
@@ -15,8 +16,6 @@ from lockstep.run.launching.supervisor import Supervisor
 from lockstep.run.launching.telling import render
 
 __all__ = ["Job", "Outcome", "launch"]
-
-DONE, USER_ERROR, USAGE, ENVIRONMENT, WORKER_LOST, CTRL_C, TERMINATED = 0, 1, 2, 3, 4, 130, 143
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from lockstep.run.environments.lockstep_run import Doors
-from lockstep.run.launching.failure import EXITED, KILLED, RAISED, Failure, first_failure
+from lockstep.run.launching.failure import EXITED, KILLED, Failure, first_failure
 from lockstep.run.launching.status import StatusRow
 from lockstep.run.launching.telling import count, listed, tell_joiner, tell_loss
 
@@ -172,7 +172,7 @@ def decide(state: State, event: Event, page: Page) -> tuple[State, list[Action]]
 
 def judge(state: State) -> Again | Over:
     """What a crisis comes to, once everybody had a moment to tell what they know."""
-    own = [failure for failure in state.failures if failure.how == RAISED and not failure.secondary]
+    own = [failure for failure in state.failures if failure.is_error and not failure.secondary]
     if not own and not state.exhausted and _can_start_again(state):
         return Again()
     first = first_failure(own or state.failures)
@@ -227,9 +227,9 @@ def _fail(state: State, failure: Failure, ended: bool, page: Page, actions: list
     if worker.joiner and not page[slot].is_member:
         return _lose_joiner(state, failure, actions) if ended else state
     state = _without(state, slot)
-    if failure.how == RAISED:
+    if failure.is_error:
         return _in_crisis(state, failure)
-    if failure.how == EXITED and _members(state, page):
+    if failure.how == EXITED and not (state.finished and not _members(state, page)):
         return replace(state, exits={**state.exits, slot: failure})
     return _lose(state, failure, worker, page, actions)
 
@@ -248,12 +248,15 @@ def _lose_joiner(state: State, failure: Failure, actions: list[Action]) -> State
     return state
 
 
-def _lose(state: State, failure: Failure, worker: Worker, page: Page, actions: list[Action]) -> State:
+def _lose(
+    state: State, failure: Failure, worker: Worker, page: Page, actions: list[Action], is_survived: bool = False
+) -> State:
+    """`is_survived`: others, who are not there any more, have come to the end of the script without it."""
     others = _members(state, page)
-    if failure.how == EXITED and not others:  # the script's own word, which it would say again
+    if failure.how == EXITED and not others and not is_survived:  # its own word, which it would say again
         return _in_crisis(state, failure)
     state = _counted(state, failure, page.get(failure.rank, StatusRow()).generation)
-    if not others or state.exhausted or state.failures:
+    if not (others or is_survived) or state.exhausted or state.failures:
         untold = state.untold if worker.condemned else (*state.untold, failure)
         return _in_crisis(replace(state, untold=untold), failure)
     if not worker.condemned:
@@ -291,7 +294,7 @@ def _pass_time(state: State, now_s: float, page: Page, actions: list[Action]) ->
     for slot, failure in state.exits.items():
         if now_s >= failure.time_s + EXIT_GRACE_S or not _members(state, page):
             state = replace(state, exits={other: exit for other, exit in state.exits.items() if other != slot})
-            state = _lose(state, failure, Worker(), page, actions)
+            state = _lose(state, failure, Worker(), page, actions, is_survived=state.finished)
     return state
 
 

@@ -99,7 +99,8 @@ class Supervisor:
         for worker in reported:
             self._decide(Failed(self._failure(worker), ended=worker.exit_status is not None))
         ended, self._crew.ended = self._crew.ended, []
-        for worker in ended:
+        # Failures first: who went while the others came to the end of the script was survived by them.
+        for worker in sorted(ended, key=lambda worker: not worker.exit_status):
             if worker.slot in self._crew.running:  # it had been dismissed, and its slot has been given away
                 continue
             self._decide(Failed(self._failure(worker)) if worker.exit_status else Finished(worker.slot))

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from lockstep.run.launching.failure import EXITED, KILLED, Failure
+from lockstep.run.launching.failure import EXITED, KILLED, QUIT, Failure
 from lockstep.run.launching.frames import Frame
 from lockstep.run.launching.lateness import IDLE_S, Late, Look, Stopped
 from lockstep.run.launching.slowness import CaughtUp, Cause, Slow
@@ -116,9 +116,17 @@ def _headline(failure: Failure) -> str:
     if failure.how == KILLED:
         name = f"worker {failure.rank} (pid {failure.pid})"
         return f"{name} was killed by {failure.kind}{moment}{_colon(failure.message)}"
+    if failure.how == QUIT:
+        return f"worker {failure.rank} called sys.exit({_one_line(failure.kind)}){_place_and_step(failure)}"
     if failure.how == EXITED:
         return f"worker {failure.rank} exited with code {failure.kind}{moment}"
     return f"worker {failure.rank} failed{moment}: {failure.kind}{_colon(_one_line(failure.message))}"
+
+
+def _place_and_step(failure: Failure) -> str:
+    place = [f"{_near(frame.file)}:{frame.line}" for frame in failure.frames[-1:]]
+    step = [] if failure.step is None else [f"step {failure.step}"]
+    return f" at {', '.join(place + step)}" if place or step else ""
 
 
 def _colon(text: str) -> str:
@@ -151,8 +159,7 @@ def _others(num_others: int, num_failed_too: int) -> str:
     if num_failed_too:
         told += f"{_count(num_failed_too)} failed too. "
     if num_others:
-        were, are = ("was", "is") if num_others == 1 else ("were", "are")
-        told += f"{_count(num_others)} {were} waiting for it and {are} fine. "
+        told += f"{_count(num_others)} {'was' if num_others == 1 else 'were'} fine. "
     return told
 
 
