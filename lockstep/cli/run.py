@@ -117,7 +117,8 @@ class Screen:
     type=Whole(0),
     default=16,
     show_default=True,
-    help="Lost workers that are replaced; one more ends the run with exit code 4.",
+    help="Lost workers that are borne without progress; one more ends the run with exit code 4. Each new step gives "
+    "one back.",
 )
 @click.option(
     "--resume",

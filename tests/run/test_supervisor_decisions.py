@@ -162,6 +162,27 @@ def test_the_budget_is_what_is_borne_and_one_more_is_over():
     assert done == []
 
 
+def test_the_budget_is_refilled_by_steps_that_nobody_had_committed_before():
+    state = founded(2, 2)
+    for step in range(100):
+        at = {slot: replace(row, step=step, committed_ns=1) for slot, row in MEMBERS.items()}
+        state, _ = after(state, Failed(failure(1, step=step)), Looked(1.0), page=at)
+        assert not state.failures
+    assert (state.num_lost, state.num_faults) == (100, 1)
+
+
+def test_steps_that_are_made_once_more_after_a_new_start_give_nothing_back():
+    state = founded(1, 3)
+    for _ in range(4):
+        for step in (5, 6, 7):
+            state, _ = after(state, Looked(1.0), page={0: replace(member(0), step=step, committed_ns=1)})
+        state, _ = after(state, Failed(failure(0, step=7)), page=MEMBERS)
+        state = state if state.exhausted else founded_again(state)
+    verdict = judge(state)
+    assert isinstance(verdict, Over)
+    assert verdict.why.startswith("4 workers lost in this run, and too few steps meanwhile: the fault budget of 3")
+
+
 def test_members_that_come_to_the_end_after_a_loss_make_the_run_done():
     state, _ = after(founded(3, 16), Finished(0), Failed(failure(1)), Finished(2))
     assert state.done

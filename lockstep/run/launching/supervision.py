@@ -5,6 +5,10 @@
 # the free slot with a joiner. When nobody can go on (no generation was formed yet, the last member is gone, or a
 # survivor says that it could not recover) there is a *crisis*: nothing is started any more, the others get a moment
 # to tell what they know, and then `judge` says whether everything starts again or the run is over.
+
+# Note [The fault budget]
+# A lost worker costs one of the budget, and a step that nobody had committed before gives one back, up to the whole: so
+# a run that gets on bears any number of losses, and one that only loses workers ends.
 """
 
 import signal
@@ -121,7 +125,11 @@ class State:
     """Losses of the crisis that were not told yet: they are, if everything starts again."""
     num_killed: int = 0
     """Since the workers were last started from the top."""
+    num_lost: int = 0
     num_faults: int = 0
+    """What is used of the budget. See Note [The fault budget]."""
+    num_steps: int | None = None
+    """How many steps were ever committed; None while none was."""
     losses: Mapping[int | None, frozenset[tuple[int, int]]] = field(default_factory=dict)
     """The attempts (start, generation) at each step that have cost workers; under None those that were lost before
     there was a step, each an attempt of its own."""
@@ -157,13 +165,20 @@ def founded(wanted: int, fault_budget: int) -> State:
 def founded_again(state: State) -> State:
     """The state when all have been started once more: only faults are remembered."""
     fresh = founded(state.wanted, state.fault_budget)
-    return replace(fresh, num_faults=state.num_faults, losses=state.losses, num_starts=state.num_starts + 1)
+    return replace(
+        fresh,
+        num_lost=state.num_lost,
+        num_faults=state.num_faults,
+        num_steps=state.num_steps,
+        losses=state.losses,
+        num_starts=state.num_starts + 1,
+    )
 
 
 def decide(state: State, event: Event, page: Page) -> tuple[State, list[Action]]:
     """The state after the event, and what is to be done. `page` has the rows of all workers, the ended one's too."""
     actions: list[Action] = []
-    state = _learn(state, event, page, actions)
+    state = _learn(_refilled(state, page), event, page, actions)
     if not state.failures:
         state = _dismiss_useless(state, page, actions)
         state = _fill(state, page, actions)
@@ -209,6 +224,16 @@ def _learn(state: State, event: Event, page: Page, actions: list[Action]) -> Sta
     return state
 
 
+def _refilled(state: State, page: Page) -> State:
+    """See Note [The fault budget]. The first step that is seen need not be the first that was made."""
+    committed = [row.step for row in page.values() if row.is_member and row.committed_ns]
+    num_steps = max([*committed, *([] if state.num_steps is None else [state.num_steps])], default=None)
+    if num_steps is None or num_steps == state.num_steps:
+        return state
+    gained = 1 if state.num_steps is None else num_steps - state.num_steps
+    return replace(state, num_steps=num_steps, num_faults=max(0, state.num_faults - gained))
+
+
 def _finish(state: State, slot: int, page: Page) -> State:
     worker = state.workers.get(slot)
     if worker is None:
@@ -238,7 +263,7 @@ def _lose_joiner(state: State, failure: Failure, actions: list[Action]) -> State
     """Members never noticed it. One that was killed, or only tells of another's failure, is tried again."""
     retried = failure.how == KILLED or failure.secondary
     condemned = state.workers[failure.rank].condemned
-    state = replace(_without(state, failure.rank), num_faults=state.num_faults + 1)
+    state = _charged(_without(state, failure.rank))
     if not retried:
         state = replace(state, given_up=state.given_up | {failure.rank})
     if state.num_faults > state.fault_budget:
@@ -266,11 +291,10 @@ def _lose(
 
 def _counted(state: State, failure: Failure, generation: int) -> State:
     """The loss is booked on the run and on the step; `exhausted` says if that was one too many."""
-    attempt = (state.num_starts, state.num_faults if failure.step is None else generation)
+    attempt = (state.num_starts, state.num_lost if failure.step is None else generation)
     here = state.losses.get(failure.step, frozenset()) | {attempt}
     state = replace(
-        state,
-        num_faults=state.num_faults + 1,
+        _charged(state),
         num_killed=state.num_killed + (failure.how == KILLED),
         losses={**state.losses, failure.step: here},
     )
@@ -283,9 +307,13 @@ def _counted(state: State, failure: Failure, generation: int) -> State:
     return state
 
 
+def _charged(state: State) -> State:
+    return replace(state, num_lost=state.num_lost + 1, num_faults=state.num_faults + 1)
+
+
 def _used_up(state: State) -> str:
-    lost = count(state.num_faults, "worker")
-    return f"{lost} lost in this run: the fault budget of {state.fault_budget} is used up (--fault-budget)"
+    lost, too_few = count(state.num_lost, "worker"), "" if state.num_steps is None else ", and too few steps meanwhile"
+    return f"{lost} lost in this run{too_few}: the fault budget of {state.fault_budget} is used up (--fault-budget)"
 
 
 def _pass_time(state: State, now_s: float, page: Page, actions: list[Action]) -> State:
