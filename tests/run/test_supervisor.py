@@ -333,6 +333,19 @@ def test_a_joiner_that_raises_before_it_is_admitted_is_not_tried_again(stage):
     assert code == 0
 
 
+def test_joiners_that_give_their_place_up_cost_nothing_and_after_two_the_members_go_on_alone(stage):
+    stage.start(MEMBERS, "-n", "2", "--fault-budget", "1")
+    survivor, victim = stage.players(2)
+    victim.kill()
+    stage.player().do("os._exit(76)")
+    stage.player().do("os._exit(76)")
+    assert "was killed" in stage.launcher.stderr.readline()
+    assert stage.launcher.stderr.readline().endswith("no more are started, and the others go on\n")
+    survivor.do("here()")
+    assert stage.player() == survivor
+    assert stage.dismiss(survivor) == (0, "", "")
+
+
 def test_the_last_words_of_the_speaker_are_shown_and_then_the_next_one_speaks(stage):
     stage.start(NOT_ADMITTED, "-n", "2")
     speaker, other = stage.players(2)

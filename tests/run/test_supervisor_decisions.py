@@ -3,6 +3,7 @@
 import signal
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -224,6 +225,28 @@ def test_an_exit_code_counts_as_a_loss_only_if_the_others_stay():
     assert judge(everyone) == Over(failure(0, EXITED), (failure(1, EXITED),))
 
 
+def test_a_member_that_the_others_left_out_is_a_loss_and_replaced_at_once():
+    state, done = after(founded(2, 16), Failed(failure(1, EXITED, kind="75")))
+    assert [type(action) for action in done] == [Say, Start]
+    assert done[0] == Say("! worker 1 (pid 101) was left out by the others at step 412")
+    alone, _ = after(founded(1, 16), Failed(failure(0, EXITED, kind="75")))
+    assert (state.num_faults, judge(alone)) == (1, Again())
+
+
+@pytest.mark.parametrize("page", [MEMBERS, {**MEMBERS, 1: StatusRow()}], ids=["admitted", "not admitted"])
+def test_a_joiner_that_gives_its_place_up_is_no_fault_and_after_two_no_more_are_started(page):
+    misplaced = Failed(failure(1, EXITED, kind="76"))
+    state, _ = after(founded(2, 1), Failed(failure(1)))
+    state, first = after(state, misplaced, page=page)
+    state, second = after(state, misplaced, Looked(9.0), page=page)
+    assert [type(action) for action in first] == [Start]
+    assert second == [
+        Say("  2 new workers have not found their place in the script: no more are started, and the others go on")
+    ]
+    assert (state.num_faults, state.finished, state.failures, sorted(state.workers)) == (1, False, (), [0])
+    assert [type(action) for action in decide(state, Rescaled(3), page)[1]] == [Say, Start, Start]
+
+
 def test_an_exit_code_is_a_loss_if_the_others_come_to_the_end_meanwhile():
     state, done = after(founded(3, 16), Failed(failure(1, EXITED)), Finished(0), Finished(2), Looked(0.1))
     assert ([type(action) for action in done], state.failures, state.done) == ([Say], (), True)
@@ -269,9 +292,10 @@ def test_the_member_with_rank_0_of_the_newest_generation_speaks():
 
 slots = st.integers(0, 5)
 hows = st.sampled_from([KILLED, EXITED, QUIT, RAISED])
+kinds = st.sampled_from(["", "75", "76"])
 events = st.one_of(
     st.builds(Finished, slots),
-    st.builds(Failed, st.builds(failure, slots, hows, st.integers(0, 20), st.booleans()), st.booleans()),
+    st.builds(Failed, st.builds(failure, slots, hows, st.integers(0, 20), st.booleans(), kinds), st.booleans()),
     st.builds(Rescaled, st.integers(1, 6)),
     st.builds(Condemned, slots),
     st.builds(Looked, st.floats(0, 100)),

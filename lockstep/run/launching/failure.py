@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from lockstep.errors import Disagreement, WorkerLost
+from lockstep.run.exits import LEFT_OUT, MISPLACED
 from lockstep.run.launching.frames import Frame, original, user_frames, user_traceback
 from lockstep.run.launching.memory import told_with_memory
 
@@ -57,6 +58,19 @@ class Failure:
             pid=os.getpid(),
             traceback=user_traceback(exception),
         )
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether the worker was lost through no fault of the user's code."""
+        return self.how == KILLED or self._exited_with(LEFT_OUT)
+
+    @property
+    def is_misplaced(self) -> bool:
+        """Whether the worker has given its place up: it did not find it in the script."""
+        return self._exited_with(MISPLACED)
+
+    def _exited_with(self, code: int) -> bool:
+        return self.how == EXITED and self.kind == str(code)
 
     @property
     def is_error(self) -> bool:

@@ -25,9 +25,9 @@ ASSIGNMENT = "LOCKSTEP_ASSIGNMENT"
 class Job:
     """A program and the workers that shall run it. `environment` holds extra variables for all of them.
 
-    `fault_budget` lost workers are borne, and each new step gives one back; `spares` processes stand by to take their places. `resume` ("auto", "never"
-    or a path) and the words on checkpoints go over those of the script. With `torch_distributed`, workers have the
-    variables with which a script opens a process group of its own.
+    `fault_budget` lost workers are borne, and each new step gives one back; `spares` processes stand by to take their
+    places. `resume` ("auto", "never" or a path) and the words on checkpoints go over those of the script. With
+    `torch_distributed`, workers have the variables with which a script opens a process group of its own.
     """
 
     program: str

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lockstep.run.environment import process_environment
 from lockstep.run.exits import CTRL_C, DONE, ENVIRONMENT, TERMINATED, USER_ERROR, WORKER_LOST
 from lockstep.run.launching.crew import Crew
-from lockstep.run.launching.failure import KILLED, Failure
+from lockstep.run.launching.failure import Failure
 from lockstep.run.launching.job import Job
 from lockstep.run.launching.output import log_path
 from lockstep.run.launching.supervision import Over
@@ -49,7 +49,7 @@ def launch(job: Job, *, show: Callable[[bytes], None], say: Callable[[str], None
 
 
 def exit_code_of(failure: Failure) -> int:
-    if failure.how == KILLED or failure.kind == "WorkerLost":
+    if failure.is_loss or failure.kind == "WorkerLost":
         return WORKER_LOST
     return ENVIRONMENT if failure.kind == "BadEnvironment" else USER_ERROR
 

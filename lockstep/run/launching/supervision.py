@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from lockstep.run.environments.lockstep_run import Doors
-from lockstep.run.launching.failure import EXITED, KILLED, Failure, first_failure
+from lockstep.run.launching.failure import EXITED, Failure, first_failure
 from lockstep.run.launching.status import StatusRow
 from lockstep.run.launching.telling import count, listed, tell_joiner, tell_loss
 
@@ -24,6 +24,8 @@ from lockstep.run.launching.telling import count, listed, tell_joiner, tell_loss
 EXIT_GRACE_S = 1.0
 SAME_STEP = 5
 """How many attempts at one step may each cost workers. Workers that are lost in the same attempt count once."""
+MISPLACED_TRIES = 2
+"""So many new workers may find that the script has no place for them before no more are started."""
 
 Page = Mapping[int, StatusRow]
 
@@ -115,6 +117,8 @@ class State:
     workers: Mapping[int, Worker] = field(default_factory=dict)
     given_up: frozenset[int] = frozenset()
     """Slots whose joiner failed in a way that would repeat."""
+    num_misplaced: int = 0
+    """Joiners that did not find their place in the script."""
     exits: Mapping[int, Failure] = field(default_factory=dict)
     """Members that left with an exit code of their own just now: losses, unless the others do so too."""
     finished: bool = False
@@ -203,7 +207,7 @@ def speaking_slot(page: Page) -> int | None:
 
 
 def _can_start_again(state: State) -> bool:
-    killed = any(failure.how == KILLED for failure in state.failures)
+    killed = any(failure.is_loss for failure in state.failures)
     return killed or (state.num_killed > 0 and any(failure.secondary for failure in state.failures))
 
 
@@ -216,7 +220,7 @@ def _learn(state: State, event: Event, page: Page, actions: list[Action]) -> Sta
         case Rescaled(wanted):
             if wanted > state.wanted:
                 actions.append(Say(f"  {count(wanted - state.wanted, 'more worker')} will join: {wanted} wanted"))
-            return replace(state, wanted=wanted, given_up=frozenset())
+            return replace(state, wanted=wanted, given_up=frozenset(), num_misplaced=0)
         case Condemned(slot) if slot in state.workers:
             return _with(state, slot, replace(state.workers[slot], condemned=True))
         case Looked(now_s):
@@ -249,19 +253,21 @@ def _fail(state: State, failure: Failure, ended: bool, page: Page, actions: list
     worker = state.workers.get(slot)
     if worker is None:
         return state
+    if worker.joiner and failure.is_misplaced and _members(_without(state, slot), page):
+        return _misplaced(_without(state, slot), actions)
     if worker.joiner and not page[slot].is_member:
         return _lose_joiner(state, failure, actions) if ended else state
     state = _without(state, slot)
     if failure.is_error:
         return _in_crisis(state, failure)
-    if failure.how == EXITED and not (state.finished and not _members(state, page)):
+    if failure.how == EXITED and not failure.is_loss and not (state.finished and not _members(state, page)):
         return replace(state, exits={**state.exits, slot: failure})
     return _lose(state, failure, worker, page, actions)
 
 
 def _lose_joiner(state: State, failure: Failure, actions: list[Action]) -> State:
-    """Members never noticed it. One that was killed, or only tells of another's failure, is tried again."""
-    retried = failure.how == KILLED or failure.secondary
+    """Members never noticed it. One that was lost, or only tells of another's failure, is tried again."""
+    retried = failure.is_loss or failure.secondary
     condemned = state.workers[failure.rank].condemned
     state = _charged(_without(state, failure.rank))
     if not retried:
@@ -273,12 +279,21 @@ def _lose_joiner(state: State, failure: Failure, actions: list[Action]) -> State
     return state
 
 
+def _misplaced(state: State, actions: list[Action]) -> State:
+    """The members go on, and it is no fault: the script cannot be joined where it is."""
+    state = replace(state, num_misplaced=state.num_misplaced + 1)
+    if state.num_misplaced == MISPLACED_TRIES:
+        told = f"{MISPLACED_TRIES} new workers have not found their place in the script"
+        actions.append(Say(f"  {told}: no more are started, and the others go on"))
+    return state
+
+
 def _lose(
     state: State, failure: Failure, worker: Worker, page: Page, actions: list[Action], is_survived: bool = False
 ) -> State:
     """`is_survived`: others, who are not there any more, have come to the end of the script without it."""
     others = _members(state, page)
-    if failure.how == EXITED and not others and not is_survived:  # its own word, which it would say again
+    if not failure.is_loss and not others and not is_survived:  # its own word, which it would say again
         return _in_crisis(state, failure)
     state = _counted(state, failure, page.get(failure.rank, StatusRow()).generation)
     if not (others or is_survived) or state.exhausted or state.failures:
@@ -295,7 +310,7 @@ def _counted(state: State, failure: Failure, generation: int) -> State:
     here = state.losses.get(failure.step, frozenset()) | {attempt}
     state = replace(
         _charged(state),
-        num_killed=state.num_killed + (failure.how == KILLED),
+        num_killed=state.num_killed + failure.is_loss,
         losses={**state.losses, failure.step: here},
     )
     if state.num_faults > state.fault_budget:
@@ -343,7 +358,7 @@ def _fill(state: State, page: Page, actions: list[Action]) -> State:
     doors = tuple((slot, page[slot].door_port) for slot in _members(state, page) if page[slot].door_port)
     staying = [slot for slot, worker in state.workers.items() if not worker.leaving]
     missing = state.wanted - len(staying) - len(state.given_up) - len(state.exits)
-    if not doors or state.finished or missing == 0:
+    if not doors or state.finished or missing == 0 or (missing > 0 and state.num_misplaced >= MISPLACED_TRIES):
         return state
     if missing > 0:
         taken = {*state.workers, *state.given_up, *state.exits}

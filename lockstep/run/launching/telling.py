@@ -118,6 +118,8 @@ def _headline(failure: Failure) -> str:
         return f"{name} was killed by {failure.kind}{moment}{_colon(failure.message)}"
     if failure.how == QUIT:
         return f"worker {failure.rank} called sys.exit({_one_line(failure.kind)}){_place_and_step(failure)}"
+    if failure.is_loss:
+        return f"worker {failure.rank} (pid {failure.pid}) was left out by the others{moment}"
     if failure.how == EXITED:
         return f"worker {failure.rank} exited with code {failure.kind}{moment}"
     return f"worker {failure.rank} failed{moment}: {failure.kind}{_colon(_one_line(failure.message))}"
