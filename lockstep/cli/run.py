@@ -14,6 +14,7 @@ from lockstep.lanes import Assignment
 from lockstep.run.checkpoints.schedule import parse_every
 from lockstep.run.environment import parse_assignment, parse_device
 from lockstep.run.launching.folder import name_from, new_run_folder
+from lockstep.run.launching.lateness import HANG_S
 from lockstep.run.launching.launch import Job, launch
 from lockstep.run.launching.status import MAX_SLOTS
 
@@ -31,6 +32,21 @@ class Whole(click.ParamType):  # type: ignore[type-arg]
         if not (digits.isascii() and digits.isdigit()) or int(digits) < self.least:
             self.fail(f"{digits!r} is not allowed: give a whole number, {self.least} or more", param, ctx)
         return int(digits)
+
+
+class Seconds(click.ParamType):  # type: ignore[type-arg]
+    """A number of seconds, more than 0."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = 0.0
+        if not 0 < seconds < float("inf"):
+            self.fail(f"{value!r} is not allowed: give seconds, more than 0", param, ctx)
+        return seconds
 
 
 class Lanes(click.ParamType):  # type: ignore[type-arg]
@@ -121,6 +137,14 @@ class Screen:
     "one back.",
 )
 @click.option(
+    "--hang-s",
+    type=Seconds(),
+    default=HANG_S,
+    show_default=True,
+    help="A worker that keeps others waiting and shows no sign of work for so long is ended and replaced. More if the "
+    "run has waited longer before.",
+)
+@click.option(
     "--resume",
     type=Resume(),
     metavar="auto|never|PATH",
@@ -153,6 +177,7 @@ def command(
     run_dir: Path | None,
     spares: int,
     fault_budget: int,
+    hang_s: float,
     resume: str | None,
     checkpoints: Path | None,
     checkpoint_every: str | None,
@@ -185,6 +210,7 @@ def command(
         assignment=None if assignment is None else assignment.lanes_of,
         spares=spares,
         fault_budget=fault_budget,
+        hang_s=hang_s,
         resume=resume,
         checkpoints=checkpoints,
         checkpoint_every=checkpoint_every,

@@ -28,6 +28,10 @@ NOT_FINITE = get_args(Policy)
 ALGORITHMS = ("direct", "oneshot")
 """How buckets are sent between hosts, in the brackets of the lane tree."""
 
+USUAL_TIMEOUT_S = 600.0
+WATCHED_TIMEOUT_S = 24 * 3600.0
+"""Where `lockstep run` watches the workers."""
+
 REDUCE_DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -49,7 +53,7 @@ class Asked:
     bucket_bytes: int | None = None
     wire: str | None = None
     algorithm: str | None = None
-    timeout_s: float = 600.0
+    timeout_s: float | None = None
     recover: bool | None = None
     not_finite: str = "keep"
     drift_every: int = 100
@@ -74,7 +78,7 @@ class Asked:
         for name in ("exact", "recover", "flat"):
             if not isinstance(getattr(self, name), bool) and (name, getattr(self, name)) != ("recover", None):
                 raise BadArgument(f"{name} must be True or False, not {getattr(self, name)!r}")
-        if not isinstance(self.timeout_s, int | float) or not self.timeout_s > 0:
+        if self.timeout_s is not None and not (isinstance(self.timeout_s, int | float) and self.timeout_s > 0):
             raise BadArgument(f"timeout_s must be a positive number of seconds, not {self.timeout_s!r}")
 
 
@@ -86,7 +90,7 @@ class Settings:
     seed: int
     threads: int
     exact: bool
-    timeout_s: float = 600.0
+    timeout_s: float = USUAL_TIMEOUT_S
     bucket_bytes: int | None = None
     wire: str = "gloo"
     algorithm: str | None = None
@@ -120,7 +124,7 @@ def settle(asked: Asked, overrides: Overrides, world: World) -> Settings:
         seed=0 if seed is None else seed,
         threads=_first(overrides.threads, asked.threads, overrides.usual_threads) or 1,
         exact=asked.exact,
-        timeout_s=float(asked.timeout_s),
+        timeout_s=_timeout_s(asked, overrides),
         bucket_bytes=asked.bucket_bytes,
         wire=_wire(asked, world),
         algorithm=asked.algorithm,
@@ -135,6 +139,13 @@ def settle(asked: Asked, overrides: Overrides, world: World) -> Settings:
         flat=asked.flat,
         notes=tuple(_notes(asked, overrides)),
     )
+
+
+def _timeout_s(asked: Asked, overrides: Overrides) -> float:
+    """A launcher that watches its workers knows better than a clock who hangs, and ends it."""
+    if asked.timeout_s is not None:
+        return float(asked.timeout_s)
+    return USUAL_TIMEOUT_S if overrides.status_fd is None else WATCHED_TIMEOUT_S
 
 
 def _assignment(explicit: tuple[tuple[int, ...], ...] | None, lanes: int | None, world: World) -> Assignment:

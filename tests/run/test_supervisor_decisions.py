@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.run.launching.failure import EXITED, KILLED, QUIT, RAISED, Failure
-from lockstep.run.launching.status import StatusRow
+from lockstep.run.launching.status import Call, Phase, StatusRow
 from lockstep.run.launching.supervision import (
     EXIT_GRACE_S,
     Again,
@@ -75,6 +75,11 @@ def test_a_worker_that_the_supervisor_killed_itself_is_not_told_a_second_time():
     assert [type(action) for action in done] == [Start]
 
 
+def test_workers_that_the_supervisor_kills_together_leave_nobody_who_could_admit_another():
+    state, done = after(founded(2, 16), Condemned(0), Condemned(1), Failed(failure(0)), Failed(failure(1)))
+    assert (judge(state), done, state.untold) == (Again(), [], ())
+
+
 def test_an_error_in_user_code_is_over_even_after_many_kills():
     state, _ = after(founded(4, 16), Failed(failure(1)), Failed(failure(2)), Failed(failure(0, RAISED)))
     assert judge(state) == Over(failure(0, RAISED), ())
@@ -112,6 +117,17 @@ def test_a_survivor_that_could_not_recover_starts_all_again_only_after_a_kill():
     without_one, _ = after(founded(3, 16), Failed(lost))
     assert judge(after_a_kill) == Again()
     assert judge(without_one) == Over(lost, ())
+
+
+def test_whoever_fails_in_a_call_of_all_workers_because_one_was_killed_there_starts_all_again():
+    waiting = {slot: StatusRow(pid=100 + slot, phase=Phase.AWAITING, detail_a=Call.START) for slot in range(3)}
+    alone = failure(1, RAISED, step=None, kind="BadEnvironment")
+    killed_later, _ = after(founded(3, 16), Failed(alone), Failed(failure(0, step=None)), page=waiting)
+    not_killed, _ = after(founded(3, 16), Failed(alone), page=waiting)
+    elsewhere, _ = after(founded(3, 16), Failed(alone), Failed(failure(0, step=None)), page=NOBODY)
+    assert judge(killed_later) == Again()
+    assert judge(not_killed) == Over(alone, ())
+    assert isinstance(judge(elsewhere), Over)
 
 
 def test_starting_again_remembers_faults_and_steps_and_nothing_else():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lockstep.run.environments import lockstep_run
 from lockstep.run.environments.lockstep_run import Bootstrap
+from lockstep.run.launching.lateness import HANG_S
 
 # A launcher further out may have set these; its words are not true for our workers.
 _NOT_INHERITED = (
@@ -26,8 +27,9 @@ class Job:
     """A program and the workers that shall run it. `environment` holds extra variables for all of them.
 
     `fault_budget` lost workers are borne, and each new step gives one back; `spares` processes stand by to take their
-    places. `resume` ("auto", "never" or a path) and the words on checkpoints go over those of the script. With
-    `torch_distributed`, workers have the variables with which a script opens a process group of its own.
+    places. A worker that others wait for is ended when it has shown no sign of work for `hang_s`. `resume` ("auto",
+    "never" or a path) and the words on checkpoints go over those of the script. With `torch_distributed`, workers have
+    the variables with which a script opens a process group of its own.
     """
 
     program: str
@@ -42,6 +44,7 @@ class Job:
     assignment: tuple[tuple[int, ...], ...] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     fault_budget: int = 0
+    hang_s: float = HANG_S
     spares: int = 0
     resume: str | None = None
     checkpoints: Path | None = None

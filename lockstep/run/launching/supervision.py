@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from lockstep.run.environments.lockstep_run import Doors
 from lockstep.run.launching.failure import EXITED, Failure, first_failure
-from lockstep.run.launching.status import StatusRow
+from lockstep.run.launching.status import Phase, StatusRow
 from lockstep.run.launching.telling import count, listed, tell_joiner, tell_loss
 
 # Workers that all leave with the script's own exit code do so within this time: nobody is replaced then.
@@ -125,6 +125,8 @@ class State:
     """A worker has come to the end of the script: nobody is started any more."""
     failures: tuple[Failure, ...] = ()
     """Not empty: there is a crisis. See Note [Who goes on]."""
+    waited: frozenset[int] = frozenset()
+    """Slots that failed while they waited for the others in a call: because of a loss, if there was one."""
     untold: tuple[Failure, ...] = ()
     """Losses of the crisis that were not told yet: they are, if everything starts again."""
     num_killed: int = 0
@@ -149,7 +151,10 @@ class State:
 
 @dataclass(frozen=True)
 class Again:
-    """Everything is ended and starts from the top, from the newest checkpoint."""
+    """Everything is ended and starts from the top: from the newest checkpoint, if a step was ever committed.
+
+    Else there is nothing to go on from, and an older checkpoint in the folder is none of this run.
+    """
 
 
 @dataclass(frozen=True)
@@ -191,8 +196,10 @@ def decide(state: State, event: Event, page: Page) -> tuple[State, list[Action]]
 
 def judge(state: State) -> Again | Over:
     """What a crisis comes to, once everybody had a moment to tell what they know."""
-    own = [failure for failure in state.failures if failure.is_error and not failure.secondary]
-    if not own and not state.exhausted and _can_start_again(state):
+    lost = state.num_killed > 0
+    followers = [failure for failure in state.failures if failure.secondary or (lost and failure.rank in state.waited)]
+    own = [failure for failure in state.failures if failure.is_error and failure not in followers]
+    if not own and not state.exhausted and lost and (followers or any(failure.is_loss for failure in state.failures)):
         return Again()
     first = first_failure(own or state.failures)
     others = tuple(failure for failure in state.failures if failure is not first)
@@ -204,11 +211,6 @@ def speaking_slot(page: Page) -> int | None:
     newest = max((row.generation for row in page.values()), default=0)
     ranks = {row.rank: slot for slot, row in page.items() if row.generation == newest}
     return ranks.get(0) if newest else None
-
-
-def _can_start_again(state: State) -> bool:
-    killed = any(failure.is_loss for failure in state.failures)
-    return killed or (state.num_killed > 0 and any(failure.secondary for failure in state.failures))
 
 
 def _learn(state: State, event: Event, page: Page, actions: list[Action]) -> State:
@@ -259,7 +261,8 @@ def _fail(state: State, failure: Failure, ended: bool, page: Page, actions: list
         return _lose_joiner(state, failure, actions) if ended else state
     state = _without(state, slot)
     if failure.is_error:
-        return _in_crisis(state, failure)
+        waits = page[slot].phase == Phase.AWAITING
+        return _in_crisis(replace(state, waited=state.waited | ({slot} if waits else set())), failure)
     if failure.how == EXITED and not failure.is_loss and not (state.finished and not _members(state, page)):
         return replace(state, exits={**state.exits, slot: failure})
     return _lose(state, failure, worker, page, actions)
@@ -385,7 +388,8 @@ def _let_go(state: State, surplus: list[int], page: Page, actions: list[Action])
 
 
 def _members(state: State, page: Page) -> list[int]:
-    return sorted(slot for slot in state.workers if page[slot].is_member)
+    """Those who can go on, and admit others; not those who are about to die."""
+    return sorted(slot for slot, worker in state.workers.items() if page[slot].is_member and not worker.condemned)
 
 
 def _in_crisis(state: State, failure: Failure) -> State:

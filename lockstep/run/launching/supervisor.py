@@ -9,6 +9,7 @@ from lockstep.run.environments.lockstep_run import Doors
 from lockstep.run.launching.crew import Crew
 from lockstep.run.launching.failure import EXITED, KILLED, Failure
 from lockstep.run.launching.job import Job
+from lockstep.run.launching.lateness import Watch
 from lockstep.run.launching.lookout import Lookout
 from lockstep.run.launching.memory import MemoryKills, count_memory_kills
 from lockstep.run.launching.process import WorkerProcess
@@ -46,7 +47,7 @@ class Supervisor:
     def __init__(self, job: Job, crew: Crew, say: Callable[[str], None]) -> None:
         self._job, self._crew, self._say = job, crew, say
         self._state = founded(job.num_workers, job.fault_budget)
-        self._lookout = Lookout(crew, job.run_dir, say)
+        self._lookout = Lookout(crew, job.run_dir, say, watch=Watch(job.hang_s))
         self._memory_kills = MemoryKills(count_memory_kills)
         self._next_look_s = 0.0
 
@@ -112,7 +113,8 @@ class Supervisor:
         """What is done a few times a second, however much happens."""
         self._memory_kills.recent(now_s)
         if not self._state.failures:
-            for slot in self._lookout.look(now_s):
+            joiners = {slot for slot, worker in self._state.workers.items() if worker.joiner}
+            for slot in self._lookout.look(now_s, joiners):
                 self._decide(Condemned(slot))
         self._decide(Looked(now_s))
         if any(self._crew.row(slot).is_member for slot in self._state.workers):
@@ -177,12 +179,14 @@ class Supervisor:
     def _start_again(self) -> None:
         for failure in self._state.untold:
             self._say(tell_loss(failure))
-        self._say(tell_again(self._state.wanted))
+        has_trained = self._state.num_steps is not None
+        self._say(tell_again(self._state.wanted, has_trained))
         self.end_others()
         self._crew.clear_away()
         if not self._crew.interrupts:
             self._state = founded_again(self._state)
-            self._crew.found(self._state.wanted, resume="auto")
+            self._lookout.watch.forget()
+            self._crew.found(self._state.wanted, resume="auto" if has_trained else None)
 
     def _interrupt(self) -> signal.Signals:
         """Hands the signal on to the workers: they save, and `finally` blocks run. A second one ends the wait."""
