@@ -2,6 +2,7 @@
 
 import difflib
 import importlib.util
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ from lockstep.lanes import Assignment
 from lockstep.run.checkpoints.schedule import parse_every
 from lockstep.run.environment import parse_assignment, parse_device
 from lockstep.run.launching.folder import name_from, new_run_folder
+from lockstep.run.launching.job import write_assignment
 from lockstep.run.launching.lateness import HANG_S
 from lockstep.run.launching.launch import Job, launch
 from lockstep.run.launching.status import MAX_SLOTS
+
+FAULT_BUDGET = 16
 
 
 class Whole(click.ParamType):  # type: ignore[type-arg]
@@ -131,7 +135,7 @@ class Screen:
 @click.option(
     "--fault-budget",
     type=Whole(0),
-    default=16,
+    default=FAULT_BUDGET,
     show_default=True,
     help="Lost workers that are borne without progress; one more ends the run with exit code 4. Each new step gives "
     "one back.",
@@ -218,7 +222,33 @@ def command(
         torch_distributed=torch_distributed,
     )
     screen = Screen()
-    sys.exit(launch(job, show=screen.show, say=screen.say).exit_code)
+    outcome = launch(job, show=screen.show, say=screen.say)
+    if outcome.saved:
+        screen.say(f"  to go on: {continuation(job)}")
+    sys.exit(outcome.exit_code)
+
+
+def continuation(job: Job) -> str:
+    """The command line that goes on with the job from its newest checkpoint."""
+    settings = {
+        "-n": job.num_workers,
+        "--lanes": job.lanes,
+        "--seed": job.seed,
+        "--threads": job.threads,
+        "--device": job.device,
+        "--assignment": None if job.assignment is None else write_assignment(job.assignment),
+        "--spares": job.spares or None,
+        "--fault-budget": None if job.fault_budget == FAULT_BUDGET else job.fault_budget,
+        "--hang-s": None if job.hang_s == HANG_S else f"{job.hang_s:g}",
+        "--checkpoints": job.checkpoints,
+        "--checkpoint-every": job.checkpoint_every,
+        "--checkpoint-keep": job.checkpoint_keep,
+        "--run-dir": job.run_dir,
+        "--resume": "auto",
+    }
+    options = [word for name, value in settings.items() if value is not None for word in (name, str(value))]
+    flags = ["--torch-distributed"] * job.torch_distributed + ["-m"] * job.module
+    return shlex.join(["lockstep", "run", *options, *flags, job.program, *job.arguments])
 
 
 def check_script(program: str) -> None:

@@ -139,4 +139,5 @@ class Keeping:
         if self._saving is not None and self._continuity.is_ending:
             path = self._saving.save_now(LAST_SAVE_S)
             if path is not None:
-                self._events.emit(Said(f"saved as {path}: the run goes on from there with --resume auto"))
+                self._waits.status.saved()
+                self._events.emit(Said(f"saved as {path}"))

@@ -2,9 +2,11 @@
 
 import os
 import re
+import shlex
+import signal
 
 import pytest
-from launched import launched_script
+from launched import launched, launched_command, launched_script
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -93,3 +95,17 @@ def test_a_worker_that_others_wait_for_in_start_or_in_total_is_named_with_its_li
     assert re.match(
         r"    waiting: 0 \(run.total\)    missing: 1 \(sleeping, .*; train.py:\d+ if run", told[in_total + 1]
     )
+
+
+def test_the_command_that_ctrl_c_ends_with_goes_on_with_the_run_although_no_folder_was_named(tmp_path):
+    with launched(tmp_path, "-n", "2", epochs=1000) as run:
+        run.wait_for("^step 5 ")
+        run.process.send_signal(signal.SIGINT)
+        assert run.process.wait(30) == 130
+        told = run.wait_for("to go on: lockstep run ")
+        assert re.search(r"saved as \S+$", run.lines[run.wait_for("saved as")][1])
+    _, *words = shlex.split(run.lines[told][1].partition("to go on: ")[2])
+    with launched_command(tmp_path, *words) as again:
+        again.wait_for("going on from step-")
+        first = again.wait_for("^step ")
+        assert int(again.lines[first][1].split()[1]) > 5

@@ -112,6 +112,11 @@ class Crew:
         """What the worker in `slot`, or the last one there, says of itself on the status page."""
         return self._page.row(slot)
 
+    @property
+    def has_saved(self) -> bool:
+        """Whether a worker has saved the run because it is about to end."""
+        return any(row.saved for row in self._page.rows().values())
+
     def report(self, worker: WorkerProcess) -> Failure | None:
         """How the worker failed, if it has told."""
         found = self._reports.get(worker.pid) or read_report(self._job.run_dir, worker.slot)

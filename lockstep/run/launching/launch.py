@@ -20,11 +20,15 @@ __all__ = ["Job", "Outcome", "launch"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a launch ended; `failure` is the first failure, if the run failed."""
+    """How a launch ended; `failure` is the first failure, if the run failed.
+
+    `saved`: workers that were asked to end have saved the run first.
+    """
 
     exit_code: int
     failure: Failure | None
     seconds: float
+    saved: bool = False
 
 
 def launch(job: Job, *, show: Callable[[bytes], None], say: Callable[[str], None]) -> Outcome:
@@ -40,12 +44,13 @@ def launch(job: Job, *, show: Callable[[bytes], None], say: Callable[[str], None
         if isinstance(end, Over):
             _tell(job, end, supervisor.num_well(end), say)
             supervisor.end_others()
+        saved = crew.has_saved
     if crew.unshown is not None and not isinstance(end, Over):
         say(_tell_unshown(job, crew.unshown, supervisor.num_workers))
-        return Outcome(ENVIRONMENT, None, time.monotonic() - began_s)
+        return Outcome(ENVIRONMENT, None, time.monotonic() - began_s, saved)
     if isinstance(end, signal.Signals):
         say(_tell_interrupt(job, end, supervisor.num_workers))
-    return Outcome(_exit_code(end), end.first if isinstance(end, Over) else None, time.monotonic() - began_s)
+    return Outcome(_exit_code(end), end.first if isinstance(end, Over) else None, time.monotonic() - began_s, saved)
 
 
 def exit_code_of(failure: Failure) -> int:

@@ -144,6 +144,10 @@ class StatusPage:
             seen = again
         return StatusRow(*seen)
 
+    def rows(self) -> dict[int, StatusRow]:
+        """The rows that somebody has written, by slot."""
+        return _rows(self._memory)
+
     def clear(self, slot: int) -> None:
         """The row is as if no worker had ever written it: for a slot that is given to a new process."""
         _check(slot)
@@ -170,8 +174,7 @@ class StatusReader:
 
     def rows(self) -> dict[int, StatusRow]:
         """The rows that somebody has written, by slot."""
-        found = _ROW.iter_unpack(self._memory)
-        return {slot: StatusRow(*row) for slot, row in enumerate(found) if row[PID]}
+        return _rows(self._memory)
 
     def close(self) -> None:
         self._memory.close()
@@ -283,6 +286,10 @@ class NoStatus:
 
     def close(self) -> None:
         pass
+
+
+def _rows(memory: mmap.mmap) -> dict[int, StatusRow]:
+    return {slot: StatusRow(*row) for slot, row in enumerate(_ROW.iter_unpack(memory)) if row[PID]}
 
 
 def _check(slot: int) -> None:
