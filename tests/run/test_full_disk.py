@@ -120,7 +120,7 @@ def end(*_):
     open("ended", "w").close()
     sys.exit(0)
 signal.signal(signal.SIGTERM, end)
-print("hello")
+sys.stdout.write("hello\\n")
 signal.pause()
 """
     (tmp_path / "train.py").write_text(script)

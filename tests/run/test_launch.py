@@ -13,6 +13,7 @@ from uuid import uuid4
 import psutil
 import pytest
 
+from lockstep.run.launching import supervisor
 from lockstep.run.launching.launch import Job, launch
 from lockstep.run.launching.process import await_end
 
@@ -40,8 +41,9 @@ class Bench:
         return {**os.environ, MARK: self.mark, "PYTHONPATH": IMPORTABLE}
 
     def start(self, script: str, *options: str, arguments: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+        """The scripts of these tests start no run of lockstep; the flag says that they need not."""
         (self.folder / "train.py").write_text(PREAMBLE + script)
-        return self.command(*options, "train.py", *arguments)
+        return self.command("--torch-distributed", *options, "train.py", *arguments)
 
     def command(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -313,6 +315,37 @@ def test_sigterm_reaches_the_workers_and_exits_with_143(bench):
     launcher.terminate()
     code, out, _ = finish(launcher)
     assert (code, out) == (143, "saved\n")
+
+
+def test_several_workers_of_a_script_that_never_starts_a_run_are_told_so_and_exit_with_1(bench):
+    (bench.folder / "train.py").write_text("print('trained alone')")
+    code, out, err = finish(bench.command("-n", "2", "train.py"))
+    assert (code, out) == (1, "trained alone\n")
+    assert err == (
+        "✗ nobody called lockstep.start: each of the 2 workers ran the whole script by itself. Write "
+        "`run = lockstep.start()` and what follows from it, or say --torch-distributed if the script opens a process "
+        "group of its own\n"
+    )
+    assert finish(bench.command("train.py")) == (0, "trained alone\n", "")
+
+
+def test_after_a_while_without_a_run_several_workers_are_told_so_once(bench, monkeypatch):
+    monkeypatch.setattr(supervisor, "UNSTARTED_S", 0.0)
+    (bench.folder / "train.py").write_text("import signal; signal.pause()")
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        if len(said) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    environment = {MARK: bench.mark, "PYTHONPATH": IMPORTABLE}
+    job = Job(str(bench.folder / "train.py"), bench.folder, num_workers=2, environment=environment)
+    launch(job, show=print, say=say)
+    assert said[0] == (
+        "! nobody has called lockstep.start for 0 s: without it each of the 2 workers runs the whole script by itself"
+    )
+    assert len(said) == 2  # the other one tells of the signal
 
 
 def test_a_missing_script_is_refused_before_anything_starts(bench):

@@ -119,7 +119,7 @@ def test_workers_of_lockstep_run_meet(tmp_path):
         "store.set(f'from {place.world.rank}', 'here')\n"
         "print(store.get(f'from {1 - place.world.rank}'))\n"
     )
-    assert run_on_two_workers(tmp_path, script) == (0, "b'here'\n")
+    assert run_on_two_workers(tmp_path, script, "--torch-distributed") == (0, "b'here'\n")
 
 
 def test_a_script_under_lockstep_run_may_open_a_process_group_of_its_own_beside_the_run(tmp_path):

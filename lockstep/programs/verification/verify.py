@@ -158,6 +158,7 @@ def _job(request: Request, variant: Variant, folder: Path) -> Job:
         device=request.device,
         assignment=variant.assignment.lanes_of,
         environment=environment,
+        is_run=False,  # a script that starts none is told so here, by its traces
     )
 
 

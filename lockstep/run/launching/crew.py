@@ -113,6 +113,11 @@ class Crew:
         return self._page.row(slot)
 
     @property
+    def has_started(self) -> bool:
+        """Whether a worker of this start has called `lockstep.start`."""
+        return bool(self._page.rows())
+
+    @property
     def has_saved(self) -> bool:
         """Whether a worker has saved the run because it is about to end."""
         return any(row.saved for row in self._page.rows().values())

@@ -51,6 +51,8 @@ class Job:
     checkpoint_every: str | None = None
     checkpoint_keep: int | None = None
     torch_distributed: bool = False
+    is_run: bool = True
+    """Whether it is for the launcher to object where several workers never call `lockstep.start`."""
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", "lockstep.run.launching.worker", *self._program()]

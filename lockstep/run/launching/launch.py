@@ -13,7 +13,7 @@ from lockstep.run.launching.job import Job
 from lockstep.run.launching.output import log_path
 from lockstep.run.launching.supervision import Over
 from lockstep.run.launching.supervisor import Supervisor
-from lockstep.run.launching.telling import render
+from lockstep.run.launching.telling import render, tell_apart
 
 __all__ = ["Job", "Outcome", "launch"]
 
@@ -45,9 +45,13 @@ def launch(job: Job, *, show: Callable[[bytes], None], say: Callable[[str], None
             _tell(job, end, supervisor.num_well(end), say)
             supervisor.end_others()
         saved = crew.has_saved
+        ran_apart = end is None and supervisor.ran_apart
     if crew.unshown is not None and not isinstance(end, Over):
         say(_tell_unshown(job, crew.unshown, supervisor.num_workers))
         return Outcome(ENVIRONMENT, None, time.monotonic() - began_s, saved)
+    if ran_apart:
+        say(tell_apart(supervisor.num_workers))
+        return Outcome(USER_ERROR, None, time.monotonic() - began_s)
     if isinstance(end, signal.Signals):
         say(_tell_interrupt(job, end, supervisor.num_workers))
     return Outcome(_exit_code(end), end.first if isinstance(end, Over) else None, time.monotonic() - began_s, saved)

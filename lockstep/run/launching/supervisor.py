@@ -32,12 +32,14 @@ from lockstep.run.launching.supervision import (
     founded_again,
     judge,
 )
-from lockstep.run.launching.telling import tell_again, tell_loss
+from lockstep.run.launching.telling import tell_again, tell_apart_so_far, tell_loss
 
 WAKE_S = 0.25
 # Others that fail because of the first get this long to say so, which only makes the story better.
 GRACE_S = 0.3
 END_S = 1.0
+UNSTARTED_S = 30.0
+"""How long nobody may have called `lockstep.start` before it is told."""
 INTERRUPT_S = 2.4
 
 
@@ -50,10 +52,20 @@ class Supervisor:
         self._lookout = Lookout(crew, job.run_dir, say, watch=Watch(job.hang_s))
         self._memory_kills = MemoryKills(count_memory_kills)
         self._next_look_s = 0.0
+        self._began_s = time.monotonic()
+        # A script that opens a process group of its own need not be a lockstep run.
+        self._is_together = job.num_workers == 1 or job.torch_distributed or not job.is_run
+        self._has_told_apart = False
 
     @property
     def num_workers(self) -> int:
         return self._state.wanted
+
+    @property
+    def ran_apart(self) -> bool:
+        """Whether several workers have each run the whole script by themselves: none has called `lockstep.start`."""
+        self._is_together = self._is_together or self._crew.has_started
+        return not self._is_together
 
     def run(self) -> signal.Signals | Over | None:
         """What ended the job: a signal, a failure, or None when everybody came to the end of the script."""
@@ -111,6 +123,9 @@ class Supervisor:
 
     def _look(self, now_s: float) -> None:
         """What is done a few times a second, however much happens."""
+        if self.ran_apart and not self._has_told_apart and now_s - self._began_s > UNSTARTED_S:
+            self._has_told_apart = True
+            self._say(tell_apart_so_far(self._state.wanted, UNSTARTED_S))
         self._memory_kills.recent(now_s)
         if not self._state.failures:
             joiners = {slot for slot, worker in self._state.workers.items() if worker.joiner}

@@ -48,6 +48,22 @@ def tell_again(num_workers: int, has_trained: bool) -> str:
     return f"  nobody is left who could go on: {workers} again, from the newest checkpoint"
 
 
+def tell_apart(num_workers: int) -> str:
+    """One line for workers that were nobody's run."""
+    return (
+        f"✗ nobody called lockstep.start: each of the {num_workers} workers ran the whole script by itself. Write "
+        "`run = lockstep.start()` and what follows from it, or say --torch-distributed if the script opens a process "
+        "group of its own"
+    )
+
+
+def tell_apart_so_far(num_workers: int, seconds: float) -> str:
+    return (
+        f"! nobody has called lockstep.start for {seconds:.0f} s: without it each of the {num_workers} workers runs "
+        "the whole script by itself"
+    )
+
+
 def tell_stopped(stopped: Stopped, look: Look) -> str:
     name = f"worker {stopped.slot} (pid {look.pid})"
     moment = f" at step {look.row.step}" if look.row.is_member else ""
