@@ -19,23 +19,25 @@ from lockstep.run.launching.job import write_assignment
 from lockstep.run.launching.lateness import HANG_S
 from lockstep.run.launching.launch import Job, launch
 from lockstep.run.launching.status import MAX_SLOTS
+from lockstep.run.limits import MOST_LANES, MOST_SEED, MOST_THREADS, as_whole
 
 FAULT_BUDGET = 16
 
 
 class Whole(click.ParamType):  # type: ignore[type-arg]
-    """A whole number from `least` on."""
+    """A whole number from `least` on, up to `most`."""
 
     name = "number"
 
-    def __init__(self, least: int) -> None:
-        self.least = least
+    def __init__(self, least: int, most: int | None = None) -> None:
+        self.least, self.most = least, most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        digits = str(value)
-        if not (digits.isascii() and digits.isdigit()) or int(digits) < self.least:
-            self.fail(f"{digits!r} is not allowed: give a whole number, {self.least} or more", param, ctx)
-        return int(digits)
+        number = as_whole(str(value))
+        if number is None or number < self.least or (self.most is not None and number > self.most):
+            allowed = f"{self.least} or more" if self.most is None else f"{self.least} to {self.most}"
+            self.fail(f"{str(value)[:60]!r} is not allowed: give a whole number, {allowed}", param, ctx)
+        return number
 
 
 class Seconds(click.ParamType):  # type: ignore[type-arg]
@@ -114,9 +116,11 @@ class Screen:
 @click.option(
     "-n", "--workers", type=Whole(1), default=1, show_default=True, help="Workers to start, one process each."
 )
-@click.option("--lanes", type=Whole(1), help="Lanes of the run, over the script's own word.")
-@click.option("--seed", type=Whole(0), help="Seed of the run, over the script's own word.")
-@click.option("--threads", type=Whole(1), help="Threads per worker, over the script's own word.  [default: 1]")
+@click.option("--lanes", type=Whole(1, MOST_LANES), help="Lanes of the run, over the script's own word.")
+@click.option("--seed", type=Whole(0, MOST_SEED), help="Seed of the run, over the script's own word.")
+@click.option(
+    "--threads", type=Whole(1, MOST_THREADS), help="Threads per worker, over the script's own word.  [default: 1]"
+)
 @click.option(
     "--device",
     type=Device(),

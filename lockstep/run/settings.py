@@ -11,6 +11,7 @@ from lockstep.gradients.finite import Policy, check_policy
 from lockstep.lanes import Assignment
 from lockstep.run.device import CPU
 from lockstep.run.environment import Overrides, parse_device
+from lockstep.run.limits import MOST_BYTES, MOST_LANES, MOST_SEED, MOST_STEPS, MOST_THREADS
 from lockstep.world import World
 
 WIRES = ("shared", "hierarchical", "gloo")
@@ -31,6 +32,7 @@ ALGORITHMS = ("direct", "oneshot")
 USUAL_TIMEOUT_S = 600.0
 WATCHED_TIMEOUT_S = 24 * 3600.0
 """Where `lockstep run` watches the workers."""
+MOST_TIMEOUT_S = 366 * 24 * 3600.0
 
 REDUCE_DTYPES = {
     "float32": torch.float32,
@@ -63,14 +65,14 @@ class Asked:
     device: str | None = None
 
     def __post_init__(self) -> None:
-        _whole("lanes", self.lanes, at_least=1)
-        _whole("seed", self.seed, at_least=0)
-        _whole("threads", self.threads, at_least=1)
-        _whole("bucket_bytes", self.bucket_bytes, at_least=1)
+        _whole("lanes", self.lanes, at_least=1, at_most=MOST_LANES)
+        _whole("seed", self.seed, at_least=0, at_most=MOST_SEED)
+        _whole("threads", self.threads, at_least=1, at_most=MOST_THREADS)
+        _whole("bucket_bytes", self.bucket_bytes, at_least=1, at_most=MOST_BYTES)
         _one_of("wire", self.wire, (*WIRES, *GPU_WIRES))
         _one_of("algorithm", self.algorithm, ALGORITHMS)
-        _whole("drift_every", self.drift_every, at_least=0)
-        _whole("noise_every", self.noise_every, at_least=0)
+        _whole("drift_every", self.drift_every, at_least=0, at_most=MOST_STEPS)
+        _whole("noise_every", self.noise_every, at_least=0, at_most=MOST_STEPS)
         _reduce_dtype(self.reduce_dtype)
         _device(self.device)
         if self.not_finite not in NOT_FINITE:
@@ -78,8 +80,10 @@ class Asked:
         for name in ("exact", "recover", "flat"):
             if not isinstance(getattr(self, name), bool) and (name, getattr(self, name)) != ("recover", None):
                 raise BadArgument(f"{name} must be True or False, not {getattr(self, name)!r}")
-        if self.timeout_s is not None and not (isinstance(self.timeout_s, int | float) and self.timeout_s > 0):
-            raise BadArgument(f"timeout_s must be a positive number of seconds, not {self.timeout_s!r}")
+        number = isinstance(self.timeout_s, int | float)
+        if self.timeout_s is not None and not (number and 0 < self.timeout_s <= MOST_TIMEOUT_S):
+            told = _brief(self.timeout_s)
+            raise BadArgument(f"timeout_s must be a positive number of seconds, a year's at most, not {told}")
 
 
 @dataclass(frozen=True)
@@ -239,10 +243,19 @@ def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
         raise BadArgument(f"{name} must be one of {', '.join(map(repr, allowed))}, or None to choose, not {value!r}")
 
 
-def _whole(name: str, value: object, at_least: int | None = None) -> None:
+def _whole(name: str, value: object, at_least: int, at_most: int) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):
-        raise BadArgument(f"{name} must be a whole number, not {value!r}")
-    if at_least is not None and value < at_least:
-        raise BadArgument(f"{name} must be at least {at_least}, not {value}")
+        raise BadArgument(f"{name} must be a whole number, not {value!r:.60}")
+    if value < at_least:
+        raise BadArgument(f"{name} must be at least {at_least}, not {_brief(value)}")
+    if value > at_most:
+        raise BadArgument(f"{name} must be at most {at_most}, not {_brief(value)}")
+
+
+def _brief(value: object) -> str:
+    """The value in few words: Python does not write down numbers of several thousand digits."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"a number of {value.bit_length()} bits"
+    return f"{value!r:.60}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from lockstep.errors import BadEnvironment
 from lockstep.run.environments.place import LOOPBACK, Place, check_world
 from lockstep.run.environments.variables import optional, port, text, whole
+from lockstep.run.limits import as_whole
 from lockstep.world import World
 
 MARK = "LOCKSTEP_LAUNCHER"
@@ -100,9 +101,11 @@ def write_doors(doors: Doors) -> str:
 def read_doors(text: str) -> Doors:
     """The doors in `"0:41001,2:41007"`, which are worker 0's and worker 2's."""
     found = [word.strip().partition(":") for word in text.split(",") if word.strip()]
-    if not all(slot.isdecimal() and door.isdecimal() for slot, _, door in found):
+    numbers = [(as_whole(slot), as_whole(door)) for slot, _, door in found]
+    doors = tuple((slot, door) for slot, door in numbers if slot is not None and door is not None)
+    if len(doors) < len(found):
         raise BadEnvironment(f"{DOORS}={text} cannot be used: it looks like 0:41001,2:41007")
-    return tuple((int(slot), int(door)) for slot, _, door in found)
+    return doors
 
 
 def place(environ: Mapping[str, str]) -> Place | None:

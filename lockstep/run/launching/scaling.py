@@ -16,6 +16,7 @@ from lockstep.run.launching.output import is_full
 from lockstep.run.launching.signals import SCALE
 from lockstep.run.launching.status import MAX_SLOTS
 from lockstep.run.launching.vitals import vitals
+from lockstep.run.limits import as_whole
 
 
 class Registered:
@@ -70,7 +71,8 @@ def read_wanted(folder: Path) -> int | None:
         text = _wanted(folder).read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return None
-    return int(text) if text.isdigit() and 1 <= int(text) <= MAX_SLOTS else None
+    number = as_whole(text)
+    return number if number is not None and 1 <= number <= MAX_SLOTS else None
 
 
 def find_launcher(folder: Path) -> int | None:
