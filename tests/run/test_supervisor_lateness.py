@@ -155,6 +155,21 @@ def test_timers_that_wake_a_process_now_and_then_are_no_sign_of_work():
     assert Hung in kinds(ticking)
 
 
+def test_the_answer_to_the_question_where_it_is_is_no_sign_of_work():
+    watch, written = Watch(HANG_S), {"bytes": 0}
+
+    def activity(slot: int) -> Activity:
+        return Activity(io_bytes=written["bytes"])
+
+    found: list[tuple[float, Finding]] = []
+    for tick in range(4 * 30):
+        now_s = BEGAN_S + 0.25 * tick
+        found += [(now_s, finding) for finding in watch.look(now_s, ONE_MISSING, activity)]
+        written["bytes"] = 300 * (Late in kinds(found))
+    assert HANG_S <= first(Hung, found)[0] <= HANG_S + 3
+    assert watch.limit_s == HANG_S
+
+
 def test_a_worker_is_left_alone_for_twice_as_long_as_one_has_been_idle_before_and_went_on():
     idleness = Idleness()
     for second in range(40):

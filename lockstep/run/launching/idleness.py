@@ -4,10 +4,11 @@
 # A worker works while it, or a process that it has started, uses the processor, reads or writes, starts or ends a
 # process, says something new on its page, or is woken again and again: a thread that waits for a network is woken for
 # every piece. Every process is woken now and then by a timer of a library, so a rate of about one a second does not
-# count. Neither does what a process with such a timer uses of the processor.
+# count. Neither does what a process with such a timer uses of the processor, nor what it does when it is asked where it
+# is: it wakes up and writes its answer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from lockstep.run.launching.vitals import Activity
@@ -42,20 +43,28 @@ class Idleness:
     longest_s: float = 0.0
     """The longest idleness after which a worker went on by itself."""
     _watched: dict[int, _Watched] = field(default_factory=dict)
+    _excused: set[int] = field(default_factory=set)
 
     def look(self, now_s: float, seen: Mapping[int, Seen]) -> dict[int, float]:
         """For how long each process has been idle. Who is not looked at is forgotten."""
         before, self._watched = self._watched, {}
         for pid, now in seen.items():
-            self._watched[pid] = self._followed(now_s, now, before.get(pid))
+            self._watched[pid] = self._followed(now_s, now, before.get(pid), pid in self._excused)
+        self._excused.clear()
         return {pid: now_s - watched.idle_from_s for pid, watched in self._watched.items()}
 
     def forget(self) -> None:
         self._watched = {}
 
-    def _followed(self, now_s: float, now: Seen, before: _Watched | None) -> _Watched:
+    def excuse(self, pids: Iterable[int]) -> None:
+        """What these processes do until the next look is no sign of work: they answer a question."""
+        self._excused.update(pids)
+
+    def _followed(self, now_s: float, now: Seen, before: _Watched | None, is_excused: bool) -> _Watched:
         if before is None:
             return _Watched(now_s, now_s, now)
+        if is_excused:
+            return _Watched(before.idle_from_s, now_s, now)
         if works(before.then, now, now_s - before.window_s):
             self.longest_s = max(self.longest_s, now_s - before.idle_from_s)
             return _Watched(now_s, now_s, now)

@@ -214,7 +214,7 @@ class Watch:
             return []
         idle_s = {slot: self._idle_s.get(look.pid, 0.0) for slot, look in missing.items()}
         hung = [Hung((slot,), seconds) for slot, seconds in idle_s.items() if seconds >= self.limit_s]
-        return [*self._once(late, late.what), *hung]
+        return [*self._once(late, late.what, missing), *hung]
 
     def _find_idle(self, everyone: Mapping[int, Look]) -> list[Finding]:
         idle_s = min(self._idle_s.get(look.pid, 0.0) for look in everyone.values())
@@ -223,7 +223,7 @@ class Watch:
         first = next(iter(everyone.values())).row
         idle = Idle(first.generation, first.step, tuple(sorted(everyone)), idle_s)
         hung = [Hung(idle.slots, idle_s, is_all=True)] if idle_s >= self.limit_s else []
-        return [*self._once(idle, "idle"), *hung]
+        return [*self._once(idle, "idle", everyone), *hung]
 
     def _find_deadlock(self, crowd: Mapping[int, Look], waited_s: Mapping[int, float]) -> list[Finding]:
         """All wait. That is a recovery, or the moment before they go on; else something is broken."""
@@ -236,13 +236,16 @@ class Watch:
             return []
         late = _late(rows, waited_s, min(waited_s, key=lambda slot: waited_s[slot]), ())
         hung = [Hung(late.waiting, shortest_s, is_all=True)] if shortest_s >= max(self.limit_s, limit_s) else []
-        return [*self._once(late, late.what), *hung]
+        return [*self._once(late, late.what, {}), *hung]
 
-    def _once(self, finding: Late | Idle, what: str) -> list[Finding]:
+    def _once(self, finding: Late | Idle, what: str, asked: Mapping[int, Look]) -> list[Finding]:
+        """The finding, if it is news; then those who are named will be `asked` where they are."""
         key = (what, finding.generation, finding.step)
-        told = key in self._told
+        if key in self._told:
+            return []
         self._told.add(key)
-        return [] if told else [finding]
+        self._idleness.excuse(look.pid for look in asked.values())
+        return [finding]
 
 
 def is_waiting(row: StatusRow) -> bool:
