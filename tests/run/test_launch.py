@@ -365,8 +365,8 @@ def test_a_missing_module_is_refused_before_anything_starts(bench):
     ("options", "allowed"),
     [
         (("-n", "0"), "a whole number, 1 or more"),
-        (("--threads", "two"), "a whole number, 1 or more"),
-        (("--seed", "-1"), "a whole number, 0 or more"),
+        (("--threads", "two"), "a whole number, 1 to 4096"),
+        (("--seed", "-1"), "a whole number, 0 to 18446744073709551615"),
         (("--assignment", "0,1;x"), "it looks like"),
         (("--assignment", "0,2"), "every lane 0..V-1 exactly once"),
         (("--assignment", "0;1"), "names 2 workers, but --workers is 1"),
