@@ -190,6 +190,14 @@ def test_a_worker_that_called_exit_is_told_with_the_code_the_line_and_the_step()
     assert render(failure, 3, LOG).startswith("✗ worker 1 called sys.exit(3) at train.py:57, step 12\n")
 
 
+def test_a_process_group_that_finds_no_variables_is_told_which_option_sets_them(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ValueError, match="RANK") as caught:
+        torch.distributed.init_process_group("gloo")
+    assert "`lockstep run --torch-distributed` sets it" in render(Failure.of(caught.value, 0, None), 0, LOG)
+
+
 def test_a_worker_alone_has_no_others_to_tell_of():
     assert render(failure_with(), 0, LOG).endswith("\n  Full log: runs/mnist-3/worker-2.log")
 

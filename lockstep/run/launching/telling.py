@@ -1,10 +1,11 @@
 """Telling the user about a failure or a loss, in at most six lines."""
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from lockstep.run.launching.failure import EXITED, KILLED, QUIT, Failure
+from lockstep.run.launching.failure import EXITED, KILLED, QUIT, RAISED, Failure
 from lockstep.run.launching.frames import Frame
 from lockstep.run.launching.lateness import STEP, Hung, Idle, Late, Look, Stopped, call_of
 from lockstep.run.launching.slowness import CaughtUp, Cause, Slow
@@ -14,6 +15,8 @@ _LONGEST = 300
 _STATES = {"R": "running", "S": "sleeping", "D": "waiting for a disk", "T": "stopped", "t": "held by a debugger"}
 _MOST_TIMES = 100
 _MOST_NAMED = 4
+# What torch says where init_process_group finds none of its variables.
+_UNSET = re.compile("environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected, but not set")
 _SPENT_ON = {Cause.DATA: "loading", Cause.COMPUTE: "its lanes", Cause.OTHER: "between steps"}
 _ADVICE = {
     Cause.DATA: "its loader needs more processes (num_workers), or its disk is slow or busy",
@@ -208,6 +211,8 @@ def _places(frames: tuple[Frame, ...]) -> list[str]:
 
 
 def _hint(failure: Failure) -> list[str]:
+    if failure.how == RAISED and _UNSET.search(failure.message):
+        return ["  `lockstep run --torch-distributed` sets it, for scripts that open a process group themselves."]
     if failure.how == KILLED and failure.kind == "SIGKILL" and not failure.message:
         return ["  SIGKILL often means that the host ran out of memory: look at `dmesg`, or use fewer workers."]
     return []
