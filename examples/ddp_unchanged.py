@@ -2,6 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/ddp_unchanged.py
     torchrun --nproc-per-node 2 examples/ddp_unchanged.py --backend gloo
+    lockstep run -n 2 --torch-distributed examples/ddp_unchanged.py
     python examples/ddp_unchanged.py                    # starts its two processes itself
 
 Look at the last line: on two processes the weights have the same bits on both backends. lockstep.start is not used,

@@ -12,6 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
+from lockstep.wire.choice import bucket_bytes
+from lockstep.wire.link import Link
 
 ROOT = Path(__file__).parent.parent
 TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "examples/README.md")
@@ -19,6 +21,7 @@ PAGES = [*TOP, *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").g
 WITH_CODE = ("README.md", "CONTRIBUTING.md", "docs/api.md")
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+WIRE = re.compile(r" (\d+) workers · .*\n  wire: .* · ([\d.]+) GB/s, (\d+) µs a round · buckets of (\d+) MiB")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -34,6 +37,14 @@ def links(page: str) -> list[str]:
 
 def python_blocks(page: str) -> list[str]:
     return [code for language, code in FENCE.findall(read(page)) if language == "python"]
+
+
+def test_the_buckets_in_examples_of_start_lines_have_the_size_that_would_be_chosen() -> None:
+    shown = [example for page in PAGES for example in WIRE.findall(read(page))]
+    assert len(shown) >= 8
+    for workers, gb_per_s, us, mib in shown:
+        link = Link(float(us) * 1e-6, float(gb_per_s) * 1e9)
+        assert bucket_bytes(link, int(workers)) == int(mib) * 2**20, (workers, gb_per_s, us, mib)
 
 
 @pytest.mark.parametrize("page", PAGES)

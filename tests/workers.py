@@ -22,7 +22,7 @@ import torch
 import torch._inductor.config  # what start and optimizers load: seconds that the workers need not spend each
 
 from lockstep.run import active
-from lockstep.run.environments.lockstep_run import LISTEN_FD, MARK, PORT
+from lockstep.run.environments.lockstep_run import LISTEN_FD, MARK, PORT, RANK, SIZE
 
 torch.set_num_threads(1)  # a forked process must not inherit a pool of threads that do not exist in it
 
@@ -99,10 +99,13 @@ def fork(
 def _place(rank: int, num_workers: int, listener: socket.socket) -> None:
     os.environ |= {
         MARK: "tests",
+        RANK: str(rank),
+        SIZE: str(num_workers),
+        PORT: str(listener.getsockname()[1]),
+        # As with --torch-distributed: jobs open process groups of their own.
         "RANK": str(rank),
         "WORLD_SIZE": str(num_workers),
         "MASTER_PORT": str(listener.getsockname()[1]),
-        PORT: str(listener.getsockname()[1]),
     }
     if rank == 0:
         os.environ[LISTEN_FD] = str(os.dup(listener.fileno()))

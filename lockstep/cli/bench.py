@@ -15,13 +15,14 @@ from lockstep.cli.run import Whole
 from lockstep.errors import BadArgument
 from lockstep.programs.bench.allreduce.algorithms import SHARED, parse_algorithm
 from lockstep.programs.bench.allreduce.gpu.plan import SIZES_ON_GPU
-from lockstep.programs.bench.allreduce.plan import crowding
+from lockstep.programs.bench.allreduce.plan import check_memory, crowding
 from lockstep.programs.bench.allreduce.plan import make_plans as make_allreduce_plans
 from lockstep.programs.bench.allreduce.sizes import parse_sizes
 from lockstep.programs.bench.devices import CPU, CUDA, DEVICES, refuse_unless_gpu, refuse_unless_on, require_gpu
 from lockstep.programs.bench.gpu import plan as gpu
 from lockstep.programs.bench.plan import REFERENCES, Plan, make_plans
 from lockstep.programs.bench.recovery.plan import make_plan as make_recovery_plan
+from lockstep.run.launching.status import MAX_SLOTS
 
 SIZES = "4KiB..128MiB"
 
@@ -32,7 +33,7 @@ class Counts(click.ParamType):  # type: ignore[type-arg]
     name = "numbers"
 
     def __init__(self, least: int) -> None:
-        self.each = Whole(least)
+        self.each = Whole(least, MAX_SLOTS)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         return tuple(self.each.convert(word.strip(), param, ctx) for word in value.split(","))
@@ -243,11 +244,15 @@ def allreduce(
     from lockstep.programs.bench.following import following
     from lockstep.programs.bench.launching import Stopped
     from lockstep.programs.bench.mps import multi_process_service
+    from lockstep.programs.doctor.gathering.control_groups import ControlGroups
+    from lockstep.programs.doctor.gathering.machine import memory
 
     refuse_unless_gpu(device, mps=mps)
     usual = parse_sizes(SIZES if device == CPU else SIZES_ON_GPU)
     counts = [count for counts in workers for count in counts]
     plans = make_allreduce_plans(counts, sizes or usual, algorithm, rounds, device)
+    if device == CPU:
+        check_memory(plans, memory(ControlGroups.of_this_process()).left_bytes)
     if device == CUDA:
         require_gpu()
     elif warning := crowding(plans, num_cores=len(os.sched_getaffinity(0))):

@@ -14,8 +14,9 @@ from lockstep.programs.demo.recipe import Recipe
 from lockstep.programs.demo.report import as_json, show_report, write_report
 from lockstep.programs.demo.show import demonstrate
 from lockstep.programs.demo.training import DidNotFinish
-
-CTRL_C = 130
+from lockstep.run.exits import CTRL_C
+from lockstep.run.launching.status import MAX_SLOTS
+from lockstep.run.limits import as_whole
 
 
 class Counts(click.ParamType):  # type: ignore[type-arg]
@@ -24,10 +25,11 @@ class Counts(click.ParamType):  # type: ignore[type-arg]
     name = "numbers"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        words = [word.strip() for word in str(value).split(",")]
-        if not all(word.isascii() and word.isdigit() for word in words):
-            self.fail(f'{value!r} is not allowed: give numbers of workers, such as "1,2,3"', param, ctx)
-        return tuple(map(int, words))
+        counts = [as_whole(word) for word in str(value).split(",")]
+        found = tuple(count for count in counts if count is not None and count <= MAX_SLOTS)
+        if len(found) < len(counts):
+            self.fail(f'{str(value)[:60]!r} is not allowed: give numbers of workers, such as "1,2,3"', param, ctx)
+        return found
 
 
 @click.command(name="demo")

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from lockstep.cli.run import Whole
+from lockstep.errors import BadArgument
 
 
 @click.command(name="doctor")
@@ -36,6 +37,8 @@ def command(ctx: click.Context, num_workers: int | None, runs: Path, wants_json:
     from lockstep.programs.doctor.screen import lines
     from lockstep.run.environment import process_environment
 
+    if runs.exists() and not runs.is_dir():
+        raise BadArgument(f"--runs {runs} is no folder: name the one that holds the folders of runs")
     diagnosis = diagnose(gather(num_workers, runs, process_environment()))
     if wants_json:
         click.echo(json.dumps(diagnosis.as_json()))

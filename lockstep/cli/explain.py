@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lockstep.errors import BadArgument
+from lockstep.run.limits import as_whole
 
 if TYPE_CHECKING:
     from lockstep.programs.explain.story import Story
@@ -25,10 +26,11 @@ class HostSizes(click.ParamType):  # type: ignore[type-arg]
     name = "sizes"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        words = [word.strip() for word in str(value).split(",")]
-        if not all(word.isascii() and word.isdigit() and int(word) for word in words):
-            self.fail(f'{value!r} is not allowed: give the workers of each host, such as "2,2"', param, ctx)
-        return tuple(map(int, words))
+        sizes = [as_whole(word) for word in str(value).split(",")]
+        found = tuple(size for size in sizes if size)
+        if len(found) < len(sizes):
+            self.fail(f'{str(value)[:60]!r} is not allowed: give the workers of each host, such as "2,2"', param, ctx)
+        return found
 
 
 @click.command(name="explain")

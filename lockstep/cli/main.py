@@ -1,10 +1,12 @@
 """The `lockstep` command. Imports a subcommand only when it is called, so that help comes at once."""
 
 import importlib
+import io
 import sys
 
 import click
 
+from lockstep.cli.streams import CannotWrite, Output, complain, discard_output
 from lockstep.errors import BadArgument, BadEnvironment, LockstepError
 from lockstep.version import VERSION
 
@@ -68,8 +70,14 @@ def lockstep() -> None:
 
 def main() -> None:
     """Runs the command line; what lockstep refuses is one sentence and an exit code, never a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout = Output.over(sys.stdout)
     try:
         lockstep(prog_name="lockstep")
+    except CannotWrite as error:
+        discard_output()
+        complain(f"✗ {error}")
+        sys.exit(3)
     except LockstepError as error:
-        click.echo(f"✗ {error}", err=True)
+        complain(f"✗ {error}")
         sys.exit(2 if isinstance(error, BadArgument) else 3 if isinstance(error, BadEnvironment) else 1)

@@ -2,34 +2,57 @@
 
 import difflib
 import importlib.util
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from lockstep.cli.streams import complain, discard_output
 from lockstep.errors import BadArgument
 from lockstep.lanes import Assignment
 from lockstep.run.checkpoints.schedule import parse_every
 from lockstep.run.environment import parse_assignment, parse_device
 from lockstep.run.launching.folder import name_from, new_run_folder
+from lockstep.run.launching.job import write_assignment
+from lockstep.run.launching.lateness import HANG_S
 from lockstep.run.launching.launch import Job, launch
 from lockstep.run.launching.status import MAX_SLOTS
+from lockstep.run.limits import MOST_LANES, MOST_SEED, MOST_THREADS, as_whole
+
+FAULT_BUDGET = 16
 
 
 class Whole(click.ParamType):  # type: ignore[type-arg]
-    """A whole number from `least` on."""
+    """A whole number from `least` on, up to `most`."""
 
     name = "number"
 
-    def __init__(self, least: int) -> None:
-        self.least = least
+    def __init__(self, least: int, most: int | None = None) -> None:
+        self.least, self.most = least, most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        digits = str(value)
-        if not (digits.isascii() and digits.isdigit()) or int(digits) < self.least:
-            self.fail(f"{digits!r} is not allowed: give a whole number, {self.least} or more", param, ctx)
-        return int(digits)
+        number = as_whole(str(value))
+        if number is None or number < self.least or (self.most is not None and number > self.most):
+            allowed = f"{self.least} or more" if self.most is None else f"{self.least} to {self.most}"
+            self.fail(f"{str(value)[:60]!r} is not allowed: give a whole number, {allowed}", param, ctx)
+        return number
+
+
+class Seconds(click.ParamType):  # type: ignore[type-arg]
+    """A number of seconds, more than 0."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = 0.0
+        if not 0 < seconds < float("inf"):
+            self.fail(f"{value!r} is not allowed: give seconds, more than 0", param, ctx)
+        return seconds
 
 
 class Lanes(click.ParamType):  # type: ignore[type-arg]
@@ -76,12 +99,16 @@ class Screen:
         self._in_line = False
 
     def show(self, output: bytes) -> None:
-        sys.stdout.buffer.write(output)
-        sys.stdout.buffer.flush()
+        try:
+            sys.stdout.buffer.write(output)
+            sys.stdout.buffer.flush()
+        except OSError:
+            discard_output()
+            raise
         self._in_line = not output.endswith(b"\n")
 
     def say(self, text: str) -> None:
-        click.echo("\n" * self._in_line + text, err=True)
+        complain("\n" * self._in_line + text)
         self._in_line = False
 
 
@@ -89,9 +116,11 @@ class Screen:
 @click.option(
     "-n", "--workers", type=Whole(1), default=1, show_default=True, help="Workers to start, one process each."
 )
-@click.option("--lanes", type=Whole(1), help="Lanes of the run, over the script's own word.")
-@click.option("--seed", type=Whole(0), help="Seed of the run, over the script's own word.")
-@click.option("--threads", type=Whole(1), help="Threads per worker, over the script's own word.  [default: 1]")
+@click.option("--lanes", type=Whole(1, MOST_LANES), help="Lanes of the run, over the script's own word.")
+@click.option("--seed", type=Whole(0, MOST_SEED), help="Seed of the run, over the script's own word.")
+@click.option(
+    "--threads", type=Whole(1, MOST_THREADS), help="Threads per worker, over the script's own word.  [default: 1]"
+)
 @click.option(
     "--device",
     type=Device(),
@@ -110,9 +139,18 @@ class Screen:
 @click.option(
     "--fault-budget",
     type=Whole(0),
-    default=16,
+    default=FAULT_BUDGET,
     show_default=True,
-    help="Lost workers that are replaced; one more ends the run with exit code 4.",
+    help="Lost workers that are borne without progress; one more ends the run with exit code 4. Each new step gives "
+    "one back.",
+)
+@click.option(
+    "--hang-s",
+    type=Seconds(),
+    default=HANG_S,
+    show_default=True,
+    help="A worker that keeps others waiting and shows no sign of work for so long is ended and replaced. More if the "
+    "run has waited longer before.",
 )
 @click.option(
     "--resume",
@@ -128,6 +166,12 @@ class Screen:
     "--checkpoint-every", metavar="TEXT", help='How often to save: "100 steps", "10 min", or "100 steps, 10 min".'
 )
 @click.option("--checkpoint-keep", type=Whole(1), help="Newest checkpoints to keep.")
+@click.option(
+    "--torch-distributed",
+    is_flag=True,
+    help="For scripts that open a process group of torch.distributed themselves: set RANK, WORLD_SIZE, MASTER_ADDR "
+    "and the like.",
+)
 @click.option("-m", "module", is_flag=True, help="PROGRAM is a module, as in python -m.")
 @click.argument("program", metavar="PROGRAM")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -141,10 +185,12 @@ def command(
     run_dir: Path | None,
     spares: int,
     fault_budget: int,
+    hang_s: float,
     resume: str | None,
     checkpoints: Path | None,
     checkpoint_every: str | None,
     checkpoint_keep: int | None,
+    torch_distributed: bool,
     module: bool,
     program: str,
     arguments: tuple[str, ...],
@@ -172,13 +218,41 @@ def command(
         assignment=None if assignment is None else assignment.lanes_of,
         spares=spares,
         fault_budget=fault_budget,
+        hang_s=hang_s,
         resume=resume,
         checkpoints=checkpoints,
         checkpoint_every=checkpoint_every,
         checkpoint_keep=checkpoint_keep,
+        torch_distributed=torch_distributed,
     )
     screen = Screen()
-    sys.exit(launch(job, show=screen.show, say=screen.say).exit_code)
+    outcome = launch(job, show=screen.show, say=screen.say)
+    if outcome.saved:
+        screen.say(f"  to go on: {continuation(job)}")
+    sys.exit(outcome.exit_code)
+
+
+def continuation(job: Job) -> str:
+    """The command line that goes on with the job from its newest checkpoint."""
+    settings = {
+        "-n": job.num_workers,
+        "--lanes": job.lanes,
+        "--seed": job.seed,
+        "--threads": job.threads,
+        "--device": job.device,
+        "--assignment": None if job.assignment is None else write_assignment(job.assignment),
+        "--spares": job.spares or None,
+        "--fault-budget": None if job.fault_budget == FAULT_BUDGET else job.fault_budget,
+        "--hang-s": None if job.hang_s == HANG_S else f"{job.hang_s:g}",
+        "--checkpoints": job.checkpoints,
+        "--checkpoint-every": job.checkpoint_every,
+        "--checkpoint-keep": job.checkpoint_keep,
+        "--run-dir": job.run_dir,
+        "--resume": "auto",
+    }
+    options = [word for name, value in settings.items() if value is not None for word in (name, str(value))]
+    flags = ["--torch-distributed"] * job.torch_distributed + ["-m"] * job.module
+    return shlex.join(["lockstep", "run", *options, *flags, job.program, *job.arguments])
 
 
 def check_script(program: str) -> None:

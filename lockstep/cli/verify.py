@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from lockstep.cli.run import Device, Whole, check_module, check_script, make_folder
-
-MOST_DIGITS = 4
+from lockstep.run.launching.status import MAX_SLOTS
+from lockstep.run.limits import MOST_LANES, MOST_SEED, MOST_THREADS, as_whole
 
 
 class Counts(click.ParamType):  # type: ignore[type-arg]
@@ -27,10 +27,10 @@ class Counts(click.ParamType):  # type: ignore[type-arg]
     def _span(self, part: str, param: click.Parameter | None, ctx: click.Context | None) -> range:
         first, dash, last = (end.strip() for end in part.partition("-"))
         ends = [first, last] if dash else [first, first]
-        whole = all(end.isascii() and end.isdigit() and len(end) <= MOST_DIGITS for end in ends)
-        if not whole or not 1 <= int(ends[0]) <= int(ends[1]):
-            self.fail(f"{part!r} is not a number of workers: write 1,2,3 or 1-4", param, ctx)
-        return range(int(ends[0]), int(ends[1]) + 1)
+        low, high = map(as_whole, ends)
+        if low is None or high is None or not 1 <= low <= high <= MAX_SLOTS:
+            self.fail(f"{part[:60]!r} is not a number of workers, 1 to {MAX_SLOTS}: write 1,2,3 or 1-4", param, ctx)
+        return range(low, high + 1)
 
 
 @click.command(name="verify", context_settings={"allow_interspersed_args": False})
@@ -45,14 +45,14 @@ class Counts(click.ParamType):  # type: ignore[type-arg]
 )
 @click.option(
     "--lanes",
-    type=Whole(1),
+    type=Whole(1, MOST_LANES),
     default=8,
     show_default=True,
     help="Lanes of every run, over the script's own word.",
 )
 @click.option("--steps", type=Whole(1), help="Stop each run after this many steps.  [default: all of the script's]")
-@click.option("--seed", type=Whole(0), help="Seed of every run, over the script's own word.")
-@click.option("--threads", type=Whole(1), default=1, show_default=True, help="Threads per worker.")
+@click.option("--seed", type=Whole(0, MOST_SEED), help="Seed of every run, over the script's own word.")
+@click.option("--threads", type=Whole(1, MOST_THREADS), default=1, show_default=True, help="Threads per worker.")
 @click.option(
     "--device",
     type=Device(),

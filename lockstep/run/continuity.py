@@ -26,7 +26,7 @@ from lockstep.gradients.record import StepRecord, Wish
 from lockstep.lanes import Assignment, present_lanes
 from lockstep.run.arrival import Arrival
 from lockstep.run.handing import receive_snapshot, send_snapshot
-from lockstep.run.launching.status import NoStatus, Phase, StatusWriter
+from lockstep.run.launching.status import Call, NoStatus, Phase, StatusWriter
 from lockstep.run.membership import Decision
 from lockstep.run.membership.deciding import completes
 from lockstep.run.membership.machine import AllPrepared, Commit, Prepared
@@ -34,6 +34,7 @@ from lockstep.run.pace import Pace
 from lockstep.run.probation import Probation, misfits
 from lockstep.run.recovery.recovery import LeftOut, Recovery
 from lockstep.run.resuming import Parts, load_models
+from lockstep.run.waits import Waits
 from lockstep.wire import Wire
 
 LOOK_S = 0.25
@@ -329,7 +330,7 @@ class Continuity:
         stepping.rank = self._wire.world.rank
         self._deal()
         if stepping.statistics is not None:
-            stepping.statistics.transport = self._wire.transport
+            stepping.statistics.transport = Waits(self._wire, self._status).at(Call.STATISTICS).transport
         if self.engine is not None:
             self.engine.rewire()
         self.place()

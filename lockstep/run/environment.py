@@ -14,6 +14,7 @@ from lockstep.errors import BadEnvironment
 from lockstep.run.environments import alone, lockstep_run, mpi, slurm, torchrun
 from lockstep.run.environments.place import Place
 from lockstep.run.environments.variables import optional
+from lockstep.run.limits import MOST_LANES, MOST_SEED, MOST_THREADS, as_whole
 
 __all__ = [
     "Overrides",
@@ -103,9 +104,9 @@ class Overrides:
 def read_overrides(environ: Mapping[str, str]) -> Overrides:
     """The overrides of this process. `usual_threads` is OMP_NUM_THREADS, which only counts where nobody else told."""
     return Overrides(
-        lanes=optional(environ, "LOCKSTEP_LANES", at_least=1),
-        seed=optional(environ, "LOCKSTEP_SEED"),
-        threads=optional(environ, "LOCKSTEP_THREADS", at_least=1),
+        lanes=optional(environ, "LOCKSTEP_LANES", at_least=1, at_most=MOST_LANES),
+        seed=optional(environ, "LOCKSTEP_SEED", at_most=MOST_SEED),
+        threads=optional(environ, "LOCKSTEP_THREADS", at_least=1, at_most=MOST_THREADS),
         usual_threads=_usual_threads(environ),
         device=_device(environ),
         assignment=_assignment(environ),
@@ -123,10 +124,11 @@ def read_overrides(environ: Mapping[str, str]) -> Overrides:
 
 def parse_assignment(text: str) -> tuple[tuple[int, ...], ...]:
     """The lanes of each worker: `"0,1;2,3,4"` gives worker 0 two and worker 1 three; a part may be empty."""
-    workers = [[lane.strip() for lane in part.split(",")] if part.strip() else [] for part in text.split(";")]
-    if not all(lane.isascii() and lane.isdigit() for lanes in workers for lane in lanes):
-        raise ValueError(f'{text!r} is not an assignment: it looks like "0,1;2,3,4", one part for each worker')
-    return tuple(tuple(map(int, lanes)) for lanes in workers)
+    workers = [[as_whole(lane) for lane in part.split(",")] if part.strip() else [] for part in text.split(";")]
+    lanes_of = tuple(tuple(lane for lane in lanes if lane is not None and lane < MOST_LANES) for lanes in workers)
+    if list(map(len, lanes_of)) != list(map(len, workers)):
+        raise ValueError(f'{text[:60]!r} is not an assignment: it looks like "0,1;2,3,4", one part for each worker')
+    return lanes_of
 
 
 def parse_device(text: str) -> str:
@@ -158,7 +160,7 @@ def _assignment(environ: Mapping[str, str]) -> tuple[tuple[int, ...], ...] | Non
 def _usual_threads(environ: Mapping[str, str]) -> int | None:
     # OpenMP allows one number for each level of nesting ("4,2"); the first is the one that torch uses.
     outermost = environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    return optional({"OMP_NUM_THREADS": outermost}, "OMP_NUM_THREADS", at_least=1)
+    return optional({"OMP_NUM_THREADS": outermost}, "OMP_NUM_THREADS", at_least=1, at_most=MOST_THREADS)
 
 
 def _path(environ: Mapping[str, str], name: str) -> Path | None:

@@ -12,7 +12,7 @@ from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 
 from lockstep.errors import BadEnvironment
 from lockstep.run.environments.place import LOOPBACK, Place
-from lockstep.run.launching.status import Phase, StatusReader
+from lockstep.run.launching.status import StatusReader
 from lockstep.run.membership import Health, Member
 from lockstep.run.recovery.door import Door
 from lockstep.run.recovery.guest import Guest, knock
@@ -64,7 +64,7 @@ class Directory:
     def _ports(self) -> list[int]:
         listed = [port for _, port in self.place.doors]
         rows = [] if self.page is None else self.page.rows().values()
-        written = [row.door_port for row in rows if row.is_member and row.phase != Phase.ENDED and _lives(row.pid)]
+        written = [row.door_port for row in rows if row.is_member and not row.is_ending and _lives(row.pid)]
         return written or listed
 
 

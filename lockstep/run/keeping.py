@@ -20,9 +20,10 @@ from lockstep.run.checkpoints.saving import Saving
 from lockstep.run.checkpoints.schedule import Every
 from lockstep.run.continuity import Continuity
 from lockstep.run.environment import Overrides
+from lockstep.run.launching.status import Call
 from lockstep.run.resuming import Parts, in_this_epoch
 from lockstep.run.settings import Settings
-from lockstep.wire import Wire
+from lockstep.run.waits import Waits
 
 SELDOM = Every(minutes=60 * 24 * 365)
 """How often a run is saved that nobody asked to save: only when it must."""
@@ -42,12 +43,12 @@ class Keeping:
         parts: Parts,
         settings: Settings,
         overrides: Overrides,
-        wire: Wire,
+        waits: Waits,
         events: Events,
         continuity: Continuity,
     ) -> None:
         self._parts, self._settings, self._overrides = parts, settings, overrides
-        self._wire, self._events, self._continuity = wire, events, continuity
+        self._waits, self._events, self._continuity = waits, events, continuity
         self._saving: Saving | None = None
         self._taken_up = False
 
@@ -125,9 +126,9 @@ class Keeping:
         """A newcomer does not resume: it is given the state of the run."""
         if not self._continuity.is_member:
             plan = replace(plan, resume=NEVER)
-        who = Who(lambda: self._wire.world.rank, lambda text: self._events.emit(Said(text)))
+        who = Who(lambda: self._waits.wire.world.rank, lambda text: self._events.emit(Said(text)))
         with told_as_lost(self._parts.stepping.step, "run.checkpoints"):
-            saving = begin(plan, self._parts, self._settings, self._wire, who)
+            saving = begin(plan, self._parts, self._settings, self._waits.at(Call.CHECKPOINTS), who)
         saving.is_asked_for = self._overrides.saves or plan.every is not SELDOM
         saving.at_moment = self._save_before_the_end
         self._events.subscribe(saving.on_event, StepCommitted)
@@ -138,4 +139,5 @@ class Keeping:
         if self._saving is not None and self._continuity.is_ending:
             path = self._saving.save_now(LAST_SAVE_S)
             if path is not None:
-                self._events.emit(Said(f"saved as {path}: the run goes on from there with --resume auto"))
+                self._waits.status.saved()
+                self._events.emit(Said(f"saved as {path}"))

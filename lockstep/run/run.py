@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -31,9 +31,10 @@ from lockstep.run.capturing import Capturing
 from lockstep.run.checkpoints.asking import asked_by_script
 from lockstep.run.continuity import Continuity, Signals
 from lockstep.run.environment import Overrides
+from lockstep.run.exits import TERMINATED
 from lockstep.run.joining import join
 from lockstep.run.keeping import Keeping
-from lockstep.run.launching.status import NoStatus, Phase, StatusWriter
+from lockstep.run.launching.status import Call, NoStatus, Phase, StatusWriter
 from lockstep.run.models import Models, RegistrationWatch, Stateful, refuse_new_parameters
 from lockstep.run.noise import NoiseWatch
 from lockstep.run.place import Loop, Places
@@ -46,13 +47,14 @@ from lockstep.run.settings import Settings
 from lockstep.run.stepping import Stage, Stepping, as_global_batch
 from lockstep.run.strangers import Strangers
 from lockstep.run.totals import total_of
+from lockstep.run.waits import Waits
 from lockstep.verify.digest import digest
 from lockstep.wire import Agreement, Plan, Wire
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 
-TERMINATED = 143
-"""The exit code of a run that SIGTERM has ended."""
+
+MOST_PATIENCE_MINUTES = 24 * 60
 
 
 class Run:
@@ -91,12 +93,13 @@ class Run:
         undo.callback(Strangers(self._models, self._stepping, lambda text: events.emit(Said(text))).close)
         self._parts = Parts(self._models, self._stepping, self._progress)
         self._status = status
+        self._waits = Waits(wire, status)
         self.signals = Signals()
         self.continuity = Continuity(
             self._parts, wire, events, self.signals, self._status, self._end_by, settings.by_hand
         )
         self._stepping.surroundings = self.continuity
-        self._keeping = Keeping(self._parts, settings, overrides, wire, events, self.continuity)
+        self._keeping = Keeping(self._parts, settings, overrides, self._waits, events, self.continuity)
         self._capturing = Capturing(settings, self._models, self._stepping, events, self._ready_engine, self._own_hooks)
         self._has_looked_for_schedulers = False
         self._closed = False
@@ -172,7 +175,7 @@ class Run:
         self._models.add(module, optimizers, tracked)
         place_on(self.device, module, optimizers)
         with told_as_lost(self._stepping.step, "run.replicate"):
-            join(self._models, self._wire)
+            join(self._models, self._waits.at(Call.REPLICATE))
         self._stepping.places.streams.look(Generators.now())
         for label, optimizer in self._models.optimizers.items():
             if label not in self._optimizer_hooks:
@@ -293,6 +296,18 @@ class Run:
         """
         return self._capturing.capture(fn, optimizer)
 
+    @contextmanager
+    def patience(self, minutes: float) -> Iterator[None]:
+        """Announces that this worker may do nothing for so long: inside, nobody takes it for late or hung.
+
+        For a wait that uses no processor, such as an upload, a database or a lock. Not collective: the others wait
+        where they need this worker. Without `lockstep run` it does nothing.
+        """
+        if not isinstance(minutes, int | float) or not 0 < minutes <= MOST_PATIENCE_MINUTES:
+            raise BadArgument(f"run.patience takes minutes, more than 0 and at most a day's, not {minutes!r:.60}")
+        with nullcontext() if self._closed else self._status.patient(60 * minutes):
+            yield
+
     # -- looking and saving ---------------------------------------------------------------------------------
 
     def total(self, value: Any) -> Any:
@@ -304,7 +319,7 @@ class Run:
         self._stepping.refuse_unless_outside("run.total")
         try:
             with told_as_lost(self._stepping.step, "run.total"):
-                return total_of(value, self._stepping.visits, self._wire, self._stepping.step)
+                return total_of(value, self._stepping.visits, self._waits.at(Call.TOTAL), self._stepping.step)
         except WorkerLost as lost:
             self._keeping.rescue(lost)
 
@@ -344,7 +359,8 @@ class Run:
         if not self.continuity.is_member:
             return self.step
         with told_as_lost(self._stepping.step, "run.resume"):
-            elsewhere = restore(self._parts, _checked_path("run.resume", path), self._settings, self._wire)
+            wire = self._waits.at(Call.RESUME)
+            elsewhere = restore(self._parts, _checked_path("run.resume", path), self._settings, wire)
         if elsewhere:
             self._events.emit(Said(elsewhere))
         return self.step
@@ -356,6 +372,7 @@ class Run:
         if self._closed or os.getpid() != self._pid:  # a process that the worker forked has no part in the run
             return
         self._closed = True
+        self._status.enter(Phase.SAVING, self._stepping.step)
         self._keeping.close()
         self._stepping.stage = Stage.CLOSED
         self._events.emit(Closed(self._stepping.step))
@@ -447,7 +464,7 @@ class Run:
         if self._tracing:
             self._engine.sight = lambda lane, grads: self._events.emit(LaneEnded(self._stepping.step, lane, grads))
         modules = list(self._models.modules.values())
-        self._stepping.statistics = connect(modules, self._wire.transport)
+        self._stepping.statistics = connect(modules, self._waits.at(Call.STATISTICS).transport)
         self._watch.noticed = True
 
     def _flat_updates(self) -> FlatUpdates | None:
@@ -489,7 +506,7 @@ class Run:
 
     def _part(self) -> None:
         """All workers should end at the same step; one that ends early is named to those that go on."""
-        with suppress(LockstepError):
+        with self._status.awaiting(Call.END), suppress(LockstepError):
             Agreement(self._wire.transport, Plan({"operation": "end of the run", "step": self._stepping.step})).check()
 
 

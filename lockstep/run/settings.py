@@ -11,6 +11,7 @@ from lockstep.gradients.finite import Policy, check_policy
 from lockstep.lanes import Assignment
 from lockstep.run.device import CPU
 from lockstep.run.environment import Overrides, parse_device
+from lockstep.run.limits import MOST_BYTES, MOST_LANES, MOST_SEED, MOST_STEPS, MOST_THREADS
 from lockstep.world import World
 
 WIRES = ("shared", "hierarchical", "gloo")
@@ -27,6 +28,11 @@ NOT_FINITE = get_args(Policy)
 
 ALGORITHMS = ("direct", "oneshot")
 """How buckets are sent between hosts, in the brackets of the lane tree."""
+
+USUAL_TIMEOUT_S = 600.0
+WATCHED_TIMEOUT_S = 24 * 3600.0
+"""Where `lockstep run` watches the workers."""
+MOST_TIMEOUT_S = 366 * 24 * 3600.0
 
 REDUCE_DTYPES = {
     "float32": torch.float32,
@@ -49,7 +55,7 @@ class Asked:
     bucket_bytes: int | None = None
     wire: str | None = None
     algorithm: str | None = None
-    timeout_s: float = 600.0
+    timeout_s: float | None = None
     recover: bool | None = None
     not_finite: str = "keep"
     drift_every: int = 100
@@ -59,14 +65,14 @@ class Asked:
     device: str | None = None
 
     def __post_init__(self) -> None:
-        _whole("lanes", self.lanes, at_least=1)
-        _whole("seed", self.seed, at_least=0)
-        _whole("threads", self.threads, at_least=1)
-        _whole("bucket_bytes", self.bucket_bytes, at_least=1)
+        _whole("lanes", self.lanes, at_least=1, at_most=MOST_LANES)
+        _whole("seed", self.seed, at_least=0, at_most=MOST_SEED)
+        _whole("threads", self.threads, at_least=1, at_most=MOST_THREADS)
+        _whole("bucket_bytes", self.bucket_bytes, at_least=1, at_most=MOST_BYTES)
         _one_of("wire", self.wire, (*WIRES, *GPU_WIRES))
         _one_of("algorithm", self.algorithm, ALGORITHMS)
-        _whole("drift_every", self.drift_every, at_least=0)
-        _whole("noise_every", self.noise_every, at_least=0)
+        _whole("drift_every", self.drift_every, at_least=0, at_most=MOST_STEPS)
+        _whole("noise_every", self.noise_every, at_least=0, at_most=MOST_STEPS)
         _reduce_dtype(self.reduce_dtype)
         _device(self.device)
         if self.not_finite not in NOT_FINITE:
@@ -74,8 +80,10 @@ class Asked:
         for name in ("exact", "recover", "flat"):
             if not isinstance(getattr(self, name), bool) and (name, getattr(self, name)) != ("recover", None):
                 raise BadArgument(f"{name} must be True or False, not {getattr(self, name)!r}")
-        if not isinstance(self.timeout_s, int | float) or not self.timeout_s > 0:
-            raise BadArgument(f"timeout_s must be a positive number of seconds, not {self.timeout_s!r}")
+        number = isinstance(self.timeout_s, int | float)
+        if self.timeout_s is not None and not (number and 0 < self.timeout_s <= MOST_TIMEOUT_S):
+            told = _brief(self.timeout_s)
+            raise BadArgument(f"timeout_s must be a positive number of seconds, a year's at most, not {told}")
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,7 @@ class Settings:
     seed: int
     threads: int
     exact: bool
-    timeout_s: float = 600.0
+    timeout_s: float = USUAL_TIMEOUT_S
     bucket_bytes: int | None = None
     wire: str = "gloo"
     algorithm: str | None = None
@@ -123,7 +131,7 @@ def settle(asked: Asked, overrides: Overrides, world: World) -> Settings:
         seed=0 if seed is None else seed,
         threads=_first(overrides.threads, asked.threads, overrides.usual_threads) or 1,
         exact=asked.exact,
-        timeout_s=float(asked.timeout_s),
+        timeout_s=_timeout_s(asked, overrides),
         bucket_bytes=asked.bucket_bytes,
         wire=_wire(asked, world),
         algorithm=asked.algorithm,
@@ -138,6 +146,13 @@ def settle(asked: Asked, overrides: Overrides, world: World) -> Settings:
         flat=asked.flat,
         notes=tuple(_notes(asked, overrides)),
     )
+
+
+def _timeout_s(asked: Asked, overrides: Overrides) -> float:
+    """A launcher that watches its workers knows better than a clock who hangs, and ends it."""
+    if asked.timeout_s is not None:
+        return float(asked.timeout_s)
+    return USUAL_TIMEOUT_S if overrides.status_fd is None else WATCHED_TIMEOUT_S
 
 
 def _assignment(explicit: tuple[tuple[int, ...], ...] | None, lanes: int | None, world: World) -> Assignment:
@@ -231,10 +246,19 @@ def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
         raise BadArgument(f"{name} must be one of {', '.join(map(repr, allowed))}, or None to choose, not {value!r}")
 
 
-def _whole(name: str, value: object, at_least: int | None = None) -> None:
+def _whole(name: str, value: object, at_least: int, at_most: int) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):
-        raise BadArgument(f"{name} must be a whole number, not {value!r}")
-    if at_least is not None and value < at_least:
-        raise BadArgument(f"{name} must be at least {at_least}, not {value}")
+        raise BadArgument(f"{name} must be a whole number, not {value!r:.60}")
+    if value < at_least:
+        raise BadArgument(f"{name} must be at least {at_least}, not {_brief(value)}")
+    if value > at_most:
+        raise BadArgument(f"{name} must be at most {at_most}, not {_brief(value)}")
+
+
+def _brief(value: object) -> str:
+    """The value in few words: Python does not write down numbers of several thousand digits."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"a number of {value.bit_length()} bits"
+    return f"{value!r:.60}"

@@ -24,7 +24,7 @@ from lockstep.run.environment import Overrides, Place, find_place, process_envir
 from lockstep.run.founding import Directory, meet_founders, open_door
 from lockstep.run.hardware import gpu_name, hardware
 from lockstep.run.interrupts import handled
-from lockstep.run.launching.status import NoStatus, StatusReader, StatusWriter
+from lockstep.run.launching.status import Call, NoStatus, StatusReader, StatusWriter
 from lockstep.run.membership import Member, Membership, founded, joining
 from lockstep.run.nondeterminism import named_once
 from lockstep.run.recovery import Door, Recovery
@@ -51,7 +51,7 @@ def start(
     bucket_bytes: int | None = None,
     wire: str | None = None,
     algorithm: str | None = None,
-    timeout_s: float = 600.0,
+    timeout_s: float | None = None,
     recover: bool | None = None,
     not_finite: str = "keep",
     drift_every: int = 100,
@@ -67,10 +67,11 @@ def start(
     bits for speed. `wire` is "shared" (memory) for workers of one host and "hierarchical" or "gloo" otherwise;
     on GPUs "nccl", or "gpu" (memory) where workers share one.
     `algorithm` ("direct", "oneshot") and `bucket_bytes` are chosen for the measured link unless given. `timeout_s` is
-    how long a silent worker is waited for. `recover=False` ends the run when a worker is lost. `not_finite` says what
-    becomes of a step whose gradient has NaN or infinity: "keep" it as it is, "skip" it, or "stop". Every `drift_every`
-    steps (0: never) the workers compare their states, and every `noise_every` steps the noise of the gradient is
-    measured for `run.noise`. Gradients are added up in `reduce_dtype`, or in the dtype of their parameter.
+    how long a silent worker is waited for: 600, or as long as `lockstep run` bears it. `recover=False` ends the run
+    when a worker is lost. `not_finite` says what becomes of a step whose gradient has NaN or infinity: "keep" it as it
+    is, "skip" it, or "stop". Every `drift_every` steps (0: never) the workers compare their states, and every
+    `noise_every` steps the noise of the gradient is measured for `run.noise`. Gradients are added up in
+    `reduce_dtype`, or in the dtype of their parameter.
     With `flat=True` fused optimizers on a GPU update whole buckets instead of single parameters, to the same bits.
     `device` is "cpu", "cuda" (each worker its own GPU, the default where there are any) or "cuda:K".
     """
@@ -87,29 +88,31 @@ def start(
             "workers have come or gone, or failed, in an earlier run of this script: a further one needs those that "
             "the first began with. Let each run have a script, or a process, of its own"
         )
-    run = _join(asked, place, overrides) if place.doors else _found(asked, place, overrides)
+    status = _status(place, overrides)
+    run = _join(asked, place, overrides, status) if place.doors else _found(asked, place, overrides, status)
     active.activate(run)
     return run
 
 
-def _found(asked: Asked, place: Place, overrides: Overrides) -> Run:
+def _found(asked: Asked, place: Place, overrides: Overrides, status: StatusWriter | NoStatus) -> Run:
     """Collective. A worker of the first generation."""
     world = replace(place.world, generation=1)
     settings = _with_device(settle(asked, overrides, world), asked, overrides, world.local_rank, world.local_size)
     settings = replace(settings, wire=wire_on(settings.device, asked.wire, asked.algorithm, settings.wire, world))
     undo = settle_process(settings.threads, settings.exact, settings.device)
     opener = Opener(settings, world.on_one_host)
-    store = open_store(place, settings.timeout_s, active.num_before()) if world.size > 1 else None
-    with told_as_lost(0, "lockstep.start"):
+    with status.awaiting(Call.START), told_as_lost(0, "lockstep.start"):
+        store = open_store(place, settings.timeout_s, active.num_before()) if world.size > 1 else None
         watch = do_nothing if _can_recover(settings, place) else None
         opened = in_process(world) if store is None else opener.open(world, store, watch)
         _agree(opened, settings)
     settings = _with_bucket_bytes(settings, opened)
     events = Events()
-    run = _make_run(settings, opened, place, overrides, undo, events)
+    run = _make_run(settings, opened, place, overrides, undo, events, status)
     if _can_recover(settings, place):
         door = open_door(place)
-        members = meet_founders(place, door, store)
+        with status.awaiting(Call.START):
+            members = meet_founders(place, door, store)
         run.continuity.recovery = _recovery(founded(door.member, members), door, opener, opened, run, no_members)
     run.continuity.charter = _charter(settings)
     run.continuity.place()
@@ -118,7 +121,7 @@ def _found(asked: Asked, place: Place, overrides: Overrides) -> Run:
     return run
 
 
-def _join(asked: Asked, place: Place, overrides: Overrides) -> Run:
+def _join(asked: Asked, place: Place, overrides: Overrides, status: StatusWriter | NoStatus) -> Run:
     """A worker that comes later: alone until it is admitted. See Note [Newcomers] in continuity.py."""
     page = None if overrides.status_fd is None else StatusReader(overrides.status_fd)
     directory = Directory(place, page)
@@ -133,7 +136,7 @@ def _join(asked: Asked, place: Place, overrides: Overrides) -> Run:
     _refuse_difference(charter, _charter(settings), place)
     undo = settle_process(settings.threads, settings.exact, settings.device)
     wire = in_process(World())
-    run = _make_run(settings, wire, place, overrides, undo, Events())
+    run = _make_run(settings, wire, place, overrides, undo, Events(), status)
     door = open_door(place)
     opener = Opener(settings, place.world.on_one_host)
     run.continuity.is_member = False
@@ -144,9 +147,14 @@ def _join(asked: Asked, place: Place, overrides: Overrides) -> Run:
 
 
 def _make_run(
-    settings: Settings, wire: Wire, place: Place, overrides: Overrides, undo: ExitStack, events: Events
+    settings: Settings,
+    wire: Wire,
+    place: Place,
+    overrides: Overrides,
+    undo: ExitStack,
+    events: Events,
+    status: StatusWriter | NoStatus,
 ) -> Run:
-    status = _status(place, overrides)
     run = Run(settings, wire, events, undo, status, overrides)
     events.subscribe(
         Console(
@@ -173,6 +181,7 @@ def _make_run(
 
 
 def _status(place: Place, overrides: Overrides) -> StatusWriter | NoStatus:
+    """This worker's row on the launcher's page, from now on; the run lets go of it."""
     if overrides.status_fd is None or place.slot is None:
         return NoStatus()
     return StatusWriter(overrides.status_fd, place.slot)

@@ -125,7 +125,9 @@ def test_two_workers_together_read_a_stream_once_per_epoch(shell: Shell):
 
 @pytest.mark.soak
 def test_an_unchanged_ddp_script_trains_to_the_same_bits_on_this_backend_as_on_gloo(shell: Shell):
-    ours, theirs = shell(alone("ddp_unchanged"), alone("ddp_unchanged", "--backend", "gloo"))
+    ours, theirs = shell(
+        alone("ddp_unchanged"), on(2, "ddp_unchanged", "--backend", "gloo", options=("--torch-distributed",))
+    )
     assert re.fullmatch(r"weights [0-9a-f]{64}", ours.splitlines()[-1])
     assert ours == theirs
 

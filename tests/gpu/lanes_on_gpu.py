@@ -132,7 +132,7 @@ def main(args: argparse.Namespace) -> None:
 
 def train(run: Run, model, optimizer, scheduler, scaler, compute, args: argparse.Namespace) -> list[float | None]:
     losses = []
-    started_as = os.environ["RANK"]  # run.rank is another one after a loss
+    started_as = os.environ["LOCKSTEP_RANK"]  # run.rank is another one after a loss
     for step in range(run.step, args.steps):
         torch.manual_seed(step)
         number = 21 if step % 5 == 4 else args.batch  # uneven lanes now and then

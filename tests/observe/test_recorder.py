@@ -1,16 +1,14 @@
 """Every measurement of noise is a line of the record, whoever writes it; what cannot be written ends no training."""
 
-import ctypes
 import json
 import os
-import resource
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from disks import small_disk
 from hypothesis import example, given
 from hypothesis import strategies as st
 from measured_noise import measured
@@ -159,24 +157,13 @@ def test_a_link_is_not_followed_out_of_the_run_folder(tmp_path: Path) -> None:
 
 
 def _record_on_a_small_disk(folder: str) -> list[Any]:
-    how = _small_disk(folder)
+    how = small_disk(folder)
     said: list[str] = []
     record = recorder(Path(folder), said)
     for step in range(500):
         record(measured(step))
     readable = [event_of(line).step for line in lines_in(Path(folder)) if line.endswith(("}}", "null}"))]
     return [how, said, readable]
-
-
-def _small_disk(folder: str) -> str:
-    """A file system of 64 KiB that only this process sees; where mounting is not allowed, files that end there."""
-    new_namespace = 0x20000
-    mounts = (["mount", "--make-rprivate", "/"], ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder])
-    mounted = ctypes.CDLL(None).unshare(new_namespace) == 0
-    if mounted and all(subprocess.run(mount, capture_output=True).returncode == 0 for mount in mounts):
-        return "No space left on device"
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))
-    return "File too large"
 
 
 def test_a_full_disk_is_told_once_and_what_was_written_before_can_be_read(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_a_run_is_dead_when_its_card_names_nobody(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         if pid is not None:
             (tmp_path / name / "launcher.json").write_text(json.dumps({"pid": pid, "start_time": 1}))
-    with Registered(tmp_path / "alive"):
+    with Registered(tmp_path / "alive", print):
         assert dead_runs(tmp_path) == (str(tmp_path / "dead"),)
 
 

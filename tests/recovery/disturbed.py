@@ -24,7 +24,7 @@ from workers import _place as take_place
 
 from lockstep.events import Said
 from lockstep.run import continuity
-from lockstep.run.environments.lockstep_run import DOORS, MARK, PORT, SLOT
+from lockstep.run.environments.lockstep_run import DOORS, MARK, PORT, RANK, SIZE, SLOT
 from lockstep.run.run import Run
 
 LIMIT_S = 45.0
@@ -151,7 +151,7 @@ def _found(rank: int, num_workers: int, listener: socket.socket) -> None:
 def _join(invitation: "Invitation") -> None:
     slot = str(invitation.arrival.slot)
     doors = os.read(invitation.reader, 4096).decode()
-    os.environ |= {MARK: "tests", "RANK": slot, "WORLD_SIZE": str(int(slot) + 1), SLOT: slot, PORT: "1", DOORS: doors}
+    os.environ |= {MARK: "tests", RANK: slot, SIZE: str(int(slot) + 1), SLOT: slot, PORT: "1", DOORS: doors}
 
 
 @dataclass(frozen=True)

@@ -159,9 +159,16 @@ def launched_script(folder: Path, text: str, *options: str, **variables: str) ->
     """A run of any script; afterwards nothing of it is left. `variables` are added to its environment."""
     script = folder / "train.py"
     script.write_text(text)
+    with launched_command(folder, "run", *options, str(script), **variables) as run:
+        yield run
+
+
+@contextmanager
+def launched_command(folder: Path, *words: str, **variables: str) -> Iterator[Launched]:
+    """`lockstep` with these words; afterwards nothing of it is left."""
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)} | variables
     process = subprocess.Popen(
-        [*COMMAND, "run", *options, str(script)],
+        [*COMMAND, *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -119,7 +119,7 @@ def test_a_signal_saves_the_run_and_a_resume_on_other_workers_gives_the_same_dig
         run.wait_for(r"^step 9 ")
         run.process.send_signal(signum)
         assert run.process.wait(30) == code
-        run.wait_for("saved as .*step-")
+        run.wait_for(r"saved as .*step-\d+$")
     with launched(tmp_path, "-n", "2", "--run-dir", str(tmp_path / "run"), "--resume", "auto", epochs=20) as run:
         run.wait_for("going on from step-")
         assert run.finish() == undisturbed(20)

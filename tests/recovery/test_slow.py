@@ -84,7 +84,7 @@ def watched(epochs: int, slow_in: str = "", lane_s: float = 0.0, window_steps: i
     with StatusPage() as page:
         workers = founders(page, epochs, slow_in, lane_s)
         crew = SimpleNamespace(
-            running={slot: SimpleNamespace(pid=pid) for slot, (pid, _) in enumerate(workers)}, row=page.row
+            running={slot: SimpleNamespace(pid=pid, group=pid) for slot, (pid, _) in enumerate(workers)}, row=page.row
         )
         lookout = Lookout(crew, Path(), said.append, Slowness(window_steps, window_s=0.2))
         readers = [reader for _, reader in workers]

@@ -12,7 +12,7 @@ from lockstep.run.launching.job import write_assignment
 from lockstep.world import World
 
 BOOT = Bootstrap(rank=0, parent_pid=812, run_dir=Path("/runs/mnist-3"), notice_fd=7, listen_fd=5)
-LOCKSTEP = variables(BOOT, num_workers=2, port=4321, free_port=4322)
+LOCKSTEP = variables(BOOT, num_workers=2, port=4321)
 TORCHRUN = {
     "RANK": "3",
     "WORLD_SIZE": "4",
@@ -165,6 +165,8 @@ def test_an_mpi_launcher_that_does_not_name_its_job_asks_for_a_port():
         ({**BARE, "MASTER_ADDR": "node1"}, "LOCAL_RANK is not set"),
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": "9"}, "local rank 1 of 9"),
         ({"WORLD_SIZE": "4"}, "WORLD_SIZE=4 is set but RANK is not"),
+        ({**BARE, "RANK": "9" * 5000}, "RANK=99"),
+        ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "9" * 5000}, "SLURM_STEP_TASKS_PER_NODE=99"),
         ({**SLURM, "SLURM_PROCID": "9"}, "SLURM_PROCID=9"),
         ({**SLURM, "SLURM_LOCALID": ""}, "SLURM_LOCALID is not set"),
         ({**SLURM, "SLURM_NODEID": "4"}, "SLURM_NODEID=4"),

@@ -2,6 +2,8 @@
 
 import json
 import re
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -177,8 +179,23 @@ def test_a_failure_is_told_with_its_place_the_others_and_the_log():
     assert render(failure_with(frames=(frame,)), 3, LOG).splitlines() == [
         "✗ worker 2 failed at step 412: ValueError: bad sample 10442",
         "    train.py:57  in collate     x = torch.stack(rows)",
-        "  3 other workers were waiting for it and are fine. Full log: runs/mnist-3/worker-2.log",
+        "  3 other workers were fine. Full log: runs/mnist-3/worker-2.log",
     ]
+
+
+def test_a_worker_that_called_exit_is_told_with_the_code_the_line_and_the_step():
+    with pytest.raises(SystemExit) as caught:
+        sys.exit(3)
+    failure = replace(Failure.of(caught.value, 1, 12), frames=(Frame(str(Path("train.py").absolute()), 57, "", ""),))
+    assert render(failure, 3, LOG).startswith("✗ worker 1 called sys.exit(3) at train.py:57, step 12\n")
+
+
+def test_a_process_group_that_finds_no_variables_is_told_which_option_sets_them(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ValueError, match="RANK") as caught:
+        torch.distributed.init_process_group("gloo")
+    assert "`lockstep run --torch-distributed` sets it" in render(Failure.of(caught.value, 0, None), 0, LOG)
 
 
 def test_a_worker_alone_has_no_others_to_tell_of():

@@ -97,10 +97,10 @@ def test_a_worker_0_that_never_comes_is_a_bad_environment():
         open_store(place(1, free_port()), 0.2)
 
 
-def run_on_two_workers(folder: Path, script: str) -> tuple[int, str]:
+def run_on_two_workers(folder: Path, script: str, *options: str) -> tuple[int, str]:
     (folder / "train.py").write_text(script)
     done = subprocess.run(
-        [sys.executable, "-m", "lockstep", "run", "-n", "2", "train.py"],
+        [sys.executable, "-m", "lockstep", "run", "-n", "2", *options, "train.py"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,
@@ -119,7 +119,7 @@ def test_workers_of_lockstep_run_meet(tmp_path):
         "store.set(f'from {place.world.rank}', 'here')\n"
         "print(store.get(f'from {1 - place.world.rank}'))\n"
     )
-    assert run_on_two_workers(tmp_path, script) == (0, "b'here'\n")
+    assert run_on_two_workers(tmp_path, script, "--torch-distributed") == (0, "b'here'\n")
 
 
 def test_a_script_under_lockstep_run_may_open_a_process_group_of_its_own_beside_the_run(tmp_path):
@@ -133,5 +133,5 @@ def test_a_script_under_lockstep_run_may_open_a_process_group_of_its_own_beside_
         "run.print(value.item())\n"
         "dist.destroy_process_group()\n"
     )
-    code, printed = run_on_two_workers(tmp_path, script)
+    code, printed = run_on_two_workers(tmp_path, script, "--torch-distributed")
     assert (code, printed.splitlines()[-1]) == (0, "3.0")

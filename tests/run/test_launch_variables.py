@@ -20,18 +20,30 @@ JOB = Job(program="train.py", run_dir=Path("runs/x-1"), num_workers=2, assignmen
 
 @pytest.mark.parametrize("boot", [FOUNDER, JOINER])
 def test_a_worker_reads_back_what_the_launcher_wrote(boot):
-    assert bootstrap(variables(boot, 2, 4321, 4322)) == boot
+    assert bootstrap(variables(boot, 2, 4321)) == boot
 
 
 def test_a_founder_stands_in_its_slot_and_has_no_doors():
-    place = find_place(variables(FOUNDER, 2, 4321, 4322))
+    place = find_place(variables(FOUNDER, 2, 4321))
     assert (place.slot, place.doors, place.world.rank, place.world.size) == (1, (), 1, 2)
 
 
 def test_a_joiner_counts_itself_into_the_world_and_knows_the_doors():
-    place = find_place(variables(JOINER, 2, 4321, 4322))
+    place = find_place(variables(JOINER, 2, 4321))
     assert (place.slot, place.doors) == (5, ((0, 41001), (2, 41007)))
     assert (place.world.rank, place.world.size, place.world.local_size, place.listen_fd) == (5, 6, 6, None)
+
+
+def test_a_script_that_looks_for_torchrun_finds_none_not_even_an_outer_one():
+    outer = dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"), "7")
+    told = {**JOB.variables_of_all(outer), **JOB.variables_of_one(FOUNDER, 2, 4321, 4322)}
+    assert not outer.keys() & told.keys()
+
+
+def test_the_variables_of_torch_distributed_are_set_where_they_are_asked_for():
+    told = replace(JOB, torch_distributed=True).variables_of_one(JOINER, 2, 4321, 4322)
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    assert [told[name] for name in names] == ["5", "5", "6", "6", "127.0.0.1", "4322"]
 
 
 @given(st.lists(st.tuples(st.integers(0, 1023), st.integers(1, 65535))).map(tuple))
@@ -52,7 +64,7 @@ def test_lanes_given_out_by_hand_are_for_the_number_of_workers_that_was_asked_fo
 
 
 def test_what_an_outer_launcher_said_of_doors_and_pages_is_not_handed_on():
-    outer = variables(JOINER, 2, 4321, 4322)
+    outer = variables(JOINER, 2, 4321)
     inner = {**JOB.variables_of_all(outer), **JOB.variables_of_one(replace(FOUNDER, status_fd=None), 2, 1, 2)}
     assert (find_place(inner).doors, read_overrides(inner).status_fd) == ((), None)
 

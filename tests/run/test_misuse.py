@@ -38,6 +38,12 @@ def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
         ({"seed": "x"}, "seed must be a whole number"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"threads": 0}, "threads must be at least 1"),
+        ({"threads": 10**12}, "threads must be at most 4096, not 1000000000000"),
+        ({"lanes": 10**20}, "lanes must be at most 1048576, not 100000000000000000000"),
+        ({"lanes": 10**5000}, "lanes must be at most 1048576, not a number of 16610 bits"),
+        ({"seed": 10**400}, "seed must be at most 18446744073709551615, not a number of 1329 bits"),
+        ({"bucket_bytes": 10**5000}, "bucket_bytes must be at most"),
+        ({"timeout_s": 1e30}, "timeout_s must be a positive number of seconds, a year's at most, not 1e"),
         ({"wire": "tcp"}, "wire must be one of 'shared', 'hierarchical', 'gloo'"),
         ({"exact": "yes"}, "exact must be True or False"),
         ({"timeout_s": -1}, "timeout_s must be a positive number"),
@@ -50,6 +56,18 @@ def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
 def test_a_wrong_option_of_start_is_named(options: dict[str, Any], words: str) -> None:
     with pytest.raises(BadArgument, match=words):
         lockstep.start(**options)
+
+
+def test_the_largest_seed_trains_and_is_saved(tmp_path: Path) -> None:
+    with lockstep.start(lanes=2, seed=2**64 - 1) as run:
+        model, optimizer = parts()
+        run.replicate(model, optimizer)
+        for batch in run.shard(DataLoader(TensorDataset(torch.rand(8, 4)), batch_size=4, shuffle=True)):
+            for (x,) in run.lanes(batch):
+                model(x).sum().backward()
+            optimizer.step()
+        run.save(tmp_path / "saved")
+        assert run.resume(tmp_path / "saved") == 2
 
 
 def test_a_second_start_says_to_use_the_first(run: lockstep.Run) -> None:

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.run.launching.status import MAX_SLOTS, NoStatus, Phase, StatusPage, StatusReader, StatusRow, StatusWriter
+from lockstep.run.launching.status import (
+    MAX_SLOTS,
+    Call,
+    NoStatus,
+    Phase,
+    StatusPage,
+    StatusReader,
+    StatusRow,
+    StatusWriter,
+)
 
 slots = st.integers(0, MAX_SLOTS - 1)
 numbers = st.integers(0, 2**63 - 1)
@@ -48,8 +57,67 @@ def test_after_a_commit_the_next_step_is_under_way():
 
 def test_the_fields_stand_in_the_order_that_all_parts_agreed_on():
     with StatusPage() as page:
-        os.pwrite(page.fd, b"".join(number.to_bytes(8, "little") for number in range(16)), 2 * 128)
-        assert page.row(2) == StatusRow(*range(16))
+        os.pwrite(page.fd, b"".join(number.to_bytes(8, "little") for number in range(18)), 2 * 18 * 8)
+        assert page.row(2) == StatusRow(*range(18))
+
+
+def test_a_wait_is_shown_while_it_lasts_and_stays_where_it_fails():
+    with StatusPage() as page:
+        writer = StatusWriter(page.fd, 0)
+        writer.enter(Phase.REDUCING, 12, 1, 3)
+        with writer.awaiting(Call.TOTAL):
+            during = page.row(0)
+        after = page.row(0)
+        with pytest.raises(ZeroDivisionError), writer.awaiting(Call.END):
+            raise ZeroDivisionError
+        failed = page.row(0)
+        writer.close()
+    assert (during.phase, during.step, during.detail_a) == (Phase.AWAITING, 12, Call.TOTAL)
+    assert (after.phase, after.step, after.detail_a, after.detail_b) == (Phase.REDUCING, 12, 1, 3)
+    assert (failed.is_ending, during.is_ending, after.is_ending) == (True, False, False)
+
+
+def test_waits_in_calls_count_as_waiting_and_not_as_compute():
+    with StatusPage() as page:
+        writer = StatusWriter(page.fd, 0)
+        writer.enter(Phase.COMPUTING, 3)
+        with writer.awaiting(Call.STATISTICS):
+            since_ns = page.row(0).since_ns
+            while time.monotonic_ns() == since_ns:
+                pass
+        writer.enter(Phase.OUTSIDE, 3)
+        writer.committed(3, 0)
+        row = page.row(0)
+        writer.close()
+    assert row.waiting_ns > 0
+    assert row.compute_ns + row.waiting_ns <= row.committed_ns
+
+
+def test_patience_is_asked_for_until_it_is_left_and_the_longest_counts():
+    with StatusPage() as page:
+        writer = StatusWriter(page.fd, 0)
+        with writer.patient(100.0):
+            outer = page.row(0).patient_until_ns
+            with writer.patient(1.0):
+                assert page.row(0).patient_until_ns == outer
+            assert page.row(0).patient_until_ns == outer
+        left = page.row(0).patient_until_ns
+        writer.close()
+    assert 90e9 < outer - time.monotonic_ns() <= 100e9
+    assert left == 0
+
+
+def test_another_run_of_the_same_process_begins_with_nothing_of_the_one_before():
+    with StatusPage() as page:
+        first = StatusWriter(page.fd, 0)
+        first.place(1, 0, 2, 41000, 1)
+        first.committed(3, 1000)
+        first.enter(Phase.ENDED, 4)
+        first.close()
+        second = StatusWriter(page.fd, 0)
+        row = page.row(0)
+        second.close()
+    assert (row.is_member, row.is_ending, row.has_started, row.committed_ns) == (False, False, True, 0)
 
 
 @given(slots, slots)

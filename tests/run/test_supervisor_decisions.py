@@ -3,11 +3,12 @@
 import signal
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.run.launching.failure import EXITED, KILLED, RAISED, Failure
-from lockstep.run.launching.status import StatusRow
+from lockstep.run.launching.failure import EXITED, KILLED, QUIT, RAISED, Failure
+from lockstep.run.launching.status import Call, Phase, StatusRow
 from lockstep.run.launching.supervision import (
     EXIT_GRACE_S,
     Again,
@@ -40,7 +41,7 @@ NOBODY = {slot: StatusRow() for slot in range(32)}
 
 
 def failure(slot: int, how: str = KILLED, step: int | None = 412, secondary: bool = False, kind: str = "") -> Failure:
-    kind = kind or {KILLED: "SIGKILL", EXITED: "5", RAISED: "ValueError"}[how]
+    kind = kind or {KILLED: "SIGKILL", EXITED: "5", QUIT: "3", RAISED: "ValueError"}[how]
     return Failure(slot, step, kind, "", (), secondary, float(slot), how, 100 + slot)
 
 
@@ -72,6 +73,11 @@ def test_a_replacement_waits_until_a_member_has_a_door():
 def test_a_worker_that_the_supervisor_killed_itself_is_not_told_a_second_time():
     _, done = after(founded(2, 16), Condemned(1), Failed(failure(1)))
     assert [type(action) for action in done] == [Start]
+
+
+def test_workers_that_the_supervisor_kills_together_leave_nobody_who_could_admit_another():
+    state, done = after(founded(2, 16), Condemned(0), Condemned(1), Failed(failure(0)), Failed(failure(1)))
+    assert (judge(state), done, state.untold) == (Again(), [], ())
 
 
 def test_an_error_in_user_code_is_over_even_after_many_kills():
@@ -111,6 +117,17 @@ def test_a_survivor_that_could_not_recover_starts_all_again_only_after_a_kill():
     without_one, _ = after(founded(3, 16), Failed(lost))
     assert judge(after_a_kill) == Again()
     assert judge(without_one) == Over(lost, ())
+
+
+def test_whoever_fails_in_a_call_of_all_workers_because_one_was_killed_there_starts_all_again():
+    waiting = {slot: StatusRow(pid=100 + slot, phase=Phase.AWAITING, detail_a=Call.START) for slot in range(3)}
+    alone = failure(1, RAISED, step=None, kind="BadEnvironment")
+    killed_later, _ = after(founded(3, 16), Failed(alone), Failed(failure(0, step=None)), page=waiting)
+    not_killed, _ = after(founded(3, 16), Failed(alone), page=waiting)
+    elsewhere, _ = after(founded(3, 16), Failed(alone), Failed(failure(0, step=None)), page=NOBODY)
+    assert judge(killed_later) == Again()
+    assert judge(not_killed) == Over(alone, ())
+    assert isinstance(judge(elsewhere), Over)
 
 
 def test_starting_again_remembers_faults_and_steps_and_nothing_else():
@@ -162,6 +179,27 @@ def test_the_budget_is_what_is_borne_and_one_more_is_over():
     assert done == []
 
 
+def test_the_budget_is_refilled_by_steps_that_nobody_had_committed_before():
+    state = founded(2, 2)
+    for step in range(100):
+        at = {slot: replace(row, step=step, committed_ns=1) for slot, row in MEMBERS.items()}
+        state, _ = after(state, Failed(failure(1, step=step)), Looked(1.0), page=at)
+        assert not state.failures
+    assert (state.num_lost, state.num_faults) == (100, 1)
+
+
+def test_steps_that_are_made_once_more_after_a_new_start_give_nothing_back():
+    state = founded(1, 3)
+    for _ in range(4):
+        for step in (5, 6, 7):
+            state, _ = after(state, Looked(1.0), page={0: replace(member(0), step=step, committed_ns=1)})
+        state, _ = after(state, Failed(failure(0, step=7)), page=MEMBERS)
+        state = state if state.exhausted else founded_again(state)
+    verdict = judge(state)
+    assert isinstance(verdict, Over)
+    assert verdict.why.startswith("4 workers lost in this run, and too few steps meanwhile: the fault budget of 3")
+
+
 def test_members_that_come_to_the_end_after_a_loss_make_the_run_done():
     state, _ = after(founded(3, 16), Finished(0), Failed(failure(1)), Finished(2))
     assert state.done
@@ -203,6 +241,39 @@ def test_an_exit_code_counts_as_a_loss_only_if_the_others_stay():
     assert judge(everyone) == Over(failure(0, EXITED), (failure(1, EXITED),))
 
 
+def test_a_member_that_the_others_left_out_is_a_loss_and_replaced_at_once():
+    state, done = after(founded(2, 16), Failed(failure(1, EXITED, kind="75")))
+    assert [type(action) for action in done] == [Say, Start]
+    assert done[0] == Say("! worker 1 (pid 101) was left out by the others at step 412")
+    alone, _ = after(founded(1, 16), Failed(failure(0, EXITED, kind="75")))
+    assert (state.num_faults, judge(alone)) == (1, Again())
+
+
+@pytest.mark.parametrize("page", [MEMBERS, {**MEMBERS, 1: StatusRow()}], ids=["admitted", "not admitted"])
+def test_a_joiner_that_gives_its_place_up_is_no_fault_and_after_two_no_more_are_started(page):
+    misplaced = Failed(failure(1, EXITED, kind="76"))
+    state, _ = after(founded(2, 1), Failed(failure(1)))
+    state, first = after(state, misplaced, page=page)
+    state, second = after(state, misplaced, Looked(9.0), page=page)
+    assert [type(action) for action in first] == [Start]
+    assert second == [
+        Say("  2 new workers have not found their place in the script: no more are started, and the others go on")
+    ]
+    assert (state.num_faults, state.finished, state.failures, sorted(state.workers)) == (1, False, (), [0])
+    assert [type(action) for action in decide(state, Rescaled(3), page)[1]] == [Say, Start, Start]
+
+
+def test_an_exit_code_is_a_loss_if_the_others_come_to_the_end_meanwhile():
+    state, done = after(founded(3, 16), Failed(failure(1, EXITED)), Finished(0), Finished(2), Looked(0.1))
+    assert ([type(action) for action in done], state.failures, state.done) == ([Say], (), True)
+
+
+def test_a_worker_that_called_exit_itself_has_ended_the_run():
+    complaint = failure(0, RAISED, secondary=True, kind="WorkerLost")
+    state, done = after(founded(3, 16), Failed(failure(1, QUIT), ended=False), Failed(complaint))
+    assert (judge(state), done) == (Over(failure(1, QUIT), (complaint,)), [])
+
+
 def test_fewer_wanted_sends_the_highest_members_away_once():
     state, done = after(founded(4, 16), Rescaled(2), Looked(1.0))
     assert without(done, Say) == [Send(2, signal.SIGUSR1), Send(3, signal.SIGUSR1)]
@@ -236,10 +307,11 @@ def test_the_member_with_rank_0_of_the_newest_generation_speaks():
 
 
 slots = st.integers(0, 5)
-hows = st.sampled_from([KILLED, EXITED, RAISED])
+hows = st.sampled_from([KILLED, EXITED, QUIT, RAISED])
+kinds = st.sampled_from(["", "75", "76"])
 events = st.one_of(
     st.builds(Finished, slots),
-    st.builds(Failed, st.builds(failure, slots, hows, st.integers(0, 20), st.booleans()), st.booleans()),
+    st.builds(Failed, st.builds(failure, slots, hows, st.integers(0, 20), st.booleans(), kinds), st.booleans()),
     st.builds(Rescaled, st.integers(1, 6)),
     st.builds(Condemned, slots),
     st.builds(Looked, st.floats(0, 100)),

@@ -136,6 +136,12 @@ def test_a_run_that_fails_is_shown_as_lockstep_run_shows_it(bench: Bench) -> Non
     assert "bad sample 7" in done.json["failure"]
 
 
+def test_a_device_that_is_not_there_is_an_environment_and_not_a_failure_of_the_script(bench: Bench) -> None:
+    done = bench.verify("import lockstep\nlockstep.start()", "-n", "1,2", "--device", "cuda")
+    assert done.exit_code == 3
+    assert "BadEnvironment: device='cuda' was asked for" in done.stderr
+
+
 def test_a_script_that_never_starts_a_run_is_told_so(bench: Bench) -> None:
     done = bench.verify("print('nothing')", "-n", "1,2")
     assert done.exit_code == 1

@@ -4,7 +4,7 @@ import os
 from contextlib import closing, suppress
 
 from lockstep.programs.demo.kills import Member
-from lockstep.run.launching.status import Phase, StatusReader
+from lockstep.run.launching.status import StatusReader
 from lockstep.run.launching.vitals import vitals
 
 _PAGE = "/memfd:lockstep-status"
@@ -37,7 +37,7 @@ def _living(page: StatusReader) -> list[Member]:
     return [
         Member(slot, row.pid, row.step)
         for slot, row in rows.items()
-        if row.generation == newest > 0 and row.phase != Phase.ENDED and _lives(row.pid)
+        if row.generation == newest > 0 and not row.is_ending and _lives(row.pid)
     ]
 
 

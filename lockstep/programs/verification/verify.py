@@ -8,7 +8,8 @@ from pathlib import Path
 
 from lockstep.errors import LockstepError
 from lockstep.lanes import Assignment
-from lockstep.run.launching.launch import CTRL_C, TERMINATED, Job, launch
+from lockstep.run.exits import CTRL_C, ENVIRONMENT, TERMINATED
+from lockstep.run.launching.launch import Job, launch
 from lockstep.verify.cause import Verdict, judge
 from lockstep.verify.compare import Difference, first_difference
 from lockstep.verify.evidence import RunTrace, read_run, trace_path
@@ -134,7 +135,7 @@ def _run(request: Request, variant: Variant, running: Running) -> RunTrace:
     with running(variant.label):
         outcome = launch(_job(request, variant, folder), show=lambda _: None, say=said.append)
     if outcome.exit_code:
-        exit_code = outcome.exit_code if outcome.exit_code in (CTRL_C, TERMINATED) else 1
+        exit_code = outcome.exit_code if outcome.exit_code in (CTRL_C, TERMINATED, ENVIRONMENT) else 1
         raise CannotVerify("\n".join(said), exit_code)
     return _read(request, variant, paths)
 
@@ -157,6 +158,7 @@ def _job(request: Request, variant: Variant, folder: Path) -> Job:
         device=request.device,
         assignment=variant.assignment.lanes_of,
         environment=environment,
+        is_run=False,  # a script that starts none is told so here, by its traces
     )
 
 

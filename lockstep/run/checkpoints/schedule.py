@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from lockstep.errors import BadArgument
+from lockstep.run.limits import as_whole
 
 USUAL_MINUTES = 10.0
 
@@ -50,16 +51,17 @@ def parse_every(text: str) -> Every:
 
 def _valued(text: str, number: str, word: str) -> tuple[str, float]:
     if word in ("step", "steps"):
-        if not number.isdigit():
-            raise BadArgument(f"{text!r}: steps are whole, {number} is not")
-        return "steps", int(number)
+        steps = as_whole(number)
+        if steps is None:
+            raise BadArgument(f"{text[:60]!r}: steps are whole, and {number[:60]} is not, or is too many")
+        return "steps", steps
     if word in _MINUTES:
         return "minutes", float(number) * _MINUTES[word]
     raise BadArgument(_unreadable(text, f"{number} {word}"))
 
 
 def _unreadable(text: str, part: str) -> str:
-    where = f"{text!r}: {part.strip()!r}" if part.strip() != text.strip() else repr(text)
+    where = f"{text[:60]!r}: {part.strip()[:60]!r}" if part.strip() != text.strip() else repr(text[:60])
     return f"{where} does not say how often: write '100 steps', '10 min', or both as '100 steps, 10 min'"
 
 

@@ -1,7 +1,7 @@
 """Workers started by `lockstep run`: what the launcher writes down for them, and how they read it back.
 
-Both sides stand here, so that a name is spelled once. RANK, WORLD_SIZE and the like are set as well, for user
-code that reads them: MASTER_PORT is free, so that a script may open a process group of its own.
+Both sides stand here, so that a name is spelled once. RANK, WORLD_SIZE and the like mean to many scripts that torchrun
+has started them, so they are only set where the user wants a process group of torch.distributed.
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,12 @@ from pathlib import Path
 from lockstep.errors import BadEnvironment
 from lockstep.run.environments.place import LOOPBACK, Place, check_world
 from lockstep.run.environments.variables import optional, port, text, whole
+from lockstep.run.limits import as_whole
 from lockstep.world import World
 
 MARK = "LOCKSTEP_LAUNCHER"
+RANK = "LOCKSTEP_RANK"
+SIZE = "LOCKSTEP_SIZE"
 PARENT_PID = "LOCKSTEP_PARENT_PID"
 RUN_DIR = "LOCKSTEP_RUN_DIR"
 NOTICE_FD = "LOCKSTEP_NOTICE_FD"
@@ -22,6 +25,9 @@ PORT = "LOCKSTEP_PORT"
 SLOT = "LOCKSTEP_SLOT"
 STATUS_FD = "LOCKSTEP_STATUS_FD"
 DOORS = "LOCKSTEP_DOORS"
+
+TORCH_DISTRIBUTED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What `torch.distributed.init_process_group` reads."""
 
 Doors = tuple[tuple[int, int], ...]
 """The slot and the port of each member that a new worker may ask to be admitted."""
@@ -45,25 +51,31 @@ class Bootstrap:
         return self.rank
 
 
-def variables(boot: Bootstrap, num_workers: int, port: int, free_port: int) -> dict[str, str]:
-    """The variables that tell a worker all of `boot`, where worker 0 listens, and a port for the user's own use."""
-    num_workers = max(num_workers, boot.slot + 1)
+def variables(boot: Bootstrap, num_workers: int, port: int) -> dict[str, str]:
+    """The variables that tell a worker all of `boot`, how many there are, and where worker 0 listens."""
     optional_ones = {LISTEN_FD: boot.listen_fd, STATUS_FD: boot.status_fd, DOORS: write_doors(boot.doors) or None}
     return {
         MARK: "lockstep run",
         PARENT_PID: str(boot.parent_pid),
         RUN_DIR: str(boot.run_dir),
         NOTICE_FD: str(boot.notice_fd),
-        "RANK": str(boot.rank),
-        "LOCAL_RANK": str(boot.rank),
-        "WORLD_SIZE": str(num_workers),
-        "LOCAL_WORLD_SIZE": str(num_workers),
-        "MASTER_ADDR": LOOPBACK,
-        "MASTER_PORT": str(free_port),
+        RANK: str(boot.rank),
+        SIZE: str(_size(boot, num_workers)),
         PORT: str(port),
         SLOT: str(boot.slot),
         **{name: str(value) for name, value in optional_ones.items() if value is not None},
     }
+
+
+def torch_distributed(boot: Bootstrap, num_workers: int, free_port: int) -> dict[str, str]:
+    """What a script needs that opens a process group of torch.distributed itself, at a port that nobody uses."""
+    rank, size = str(boot.rank), str(_size(boot, num_workers))
+    return dict(zip(TORCH_DISTRIBUTED, (rank, rank, size, size, LOOPBACK, str(free_port)), strict=True))
+
+
+def _size(boot: Bootstrap, num_workers: int) -> int:
+    """A joiner counts itself in."""
+    return max(num_workers, boot.slot + 1)
 
 
 def bootstrap(environ: Mapping[str, str]) -> Bootstrap | None:
@@ -71,7 +83,7 @@ def bootstrap(environ: Mapping[str, str]) -> Bootstrap | None:
     if MARK not in environ:
         return None
     return Bootstrap(
-        rank=whole(environ, "RANK"),
+        rank=whole(environ, RANK),
         parent_pid=whole(environ, PARENT_PID),
         run_dir=Path(text(environ, RUN_DIR)),
         notice_fd=whole(environ, NOTICE_FD),
@@ -89,16 +101,18 @@ def write_doors(doors: Doors) -> str:
 def read_doors(text: str) -> Doors:
     """The doors in `"0:41001,2:41007"`, which are worker 0's and worker 2's."""
     found = [word.strip().partition(":") for word in text.split(",") if word.strip()]
-    if not all(slot.isdecimal() and door.isdecimal() for slot, _, door in found):
+    numbers = [(as_whole(slot), as_whole(door)) for slot, _, door in found]
+    doors = tuple((slot, door) for slot, door in numbers if slot is not None and door is not None)
+    if len(doors) < len(found):
         raise BadEnvironment(f"{DOORS}={text} cannot be used: it looks like 0:41001,2:41007")
-    return tuple((int(slot), int(door)) for slot, _, door in found)
+    return doors
 
 
 def place(environ: Mapping[str, str]) -> Place | None:
     if MARK not in environ:
         return None
-    rank, size = whole(environ, "RANK"), whole(environ, "WORLD_SIZE", at_least=1)
-    world = check_world(World(rank, size, rank, size), "RANK", "WORLD_SIZE")
+    rank, size = whole(environ, RANK), whole(environ, SIZE, at_least=1)
+    world = check_world(World(rank, size, rank, size), RANK, SIZE)
     return Place(
         launcher="lockstep run",
         world=world,

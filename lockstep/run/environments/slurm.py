@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from lockstep.errors import BadEnvironment
 from lockstep.run.environments.place import LOOPBACK, Place, check_world
 from lockstep.run.environments.variables import derived_port, optional, port, text, whole
+from lockstep.run.limits import as_whole
 from lockstep.world import World
 
+_MOST_HOSTS = 10**6
 _ENTRY = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
-_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_COUNT = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?")
 
 
 def place(environ: Mapping[str, str]) -> Place | None:
@@ -61,9 +63,10 @@ def _expand_entry(entry: str, hosts: str) -> list[str]:
 def _expand_range(part: str, hosts: str) -> list[str]:
     first, _, last = part.strip().partition("-")
     last = last or first
-    if not (first.isdigit() and last.isdigit()) or int(first) > int(last):
+    low, high = as_whole(first), as_whole(last)
+    if low is None or high is None or not low <= high < low + _MOST_HOSTS:
         raise _unreadable(hosts)
-    return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return [str(number).zfill(len(first)) for number in range(low, high + 1)]
 
 
 def _unreadable(hosts: str) -> BadEnvironment:

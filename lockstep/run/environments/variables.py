@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping
 
 from lockstep.errors import BadEnvironment
+from lockstep.run.limits import as_whole
 
 DERIVED_PORTS = range(20_000, 40_000)
 
@@ -16,17 +17,19 @@ def text(environ: Mapping[str, str], name: str) -> str:
     return value
 
 
-def whole(environ: Mapping[str, str], name: str, at_least: int = 0) -> int:
-    """The value of a variable that must be a whole number, `at_least` or more."""
+def whole(environ: Mapping[str, str], name: str, at_least: int = 0, at_most: int | None = None) -> int:
+    """The value of a variable that must be a whole number, `at_least` or more and `at_most`."""
     value = text(environ, name)
-    if not (value.isascii() and value.isdigit()) or int(value) < at_least:
-        raise BadEnvironment(f"{name}={value} cannot be used: it must be a whole number, {at_least} or more")
-    return int(value)
+    number = as_whole(value)
+    if number is None or number < at_least or (at_most is not None and number > at_most):
+        allowed = f"{at_least} or more" if at_most is None else f"{at_least} to {at_most}"
+        raise BadEnvironment(f"{name}={value[:60]} cannot be used: it must be a whole number, {allowed}")
+    return number
 
 
-def optional(environ: Mapping[str, str], name: str, at_least: int = 0) -> int | None:
+def optional(environ: Mapping[str, str], name: str, at_least: int = 0, at_most: int | None = None) -> int | None:
     """The same for a variable that may be missing or empty."""
-    return whole(environ, name, at_least) if environ.get(name, "").strip() else None
+    return whole(environ, name, at_least, at_most) if environ.get(name, "").strip() else None
 
 
 def port(environ: Mapping[str, str], name: str = "MASTER_PORT") -> int:

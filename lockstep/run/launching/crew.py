@@ -13,10 +13,10 @@ from types import TracebackType
 from lockstep.errors import BadEnvironment
 from lockstep.run.environments.lockstep_run import PARENT_PID, Bootstrap, Doors
 from lockstep.run.environments.place import LOOPBACK
-from lockstep.run.launching.failure import clear_report, read_report
+from lockstep.run.launching.failure import Failure, clear_report, read_notice, read_report
 from lockstep.run.launching.guard import Guard
 from lockstep.run.launching.job import RESUME, Job
-from lockstep.run.launching.output import Logs, Tee, clear_earlier, write_all
+from lockstep.run.launching.output import Log, Logs, Tee, clear_earlier
 from lockstep.run.launching.process import WorkerProcess, await_end, members
 from lockstep.run.launching.scaling import Registered
 from lockstep.run.launching.signals import SCALE, Signals
@@ -35,10 +35,13 @@ class Crew:
 
     `wait` follows them. What happened meanwhile stands in `reported` and `ended` (to be taken from there), in
     `interrupts` (Ctrl-C and SIGTERM) and `scale_asked`. `running` has every worker whose process has not ended.
+    Output that cannot be shown (`unshown` says why) is like SIGTERM.
     """
 
-    def __init__(self, job: Job, inherited: Mapping[str, str], show: Callable[[bytes], None]) -> None:
-        self._job, self._inherited, self._show = job, inherited, show
+    def __init__(
+        self, job: Job, inherited: Mapping[str, str], show: Callable[[bytes], None], say: Callable[[str], None]
+    ) -> None:
+        self._job, self._inherited, self._show, self._say = job, inherited, show, say
         self.running: dict[int, WorkerProcess] = {}
         self.reported: list[WorkerProcess] = []
         self.ended: list[WorkerProcess] = []
@@ -46,18 +49,21 @@ class Crew:
         self.scale_asked = False
         self._past: list[WorkerProcess] = []
         self._speaker: WorkerProcess | None = None
+        self.unshown: OSError | None = None
+        self._reports: dict[int, Failure] = {}
+        self._half_notice = b""
         self._ports = (0, 0)
         self._extra: dict[str, str] = {}
 
     def __enter__(self) -> "Crew":
         with ExitStack() as owned:
             self._signals = owned.enter_context(Signals())
-            owned.enter_context(Registered(self._job.run_dir))
+            owned.enter_context(Registered(self._job.run_dir, self._say))
             self._guard = owned.enter_context(Guard())
             self._selector = owned.enter_context(selectors.DefaultSelector())
             self._page = owned.enter_context(StatusPage())
             clear_earlier(self._job.run_dir)
-            self._logs = owned.enter_context(closing(Logs(self._job.run_dir)))
+            self._logs = owned.enter_context(closing(Logs(self._job.run_dir, self._say)))
             self._open_notices(owned)
             owned.callback(self.clear_away)
             self.spares = owned.enter_context(closing(Spares(self._job.spares, self._guard, self._start_spare)))
@@ -87,12 +93,12 @@ class Crew:
         boot = self._boot(slot, doors=doors)
         variables = self._variables(boot, num_workers)
         self._make_room(slot)
-        log_fd = self._logs.of(slot)
+        log = self._logs.of(slot)
         spare = self.spares.take(variables)
         if spare is None:
-            self._start(boot, variables, log_fd)
+            self._start(boot, variables, log)
             return
-        spare.slot, spare.tee.log_fd = slot, log_fd
+        spare.slot, spare.tee.log = slot, log
         self._follow(spare)
         self.spares.fill()
 
@@ -105,6 +111,21 @@ class Crew:
     def row(self, slot: int) -> StatusRow:
         """What the worker in `slot`, or the last one there, says of itself on the status page."""
         return self._page.row(slot)
+
+    @property
+    def has_started(self) -> bool:
+        """Whether a worker of this start has called `lockstep.start`."""
+        return bool(self._page.rows())
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether a worker has saved the run because it is about to end."""
+        return any(row.saved for row in self._page.rows().values())
+
+    def report(self, worker: WorkerProcess) -> Failure | None:
+        """How the worker failed, if it has told."""
+        found = self._reports.get(worker.pid) or read_report(self._job.run_dir, worker.slot)
+        return found if found is not None and found.pid == worker.pid else None
 
     def dismiss(self, slot: int) -> None:
         """Ends a worker at once; its end will be seen as every other."""
@@ -140,10 +161,10 @@ class Crew:
     def _variables(self, boot: Bootstrap, num_workers: int) -> dict[str, str]:
         return {**self._extra, **self._job.variables_of_one(boot, num_workers, *self._ports)}
 
-    def _start(self, boot: Bootstrap, variables: Mapping[str, str], log_fd: int) -> None:
+    def _start(self, boot: Bootstrap, variables: Mapping[str, str], log: Log) -> None:
         everyones = self._job.variables_of_all(self._inherited)
         handed_down = [self._notice_fd, self._page.fd, *([] if boot.listen_fd is None else [boot.listen_fd])]
-        tee = Tee(self._show, log_fd)
+        tee = Tee(self._show_output, log)
         try:
             worker = WorkerProcess.start(self._job.command(), {**everyones, **variables}, tee, handed_down, boot.slot)
         except OSError as error:
@@ -154,7 +175,7 @@ class Crew:
     def _start_spare(self, part_fd: int) -> WorkerProcess:
         variables = {**self._job.variables_of_all(self._inherited), PARENT_PID: str(os.getpid())}
         handed_down = [part_fd, self._notice_fd, self._page.fd]
-        return WorkerProcess.start(self._job.spare_command(part_fd), variables, Tee(self._show), handed_down)
+        return WorkerProcess.start(self._job.spare_command(part_fd), variables, Tee(self._show_output), handed_down)
 
     def _make_room(self, slot: int) -> None:
         """Nothing that an earlier worker in the slot left is taken for the new one's, and it is gone itself."""
@@ -184,9 +205,9 @@ class Crew:
         worker.note_end()
         self._settle_speaker()
         worker.tee.drain()
-        report = read_report(self._job.run_dir, worker.slot)
-        if report is not None and report.pid == worker.pid and worker.tee.log_fd is not None:
-            write_all(worker.tee.log_fd, report.traceback.encode())
+        report = self.report(worker)
+        if report is not None and worker.tee.log is not None:
+            worker.tee.log.write(report.traceback.encode(errors="backslashreplace"))
         del self.running[worker.slot]
         self._past.append(worker)
 
@@ -211,6 +232,14 @@ class Crew:
         if not worker.tee.pump():
             self._selector.unregister(worker.tee)
 
+    def _show_output(self, output: bytes) -> None:
+        if self.unshown is None:
+            try:
+                self._show(output)
+            except OSError as error:
+                self.unshown = error
+                self.interrupts.append(signal.SIGTERM)
+
     def _settle_speaker(self) -> None:
         """The member with rank 0 speaks. Before there is one, and while there is none, it is whoever did so last."""
         slot = speaking_slot({slot: self._page.row(slot) for slot in self.running})
@@ -231,9 +260,11 @@ class Crew:
         self._selector.register(self._notices, selectors.EVENT_READ, self._noticed)
 
     def _noticed(self) -> None:
-        """Workers write their process's number here when their report lies in the folder."""
-        pids = set(map(int, os.read(self._notices, 4096).split()))
-        self.reported += [worker for worker in self.running.values() if worker.pid in pids]
+        """See Note [Notices] in failure.py."""
+        *lines, self._half_notice = (self._half_notice + os.read(self._notices, 1 << 16)).split(b"\n")
+        notices = dict(map(read_notice, lines))
+        self._reports |= {pid: report for pid, report in notices.items() if report is not None}
+        self.reported += [worker for worker in self.running.values() if worker.pid in notices]
 
     def _signalled(self) -> None:
         signals = self._signals.take()

@@ -2,26 +2,29 @@
 
 import json
 import os
+import select
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from lockstep.errors import Disagreement, WorkerLost
+from lockstep.run.exits import LEFT_OUT, MISPLACED
 from lockstep.run.launching.frames import Frame, original, user_frames, user_traceback
 from lockstep.run.launching.memory import told_with_memory
 
-RAISED, KILLED, EXITED = "raised", "killed", "exited"
+RAISED, QUIT, KILLED, EXITED = "raised", "quit", "killed", "exited"
+_SHORT = 300
 
 
 @dataclass(frozen=True)
 class Failure:
     """One worker's failure.
 
-    `how` is RAISED (then `kind` is the exception's class), KILLED (`kind` is the signal) or EXITED (`kind` is
-    the exit code). `rank` is the worker's slot, its name for people. `secondary` says that it only tells of another
-    worker's failure. `time_s` is on the host's monotonic clock, which all its processes share. `traceback` is the
-    whole story, for the log.
+    `how` is RAISED (then `kind` is the exception's class), QUIT (it called `sys.exit`, with `kind`), KILLED (`kind` is
+    the signal) or EXITED (it ended without a report, and `kind` is the exit code). `rank` is the worker's slot, its
+    name for people. `secondary` says that it only tells of another worker's failure. `time_s` is on the host's
+    monotonic clock, which all its processes share. `traceback` is the whole story, for the log.
     """
 
     rank: int
@@ -41,21 +44,41 @@ class Failure:
 
         `rank_now` is its number among the present members, by which they call each other, where it differs.
         """
+        quits = isinstance(exception, SystemExit)
         kind, message = original(type(exception).__name__, str(exception))
         return cls(
             rank=rank,
             step=step,
-            kind=kind,
-            message=told_with_memory(kind, message),
+            kind=repr(exception.code) if isinstance(exception, SystemExit) else kind,
+            message="" if quits else told_with_memory(kind, message),
             frames=user_frames(exception),
-            secondary=_tells_of_another(exception, rank if rank_now is None else rank_now),
+            secondary=not quits and _tells_of_another(exception, rank if rank_now is None else rank_now),
             time_s=time.monotonic(),
+            how=QUIT if quits else RAISED,
             pid=os.getpid(),
             traceback=user_traceback(exception),
         )
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1)
+    @property
+    def is_loss(self) -> bool:
+        """Whether the worker was lost through no fault of the user's code."""
+        return self.how == KILLED or self._exited_with(LEFT_OUT)
+
+    @property
+    def is_misplaced(self) -> bool:
+        """Whether the worker has given its place up: it did not find it in the script."""
+        return self._exited_with(MISPLACED)
+
+    def _exited_with(self, code: int) -> bool:
+        return self.how == EXITED and self.kind == str(code)
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the user's code has ended the worker: it would do so again."""
+        return self.how in (RAISED, QUIT)
+
+    def to_json(self, indent: int | None = 1) -> str:
+        return json.dumps(asdict(self), indent=indent)
 
     @classmethod
     def from_json(cls, text: str) -> "Failure":
@@ -71,8 +94,38 @@ def write_report(failure: Failure, folder: Path) -> None:
     """The report lies whole in `folder`, or not at all."""
     path = report_path(folder, failure.rank)
     half = path.with_suffix(".half")
-    half.write_text(failure.to_json(), encoding="utf-8")
-    half.replace(path)
+    try:
+        half.write_text(failure.to_json(), encoding="utf-8")
+        half.replace(path)
+    except OSError:
+        half.unlink(missing_ok=True)
+        raise
+
+
+# Note [Notices]
+# A worker that has failed writes one line into a pipe that all workers share: the number of its process, if its report
+# lies in the folder; the number and the report itself, cut short, if the disk has no room for it. A line that is not
+# longer than PIPE_BUF is written whole.
+
+
+def notice_of(failure: Failure, has_report: bool) -> bytes:
+    """The line for the launcher's pipe. See Note [Notices]."""
+    return f"{failure.pid}\n".encode() if has_report else f"{failure.pid} {_cut_short(failure)}\n".encode()
+
+
+def read_notice(line: bytes) -> tuple[int, Failure | None]:
+    """The process that has failed, and its report where it did not find room in the folder."""
+    pid, _, report = line.decode().partition(" ")
+    return int(pid), Failure.from_json(report) if report else None
+
+
+def _cut_short(failure: Failure) -> str:
+    """The failure in less than PIPE_BUF bytes."""
+    short = replace(failure, traceback="", message=failure.message[:_SHORT])
+    text = short.to_json(indent=None)
+    if len(text) > select.PIPE_BUF - 32:
+        text = replace(short, frames=(), kind=short.kind[:_SHORT]).to_json(indent=None)
+    return text
 
 
 def read_report(folder: Path, rank: int) -> Failure | None:

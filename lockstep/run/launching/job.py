@@ -7,12 +7,14 @@ from pathlib import Path
 
 from lockstep.run.environments import lockstep_run
 from lockstep.run.environments.lockstep_run import Bootstrap
+from lockstep.run.launching.lateness import HANG_S
 
 # A launcher further out may have set these; its words are not true for our workers.
 _NOT_INHERITED = (
     lockstep_run.LISTEN_FD,
     lockstep_run.STATUS_FD,
     lockstep_run.DOORS,
+    *lockstep_run.TORCH_DISTRIBUTED,
     "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_RUN_ID",
 )
@@ -24,8 +26,10 @@ ASSIGNMENT = "LOCKSTEP_ASSIGNMENT"
 class Job:
     """A program and the workers that shall run it. `environment` holds extra variables for all of them.
 
-    `fault_budget` lost workers are borne; `spares` processes stand by to take their places. `resume` ("auto", "never"
-    or a path) and the words on checkpoints go over those of the script.
+    `fault_budget` lost workers are borne, and each new step gives one back; `spares` processes stand by to take their
+    places. A worker that others wait for is ended when it has shown no sign of work for `hang_s`. `resume` ("auto",
+    "never" or a path) and the words on checkpoints go over those of the script. With `torch_distributed`, workers have
+    the variables with which a script opens a process group of its own.
     """
 
     program: str
@@ -40,11 +44,15 @@ class Job:
     assignment: tuple[tuple[int, ...], ...] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     fault_budget: int = 0
+    hang_s: float = HANG_S
     spares: int = 0
     resume: str | None = None
     checkpoints: Path | None = None
     checkpoint_every: str | None = None
     checkpoint_keep: int | None = None
+    torch_distributed: bool = False
+    is_run: bool = True
+    """Whether it is for the launcher to object where several workers never call `lockstep.start`."""
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", "lockstep.run.launching.worker", *self._program()]
@@ -65,7 +73,9 @@ class Job:
 
     def variables_of_one(self, boot: Bootstrap, num_workers: int, port: int, free_port: int) -> dict[str, str]:
         """The variables of one worker among `num_workers`. Lanes given out by hand are for the number asked for."""
-        variables = lockstep_run.variables(boot, num_workers, port, free_port)
+        variables = lockstep_run.variables(boot, num_workers, port)
+        if self.torch_distributed:
+            variables |= lockstep_run.torch_distributed(boot, num_workers, free_port)
         fits = self.assignment is None or num_workers == self.num_workers
         return variables if fits else {**variables, ASSIGNMENT: ""}
 

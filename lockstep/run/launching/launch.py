@@ -6,26 +6,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lockstep.run.environment import process_environment
+from lockstep.run.exits import CTRL_C, DONE, ENVIRONMENT, TERMINATED, USER_ERROR, WORKER_LOST
 from lockstep.run.launching.crew import Crew
-from lockstep.run.launching.failure import KILLED, Failure
+from lockstep.run.launching.failure import Failure
 from lockstep.run.launching.job import Job
 from lockstep.run.launching.output import log_path
 from lockstep.run.launching.supervision import Over
 from lockstep.run.launching.supervisor import Supervisor
-from lockstep.run.launching.telling import render
+from lockstep.run.launching.telling import render, tell_apart
 
 __all__ = ["Job", "Outcome", "launch"]
-
-DONE, USER_ERROR, USAGE, ENVIRONMENT, WORKER_LOST, CTRL_C, TERMINATED = 0, 1, 2, 3, 4, 130, 143
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a launch ended; `failure` is the first failure, if the run failed."""
+    """How a launch ended; `failure` is the first failure, if the run failed.
+
+    `saved`: workers that were asked to end have saved the run first.
+    """
 
     exit_code: int
     failure: Failure | None
     seconds: float
+    saved: bool = False
 
 
 def launch(job: Job, *, show: Callable[[bytes], None], say: Callable[[str], None]) -> Outcome:
@@ -35,19 +38,27 @@ def launch(job: Job, *, show: Callable[[bytes], None], say: Callable[[str], None
     The folder `job.run_dir` must exist. Main thread only: Ctrl-C and SIGTERM end the workers, not this function.
     """
     began_s = time.monotonic()
-    with Crew(job, process_environment(), show) as crew:
+    with Crew(job, process_environment(), show, say) as crew:
         supervisor = Supervisor(job, crew, say)
         end = supervisor.run()
         if isinstance(end, Over):
             _tell(job, end, supervisor.num_well(end), say)
             supervisor.end_others()
+        saved = crew.has_saved
+        ran_apart = end is None and supervisor.ran_apart
+    if crew.unshown is not None and not isinstance(end, Over):
+        say(_tell_unshown(job, crew.unshown, supervisor.num_workers))
+        return Outcome(ENVIRONMENT, None, time.monotonic() - began_s, saved)
+    if ran_apart:
+        say(tell_apart(supervisor.num_workers))
+        return Outcome(USER_ERROR, None, time.monotonic() - began_s)
     if isinstance(end, signal.Signals):
         say(_tell_interrupt(job, end, supervisor.num_workers))
-    return Outcome(_exit_code(end), end.first if isinstance(end, Over) else None, time.monotonic() - began_s)
+    return Outcome(_exit_code(end), end.first if isinstance(end, Over) else None, time.monotonic() - began_s, saved)
 
 
 def exit_code_of(failure: Failure) -> int:
-    if failure.how == KILLED or failure.kind == "WorkerLost":
+    if failure.is_loss or failure.kind == "WorkerLost":
         return WORKER_LOST
     return ENVIRONMENT if failure.kind == "BadEnvironment" else USER_ERROR
 
@@ -65,5 +76,12 @@ def _tell(job: Job, over: Over, num_well: int, say: Callable[[str], None]) -> No
 
 def _tell_interrupt(job: Job, signum: signal.Signals, num_workers: int) -> str:
     by = "Ctrl-C" if signum == signal.SIGINT else signum.name
-    workers = "the worker has" if num_workers == 1 else f"all {num_workers} workers have"
-    return f"✗ stopped by {by}; {workers} ended. Logs: {job.run_dir}"
+    return f"✗ stopped by {by}; {_all(num_workers)} ended. Logs: {job.run_dir}"
+
+
+def _tell_unshown(job: Job, error: OSError, num_workers: int) -> str:
+    return f"✗ the output cannot be written: {error.strerror}; {_all(num_workers)} ended. Logs: {job.run_dir}"
+
+
+def _all(num_workers: int) -> str:
+    return "the worker has" if num_workers == 1 else f"all {num_workers} workers have"

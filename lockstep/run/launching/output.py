@@ -1,13 +1,26 @@
-"""The workers' logs, and the way of their output into them and to the screen."""
+"""The workers' logs, and the way of their output into them and to the screen.
 
+# Note [A full disk]
+# Training does not depend on what the launcher writes down. Where a disk is full it says so once, goes on without, and
+# tries again with whatever comes next.
+"""
+
+import errno
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from lockstep.errors import BadEnvironment
 
 _CHUNK_BYTES = 1 << 16
 _PIPE_BYTES = 1 << 20
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a file could not be written for want of room. See Note [A full disk]."""
+    return error.errno in _NO_ROOM
 
 
 def log_path(folder: Path, slot: int) -> Path:
@@ -17,37 +30,89 @@ def log_path(folder: Path, slot: int) -> Path:
 def open_log(folder: Path, slot: int) -> int:
     """A new, empty log. A link in its place is refused: nothing is written outside the folder."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        return os.open(log_path(folder, slot), flags, 0o644)
-    except OSError as error:
-        raise BadEnvironment(f"the log {log_path(folder, slot)} cannot be written: {error.strerror}") from error
+    return os.open(log_path(folder, slot), flags, 0o644)
 
 
 def clear_earlier(folder: Path) -> None:
     """Removes what an earlier launch left in the folder: a stale report would be taken for a new failure."""
     for pattern in ("worker-*.log", "worker-*.failure.json", "worker-*.stack", "wanted"):
         for path in folder.glob(pattern):
-            path.unlink()
+            try:
+                path.unlink()
+            except OSError as error:
+                raise BadEnvironment(f"{path} of an earlier run cannot be removed: {error.strerror}") from error
+
+
+class Log:
+    """Owns the log of one slot. See Note [A full disk]."""
+
+    def __init__(self, folder: Path, slot: int, tell: Callable[[OSError], None]) -> None:
+        """`tell` hears of everything that could not be written."""
+        self._folder, self._slot, self._tell = folder, slot, tell
+        self._fd: int | None = None
+        self._has_gap = False
+
+    def open(self) -> None:
+        """Raises unless the log can be opened, or only wants room."""
+        try:
+            self._fd = open_log(self._folder, self._slot)
+        except OSError as error:
+            if not is_full(error):
+                path = log_path(self._folder, self._slot)
+                raise BadEnvironment(f"the log {path} cannot be written: {error.strerror}") from error
+            self._miss(error)
+
+    def write(self, output: bytes) -> None:
+        """Appends the output, after a line that says so if some is missing before it."""
+        gap = b"--- here some output is missing: there was no room for it ---\n" if self._has_gap else b""
+        try:
+            if self._fd is None:
+                self._fd = open_log(self._folder, self._slot)
+            _write_all(self._fd, gap + output)
+            self._has_gap = False
+        except OSError as error:
+            self._miss(error)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            with suppress(OSError):  # of a write that the system had put off
+                os.close(self._fd)
+
+    def _miss(self, error: OSError) -> None:
+        self._has_gap = True
+        self._tell(error)
 
 
 class Logs:
     """Owns the logs of a run, one for each slot; they are opened when a slot is first used."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._fds: dict[int, int] = {}
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        self._folder, self._say = folder, say
+        self._logs: dict[int, Log] = {}
+        self._said = False
 
-    def of(self, slot: int) -> int:
+    def of(self, slot: int) -> Log:
         """The log of the slot. Whoever comes later than the first is told from it by a line between."""
-        if slot in self._fds:
-            write_all(self._fds[slot], b"--- here another process takes over as this worker ---\n")
-        else:
-            self._fds[slot] = open_log(self._folder, slot)
-        return self._fds[slot]
+        if slot in self._logs:
+            self._logs[slot].write(b"--- here another process takes over as this worker ---\n")
+            return self._logs[slot]
+        log = Log(self._folder, slot, self._tell)
+        log.open()
+        self._logs[slot] = log
+        return log
 
     def close(self) -> None:
-        for fd in self._fds.values():
-            os.close(fd)
+        for log in self._logs.values():
+            log.close()
+
+    def _tell(self, error: OSError) -> None:
+        """Once for all logs."""
+        if not self._said:
+            self._said = True
+            self._say(
+                f"! the logs in {self._folder} cannot be written: {error.strerror}. Training goes on, and its output "
+                "still comes to the screen; the logs go on when they can"
+            )
 
 
 class Tee:
@@ -56,10 +121,10 @@ class Tee:
     Without a log (a spare has none yet) what comes stays in the pipe.
     """
 
-    def __init__(self, show: Callable[[bytes], None], log_fd: int | None = None) -> None:
+    def __init__(self, show: Callable[[bytes], None], log: Log | None = None) -> None:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
-        self.log_fd, self._show, self.shown = log_fd, show, False
+        self.log, self._show, self.shown = log, show, False
 
     def fileno(self) -> int:
         return self._reader
@@ -84,7 +149,7 @@ class Tee:
         No more than a pipe can hold: such a child may write faster than this reads.
         """
         for _ in range(_PIPE_BYTES // _CHUNK_BYTES):
-            if self.log_fd is None or not (chunk := self._read()):
+            if self.log is None or not (chunk := self._read()):
                 break
             self._pass_on(chunk)
 
@@ -96,8 +161,8 @@ class Tee:
             return None
 
     def _pass_on(self, chunk: bytes) -> None:
-        if self.log_fd is not None:
-            write_all(self.log_fd, chunk)
+        if self.log is not None:
+            self.log.write(chunk)
             if self.shown:
                 self._show(chunk)
 
@@ -105,6 +170,6 @@ class Tee:
         os.close(self._reader)
 
 
-def write_all(fd: int, data: bytes) -> None:
+def _write_all(fd: int, data: bytes) -> None:
     while data:
         data = data[os.write(fd, data) :]

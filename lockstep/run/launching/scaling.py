@@ -6,21 +6,27 @@ workers into `wanted` beside it and wakes the launcher with a signal.
 
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from lockstep.errors import BadArgument, BadEnvironment
+from lockstep.run.launching.output import is_full
 from lockstep.run.launching.signals import SCALE
 from lockstep.run.launching.status import MAX_SLOTS
 from lockstep.run.launching.vitals import vitals
+from lockstep.run.limits import as_whole
 
 
 class Registered:
-    """While it is open, `launcher.json` says that this process is the launcher of the run in `folder`."""
+    """While it is open, `launcher.json` says that this process is the launcher of the run in `folder`.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    A run for which there is no room for that goes on without; see Note [A full disk] in output.py.
+    """
+
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        self._folder, self._say = folder, say
 
     def __enter__(self) -> "Registered":
         if (pid := find_launcher(self._folder)) is not None:
@@ -30,7 +36,10 @@ class Registered:
         try:
             _write_whole(_card(self._folder), json.dumps(fields))
         except OSError as error:
-            raise BadEnvironment(f"nothing can be written in {self._folder}: {error.strerror}") from error
+            told = f"nothing can be written in {self._folder}: {error.strerror}"
+            if not is_full(error):
+                raise BadEnvironment(told) from error
+            self._say(f"! {told}. The run goes on; `lockstep scale` does not reach it")
         return self
 
     def __exit__(
@@ -62,7 +71,8 @@ def read_wanted(folder: Path) -> int | None:
         text = _wanted(folder).read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return None
-    return int(text) if text.isdigit() and 1 <= int(text) <= MAX_SLOTS else None
+    number = as_whole(text)
+    return number if number is not None and 1 <= number <= MAX_SLOTS else None
 
 
 def find_launcher(folder: Path) -> int | None:
@@ -86,5 +96,9 @@ def _wanted(folder: Path) -> Path:
 
 def _write_whole(path: Path, text: str) -> None:
     half = path.with_name(f"{path.name}.{os.getpid()}.half")
-    half.write_text(text, encoding="utf-8")
-    half.replace(path)
+    try:
+        half.write_text(text, encoding="utf-8")
+        half.replace(path)
+    except OSError:
+        half.unlink(missing_ok=True)
+        raise

@@ -1,26 +1,28 @@
 """The status page: what every worker is doing now, in memory that the launcher shares with its workers.
 
 The launcher makes the page (`StatusPage`), each worker writes its own row (`StatusWriter`), and anyone may read. A
-row is sixteen 64-bit numbers. There is no lock: a worker's store of one number is whole, and a reader looks until it
+row is a few 64-bit numbers. There is no lock: a worker's store of one number is whole, and a reader looks until it
 has seen the same row twice.
 
 # Note [Where the time goes]
-# A worker adds up the time that it has spent in lanes (compute), from the end of its last lane to the commit
-# (waiting) and waiting for its loaders (data), each up to its last commit. What is left of the time between two
-# commits is its own code between steps, the optimizer included; so is everything else that has no phase of its own.
-# Only differences between two looks mean anything.
+# A worker adds up the time that it has spent in lanes (compute), from the end of its last lane to the commit and in
+# other waits for all workers (waiting), and waiting for its loaders (data), each up to its last commit. What is left of
+# the time between two commits is its own code between steps, the optimizer included; so is everything else that has no
+# phase of its own. Only differences between two looks mean anything.
 """
 
 import mmap
 import os
 import struct
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from types import TracebackType
 
 MAX_SLOTS = 1024
-_FIELDS = 16
+_FIELDS = 18
 _ROW = struct.Struct(f"<{_FIELDS}q")
 _PAGE_BYTES = MAX_SLOTS * _ROW.size
 _MOST_LOOKS = 8
@@ -29,23 +31,41 @@ _MOST_LOOKS = 8
 PID, DOOR_PORT, GENERATION, RANK, SIZE, STEP, PHASE, SINCE_NS = range(8)
 DETAIL_A, DETAIL_B, USUAL_STEP_NS, COMMITTED_NS, NUM_LANES = range(8, 13)
 DATA_NS, COMPUTE_NS, WAITING_NS = range(13, 16)
+PATIENT_UNTIL_NS, SAVED = range(16, 18)
 
 
 class Phase(IntEnum):
     """What a worker does."""
 
     STARTING = 0
+    """In `lockstep.start`, or before it."""
     OUTSIDE = 1
     """The user's code between steps."""
     COMPUTING = 2
     """In a lane."""
     REDUCING = 3
-    """Waits for other workers."""
+    """Waits for other workers, in a step."""
     RECOVERING = 4
     JOINING = 5
     """Asks the members to admit it."""
     SAVING = 6
+    """Waits for its last checkpoint to be written."""
     ENDED = 7
+    AWAITING = 8
+    """Waits for other workers in a call (`Call`)."""
+
+
+class Call(IntEnum):
+    """Where a worker waits for all others, apart from reductions."""
+
+    START = 1
+    REPLICATE = 2
+    RESUME = 3
+    CHECKPOINTS = 4
+    TOTAL = 5
+    STATISTICS = 6
+    """Synchronised batch norm, in the middle of a lane."""
+    END = 7
 
 
 @dataclass(frozen=True)
@@ -68,7 +88,7 @@ class StatusRow:
     since_ns: int = 0
     """When the phase began."""
     detail_a: int = 0
-    """While REDUCING: the number of the bucket, from 0."""
+    """While REDUCING: the number of the bucket, from 0. While AWAITING: which `Call`."""
     detail_b: int = 0
     """While REDUCING: how many buckets there are."""
     usual_step_ns: int = 0
@@ -80,10 +100,29 @@ class StatusRow:
     """What the time went into, up to the last commit. See Note [Where the time goes]."""
     compute_ns: int = 0
     waiting_ns: int = 0
+    patient_until_ns: int = 0
+    """Until then the worker has asked not to be taken for late (`run.patience`)."""
+    saved: int = 0
+    """1: the worker has saved the run because it is about to end."""
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the worker has called `lockstep.start`."""
+        return self.pid != 0
+
+    @property
+    def said_ns(self) -> int:
+        """When the worker last wrote something here."""
+        return max(self.since_ns, self.committed_ns)
 
     @property
     def is_member(self) -> bool:
         return self.generation >= 1
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the worker has closed its run: nobody can join it there any more."""
+        return self.phase == Phase.ENDED or (self.phase == Phase.AWAITING and self.detail_a == Call.END)
 
 
 class StatusPage:
@@ -104,6 +143,10 @@ class StatusPage:
                 break
             seen = again
         return StatusRow(*seen)
+
+    def rows(self) -> dict[int, StatusRow]:
+        """The rows that somebody has written, by slot."""
+        return _rows(self._memory)
 
     def clear(self, slot: int) -> None:
         """The row is as if no worker had ever written it: for a slot that is given to a new process."""
@@ -131,8 +174,7 @@ class StatusReader:
 
     def rows(self) -> dict[int, StatusRow]:
         """The rows that somebody has written, by slot."""
-        found = _ROW.iter_unpack(self._memory)
-        return {slot: StatusRow(*row) for slot, row in enumerate(found) if row[PID]}
+        return _rows(self._memory)
 
     def close(self) -> None:
         self._memory.close()
@@ -146,9 +188,12 @@ class StatusWriter:
         self._memory = mmap.mmap(fd, _PAGE_BYTES)
         with memoryview(self._memory) as page, page.cast("q") as numbers:
             self._row = numbers[slot * _FIELDS : (slot + 1) * _FIELDS]
-        self._row[PID] = os.getpid()
+        self._row[GENERATION] = 0  # an earlier run of this process may have left its row
+        self._row[COMMITTED_NS] = self._row[USUAL_STEP_NS] = 0
+        self._row[PHASE] = Phase.STARTING
         self._row[SINCE_NS] = self._counted_ns = time.monotonic_ns()
-        self._phase: int = Phase.STARTING
+        self._row[PID] = os.getpid()
+        self._place: tuple[int, int, int, int] = (Phase.STARTING, 0, 0, 0)
         self._spent_ns = [0] * len(Phase)
 
     def enter(self, phase: int, step: int, a: int = 0, b: int = 0) -> None:
@@ -157,11 +202,33 @@ class StatusWriter:
         # The time comes first: a reader in between sees the old phase as young, never the new one as old.
         row[SINCE_NS] = now_ns = time.monotonic_ns()
         self._count(now_ns)
-        self._phase = phase
+        self._place = (phase, step, a, b)
         row[STEP] = step
         row[DETAIL_A] = a
         row[DETAIL_B] = b
         row[PHASE] = phase
+
+    @contextmanager
+    def awaiting(self, call: Call) -> Iterator[None]:
+        """Inside, the worker waits for all others; afterwards it does what it did before, unless the wait failed."""
+        before = self._place
+        self.enter(Phase.AWAITING, self._row[STEP], call)
+        yield
+        self.enter(*before)
+
+    @contextmanager
+    def patient(self, seconds: float) -> Iterator[None]:
+        """Inside, the worker asks not to be taken for late for so long; one patience inside another may last longer."""
+        before = self._row[PATIENT_UNTIL_NS]
+        self._row[PATIENT_UNTIL_NS] = max(before, time.monotonic_ns() + int(seconds * 1e9))
+        try:
+            yield
+        finally:
+            self._row[PATIENT_UNTIL_NS] = before
+
+    def saved(self) -> None:
+        """The run can go on from a checkpoint that was made because it ends."""
+        self._row[SAVED] = 1
 
     def place(self, generation: int, rank: int, size: int, door_port: int, num_lanes: int) -> None:
         """The worker is a member with this place. The generation comes last: it makes the rest count."""
@@ -180,12 +247,12 @@ class StatusWriter:
         row[USUAL_STEP_NS] = usual_step_ns
         row[DATA_NS] = data_ns
         row[COMPUTE_NS] = self._spent_ns[Phase.COMPUTING]
-        row[WAITING_NS] = self._spent_ns[Phase.REDUCING]
+        row[WAITING_NS] = self._spent_ns[Phase.REDUCING] + self._spent_ns[Phase.AWAITING]
         row[STEP] = step + 1
 
     def _count(self, now_ns: int) -> None:
         """The time since it was last counted was spent in the present phase."""
-        self._spent_ns[self._phase] += now_ns - self._counted_ns
+        self._spent_ns[self._place[0]] += now_ns - self._counted_ns
         self._counted_ns = now_ns
 
     def close(self) -> None:
@@ -200,6 +267,17 @@ class NoStatus:
     def enter(self, phase: int, step: int, a: int = 0, b: int = 0) -> None:
         pass
 
+    @contextmanager
+    def awaiting(self, call: Call) -> Iterator[None]:
+        yield
+
+    @contextmanager
+    def patient(self, seconds: float) -> Iterator[None]:
+        yield
+
+    def saved(self) -> None:
+        pass
+
     def place(self, generation: int, rank: int, size: int, door_port: int, num_lanes: int) -> None:
         pass
 
@@ -208,6 +286,10 @@ class NoStatus:
 
     def close(self) -> None:
         pass
+
+
+def _rows(memory: mmap.mmap) -> dict[int, StatusRow]:
+    return {slot: StatusRow(*row) for slot, row in enumerate(_ROW.iter_unpack(memory)) if row[PID]}
 
 
 def _check(slot: int) -> None:

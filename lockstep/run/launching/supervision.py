@@ -5,6 +5,10 @@
 # the free slot with a joiner. When nobody can go on (no generation was formed yet, the last member is gone, or a
 # survivor says that it could not recover) there is a *crisis*: nothing is started any more, the others get a moment
 # to tell what they know, and then `judge` says whether everything starts again or the run is over.
+
+# Note [The fault budget]
+# A lost worker costs one of the budget, and a step that nobody had committed before gives one back, up to the whole: so
+# a run that gets on bears any number of losses, and one that only loses workers ends.
 """
 
 import signal
@@ -12,14 +16,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from lockstep.run.environments.lockstep_run import Doors
-from lockstep.run.launching.failure import EXITED, KILLED, RAISED, Failure, first_failure
-from lockstep.run.launching.status import StatusRow
+from lockstep.run.launching.failure import EXITED, Failure, first_failure
+from lockstep.run.launching.status import Phase, StatusRow
 from lockstep.run.launching.telling import count, listed, tell_joiner, tell_loss
 
 # Workers that all leave with the script's own exit code do so within this time: nobody is replaced then.
 EXIT_GRACE_S = 1.0
 SAME_STEP = 5
 """How many attempts at one step may each cost workers. Workers that are lost in the same attempt count once."""
+MISPLACED_TRIES = 2
+"""So many new workers may find that the script has no place for them before no more are started."""
 
 Page = Mapping[int, StatusRow]
 
@@ -111,17 +117,25 @@ class State:
     workers: Mapping[int, Worker] = field(default_factory=dict)
     given_up: frozenset[int] = frozenset()
     """Slots whose joiner failed in a way that would repeat."""
+    num_misplaced: int = 0
+    """Joiners that did not find their place in the script."""
     exits: Mapping[int, Failure] = field(default_factory=dict)
     """Members that left with an exit code of their own just now: losses, unless the others do so too."""
     finished: bool = False
     """A worker has come to the end of the script: nobody is started any more."""
     failures: tuple[Failure, ...] = ()
     """Not empty: there is a crisis. See Note [Who goes on]."""
+    waited: frozenset[int] = frozenset()
+    """Slots that failed while they waited for the others in a call: because of a loss, if there was one."""
     untold: tuple[Failure, ...] = ()
     """Losses of the crisis that were not told yet: they are, if everything starts again."""
     num_killed: int = 0
     """Since the workers were last started from the top."""
+    num_lost: int = 0
     num_faults: int = 0
+    """What is used of the budget. See Note [The fault budget]."""
+    num_steps: int | None = None
+    """How many steps were ever committed; None while none was."""
     losses: Mapping[int | None, frozenset[tuple[int, int]]] = field(default_factory=dict)
     """The attempts (start, generation) at each step that have cost workers; under None those that were lost before
     there was a step, each an attempt of its own."""
@@ -137,7 +151,10 @@ class State:
 
 @dataclass(frozen=True)
 class Again:
-    """Everything is ended and starts from the top, from the newest checkpoint."""
+    """Everything is ended and starts from the top: from the newest checkpoint, if a step was ever committed.
+
+    Else there is nothing to go on from, and an older checkpoint in the folder is none of this run.
+    """
 
 
 @dataclass(frozen=True)
@@ -157,13 +174,20 @@ def founded(wanted: int, fault_budget: int) -> State:
 def founded_again(state: State) -> State:
     """The state when all have been started once more: only faults are remembered."""
     fresh = founded(state.wanted, state.fault_budget)
-    return replace(fresh, num_faults=state.num_faults, losses=state.losses, num_starts=state.num_starts + 1)
+    return replace(
+        fresh,
+        num_lost=state.num_lost,
+        num_faults=state.num_faults,
+        num_steps=state.num_steps,
+        losses=state.losses,
+        num_starts=state.num_starts + 1,
+    )
 
 
 def decide(state: State, event: Event, page: Page) -> tuple[State, list[Action]]:
     """The state after the event, and what is to be done. `page` has the rows of all workers, the ended one's too."""
     actions: list[Action] = []
-    state = _learn(state, event, page, actions)
+    state = _learn(_refilled(state, page), event, page, actions)
     if not state.failures:
         state = _dismiss_useless(state, page, actions)
         state = _fill(state, page, actions)
@@ -172,8 +196,10 @@ def decide(state: State, event: Event, page: Page) -> tuple[State, list[Action]]
 
 def judge(state: State) -> Again | Over:
     """What a crisis comes to, once everybody had a moment to tell what they know."""
-    own = [failure for failure in state.failures if failure.how == RAISED and not failure.secondary]
-    if not own and not state.exhausted and _can_start_again(state):
+    lost = state.num_killed > 0
+    followers = [failure for failure in state.failures if failure.secondary or (lost and failure.rank in state.waited)]
+    own = [failure for failure in state.failures if failure.is_error and failure not in followers]
+    if not own and not state.exhausted and lost and (followers or any(failure.is_loss for failure in state.failures)):
         return Again()
     first = first_failure(own or state.failures)
     others = tuple(failure for failure in state.failures if failure is not first)
@@ -187,11 +213,6 @@ def speaking_slot(page: Page) -> int | None:
     return ranks.get(0) if newest else None
 
 
-def _can_start_again(state: State) -> bool:
-    killed = any(failure.how == KILLED for failure in state.failures)
-    return killed or (state.num_killed > 0 and any(failure.secondary for failure in state.failures))
-
-
 def _learn(state: State, event: Event, page: Page, actions: list[Action]) -> State:
     match event:
         case Finished(slot):
@@ -201,12 +222,22 @@ def _learn(state: State, event: Event, page: Page, actions: list[Action]) -> Sta
         case Rescaled(wanted):
             if wanted > state.wanted:
                 actions.append(Say(f"  {count(wanted - state.wanted, 'more worker')} will join: {wanted} wanted"))
-            return replace(state, wanted=wanted, given_up=frozenset())
+            return replace(state, wanted=wanted, given_up=frozenset(), num_misplaced=0)
         case Condemned(slot) if slot in state.workers:
             return _with(state, slot, replace(state.workers[slot], condemned=True))
         case Looked(now_s):
             return _pass_time(state, now_s, page, actions)
     return state
+
+
+def _refilled(state: State, page: Page) -> State:
+    """See Note [The fault budget]. The first step that is seen need not be the first that was made."""
+    committed = [row.step for row in page.values() if row.is_member and row.committed_ns]
+    num_steps = max([*committed, *([] if state.num_steps is None else [state.num_steps])], default=None)
+    if num_steps is None or num_steps == state.num_steps:
+        return state
+    gained = 1 if state.num_steps is None else num_steps - state.num_steps
+    return replace(state, num_steps=num_steps, num_faults=max(0, state.num_faults - gained))
 
 
 def _finish(state: State, slot: int, page: Page) -> State:
@@ -224,21 +255,24 @@ def _fail(state: State, failure: Failure, ended: bool, page: Page, actions: list
     worker = state.workers.get(slot)
     if worker is None:
         return state
+    if worker.joiner and failure.is_misplaced and _members(_without(state, slot), page):
+        return _misplaced(_without(state, slot), actions)
     if worker.joiner and not page[slot].is_member:
         return _lose_joiner(state, failure, actions) if ended else state
     state = _without(state, slot)
-    if failure.how == RAISED:
-        return _in_crisis(state, failure)
-    if failure.how == EXITED and _members(state, page):
+    if failure.is_error:
+        waits = page[slot].phase == Phase.AWAITING
+        return _in_crisis(replace(state, waited=state.waited | ({slot} if waits else set())), failure)
+    if failure.how == EXITED and not failure.is_loss and not (state.finished and not _members(state, page)):
         return replace(state, exits={**state.exits, slot: failure})
     return _lose(state, failure, worker, page, actions)
 
 
 def _lose_joiner(state: State, failure: Failure, actions: list[Action]) -> State:
-    """Members never noticed it. One that was killed, or only tells of another's failure, is tried again."""
-    retried = failure.how == KILLED or failure.secondary
+    """Members never noticed it. One that was lost, or only tells of another's failure, is tried again."""
+    retried = failure.is_loss or failure.secondary
     condemned = state.workers[failure.rank].condemned
-    state = replace(_without(state, failure.rank), num_faults=state.num_faults + 1)
+    state = _charged(_without(state, failure.rank))
     if not retried:
         state = replace(state, given_up=state.given_up | {failure.rank})
     if state.num_faults > state.fault_budget:
@@ -248,12 +282,24 @@ def _lose_joiner(state: State, failure: Failure, actions: list[Action]) -> State
     return state
 
 
-def _lose(state: State, failure: Failure, worker: Worker, page: Page, actions: list[Action]) -> State:
+def _misplaced(state: State, actions: list[Action]) -> State:
+    """The members go on, and it is no fault: the script cannot be joined where it is."""
+    state = replace(state, num_misplaced=state.num_misplaced + 1)
+    if state.num_misplaced == MISPLACED_TRIES:
+        told = f"{MISPLACED_TRIES} new workers have not found their place in the script"
+        actions.append(Say(f"  {told}: no more are started, and the others go on"))
+    return state
+
+
+def _lose(
+    state: State, failure: Failure, worker: Worker, page: Page, actions: list[Action], is_survived: bool = False
+) -> State:
+    """`is_survived`: others, who are not there any more, have come to the end of the script without it."""
     others = _members(state, page)
-    if failure.how == EXITED and not others:  # the script's own word, which it would say again
+    if not failure.is_loss and not others and not is_survived:  # its own word, which it would say again
         return _in_crisis(state, failure)
     state = _counted(state, failure, page.get(failure.rank, StatusRow()).generation)
-    if not others or state.exhausted or state.failures:
+    if not (others or is_survived) or state.exhausted or state.failures:
         untold = state.untold if worker.condemned else (*state.untold, failure)
         return _in_crisis(replace(state, untold=untold), failure)
     if not worker.condemned:
@@ -263,12 +309,11 @@ def _lose(state: State, failure: Failure, worker: Worker, page: Page, actions: l
 
 def _counted(state: State, failure: Failure, generation: int) -> State:
     """The loss is booked on the run and on the step; `exhausted` says if that was one too many."""
-    attempt = (state.num_starts, state.num_faults if failure.step is None else generation)
+    attempt = (state.num_starts, state.num_lost if failure.step is None else generation)
     here = state.losses.get(failure.step, frozenset()) | {attempt}
     state = replace(
-        state,
-        num_faults=state.num_faults + 1,
-        num_killed=state.num_killed + (failure.how == KILLED),
+        _charged(state),
+        num_killed=state.num_killed + failure.is_loss,
         losses={**state.losses, failure.step: here},
     )
     if state.num_faults > state.fault_budget:
@@ -280,9 +325,13 @@ def _counted(state: State, failure: Failure, generation: int) -> State:
     return state
 
 
+def _charged(state: State) -> State:
+    return replace(state, num_lost=state.num_lost + 1, num_faults=state.num_faults + 1)
+
+
 def _used_up(state: State) -> str:
-    lost = count(state.num_faults, "worker")
-    return f"{lost} lost in this run: the fault budget of {state.fault_budget} is used up (--fault-budget)"
+    lost, too_few = count(state.num_lost, "worker"), "" if state.num_steps is None else ", and too few steps meanwhile"
+    return f"{lost} lost in this run{too_few}: the fault budget of {state.fault_budget} is used up (--fault-budget)"
 
 
 def _pass_time(state: State, now_s: float, page: Page, actions: list[Action]) -> State:
@@ -291,7 +340,7 @@ def _pass_time(state: State, now_s: float, page: Page, actions: list[Action]) ->
     for slot, failure in state.exits.items():
         if now_s >= failure.time_s + EXIT_GRACE_S or not _members(state, page):
             state = replace(state, exits={other: exit for other, exit in state.exits.items() if other != slot})
-            state = _lose(state, failure, Worker(), page, actions)
+            state = _lose(state, failure, Worker(), page, actions, is_survived=state.finished)
     return state
 
 
@@ -312,7 +361,7 @@ def _fill(state: State, page: Page, actions: list[Action]) -> State:
     doors = tuple((slot, page[slot].door_port) for slot in _members(state, page) if page[slot].door_port)
     staying = [slot for slot, worker in state.workers.items() if not worker.leaving]
     missing = state.wanted - len(staying) - len(state.given_up) - len(state.exits)
-    if not doors or state.finished or missing == 0:
+    if not doors or state.finished or missing == 0 or (missing > 0 and state.num_misplaced >= MISPLACED_TRIES):
         return state
     if missing > 0:
         taken = {*state.workers, *state.given_up, *state.exits}
@@ -339,7 +388,8 @@ def _let_go(state: State, surplus: list[int], page: Page, actions: list[Action])
 
 
 def _members(state: State, page: Page) -> list[int]:
-    return sorted(slot for slot in state.workers if page[slot].is_member)
+    """Those who can go on, and admit others; not those who are about to die."""
+    return sorted(slot for slot, worker in state.workers.items() if page[slot].is_member and not worker.condemned)
 
 
 def _in_crisis(state: State, failure: Failure) -> State:

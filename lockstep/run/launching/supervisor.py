@@ -7,8 +7,9 @@ from collections.abc import Callable
 from lockstep.errors import BadEnvironment
 from lockstep.run.environments.lockstep_run import Doors
 from lockstep.run.launching.crew import Crew
-from lockstep.run.launching.failure import EXITED, KILLED, Failure, read_report
+from lockstep.run.launching.failure import EXITED, KILLED, Failure
 from lockstep.run.launching.job import Job
+from lockstep.run.launching.lateness import Watch
 from lockstep.run.launching.lookout import Lookout
 from lockstep.run.launching.memory import MemoryKills, count_memory_kills
 from lockstep.run.launching.process import WorkerProcess
@@ -31,12 +32,14 @@ from lockstep.run.launching.supervision import (
     founded_again,
     judge,
 )
-from lockstep.run.launching.telling import tell_again, tell_loss
+from lockstep.run.launching.telling import tell_again, tell_apart_so_far, tell_loss
 
 WAKE_S = 0.25
 # Others that fail because of the first get this long to say so, which only makes the story better.
 GRACE_S = 0.3
 END_S = 1.0
+UNSTARTED_S = 30.0
+"""How long nobody may have called `lockstep.start` before it is told."""
 INTERRUPT_S = 2.4
 
 
@@ -46,13 +49,23 @@ class Supervisor:
     def __init__(self, job: Job, crew: Crew, say: Callable[[str], None]) -> None:
         self._job, self._crew, self._say = job, crew, say
         self._state = founded(job.num_workers, job.fault_budget)
-        self._lookout = Lookout(crew, job.run_dir, say)
+        self._lookout = Lookout(crew, job.run_dir, say, watch=Watch(job.hang_s))
         self._memory_kills = MemoryKills(count_memory_kills)
         self._next_look_s = 0.0
+        self._began_s = time.monotonic()
+        # A script that opens a process group of its own need not be a lockstep run.
+        self._is_together = job.num_workers == 1 or job.torch_distributed or not job.is_run
+        self._has_told_apart = False
 
     @property
     def num_workers(self) -> int:
         return self._state.wanted
+
+    @property
+    def ran_apart(self) -> bool:
+        """Whether several workers have each run the whole script by themselves: none has called `lockstep.start`."""
+        self._is_together = self._is_together or self._crew.has_started
+        return not self._is_together
 
     def run(self) -> signal.Signals | Over | None:
         """What ended the job: a signal, a failure, or None when everybody came to the end of the script."""
@@ -99,7 +112,8 @@ class Supervisor:
         for worker in reported:
             self._decide(Failed(self._failure(worker), ended=worker.exit_status is not None))
         ended, self._crew.ended = self._crew.ended, []
-        for worker in ended:
+        # Failures first: who went while the others came to the end of the script was survived by them.
+        for worker in sorted(ended, key=lambda worker: not worker.exit_status):
             if worker.slot in self._crew.running:  # it had been dismissed, and its slot has been given away
                 continue
             self._decide(Failed(self._failure(worker)) if worker.exit_status else Finished(worker.slot))
@@ -109,9 +123,13 @@ class Supervisor:
 
     def _look(self, now_s: float) -> None:
         """What is done a few times a second, however much happens."""
+        if self.ran_apart and not self._has_told_apart and now_s - self._began_s > UNSTARTED_S:
+            self._has_told_apart = True
+            self._say(tell_apart_so_far(self._state.wanted, UNSTARTED_S))
         self._memory_kills.recent(now_s)
         if not self._state.failures:
-            for slot in self._lookout.look(now_s):
+            joiners = {slot for slot, worker in self._state.workers.items() if worker.joiner}
+            for slot in self._lookout.look(now_s, joiners):
                 self._decide(Condemned(slot))
         self._decide(Looked(now_s))
         if any(self._crew.row(slot).is_member for slot in self._state.workers):
@@ -147,8 +165,8 @@ class Supervisor:
 
     def _failure(self, worker: WorkerProcess) -> Failure:
         """The worker's own report, or what its exit status says when it left none."""
-        report = read_report(self._job.run_dir, worker.slot)
-        if report is not None and report.pid == worker.pid:
+        report = self._crew.report(worker)
+        if report is not None:
             return report
         # A worker whose report was announced and then lost may still be on its way out, with code 1.
         status = 1 if worker.exit_status is None else worker.exit_status
@@ -176,12 +194,14 @@ class Supervisor:
     def _start_again(self) -> None:
         for failure in self._state.untold:
             self._say(tell_loss(failure))
-        self._say(tell_again(self._state.wanted))
+        has_trained = self._state.num_steps is not None
+        self._say(tell_again(self._state.wanted, has_trained))
         self.end_others()
         self._crew.clear_away()
         if not self._crew.interrupts:
             self._state = founded_again(self._state)
-            self._crew.found(self._state.wanted, resume="auto")
+            self._lookout.watch.forget()
+            self._crew.found(self._state.wanted, resume="auto" if has_trained else None)
 
     def _interrupt(self) -> signal.Signals:
         """Hands the signal on to the workers: they save, and `finally` blocks run. A second one ends the wait."""

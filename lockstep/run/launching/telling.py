@@ -1,17 +1,22 @@
 """Telling the user about a failure or a loss, in at most six lines."""
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from lockstep.run.launching.failure import EXITED, KILLED, Failure
+from lockstep.run.launching.failure import EXITED, KILLED, QUIT, RAISED, Failure
 from lockstep.run.launching.frames import Frame
-from lockstep.run.launching.lateness import IDLE_S, Late, Look, Stopped
+from lockstep.run.launching.lateness import STEP, Hung, Idle, Late, Look, Stopped, call_of
 from lockstep.run.launching.slowness import CaughtUp, Cause, Slow
+from lockstep.run.launching.status import Call, Phase, StatusRow
 
 _LONGEST = 300
 _STATES = {"R": "running", "S": "sleeping", "D": "waiting for a disk", "T": "stopped", "t": "held by a debugger"}
 _MOST_TIMES = 100
+_MOST_NAMED = 4
+# What torch says where init_process_group finds none of its variables.
+_UNSET = re.compile("environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected, but not set")
 _SPENT_ON = {Cause.DATA: "loading", Cause.COMPUTE: "its lanes", Cause.OTHER: "between steps"}
 _ADVICE = {
     Cause.DATA: "its loader needs more processes (num_workers), or its disk is slow or busy",
@@ -39,9 +44,27 @@ def tell_joiner(failure: Failure, retried: bool) -> str:
     return f"! {_headline(failure)}, before it had joined: {'' if retried else 'not '}tried again"
 
 
-def tell_again(num_workers: int) -> str:
+def tell_again(num_workers: int, has_trained: bool) -> str:
     workers = "the worker starts" if num_workers == 1 else f"all {num_workers} workers start"
+    if not has_trained:
+        return f"  no step was made yet: {workers} again"
     return f"  nobody is left who could go on: {workers} again, from the newest checkpoint"
+
+
+def tell_apart(num_workers: int) -> str:
+    """One line for workers that were nobody's run."""
+    return (
+        f"✗ nobody called lockstep.start: each of the {num_workers} workers ran the whole script by itself. Write "
+        "`run = lockstep.start()` and what follows from it, or say --torch-distributed if the script opens a process "
+        "group of its own"
+    )
+
+
+def tell_apart_so_far(num_workers: int, seconds: float) -> str:
+    return (
+        f"! nobody has called lockstep.start for {seconds:.0f} s: without it each of the {num_workers} workers runs "
+        "the whole script by itself"
+    )
 
 
 def tell_stopped(stopped: Stopped, look: Look) -> str:
@@ -50,20 +73,31 @@ def tell_stopped(stopped: Stopped, look: Look) -> str:
     return f"! {name} is stopped{moment} (state T, since {stopped.seconds:.1f} s): it is ended and replaced"
 
 
-def tell_late(late: Late, looks: Mapping[int, Look], places: Mapping[int, Frame], now_s: float) -> str:
-    """Two lines: how late the step is, and who waits for whom; `places` are where the missing are in their code."""
-    usually = "a usual step is not known yet" if late.usual_s is None else f"usually {late.usual_s:.2f} s"
-    bucket, buckets = late.bucket
-    what = f"reduce, bucket {bucket + 1} of {buckets}" if buckets else "reduce"
-    missing = ", ".join(_missing(slot, looks[slot], places.get(slot), now_s) for slot in late.missing)
-    return (
-        f"! step {late.step} is late: {late.seconds:.1f} s ({usually})\n"
-        f"    waiting: {_runs(late.waiting)} ({what})    missing: {missing}"
-    )
+def tell_late(late: Late | Idle, looks: Mapping[int, Look], places: Mapping[int, Frame], now_s: float) -> str:
+    """Two lines: how late the step or call is, and who waits for whom; `places` are where the guilty are in their code.
+
+    If nobody is missing, all of them wait for each other.
+    """
+    if isinstance(late, Idle):
+        who = "the worker does nothing" if len(late.slots) == 1 else f"all {len(late.slots)} workers do nothing"
+        told = f"! step {late.step} does not get on: {who}, since {late.seconds:.0f} s"
+        return f"{told}\n    {_each(late.slots, looks, places, now_s)}"
+    waiting: dict[str, list[int]] = {}
+    for slot in late.waiting:
+        waiting.setdefault(_waits_in(looks[slot].row), []).append(slot)
+    told = ", ".join(f"{_runs(slots)} ({what})" for what, slots in waiting.items())
+    missing = _each(late.missing, looks, places, now_s) if late.missing else "nobody"
+    return f"! {_late_what(late)}\n    waiting: {told}    missing: {missing}"
 
 
-def tell_hung(slot: int) -> str:
-    return f"  worker {slot} does nothing (no CPU time for {IDLE_S:.0f} s): it is ended and replaced"
+def tell_hung(hung: Hung) -> str:
+    """One line, below that which has named the guilty."""
+    for_s = f"for {hung.seconds:.0f} s (--hang-s)"
+    if not hung.is_all:
+        return f"  worker {hung.slots[0]} shows no sign of work {for_s}: it is ended"
+    who, end = ("the worker", "it is") if len(hung.slots) == 1 else (f"all {len(hung.slots)} workers", "they are")
+    verb = "shows" if len(hung.slots) == 1 else "show"
+    return f"  {who} {verb} no sign of work {for_s}: {end} ended"
 
 
 def tell_pace(news: Slow | CaughtUp) -> str:
@@ -84,10 +118,36 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 0.01 else f"{seconds * 1e3:.1f} ms"
 
 
-def _missing(slot: int, look: Look, place: Frame | None, now_s: float) -> str:
+def _late_what(late: Late) -> str:
+    if late.what == STEP:
+        usually = "a usual step is not known yet" if late.usual_s is None else f"usually {late.usual_s:.2f} s"
+        return f"step {late.step} is late: {late.seconds:.1f} s ({usually})"
+    at_step = f" at step {late.step}" if late.step else ""
+    return f"{late.what}{at_step} is late: {late.seconds:.1f} s"
+
+
+def _waits_in(row: StatusRow) -> str:
+    """What a worker waits in."""
+    if row.phase == Phase.AWAITING:
+        return "batch norm" if row.detail_a == Call.STATISTICS else call_of(row)
+    if row.phase == Phase.RECOVERING:
+        return "recovery"
+    return f"reduce, bucket {row.detail_a + 1} of {row.detail_b}" if row.detail_b else "reduce"
+
+
+def _each(slots: tuple[int, ...], looks: Mapping[int, Look], places: Mapping[int, Frame], now_s: float) -> str:
+    """Where each worker is, up to a few."""
+    told = [_where(slot, looks[slot], places.get(slot), now_s) for slot in slots[:_MOST_NAMED]]
+    more = [f"and {len(slots) - _MOST_NAMED} more"] if len(slots) > _MOST_NAMED else []
+    return ", ".join(told + more)
+
+
+def _where(slot: int, look: Look, place: Frame | None, now_s: float) -> str:
     state = f"{_STATES.get(look.state, 'ending')}, state {look.state}"
+    since = f", since {now_s - look.row.since_ns / 1e9:.1f} s" if look.row.has_started else ""
+    unstarted = "" if look.row.has_started else ", has not called lockstep.start"
     where = "" if place is None else f"; {_near(place.file)}:{place.line} {place.source}".rstrip()
-    return f"{slot} ({state}, since {now_s - look.row.since_ns / 1e9:.1f} s{where})"
+    return f"{slot} ({state}{since}{unstarted}{where})"
 
 
 def _runs(slots: Iterable[int]) -> str:
@@ -116,9 +176,19 @@ def _headline(failure: Failure) -> str:
     if failure.how == KILLED:
         name = f"worker {failure.rank} (pid {failure.pid})"
         return f"{name} was killed by {failure.kind}{moment}{_colon(failure.message)}"
+    if failure.how == QUIT:
+        return f"worker {failure.rank} called sys.exit({_one_line(failure.kind)}){_place_and_step(failure)}"
+    if failure.is_loss:
+        return f"worker {failure.rank} (pid {failure.pid}) was left out by the others{moment}"
     if failure.how == EXITED:
         return f"worker {failure.rank} exited with code {failure.kind}{moment}"
     return f"worker {failure.rank} failed{moment}: {failure.kind}{_colon(_one_line(failure.message))}"
+
+
+def _place_and_step(failure: Failure) -> str:
+    place = [f"{_near(frame.file)}:{frame.line}" for frame in failure.frames[-1:]]
+    step = [] if failure.step is None else [f"step {failure.step}"]
+    return f" at {', '.join(place + step)}" if place or step else ""
 
 
 def _colon(text: str) -> str:
@@ -141,6 +211,8 @@ def _places(frames: tuple[Frame, ...]) -> list[str]:
 
 
 def _hint(failure: Failure) -> list[str]:
+    if failure.how == RAISED and _UNSET.search(failure.message):
+        return ["  `lockstep run --torch-distributed` sets it, for scripts that open a process group themselves."]
     if failure.how == KILLED and failure.kind == "SIGKILL" and not failure.message:
         return ["  SIGKILL often means that the host ran out of memory: look at `dmesg`, or use fewer workers."]
     return []
@@ -151,8 +223,7 @@ def _others(num_others: int, num_failed_too: int) -> str:
     if num_failed_too:
         told += f"{_count(num_failed_too)} failed too. "
     if num_others:
-        were, are = ("was", "is") if num_others == 1 else ("were", "are")
-        told += f"{_count(num_others)} {were} waiting for it and {are} fine. "
+        told += f"{_count(num_others)} {'was' if num_others == 1 else 'were'} fine. "
     return told
 
 

@@ -1,10 +1,14 @@
-"""What the kernel says of a process, from /proc."""
+"""What the kernel says of processes, from /proc."""
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from signal import Signals
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_WAKES = b"voluntary_ctxt_switches:"
+_HANDLED = (b"SigIgn:", b"SigCgt:")
 
 
 @dataclass(frozen=True)
@@ -17,16 +21,65 @@ class Vitals:
     """When it started, since the host did: with the number it names a process for good."""
 
 
+@dataclass(frozen=True)
+class Activity:
+    """What processes have done until now; two of these show what they did between."""
+
+    cpu_s: float = 0.0
+    io_bytes: int = 0
+    """Read and written, files and pipes alike."""
+    processes: frozenset[int] = frozenset()
+    wakes: Mapping[int, int] = field(default_factory=dict)
+    """By thread: how often it has gone to sleep, and so was woken."""
+
+
 def vitals(pid: int) -> Vitals | None:
     """None if there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()  # the name before may hold anything
-    except OSError:
+    found = _read(f"/proc/{pid}/stat")
+    if not found:
         return None
+    fields = found.rpartition(b")")[2].split()  # the name before may hold anything
     return Vitals(fields[0].decode(), (int(fields[11]) + int(fields[12])) / _TICKS_PER_S, int(fields[19]))
 
 
-def cpu_s(pids: Iterable[int]) -> float:
-    """The processor time that the processes have used until now."""
-    return sum(found.cpu_s for found in map(vitals, pids) if found is not None)
+def activity(pids: Iterable[int]) -> Activity:
+    """What the processes have done until now, as far as the kernel tells."""
+    alive = {pid: found for pid in pids if (found := vitals(pid)) is not None}
+    return Activity(
+        cpu_s=sum(found.cpu_s for found in alive.values()),
+        io_bytes=sum(map(_io_bytes, alive)),
+        processes=frozenset(alive),
+        wakes={thread: wakes for pid in alive for thread, wakes in _wakes(pid)},
+    )
+
+
+def handles(pid: int, signum: Signals) -> bool:
+    """Whether the process would survive the signal because it catches or ignores it."""
+    bit = 1 << (signum - 1)
+    return any(int(mask, 16) & bit for mask in _values(_read(f"/proc/{pid}/status"), *_HANDLED))
+
+
+def _io_bytes(pid: int) -> int:
+    return sum(map(int, _values(_read(f"/proc/{pid}/io"), b"rchar:", b"wchar:")))
+
+
+def _wakes(pid: int) -> Iterator[tuple[int, int]]:
+    threads: list[str] = []
+    with suppress(OSError):
+        threads = os.listdir(f"/proc/{pid}/task")
+    for thread in threads:
+        for wakes in _values(_read(f"/proc/{pid}/task/{thread}/status"), _WAKES):
+            yield int(thread), int(wakes)
+
+
+def _values(text: bytes, *names: bytes) -> list[bytes]:
+    return [line.split()[1] for line in text.splitlines() if line.startswith(names)]
+
+
+def _read(path: str) -> bytes:
+    """Nothing if the process is gone, or is not ours to look at."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""

@@ -21,12 +21,13 @@ from pathlib import Path
 
 from lockstep.run.environment import process_environment
 from lockstep.run.environments.lockstep_run import Bootstrap, bootstrap
-from lockstep.run.launching.failure import Failure, write_report
+from lockstep.run.exits import CTRL_C, LEFT_OUT, MISPLACED, TERMINATED, USER_ERROR
+from lockstep.run.launching.failure import Failure, notice_of, write_report
 from lockstep.run.launching.stacks import answer_when_asked
 
 _PR_SET_PDEATHSIG = 1
-_CTRL_C = 130
-_TERMINATED = 143
+# Codes with which lockstep itself ends the process: the launcher knows what they mean.
+_OF_LOCKSTEP = (TERMINATED, LEFT_OUT, MISPLACED)
 
 
 def main() -> None:
@@ -43,19 +44,27 @@ def main() -> None:
     try:
         _run(sys.argv[1:])
     except KeyboardInterrupt:
-        _leave(_CTRL_C)
-    except SystemExit as end:
-        if end.code != _TERMINATED:
-            raise
-        _leave(_TERMINATED)
-    except Exception as exception:
+        _leave(CTRL_C)
+    except (SystemExit, Exception) as exception:
+        code = _exit_code(exception)
+        if code == TERMINATED:
+            _leave(TERMINATED)
         # Not started by the launcher, or a copy that the script forked: Python's own way.
-        if boot is None or os.getpid() != pid:
+        if boot is None or os.getpid() != pid or code in (0, *_OF_LOCKSTEP):
             raise
         try:
             _report(exception, boot)
         finally:
-            _leave(1)
+            _leave(code)
+
+
+def _exit_code(exception: BaseException) -> int:
+    """The exit code that Python would give a process which ends by the exception."""
+    if not isinstance(exception, SystemExit):
+        return USER_ERROR
+    if exception.code is None or isinstance(exception.code, int):
+        return (exception.code or 0) & 0xFF
+    return USER_ERROR
 
 
 def _run(arguments: list[str]) -> None:
@@ -69,14 +78,17 @@ def _run(arguments: list[str]) -> None:
         runpy.run_path(os.path.abspath(arguments[0]), run_name="__main__")
 
 
-def _report(exception: Exception, boot: Bootstrap) -> None:
+def _report(exception: BaseException, boot: Bootstrap) -> None:
     """The failure lies in the run's folder, and the launcher has been told. It writes the log from there."""
+    step, rank_now = _failed_run()
+    failure = Failure.of(exception, boot.slot, step, rank_now)
     try:
-        step, rank_now = _failed_run()
-        write_report(Failure.of(exception, boot.slot, step, rank_now), boot.run_dir)
-        os.write(boot.notice_fd, f"{os.getpid()}\n".encode())
-    except OSError:  # a full disk, say: the log may have room for the traceback all the same
+        write_report(failure, boot.run_dir)
+        has_report = True
+    except OSError:  # a full disk, say: the screen may have room for the traceback all the same
         traceback.print_exception(exception)
+        has_report = False
+    os.write(boot.notice_fd, notice_of(failure, has_report))
 
 
 def _failed_run() -> tuple[int | None, int | None]:

@@ -62,4 +62,5 @@ def _job(plan: Plan, folder: Path, variables: Mapping[str, str]) -> Job:
         num_workers=plan.workers,
         threads=1,
         environment=variables,
+        is_run=False,
     )

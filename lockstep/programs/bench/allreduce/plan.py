@@ -12,6 +12,8 @@ from lockstep.run.launching.status import MAX_SLOTS
 
 LOCKSTEP, GLOO, FLOOR = "lockstep", "gloo", "floor"
 SIDES = (LOCKSTEP, GLOO, FLOOR)
+TENSORS = 4
+"""What each worker holds of one size: one for each side, and what the copy is made from."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,18 @@ def make_plans(
     """A plan for every number of workers, each with every size, each once; raises before anything runs."""
     each = tuple(dict.fromkeys(sizes))
     return tuple(Plan(count, each, algorithm, rounds, device) for count in dict.fromkeys(workers))
+
+
+def check_memory(plans: Sequence[Plan], left_bytes: int | None) -> None:
+    """Raises if the tensors of some size would not fit into the memory that is left, where that is known."""
+    for plan in plans:
+        largest = max(plan.sizes)
+        needed = plan.workers * TENSORS * largest
+        if left_bytes is not None and needed > left_bytes:
+            raise BadArgument(
+                f"--sizes {named(largest)} needs {needed / 2**30:.1f} GiB on {plan.workers} workers, {TENSORS} tensors "
+                f"each, and {left_bytes / 2**30:.1f} GiB are free: give smaller sizes, or fewer workers"
+            )
 
 
 def order(round_number: int) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 from lockstep.errors import BadArgument
+from lockstep.run.limits import MOST_DIGITS
 
 KiB, MiB, GiB = 2**10, 2**20, 2**30
 
@@ -41,9 +42,9 @@ def _part(text: str) -> Iterator[int]:
 
 
 def _size(text: str) -> int:
-    found = re.fullmatch(r"\s*([0-9]+)\s*([A-Za-z]*)\s*", text)
+    found = re.fullmatch(rf"\s*([0-9]{{1,{MOST_DIGITS}}})\s*([A-Za-z]*)\s*", text)
     if found is None or found[2].lower() not in _UNITS:
-        raise BadArgument(f"{text.strip()!r} is not a size: {_ALLOWED}")
+        raise BadArgument(f"{text.strip()[:60]!r} is not a size: {_ALLOWED}")
     num_bytes = int(found[1]) * _UNITS[found[2].lower()]
     if num_bytes == 0 or num_bytes % ELEMENT_BYTES:
         raise BadArgument(f"{text.strip()} is no whole number of float32, {ELEMENT_BYTES} bytes each, 1 or more")

@@ -177,13 +177,19 @@ def _start(plan: Plan, name: str, folder: Path, place: str, variables: Mapping[s
 
 
 def command(plan: Plan, name: str, folder: Path, run_dir: Path) -> list[str]:
-    """One process that is alone, or `lockstep run` with as many as there are workers; a lost one is not replaced."""
+    """One process that is alone, or `lockstep run` with as many as there are workers; a lost one is not replaced.
+
+    Not every side is a run of lockstep, and all of them do nothing while others have their turn.
+    """
     words = [PROGRAM, plan.written(), name, str(folder)]
     if plan.workers == 1:
         return [sys.executable, "-m", *words]
-    launcher = ["run", "-n", str(plan.workers), "--fault-budget", "0", "--run-dir", str(run_dir)]
-    return [sys.executable, "-m", "lockstep", *launcher, "-m", *words]
+    options = ["--torch-distributed", "--hang-s", str(TURNS_S), "--fault-budget", "0", "--run-dir", str(run_dir)]
+    return [sys.executable, "-m", "lockstep", "run", "-n", str(plan.workers), *options, "-m", *words]
 
+
+TURNS_S = 24 * 3600
+"""For how long a side may have to wait for its turn."""
 
 ON_THIS_HOST = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """What every side's processes find in their environment: process groups of torch's own stay on this host."""

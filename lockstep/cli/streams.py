@@ -1,0 +1,54 @@
+"""Standard output and error, where they may be full or gone."""
+
+import io
+import os
+import sys
+from contextlib import suppress
+from typing import TextIO
+
+import click
+
+from lockstep.errors import BadEnvironment
+
+
+class CannotWrite(BadEnvironment):
+    """Standard output does not take what is written."""
+
+
+class Output(io.TextIOWrapper):
+    """Standard output that tells in a sentence why it cannot be written. A reader who has gone is left to click."""
+
+    @classmethod
+    def over(cls, stream: TextIO) -> "Output":
+        return cls(stream.buffer, stream.encoding, stream.errors, line_buffering=stream.isatty(), write_through=True)
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            raise _told(error) from error
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            raise _told(error) from error
+
+
+def complain(text: str) -> None:
+    """Writes a line to standard error, if it can be written."""
+    with suppress(OSError):
+        click.echo(text, err=True)
+
+
+def discard_output() -> None:
+    """What was not written to standard output yet is forgotten: Python would fail at it once more at the very end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def _told(error: OSError) -> Exception:
+    if isinstance(error, BrokenPipeError):
+        return error
+    return CannotWrite(f"the output cannot be written: {error.strerror}")

@@ -1,0 +1,10 @@
+"""Exit codes: those of `lockstep run`, and those by which a worker tells its launcher why it goes."""
+
+DONE, USER_ERROR, USAGE, ENVIRONMENT, WORKER_LOST = 0, 1, 2, 3, 4
+CTRL_C, TERMINATED = 130, 143
+
+LEFT_OUT = 75
+"""A worker that lives, and that the others go on without: it counts as lost, and is replaced."""
+
+MISPLACED = 76
+"""A worker that joined a run under way and did not find its place in the script: it gives its place up."""

@@ -1,0 +1,89 @@
+"""What `lockstep run` makes of its words, without starting anything."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from lockstep.cli import run as cli
+from lockstep.run.launching.launch import Job, Outcome
+
+REPOSITORY = Path(__file__).parents[2]
+TYPED = [
+    ["-n", "4", "train.py"],
+    ["-n", "2", "--lanes", "8", "--seed", "7", "--threads", "2", "--device", "cpu", "--assignment", "0,1;2,3,4,5,6,7",
+     "--spares", "1", "--fault-budget", "3", "--hang-s", "60", "--checkpoints", "my checkpoints",
+     "--checkpoint-every", "100 steps", "--checkpoint-keep", "2", "--torch-distributed", "-m", "package.train",
+     "--name", "it's mine", "-n", "5"],
+]  # fmt: skip
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Job]:
+    """The jobs that would have been launched. Each is interrupted, and saved."""
+    jobs: list[Job] = []
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "package").mkdir()
+    monkeypatch.setattr(cli, "launch", lambda job, **_: jobs.append(job) or Outcome(130, None, 1.0, saved=True))
+    return jobs
+
+
+@pytest.mark.parametrize("typed", TYPED)
+def test_the_command_that_goes_on_starts_the_same_job_in_the_same_folder_from_its_checkpoint(launched, typed):
+    told = CliRunner().invoke(cli.command, typed)
+    line = told.stderr.strip()
+    assert line.startswith("to go on: lockstep run ")
+    words = shlex.split(line.removeprefix("to go on: lockstep run "))
+    assert CliRunner().invoke(cli.command, words).exit_code == 130
+    first, second = launched
+    assert second.resume == "auto"
+    assert first.resume is None
+    assert {**vars(first), "resume": "auto"} == vars(second)
+
+
+def test_where_nothing_was_saved_no_command_is_told(launched, monkeypatch):
+    monkeypatch.setattr(cli, "launch", lambda job, **_: Outcome(130, None, 1.0))
+    assert CliRunner().invoke(cli.command, ["train.py"]).stderr == ""
+
+
+HUGE = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "-n", HUGE, "train.py"),
+        ("run", "--lanes", HUGE, "train.py"),
+        ("run", "--lanes", "2000000", "train.py"),
+        ("run", "--seed", HUGE, "train.py"),
+        ("run", "--threads", "1000000000000", "train.py"),
+        ("run", "--assignment", f"0;{HUGE}", "train.py"),
+        ("run", "--checkpoint-every", f"{HUGE} steps", "train.py"),
+        ("run", "--hang-s", "0", "train.py"),
+        ("run", "--hang-s", "soon", "train.py"),
+        ("demo", "--workers", HUGE),
+        ("explain", "allreduce", "--hosts", HUGE),
+        ("bench", "allreduce", "--sizes", f"{HUGE}KiB"),
+        ("bench", "allreduce", "--sizes", "900GiB"),
+        ("scale", "runs/x", HUGE),
+        ("doctor", "--runs", "train.py"),
+    ],
+    ids=lambda words: " ".join(words)[:40],
+)
+def test_a_number_or_a_name_that_cannot_be_used_is_refused_by_a_sentence_and_exit_code_2(tmp_path, words):
+    (tmp_path / "train.py").touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr[-300:]
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr) < 600

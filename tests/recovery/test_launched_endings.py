@@ -1,0 +1,111 @@
+"""How whole runs under the launcher end, and start, when one worker goes its own way."""
+
+import os
+import re
+import shlex
+import signal
+
+import pytest
+from launched import launched, launched_command, launched_script
+
+pytestmark = pytest.mark.timeout(120)
+
+# Trains on a batch of its own, step by step. `at(step)` is what a test puts in the way.
+TRAINING = """
+import os, signal, sys, time
+import torch
+import lockstep
+rank = int(os.environ["LOCKSTEP_RANK"])
+{at_first}
+run = lockstep.start(lanes=4)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.replicate(model, optimizer)
+while run.step < {steps}:
+    {at_each_step}
+    for x in run.lanes(torch.ones(8, 2)):
+        model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+run.print("digest", run.digest(), flush=True)
+"""
+
+
+def training(at_each_step: str = "pass", at_first: str = "", steps: int = 20) -> str:
+    return TRAINING.format(at_each_step=at_each_step, at_first=at_first, steps=steps)
+
+
+def test_a_worker_that_calls_exit_in_the_middle_of_training_is_the_one_that_is_told(tmp_path):
+    script = training("if rank == 1 and run.step == 12: sys.exit(3)", steps=10**6)
+    line = 1 + script.splitlines().index("    if rank == 1 and run.step == 12: sys.exit(3)")
+    with launched_script(tmp_path, script, "-n", "3") as run:
+        run.process.wait(60)
+        told = run.wait_for("^✗ ")
+        assert run.process.returncode == 1, run.shown()
+    story = [line for _, line in run.lines[told:]]
+    assert story[0] == f"✗ worker 1 called sys.exit(3) at train.py:{line}, step 12"
+    assert story[-1].startswith("  2 other workers were fine. Full log: ")
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_worker_killed_while_the_others_import_start_or_replicate_makes_all_start_again(tmp_path, victim):
+    moments = ("before start", "in start", "in replicate")
+    at_first = f"""
+import lockstep.run.run, lockstep.run.start
+from lockstep.run.start import meet_founders
+def reach(moment):
+    mark = os.path.join({str(tmp_path)!r}, "died " + moment)
+    if rank == {victim} and not os.path.exists(mark):
+        open(mark, "x").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+def in_start(*given):
+    reach("in start")
+    return meet_founders(*given)
+reach("before start")
+lockstep.run.start.meet_founders = in_start
+joined = lockstep.run.run.join
+lockstep.run.run.join = lambda *given: reach("in replicate") or joined(*given)
+"""
+    with launched_script(tmp_path, training(at_first=at_first), "-n", "3") as run:
+        run.process.wait(100)
+        run.wait_for("^digest ")
+        assert run.process.returncode == 0, run.shown()
+    assert {path.name for path in tmp_path.glob("died *")} == {f"died {moment}" for moment in moments}
+    assert run.shown().count("  no step was made yet: all 3 workers start again") == 3, run.shown()
+
+
+def test_a_worker_that_others_wait_for_in_start_or_in_total_is_named_with_its_line(tmp_path):
+    os.mkfifo(tmp_path / "orders")
+    wait = "rank == 1 and open('orders').read()"
+    script = training(at_first=wait, at_each_step=f"if run.step == 2: {wait}; run.total(1)", steps=3)
+    with launched_script(tmp_path, script, "-n", "2") as run:
+        in_start = run.wait_for("is late: ", within_s=60)
+        (tmp_path / "orders").write_text("go on")
+        in_total = run.wait_for("is late: ", after=in_start + 1, within_s=60)
+        (tmp_path / "orders").write_text("go on")
+        run.wait_for("^digest ")
+    told = [line for _, line in run.lines]
+    assert re.fullmatch(r"! lockstep.start is late: 1\d\.\d s", told[in_start])
+    assert re.fullmatch(
+        r"    waiting: 0 \(lockstep.start\)    missing: 1 \(sleeping, state S, has not called lockstep.start; "
+        r"train.py:\d+ rank == 1 and open\('orders'\).read\(\)\)",
+        told[in_start + 1],
+    )
+    assert re.fullmatch(r"! run.total at step 2 is late: 1\d\.\d s", told[in_total])
+    assert re.match(
+        r"    waiting: 0 \(run.total\)    missing: 1 \(sleeping, .*; train.py:\d+ if run", told[in_total + 1]
+    )
+
+
+def test_the_command_that_ctrl_c_ends_with_goes_on_with_the_run_although_no_folder_was_named(tmp_path):
+    with launched(tmp_path, "-n", "2", epochs=1000) as run:
+        run.wait_for("^step 5 ")
+        run.process.send_signal(signal.SIGINT)
+        assert run.process.wait(30) == 130
+        told = run.wait_for("to go on: lockstep run ")
+        assert re.search(r"saved as \S+$", run.lines[run.wait_for("saved as")][1])
+    _, *words = shlex.split(run.lines[told][1].partition("to go on: ")[2])
+    with launched_command(tmp_path, *words) as again:
+        again.wait_for("going on from step-")
+        first = again.wait_for("^step ")
+        assert int(again.lines[first][1].split()[1]) > 5
