@@ -1,6 +1,6 @@
 """A bucket at work: a stack of flat buffers on which a worker folds its lanes' gradients."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +8,9 @@ import torch
 from lockstep.errors import BadArgument
 from lockstep.gradients.layout import BucketLayout
 from lockstep.wire import Reducer
+
+SMALL, PIECE = 4 * 1024, 512 * 1024
+"""In elements: gradients up to the first are weighted together, larger ones by themselves, in pieces."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,11 @@ class Bucket:
     # told (`reduce_dtype`). Then a lane's gradient is converted first, and from there on all is as in Note [One place
     # for the weight]. Only the finished sum is converted back. A lane that is alone is converted too: its bits must
     # not depend on whether there are other workers.
+
+    # Note [Gradients are only read]
+    # What stands in `p.grad` may be somebody's: one tensor for two parameters, a view, an expanded number, or a tensor
+    # that the user's code reads again. So a gradient is never written to. It is weighted straight into the bucket, or
+    # into memory that is used again at once, in pieces that fit into a cache.
 
     # Note [Absent is plus zero]
     # A parameter that a lane did not reach enters the sum as 0, which makes a -0 of another lane +0. A worker that
@@ -183,10 +191,11 @@ class Bucket:
         pairs = [(view, g.detach()) for view, g in zip(views, gradients, strict=True) if g is not None]
         if not pairs:
             return
-        into, present = map(list, zip(*pairs, strict=True))
-        if weight != 1.0:
-            _weigh(present, weight)
-        torch._foreach_add_(into, present)
+        if weight != 1.0 and self.layout.device.type == "cpu":
+            _add_weighted(pairs, weight)
+        else:
+            into, present = map(list, zip(*pairs, strict=True))
+            torch._foreach_add_(into, present if weight == 1.0 else torch._foreach_mul(present, weight))
 
     def _lose_minus_zero(self, views: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
         """See Note [Absent is plus zero]. What no lane of this worker has reached is +0 already."""
@@ -211,13 +220,26 @@ class Bucket:
                 )
 
 
-def _weigh(gradients: list[torch.Tensor], weight: float) -> None:
-    """As `torch.mul` rounds: on the CPU `_foreach_mul_` would first round the weight itself to half precision."""
-    if gradients[0].device.type == "cpu":
-        for gradient in gradients:
-            gradient.mul_(weight)
-    else:
-        torch._foreach_mul_(gradients, weight)
+def _add_weighted(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], weight: float) -> None:
+    """Adds each gradient, weighted as `torch.mul` rounds, to its view. See Note [Gradients are only read].
+
+    On the CPU `_foreach_mul` would first round the weight itself to half precision.
+    """
+    small = [(view, gradient) for view, gradient in pairs if gradient.numel() <= SMALL]
+    if small:
+        torch._foreach_add_([view for view, _ in small], [gradient.mul(weight) for _, gradient in small])
+    for view, gradient in pairs:
+        if gradient.numel() > SMALL:
+            for part, values in _pieces(view, gradient):
+                part.add_(values.mul(weight))
+
+
+def _pieces(view: torch.Tensor, gradient: torch.Tensor) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+    """Both cut alike into pieces of PIECE elements, if they stand alike in memory; else as they are."""
+    if gradient.numel() <= PIECE or gradient.stride() != view.stride():
+        return [(view, gradient)]
+    flat = (gradient.numel(),), (1,)  # a parameter's place in a bucket has no gaps
+    return zip(view.as_strided(*flat).split(PIECE), gradient.as_strided(*flat).split(PIECE), strict=True)
 
 
 def _copy(flat: Flat, gradients: Sequence[torch.Tensor | None]) -> None:

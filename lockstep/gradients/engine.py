@@ -381,8 +381,8 @@ class Engine:
         """Puts the sum, and what was set aside before the step, into `p.grad`."""
         if step.plan.adds_nothing:
             for index, before in step.kept.items():
-                grad = self._parameters[index].grad
-                self._parameters[index].grad = before if grad is None else grad.add_(before)
+                grad = self._parameters[index].grad  # only read: see Note [Gradients are only read] in bucket.py
+                self._parameters[index].grad = before if grad is None else before.add_(grad)
         for bucket in step.buckets:
             bucket.finish()
             for slot, parameter, view in zip(bucket.layout.slots, bucket.parameters, bucket.result.views, strict=True):
