@@ -40,7 +40,8 @@ class Bucket:
     # Note [Gradients are only read]
     # What stands in `p.grad` may be somebody's: one tensor for two parameters, a view, an expanded number, or a tensor
     # that the user's code reads again. So a gradient is never written to. It is weighted straight into the bucket, or
-    # into memory that is used again at once, in pieces that fit into a cache.
+    # into memory that is used again at once, in pieces that fit into a cache. Where nothing is folded (Note [Nothing to
+    # add] in plan.py) a gradient that never arrived from a backward pass is copied: it would go on being somebody's.
 
     # Note [Absent is plus zero]
     # A parameter that a lane did not reach enters the sum as 0, which makes a -0 of another lane +0. A worker that
@@ -109,6 +110,12 @@ class Bucket:
         """Nothing is left in `p.grad`."""
         for parameter in self.parameters:
             parameter.grad = None
+
+    def copy_gradients(self) -> None:
+        """What stood in `p.grad` was the user's own: now it is a copy."""
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.detach().clone()
 
     def entering_gradients(self) -> dict[str, torch.Tensor]:
         """The same as they enter the bucket: a number that is finite may not be in the bucket's dtype."""

@@ -13,7 +13,8 @@
 # worker spoke, the others may have heard it: those who are left settle it (see lockstep/run/membership).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -26,6 +27,7 @@ from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.finite import BadLosses, Verdict
 from lockstep.gradients.graphs.recorder import LaneRecorder
 from lockstep.gradients.health import Health, HealthPlan, Remarks
+from lockstep.gradients.hooks import noticing_checkpoints
 from lockstep.gradients.losses import told
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import StepRecord, Wish
@@ -55,7 +57,7 @@ class Engine:
         self.named = list(parameters)
         self._parameters = [named.parameter for named in parameters]
         self.buffers = buffers
-        self.paused = False
+        self._paused = False
         self.health = HealthPlan()
         self._remarks = Remarks()
         self.squares = SquaresPlan()
@@ -68,6 +70,8 @@ class Engine:
         self._names = [named.name for named in parameters]
         self._step: StepInFlight | None = None
         self._may_rewind = False
+        self._is_first_lane = True
+        """Until this worker has computed one: it is looked at more closely than later ones."""
         self._versions: list[tuple[int, int]] = []
         """Those of the parameters when the step began, if it has several lanes or workers."""
         self._arranged = Arrangement(wire, self.named, wanted or Wanted(), self._gradient_arrived, self._bucket_full)
@@ -118,9 +122,27 @@ class Engine:
             self.buffers.begin_step()
 
     def begin_lane(self) -> None:
-        assert self._step is not None
-        self._step.in_lane = True
-        self._arranged.watch.lane_begins()
+        step = self._in_flight()
+        step.in_lane = True
+        step.keeps_gradients, step.is_reentrant = self._paused, False
+        self._arranged.watch.lane_begins(closely=self._is_first_lane)
+
+    @contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Backward passes inside may stand outside of lanes. A lane's gradients stay in `p.grad` until it ends."""
+        before, self._paused = self._paused, True
+        if self._step is not None:
+            self._step.keeps_gradients = True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around the lanes of a step: what the user's code does in them is noticed."""
+        with noticing_checkpoints(self._notice_checkpoint):
+            yield
 
     def tell(self, loss: torch.Tensor, weight: float | None) -> None:
         """Notes a lane's loss and, if given, the weight by which the lane counts."""
@@ -139,7 +161,10 @@ class Engine:
         step = self._step
         assert step is not None
         self._refuse_late_gradients(step)
+        self._arranged.watch.lane_ends()
+        self._refuse_changed_gradients(step)
         if step.plan.adds_nothing:
+            self._copy_own_gradients()
             self._show_gradients(step, self._arranged.buckets)
             for bucket in self._arranged.buckets if self.health.looks else ():
                 step.health.look(step.lane, bucket.gradients())
@@ -149,9 +174,9 @@ class Engine:
                 self._fold(step, bucket)
             step.folded = 0
             self.buffers.end_lane(last=step.on_last_lane)
-        self._arranged.watch.lane_ended()
         step.in_lane = False
         step.position += 1
+        self._is_first_lane = False
 
     def reduce(self) -> StepRecord:
         """Collective. Afterwards only `confirm` is missing; gives what all workers have told of the step."""
@@ -252,16 +277,20 @@ class Engine:
 
     def _gradient_arrived(self) -> None:
         in_lane = self._step is not None and self._step.in_lane
-        if not in_lane and not self.paused:
+        if not in_lane and not self._paused:
             raise Misuse(
                 "backward() outside of the lanes of a training step: its gradient would be this worker's own and never "
                 "be reduced. Write `for x, y in run.lanes(batch): ... loss.backward()` with the model in training mode "
                 "(or run.lanes(batch, train=True)), or `with run.no_sync():` if that is meant."
             )
 
+    def _notice_checkpoint(self) -> None:
+        if self._step is not None:
+            self._step.is_reentrant = True
+
     def _bucket_full(self, number: int) -> None:
         step = self._step
-        if step is None or self.paused or not step.on_last_lane or not step.buckets:
+        if step is None or step.keeps_gradients or step.is_reentrant or not step.on_last_lane or not step.buckets:
             return
         step.full.add(number)
         while step.folded in step.full and step.buckets[step.folded].filled():
@@ -291,9 +320,30 @@ class Engine:
                 if parameter.grad is not None:
                     raise Misuse(
                         f"a second backward reached {slot.spec.name} in step {step.plan.step} after its gradient was "
-                        "reduced. Add the losses and call backward once, or put all but the last backward of a lane "
-                        "inside `with run.no_sync():`."
+                        "reduced. Add the losses and call backward once, or put the backward passes of a lane inside "
+                        "`with run.no_sync():`."
                     )
+
+    def _refuse_changed_gradients(self, step: StepInFlight) -> None:
+        """See Note [Changed after it arrived] in hooks.py."""
+        if step.keeps_gradients:
+            return
+        for number, bucket in enumerate(self._arranged.buckets[step.folded :], step.folded):
+            place = self._arranged.watch.changed(number)
+            if place is not None:
+                name = bucket.layout.slots[place].spec.name
+                raise Misuse(
+                    f"the gradient of {name} was changed inside a lane of step {step.plan.step}, after its backward "
+                    "pass (clipped, unscaled, set to None): a worker's last lane has no gradients left by then, so "
+                    "lanes would be treated differently. Clip after the loop over run.lanes; for gradients of a single "
+                    "lane put its backward passes in `with run.no_sync():`."
+                )
+
+    def _copy_own_gradients(self) -> None:
+        """Where nothing is folded. See Note [Gradients are only read] in bucket.py."""
+        for number, bucket in enumerate(self._arranged.buckets):
+            if self._arranged.watch.has_own(number):
+                bucket.copy_gradients()
 
     def _refuse_changed_parameters(self, step: StepInFlight) -> None:
         """A lane that writes to a parameter changes it for the lanes after it on this worker, and for no other."""

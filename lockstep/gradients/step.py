@@ -42,6 +42,10 @@ class StepInFlight:
     def __post_init__(self) -> None:
         self.position = 0
         self.in_lane = False
+        self.keeps_gradients = False
+        """Whether the gradients of the lane under way stay in `p.grad` until it ends."""
+        self.is_reentrant = False
+        """Whether it has made checkpoints that run a backward pass inside of another one."""
         self.folded = 0
         """How many buckets have taken the gradients of the lane under way."""
         self.full: set[int] = set()

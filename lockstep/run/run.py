@@ -258,15 +258,11 @@ class Run:
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside may stand outside of run.lanes; their gradients stay this worker's own in `p.grad`.
 
-        The next step's gradient is added to them, so they must be equal on all workers. Inside a lane it marks a
-        backward pass that another one of the same lane follows.
+        The next step's gradient is added to them, so they must be equal on all workers. Inside a lane the lane's
+        gradients stay in `p.grad` until it ends: more backward passes may follow, and what stands there may be changed.
         """
-        engine = self._ready_engine()
-        before, engine.paused = engine.paused, True
-        try:
+        with self._ready_engine().pausing():
             yield
-        finally:
-            engine.paused = before
 
     def captured(self, fn: Callable[..., Any], optimizer: Optimizer | None = None) -> Callable[..., Any]:
         """`fn`, which runs forward and backward of a lane, recorded into a CUDA graph once per shape and replayed.
@@ -392,7 +388,8 @@ class Run:
 
     def _watched(self, lanes: Iterator[Any], engine: Engine) -> Iterator[Any]:
         """The lanes of a step; what they have added to the models is refused when they are done."""
-        yield from lanes
+        with engine.watching():
+            yield from lanes
         if self._watch.noticed:
             engine.buffers.refuse_newcomers(list(self._models.modules.values()), self._models.name_prefixes())
 
