@@ -185,7 +185,7 @@ class Bucket:
                 if gradient is None:
                     view.zero_()
                 else:
-                    torch.mul(gradient.detach(), weight, out=view)
+                    torch.mul(gradient, weight, out=view)
 
     def _merge(self, times: int) -> None:
         for _ in range(times):
@@ -195,7 +195,7 @@ class Bucket:
     def _add_to_top(self, gradients: Sequence[torch.Tensor | None], weight: float) -> None:
         views = self._stack[self._height - 1].views
         self._lose_minus_zero(views, gradients)
-        pairs = [(view, g.detach()) for view, g in zip(views, gradients, strict=True) if g is not None]
+        pairs = [(view, g) for view, g in zip(views, gradients, strict=True) if g is not None]
         if not pairs:
             return
         if weight != 1.0 and self.layout.device.type == "cpu":
@@ -232,13 +232,16 @@ def _add_weighted(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], weight: fl
 
     On the CPU `_foreach_mul` would first round the weight itself to half precision.
     """
-    small = [(view, gradient) for view, gradient in pairs if gradient.numel() <= SMALL]
-    if small:
-        torch._foreach_add_([view for view, _ in small], [gradient.mul(weight) for _, gradient in small])
+    into, weighted = [], []
     for view, gradient in pairs:
-        if gradient.numel() > SMALL:
+        if gradient.numel() <= SMALL:
+            into.append(view)
+            weighted.append(gradient.mul(weight))
+        else:
             for part, values in _pieces(view, gradient):
                 part.add_(values.mul(weight))
+    if into:
+        torch._foreach_add_(into, weighted)
 
 
 def _pieces(view: torch.Tensor, gradient: torch.Tensor) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
@@ -251,7 +254,7 @@ def _pieces(view: torch.Tensor, gradient: torch.Tensor) -> Iterable[tuple[torch.
 
 def _copy(flat: Flat, gradients: Sequence[torch.Tensor | None]) -> None:
     """All at once; what is absent is zero."""
-    pairs = [(view, g.detach()) for view, g in zip(flat.views, gradients, strict=True) if g is not None]
+    pairs = [(view, g) for view, g in zip(flat.views, gradients, strict=True) if g is not None]
     if len(pairs) < len(gradients):
         flat.whole.zero_()
     if pairs:
