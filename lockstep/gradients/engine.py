@@ -11,27 +11,35 @@
 # parting from the last bucket says it (Note [Parting late] in wire/shared/reducer.py), elsewhere a message. If an
 # exchange fails before, nothing of the step is handed over, and `abandon` makes it undone. If it fails after this
 # worker spoke, the others may have heard it: those who are left settle it (see lockstep/run/membership).
+
+# Note [The first turn]
+# Some of what a lane may not do shows only in values, or in autograd's graph, and looking there costs too much for
+# every step. A script does the same at every step, so it is looked for in the first turn of each loop over lanes in it:
+# the graph below each backward pass, and, in this worker's first lane, the values of parameters and gradients. One lane
+# alone on one worker is looked at like any other: with more workers the same script would be refused.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import torch
+from torch.autograd.graph import Node
 
 from lockstep.errors import Misuse, told_as_lost
 from lockstep.gradients.arrangement import Arrangement, Named, Wanted
 from lockstep.gradients.bucket import Bucket
 from lockstep.gradients.buffers import Buffers
-from lockstep.gradients.fingerprint import Drift
+from lockstep.gradients.fingerprint import Drift, fingerprints
 from lockstep.gradients.finite import BadLosses, Verdict
 from lockstep.gradients.graphs.recorder import LaneRecorder
 from lockstep.gradients.health import Health, HealthPlan, Remarks
 from lockstep.gradients.hooks import noticing_checkpoints
 from lockstep.gradients.losses import told
 from lockstep.gradients.plan import StepPlan
-from lockstep.gradients.record import StepRecord, Wish
-from lockstep.gradients.squares import Squares, SquaresPlan, StepSquares, of_all
+from lockstep.gradients.record import SUMMED, StepRecord, Wish
+from lockstep.gradients.roots import LaneSpans, looking, summed_by
+from lockstep.gradients.squares import Squares, SquaresPlan, StepSquares, as_means, of_all
 from lockstep.gradients.step import StepInFlight
 from lockstep.lanes import reduction
 from lockstep.wire import Agreement, Plan, Wire, hear
@@ -43,6 +51,10 @@ GradientSight = Callable[[int, dict[str, torch.Tensor]], None]
 
 def _nothing(number: int, total: int) -> None:
     """Nobody wants to know."""
+
+
+def _unheard(text: str) -> None:
+    """Nobody listens."""
 
 
 class Engine:
@@ -70,8 +82,14 @@ class Engine:
         self._names = [named.name for named in parameters]
         self._step: StepInFlight | None = None
         self._may_rewind = False
-        self._is_first_lane = True
-        """Until this worker has computed one: it is looked at more closely than later ones."""
+        self.spans = LaneSpans()
+        self._closely = False
+        """Whether the lane under way, or the next one, is looked at more closely. See Note [The first turn]."""
+        self._prints: torch.Tensor | None = None
+        """Fingerprints of the parameters when such a lane began."""
+        self._told_of_sum = False
+        self.says: Callable[[str], None] = _unheard
+        """Told what the user should know once."""
         self._versions: list[tuple[int, int]] = []
         """Those of the parameters when the step began, if it has several lanes or workers."""
         self._arranged = Arrangement(wire, self.named, wanted or Wanted(), self._gradient_arrived, self._bucket_full)
@@ -125,7 +143,9 @@ class Engine:
         step = self._in_flight()
         step.in_lane = True
         step.keeps_gradients, step.is_reentrant = self._paused, False
-        self._arranged.watch.lane_begins(closely=self._is_first_lane)
+        self._arranged.watch.lane_begins(self._closely)
+        self.spans.lane_begins()
+        self._prints = fingerprints(self._values()) if self._closely else None
 
     @contextmanager
     def pausing(self) -> Iterator[None]:
@@ -139,19 +159,27 @@ class Engine:
             self._paused = before
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Around the lanes of a step: what the user's code does in them is noticed."""
-        with noticing_checkpoints(self._notice_checkpoint):
+    def watching(self, is_first_turn: bool) -> Iterator[None]:
+        """Around the lanes of a step: what the user's code does in them is noticed. See Note [The first turn]."""
+        self._closely = is_first_turn
+        with ExitStack() as around:
+            around.enter_context(self.spans.loop())
+            around.enter_context(noticing_checkpoints(self._notice_checkpoint))
+            if is_first_turn:
+                around.enter_context(looking(self._look_at_roots))
             yield
 
     def tell(self, loss: torch.Tensor, weight: float | None) -> None:
-        """Notes a lane's loss and, if given, the weight by which the lane counts."""
+        """Notes a lane's loss and, if given, the weight by which the lane counts: SUMMED for a loss that is a sum."""
         step = self._step
         assert step is not None
         lane = step.lane
         before = step.record.weights[lane]
         if lane in step.losses and before != weight:
-            raise Misuse(f"lane {lane} was first weighted by {before} and then by {weight}: use one weight per lane.")
+            raise Misuse(
+                f"a loss of lane {lane} was told by {_told_by(before)} and then one by {_told_by(weight)}: tell all "
+                "losses of a lane alike."
+            )
         step.record.weights[lane] = weight
         recording = self.recorder.recording
         step.losses.setdefault(lane, []).append(told(loss) if recording is None else recording.tell(loss))
@@ -163,20 +191,20 @@ class Engine:
         self._refuse_late_gradients(step)
         self._arranged.watch.lane_ends()
         self._refuse_changed_gradients(step)
+        self._refuse_changed_parameters(step)
         if step.plan.adds_nothing:
             self._copy_own_gradients()
             self._show_gradients(step, self._arranged.buckets)
             for bucket in self._arranged.buckets if self.health.looks else ():
                 step.health.look(step.lane, bucket.gradients())
         else:
-            self._refuse_changed_parameters(step)
             for bucket in step.buckets[step.folded :]:
                 self._fold(step, bucket)
             step.folded = 0
             self.buffers.end_lane(last=step.on_last_lane)
         step.in_lane = False
         step.position += 1
-        self._is_first_lane = False
+        self._closely = False
 
     def reduce(self) -> StepRecord:
         """Collective. Afterwards only `confirm` is missing; gives what all workers have told of the step."""
@@ -215,7 +243,7 @@ class Engine:
         """The losses told in this step that are not finite, if nobody looks at gradients and it was not said lately."""
         step = self._in_flight()
         assert step.outcome is not None
-        counting = [loss if step.weights.get(lane) else None for lane, loss in enumerate(step.outcome.losses)]
+        counting = [loss if step.weights.lanes.get(lane) else None for lane, loss in enumerate(step.outcome.losses)]
         return self._remarks.on(counting, step.plan) if not self.health.looks else None
 
     def confirm(self) -> None:
@@ -225,7 +253,7 @@ class Engine:
                 hear(self._wire.transport, lambda: b"\0", COMMIT)
 
     def hand_over(self) -> float | None:
-        """Afterwards `p.grad` holds the step's gradient; gives the mean loss, if told."""
+        """Afterwards `p.grad` holds the step's gradient; gives the step's loss, if told."""
         step = self._in_flight()
         assert step.outcome is not None
         self.measured = ()
@@ -235,7 +263,7 @@ class Engine:
                 self.measured = self._measured(step, step.outcome)
                 self._hand_over(step, step.outcome)
         self._step = None
-        return step.outcome.mean_loss(step.weights)
+        return step.outcome.loss(step.weights)
 
     def abandon(self) -> None:
         """Nothing of the step under way is left: `p.grad` and buffers are as they were when it began."""
@@ -287,6 +315,32 @@ class Engine:
     def _notice_checkpoint(self) -> None:
         if self._step is not None:
             self._step.is_reentrant = True
+
+    def _look_at_roots(self, roots: Sequence[Node]) -> None:
+        step = self._step
+        if step is None or not step.in_lane or self.recorder.recording is not None:
+            return
+        made = self.spans.made_before(roots)
+        if made is not None:
+            raise Misuse(
+                f"a backward pass of step {step.plan.step} goes through {made}, a part of the graph that was made in "
+                "another lane: a graph made in one loop over run.lanes cannot be used in another, for lanes may be on "
+                "other workers by then. Compute it again in this loop, or detach it."
+            )
+        if self._closely and not self._told_of_sum and step.record.weights[step.lane] is None:
+            self._tell_of_sum(step, roots)
+
+    def _tell_of_sum(self, step: StepInFlight, roots: Sequence[Node]) -> None:
+        """See Note [A loss that is a sum] in roots.py."""
+        num_lanes, num_samples = len(step.plan.present), step.plan.shares[step.lane]
+        found = summed_by(roots[0], num_samples) if num_lanes > 1 and len(roots) == 1 else None
+        if found is not None:
+            self._told_of_sum = True
+            self.says(
+                f"the loss of lane {step.lane} is a sum over its samples ({found}), and lanes are averaged: the "
+                f"gradient is about 1/{num_lanes} of that of the whole batch. Write run.backward(loss, "
+                'reduction="sum") to have lanes added up, or make the loss a mean.'
+            )
 
     def _bucket_full(self, number: int) -> None:
         step = self._step
@@ -347,13 +401,23 @@ class Engine:
 
     def _refuse_changed_parameters(self, step: StepInFlight) -> None:
         """A lane that writes to a parameter changes it for the lanes after it on this worker, and for no other."""
-        for named, version in zip(self.named, self._versions, strict=True):
-            if _version(named.parameter) != version:
-                raise Misuse(
-                    f"parameter {named.name} was changed inside a lane of step {step.plan.step}, in place or by .data "
-                    "= ... (nn.Embedding with max_norm does so): lanes on other workers would not see it. Change "
-                    "parameters outside run.lanes, where all workers do the same."
-                )
+        pairs = zip(self.named, self._versions, strict=False)  # one lane alone has no versions
+        changed = [one.name for one, version in pairs if _version(one.parameter) != version]
+        if self._prints is not None:
+            values = self._values()
+            same = (fingerprints(values) == self._prints).tolist()
+            changed += [name for name, is_same in zip(sorted(values), same, strict=True) if not is_same]
+        if changed:
+            raise Misuse(
+                f"parameter {changed[0]} was changed inside a lane of step {step.plan.step}, in place or by .data "
+                "(nn.Embedding with max_norm does so): lanes on other workers would not see it. Change parameters "
+                "outside run.lanes, where all workers do the same; where a layer sets itself up in its first forward "
+                "pass, run one before run.replicate."
+            )
+
+    def _values(self) -> dict[str, torch.Tensor]:
+        """The parameters that have a fingerprint."""
+        return {one.name: one.parameter for one in self.named if one.parameter.layout == torch.strided}
 
     # -- at the end -----------------------------------------------------------------------------------------
 
@@ -406,10 +470,9 @@ class Engine:
 
     def _scale(self, step: StepInFlight, record: StepRecord) -> None:
         """See Note [Scale of told weights] in step.py."""
-        scale = step.scale(step.weights)
-        for bucket in step.buckets if scale != 1.0 else ():
+        for bucket in step.buckets if step.scale != 1.0 else ():
             if any(record.used[slot.index] for slot in bucket.layout.slots):
-                bucket.total.mul_(scale)
+                bucket.total.mul_(step.scale)
 
     def _squares_of(self, plan: StepPlan) -> Squares | None:
         if plan.adds_nothing or not self.squares.taken_in(plan.step, len(plan.present)):
@@ -425,7 +488,10 @@ class Engine:
             for slot, view in zip(bucket.layout.slots, bucket.views, strict=True)
             if record.used[slot.index]
         }
-        return of_all(record.squares, step.weights, step.squares.whole(whole))
+        squares = step.squares.whole(whole)
+        if step.weights.summed:
+            return of_all(*as_means(record.squares, squares, step.plan.shares))
+        return of_all(record.squares, step.weights.lanes, squares)
 
     def _hand_over(self, step: StepInFlight, record: StepRecord) -> None:
         """Puts the sum, and what was set aside before the step, into `p.grad`."""
@@ -454,6 +520,11 @@ class Engine:
                 if parameter.grad is not None:
                     step.kept[slot.index] = parameter.grad
                     parameter.grad = None
+
+
+def _told_by(weight: float | None) -> str:
+    how = 'reduction="sum"' if weight == SUMMED else f"weight={weight}"
+    return "run.backward(loss)" if weight is None else f"run.backward(loss, {how})"
 
 
 def _version(parameter: torch.nn.Parameter) -> tuple[int, int]:

@@ -27,6 +27,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -197,6 +198,7 @@ class _Watch:
         self._handles = [self._hook(last)]
 
     def _hook(self, place: int) -> torch.utils.hooks.RemovableHandle:
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
         def arrived(parameter: torch.Tensor) -> None:
             self.counts[place] += 1
             self.last[place] = next(self._clock)
@@ -216,6 +218,7 @@ def noticing_checkpoints(notice: Callable[[], None]) -> Iterator[None]:
     """Inside, `notice` is called whenever a re-entrant checkpoint is made. See Note [A backward inside a backward]."""
     own: Callable[..., Any] = CheckpointFunction.forward
 
+    @partial(torch.compiler.disable, recursive=False)
     def forward(*args: Any) -> Any:
         notice()
         return own(*args)

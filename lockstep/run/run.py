@@ -1,11 +1,12 @@
 """The run as the user holds it."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -14,14 +15,14 @@ from torch.utils.data import DataLoader
 
 from lockstep.data import GlobalBatch, ShardedLoader
 from lockstep.data.moving import Moving
-from lockstep.errors import BadArgument, LockstepError, Misuse, WorkerLost, told_as_lost
+from lockstep.errors import BadArgument, LockstepError, Misuse, WorkerLost, advise, told_as_lost
 from lockstep.events import Closed, Events, LaneEnded, Said
 from lockstep.gradients.arrangement import Wanted
 from lockstep.gradients.batchnorm import connect
-from lockstep.gradients.buffers import Buffers
+from lockstep.gradients.buffers import Buffers, buffer_places, refuse_new_buffers
 from lockstep.gradients.engine import Engine
 from lockstep.gradients.health import HealthPlan
-from lockstep.gradients.record import Wish
+from lockstep.gradients.record import SUMMED, Wish
 from lockstep.gradients.squares import SquaresPlan
 from lockstep.gradients.updates import FlatUpdates, check_flat
 from lockstep.optim.noise import Noise
@@ -46,6 +47,9 @@ from lockstep.verify.digest import digest
 from lockstep.wire import Agreement, Plan, Wire
 
 Module = TypeVar("Module", bound=torch.nn.Module)
+
+Site = tuple[CodeType, int]
+"""Where in the script a loop over lanes stands."""
 
 TERMINATED = 143
 """The exit code of a run that SIGTERM has ended."""
@@ -77,6 +81,7 @@ class Run:
         self._engine: Engine | None = None
         self._flat: FlatUpdates | None = None
         self._watch = RegistrationWatch()
+        self._sites: set[Site] = set()
         self._optimizer_hooks: dict[str, Any] = {}
         self._noise = NoiseWatch(self._models, events)
         self._moving = Moving(settings.device)
@@ -139,7 +144,7 @@ class Run:
 
     @property
     def loss(self) -> float | None:
-        """The mean loss of the last step over all lanes, equal on all workers; None unless run.backward told it."""
+        """The loss of the last step over all lanes, equal on all workers; None unless run.backward told it."""
         return self._stepping.loss
 
     @property
@@ -228,18 +233,24 @@ class Run:
         """
         self._stepping.refuse_unless_outside("run.lanes")
         whole = as_global_batch(batch, self._stepping)
+        caller = sys._getframe(1)
+        site = (caller.f_code, caller.f_lineno)
         in_training_mode = any(module.training for module in self._models.modules.values())
         if train or (train is None and in_training_mode and torch.is_grad_enabled()):
-            return self._training_lanes(whole, counts=True)
+            return self._training_lanes(whole, site, counts=True)
         if in_training_mode and self._ready_engine().has_buffers:
             # Forward passes in training mode without gradients move BatchNorm's statistics: they are averaged.
-            return self._training_lanes(whole, counts=False)
-        return self._stepping.evaluating(whole)
+            return self._training_lanes(whole, site, counts=False)
+        return self._evaluating_lanes(whole)
 
-    def backward(self, loss: torch.Tensor, weight: float | None = None, scaler: Any = None) -> None:
+    def backward(
+        self, loss: torch.Tensor, weight: float | None = None, scaler: Any = None, reduction: str = "mean"
+    ) -> None:
         """`loss.backward()` for the lane under way, which then counts by `weight` (samples if None) in `run.loss` too.
 
-        With a GradScaler as `scaler` it is `scaler.scale(loss).backward()`, and the loss is told unscaled.
+        With `reduction="sum"` the loss is a sum over the lane's samples: the step's gradient, and `run.loss`, are then
+        the sums over all lanes. With a GradScaler as `scaler` it is `scaler.scale(loss).backward()`, and the loss is
+        told unscaled.
         """
         if self._stepping.stage is not Stage.TRAINING or self._engine is None:
             raise Misuse(
@@ -248,11 +259,15 @@ class Run:
             )
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise BadArgument(f"run.backward takes a loss with one element, not {_described(loss)}")
-        checked = None if weight is None else _checked_weight(weight)
+        checked = _checked_weight(weight, reduction)
         self._engine.tell(loss, checked)
-        if checked is not None:
+        if weight is not None and checked is not None:
             self._stepping.told(checked)
-        (loss if scaler is None else scaler.scale(loss)).backward()
+        try:
+            (loss if scaler is None else scaler.scale(loss)).backward()
+        except RuntimeError as error:
+            advise(error)
+            raise
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -371,7 +386,7 @@ class Run:
 
     # -- inside ---------------------------------------------------------------------------------------------
 
-    def _training_lanes(self, batch: GlobalBatch, counts: bool) -> Iterator[Any]:
+    def _training_lanes(self, batch: GlobalBatch, site: Site, counts: bool) -> Iterator[Any]:
         engine = self._ready_engine()
         if self._watch.noticed:
             refuse_new_parameters(self._models, engine.named)
@@ -384,14 +399,24 @@ class Run:
         if counts:
             self._keeping.train()
             self._progress.trained_on.add(batch.loader)
-        return self._watched(self._stepping.training(batch, engine, counts), engine)
+        is_first_turn = site not in self._sites
+        self._sites.add(site)
+        return self._watched(self._stepping.training(batch, engine, counts), engine, engine.watching(is_first_turn))
 
-    def _watched(self, lanes: Iterator[Any], engine: Engine) -> Iterator[Any]:
-        """The lanes of a step; what they have added to the models is refused when they are done."""
-        with engine.watching():
+    def _evaluating_lanes(self, batch: GlobalBatch) -> Iterator[Any]:
+        lanes, engine = self._stepping.evaluating(batch), self._engine
+        return lanes if engine is None else self._watched(lanes, engine, engine.spans.loop())
+
+    def _watched(self, lanes: Iterator[Any], engine: Engine, around: AbstractContextManager[None]) -> Iterator[Any]:
+        """The lanes of a loop; buffers that they have added to the models are refused when they are done."""
+        known = buffer_places(self._modules()) if self._watch.noticed else engine.buffers.places
+        with around:
             yield from lanes
         if self._watch.noticed:
-            engine.buffers.refuse_newcomers(list(self._models.modules.values()), self._models.name_prefixes())
+            refuse_new_buffers(self._modules(), self._models.name_prefixes(), known)
+
+    def _modules(self) -> list[torch.nn.Module]:
+        return list(self._models.modules.values())
 
     def _lanes_to_load(self, loader: int) -> tuple[int, ...]:
         """Asked by a loader before each batch: which lanes to load. It is also a moment to save at."""
@@ -409,11 +434,11 @@ class Run:
         self._engine.health = HealthPlan(self.state, self._settings.not_finite, self._settings.drift_every)
         self._engine.squares = SquaresPlan(self._settings.noise_every, self._noise.weigh)
         self._engine.awaits = self.continuity.awaits
+        self._engine.says = lambda text: self._events.emit(Said(text))
         self.continuity.engine = self._engine
         if self._tracing:
             self._engine.sight = lambda lane, grads: self._events.emit(LaneEnded(self._stepping.step, lane, grads))
-        modules = list(self._models.modules.values())
-        self._stepping.statistics = connect(modules, self._wire.transport)
+        self._stepping.statistics = connect(self._modules(), self._wire.transport)
         self._watch.noticed = True
 
     def _flat_updates(self) -> FlatUpdates | None:
@@ -422,7 +447,7 @@ class Run:
         return FlatUpdates(list(self._models.optimizers.values())) if self._settings.flat else None
 
     def _buffers(self) -> Buffers:
-        return Buffers(list(self._models.modules.values()), self._models.name_prefixes())
+        return Buffers(self._modules(), self._models.name_prefixes())
 
     def _epochs(self, count: int) -> Iterator[int]:
         if self._engine is not None:
@@ -458,7 +483,21 @@ class Run:
             Agreement(self._wire.transport, Plan({"operation": "end of the run", "step": self._stepping.step})).check()
 
 
-def _checked_weight(weight: float) -> float:
+def _checked_weight(weight: float | None, reduction: str) -> float | None:
+    """By what the lane counts."""
+    if reduction not in ("mean", "sum"):
+        raise BadArgument(f'run.backward takes reduction="mean" or reduction="sum", not {reduction!r:.60}')
+    if reduction == "sum":
+        if weight is not None:
+            raise BadArgument(
+                'run.backward takes weight= or reduction="sum", not both: a weight says how much the mean over a lane '
+                "counts, and a sum counts whole"
+            )
+        return SUMMED
+    return None if weight is None else _as_weight(weight)
+
+
+def _as_weight(weight: float) -> float:
     try:
         number = float(weight)
     except (TypeError, ValueError, RuntimeError, OverflowError):

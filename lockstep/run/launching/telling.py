@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from lockstep.errors import explained
 from lockstep.run.launching.failure import EXITED, KILLED, Failure
 from lockstep.run.launching.frames import Frame
 from lockstep.run.launching.lateness import IDLE_S, Late, Look, Stopped
@@ -143,7 +144,7 @@ def _places(frames: tuple[Frame, ...]) -> list[str]:
 def _hint(failure: Failure) -> list[str]:
     if failure.how == KILLED and failure.kind == "SIGKILL" and not failure.message:
         return ["  SIGKILL often means that the host ran out of memory: look at `dmesg`, or use fewer workers."]
-    return []
+    return [f"  {hint}" for hint in [explained(failure.message)] if hint]
 
 
 def _others(num_others: int, num_failed_too: int) -> str:

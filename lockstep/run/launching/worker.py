@@ -19,6 +19,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+from lockstep.errors import advise
 from lockstep.run.environment import process_environment
 from lockstep.run.environments.lockstep_run import Bootstrap, bootstrap
 from lockstep.run.launching.failure import Failure, write_report
@@ -71,6 +72,7 @@ def _run(arguments: list[str]) -> None:
 
 def _report(exception: Exception, boot: Bootstrap) -> None:
     """The failure lies in the run's folder, and the launcher has been told. It writes the log from there."""
+    advise(exception)
     try:
         step, rank_now = _failed_run()
         write_report(Failure.of(exception, boot.slot, step, rank_now), boot.run_dir)
