@@ -11,16 +11,10 @@
 # parting from the last bucket says it (Note [Parting late] in wire/shared/reducer.py), elsewhere a message. If an
 # exchange fails before, nothing of the step is handed over, and `abandon` makes it undone. If it fails after this
 # worker spoke, the others may have heard it: those who are left settle it (see lockstep/run/membership).
-
-# Note [The first turn]
-# Some of what a lane may not do shows only in values, or in autograd's graph, and looking there costs too much for
-# every step. A script does the same at every step, so it is looked for in the first turn of each loop over lanes in it:
-# the graph below each backward pass, and, in this worker's first lane, the values of parameters and gradients. One lane
-# alone on one worker is looked at like any other: with more workers the same script would be refused.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -30,7 +24,7 @@ from lockstep.errors import Misuse, told_as_lost
 from lockstep.gradients.arrangement import Arrangement, Named, Wanted
 from lockstep.gradients.bucket import Bucket
 from lockstep.gradients.buffers import Buffers
-from lockstep.gradients.fingerprint import Drift, fingerprints
+from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.finite import BadLosses, Verdict
 from lockstep.gradients.graphs.recorder import LaneRecorder
 from lockstep.gradients.health import Health, HealthPlan, Remarks
@@ -38,7 +32,7 @@ from lockstep.gradients.hooks import noticing_checkpoints
 from lockstep.gradients.losses import told
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import SUMMED, StepRecord, Wish
-from lockstep.gradients.roots import LaneSpans, looking, summed_by
+from lockstep.gradients.rules import LaneRules, refuse_outside
 from lockstep.gradients.squares import Squares, SquaresPlan, StepSquares, as_means, of_all
 from lockstep.gradients.step import StepInFlight
 from lockstep.lanes import reduction
@@ -51,10 +45,6 @@ GradientSight = Callable[[int, dict[str, torch.Tensor]], None]
 
 def _nothing(number: int, total: int) -> None:
     """Nobody wants to know."""
-
-
-def _unheard(text: str) -> None:
-    """Nobody listens."""
 
 
 class Engine:
@@ -82,16 +72,7 @@ class Engine:
         self._names = [named.name for named in parameters]
         self._step: StepInFlight | None = None
         self._may_rewind = False
-        self.spans = LaneSpans()
-        self._closely = False
-        """Whether the lane under way, or the next one, is looked at more closely. See Note [The first turn]."""
-        self._prints: torch.Tensor | None = None
-        """Fingerprints of the parameters when such a lane began."""
-        self._told_of_sum = False
-        self.says: Callable[[str], None] = _unheard
-        """Told what the user should know once."""
-        self._versions: list[tuple[int, int]] = []
-        """Those of the parameters when the step began, if it has several lanes or workers."""
+        self.rules = LaneRules(self.named)
         self._arranged = Arrangement(wire, self.named, wanted or Wanted(), self._gradient_arrived, self._bucket_full)
         self.recorder = LaneRecorder(self._arranged, self._in_flight, self._fold, self._launch)
 
@@ -134,7 +115,7 @@ class Engine:
         self._set_gradients_aside(self._step)
         for bucket in self._arranged.buckets:
             bucket.reset()
-        self._versions = [] if plan.adds_nothing else [_version(parameter) for parameter in self._parameters]
+        self.rules.begin_step(plan)
         self._may_rewind = not plan.adds_nothing or self.health.policy == "skip"
         if self._may_rewind:
             self.buffers.begin_step()
@@ -143,9 +124,7 @@ class Engine:
         step = self._in_flight()
         step.in_lane = True
         step.keeps_gradients, step.is_reentrant = self._paused, False
-        self._arranged.watch.lane_begins(self._closely)
-        self.spans.lane_begins()
-        self._prints = fingerprints(self._values()) if self._closely else None
+        self.rules.begin_lane(self._arranged)
 
     @contextmanager
     def pausing(self) -> Iterator[None]:
@@ -160,13 +139,9 @@ class Engine:
 
     @contextmanager
     def watching(self, is_first_turn: bool) -> Iterator[None]:
-        """Around the lanes of a step: what the user's code does in them is noticed. See Note [The first turn]."""
-        self._closely = is_first_turn
-        with ExitStack() as around:
-            around.enter_context(self.spans.loop())
-            around.enter_context(noticing_checkpoints(self._notice_checkpoint))
-            if is_first_turn:
-                around.enter_context(looking(self._look_at_roots))
+        """Around the lanes of a step: what the user's code does in them is noticed. See rules.py."""
+        look = self._look_at_roots if is_first_turn else None
+        with self.rules.loop(look), noticing_checkpoints(self._notice_checkpoint):
             yield
 
     def tell(self, loss: torch.Tensor, weight: float | None) -> None:
@@ -188,10 +163,7 @@ class Engine:
         """Folds what the lane left in `p.grad`."""
         step = self._step
         assert step is not None
-        self._refuse_late_gradients(step)
-        self._arranged.watch.lane_ends()
-        self._refuse_changed_gradients(step)
-        self._refuse_changed_parameters(step)
+        self.rules.end_lane(step, self._arranged)
         if step.plan.adds_nothing:
             self._copy_own_gradients()
             self._show_gradients(step, self._arranged.buckets)
@@ -204,7 +176,6 @@ class Engine:
             self.buffers.end_lane(last=step.on_last_lane)
         step.in_lane = False
         step.position += 1
-        self._closely = False
 
     def reduce(self) -> StepRecord:
         """Collective. Afterwards only `confirm` is missing; gives what all workers have told of the step."""
@@ -306,11 +277,7 @@ class Engine:
     def _gradient_arrived(self) -> None:
         in_lane = self._step is not None and self._step.in_lane
         if not in_lane and not self._paused:
-            raise Misuse(
-                "backward() outside of the lanes of a training step: its gradient would be this worker's own and never "
-                "be reduced. Write `for x, y in run.lanes(batch): ... loss.backward()` with the model in training mode "
-                "(or run.lanes(batch, train=True)), or `with run.no_sync():` if that is meant."
-            )
+            refuse_outside()
 
     def _notice_checkpoint(self) -> None:
         if self._step is not None:
@@ -318,29 +285,8 @@ class Engine:
 
     def _look_at_roots(self, roots: Sequence[Node]) -> None:
         step = self._step
-        if step is None or not step.in_lane or self.recorder.recording is not None:
-            return
-        made = self.spans.made_before(roots)
-        if made is not None:
-            raise Misuse(
-                f"a backward pass of step {step.plan.step} goes through {made}, a part of the graph that was made in "
-                "another lane: a graph made in one loop over run.lanes cannot be used in another, for lanes may be on "
-                "other workers by then. Compute it again in this loop, or detach it."
-            )
-        if self._closely and not self._told_of_sum and step.record.weights[step.lane] is None:
-            self._tell_of_sum(step, roots)
-
-    def _tell_of_sum(self, step: StepInFlight, roots: Sequence[Node]) -> None:
-        """See Note [A loss that is a sum] in roots.py."""
-        num_lanes, num_samples = len(step.plan.present), step.plan.shares[step.lane]
-        found = summed_by(roots[0], num_samples) if num_lanes > 1 and len(roots) == 1 else None
-        if found is not None:
-            self._told_of_sum = True
-            self.says(
-                f"the loss of lane {step.lane} is a sum over its samples ({found}), and lanes are averaged: the "
-                f"gradient is about 1/{num_lanes} of that of the whole batch. Write run.backward(loss, "
-                'reduction="sum") to have lanes added up, or make the loss a mean.'
-            )
+        if step is not None and step.in_lane and self.recorder.recording is None:
+            self.rules.look_at(step, roots)
 
     def _bucket_full(self, number: int) -> None:
         step = self._step
@@ -368,56 +314,11 @@ class Engine:
         bucket.fold_lane(step.weight, step.fold.merges[step.position])
         step.folded += 1
 
-    def _refuse_late_gradients(self, step: StepInFlight) -> None:
-        for bucket in step.buckets[: step.folded]:
-            for parameter, slot in zip(bucket.parameters, bucket.layout.slots, strict=True):
-                if parameter.grad is not None:
-                    raise Misuse(
-                        f"a second backward reached {slot.spec.name} in step {step.plan.step} after its gradient was "
-                        "reduced. Add the losses and call backward once, or put the backward passes of a lane inside "
-                        "`with run.no_sync():`."
-                    )
-
-    def _refuse_changed_gradients(self, step: StepInFlight) -> None:
-        """See Note [Changed after it arrived] in hooks.py."""
-        if step.keeps_gradients:
-            return
-        for number, bucket in enumerate(self._arranged.buckets[step.folded :], step.folded):
-            place = self._arranged.watch.changed(number)
-            if place is not None:
-                name = bucket.layout.slots[place].spec.name
-                raise Misuse(
-                    f"the gradient of {name} was changed inside a lane of step {step.plan.step}, after its backward "
-                    "pass (clipped, unscaled, set to None): a worker's last lane has no gradients left by then, so "
-                    "lanes would be treated differently. Clip after the loop over run.lanes; for gradients of a single "
-                    "lane put its backward passes in `with run.no_sync():`."
-                )
-
     def _copy_own_gradients(self) -> None:
         """Where nothing is folded. See Note [Gradients are only read] in bucket.py."""
         for number, bucket in enumerate(self._arranged.buckets):
             if self._arranged.watch.has_own(number):
                 bucket.copy_gradients()
-
-    def _refuse_changed_parameters(self, step: StepInFlight) -> None:
-        """A lane that writes to a parameter changes it for the lanes after it on this worker, and for no other."""
-        pairs = zip(self.named, self._versions, strict=False)  # one lane alone has no versions
-        changed = [one.name for one, version in pairs if _version(one.parameter) != version]
-        if self._prints is not None:
-            values = self._values()
-            same = (fingerprints(values) == self._prints).tolist()
-            changed += [name for name, is_same in zip(sorted(values), same, strict=True) if not is_same]
-        if changed:
-            raise Misuse(
-                f"parameter {changed[0]} was changed inside a lane of step {step.plan.step}, in place or by .data "
-                "(nn.Embedding with max_norm does so): lanes on other workers would not see it. Change parameters "
-                "outside run.lanes, where all workers do the same; where a layer sets itself up in its first forward "
-                "pass, run one before run.replicate."
-            )
-
-    def _values(self) -> dict[str, torch.Tensor]:
-        """The parameters that have a fingerprint."""
-        return {one.name: one.parameter for one in self.named if one.parameter.layout == torch.strided}
 
     # -- at the end -----------------------------------------------------------------------------------------
 
@@ -525,8 +426,3 @@ class Engine:
 def _told_by(weight: float | None) -> str:
     how = 'reduction="sum"' if weight == SUMMED else f"weight={weight}"
     return "run.backward(loss)" if weight is None else f"run.backward(loss, {how})"
-
-
-def _version(parameter: torch.nn.Parameter) -> tuple[int, int]:
-    """Another one after a write to the parameter, unless it went through `.data`."""
-    return parameter._version, parameter.data_ptr()

@@ -405,7 +405,7 @@ class Run:
 
     def _evaluating_lanes(self, batch: GlobalBatch) -> Iterator[Any]:
         lanes, engine = self._stepping.evaluating(batch), self._engine
-        return lanes if engine is None else self._watched(lanes, engine, engine.spans.loop())
+        return lanes if engine is None else self._watched(lanes, engine, engine.rules.loop())
 
     def _watched(self, lanes: Iterator[Any], engine: Engine, around: AbstractContextManager[None]) -> Iterator[Any]:
         """The lanes of a loop; buffers that they have added to the models are refused when they are done."""
@@ -434,7 +434,7 @@ class Run:
         self._engine.health = HealthPlan(self.state, self._settings.not_finite, self._settings.drift_every)
         self._engine.squares = SquaresPlan(self._settings.noise_every, self._noise.weigh)
         self._engine.awaits = self.continuity.awaits
-        self._engine.says = lambda text: self._events.emit(Said(text))
+        self._engine.rules.says = lambda text: self._events.emit(Said(text))
         self.continuity.engine = self._engine
         if self._tracing:
             self._engine.sight = lambda lane, grads: self._events.emit(LaneEnded(self._stepping.step, lane, grads))
