@@ -73,6 +73,19 @@ class PeerGone(LockstepError):  # noqa: N818
         return f"worker {self.rank} stopped answering: {self.cause}"
 
 
+@dataclass
+class WireError(LockstepError):
+    """An exchange failed although no connection broke: it would fail again, so nobody tries."""
+
+    during: str
+    cause: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.during} failed: {self.cause}. No worker is gone, and trying again would fail alike: the run ends."
+        )
+
+
 class told_as_lost:  # noqa: N801 - used as a function; a generator would cost a step more
     """A peer that goes silent inside is told as the worker that was lost, with the moment."""
 
