@@ -46,14 +46,18 @@ class GroupPending:
     peer: int
     failure: Callable[[int, RuntimeError], LockstepError]
     done: bool = False
+    awaited: bool = False
 
     def wait(self) -> None:
         if self.done:  # Gloo would wait for one more message
             return
+        self.awaited = True
         try:
             self.work.wait()
         except RuntimeError as error:
             raise self.failure(self.peer, error) from error
+        finally:
+            self.awaited = False
         self.done = True
 
 
@@ -70,6 +74,7 @@ class ProcessGroupTransport:
         self._first_gone = FirstGone(world, store if lingers else None)
         self._lock = threading.Lock()
         self._posted: WeakSet[GroupPending] = WeakSet()
+        self._reduces = False
 
     def send(self, tensor: torch.Tensor, target: int, tag: int) -> Pending:
         return self._post(target, lambda group, data: group.send([data], target, tag), tensor)
@@ -80,11 +85,21 @@ class ProcessGroupTransport:
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Collective. Afterwards `tensor` holds the sum over all workers, in the backend's order of additions."""
         numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        self._reduces = True
         try:
             self._open_group(self.world.rank).allreduce([numbers]).wait()
         except RuntimeError as error:
             what = f"the all-reduce of {numbers.numel()} elements of {str(numbers.dtype).removeprefix('torch.')}"
             raise self._failure(self._suspect(), error, what) from error
+        finally:
+            self._reduces = False
+
+    def awaited(self) -> list[int]:
+        """Those of an all-reduce are all the others: the backend does not say who is late."""
+        if self._reduces:
+            return list(self.world.peers)
+        with self._lock:
+            return sorted({pending.peer for pending in self._posted if pending.awaited})
 
     def close(self) -> None:
         if self._group is not None:
