@@ -27,10 +27,10 @@ REFUSED = re.compile(
 INPLACE = "one of the variables needed for gradient computation has been modified by an inplace operation: [...]"
 
 
-def gan(lanes: int, kept: str) -> list[Any]:
+def gan(lanes: int, kept: str, device: str = "cpu") -> list[Any]:
     """DCGAN's two loops; `kept`: what of the first loop's generated samples the second uses."""
     torch.manual_seed(1)
-    with lockstep.start(lanes=lanes, seed=0, recover=False) as run:
+    with lockstep.start(lanes=lanes, seed=0, recover=False, device=device) as run:
         make = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8))
         judge = nn.Sequential(nn.Linear(8, 8), nn.LeakyReLU(), nn.Linear(8, 1))
         for_make, for_judge = (torch.optim.SGD(model.parameters(), 0.1) for model in (make, judge))
@@ -39,13 +39,13 @@ def gan(lanes: int, kept: str) -> list[Any]:
         for _ in range(2):
             samples: list[Tensor] = []
             for x in run.lanes(X.repeat(2, 1)):
-                samples.append(make(torch.randn(len(x), 4)))
+                samples.append(make(torch.randn(len(x), 4, device=device)))
                 loss = judged(judge, x, 1.0) + judged(judge, samples[-1].detach(), 0.0)
                 loss.backward()
             for_judge.step()
             for_judge.zero_grad()
             for number, x in enumerate(run.lanes(X.repeat(2, 1))):
-                fake = samples[number] if kept == "graph" else make(torch.randn(len(x), 4))
+                fake = samples[number] if kept == "graph" else make(torch.randn(len(x), 4, device=device))
                 fake = fake + samples[number].detach() if kept == "values" else fake
                 judged(judge, fake, 1.0).backward()
             for_make.step()
@@ -55,7 +55,7 @@ def gan(lanes: int, kept: str) -> list[Any]:
 
 
 def judged(judge: nn.Module, x: Tensor, wanted: float) -> Tensor:
-    return F.binary_cross_entropy_with_logits(judge(x), torch.full((len(x), 1), wanted))
+    return F.binary_cross_entropy_with_logits(judge(x), torch.full((len(x), 1), wanted, device=x.device))
 
 
 @pytest.mark.parametrize(("num_workers", "lanes"), [(1, LANES), (2, LANES), (3, LANES), (4, LANES), (1, 1), (2, 1)])
@@ -112,10 +112,10 @@ def test_a_graph_made_outside_of_all_lanes_is_legal() -> None:
     assert on_workers(2, made_outside) == [alone] * 2
 
 
-def made_by_a_backward_pass() -> list[Any]:
-    """A penalty on the gradient: part of the graph is made by autograd itself."""
+def made_by_a_backward_pass(device: str = "cpu") -> list[Any]:
+    """A penalty on the gradient: part of the graph is made by autograd itself, on a GPU by a thread of its own."""
     torch.manual_seed(1)
-    with lockstep.start(lanes=LANES) as run:
+    with lockstep.start(lanes=LANES, device=device) as run:
         model = nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 1))
         run.replicate(model)
         for _ in range(2):
@@ -130,6 +130,17 @@ def made_by_a_backward_pass() -> list[Any]:
 def test_a_graph_made_by_a_backward_pass_of_the_same_lane_is_legal() -> None:
     alone = made_by_a_backward_pass()
     assert on_workers(3, made_by_a_backward_pass) == [alone] * 3
+
+
+@pytest.mark.cuda
+def test_so_is_one_that_the_gpus_own_thread_has_made() -> None:
+    assert made_by_a_backward_pass("cuda")[0] == 2
+
+
+@pytest.mark.cuda
+def test_a_graph_of_one_loop_is_refused_in_the_next_on_a_gpu() -> None:
+    with pytest.raises(Misuse, match=REFUSED):
+        gan(LANES, "graph", "cuda")
 
 
 def node_of(tensor: Tensor) -> Node:

@@ -88,17 +88,27 @@ def test_gradients_that_share_memory_have_the_same_bits_and_stay_as_they_are(
         assert on_workers(num_workers, trained, way, lanes, added_up) == [alone] * num_workers
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_they_add_up_to_the_gradient_of_the_whole_batch(way: Callable[..., list[Tensor]]) -> None:
-    with lockstep.start(lanes=LANES) as run:
-        model = Twins()
-        expected = [gradient.clone() for gradient in way(model, X)]
+def check_against_the_whole_batch(way: Callable[..., list[Tensor]], device: str) -> None:
+    with lockstep.start(lanes=LANES, device=device) as run:
+        model = Twins().to(device)
+        expected = [gradient.clone() for gradient in way(model, X.to(device))]
         run.replicate(model)
         for x in run.lanes(X):
             for parameter, gradient in zip(model.parameters(), way(model, x), strict=True):
                 parameter.grad = gradient
         for parameter, gradient in zip(model.parameters(), expected, strict=True):
             torch.testing.assert_close(parameter.grad, gradient)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_they_add_up_to_the_gradient_of_the_whole_batch(way: Callable[..., list[Tensor]]) -> None:
+    check_against_the_whole_batch(way, "cpu")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_they_do_on_a_gpu(way: Callable[..., list[Tensor]]) -> None:
+    check_against_the_whole_batch(way, "cuda")
 
 
 @pytest.mark.parametrize(

@@ -226,11 +226,11 @@ def test_nothing_is_computed_again_to_look_at_a_factor() -> None:
     assert len(calls) == 1
 
 
-def noted(lane: Callable[..., None], lanes: int = LANES, compiled: bool = False) -> list[str]:
+def noted(lane: Callable[..., None], lanes: int = LANES, compiled: bool = False, device: str = "cpu") -> list[str]:
     """What is said in three steps, and whether torch's own function is there afterwards."""
     said: list[str] = []
     own = torch.autograd.backward
-    with lockstep.start(lanes=lanes, seed=0) as run:
+    with lockstep.start(lanes=lanes, seed=0, device=device) as run:
         run._events.subscribe(lambda event: said.append(event.text), lockstep.events.Said)
         model = Vae()
         used = torch.compile(model, backend="aot_eager") if compiled else model
@@ -272,6 +272,12 @@ def test_a_sum_that_nobody_told_of_is_noted_once(lane: Callable[..., None], comp
     assert 'the loss of lane 0 is a sum over its samples (BinaryCrossEntropy with reduction="sum")' in said
     assert "about 1/6" in said
     assert 'run.backward(loss, reduction="sum")' in said
+
+
+@pytest.mark.cuda
+def test_a_sum_on_a_gpu_is_noted_too() -> None:
+    assert len(noted(plainly, device="cuda")) == 1
+    assert noted(as_mean, device="cuda") == []
 
 
 @pytest.mark.parametrize(("lane", "lanes"), [(as_sum, 6), (by_weight, 6), (as_mean, 6), (plainly, 1)])
