@@ -93,6 +93,19 @@ class PeerGone(LockstepError):  # noqa: N818
         return f"worker {self.rank} stopped answering: {self.cause}"
 
 
+@dataclass
+class WireError(LockstepError):
+    """An exchange failed although no connection broke: it would fail again, so nobody tries."""
+
+    during: str
+    cause: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.during} failed: {self.cause}. No worker is gone, and trying again would fail alike: the run ends."
+        )
+
+
 class told_as_lost:  # noqa: N801 - used as a function; a generator would cost a step more
     """A peer that goes silent inside is told as the worker that was lost, with the moment."""
 
@@ -107,3 +120,23 @@ class told_as_lost:  # noqa: N801 - used as a function; a generator would cost a
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, PeerGone):
             raise WorkerLost(error.rank, self.step, self.during, error.cause) from error
+
+
+_OF_GRAPHS = ("has been modified by an inplace operation", "backward through the graph a second time")
+
+
+def explained(message: str) -> str:
+    """What lanes may have to do with an error of torch, by its message; nothing for most."""
+    if not any(words in message for words in _OF_GRAPHS):
+        return ""
+    return (
+        "A graph made in one loop over run.lanes, or in one lane, cannot be used in another: if this is such a graph, "
+        "compute it again there, or detach it."
+    )
+
+
+def advise(error: BaseException) -> None:
+    """The error carries what lanes may have to do with it, if anything, as a note."""
+    note = explained(str(error))
+    if note and note not in getattr(error, "__notes__", ()):
+        error.add_note(note)

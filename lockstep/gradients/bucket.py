@@ -1,6 +1,6 @@
 """A bucket at work: a stack of flat buffers on which a worker folds its lanes' gradients."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +8,9 @@ import torch
 from lockstep.errors import BadArgument
 from lockstep.gradients.layout import BucketLayout
 from lockstep.wire import Reducer
+
+SMALL, PIECE = 4 * 1024, 512 * 1024
+"""In elements: gradients up to the first are weighted together, larger ones by themselves, in pieces."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,12 @@ class Bucket:
     # told (`reduce_dtype`). Then a lane's gradient is converted first, and from there on all is as in Note [One place
     # for the weight]. Only the finished sum is converted back. A lane that is alone is converted too: its bits must
     # not depend on whether there are other workers.
+
+    # Note [Gradients are only read]
+    # What stands in `p.grad` may be somebody's: one tensor for two parameters, a view, an expanded number, or a tensor
+    # that the user's code reads again. So a gradient is never written to. It is weighted straight into the bucket, or
+    # into memory that is used again at once, in pieces that fit into a cache. Where nothing is folded (Note [Nothing to
+    # add] in plan.py) a gradient that never arrived from a backward pass is copied: it would go on being somebody's.
 
     # Note [Absent is plus zero]
     # A parameter that a lane did not reach enters the sum as 0, which makes a -0 of another lane +0. A worker that
@@ -102,6 +111,12 @@ class Bucket:
         for parameter in self.parameters:
             parameter.grad = None
 
+    def copy_gradients(self) -> None:
+        """What stood in `p.grad` was the user's own: now it is a copy."""
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.detach().clone()
+
     def entering_gradients(self) -> dict[str, torch.Tensor]:
         """The same as they enter the bucket: a number that is finite may not be in the bucket's dtype."""
         return {name: gradient.to(self.layout.dtype) for name, gradient in self.gradients().items()}
@@ -170,7 +185,7 @@ class Bucket:
                 if gradient is None:
                     view.zero_()
                 else:
-                    torch.mul(gradient.detach(), weight, out=view)
+                    torch.mul(gradient, weight, out=view)
 
     def _merge(self, times: int) -> None:
         for _ in range(times):
@@ -180,13 +195,14 @@ class Bucket:
     def _add_to_top(self, gradients: Sequence[torch.Tensor | None], weight: float) -> None:
         views = self._stack[self._height - 1].views
         self._lose_minus_zero(views, gradients)
-        pairs = [(view, g.detach()) for view, g in zip(views, gradients, strict=True) if g is not None]
+        pairs = [(view, g) for view, g in zip(views, gradients, strict=True) if g is not None]
         if not pairs:
             return
-        into, present = map(list, zip(*pairs, strict=True))
-        if weight != 1.0:
-            _weigh(present, weight)
-        torch._foreach_add_(into, present)
+        if weight != 1.0 and self.layout.device.type == "cpu":
+            _add_weighted(pairs, weight)
+        else:
+            into, present = map(list, zip(*pairs, strict=True))
+            torch._foreach_add_(into, present if weight == 1.0 else torch._foreach_mul(present, weight))
 
     def _lose_minus_zero(self, views: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
         """See Note [Absent is plus zero]. What no lane of this worker has reached is +0 already."""
@@ -211,18 +227,34 @@ class Bucket:
                 )
 
 
-def _weigh(gradients: list[torch.Tensor], weight: float) -> None:
-    """As `torch.mul` rounds: on the CPU `_foreach_mul_` would first round the weight itself to half precision."""
-    if gradients[0].device.type == "cpu":
-        for gradient in gradients:
-            gradient.mul_(weight)
-    else:
-        torch._foreach_mul_(gradients, weight)
+def _add_weighted(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], weight: float) -> None:
+    """Adds each gradient, weighted as `torch.mul` rounds, to its view. See Note [Gradients are only read].
+
+    On the CPU `_foreach_mul` would first round the weight itself to half precision.
+    """
+    into, weighted = [], []
+    for view, gradient in pairs:
+        if gradient.numel() <= SMALL:
+            into.append(view)
+            weighted.append(gradient.mul(weight))
+        else:
+            for part, values in _pieces(view, gradient):
+                part.add_(values.mul(weight))
+    if into:
+        torch._foreach_add_(into, weighted)
+
+
+def _pieces(view: torch.Tensor, gradient: torch.Tensor) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+    """Both cut alike into pieces of PIECE elements, if they stand alike in memory; else as they are."""
+    if gradient.numel() <= PIECE or gradient.stride() != view.stride():
+        return [(view, gradient)]
+    flat = (gradient.numel(),), (1,)  # a parameter's place in a bucket has no gaps
+    return zip(view.as_strided(*flat).split(PIECE), gradient.as_strided(*flat).split(PIECE), strict=True)
 
 
 def _copy(flat: Flat, gradients: Sequence[torch.Tensor | None]) -> None:
     """All at once; what is absent is zero."""
-    pairs = [(view, g.detach()) for view, g in zip(flat.views, gradients, strict=True) if g is not None]
+    pairs = [(view, g) for view, g in zip(flat.views, gradients, strict=True) if g is not None]
     if len(pairs) < len(gradients):
         flat.whole.zero_()
     if pairs:

@@ -5,8 +5,8 @@
 # counts as changed in a lane if it was replaced, if its version counter moved, or if it belongs to a
 # normalisation layer in training mode, whose native kernel writes without moving the counter. Others write so too:
 # layers that call F.batch_norm themselves, observers of quantisation, whoever writes to `.data`. So a small buffer on
-# the CPU is also compared by its value. On a GPU that makes the host wait, so it is done in the first step only: what
-# was written so then counts as written by every lane of a module in training mode.
+# the CPU is also compared by its value. A large one, or one on a GPU, where that makes the host wait, is compared in
+# the first step only: what was written so then counts as written by every lane of a module in training mode.
 
 # Note [Many small buffers]
 # A network may have hundreds of statistics of a few numbers each. On a GPU a copy of one costs as much as a copy of
@@ -25,10 +25,13 @@ from lockstep.lanes import Fold, Reduction
 from lockstep.wire import Wire
 
 MOST_COMPARED = 64 * 1024
-"""Elements up to which a buffer is compared by value. See Note [Which buffers changed]."""
+"""Elements up to which a buffer is compared by value in every step. See Note [Which buffers changed]."""
 
 COMPARED_ALWAYS = ("cpu",)
 """Devices on which that costs no wait."""
+
+Place = tuple[int, str]
+"""A module, by its id, and the name of a buffer in it."""
 
 
 @dataclass
@@ -51,7 +54,7 @@ class Slot:
         return tensor
 
     @property
-    def place(self) -> tuple[int, str]:
+    def place(self) -> Place:
         return id(self.owner), self.key
 
     def is_statistic(self) -> bool:
@@ -92,13 +95,14 @@ class Buffers:
         self.slots = _once(modules, names)
         self._starts = [Start.of(slot.read()) for slot in self.slots]
         self._lanes: list[dict[int, torch.Tensor]] = []
-        self._steps_begun = 0
+        self._is_first_step = True
+        """Whether no lane of a step before has shown which buffers are written."""
 
     @torch.no_grad()
     def begin_step(self) -> None:
         """Notes the values with which all lanes start, and with which the step starts again if it must."""
+        self._is_first_step = self._is_first_step and not self._lanes
         self._lanes = []
-        self._steps_begun += 1
         again = []
         for index in self._changed_now():
             tensor, start = self.slots[index].read(), self._starts[index]
@@ -151,15 +155,10 @@ class Buffers:
         for index in written:
             self._starts[index].version = -1
 
-    def refuse_newcomers(self, modules: Sequence[torch.nn.Module], names: Sequence[str]) -> None:
-        """After the lanes: refuses a buffer of the same models that was not there before them."""
-        known = {slot.place for slot in self.slots}
-        for slot in _once(modules, names):
-            if slot.place not in known:
-                raise Misuse(
-                    f"buffer {slot.name} was first made inside run.lanes: every lane must start from the same value, "
-                    "and it had none. Give it one when the model is made, or run one forward pass before run.lanes."
-                )
+    @property
+    def places(self) -> set[Place]:
+        """Where they are."""
+        return {slot.place for slot in self.slots}
 
     def changed(self) -> list[bool]:
         return [any(index in written for written in self._lanes) for index in range(len(self.slots))]
@@ -204,8 +203,8 @@ class Buffers:
         """See Note [Which buffers changed]."""
         if _shows_change(slot, start):
             return True
-        always = start.tensor.device.type in COMPARED_ALWAYS
-        if not (always or self._steps_begun <= 1) or not _differs(start.tensor, start.value):
+        always = start.tensor.device.type in COMPARED_ALWAYS and start.tensor.numel() <= MOST_COMPARED
+        if not (always or self._is_first_step) or not _differs(start.tensor, start.value):
             return False
         slot.is_silent |= not always
         return True
@@ -255,6 +254,21 @@ class Buffers:
             _copy(counted, from_numbers(total[num_averaged:], counted))
 
 
+def buffer_places(modules: Sequence[torch.nn.Module]) -> set[Place]:
+    """Where all buffers of the models are."""
+    return {slot.place for slot in _once(modules, [""] * len(modules))}
+
+
+def refuse_new_buffers(modules: Sequence[torch.nn.Module], names: Sequence[str], known: set[Place]) -> None:
+    """After the lanes: refuses a buffer of the models that was not there before them."""
+    for slot in _once(modules, names):
+        if slot.place not in known:
+            raise Misuse(
+                f"buffer {slot.name} was first made inside run.lanes: every lane must start from the same value, "
+                "and it had none. Give it one when the model is made, or run one forward pass before run.lanes."
+            )
+
+
 def _copy(places: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
     """See Note [Many small buffers]. Those of one dtype are one kernel."""
     by_dtype: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
@@ -299,8 +313,8 @@ def _shows_change(slot: Slot, start: Start) -> bool:
 
 
 def _differs(tensor: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether a small buffer has another value: not a number is the same as itself."""
-    if tensor.layout != torch.strided or tensor.numel() > MOST_COMPARED:
+    """Whether a buffer has another value: not a number is the same as itself."""
+    if tensor.layout != torch.strided:
         return False
     return not torch.equal(tensor, value) and not torch.equal(_bytes_of(tensor), _bytes_of(value))
 

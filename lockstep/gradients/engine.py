@@ -13,11 +13,13 @@
 # worker spoke, the others may have heard it: those who are left settle it (see lockstep/run/membership).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 import torch
+from torch.autograd.graph import Node
 
 from lockstep.errors import Misuse, told_as_lost
 from lockstep.gradients.arrangement import Arrangement, Named, Wanted
@@ -27,10 +29,12 @@ from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.finite import BadLosses, Verdict
 from lockstep.gradients.graphs.recorder import LaneRecorder
 from lockstep.gradients.health import Health, HealthPlan, Remarks
+from lockstep.gradients.hooks import noticing_checkpoints
 from lockstep.gradients.losses import told
 from lockstep.gradients.plan import StepPlan
-from lockstep.gradients.record import StepRecord, Wish
-from lockstep.gradients.squares import Squares, SquaresPlan, StepSquares, of_all
+from lockstep.gradients.record import SUMMED, StepRecord, Wish
+from lockstep.gradients.rules import LaneRules, refuse_outside
+from lockstep.gradients.squares import Squares, SquaresPlan, StepSquares, as_means, of_all
 from lockstep.gradients.step import StepInFlight
 from lockstep.lanes import reduction
 from lockstep.wire import Agreement, Plan, Wire, hear
@@ -56,7 +60,7 @@ class Engine:
         self.named = list(parameters)
         self._parameters = [named.parameter for named in parameters]
         self.buffers = buffers
-        self.paused = False
+        self._paused = False
         self.health = HealthPlan()
         self._remarks = Remarks()
         self.squares = SquaresPlan()
@@ -71,8 +75,7 @@ class Engine:
         self._names = [named.name for named in parameters]
         self._step: StepInFlight | None = None
         self._may_rewind = False
-        self._versions: list[tuple[int, int]] = []
-        """Those of the parameters when the step began, if it has several lanes or workers."""
+        self.rules = LaneRules(self.named)
         self._arranged = Arrangement(wire, self.named, wanted or Wanted(), self._gradient_arrived, self._bucket_full)
         self.recorder = LaneRecorder(self._arranged, self._in_flight, self._fold, self._launch)
 
@@ -120,24 +123,46 @@ class Engine:
         self._set_gradients_aside(self._step)
         for bucket in self._arranged.buckets:
             bucket.reset()
-        self._versions = [] if plan.adds_nothing else [_version(parameter) for parameter in self._parameters]
+        self.rules.begin_step(plan)
         self._may_rewind = not plan.adds_nothing or self.health.policy == "skip"
         if self._may_rewind:
             self.buffers.begin_step()
 
     def begin_lane(self) -> None:
-        assert self._step is not None
-        self._step.in_lane = True
-        self._arranged.watch.lane_begins()
+        step = self._in_flight()
+        step.in_lane = True
+        step.keeps_gradients, step.is_reentrant = self._paused, False
+        self.rules.begin_lane(self._arranged)
+
+    @contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Backward passes inside may stand outside of lanes. A lane's gradients stay in `p.grad` until it ends."""
+        before, self._paused = self._paused, True
+        if self._step is not None:
+            self._step.keeps_gradients = True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    @contextmanager
+    def watching(self, is_first_turn: bool) -> Iterator[None]:
+        """Around the lanes of a step: what the user's code does in them is noticed. See rules.py."""
+        look = self._look_at_roots if is_first_turn else None
+        with self.rules.loop(look), noticing_checkpoints(self._notice_checkpoint):
+            yield
 
     def tell(self, loss: torch.Tensor, weight: float | None) -> None:
-        """Notes a lane's loss and, if given, the weight by which the lane counts."""
+        """Notes a lane's loss and, if given, the weight by which the lane counts: SUMMED for a loss that is a sum."""
         step = self._step
         assert step is not None
         lane = step.lane
         before = step.record.weights[lane]
         if lane in step.losses and before != weight:
-            raise Misuse(f"lane {lane} was first weighted by {before} and then by {weight}: use one weight per lane.")
+            raise Misuse(
+                f"a loss of lane {lane} was told by {_told_by(before)} and then one by {_told_by(weight)}: tell all "
+                "losses of a lane alike."
+            )
         step.record.weights[lane] = weight
         recording = self.recorder.recording
         step.losses.setdefault(lane, []).append(told(loss) if recording is None else recording.tell(loss))
@@ -146,18 +171,17 @@ class Engine:
         """Folds what the lane left in `p.grad`."""
         step = self._step
         assert step is not None
-        self._refuse_late_gradients(step)
+        self.rules.end_lane(step, self._arranged)
         if step.plan.adds_nothing:
+            self._copy_own_gradients()
             self._show_gradients(step, self._arranged.buckets)
             for bucket in self._arranged.buckets if self.health.looks else ():
                 step.health.look(step.lane, bucket.gradients())
         else:
-            self._refuse_changed_parameters(step)
             for bucket in step.buckets[step.folded :]:
                 self._fold(step, bucket)
             step.folded = 0
             self.buffers.end_lane(last=step.on_last_lane)
-        self._arranged.watch.lane_ended()
         step.in_lane = False
         step.position += 1
 
@@ -198,7 +222,7 @@ class Engine:
         """The losses told in this step that are not finite, if nobody looks at gradients and it was not said lately."""
         step = self._in_flight()
         assert step.outcome is not None
-        counting = [loss if step.weights.get(lane) else None for lane, loss in enumerate(step.outcome.losses)]
+        counting = [loss if step.weights.lanes.get(lane) else None for lane, loss in enumerate(step.outcome.losses)]
         return self._remarks.on(counting, step.plan) if not self.health.looks else None
 
     def confirm(self) -> None:
@@ -208,7 +232,7 @@ class Engine:
                 hear(self._wire.transport, lambda: b"\0", COMMIT)
 
     def hand_over(self) -> float | None:
-        """Afterwards `p.grad` holds the step's gradient; gives the mean loss, if told."""
+        """Afterwards `p.grad` holds the step's gradient; gives the step's loss, if told."""
         step = self._in_flight()
         assert step.outcome is not None
         self.measured = ()
@@ -218,7 +242,7 @@ class Engine:
                 self.measured = self._measured(step, step.outcome)
                 self._hand_over(step, step.outcome)
         self._step = None
-        return step.outcome.mean_loss(step.weights)
+        return step.outcome.loss(step.weights)
 
     def abandon(self) -> None:
         """Nothing of the step under way is left: `p.grad` and buffers are as they were when it began."""
@@ -261,16 +285,21 @@ class Engine:
 
     def _gradient_arrived(self) -> None:
         in_lane = self._step is not None and self._step.in_lane
-        if not in_lane and not self.paused:
-            raise Misuse(
-                "backward() outside of the lanes of a training step: its gradient would be this worker's own and never "
-                "be reduced. Write `for x, y in run.lanes(batch): ... loss.backward()` with the model in training mode "
-                "(or run.lanes(batch, train=True)), or `with run.no_sync():` if that is meant."
-            )
+        if not in_lane and not self._paused:
+            refuse_outside()
+
+    def _notice_checkpoint(self) -> None:
+        if self._step is not None:
+            self._step.is_reentrant = True
+
+    def _look_at_roots(self, roots: Sequence[Node]) -> None:
+        step = self._step
+        if step is not None and step.in_lane and self.recorder.recording is None:
+            self.rules.look_at(step, roots)
 
     def _bucket_full(self, number: int) -> None:
         step = self._step
-        if step is None or self.paused or not step.on_last_lane or not step.buckets:
+        if step is None or step.keeps_gradients or step.is_reentrant or not step.on_last_lane or not step.buckets:
             return
         step.full.add(number)
         while step.folded in step.full and step.buckets[step.folded].filled():
@@ -294,25 +323,11 @@ class Engine:
         bucket.fold_lane(step.weight, step.fold.merges[step.position])
         step.folded += 1
 
-    def _refuse_late_gradients(self, step: StepInFlight) -> None:
-        for bucket in step.buckets[: step.folded]:
-            for parameter, slot in zip(bucket.parameters, bucket.layout.slots, strict=True):
-                if parameter.grad is not None:
-                    raise Misuse(
-                        f"a second backward reached {slot.spec.name} in step {step.plan.step} after its gradient was "
-                        "reduced. Add the losses and call backward once, or put all but the last backward of a lane "
-                        "inside `with run.no_sync():`."
-                    )
-
-    def _refuse_changed_parameters(self, step: StepInFlight) -> None:
-        """A lane that writes to a parameter changes it for the lanes after it on this worker, and for no other."""
-        for named, version in zip(self.named, self._versions, strict=True):
-            if _version(named.parameter) != version:
-                raise Misuse(
-                    f"parameter {named.name} was changed inside a lane of step {step.plan.step}, in place or by .data "
-                    "= ... (nn.Embedding with max_norm does so): lanes on other workers would not see it. Change "
-                    "parameters outside run.lanes, where all workers do the same."
-                )
+    def _copy_own_gradients(self) -> None:
+        """Where nothing is folded. See Note [Gradients are only read] in bucket.py."""
+        for number, bucket in enumerate(self._arranged.buckets):
+            if self._arranged.watch.has_own(number):
+                bucket.copy_gradients()
 
     # -- at the end -----------------------------------------------------------------------------------------
 
@@ -365,10 +380,9 @@ class Engine:
 
     def _scale(self, step: StepInFlight, record: StepRecord) -> None:
         """See Note [Scale of told weights] in step.py."""
-        scale = step.scale(step.weights)
-        for bucket in step.buckets if scale != 1.0 else ():
+        for bucket in step.buckets if step.scale != 1.0 else ():
             if any(record.used[slot.index] for slot in bucket.layout.slots):
-                bucket.total.mul_(scale)
+                bucket.total.mul_(step.scale)
 
     def _squares_of(self, plan: StepPlan) -> Squares | None:
         if plan.adds_nothing or not self.squares.taken_in(plan.step, len(plan.present)):
@@ -384,14 +398,17 @@ class Engine:
             for slot, view in zip(bucket.layout.slots, bucket.views, strict=True)
             if record.used[slot.index]
         }
-        return of_all(record.squares, step.weights, step.squares.whole(whole))
+        squares = step.squares.whole(whole)
+        if step.weights.summed:
+            return of_all(*as_means(record.squares, squares, step.plan.shares))
+        return of_all(record.squares, step.weights.lanes, squares)
 
     def _hand_over(self, step: StepInFlight, record: StepRecord) -> None:
         """Puts the sum, and what was set aside before the step, into `p.grad`."""
         if step.plan.adds_nothing:
             for index, before in step.kept.items():
-                grad = self._parameters[index].grad
-                self._parameters[index].grad = before if grad is None else grad.add_(before)
+                grad = self._parameters[index].grad  # only read: see Note [Gradients are only read] in bucket.py
+                self._parameters[index].grad = before if grad is None else before.add_(grad)
         for bucket in step.buckets:
             bucket.finish()
             for slot, parameter, view in zip(bucket.layout.slots, bucket.parameters, bucket.result.views, strict=True):
@@ -415,6 +432,6 @@ class Engine:
                     parameter.grad = None
 
 
-def _version(parameter: torch.nn.Parameter) -> tuple[int, int]:
-    """Another one after a write to the parameter, unless it went through `.data`."""
-    return parameter._version, parameter.data_ptr()
+def _told_by(weight: float | None) -> str:
+    how = 'reduction="sum"' if weight == SUMMED else f"weight={weight}"
+    return "run.backward(loss)" if weight is None else f"run.backward(loss, {how})"

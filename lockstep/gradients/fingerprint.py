@@ -28,6 +28,8 @@ WORDS_PER_PART = 256
 """No part is shorter, unless it is the only one: scrambling its sum must cost little against adding it up."""
 MOST_NAMED = 3
 
+_CAUSE = "If the script itself does it, `lockstep verify SCRIPT` shows where."
+
 _PLAIN = (str, bytes, int, float, complex, type(None), torch.dtype, torch.device)
 
 
@@ -58,7 +60,7 @@ class Drift:
         if self.healthy is None:
             return (
                 f"! step {step}: the workers have drifted apart: they differ {where}; no majority of them agrees, so "
-                f"nobody can be healed. Resume from a checkpoint of before step {step}."
+                f"nobody can be healed. Resume from a checkpoint of before step {step}. {_CAUSE}"
             )
         numbers = [rank if slots is None else slots[rank] for rank in (*self.guilty, self.healthy)]
         who = "worker" if len(self.guilty) == 1 else "workers"
@@ -66,7 +68,7 @@ class Drift:
         listed = " and ".join(", ".join(map(str, numbers[:-1])).rsplit(", ", 1))
         return (
             f"! step {step}: {who} {listed} {verb} drifted from the majority: different bits {where}; "
-            f"healed from worker {numbers[-1]}"
+            f"healed from worker {numbers[-1]}. {_CAUSE}"
         )
 
 

@@ -1,4 +1,4 @@
-"""When is a bucket full? Learned from the first backward pass, then watched with one hook per bucket.
+"""When is a bucket full, and is a gradient still what arrived? Hooks on parameters tell both.
 
 # Note [One hook per bucket]
 # A Python hook on every parameter costs small models several percent of a step. In the first lane that reaches
@@ -7,21 +7,68 @@
 # arrives in a lane (twice, if the user's code calls backward twice). When that hook fires, the bucket checks
 # that all its other gradients are there too. If the order was different this time, the bucket simply leaves
 # later, at the end of the lanes: never early, never never.
+
+# Note [A backward inside a backward]
+# A re-entrant activation checkpoint runs a backward pass of its own in the middle of another one, as often as the lane
+# has checkpoints. So no gradient is known to be the lane's last for its parameter, whatever lanes before have shown:
+# where a lane makes such a checkpoint no bucket is full before the lane ends. Other functions that do so show when a
+# gradient arrives inside of two passes: its bucket then waits for the end, and so does one with gradients that the
+# user's code put into `p.grad` itself.
+
+# Note [Changed after it arrived]
+# The last lane's gradients are taken during its backward pass, so what the user's code does to `p.grad` after it would
+# be done to some lanes only: to which, depends on the number of workers. A gradient's version and address are noted
+# when it arrives and compared when the lane ends. Writes through `.data` show in neither: in the first lane, where
+# every parameter is hooked, fingerprints are compared too.
 """
 
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
+from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.graph import _engine_run_backward
+from torch.utils.checkpoint import CheckpointFunction
+
+from lockstep.gradients.fingerprint import fingerprints
+
+_BACKWARD = _engine_run_backward.__code__
+"""That of the frame below which torch runs a backward pass."""
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """When a parameter last got a gradient in a lane, and how often; 0 and 0 if it was not reached."""
+    """When a parameter last got a gradient in a lane, and how often; 0 and 0 if it was not reached.
+
+    `is_nested`: in a backward inside a backward. `by_hand`: it had a gradient that never arrived.
+    """
 
     when: int = 0
     times: int = 0
+    is_nested: bool = False
+    by_hand: bool = False
+
+
+class Seen(NamedTuple):
+    """A gradient as it arrived. See Note [Changed after it arrived]."""
+
+    version: int
+    address: int
+    fingerprint: int | None
+
+    @classmethod
+    def of(cls, gradient: torch.Tensor | None, closely: bool) -> "Seen | None":
+        if gradient is None:
+            return None
+        if gradient.layout != torch.strided:
+            return cls(gradient._version, 0, None)
+        fingerprint = int(fingerprints({"": gradient})) if closely else None
+        return cls(gradient._version, gradient.data_ptr(), fingerprint)
 
 
 class BucketWatch:
@@ -46,13 +93,24 @@ class BucketWatch:
             for bucket, parameters in enumerate(buckets)
         ]
 
-    def lane_begins(self) -> None:
+    def lane_begins(self, closely: bool = False) -> None:
+        """`closely`: writes through `.data` to a gradient are looked for too."""
+        thread = threading.get_ident()
         for watch in self._watches:
-            watch.forget()
+            watch.forget(thread, closely)
 
-    def lane_ended(self) -> None:
+    def lane_ends(self) -> None:
+        """Before the lane's gradients are taken."""
         for watch in self._watches:
             watch.learn()
+
+    def changed(self, bucket: int) -> int | None:
+        """The first parameter, by its place in the bucket, whose gradient is not the one that arrived in the lane."""
+        return self._watches[bucket].changed()
+
+    def has_own(self, bucket: int) -> bool:
+        """Whether the user's code has put gradients of the bucket into `p.grad` itself, as far as was seen."""
+        return self._watches[bucket].has_own()
 
     def arrivals(self) -> dict[torch.nn.Parameter, Arrival]:
         """What was seen of every parameter in the lane in which its bucket was learned."""
@@ -89,35 +147,96 @@ class _Watch:
         self.counts = [arrival.times for arrival in known]
         self.last = [arrival.when for arrival in known]
         self.learned = list(known)
+        self._nested = [arrival.is_nested for arrival in known]
+        self._seen: dict[int, Seen | None] = {}
+        self._closely = False
+        self._thread = threading.get_ident()
         self._arrived = arrived
         self._expected: int | None = None
+        """How often the hooked parameter arrives until the bucket is full; 0: it is never full early."""
         self._clock = clock
         self._handles = [self._hook(place) for place in range(len(parameters))]
-        self.learn()
+        if any(self.counts):
+            self._settle()
 
-    def forget(self) -> None:
-        """A new lane: nothing has arrived."""
+    def forget(self, thread: int, closely: bool) -> None:
+        """A new lane, on a thread: nothing has arrived."""
         self.counts = [0] * len(self.parameters)
+        self._seen = {}
+        self._thread, self._closely = thread, closely
 
     def learn(self) -> None:
-        """After the first lane that reached this bucket: keeps the hook of the parameter that came last."""
+        """In the first lane that reached this bucket: keeps the hook of the parameter that came last."""
         if self._expected is None and any(self.counts):
-            last = max(range(len(self.parameters)), key=self.last.__getitem__)
-            self.unhook()
-            self.learned = [Arrival(when, times) for when, times in zip(self.last, self.counts, strict=True)]
-            self._expected = self.counts[last]
-            self._handles = [self._hook(last)]
+            self.learned = [self._learned(place) for place in range(len(self.parameters))]
+            self._settle()
+
+    def changed(self) -> int | None:
+        for place, seen in self._seen.items():
+            if Seen.of(self.parameters[place].grad, self._closely) != seen:
+                return place
+        return None
+
+    def has_own(self) -> bool:
+        nothing_arrives = self._expected is None and any(p.grad is not None for p in self.parameters)
+        return nothing_arrives or any(arrival.by_hand for arrival in self.learned)
 
     def unhook(self) -> None:
         for handle in self._handles:
             handle.remove()
 
+    def _learned(self, place: int) -> Arrival:
+        times = self.counts[place]
+        by_hand = times == 0 and self.parameters[place].grad is not None
+        return Arrival(self.last[place], times, self._nested[place], by_hand)
+
+    def _settle(self) -> None:
+        last = max(range(len(self.parameters)), key=self.last.__getitem__)
+        self.unhook()
+        waits = any(arrival.is_nested or arrival.by_hand for arrival in self.learned)
+        self._expected = 0 if waits else self.counts[last]
+        self._handles = [self._hook(last)]
+
     def _hook(self, place: int) -> torch.utils.hooks.RemovableHandle:
-        def arrived(_: torch.Tensor) -> None:
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def arrived(parameter: torch.Tensor) -> None:
             self.counts[place] += 1
             self.last[place] = next(self._clock)
-            self._arrived(self.counts[place] == self._expected)
+            self._seen[place] = Seen.of(parameter.grad, self._closely)
+            is_last = self.counts[place] == self._expected
+            if (is_last or self._expected is None) and _is_nested(self._thread):
+                self._nested[place], is_last = True, False
+            self._arrived(is_last)
 
         handle: torch.utils.hooks.RemovableHandle
         handle = self.parameters[place].register_post_accumulate_grad_hook(arrived)
         return handle
+
+
+@contextmanager
+def noticing_checkpoints(notice: Callable[[], None]) -> Iterator[None]:
+    """Inside, `notice` is called whenever a re-entrant checkpoint is made. See Note [A backward inside a backward]."""
+    own: Callable[..., Any] = CheckpointFunction.forward
+
+    @partial(torch.compiler.disable, recursive=False)
+    def forward(*args: Any) -> Any:
+        notice()
+        return own(*args)
+
+    CheckpointFunction.forward = staticmethod(forward)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        CheckpointFunction.forward = staticmethod(own)  # type: ignore[method-assign]
+
+
+def _is_nested(lane_thread: int) -> bool:
+    """Whether the backward pass that calls stands inside of another one. See Note [A backward inside a backward].
+
+    The thread of the lane stands below the pass that its own code began; other threads are those of devices.
+    """
+    passes, frame = 0, sys._getframe()
+    while frame is not None:
+        passes += frame.f_code is _BACKWARD
+        frame = frame.f_back  # type: ignore[assignment]
+    return passes > (threading.get_ident() == lane_thread)

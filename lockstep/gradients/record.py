@@ -1,5 +1,6 @@
 """What every worker must know of every other before a step can end: one small record each."""
 
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,19 @@ class Wish(IntEnum):
     """Save and end, as after SIGTERM."""
     JOIN = 3
     """Form another generation, with somebody who waits at a door, where the next turn of the script begins."""
+
+
+SUMMED = math.inf
+"""What a lane is weighted by whose loss is a sum: it counts whole. No weight that is told can be it."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What the lanes of a step count by, and what they are divided by. See Note [Scale of told weights] in step.py."""
+
+    lanes: Mapping[int, float]
+    total: float
+    summed: bool = False
 
 
 @dataclass
@@ -82,28 +96,34 @@ class StepRecord:
         self.used = _either(self.used, rest[wishes:used])
         self.changed = _either(self.changed, rest[used:])
 
-    def lane_weights(self, shares: dict[int, int]) -> dict[int, float]:
+    def lane_weights(self, shares: dict[int, int]) -> Weights:
         """The weight of each lane of `shares` (lane to number of samples): what was told, else its samples."""
-        told = [lane for lane in shares if self.weights[lane] is not None]
-        if told and len(told) < len(shares):
-            raise Misuse(
-                f"lanes {told} were weighted by run.backward(loss, weight=...), lanes "
-                f"{sorted(set(shares) - set(told))} were not. Weight all lanes of a step, or none."
-            )
+        _refuse_mixed([lane for lane in shares if self.weights[lane] == SUMMED], shares, 'reduction="sum"', "Add up")
+        if self.weights[min(shares)] == SUMMED:
+            return Weights(dict.fromkeys(shares, 1.0), 1.0, summed=True)
+        _refuse_mixed([lane for lane in shares if self.weights[lane] is not None], shares, "weight=...", "Weight")
         weights = {lane: _or(self.weights[lane], num_samples) for lane, num_samples in shares.items()}
         if sum(weights.values()) <= 0:
             raise BadArgument("the weights of all lanes add up to 0, so there is nothing to average in this step")
-        return weights
+        return Weights(weights, sum(weights.values()))
 
-    def mean_loss(self, weights: dict[int, float]) -> float | None:
-        """The lanes' losses averaged by weight, added in lane order; None if a lane told no loss."""
+    def loss(self, weights: Weights) -> float | None:
+        """The lanes' losses averaged by weight, or their sum, added in lane order; None if a lane told no loss."""
         total = 0.0
-        for lane, weight in weights.items():
+        for lane, weight in weights.lanes.items():
             loss = self.losses[lane]
             if loss is None:
                 return None
             total += weight * loss if weight else 0.0  # the mean over nothing is not a number
-        return total / sum(weights.values())
+        return total / weights.total
+
+
+def _refuse_mixed(told: Sequence[int], shares: Mapping[int, int], how: str, verb: str) -> None:
+    if told and len(told) < len(shares):
+        raise Misuse(
+            f"lanes {list(told)} were told by run.backward(loss, {how}), lanes {sorted(set(shares) - set(told))} were "
+            f"not. {verb} all lanes of a step, or none."
+        )
 
 
 def _or(told: float | None, otherwise: float) -> float:

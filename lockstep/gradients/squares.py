@@ -82,6 +82,17 @@ def of_all(
     return tuple(found)
 
 
+def as_means(
+    told: Sequence[float | None], whole: tuple[float | None, ...], shares: Mapping[int, int]
+) -> tuple[list[float | None], Mapping[int, float], tuple[float | None, ...]]:
+    """What `of_all` takes, where gradients were sums over the samples of their lanes: as though they were means."""
+    num_lanes, num_samples = len(told) // KINDS, sum(shares.values())
+    counts = [shares.get(lane, 1) for lane in range(num_lanes)] * KINDS
+    lanes = [None if square is None else square / count**2 for square, count in zip(told, counts, strict=True)]
+    weights = {lane: float(count) for lane, count in shares.items()}
+    return lanes, weights, tuple(None if square is None else square / num_samples**2 for square in whole)
+
+
 class _Sums:
     """The squares of one gradient. See Note [Squares by parameter]."""
 

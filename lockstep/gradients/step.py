@@ -4,7 +4,8 @@
 # A lane enters the sum multiplied by weight/N, where N is the number of samples: for plain lanes this is the final
 # weight n_v/N. Where weights were told (tokens), their total is known only when the last lane has spoken, so
 # the sum is multiplied by N/total at the end. For weights equal to the samples that factor is exactly 1. The only
-# lane of a step counts whole, whatever its weight.
+# lane of a step counts whole, whatever its weight. So do all lanes of a step whose losses are sums over their samples:
+# nothing is multiplied at all.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from lockstep.gradients.buffers import Buffers
 from lockstep.gradients.health import Health
 from lockstep.gradients.losses import Told
 from lockstep.gradients.plan import StepPlan
-from lockstep.gradients.record import StepRecord
+from lockstep.gradients.record import SUMMED, StepRecord, Weights
 from lockstep.gradients.squares import Squares
 from lockstep.lanes import Fold, Reduction, share
 from lockstep.wire import Agreement, Launched
@@ -42,12 +43,16 @@ class StepInFlight:
     def __post_init__(self) -> None:
         self.position = 0
         self.in_lane = False
+        self.keeps_gradients = False
+        """Whether the gradients of the lane under way stay in `p.grad` until it ends."""
+        self.is_reentrant = False
+        """Whether it has made checkpoints that run a backward pass inside of another one."""
         self.folded = 0
         """How many buckets have taken the gradients of the lane under way."""
         self.full: set[int] = set()
         self.losses: dict[int, list[Told]] = {}
         self.outcome: StepRecord | None = None
-        self.weights: dict[int, float] = {}
+        self.weights = Weights({}, 1.0)
 
     def forget_lane(self) -> None:
         """Nothing of the lane under way was told or taken."""
@@ -67,13 +72,15 @@ class StepInFlight:
     @property
     def weight(self) -> float:
         """By what the lane under way is multiplied. See Note [Scale of told weights]."""
-        if len(self.plan.present) == 1:
-            return 1.0
         told = self.record.weights[self.lane]
+        if len(self.plan.present) == 1 or told == SUMMED:
+            return 1.0
         num_samples = self.plan.num_samples
         own = len(share(num_samples, self.lane, self.plan.assignment.num_lanes))
         return (own if told is None else told) / num_samples
 
-    def scale(self, weights: dict[int, float]) -> float:
+    @property
+    def scale(self) -> float:
         """By what the sum is multiplied. See Note [Scale of told weights]."""
-        return 1.0 if len(weights) == 1 else self.plan.num_samples / sum(weights.values())
+        whole = self.weights.summed or len(self.weights.lanes) == 1
+        return 1.0 if whole else self.plan.num_samples / self.weights.total

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -15,14 +15,14 @@ from torch.utils.data import DataLoader
 from lockstep.chance import Generators
 from lockstep.data import GlobalBatch, ShardedLoader
 from lockstep.data.moving import Moving
-from lockstep.errors import BadArgument, LockstepError, Misuse, WorkerLost, told_as_lost
+from lockstep.errors import BadArgument, LockstepError, Misuse, WorkerLost, advise, told_as_lost
 from lockstep.events import Closed, Events, LaneEnded, Said
 from lockstep.gradients.arrangement import Wanted
 from lockstep.gradients.batchnorm import connect
-from lockstep.gradients.buffers import Buffers
+from lockstep.gradients.buffers import Buffers, buffer_places, refuse_new_buffers
 from lockstep.gradients.engine import Engine
 from lockstep.gradients.health import HealthPlan
-from lockstep.gradients.record import Wish
+from lockstep.gradients.record import SUMMED, Wish
 from lockstep.gradients.squares import SquaresPlan
 from lockstep.gradients.updates import FlatUpdates, check_flat
 from lockstep.optim.noise import Noise
@@ -42,7 +42,7 @@ from lockstep.run.placing import place_on
 from lockstep.run.progress import Progress
 from lockstep.run.resuming import Parts, restore
 from lockstep.run.schedulers import is_fresh, untracked
-from lockstep.run.script import calling_frame, counts, site_of
+from lockstep.run.script import Site, calling_frame, counts, site_of
 from lockstep.run.settings import Settings
 from lockstep.run.stepping import Stage, Stepping, as_global_batch
 from lockstep.run.strangers import Strangers
@@ -82,6 +82,7 @@ class Run:
         self._engine: Engine | None = None
         self._flat: FlatUpdates | None = None
         self._watch = RegistrationWatch()
+        self._sites: set[Site] = set()
         self._optimizer_hooks: dict[str, Any] = {}
         self._noise = NoiseWatch(self._models, events)
         self._moving = Moving(settings.device)
@@ -149,7 +150,7 @@ class Run:
 
     @property
     def loss(self) -> float | None:
-        """The mean loss of the last step over all lanes, equal on all workers; None unless run.backward told it."""
+        """The loss of the last step over all lanes, equal on all workers; None unless run.backward told it."""
         return self._stepping.loss
 
     @property
@@ -245,12 +246,16 @@ class Run:
         if in_training_mode and self._ready_engine().has_buffers:
             # Forward passes in training mode without gradients move BatchNorm's statistics: they are averaged.
             return self._training_lanes(whole, Loop(site_of(frame), counts(frame), is_step=False))
-        return self._stepping.evaluating(whole)
+        return self._evaluating_lanes(whole)
 
-    def backward(self, loss: torch.Tensor, weight: float | None = None, scaler: Any = None) -> None:
+    def backward(
+        self, loss: torch.Tensor, weight: float | None = None, scaler: Any = None, reduction: str = "mean"
+    ) -> None:
         """`loss.backward()` for the lane under way, which then counts by `weight` (samples if None) in `run.loss` too.
 
-        With a GradScaler as `scaler` it is `scaler.scale(loss).backward()`, and the loss is told unscaled.
+        With `reduction="sum"` the loss is a sum over the lane's samples: the step's gradient, and `run.loss`, are then
+        the sums over all lanes. With a GradScaler as `scaler` it is `scaler.scale(loss).backward()`, and the loss is
+        told unscaled.
         """
         if self._stepping.stage is not Stage.TRAINING or self._engine is None:
             raise Misuse(
@@ -259,11 +264,15 @@ class Run:
             )
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise BadArgument(f"run.backward takes a loss with one element, not {_described(loss)}")
-        checked = None if weight is None else _checked_weight(weight)
+        checked = _checked_weight(weight, reduction)
         self._engine.tell(loss, checked)
-        if checked is not None:
+        if weight is not None and checked is not None:
             self._stepping.told(checked)
-        (loss if scaler is None else scaler.scale(loss)).backward()
+        try:
+            (loss if scaler is None else scaler.scale(loss)).backward()
+        except RuntimeError as error:
+            advise(error)
+            raise
 
     @property
     def carried(self) -> dict[str, Any]:
@@ -277,15 +286,11 @@ class Run:
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside may stand outside of run.lanes; their gradients stay this worker's own in `p.grad`.
 
-        The next step's gradient is added to them, so they must be equal on all workers. Inside a lane it marks a
-        backward pass that another one of the same lane follows.
+        The next step's gradient is added to them, so they must be equal on all workers. Inside a lane the lane's
+        gradients stay in `p.grad` until it ends: more backward passes may follow, and what stands there may be changed.
         """
-        engine = self._ready_engine()
-        before, engine.paused = engine.paused, True
-        try:
+        with self._ready_engine().pausing():
             yield
-        finally:
-            engine.paused = before
 
     def captured(self, fn: Callable[..., Any], optimizer: Optimizer | None = None) -> Callable[..., Any]:
         """`fn`, which runs forward and backward of a lane, recorded into a CUDA graph once per shape and replayed.
@@ -422,7 +427,9 @@ class Run:
             self._keeping.train()
             self._look_for_schedulers()
             self._progress.trains_on(batch.loader)
-        return self._watched(self._stepping.training(batch, engine, loop), engine)
+        is_first_turn = loop.site not in self._sites
+        self._sites.add(loop.site)
+        return self._watched(self._stepping.training(batch, engine, loop), engine, engine.watching(is_first_turn))
 
     def _look_for_schedulers(self) -> None:
         """Once, when training begins: one that nobody tracks is told, and refused where it cannot be right."""
@@ -438,11 +445,20 @@ class Run:
                 self.continuity.refuses(f"the run goes on from step {self._stepping.step}, and {text}")
             self._events.emit(Said(text))
 
-    def _watched(self, lanes: Iterator[Any], engine: Engine) -> Iterator[Any]:
-        """The lanes of a step; what they have added to the models is refused when they are done."""
-        yield from lanes
+    def _evaluating_lanes(self, batch: GlobalBatch) -> Iterator[Any]:
+        lanes, engine = self._stepping.evaluating(batch), self._engine
+        return lanes if engine is None else self._watched(lanes, engine, engine.rules.loop())
+
+    def _watched(self, lanes: Iterator[Any], engine: Engine, around: AbstractContextManager[None]) -> Iterator[Any]:
+        """The lanes of a loop; buffers that they have added to the models are refused when they are done."""
+        known = buffer_places(self._modules()) if self._watch.noticed else engine.buffers.places
+        with around:
+            yield from lanes
         if self._watch.noticed:
-            engine.buffers.refuse_newcomers(list(self._models.modules.values()), self._models.name_prefixes())
+            refuse_new_buffers(self._modules(), self._models.name_prefixes(), known)
+
+    def _modules(self) -> list[torch.nn.Module]:
+        return list(self._models.modules.values())
 
     def _lanes_to_load(self, loader: int) -> tuple[int, ...]:
         """Asked by a loader before each batch: which lanes to load. It is also a moment to save at."""
@@ -460,11 +476,11 @@ class Run:
         self._engine.health = HealthPlan(self.state, self._settings.not_finite, self._settings.drift_every)
         self._engine.squares = SquaresPlan(self._settings.noise_every, self._noise.weigh)
         self._engine.awaits = self.continuity.awaits
+        self._engine.rules.says = lambda text: self._events.emit(Said(text))
         self.continuity.engine = self._engine
         if self._tracing:
             self._engine.sight = lambda lane, grads: self._events.emit(LaneEnded(self._stepping.step, lane, grads))
-        modules = list(self._models.modules.values())
-        self._stepping.statistics = connect(modules, self._waits.at(Call.STATISTICS).transport)
+        self._stepping.statistics = connect(self._modules(), self._waits.at(Call.STATISTICS).transport)
         self._watch.noticed = True
 
     def _flat_updates(self) -> FlatUpdates | None:
@@ -473,7 +489,7 @@ class Run:
         return FlatUpdates(list(self._models.optimizers.values())) if self._settings.flat else None
 
     def _buffers(self) -> Buffers:
-        return Buffers(list(self._models.modules.values()), self._models.name_prefixes())
+        return Buffers(self._modules(), self._models.name_prefixes())
 
     def _epochs(self, count: int) -> Iterator[int]:
         if self._engine is not None:
@@ -510,7 +526,21 @@ class Run:
             Agreement(self._wire.transport, Plan({"operation": "end of the run", "step": self._stepping.step})).check()
 
 
-def _checked_weight(weight: float) -> float:
+def _checked_weight(weight: float | None, reduction: str) -> float | None:
+    """By what the lane counts."""
+    if reduction not in ("mean", "sum"):
+        raise BadArgument(f'run.backward takes reduction="mean" or reduction="sum", not {reduction!r:.60}')
+    if reduction == "sum":
+        if weight is not None:
+            raise BadArgument(
+                'run.backward takes weight= or reduction="sum", not both: a weight says how much the mean over a lane '
+                "counts, and a sum counts whole"
+            )
+        return SUMMED
+    return None if weight is None else _as_weight(weight)
+
+
+def _as_weight(weight: float) -> float:
     try:
         number = float(weight)
     except (TypeError, ValueError, RuntimeError, OverflowError):

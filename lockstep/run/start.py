@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
 
 from lockstep.chance import fold, set_generators
-from lockstep.errors import BadArgument, BadEnvironment, Disagreement, told_as_lost
+from lockstep.errors import BadArgument, BadEnvironment, Disagreement, advise, told_as_lost
 from lockstep.events import Closed, Events, NoiseMeasured, Said, Started
 from lockstep.observe.console import TOLD, Console
 from lockstep.observe.recorder import Recorder
@@ -340,9 +341,10 @@ def _close_at_exit(run: Run, undo: ExitStack) -> None:
     """Ends the run with the process; a process that dies of an exception does not wait for its peers."""
     before = sys.excepthook
 
-    def note_failure(*error: Any) -> None:
+    def note_failure(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         run.failed = True
-        before(*error)
+        advise(error)
+        before(kind, error, trace)
 
     sys.excepthook = note_failure
     undo.callback(setattr, sys, "excepthook", before)

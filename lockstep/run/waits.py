@@ -35,6 +35,9 @@ class _Shown:
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending:
         return _ShownPending(self._transport.receive(tensor, source, tag), self._status, self._call)
 
+    def awaited(self) -> list[int]:
+        return self._transport.awaited()
+
     def close(self) -> None:
         self._transport.close()
 

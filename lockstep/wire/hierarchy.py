@@ -43,6 +43,10 @@ class Column:
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending:
         return self._transport.receive(tensor, self._ranks[source], tag)
 
+    def awaited(self) -> list[int]:
+        ranks = self._transport.awaited()
+        return [host for host, rank in enumerate(self._ranks) if rank in ranks]
+
     def close(self) -> None:
         """The network belongs to whoever opened it."""
 
@@ -71,6 +75,9 @@ class Hierarchical(Reducer):
 
     def release(self, tensor: torch.Tensor) -> None:
         self._staging.release(tensor)
+
+    def awaited(self) -> list[int]:
+        return self._board.awaited()
 
     def close(self) -> None:
         for executor in self._columns.values():

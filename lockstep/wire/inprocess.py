@@ -18,5 +18,8 @@ class InProcess:
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending:
         raise ValueError(f"a world of one worker has no worker {source}")
 
+    def awaited(self) -> list[int]:
+        return []
+
     def close(self) -> None:
         pass

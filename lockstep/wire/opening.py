@@ -56,6 +56,10 @@ class Wire:
     def world(self) -> World:
         return self.transport.world
 
+    def awaited(self) -> list[int]:
+        """The workers for whom this one waits now, in order. Any thread, at any time; asks nobody."""
+        return sorted({*self.transport.awaited(), *self.reducer.awaited()})
+
     def close(self) -> None:
         self.transport.close()
         self.reducer.close()

@@ -1,8 +1,15 @@
 """Messages and sums by a process group of torch.distributed, in a group of our own: nothing global is touched.
 
 One class for every backend; a file per backend (`gloo`, `nccl`, `mpi`) makes the group.
+
+# Note [Lost or refused]
+# Backends raise RuntimeErrors for everything: a peer that died, and a dtype that they do not know. After a loss the
+# step is done again, which would go on for ever with an error that comes again. So a peer is gone if the words say that
+# a connection broke, was closed or timed out, or if its connection shows to be broken when it is tried; anything else
+# is an error of its own, and ends the run.
 """
 
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,13 +19,22 @@ from weakref import WeakSet
 import torch
 from torch.distributed import Store, Work  # type: ignore[attr-defined]
 
-from lockstep.errors import PeerGone
+from lockstep.errors import LockstepError, PeerGone, WireError
 from lockstep.wire.firstgone import FirstGone
 from lockstep.wire.transport import Pending
 from lockstep.world import World
 
 PROBE, FAREWELL = 15, 14
 """The tags of messages that are never sent, and of the last one that is. Callers have tags of their own."""
+
+_LOST = re.compile(
+    r"connection (was |has been )?(likely )?(closed|reset|refused|aborted|timed out)|closed by (remote )?peer"
+    r"|broken pipe|time(d )?[ -]?out|socket closed|pair closure|not connected|connection abort|no route to host"
+    r"|network (is unreachable|is down|error)|host is (down|unreachable)|remote (process exited|error)|ncclRemoteError"
+    r"|communicator (was|has been) aborted",
+    re.IGNORECASE,
+)
+"""What Gloo, NCCL and the system say of a peer that is gone. See Note [Lost or refused]."""
 
 
 @dataclass(eq=False)
@@ -28,16 +44,20 @@ class GroupPending:
     work: Work
     tensor: torch.Tensor
     peer: int
-    gone: Callable[[int, RuntimeError], PeerGone]
+    failure: Callable[[int, RuntimeError], LockstepError]
     done: bool = False
+    awaited: bool = False
 
     def wait(self) -> None:
         if self.done:  # Gloo would wait for one more message
             return
+        self.awaited = True
         try:
             self.work.wait()
         except RuntimeError as error:
-            raise self.gone(self.peer, error) from error
+            raise self.failure(self.peer, error) from error
+        finally:
+            self.awaited = False
         self.done = True
 
 
@@ -54,6 +74,7 @@ class ProcessGroupTransport:
         self._first_gone = FirstGone(world, store if lingers else None)
         self._lock = threading.Lock()
         self._posted: WeakSet[GroupPending] = WeakSet()
+        self._reduces = False
 
     def send(self, tensor: torch.Tensor, target: int, tag: int) -> Pending:
         return self._post(target, lambda group, data: group.send([data], target, tag), tensor)
@@ -64,10 +85,21 @@ class ProcessGroupTransport:
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Collective. Afterwards `tensor` holds the sum over all workers, in the backend's order of additions."""
         numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        self._reduces = True
         try:
             self._open_group(self.world.rank).allreduce([numbers]).wait()
         except RuntimeError as error:
-            raise self._gone(self._suspect(), error) from error
+            what = f"the all-reduce of {numbers.numel()} elements of {str(numbers.dtype).removeprefix('torch.')}"
+            raise self._failure(self._suspect(), error, what) from error
+        finally:
+            self._reduces = False
+
+    def awaited(self) -> list[int]:
+        """Those of an all-reduce are all the others: the backend does not say who is late."""
+        if self._reduces:
+            return list(self.world.peers)
+        with self._lock:
+            return sorted({pending.peer for pending in self._posted if pending.awaited})
 
     def close(self) -> None:
         if self._group is not None:
@@ -86,9 +118,9 @@ class ProcessGroupTransport:
     def _post(self, peer: int, start: Callable[[Any, torch.Tensor], Work], tensor: torch.Tensor) -> GroupPending:
         data = tensor.view(torch.uint8)  # backends do not know every dtype, and need not
         try:
-            pending = GroupPending(start(self._open_group(peer), data), data, peer, self._gone)
+            pending = GroupPending(start(self._open_group(peer), data), data, peer, self._failure)
         except RuntimeError as error:
-            raise self._gone(peer, error) from error
+            raise self._failure(peer, error) from error
         with self._lock:
             self._posted.add(pending)
         return pending
@@ -104,6 +136,12 @@ class ProcessGroupTransport:
         return self._group
 
     # -- who is gone ----------------------------------------------------------------------------------------
+
+    def _failure(self, peer: int, error: RuntimeError, what: str = "a message") -> LockstepError:
+        """What to raise when an exchange with `peer` has failed. See Note [Lost or refused]."""
+        if self._group is None or tells_of_loss(error) or self._is_broken(peer):
+            return self._gone(peer, error)
+        return WireError(f"{what} between worker {self.world.rank} and {peer} by {type(self).__name__}", reason(error))
 
     def _gone(self, peer: int, error: RuntimeError) -> PeerGone:
         """The error that names whoever was gone first, when `peer` is gone now."""
@@ -130,6 +168,11 @@ class ProcessGroupTransport:
         except RuntimeError:
             return True
         return False
+
+
+def tells_of_loss(error: RuntimeError) -> bool:
+    """Whether a backend's error says that a peer is gone. See Note [Lost or refused]."""
+    return _LOST.search(str(error)) is not None
 
 
 def reason(error: RuntimeError) -> str:

@@ -34,5 +34,9 @@ class Reducer(Protocol):
         """
         return False
 
+    def awaited(self) -> list[int]:
+        """As a transport's: the workers for whom this one waits now, besides those of messages. Any thread."""
+        return []
+
     def close(self) -> None:
         """Frees what it holds. A `reduce` that waits on another thread fails. May be called twice."""

@@ -28,6 +28,9 @@ class Transport(Protocol):
 
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending: ...
 
+    def awaited(self) -> list[int]:
+        """The workers for whom this one waits now, on any thread: in order, each once. Any thread; asks nobody."""
+
     def close(self) -> None:
         """Frees sockets and threads. Waits that are still open, on any thread, fail. May be called twice."""
 

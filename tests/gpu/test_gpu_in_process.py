@@ -11,7 +11,15 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize(
-    "file", ["gradients/test_fingerprint.py", "gradients/test_finite.py", "wire/test_gpu_kernels.py"]
+    "file",
+    [
+        "gradients/test_earlier_graphs.py",
+        "gradients/test_fingerprint.py",
+        "gradients/test_finite.py",
+        "gradients/test_own_gradients.py",
+        "gradients/test_sums.py",
+        "wire/test_gpu_kernels.py",
+    ],
 )
 def test_in_a_process_that_sees_the_gpu(gpu: None, file: str) -> None:
     path = Path(REPOSITORY) / "tests" / file

@@ -192,6 +192,17 @@ def test_two_backward_passes_in_a_lane_add_up(run: lockstep.Run) -> None:
         assert_close({name: p.grad for name, p in model.named_parameters()}, expected)
 
 
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_gradients_that_have_a_graph_themselves_are_taken_without_it(run: lockstep.Run) -> None:
+    model = net()
+    expected = plain_gradients(model)
+    run.replicate(model)
+    for x, y in run.lanes((X, Y)):
+        F.cross_entropy(model(x), y).backward(create_graph=True)
+    assert_close({name: p.grad for name, p in model.named_parameters()}, expected)
+    assert not any(p.grad.requires_grad for p in model.parameters() if p.grad is not None)
+
+
 def test_a_second_backward_after_the_reduction_says_what_to_write(run: lockstep.Run) -> None:
     model = net()
     run.replicate(model)

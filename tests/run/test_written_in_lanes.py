@@ -68,6 +68,34 @@ class TakenAway(nn.Linear):
         return super().forward(x)
 
 
+class ActNorm(nn.Module):
+    """Sets itself up from the first data it sees, past autograd and the version counter."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__()
+        self.linear, self.loc = nn.Linear(*sizes), nn.Parameter(torch.zeros(sizes[0]))
+        self.is_set_up = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.is_set_up:
+            self.loc.data.copy_(-x.mean(0))
+            self.is_set_up = True
+        return self.linear(x + self.loc)
+
+
+class LargeBank(nn.Module):
+    """A large buffer that is written past autograd and the version counter."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(*sizes)
+        self.register_buffer("bank", torch.zeros(buffers.MOST_COMPARED // 4 + 1, sizes[0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.bank.data.mul_(0.9).add_(0.1 * x.mean(0))
+        return self.linear(x - self.bank[-1])
+
+
 def trained(make: Callable[..., nn.Module], lanes: int = LANES, warm: bool = False) -> str:
     torch.manual_seed(1)
     with lockstep.start(lanes=lanes, seed=0) as run:
@@ -85,9 +113,9 @@ def trained(make: Callable[..., nn.Module], lanes: int = LANES, warm: bool = Fal
         return run.digest()
 
 
-def refused(make: Callable[..., nn.Module]) -> str:
+def refused(make: Callable[..., nn.Module], lanes: int = LANES) -> str:
     try:
-        return trained(make)
+        return trained(make, lanes)
     except LockstepError as error:
         return str(error)
 
@@ -101,11 +129,85 @@ def refused(make: Callable[..., nn.Module]) -> str:
         (NoneAtFirst, "buffer mean was first made inside run.lanes"),
         (TakenAway, "buffer mean was taken away"),
         (Replaced, "parameter weight was changed inside a lane of step 0"),
+        (ActNorm, "parameter loc was changed inside a lane of step 0"),
     ],
 )
 def test_what_lanes_would_not_agree_on_is_refused_by_name(make: Callable[..., nn.Module], told: str) -> None:
     assert told in refused(make)
     assert all(told in said for said in on_workers(2, refused, make))
+
+
+@pytest.mark.parametrize("make", [ActNorm, Rescaled, Late])
+def test_one_lane_alone_is_refused_as_with_others_beside_it(make: Callable[..., nn.Module]) -> None:
+    told = refused(make, lanes=1)
+    assert "inside" in told
+    assert told in on_workers(2, refused, make, 1)
+
+
+def test_a_layer_that_was_set_up_before_is_one_like_others() -> None:
+    alone = trained(ActNorm, warm=True)
+    for num_workers in (2, 3, 4):
+        assert on_workers(num_workers, trained, ActNorm, LANES, True) == [alone] * num_workers
+
+
+@pytest.mark.parametrize("lanes", [1, LANES])
+def test_a_large_buffer_that_is_written_without_a_sign_is_averaged_like_others(lanes: int) -> None:
+    alone = trained(LargeBank, lanes)
+    for num_workers in (2, 3, 4):
+        assert on_workers(num_workers, trained, LargeBank, lanes) == [alone] * num_workers
+
+
+def test_a_large_buffer_is_the_mean_over_lanes() -> None:
+    with lockstep.start(lanes=LANES) as run:
+        model = LargeBank(4, 2)
+        run.replicate(model)
+        x, expected = torch.arange(52.0).view(13, 4), torch.zeros(4)
+        for step in range(3):
+            mean = torch.zeros(4)
+            for part in run.lanes(x):
+                model(part).square().mean().backward()
+                mean += len(part) / 13 * part.mean(0)
+            expected = 0.9 * expected + 0.1 * mean
+            torch.testing.assert_close(model.bank[step], expected)
+
+
+def evaluated(make: Callable[..., nn.Module], lanes: int = LANES, warm: bool = False) -> str:
+    """Refused in an evaluation; then the models are replicated again."""
+    with lockstep.start(lanes=lanes, seed=0) as run:
+        model = make(4, 2)
+        x = torch.randn(13, 4, generator=torch.Generator().manual_seed(5))
+        if warm:
+            model(x)
+        run.replicate(model)
+        nn.Linear(2, 2)  # somebody registers something, elsewhere
+        model.eval()
+        try:
+            for part in run.lanes(x):
+                model(part)
+        except Misuse as told:
+            return str(told)
+        return "legal"
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+@pytest.mark.parametrize("make", [Late, NoneAtFirst])
+def test_a_buffer_first_made_in_an_evaluation_is_refused_by_name(
+    make: Callable[..., nn.Module], num_workers: int
+) -> None:
+    for told in on_workers(num_workers, evaluated, make):
+        assert told.startswith("buffer mean was first made inside run.lanes")
+    assert set(on_workers(num_workers, evaluated, make, LANES, True)) == {"legal"}
+
+
+def test_between_evaluations_a_buffer_may_be_made() -> None:
+    with lockstep.start(lanes=LANES) as run:
+        model = nn.Linear(4, 2)
+        run.replicate(model)
+        model.eval()
+        for name in ("one", "other"):
+            model.register_buffer(name, torch.zeros(3))
+            for part in run.lanes(torch.zeros(13, 4)):
+                model(part)
 
 
 def pruned_before_the_update() -> str:
@@ -142,10 +244,6 @@ def padded() -> float | None:
 def test_the_loss_of_a_lane_that_counts_for_nothing_is_not_remarked_on(capfd: pytest.CaptureFixture[str]) -> None:
     assert padded() is not None
     assert "not finite" not in capfd.readouterr().err
-
-
-def test_where_one_lane_is_the_whole_step_it_may_change_parameters() -> None:
-    assert len(trained(Rescaled, lanes=1)) == 64
 
 
 @pytest.mark.parametrize("make", [Late, NoneAtFirst])

@@ -1,6 +1,7 @@
 """The backends of torch.distributed: what is handed over to them, and how those that are missing are told."""
 
 import os
+import re
 import signal
 from contextlib import closing
 from typing import Any
@@ -10,7 +11,8 @@ import torch
 import torch.distributed as dist
 from workers import on_workers, outcomes
 
-from lockstep.errors import BadArgument, BadEnvironment, PeerGone
+import lockstep
+from lockstep.errors import BadArgument, BadEnvironment, PeerGone, WireError
 from lockstep.lanes import Assignment, reduction
 from lockstep.run.environment import find_place
 from lockstep.run.rendezvous import open_store
@@ -20,6 +22,7 @@ from lockstep.wire.executor import Executor
 from lockstep.wire.gloo import Gloo
 from lockstep.wire.handover import Handover
 from lockstep.wire.mpi import Mpi
+from lockstep.wire.processgroup import tells_of_loss
 from lockstep.world import World
 
 
@@ -95,6 +98,84 @@ def _lose_a_peer_in_a_handover() -> list[Any]:
 def test_a_peer_killed_during_a_handover_is_named_by_the_survivors() -> None:
     found = outcomes(3, _lose_a_peer_in_a_handover)
     assert [found[0].value, found[2].value] == [[1], [1]]
+
+
+def _refused_by_gloo() -> list[Any]:
+    """An all-reduce that Gloo does not know, and what can be done after it."""
+    with closing(open_gloo()) as transport:
+        with pytest.raises(WireError) as refused:
+            transport.all_reduce(torch.ones(3, dtype=torch.int16))
+        numbers = torch.ones(3)
+        transport.all_reduce(numbers)
+        return [str(refused.value), numbers.tolist()]
+
+
+def test_what_a_backend_refuses_is_no_lost_worker() -> None:
+    for told, numbers in on_workers(2, _refused_by_gloo):
+        assert re.match(
+            r"the all-reduce of 3 elements of int16 between worker \d and \d by Gloo failed: Invalid scalar type\. "
+            r"No worker is gone, and trying again would fail alike: the run ends\.",
+            told,
+        )
+        assert numbers == [2.0] * 3
+
+
+def _train_with_a_refusal() -> list[int]:
+    """The second step hands Gloo something that it does not add."""
+    steps: list[int] = []
+    with lockstep.start(lanes=2, exact=False, wire="gloo", noise_every=0) as run:
+        model = torch.nn.Linear(4, 2)
+        run.replicate(model)
+        transport: Any = run._wire.transport
+        own = transport.all_reduce
+        transport.all_reduce = lambda total: own(total.to(torch.int16) if run.step == 1 else total)
+        for _ in range(4):
+            for x in run.lanes(torch.ones(4, 4)):
+                steps.append(run.step)
+                if len(steps) > 3:
+                    raise AssertionError(f"the step is done again and again: {steps}")
+                model(x).sum().backward()
+    return steps
+
+
+def test_a_refusal_ends_the_run_the_first_time() -> None:
+    found = outcomes(2, _train_with_a_refusal)
+    assert {outcome.error for outcome in found} <= {"WireError", "WorkerLost"}
+    assert any("Invalid scalar type" in outcome.message for outcome in found)
+
+
+GONE = [
+    "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:36269. This is typically caused by",
+    "[/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:19342: Connection reset by peer. This is typically",
+    "[/gloo/transport/tcp/pair.cc:300] writev [10.0.0.1]:19342: Broken pipe",
+    "[/gloo/transport/tcp/pair.cc:200] connect [10.0.0.1]:19342: Connection refused",
+    "[/gloo/transport/tcp/pair.cc:537] Read error [10.0.0.1]:19342: Connection timed out",
+    "[/gloo/transport/tcp/pair.cc:537] Read error [10.0.0.1]:19342: No route to host",
+    "[/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete",
+    "Application timeout caused pair closure",
+    "Socket closed [127.0.0.1]:3",
+    "NCCL error in: NCCLUtils.hpp:275, remote process exited or there was a network error, NCCL version 2.27.3\n"
+    "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+    "NCCL error in: NCCLUtils.cpp:93, unhandled system error, NCCL version 2.27.3\nncclSystemError: System call (e.g. "
+    "socket, malloc) or external library call failed.\nLast error:\nsocketProgress: Connection closed by remote peer",
+    "NCCL communicator was aborted on rank 0.",
+    "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE)",
+]
+REFUSED = [
+    "Invalid scalar type",
+    "[enforce fail at /gloo/allreduce.cc:140] elements > 0",
+    "Too many open files",
+    "NCCL error in: NCCLUtils.cpp:93, invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.27.3\n"
+    "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\nDuplicate GPU detected",
+    "NCCL error in: NCCLUtils.cpp:93, unhandled cuda error\nncclUnhandledCudaError: Call to CUDA function failed.\n"
+    "Last error:\nCuda failure 2 'out of memory'",
+    "CUDA error: an illegal memory access was encountered",
+]
+
+
+def test_which_words_tell_of_a_loss() -> None:
+    assert [words for words in GONE if not tells_of_loss(RuntimeError(words))] == []
+    assert [words for words in REFUSED if tells_of_loss(RuntimeError(words))] == []
 
 
 def _wait_twice() -> float:

@@ -6,6 +6,7 @@ import resource
 import signal
 import socket
 import struct
+import threading
 from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.synchronize import Barrier
@@ -32,6 +33,7 @@ from lockstep.wire import (
     over_hosts,
 )
 from lockstep.wire.exchange import exchange_texts
+from lockstep.wire.patience import Patience
 from lockstep.wire.shared.neighbours import SECRET_BYTES
 from lockstep.world import World
 
@@ -129,6 +131,64 @@ def test_everyone_hears_everyone_in_rank_order(num_workers: int) -> None:
     ranks = range(num_workers)
     expected = [[[r, 7] for r in ranks], ["ü" * (r + 1) for r in ranks], [float(num_workers - 1)] * 5]
     assert on_workers(num_workers, _talk) == [expected] * num_workers
+
+
+GO_AHEAD, WAITED_FOR = 6, 7
+
+
+def _wait_for(kind: str, what: str) -> list[Any]:
+    """Worker 0 waits, on a thread of its own, for worker 1, which waits for its word: whom does worker 0 await?"""
+    with open_wire(kind) as wire:
+        rank, before = wire.world.rank, wire.awaited()
+        if rank == 1:
+            wire.transport.receive(torch.zeros(1), 0, GO_AHEAD).wait()
+        if rank > 0:
+            _take_part(wire, what)
+            return [before, wire.awaited()]
+        waiting = threading.Thread(target=_take_part, args=(wire, what))
+        waiting.start()
+        Patience(20.0).until(lambda: 1 in wire.awaited())
+        Patience(20.0).until(lambda: wire.awaited() == [1])  # the others have come by now
+        wire.transport.send(torch.zeros(1), 1, GO_AHEAD).wait()
+        waiting.join()
+        return [before, wire.awaited()]
+
+
+def _take_part(wire: Wire, what: str) -> None:
+    if what == "reduction":
+        whole = reduction(Assignment.even(wire.world.size, wire.world.size), tuple(range(wire.world.size)))
+        root = torch.ones(1000)
+        wire.reducer.reduce(whole, [root], root)
+    elif wire.world.rank == 0:
+        wire.transport.receive(torch.zeros(1), 1, WAITED_FOR).wait()
+    elif wire.world.rank == 1:
+        wire.transport.send(torch.zeros(1), 0, WAITED_FOR).wait()
+
+
+@WIRES
+@pytest.mark.parametrize("what", ["message", "reduction"])
+def test_a_worker_tells_for_whom_it_waits(kind: str, what: str) -> None:
+    assert on_workers(3, _wait_for, kind, what) == [[[], []]] * 3
+
+
+def test_a_worker_that_is_alone_waits_for_nobody() -> None:
+    assert in_process().awaited() == []
+
+
+def _lose_it_while_waiting(kind: str) -> list[Any]:
+    with open_wire(kind) as wire:
+        if wire.world.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(PeerGone):
+            wire.transport.receive(torch.zeros(1), 1, WAITED_FOR).wait()
+        failed = wire.awaited()
+    return [failed, wire.awaited()]
+
+
+@WIRES
+def test_nobody_is_awaited_after_a_loss_or_a_close(kind: str) -> None:
+    found = outcomes(3, _lose_it_while_waiting, kind)
+    assert [found[0].value, found[2].value] == [[[], []]] * 2
 
 
 def _in_order() -> list[int]:

@@ -66,6 +66,7 @@ class LaneRecorder:
         """Inside, a lane's work is recorded, to the end of its folding; afterwards the step is where it was before."""
         step = self._in_flight()
         before = [bucket.begin_recording() for bucket in step.buckets]
+        self._arranged.watch.lane_begins()
         self.recording = recording
         try:
             yield
@@ -81,6 +82,7 @@ class LaneRecorder:
             self._arranged.watch.lane_begins()
 
     def _finish(self, recording: Recording, step: StepInFlight) -> None:
+        self._arranged.watch.lane_ends()
         for bucket in step.buckets[step.folded :]:
             self._fold(step, bucket)
         replaced = step.buffers.replaced()

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from lockstep.errors import explained
 from lockstep.run.launching.failure import EXITED, KILLED, QUIT, RAISED, Failure
 from lockstep.run.launching.frames import Frame
 from lockstep.run.launching.lateness import STEP, Hung, Idle, Late, Look, Stopped, call_of
@@ -215,7 +216,7 @@ def _hint(failure: Failure) -> list[str]:
         return ["  `lockstep run --torch-distributed` sets it, for scripts that open a process group themselves."]
     if failure.how == KILLED and failure.kind == "SIGKILL" and not failure.message:
         return ["  SIGKILL often means that the host ran out of memory: look at `dmesg`, or use fewer workers."]
-    return []
+    return [f"  {hint}" for hint in [explained(failure.message)] if hint]
 
 
 def _others(num_others: int, num_failed_too: int) -> str:

@@ -19,6 +19,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+from lockstep.errors import advise
 from lockstep.run.environment import process_environment
 from lockstep.run.environments.lockstep_run import Bootstrap, bootstrap
 from lockstep.run.exits import CTRL_C, LEFT_OUT, MISPLACED, TERMINATED, USER_ERROR
@@ -80,6 +81,7 @@ def _run(arguments: list[str]) -> None:
 
 def _report(exception: BaseException, boot: Bootstrap) -> None:
     """The failure lies in the run's folder, and the launcher has been told. It writes the log from there."""
+    advise(exception)
     step, rank_now = _failed_run()
     failure = Failure.of(exception, boot.slot, step, rank_now)
     try:

@@ -92,6 +92,10 @@ class GpuMemory(Reducer):
                 raise self._lookout.verdict()
         return self._otherwise.part()
 
+    def awaited(self) -> list[int]:
+        is_waiting = not self._closed and self._lookout.has_waited_s() > 0
+        return self._counters.behind() if is_waiting else self._otherwise.awaited()
+
     def close(self) -> None:
         """See Note [Closing while others launch]."""
         self._otherwise.close()  # hangs up: the lookout wakes, and exchanges end

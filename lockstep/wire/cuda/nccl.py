@@ -13,9 +13,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from lockstep.errors import BadEnvironment, PeerGone
+from lockstep.errors import BadEnvironment, PeerGone, WireError
 from lockstep.wire.cuda.gpu import Gpu
+from lockstep.wire.processgroup import tells_of_loss
 from lockstep.world import World
+
+MOST_WORDS = 500
+"""NCCL tells the cause last, after the file and line where it was noticed: so many characters of it are told."""
 
 
 class NcclGroup:
@@ -30,20 +34,20 @@ class NcclGroup:
             self._group: Any = dist.ProcessGroupNCCL(store, world.rank, world.size, options)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        self._do(lambda group: group.allreduce([tensor]))
+        self._do("all-reduce", lambda group: group.allreduce([tensor]))
 
     def all_to_all(self, out: torch.Tensor, given: torch.Tensor, out_sizes: list[int], sizes: list[int]) -> None:
-        self._do(lambda group: group.alltoall_base(out, given, out_sizes, sizes))
+        self._do("all-to-all", lambda group: group.alltoall_base(out, given, out_sizes, sizes))
 
     def all_gather(self, out: torch.Tensor, given: torch.Tensor) -> None:
-        self._do(lambda group: group._allgather_base(out, given))
+        self._do("all-gather", lambda group: group._allgather_base(out, given))
 
     def abort(self) -> None:
         group, self._group = self._group, None
         if group is not None:
             group.abort()
 
-    def _do(self, collective: Any) -> None:
+    def _do(self, what: str, collective: Any) -> None:
         group = self._group
         if group is None:
             raise PeerGone(self.world.rank, "the connection was closed here")
@@ -51,6 +55,9 @@ class NcclGroup:
             with torch.cuda.device(self.gpu.device):
                 collective(group).wait()  # the stream waits, not this thread
         except RuntimeError as error:
+            if self._group is not None and not tells_of_loss(error):  # see Note [Lost or refused] in processgroup.py
+                words = " ".join(str(error).split())
+                raise WireError(f"NCCL's {what} on worker {self.world.rank}", words[:MOST_WORDS]) from error
             suspect = self.world.peers[0] if self.world.peers else self.world.rank
             raise PeerGone(suspect, f"NCCL failed: {str(error).splitlines()[0]}") from error
 

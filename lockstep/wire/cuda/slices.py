@@ -77,6 +77,11 @@ class BySlices(Reducer):
             self._waiting.wait(last)
         return self._otherwise.part()
 
+    def awaited(self) -> list[int]:
+        """All the others: the group does not say who is late."""
+        is_waiting = self._waiting.has_waited_s() > 0
+        return list(self._group.world.peers) if is_waiting else self._otherwise.awaited()
+
     def close(self) -> None:
         self._otherwise.close()  # first: it hangs up, and the lookout wakes
         self._waiting.close()

@@ -57,6 +57,7 @@ class Board:
         self._own_start = starts[self._neighbours.rank]
         self._addresses = {rank: board.data_ptr() + start for rank, start in starts.items()}
         self._posts = 0
+        self._is_waiting = False
         self._spins = semaphores.SPINS if len(self.members) <= semaphores.cores else 0
         self._texts: dict[tuple[Any, ...], bytes] = {}
         self._meetings: dict[tuple[bytes, ...], Meeting] = {}
@@ -78,6 +79,10 @@ class Board:
         """Collective. Nobody works on anybody's memory any more."""
         self._signal(_DONE, hurry)
 
+    def awaited(self) -> list[int]:
+        """The workers whose posts this one waits for now. Any thread."""
+        return self._late() if self._is_waiting else []
+
     def _signal(self, which: int, hurry: bool) -> None:
         """Posts to every peer, and takes a post of each."""
         for peer in self._peers:
@@ -85,8 +90,13 @@ class Board:
         self._posts += 1  # after the posts: who dies among them has not posted
         posted = self._own_start + _POSTED
         self._bytes[posted : posted + 8] = self._posts.to_bytes(8, "little")
-        own = self._addresses[self._neighbours.rank] + which
-        spins = self._spins if hurry else 0
+        self._is_waiting = True
+        try:
+            self._take_posts(self._addresses[self._neighbours.rank] + which, self._spins if hurry else 0)
+        finally:
+            self._is_waiting = False
+
+    def _take_posts(self, own: int, spins: int) -> None:
         for _ in self._peers:
             if not semaphores.wait(own, spins):
                 self._wait_long(own)
@@ -100,7 +110,7 @@ class Board:
             waited_s, before = waited_s + min(now - before, 2 * semaphores.LOOK_S), now
             self.memory.read_mail()
             gone = self._neighbours.gone()  # before reading what they posted: a dead worker posts nothing more
-            late = [peer for peer in self._peers if self._posted(peer) < self._posts]
+            late = self._late()
             for peer in late:
                 if peer in gone:
                     raise self._neighbours.blame(peer, ENDED)
@@ -111,6 +121,10 @@ class Board:
                 raise self._neighbours.blame(silent, f"it has been silent for {self._neighbours.timeout_s:g} s")
             if semaphores.wait(address):
                 return
+
+    def _late(self) -> list[int]:
+        """Those who have not posted as often as this worker, as far as they have written it down."""
+        return [peer for peer in self._peers if self._posted(peer) < self._posts]
 
     def _posted(self, peer: int) -> int:
         place = self._starts[peer] + _POSTED

@@ -96,6 +96,10 @@ class Mailbox:
         if transfer.error is not None:
             raise transfer.error
 
+    def awaited(self) -> list[int]:
+        """Takes no turn: a watchdog asks when all is stuck."""
+        return sorted({peer for transfer in list(self._open) if transfer.since is not None for peer in transfer.peers})
+
     def close(self) -> None:
         """Waits that are still open, on any thread, fail. What has been put into peers' slots stays for them."""
         with self._turns:

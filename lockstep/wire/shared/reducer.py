@@ -72,6 +72,9 @@ class SharedMemory(Reducer):
         self.board.part(hurry=True)
         return True
 
+    def awaited(self) -> list[int]:
+        return self.board.awaited()
+
     def close(self) -> None:
         self.board.memory.neighbours.close()
         self.board.memory.close()

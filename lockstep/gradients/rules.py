@@ -1,0 +1,153 @@
+"""What a lane may not do, since lanes on other workers would not see it, and how it shows: refused by name.
+
+# Note [The first turn]
+# Some of what a lane may not do shows only in values, or in autograd's graph, and looking there costs too much for
+# every step. A script does the same at every step, so it is looked for in the first turn of each loop over lanes in it:
+# the graph below each backward pass, and, in this worker's first lane, the values of parameters and gradients. One lane
+# alone on one worker is looked at like any other: with more workers the same script would be refused.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch.autograd.graph import Node
+
+from lockstep.errors import Misuse
+from lockstep.gradients.arrangement import Arrangement, Named
+from lockstep.gradients.fingerprint import fingerprints
+from lockstep.gradients.plan import StepPlan
+from lockstep.gradients.roots import LaneSpans, looking, summed_by
+from lockstep.gradients.step import StepInFlight
+
+
+class LaneRules:
+    """The rules for the lanes of one engine: `loop` around all lanes of a step, then `begin_step`, `begin_lane`, and
+    `end_lane` before the lane's gradients are taken. `says` is told what the user should know once.
+    """
+
+    def __init__(self, named: Sequence[Named]) -> None:
+        self._named = named
+        self._spans = LaneSpans()
+        self._closely = False
+        self._prints: torch.Tensor | None = None
+        """Fingerprints of the parameters when a lane began that is looked at closely."""
+        self._versions: list[tuple[int, int]] = []
+        """Those of the parameters when the step began, if it has several lanes or workers."""
+        self._told_of_sum = False
+        self.says: Callable[[str], None] = _unheard
+
+    @contextmanager
+    def loop(self, look: Callable[[Sequence[Node]], None] | None = None) -> Iterator[None]:
+        """Around a loop over lanes. In its first turn `look` is given the roots of backward passes, for `look_at`."""
+        self._closely = look is not None
+        with ExitStack() as around:
+            around.enter_context(self._spans.loop())
+            if look is not None:
+                around.enter_context(looking(look))
+            yield
+
+    def begin_step(self, plan: StepPlan) -> None:
+        self._versions = [] if plan.adds_nothing else [_version(one.parameter) for one in self._named]
+
+    def begin_lane(self, arranged: Arrangement) -> None:
+        arranged.watch.lane_begins(self._closely)
+        self._spans.lane_begins()
+        self._prints = fingerprints(self._values()) if self._closely else None
+
+    def end_lane(self, step: StepInFlight, arranged: Arrangement) -> None:
+        """Raises if the lane has done what it may not."""
+        _refuse_late_gradients(step)
+        arranged.watch.lane_ends()
+        if not step.keeps_gradients:
+            _refuse_changed_gradients(step, arranged)
+        changed = self._changed_parameter()
+        if changed is not None:
+            raise Misuse(
+                f"parameter {changed} was changed inside a lane of step {step.plan.step}, in place or by .data "
+                "(nn.Embedding with max_norm does so): lanes on other workers would not see it. Change parameters "
+                "outside run.lanes, where all workers do the same; where a layer sets itself up in its first forward "
+                "pass, run one before run.replicate."
+            )
+        self._closely = False
+
+    def look_at(self, step: StepInFlight, roots: Sequence[Node]) -> None:
+        """Raises if a backward pass that is about to begin goes through the graph of another lane."""
+        made = self._spans.made_before(roots)
+        if made is not None:
+            raise Misuse(
+                f"a backward pass of step {step.plan.step} goes through {made}, a part of the graph that was made in "
+                "another lane: a graph made in one loop over run.lanes cannot be used in another, for lanes may be on "
+                "other workers by then. Compute it again in this loop, or detach it."
+            )
+        is_untold = step.record.weights[step.lane] is None and not self._told_of_sum
+        if self._closely and is_untold and len(roots) == 1 and len(step.plan.present) > 1:
+            self._tell_of_sum(step, roots[0])
+
+    def _tell_of_sum(self, step: StepInFlight, root: Node) -> None:
+        """See Note [A loss that is a sum] in roots.py."""
+        found = summed_by(root, step.plan.shares[step.lane])
+        if found is not None:
+            self._told_of_sum = True
+            self.says(
+                f"the loss of lane {step.lane} is a sum over its samples ({found}), and lanes are averaged: the "
+                f"gradient is about 1/{len(step.plan.present)} of that of the whole batch. Write run.backward(loss, "
+                'reduction="sum") to have lanes added up, or make the loss a mean.'
+            )
+
+    def _changed_parameter(self) -> str | None:
+        """A lane that writes to a parameter changes it for the lanes after it on this worker, and for no other."""
+        for one, version in zip(self._named, self._versions, strict=False):  # one lane alone has no versions
+            if _version(one.parameter) != version:
+                return one.name
+        if self._prints is None:
+            return None
+        values = self._values()
+        same = (fingerprints(values) == self._prints).tolist()
+        return next((name for name, is_same in zip(sorted(values), same, strict=True) if not is_same), None)
+
+    def _values(self) -> dict[str, torch.Tensor]:
+        """The parameters that have a fingerprint."""
+        return {one.name: one.parameter for one in self._named if one.parameter.layout == torch.strided}
+
+
+def refuse_outside() -> None:
+    """For a backward pass that no lane has begun."""
+    raise Misuse(
+        "backward() outside of the lanes of a training step: its gradient would be this worker's own and never "
+        "be reduced. Write `for x, y in run.lanes(batch): ... loss.backward()` with the model in training mode "
+        "(or run.lanes(batch, train=True)), or `with run.no_sync():` if that is meant."
+    )
+
+
+def _refuse_late_gradients(step: StepInFlight) -> None:
+    for bucket in step.buckets[: step.folded]:
+        for parameter, slot in zip(bucket.parameters, bucket.layout.slots, strict=True):
+            if parameter.grad is not None:
+                raise Misuse(
+                    f"a second backward reached {slot.spec.name} in step {step.plan.step} after its gradient was "
+                    "reduced. Add the losses and call backward once, or put the backward passes of a lane inside "
+                    "`with run.no_sync():`."
+                )
+
+
+def _refuse_changed_gradients(step: StepInFlight, arranged: Arrangement) -> None:
+    """See Note [Changed after it arrived] in hooks.py."""
+    for number, bucket in enumerate(arranged.buckets[step.folded :], step.folded):
+        place = arranged.watch.changed(number)
+        if place is not None:
+            raise Misuse(
+                f"the gradient of {bucket.layout.slots[place].spec.name} was changed inside a lane of step "
+                f"{step.plan.step}, after its backward pass (clipped, unscaled, set to None): a worker's last lane has "
+                "no gradients left by then, so lanes would be treated differently. Clip after the loop over run.lanes; "
+                "for gradients of a single lane put its backward passes in `with run.no_sync():`."
+            )
+
+
+def _version(parameter: torch.nn.Parameter) -> tuple[int, int]:
+    """Another one after a write to the parameter, unless it went through `.data`."""
+    return parameter._version, parameter.data_ptr()
+
+
+def _unheard(text: str) -> None:
+    """Nobody listens."""
