@@ -19,6 +19,7 @@ import torch
 
 from lockstep.errors import BadCheckpoint
 from lockstep.run.checkpoint import Snapshot
+from lockstep.tensor_file import memory_of
 from lockstep.wire.transport import SNAPSHOT, Pending, Transport
 
 PIECE_BYTES = 64 * 1024 * 1024
@@ -73,7 +74,7 @@ def send_snapshot(
     for spans in pieces([tensor.nbytes for tensor in tensors], piece_bytes):
         piece = torch.cat([_flat(tensors[span.tensor])[span.start : span.stop].cpu() for span in spans])
         on_their_way = _post(transport, piece, targets, tag)
-        digest.update(_memory(piece))
+        digest.update(memory_of(piece))
         _wait(on_their_way)
     _wait(_post(transport, _tensor(digest.digest()), targets, tag))
 
@@ -88,7 +89,7 @@ def receive_snapshot(transport: Transport, source: int, tag: int = SNAPSHOT) -> 
     for spans in pieces([form.nbytes for form in forms], piece_bytes):
         piece = torch.empty(sum(span.stop - span.start for span in spans), dtype=torch.uint8, device="cpu")
         transport.receive(piece, source, tag).wait()
-        digest.update(_memory(piece))
+        digest.update(memory_of(piece))
         for span, part in zip(spans, piece.split([span.stop - span.start for span in spans]), strict=True):
             flats[span.tensor][span.start : span.stop] = part
     if _receive(transport, DIGEST_BYTES, source, tag) != digest.digest():
@@ -177,7 +178,3 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 def _tensor(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def _memory(flat: torch.Tensor) -> memoryview:
-    return memoryview((ctypes.c_char * flat.nbytes).from_address(flat.data_ptr()))

@@ -101,7 +101,7 @@ class Retention:
     _good: set[str] = field(default_factory=set)
 
     def written(self, digest: str) -> None:
-        """The checkpoint with this manifest is good: its files were read back when they were written."""
+        """The checkpoint with this manifest is good: this process has just written it."""
         self._good.add(digest)
 
     def prune(self) -> list[Path]:
