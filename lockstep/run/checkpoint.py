@@ -100,13 +100,22 @@ def read_manifest(path: Path) -> dict[str, Any]:
         text = (path / MANIFEST).read_bytes().decode()
         body, digest = _parted(text)
         manifest = json.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadCheckpoint(f"checkpoint {path}: {MANIFEST} is missing or damaged ({error})") from error
     if digest != hashlib.sha256(body.encode()).hexdigest():
         raise BadCheckpoint(f"checkpoint {path}: {MANIFEST} is damaged (its SHA-256 does not fit)")
-    if manifest["format"] != FORMAT:
-        raise BadCheckpoint(f"checkpoint {path} has format {manifest['format']}; this version reads {FORMAT}")
+    found = manifest.get("format")
+    if found != FORMAT:
+        raise BadCheckpoint(f"checkpoint {path} has format {found!r:.40}; this version reads {FORMAT}")
+    _check_manifest(path, manifest)
     return dict(manifest)
+
+
+def _check_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
+    """What is in the state is for those to check who know what it means."""
+    for name, kind in (("serial", int), ("files", dict), ("state", dict)):
+        if type(manifest.get(name)) is not kind:
+            raise BadCheckpoint(f"checkpoint {path}: {MANIFEST} has no usable entry {name!r}")
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -19,6 +19,7 @@ import torch
 
 from lockstep.errors import BadCheckpoint
 from lockstep.run.checkpoint import Snapshot
+from lockstep.run.schema import check_form
 from lockstep.tensor_file import memory_of
 from lockstep.wire.transport import SNAPSHOT, Pending, Transport
 
@@ -80,7 +81,9 @@ def send_snapshot(
 
 
 def receive_snapshot(transport: Transport, source: int, tag: int = SNAPSHOT) -> Snapshot:
-    """The snapshot that worker `source` sends, on the CPU; BadCheckpoint if it did not arrive as it was sent."""
+    """The snapshot that worker `source` sends, on the CPU; BadCheckpoint if it did not arrive as it was sent, or its
+    state is not that of a run.
+    """
     text = _receive_text(transport, source, tag)
     digest = hashlib.sha256(text)
     state, forms, piece_bytes = _parsed(text, source)
@@ -94,7 +97,9 @@ def receive_snapshot(transport: Transport, source: int, tag: int = SNAPSHOT) -> 
             flats[span.tensor][span.start : span.stop] = part
     if _receive(transport, DIGEST_BYTES, source, tag) != digest.digest():
         raise BadCheckpoint(_damaged(source))
-    return Snapshot(tensors, state)
+    snapshot = Snapshot(tensors, state)
+    check_form(snapshot, f"the snapshot from worker {source}")
+    return snapshot
 
 
 def pieces(sizes_bytes: Sequence[int], piece_bytes: int) -> Iterator[list[Span]]:
@@ -145,7 +150,7 @@ def _parsed(text: bytes, source: int) -> tuple[dict[str, Any], list[Form], int]:
         state, piece_bytes = told["state"], told["piece_bytes"]
         if not isinstance(state, dict) or type(piece_bytes) is not int or not 0 < piece_bytes <= PIECE_BYTES:
             raise ValueError(f"a {type(state).__name__} in pieces of {piece_bytes!r} bytes")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadCheckpoint(f"worker {source} sent a snapshot that cannot be read: {error!r}") from error
     return state, forms, piece_bytes
 
