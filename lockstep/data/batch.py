@@ -24,7 +24,8 @@ class GlobalBatch:
     """`num_samples` of the whole batch, and the data of those of this worker's lanes that are not empty.
 
     `position` is that of the batch itself, counted from 0, and `loader` the number of the run's loader that it came
-    from; None where the batch did not come from a loader. `again` gives shares of this batch once more.
+    from; None where the batch did not come from a loader. `again` gives shares of this batch once more. `digest` is
+    that of its sample indices, and `drawn` what the loader's `drawn` was before it; empty where there is no loader.
     """
 
     num_samples: int
@@ -32,6 +33,8 @@ class GlobalBatch:
     position: Position | None = None
     loader: int | None = None
     again: Callable[[Sequence[int]], Mapping[int, Any]] | None = field(default=None, repr=False)
+    digest: str = ""
+    drawn: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shares", MappingProxyType(dict(self.shares)))

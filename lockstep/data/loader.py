@@ -17,6 +17,7 @@ from lockstep.data.grow import grown, growth
 from lockstep.data.keys import Keys
 from lockstep.data.moving import Moving
 from lockstep.data.order import Order
+from lockstep.data.passes import Passes
 from lockstep.data.pinning import to_be_pinned, unpacked
 from lockstep.data.samplers import Samplers
 from lockstep.data.samples import SampleFetch
@@ -77,7 +78,7 @@ class ShardedLoader:
         self._moving = moving or Moving()
         self._feed = Feed()
         self._inner: DataLoader[Any] | None = None
-        self._set_keys(seed, num_lanes)
+        self._set_keys(seed, num_lanes, None)
         self._position = Position()
         self._ended_at = Position()
         self._mid_pass = self._sought = False
@@ -138,11 +139,26 @@ class ShardedLoader:
         self._pass_number += 1
         self._position, self._mid_pass, self._sought = position, position.step > 0, True
 
+    @property
+    def drawn(self) -> str:
+        """What the samplers gave in the pass up to this position, and in the pass before it, as digests.
+
+        The same on every worker; empty where nothing was drawn, or the loader was put here without being told.
+        """
+        return self._passes.drawn(self._position)
+
+    def check_drawn(self, expected: str) -> None:
+        """To be called after `seek`, with what `drawn` was there: the samplers are run to that place, at once.
+
+        BadCheckpoint if they give other samples than before. See Note [The same samples again] in passes.py.
+        """
+        self._passes.check(self._position, expected, self._index)
+
     def rekey(self, seed: int, num_lanes: int) -> None:
         """Passes that begin from now on are those of another seed and number of lanes: a resumed run keeps its own."""
         self.close()
         said_for = self._num_lanes
-        self._set_keys(seed, num_lanes)
+        self._set_keys(seed, num_lanes, self._passes)
         if num_lanes != said_for:
             self._say_growth()
 
@@ -153,22 +169,23 @@ class ShardedLoader:
             running.close()
         self._inner = None
 
-    def _set_keys(self, seed: int, num_lanes: int) -> None:
+    def _set_keys(self, seed: int, num_lanes: int, before: Passes | None) -> None:
         self._keys = Keys(seed, self._index)
         self._num_lanes = num_lanes
         self._whole = grown(self.loader, num_lanes) if self._grows else self.loader
         stream = is_stream(self.loader)
-        self._samplers = Samplers.endless() if stream else Samplers.of(self.loader, self._whole.batch_sampler)
+        samplers = Samplers.endless() if stream else Samplers.of(self.loader, self._whole.batch_sampler)
         source = Source(self.loader.dataset, self.loader.collate_fn, self._keys, num_lanes)
         self._fetch = fetch_for(self._whole, source)
+        counts = self._fetch.counts_uses
+        self._passes = Passes(samplers, self._keys, count_uses=counts, say=self._say, before=before)
 
     def _say_growth(self) -> None:
         if self._grows:
             self._say(growth(self._whole, self._num_lanes))
 
     def _batches(self, number: int) -> Pass:
-        order = Order(self._samplers, self._keys, self._position.epoch, count_uses=self._fetch.counts_uses)
-        order.skip(self._position.step)
+        order = self._passes.begin(self._position)
         carried: tuple[int, ...] | None = None
         loading: Iterator[Loaded | None] = iter(())
         try:
@@ -182,10 +199,11 @@ class ShardedLoader:
                 self.waited_ns += time.monotonic_ns() - began_ns
                 if loaded is None:
                     break
-                draw = order.handed_out()
+                drawn, draw = self.drawn, order.handed_out()
                 self._position = Position(draw.position.epoch, draw.position.step + 1)
                 again = Again(self.loader, self._fetch, draw, loaded[0], self._moving)
-                yield GlobalBatch(loaded[0], self._moving(loaded[1]), draw.position, self._index, again)
+                shares = self._moving(loaded[1])
+                yield GlobalBatch(loaded[0], shares, draw.position, self._index, again, draw.digest, drawn)
         finally:
             if number == self._pass_number:
                 self._fetch.close()
