@@ -24,6 +24,7 @@ from lockstep.data.samples import SampleFetch
 from lockstep.data.stream import StreamFetch
 from lockstep.data.whole import WholeFetch
 from lockstep.errors import BadArgument, Misuse
+from lockstep.lanes import share
 
 Pass = Generator[GlobalBatch, None, None]
 
@@ -45,7 +46,8 @@ class ShardedLoader:
     processes and pinning are as the user set them. With `batch="grow"` it is read as one with batches `num_lanes`
     times as large, see Note [Grown batches] in lockstep/data/grow.py. Order and augmentation depend on `seed`, on
     `index` (which tells the loaders of a run apart) and on the epoch, never on the number of workers or loader
-    processes. Shares are given out where `moving` brings them.
+    processes. Shares are given out where `moving` brings them; a lane has `least()` samples of a batch or none, where
+    the batch has as many.
     """
 
     dataset = property(attrgetter("loader.dataset"))
@@ -67,11 +69,13 @@ class ShardedLoader:
         say: Callable[[str], None],
         batch: str = SPLIT,
         moving: Moving | None = None,
+        least: Callable[[], int] = lambda: 1,
     ) -> None:
         self.loader = accepted(loader, batch)
         self._grows = batch == GROW
         self._say = say
         self._lanes = lanes
+        self._least = least
         self._index = index
         self.waited_ns = 0
         """For how long loops have waited for batches of this loader, all together."""
@@ -105,7 +109,8 @@ class ShardedLoader:
     @property
     def lane_batch_size(self) -> int | None:
         """The most samples that a lane has of one global batch; with `batch="grow"` the size that the user set."""
-        return None if self.batch_size is None else -(-self.batch_size // self._num_lanes)
+        size, num_lanes, least = self.batch_size, self._num_lanes, self._least()
+        return None if size is None else max(len(share(size, lane, num_lanes, least)) for lane in range(num_lanes))
 
     def __iter__(self) -> Iterator[GlobalBatch]:
         """Starts a pass: where `seek` said, or at the beginning of the next epoch. One runs at a time."""
@@ -186,37 +191,37 @@ class ShardedLoader:
 
     def _batches(self, number: int) -> Pass:
         order = self._passes.begin(self._position)
-        carried: tuple[int, ...] | None = None
+        carried: tuple[tuple[int, ...], int] | None = None
         loading: Iterator[Loaded | None] = iter(())
         try:
             while True:
                 self._check_newest(number)
-                lanes, began_ns = tuple(self._lanes()), time.monotonic_ns()
-                if lanes != carried:
+                lanes, least, began_ns = tuple(self._lanes()), self._least(), time.monotonic_ns()
+                if (lanes, least) != carried:
                     del loading  # its loader processes end before new ones start
-                    loading, carried = self._open(order, lanes), lanes
+                    loading, carried = self._open(order, lanes, least), (lanes, least)
                 loaded = unpacked(next(loading, None))
                 self.waited_ns += time.monotonic_ns() - began_ns
                 if loaded is None:
                     break
                 drawn, draw = self.drawn, order.handed_out()
                 self._position = Position(draw.position.epoch, draw.position.step + 1)
-                again = Again(self.loader, self._fetch, draw, loaded[0], self._moving)
+                again = Again(self.loader, self._fetch, draw, loaded[0], self._moving, least)
                 shares = self._moving(loaded[1])
-                yield GlobalBatch(loaded[0], shares, draw.position, self._index, again, draw.digest, drawn)
+                yield GlobalBatch(loaded[0], shares, draw.position, self._index, again, draw.digest, drawn, least)
         finally:
             if number == self._pass_number:
                 self._fetch.close()
         self._ended_at = self._position
         self._position, self._mid_pass = Position(self._position.epoch + 1, 0), False
 
-    def _open(self, order: Order, lanes: tuple[int, ...]) -> Iterator[Loaded | None]:
+    def _open(self, order: Order, lanes: tuple[int, ...], least: int) -> Iterator[Loaded | None]:
         """Starts loading all that is not handed out yet."""
         if self._inner is None:
             self._inner = loader_inside(self.loader, self._fetch, self._feed, self._moving.pins)
         # torch draws a seed for its processes, which must not come out of the training loop's generator
         self._inner.generator.manual_seed(self._keys.of("processes", self._position.epoch))
-        self._feed.requests = (self._fetch.request(draw, lanes) for draw in order.ahead())
+        self._feed.requests = (self._fetch.request(draw, lanes, least) for draw in order.ahead())
         return iter(self._inner)
 
     def _check_newest(self, number: int) -> None:

@@ -19,7 +19,7 @@ from lockstep.gradients.losses import Told
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import StepRecord
 from lockstep.gradients.squares import Squares
-from lockstep.lanes import Fold, Reduction, share
+from lockstep.lanes import Fold, Reduction
 from lockstep.wire import Agreement, Launched
 
 
@@ -70,9 +70,7 @@ class StepInFlight:
         if len(self.plan.present) == 1:
             return 1.0
         told = self.record.weights[self.lane]
-        num_samples = self.plan.num_samples
-        own = len(share(num_samples, self.lane, self.plan.assignment.num_lanes))
-        return (own if told is None else told) / num_samples
+        return (self.plan.shares[self.lane] if told is None else told) / self.plan.num_samples
 
     def scale(self, weights: dict[int, float]) -> float:
         """By what the sum is multiplied. See Note [Scale of told weights]."""

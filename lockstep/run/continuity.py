@@ -119,7 +119,7 @@ class Continuity:
     def _carried(self, batch: GlobalBatch) -> GlobalBatch:
         """The batch with the shares of the lanes that are carried here now, whoever carried them when it was loaded."""
         stepping = self._parts.stepping
-        present = present_lanes(batch.num_samples, stepping.assignment.num_lanes)
+        present = present_lanes(batch.num_samples, stepping.assignment.num_lanes, batch.least)
         lanes = [lane for lane in stepping.lanes if lane in present]
         return batch if lanes == sorted(batch.shares) else batch.for_lanes(lanes)
 

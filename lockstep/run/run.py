@@ -17,10 +17,11 @@ from lockstep.data.moving import Moving
 from lockstep.errors import BadArgument, LockstepError, Misuse, WorkerLost, told_as_lost
 from lockstep.events import Closed, Events, LaneEnded, Said
 from lockstep.gradients.arrangement import Wanted
-from lockstep.gradients.batchnorm import connect
+from lockstep.gradients.batchnorm import connect, norms_by_lane, told_by_lane
 from lockstep.gradients.buffers import Buffers
 from lockstep.gradients.engine import Engine
 from lockstep.gradients.health import HealthPlan
+from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import Wish
 from lockstep.gradients.squares import SquaresPlan
 from lockstep.gradients.updates import FlatUpdates, check_flat
@@ -92,6 +93,7 @@ class Run:
         self._stepping.surroundings = self.continuity
         self._keeping = Keeping(self._parts, settings, overrides, wire, events, self.continuity)
         self._capturing = Capturing(settings, self._models, self._stepping, events, self._ready_engine, self._own_hooks)
+        self._told_of_norms = False
         self._closed = False
         self._pid = os.getpid()
         self.failed = False
@@ -187,6 +189,7 @@ class Run:
             say=lambda text: self._events.emit(Said(text)),
             batch=batch,
             moving=self._moving,
+            least=lambda: self._stepping.least,
         )
         self._progress.place_loader(len(self._loaders), sharded)
         self._loaders.append(sharded)
@@ -381,14 +384,25 @@ class Run:
             refuse_new_parameters(self._models, engine.named)
             self._models.check_optimizers_cover_known_parameters()
             engine.buffers = self._buffers()
+            self._stepping.least = self._least()
             self._watch.noticed = False
         if counts and self._settings.stop_after is not None and self._stepping.step >= self._settings.stop_after:
             self.close()
             raise SystemExit(0)
         if counts:
             self._keeping.train()
+            self._tell_of_norms(batch)
             self._progress.trained_on.add(batch.loader)
         return self._watched(self._stepping.training(batch, engine, counts), engine)
+
+    def _tell_of_norms(self, batch: GlobalBatch) -> None:
+        """Once, in the first step, by worker 0."""
+        if not self._told_of_norms and self.rank == 0:
+            plan = StepPlan(self._stepping.step, batch.num_samples, self._stepping.assignment, least=batch.least)
+            text = told_by_lane(self._models.modules.values(), plan.shares.values(), self.lane_count)
+            if text:
+                self._events.emit(Said(text))
+        self._told_of_norms = True
 
     def _watched(self, lanes: Iterator[Any], engine: Engine) -> Iterator[Any]:
         """The lanes of a step; what they have added to the models is refused when they are done."""
@@ -417,6 +431,7 @@ class Run:
             self._engine.sight = lambda lane, grads: self._events.emit(LaneEnded(self._stepping.step, lane, grads))
         modules = list(self._models.modules.values())
         self._stepping.statistics = connect(modules, self._wire.transport)
+        self._stepping.least = self._least()
         self._watch.noticed = True
 
     def _flat_updates(self) -> FlatUpdates | None:
@@ -426,6 +441,10 @@ class Run:
 
     def _buffers(self) -> Buffers:
         return Buffers(list(self._models.modules.values()), self._models.name_prefixes())
+
+    def _least(self) -> int:
+        """How many samples the models need at a time. See Note [No lane with a single sample] in lanes.py."""
+        return 2 if norms_by_lane(self._models.modules.values()) else 1
 
     def _epochs(self, count: int) -> Iterator[int]:
         if self._engine is not None:
