@@ -11,7 +11,13 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize(
-    "file", ["gradients/test_fingerprint.py", "gradients/test_finite.py", "wire/test_gpu_kernels.py"]
+    "file",
+    [
+        "gradients/test_fingerprint.py",
+        "gradients/test_finite.py",
+        "wire/test_gpu_kernels.py",
+        "run/test_exact_state.py",
+    ],
 )
 def test_in_a_process_that_sees_the_gpu(gpu: None, file: str) -> None:
     path = Path(REPOSITORY) / "tests" / file

@@ -45,7 +45,7 @@ def train(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
         def closure(number: int = number) -> torch.Tensor:
             optimizer.zero_grad()
-            x = torch.randn(8, 6, generator=torch.Generator().manual_seed(number)).to(next(model.parameters()).dtype)
+            x = torch.randn(8, 6, generator=torch.Generator().manual_seed(number)).to(next(model.parameters()))
             loss = model(x).square().mean()
             with run.no_sync():
                 loss.backward()
@@ -283,3 +283,41 @@ def test_the_run_shares_no_memory_with_the_snapshot_that_it_took(tmp_path: Path)
         train(run, model, optimizer)
         average.step()
         assert digest(tensors) == before
+
+
+ON_GPU: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "master weights": MasterWeights,
+    "adamw fused": lambda p: torch.optim.AdamW(p, 0.01, fused=True),
+    "adam with a rate that is a tensor": lambda p: torch.optim.Adam(p, torch.tensor(0.01), capturable=True),
+    "adam": lambda p: torch.optim.Adam(p, 0.01),
+}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ON_GPU)
+def test_state_on_a_gpu_comes_back_there(name: str, tmp_path: Path) -> None:
+    def placed(optimizer: torch.optim.Optimizer, average: Average) -> list[str]:
+        tensors: dict[str, torch.Tensor] = {}
+        pack([optimizer.state_dict(), average.state_dict()], "", tensors)
+        return [f"{key} {tensor.device}" for key, tensor in tensors.items()]
+
+    def began(run: Run) -> tuple[nn.Module, torch.optim.Optimizer, Average]:
+        model = module(torch.bfloat16).to(run.device)
+        optimizer, average = ON_GPU[name](model.parameters()), Average(model)
+        run.replicate(model, optimizer, average=average)
+        return model, optimizer, average
+
+    with lockstep.start(device="cuda") as run:
+        model, optimizer, average = began(run)
+        train(run, model, optimizer)
+        average.step()
+        run.save(tmp_path / "c")
+        saved = digest_of([optimizer.state_dict(), average.state_dict()]), placed(optimizer, average)
+        train(run, model, optimizer)
+        wanted = run.digest()
+    with lockstep.start(device="cuda") as run:
+        model, optimizer, average = began(run)
+        run.resume(tmp_path / "c")
+        assert (digest_of([optimizer.state_dict(), average.state_dict()]), placed(optimizer, average)) == saved
+        train(run, model, optimizer)
+        assert run.digest() == wanted
