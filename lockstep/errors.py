@@ -64,24 +64,6 @@ class Disagreement(LockstepError):  # noqa: N818
         )
 
 
-OUT_OF_PLACE = 76
-"""The exit code of a worker that could not find its place in a run under way."""
-
-
-class OutOfPlace(SystemExit):
-    """A worker that joined a run gives up: its script is not where the others' are. They go on without it.
-
-    It ends the process, also through `except Exception`.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(OUT_OF_PLACE)
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return self.reason
-
-
 @dataclass
 class PeerGone(LockstepError):  # noqa: N818
     """The wire's own word for a peer that stopped answering; whoever knows the step makes it a WorkerLost."""

@@ -8,6 +8,11 @@ Everything here is pure: values in, values out, nothing imported from torch.
 # the sum of the lanes' weighted gradients bracketed by this tree. Floating-point addition is commutative but
 # not associative, so the brackets alone decide the bits; who adds which node does not matter. A lane
 # without samples is absent: its parent is then its sibling, unchanged, not "sibling + 0".
+
+# Note [No lane with a single sample]
+# A model may need more than one sample at a time: batch norm has no statistics of one. A batch of N samples is then cut
+# into P = min(V, N // least) parts, as evenly as V parts would be, and P of the V lanes have one each, spread over the
+# lane indices as P samples would be. With N >= least·V every lane has a part, the same as with `least` 1.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,15 +22,20 @@ from functools import cached_property, lru_cache
 from lockstep.errors import BadArgument
 
 
-def share(num_samples: int, lane: int, num_lanes: int) -> range:
-    """The positions in a global batch of `num_samples` that belong to `lane`."""
-    return range(num_samples * lane // num_lanes, num_samples * (lane + 1) // num_lanes)
+def share(num_samples: int, lane: int, num_lanes: int, least: int = 1) -> range:
+    """The positions in a global batch of `num_samples` that belong to `lane`: none, or `least` if there are as many.
+
+    See Note [No lane with a single sample].
+    """
+    parts = max(1, min(num_lanes, num_samples // least))
+    first, last = parts * lane // num_lanes, parts * (lane + 1) // num_lanes
+    return range(num_samples * first // parts, num_samples * last // parts)
 
 
 @lru_cache(maxsize=256)
-def present_lanes(num_samples: int, num_lanes: int) -> tuple[int, ...]:
-    """The lanes that hold at least one sample of a global batch of `num_samples`."""
-    return tuple(lane for lane in range(num_lanes) if share(num_samples, lane, num_lanes))
+def present_lanes(num_samples: int, num_lanes: int, least: int = 1) -> tuple[int, ...]:
+    """The lanes that hold samples of a global batch of `num_samples`, `least` each if there are as many."""
+    return tuple(lane for lane in range(num_lanes) if share(num_samples, lane, num_lanes, least))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 - `loader`    what `run.shard` returns; `accept` says which loaders it takes
 - `samplers`, `order`    which indices each global batch has, the same on every worker
+- `passes`    where a pass begins, and whether it gives the same samples again
 - `grow`      global batches with as many samples for each lane as the loader has in a batch
 - `fetch`     loading a global batch: by `samples`, by `whole` items, or from a `stream`
 - `again`     further lanes of a batch that was already handed out

@@ -19,7 +19,7 @@ from lockstep.data.moving import Moving
 from lockstep.data.order import Draw
 from lockstep.data.pinning import to_be_pinned, unpacked
 from lockstep.errors import BadArgument
-from lockstep.lanes import share
+from lockstep.lanes import present_lanes
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,16 @@ class Again:
     draw: Draw
     num_samples: int
     moving: Moving = field(default_factory=Moving)
+    least: int = 1
 
     def __call__(self, lanes: Sequence[int]) -> dict[int, Any]:
         """The shares of those of `lanes` that are not empty; nothing is read where all of them are."""
-        filled = [lane for lane in lanes if share(self.num_samples, lane, self.fetch.source.num_lanes)]
+        present = present_lanes(self.num_samples, self.fetch.source.num_lanes, self.least)
+        filled = [lane for lane in lanes if lane in present]
         if not filled:
             return {}
-        loaded = load_once(self.loader, self.fetch, self.fetch.request(self.draw, filled), self.moving.pins)
+        request = self.fetch.request(self.draw, filled, self.least)
+        loaded = load_once(self.loader, self.fetch, request, self.moving.pins)
         if self.loader.num_workers > 0:
             self.fetch.close()  # what it opened is not read on here, for the loader reads in processes of its own
         shares: dict[int, Any] = self.moving(self._checked(loaded))

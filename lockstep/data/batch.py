@@ -23,8 +23,10 @@ class Position:
 class GlobalBatch:
     """`num_samples` of the whole batch, and the data of those of this worker's lanes that are not empty.
 
+    A lane has `least` samples of it, if there are as many (Note [No lane with a single sample] in lanes.py).
     `position` is that of the batch itself, counted from 0, and `loader` the number of the run's loader that it came
-    from; None where the batch did not come from a loader. `again` gives shares of this batch once more.
+    from; None where the batch did not come from a loader. `again` gives shares of this batch once more. `digest` is
+    that of its sample indices, and `drawn` what the loader's `drawn` was before it; empty where there is no loader.
     """
 
     num_samples: int
@@ -32,6 +34,9 @@ class GlobalBatch:
     position: Position | None = None
     loader: int | None = None
     again: Callable[[Sequence[int]], Mapping[int, Any]] | None = field(default=None, repr=False)
+    digest: str = ""
+    drawn: str = field(default="", repr=False)
+    least: int = 1
     whole: Any = field(default=None, repr=False)
     """The batch that it was cut from, where this worker holds that."""
 
@@ -39,11 +44,11 @@ class GlobalBatch:
         object.__setattr__(self, "shares", MappingProxyType(dict(self.shares)))
 
     @classmethod
-    def cut(cls, batch: Any, num_lanes: int, lanes: Sequence[int]) -> "GlobalBatch":
+    def cut(cls, batch: Any, num_lanes: int, lanes: Sequence[int], least: int = 1) -> "GlobalBatch":
         """The shares of `lanes`, cut from a batch that every worker holds whole."""
         num_samples = cut.num_samples(batch)
-        again = partial(cut_shares, batch, num_samples, num_lanes)
-        return cls(num_samples, again(lanes), again=again, whole=batch)
+        again = partial(cut_shares, batch, num_samples, num_lanes, least=least)
+        return cls(num_samples, again(lanes), again=again, least=least, whole=batch)
 
     def for_lanes(self, lanes: Sequence[int]) -> "GlobalBatch":
         """The same batch with the shares of `lanes`: what is here is reused as it is, the rest is got again.
@@ -82,7 +87,7 @@ class GlobalBatch:
         )
 
 
-def cut_shares(batch: Any, num_samples: int, num_lanes: int, lanes: Sequence[int]) -> dict[int, Any]:
+def cut_shares(batch: Any, num_samples: int, num_lanes: int, lanes: Sequence[int], least: int) -> dict[int, Any]:
     """What each of `lanes` takes of a whole batch; lanes without samples are absent."""
-    positions = {lane: share(num_samples, lane, num_lanes) for lane in lanes}
+    positions = {lane: share(num_samples, lane, num_lanes, least) for lane in lanes}
     return {lane: cut.take(batch, taken) for lane, taken in positions.items() if taken}

@@ -56,8 +56,11 @@ class Fetch(Dataset[Any], ABC):
         """Whether `load` may draw random numbers, or set generators."""
 
     @abstractmethod
-    def request(self, draw: Draw, lanes: Sequence[int]) -> Any:
-        """What `load` needs for this draw: small, immutable, the same for equal arguments."""
+    def request(self, draw: Draw, lanes: Sequence[int], least: int = 1) -> Any:
+        """What `load` needs for this draw: small, immutable, the same for equal arguments.
+
+        A lane is given `least` samples, if there are as many.
+        """
 
     @abstractmethod
     def load(self, request: Any) -> Loaded | None:

@@ -9,6 +9,7 @@
 
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
@@ -24,14 +25,19 @@ from lockstep.data.grow import grown, growth
 from lockstep.data.keys import Keys
 from lockstep.data.moving import Moving
 from lockstep.data.order import Order
+from lockstep.data.passes import Passes
 from lockstep.data.pinning import to_be_pinned, unpacked
 from lockstep.data.samplers import Samplers
 from lockstep.data.samples import SampleFetch
 from lockstep.data.stream import StreamFetch
 from lockstep.data.whole import WholeFetch
 from lockstep.errors import BadArgument, Misuse
+from lockstep.lanes import share
 
 Pass = Generator[GlobalBatch, None, None]
+
+MOST_MARKS = 64
+"""How many batches a script may take ahead so that it is still known what was drawn before the first of them."""
 
 
 class Feed:
@@ -51,7 +57,8 @@ class ShardedLoader:
     processes and pinning are as the user set them. With `batch="grow"` it is read as one with batches `num_lanes`
     times as large, see Note [Grown batches] in lockstep/data/grow.py. Order and augmentation depend on `seed`, on
     `index` (which tells the loaders of a run apart) and on the epoch, never on the number of workers or loader
-    processes. Shares are given out where `moving` brings them.
+    processes. Shares are given out where `moving` brings them; a lane has `least()` samples of a batch or none, where
+    the batch has as many.
     """
 
     dataset = property(attrgetter("loader.dataset"))
@@ -73,24 +80,27 @@ class ShardedLoader:
         say: Callable[[str], None],
         batch: str = SPLIT,
         moving: Moving | None = None,
+        least: Callable[[], int] = lambda: 1,
     ) -> None:
         self.loader = accepted(loader, batch)
         self._grows = batch == GROW
         self._say = say
         self._lanes = lanes
+        self._least = least
         self._index = index
         self.waited_ns = 0
         """For how long loops have waited for batches of this loader, all together."""
         self._moving = moving or Moving()
         self._feed = Feed()
         self._inner: DataLoader[Any] | None = None
-        self._set_keys(seed, num_lanes)
+        self._set_keys(seed, num_lanes, None)
         self._position = Position()
         self._committed: Position | None = None
         self._num_ahead = 0
         self._ended_at = Position()
         self._mid_pass = self._sought = self._closing = False
         self._num_spent = 0
+        self._marks: deque[tuple[Position, str]] = deque(maxlen=MOST_MARKS)
         self._pass_number = 0
         self._running: weakref.ref[Pass] | None = None
         for note in notes(loader):
@@ -114,7 +124,8 @@ class ShardedLoader:
     @property
     def lane_batch_size(self) -> int | None:
         """The most samples that a lane has of one global batch; with `batch="grow"` the size that the user set."""
-        return None if self.batch_size is None else -(-self.batch_size // self._num_lanes)
+        size, num_lanes, least = self.batch_size, self._num_lanes, self._least()
+        return None if size is None else max(len(share(size, lane, num_lanes, least)) for lane in range(num_lanes))
 
     def __iter__(self) -> Iterator[GlobalBatch]:
         """Starts a pass: where `seek` said, or at the beginning of the next epoch. One runs at a time."""
@@ -178,11 +189,30 @@ class ShardedLoader:
         self._committed, self._num_ahead = position if is_trained_on else None, 0
         self._num_spent = num_spent
 
+    @property
+    def drawn(self) -> str:
+        """What the samplers gave in the pass up to this position, and in the pass before it, as digests.
+
+        The same on every worker; empty where nothing was drawn, or the loader was put here without being told.
+        """
+        return self._passes.drawn(self._position)
+
+    def drawn_at(self, position: Position) -> str:
+        """The same up to a position that was passed a moment ago; empty where it is not known any more."""
+        return self.drawn if position == self._position else dict(self._marks).get(position, "")
+
+    def check_drawn(self, expected: str) -> None:
+        """To be called after `seek`, with what `drawn` was there: the samplers are run to that place, at once.
+
+        BadCheckpoint if they give other samples than before. See Note [The same samples again] in passes.py.
+        """
+        self._passes.check(self._position, expected, self._index)
+
     def rekey(self, seed: int, num_lanes: int) -> None:
         """Passes that begin from now on are those of another seed and number of lanes: a resumed run keeps its own."""
         self.close()
         said_for = self._num_lanes
-        self._set_keys(seed, num_lanes)
+        self._set_keys(seed, num_lanes, self._passes)
         if num_lanes != said_for:
             self._say_growth()
 
@@ -194,39 +224,42 @@ class ShardedLoader:
             running.close()
         self._inner, self._closing = None, False
 
-    def _set_keys(self, seed: int, num_lanes: int) -> None:
+    def _set_keys(self, seed: int, num_lanes: int, before: Passes | None) -> None:
         self._keys = Keys(seed, self._index)
         self._num_lanes = num_lanes
         self._whole = grown(self.loader, num_lanes) if self._grows else self.loader
         stream = is_stream(self.loader)
-        self._samplers = Samplers.endless() if stream else Samplers.of(self.loader, self._whole.batch_sampler)
+        samplers = Samplers.endless() if stream else Samplers.of(self.loader, self._whole.batch_sampler)
         source = Source(self.loader.dataset, self.loader.collate_fn, self._keys, num_lanes)
         self._fetch = fetch_for(self._whole, source)
+        counts = self._fetch.counts_uses
+        self._passes = Passes(samplers, self._keys, count_uses=counts, say=self._say, before=before)
 
     def _say_growth(self) -> None:
         if self._grows:
             self._say(growth(self._whole, self._num_lanes))
 
     def _batches(self, number: int) -> Pass:
-        order = Order(self._samplers, self._keys, self._position.epoch, count_uses=self._fetch.counts_uses)
-        order.skip(self._position.step)
-        carried: tuple[int, ...] | None = None
+        order = self._passes.begin(self._position)
+        carried: tuple[tuple[int, ...], int] | None = None
         loading: Iterator[Loaded | None] = iter(())
         try:
             while True:
                 self._check_newest(number)
-                lanes, began_ns = tuple(self._lanes()), time.monotonic_ns()
-                if lanes != carried:
+                lanes, least, began_ns = tuple(self._lanes()), self._least(), time.monotonic_ns()
+                if (lanes, least) != carried:
                     del loading  # its loader processes end before new ones start
-                    loading, carried = self._open(order, lanes), lanes
+                    loading, carried = self._open(order, lanes, least), (lanes, least)
                 loaded = unpacked(next(loading, None))
                 self.waited_ns += time.monotonic_ns() - began_ns
                 if loaded is None:
                     break
-                draw = order.handed_out()
+                drawn, draw = self.drawn, order.handed_out()
+                self._marks.append((draw.position, drawn))
                 self._position = Position(draw.position.epoch, draw.position.step + 1)
-                again = Again(self.loader, self._fetch, draw, loaded[0], self._moving)
-                yield GlobalBatch(loaded[0], self._moving(loaded[1]), draw.position, self._index, again)
+                again = Again(self.loader, self._fetch, draw, loaded[0], self._moving, least)
+                shares = self._moving(loaded[1])
+                yield GlobalBatch(loaded[0], shares, draw.position, self._index, again, draw.digest, drawn, least)
         except GeneratorExit:
             if number == self._pass_number and not self._closing:
                 self._end_pass()  # left by `break`: nobody can go on with it
@@ -240,13 +273,13 @@ class ShardedLoader:
         self._ended_at = self._position
         self._position, self._mid_pass = Position(self._position.epoch + 1, 0), False
 
-    def _open(self, order: Order, lanes: tuple[int, ...]) -> Iterator[Loaded | None]:
+    def _open(self, order: Order, lanes: tuple[int, ...], least: int) -> Iterator[Loaded | None]:
         """Starts loading all that is not handed out yet."""
         if self._inner is None:
             self._inner = loader_inside(self.loader, self._fetch, self._feed, self._moving.pins)
         # torch draws a seed for its processes, which must not come out of the training loop's generator
         self._inner.generator.manual_seed(self._keys.of("processes", self._position.epoch))
-        self._feed.requests = (self._fetch.request(draw, lanes) for draw in order.ahead())
+        self._feed.requests = (self._fetch.request(draw, lanes, least) for draw in order.ahead())
         return iter(self._inner)
 
     def _check_newest(self, number: int) -> None:

@@ -49,8 +49,8 @@ class Samplers:
 
     @classmethod
     def endless(cls) -> "Samplers":
-        """For a stream, whose samples have no indices: one empty list after the other."""
-        return cls(repeat(()), batched=True)
+        """For a stream, whose samples have no indices: one list after the other, with an index that means nothing."""
+        return cls(repeat((0,)), batched=True)
 
     def begin(self, epoch: int) -> Iterator[Any]:
         """A new pass, after telling the samplers that want to know which one."""
@@ -71,6 +71,19 @@ class Samplers:
         if type(sampler) is RandomSampler:
             return sampler.replacement or sampler.num_samples > len(sampler.data_source)
         return bool(self.parts) and type(sampler) is not SequentialSampler
+
+    @property
+    def own(self) -> tuple[Any, ...]:
+        """Those that are not torch's own, and may keep a generator or a place of their own from pass to pass."""
+        return tuple(part for part in self.parts if type(part) not in (BatchSampler, *TORCHS_OWN))
+
+    @property
+    def has_length(self) -> bool:
+        """Whether the samplers say how long a pass is."""
+        try:
+            return len(self.source) >= 0  # type: ignore[arg-type]
+        except (TypeError, NotImplementedError, AttributeError):
+            return False
 
     @property
     def _innermost(self) -> Any:

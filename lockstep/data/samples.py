@@ -45,9 +45,9 @@ class SampleFetch(Fetch):
         self.draws = self.counts_uses or source.collate_draws
         self._reads_lists = reads_lists(source.dataset)
 
-    def request(self, draw: Draw, lanes: Sequence[int]) -> SampleRequest:
+    def request(self, draw: Draw, lanes: Sequence[int], least: int = 1) -> SampleRequest:
         total = len(draw.indices)
-        taken = [(lane, share(total, lane, self.source.num_lanes)) for lane in lanes]
+        taken = [(lane, share(total, lane, self.source.num_lanes, least)) for lane in lanes]
         return SampleRequest(draw.position, total, tuple(picks(draw, lane, part) for lane, part in taken if part))
 
     def load(self, request: SampleRequest) -> Loaded:

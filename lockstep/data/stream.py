@@ -25,6 +25,7 @@ from lockstep.lanes import share
 class StreamRequest:
     position: Position
     lanes: tuple[int, ...]
+    least: int
 
 
 class Reading:
@@ -67,15 +68,15 @@ class StreamFetch(Fetch):
         self._epoch = -1
         self._reading: Reading | None = None
 
-    def request(self, draw: Draw, lanes: Sequence[int]) -> StreamRequest:
-        return StreamRequest(draw.position, tuple(lanes))
+    def request(self, draw: Draw, lanes: Sequence[int], least: int = 1) -> StreamRequest:
+        return StreamRequest(draw.position, tuple(lanes), least)
 
     def load(self, request: StreamRequest) -> Loaded | None:
         samples = self._take(self._at(request.position))
         if not samples:
             return None
         if self._batch_size is None:
-            return shares_of_whole(self.source, samples[0], request.position, request.lanes)
+            return shares_of_whole(self.source, samples[0], request.position, request.lanes, request.least)
         return len(samples), self._shares(samples, request)
 
     def close(self) -> None:
@@ -96,7 +97,8 @@ class StreamFetch(Fetch):
 
     def _shares(self, samples: list[Any], request: StreamRequest) -> dict[int, Any]:
         epoch, step = request.position.epoch, request.position.step
-        taken = {lane: share(len(samples), lane, self.source.num_lanes) for lane in request.lanes}
+        num_lanes, least = self.source.num_lanes, request.least
+        taken = {lane: share(len(samples), lane, num_lanes, least) for lane in request.lanes}
         return {
             lane: self.source.collate(samples[part.start : part.stop], epoch, step, lane)
             for lane, part in taken.items()

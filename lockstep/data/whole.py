@@ -16,6 +16,7 @@ from lockstep.data.samples import sample_names
 class WholeRequest:
     draw: Draw
     lanes: tuple[int, ...]
+    least: int
 
 
 class WholeFetch(Fetch):
@@ -23,18 +24,18 @@ class WholeFetch(Fetch):
 
     counts_uses = True
 
-    def request(self, draw: Draw, lanes: Sequence[int]) -> WholeRequest:
-        return WholeRequest(draw, tuple(lanes))
+    def request(self, draw: Draw, lanes: Sequence[int], least: int = 1) -> WholeRequest:
+        return WholeRequest(draw, tuple(lanes), least)
 
     def load(self, request: WholeRequest) -> Loaded:
         draw, source = request.draw, self.source
         names = sample_names(draw.indices, draw.uses)
         set_cpu_generators(source.keys.of("augment", draw.position.epoch, *names))
-        return shares_of_whole(source, source.dataset[draw.indices[0]], draw.position, request.lanes)
+        return shares_of_whole(source, source.dataset[draw.indices[0]], draw.position, request.lanes, request.least)
 
 
-def shares_of_whole(source: Source, item: Any, position: Position, lanes: Sequence[int]) -> Loaded:
+def shares_of_whole(source: Source, item: Any, position: Position, lanes: Sequence[int], least: int) -> Loaded:
     """An item that is a whole global batch, converted by the user's collate function and cut."""
     batch = source.collate(item, position.epoch, position.step)
     total = num_samples(batch)
-    return total, cut_shares(batch, total, source.num_lanes, lanes)
+    return total, cut_shares(batch, total, source.num_lanes, lanes, least)

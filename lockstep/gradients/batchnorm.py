@@ -12,6 +12,7 @@
 # on with what this worker has, and remembers it: the step is found spoilt when its lanes end, and is computed again.
 """
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,6 +130,23 @@ def sync_batchnorm(model: torch.nn.Module) -> torch.nn.Module:
         if (new := sync_batchnorm(child)) is not child:
             setattr(model, name, new)
     return model
+
+
+def norms_by_lane(modules: Iterable[torch.nn.Module]) -> list[_BatchNorm]:
+    """The BatchNorm layers of the models whose statistics in training are those of a lane, in whatever mode."""
+    layers = (layer for module in modules for layer in module.modules())
+    return [layer for layer in layers if isinstance(layer, _BatchNorm) and not isinstance(layer, SyncBatchNorm)]
+
+
+def told_by_lane(modules: Iterable[torch.nn.Module], shares: Collection[int], num_lanes: int) -> str:
+    """What to know of batch norm in a step whose lanes hold so many samples each; empty if there is nothing."""
+    if num_lanes == 1 or not any(layer.training for layer in norms_by_lane(modules)):
+        return ""
+    few = f", which {len(shares)} of {num_lanes} lanes share" if len(shares) < num_lanes else ""
+    return (
+        f"BatchNorm sees the {max(shares)} samples of a lane, not the {sum(shares)} of the batch{few}; what to do if "
+        'those are few is in docs/lanes.md, "BatchNorm by lane"'
+    )
 
 
 def connect(modules: list[torch.nn.Module], transport: Transport) -> Statistics | None:

@@ -15,7 +15,8 @@ from typing import Literal, cast, get_args
 import torch
 
 from lockstep.errors import BadArgument
-from lockstep.lanes import Assignment, share
+from lockstep.gradients.plan import StepPlan
+from lockstep.lanes import Assignment
 
 Policy = Literal["keep", "skip", "stop"]
 Kind = Literal["nan", "inf"]
@@ -55,10 +56,10 @@ class LaneFinding:
     samples: range
 
     @classmethod
-    def of(cls, lane: int, found: BadGradient, assignment: Assignment, num_samples: int) -> "LaneFinding":
-        """What `first_bad` found in a lane of a step with this assignment and global batch."""
-        samples = share(num_samples, lane, assignment.num_lanes)
-        return cls(lane, assignment.carriers()[lane], found.name, found.kind, found.count, samples)
+    def of(cls, lane: int, found: BadGradient, step: StepPlan) -> "LaneFinding":
+        """What `first_bad` found in a lane of a step."""
+        worker = step.assignment.carriers()[lane]
+        return cls(lane, worker, found.name, found.kind, found.count, step.samples(lane))
 
 
 @dataclass(frozen=True)
@@ -145,12 +146,12 @@ def pack(finding: LaneFinding | None, names: Sequence[str]) -> bytes:
     return _FINDING.pack(finding.lane, index, 1 + _KINDS.index(finding.kind), finding.count)
 
 
-def unpack(record: bytes, names: Sequence[str], assignment: Assignment, num_samples: int) -> LaneFinding | None:
+def unpack(record: bytes, names: Sequence[str], step: StepPlan) -> LaneFinding | None:
     """What `pack` was given; the lane's worker and samples, which do not travel, follow from the step's plan."""
     lane, index, kind, count = _FINDING.unpack(record)
     if kind == 0:
         return None
-    return LaneFinding.of(lane, BadGradient(names[index], _KINDS[kind - 1], count), assignment, num_samples)
+    return LaneFinding.of(lane, BadGradient(names[index], _KINDS[kind - 1], count), step)
 
 
 def _stored(gradient: torch.Tensor) -> torch.Tensor:

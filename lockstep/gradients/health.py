@@ -59,7 +59,7 @@ class Health:
             return
         bad = finite.first_bad(gradients)
         if bad is not None:
-            self._finding = LaneFinding.of(lane, bad, self._step.assignment, self._step.num_samples)
+            self._finding = LaneFinding.of(lane, bad, self._step)
 
     def packed(self) -> bytes:
         """A fingerprint and a finding, if they are taken: of one size on every worker, since all have the same plan."""
@@ -70,8 +70,8 @@ class Health:
         """What all workers do with lanes that are not finite; None if all are finite, or nobody looked."""
         if not self._plan.looks:
             return None
-        step, records = self._step, [health[-finite.FINDING_BYTES :] for health in healths]
-        found = [finite.unpack(record, self._names, step.assignment, step.num_samples) for record in records]
+        records = [health[-finite.FINDING_BYTES :] for health in healths]
+        found = [finite.unpack(record, self._names, self._step) for record in records]
         return finite.decide(self._plan.policy, [finding for finding in found if finding is not None])
 
     def differs(self, healths: Sequence[bytes]) -> bool:

@@ -57,10 +57,12 @@ class StepPlan:
     place: Place = NOWHERE
     always_folds: bool = False
     """One lane on one worker goes through the buckets all the same."""
+    least: int = 1
+    """How many samples a lane has at least. See Note [No lane with a single sample] in lanes.py."""
 
     @cached_property
     def present(self) -> tuple[int, ...]:
-        return present_lanes(self.num_samples, self.assignment.num_lanes)
+        return present_lanes(self.num_samples, self.assignment.num_lanes, self.least)
 
     @cached_property
     def adds_nothing(self) -> bool:
@@ -70,5 +72,8 @@ class StepPlan:
     @cached_property
     def shares(self) -> dict[int, int]:
         """How many samples each lane holds, without the empty ones."""
-        num_lanes = self.assignment.num_lanes
-        return {lane: len(share(self.num_samples, lane, num_lanes)) for lane in self.present}
+        return {lane: len(self.samples(lane)) for lane in self.present}
+
+    def samples(self, lane: int) -> range:
+        """The positions in the global batch that belong to `lane`."""
+        return share(self.num_samples, lane, self.assignment.num_lanes, self.least)

@@ -20,7 +20,7 @@ from lockstep.gradients.losses import Told
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import SUMMED, StepRecord, Weights
 from lockstep.gradients.squares import Squares
-from lockstep.lanes import Fold, Reduction, share
+from lockstep.lanes import Fold, Reduction
 from lockstep.wire import Agreement, Launched
 
 
@@ -75,9 +75,7 @@ class StepInFlight:
         told = self.record.weights[self.lane]
         if len(self.plan.present) == 1 or told == SUMMED:
             return 1.0
-        num_samples = self.plan.num_samples
-        own = len(share(num_samples, self.lane, self.plan.assignment.num_lanes))
-        return (own if told is None else told) / num_samples
+        return (self.plan.shares[self.lane] if told is None else told) / self.plan.num_samples
 
     @property
     def scale(self) -> float:

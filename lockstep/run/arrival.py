@@ -44,6 +44,7 @@ class Arrival:
         snapshot.state["script"]["turns"] = self._parts.stepping.places.turn.number
         if batch is not None and batch.loader is not None and batch.position is not None:
             snapshot.state["loaders"][str(batch.loader)] = [batch.position.epoch, batch.position.step]
+            snapshot.state["drawn"][str(batch.loader)] = batch.drawn
         gradients = self._parts.models.gradients()
         snapshot.tensors.update({f"{GRADIENT}{name}": gradient for name, gradient in gradients.items()})
         return snapshot

@@ -24,15 +24,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from lockstep.errors import BadArgument, BadCheckpoint
 from lockstep.run.checkpoints.holding import MANIFEST, held_for_reading, new_partial
+from lockstep.tensor_file import write_tensors
 from lockstep.version import VERSION
 
 FORMAT = 2
-NOT_HELD = (torch.complex128, torch.complex32)
-"""What safetensors knows nothing of."""
 FILE_BYTES = 1024 * 1024 * 1024
 
 _DIGEST_KEY, _NO_DIGEST, _END = '"manifest_sha256": "', "0" * 64, '"\n}'
@@ -101,13 +100,22 @@ def read_manifest(path: Path) -> dict[str, Any]:
         text = (path / MANIFEST).read_bytes().decode()
         body, digest = _parted(text)
         manifest = json.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadCheckpoint(f"checkpoint {path}: {MANIFEST} is missing or damaged ({error})") from error
     if digest != hashlib.sha256(body.encode()).hexdigest():
         raise BadCheckpoint(f"checkpoint {path}: {MANIFEST} is damaged (its SHA-256 does not fit)")
-    if manifest["format"] != FORMAT:
-        raise BadCheckpoint(f"checkpoint {path} has format {manifest['format']}; this version reads {FORMAT}")
+    found = manifest.get("format")
+    if found != FORMAT:
+        raise BadCheckpoint(f"checkpoint {path} has format {found!r:.40}; this version reads {FORMAT}")
+    _check_manifest(path, manifest)
     return dict(manifest)
+
+
+def _check_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
+    """What is in the state is for those to check who know what it means."""
+    for name, kind in (("serial", int), ("files", dict), ("state", dict)):
+        if type(manifest.get(name)) is not kind:
+            raise BadCheckpoint(f"checkpoint {path}: {MANIFEST} has no usable entry {name!r}")
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -119,9 +127,8 @@ def _write_files(folder: Path, snapshot: Snapshot, about: Mapping[str, Any], fil
     files = {}
     for number, tensors in enumerate(_in_files(snapshot.tensors, file_bytes)):
         name = f"tensors-{number:03}.safetensors"
-        save_file(_plain(tensors), folder / name)
+        files[name] = write_tensors(folder / name, tensors)
         _sync(folder / name)
-        files[name] = _sha256(folder, name)
     state = snapshot.state
     run = {"lanes": state.get("num_lanes"), "seed": state.get("seed")}
     versions = {"lockstep": VERSION, "torch": torch.__version__}
@@ -144,24 +151,6 @@ def _in_files(tensors: Mapping[str, torch.Tensor], file_bytes: int) -> list[dict
         groups[-1][name] = tensor
         room -= tensor.nbytes
     return groups
-
-
-def _plain(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors as safetensors takes them: on the CPU, contiguous, each alone in its memory; copied if need be."""
-    plain: dict[str, torch.Tensor] = {}
-    places: set[int] = set()
-    for name, tensor in tensors.items():
-        if tensor.dtype in NOT_HELD:
-            raise BadArgument(
-                f"{name} is of dtype {str(tensor.dtype).removeprefix('torch.')}, which a checkpoint cannot hold: use "
-                "complex64, or two real tensors"
-            )
-        there = tensor.detach().cpu().contiguous()
-        memory = there.untyped_storage()
-        alone = memory.nbytes() == there.nbytes and memory.data_ptr() not in places
-        places.add(memory.data_ptr())
-        plain[name] = there if alone else there.clone()
-    return plain
 
 
 def _written(manifest: Mapping[str, Any]) -> str:

@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from lockstep.data import GlobalBatch
-from lockstep.errors import Disagreement, Misuse, OutOfPlace, WorkerLost, told_as_lost
+from lockstep.errors import Disagreement, Misuse, WorkerLost, told_as_lost
 from lockstep.events import Events, GenerationFormed, Said
 from lockstep.gradients.engine import Engine
 from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.record import StepRecord, Wish
 from lockstep.lanes import Assignment, present_lanes
 from lockstep.run.arrival import Arrival
+from lockstep.run.exits import LEFT_OUT, OutOfPlace
 from lockstep.run.handing import receive_snapshot, send_snapshot
 from lockstep.run.launching.status import Call, NoStatus, Phase, StatusWriter
 from lockstep.run.membership import Decision
@@ -130,7 +131,7 @@ class Continuity:
     def _carried(self, batch: GlobalBatch) -> GlobalBatch:
         """The batch with the shares of the lanes that are carried here now, whoever carried them when it was loaded."""
         stepping = self._parts.stepping
-        present = present_lanes(batch.num_samples, stepping.assignment.num_lanes)
+        present = present_lanes(batch.num_samples, stepping.assignment.num_lanes, batch.least)
         lanes = [lane for lane in stepping.lanes if lane in present]
         return batch if lanes == sorted(batch.shares) else batch.for_lanes(lanes)
 
@@ -357,7 +358,7 @@ class Continuity:
     def _leave(self, left: LeftOut) -> None:
         """Asked to, it is a good end; else this worker is lost to the others, and its launcher replaces it."""
         self._events.emit(Said(str(left)))
-        raise SystemExit(0 if self._signals.leave else 75) from left
+        raise SystemExit(0 if self._signals.leave else LEFT_OUT) from left
 
     def loader_asks(self) -> None:
         """A loader of the run is about to hand out a batch."""

@@ -8,3 +8,17 @@ LEFT_OUT = 75
 
 MISPLACED = 76
 """A worker that joined a run under way and did not find its place in the script: it gives its place up."""
+
+
+class OutOfPlace(SystemExit):
+    """A worker that joined a run gives its place up: its script is not where the others' are. They go on without it.
+
+    It ends the process, also through `except Exception`.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(MISPLACED)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason

@@ -19,7 +19,9 @@ import torch
 
 from lockstep.errors import BadCheckpoint
 from lockstep.run.checkpoint import Snapshot
+from lockstep.run.schema import check_form
 from lockstep.run.state import DTYPES
+from lockstep.tensor_file import memory_of
 from lockstep.wire.transport import SNAPSHOT, Pending, Transport
 
 PIECE_BYTES = 64 * 1024 * 1024
@@ -68,13 +70,15 @@ def send_snapshot(
     for spans in pieces([tensor.nbytes for tensor in tensors], piece_bytes):
         piece = torch.cat([_flat(tensors[span.tensor])[span.start : span.stop].cpu() for span in spans])
         on_their_way = _post(transport, piece, targets, tag)
-        digest.update(_memory(piece))
+        digest.update(memory_of(piece))
         _wait(on_their_way)
     _wait(_post(transport, _tensor(digest.digest()), targets, tag))
 
 
 def receive_snapshot(transport: Transport, source: int, tag: int = SNAPSHOT) -> Snapshot:
-    """The snapshot that worker `source` sends, on the CPU; BadCheckpoint if it did not arrive as it was sent."""
+    """The snapshot that worker `source` sends, on the CPU; BadCheckpoint if it did not arrive as it was sent, or its
+    state is not that of a run.
+    """
     text = _receive_text(transport, source, tag)
     digest = hashlib.sha256(text)
     state, forms, piece_bytes = _parsed(text, source)
@@ -83,12 +87,14 @@ def receive_snapshot(transport: Transport, source: int, tag: int = SNAPSHOT) -> 
     for spans in pieces([form.nbytes for form in forms], piece_bytes):
         piece = torch.empty(sum(span.stop - span.start for span in spans), dtype=torch.uint8, device="cpu")
         transport.receive(piece, source, tag).wait()
-        digest.update(_memory(piece))
+        digest.update(memory_of(piece))
         for span, part in zip(spans, piece.split([span.stop - span.start for span in spans]), strict=True):
             flats[span.tensor][span.start : span.stop] = part
     if _receive(transport, DIGEST_BYTES, source, tag) != digest.digest():
         raise BadCheckpoint(_damaged(source))
-    return Snapshot(tensors, state)
+    snapshot = Snapshot(tensors, state)
+    check_form(snapshot, f"the snapshot from worker {source}")
+    return snapshot
 
 
 def pieces(sizes_bytes: Sequence[int], piece_bytes: int) -> Iterator[list[Span]]:
@@ -139,7 +145,7 @@ def _parsed(text: bytes, source: int) -> tuple[dict[str, Any], list[Form], int]:
         state, piece_bytes = told["state"], told["piece_bytes"]
         if not isinstance(state, dict) or type(piece_bytes) is not int or not 0 < piece_bytes <= PIECE_BYTES:
             raise ValueError(f"a {type(state).__name__} in pieces of {piece_bytes!r} bytes")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadCheckpoint(f"worker {source} sent a snapshot that cannot be read: {error!r}") from error
     return state, forms, piece_bytes
 
@@ -172,7 +178,3 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 def _tensor(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def _memory(flat: torch.Tensor) -> memoryview:
-    return memoryview((ctypes.c_char * flat.nbytes).from_address(flat.data_ptr()))

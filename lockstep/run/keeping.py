@@ -22,6 +22,7 @@ from lockstep.run.continuity import Continuity
 from lockstep.run.environment import Overrides
 from lockstep.run.launching.status import Call
 from lockstep.run.resuming import Parts, in_this_epoch
+from lockstep.run.schema import read_state
 from lockstep.run.settings import Settings
 from lockstep.run.waits import Waits
 
@@ -106,7 +107,7 @@ class Keeping:
 
     def _has_checkpoint(self) -> bool:
         plan = settle(Asked(), self._overrides)
-        return plan.resume != AUTO or newest_good(plan.folder)[0] is not None
+        return plan.resume != AUTO or newest_good(plan.folder, read_state).path is not None
 
     @property
     def _must_resume(self) -> bool:

@@ -40,6 +40,7 @@ from lockstep.wire.agreement import Facts, first_difference
 LINE = "the line of run.lanes"
 LOOP = "the number of the loop in its turn"
 BATCH = "the batch"
+SAMPLES = "the samples of the batch"
 CONTENTS = "the contents of the batch"
 EPOCH = "the epoch"
 UPDATES = "updates made by {label}"
@@ -54,6 +55,8 @@ ADVICE = {
     LOOP: "They have made different numbers of loops over run.lanes with this batch.",
     BATCH: "They have come to different batches: a loop that skips, ends or starts by the rank, or by a counter of its "
     "own, does so. Loop by run.epochs, or count by run.step.",
+    SAMPLES: "A sampler draws other samples on each worker: it must draw from torch's global generator, or from one of "
+    "its own with a fixed seed, or derive the order from the epoch (set_epoch).",
     CONTENTS: "Every worker must hold the same whole batch: draw it alike everywhere, or let run.shard load it.",
     EPOCH: "Count epochs by run.epochs.",
     "updates": "An optimizer.step() depends on the rank, or on a counter of the script's own (enumerate): count by "
@@ -391,5 +394,6 @@ class Places:
 
 def _batch_facts(batch: GlobalBatch, looks_at_all: bool) -> dict[str, str]:
     if batch.position is not None:
-        return {BATCH: f"batch {batch.position.step} of pass {batch.position.epoch} of loader {batch.loader}"}
+        words = f"batch {batch.position.step} of pass {batch.position.epoch} of loader {batch.loader}"
+        return {BATCH: words, SAMPLES: batch.digest}
     return {CONTENTS: (contents if looks_at_all else sampled_contents)(batch.whole)}

@@ -29,6 +29,7 @@ class LoaderPlace:
     batches: tuple[str, int | None] | None
     is_trained_on: bool = False
     num_spent: int = 0
+    drawn: str = ""
 
     def check(self, number: int, loader: ShardedLoader) -> None:
         """Refuses a loader that is not the checkpoint's, where the place is in the middle of a pass."""
@@ -115,6 +116,7 @@ class Progress:
             "epoch": self.epoch_to_resume(),
             "loaders": {str(number): _pair(loader.resumes_at) for number, loader in self.loaders.items()},
             "batches": {str(number): list(loader.batches) for number, loader in self.loaders.items()},
+            "drawn": {str(number): loader.drawn_at(loader.resumes_at) for number, loader in self.loaders.items()},
             "trained_on": [number for number, loader in self.loaders.items() if loader.is_trained_on],
             "made": {"before_training": made.before_training, "total": total, "lost": made.lost},
         }
@@ -151,6 +153,8 @@ class Progress:
             self.waiting[number].check(number, loader)
             place = self.waiting.pop(number)
             loader.seek(place.position, is_trained_on=place.is_trained_on, num_spent=place.num_spent)
+            if place.drawn and not place.num_spent:
+                loader.check_drawn(place.drawn)
 
     def _go_on_counting(self, resumed: Made) -> None:
         if resumed.before_training != self.made.total:
@@ -166,12 +170,14 @@ def places(state: Mapping[str, Any]) -> dict[int, LoaderPlace]:
     """Where each loader stood. A checkpoint may be from before batches, or numbers, were written down."""
     positions, batches = _numbered(state["loaders"]), _numbered(state.get("batches") or {})
     trained_on, spent = state.get("trained_on", ()), _numbered(state.get("spent", {}))
+    drawn = _numbered(state.get("drawn", {}))
     return {
         number: LoaderPlace(
             Position(*position),
             tuple(batches[number]) if number in batches else None,
             is_trained_on=number in trained_on,
             num_spent=spent.get(number, 0),
+            drawn=drawn.get(number, ""),
         )
         for number, position in positions.items()
     }

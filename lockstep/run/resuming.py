@@ -11,10 +11,12 @@ from lockstep.data import ShardedLoader
 from lockstep.errors import BadCheckpoint
 from lockstep.lanes import Assignment
 from lockstep.run import checkpoint
+from lockstep.run.exact_state import load_exactly
 from lockstep.run.generators import pack_generators, unpack_generators
 from lockstep.run.hardware import difference, recorded
 from lockstep.run.models import Models
 from lockstep.run.progress import Progress, places
+from lockstep.run.schema import read_state
 from lockstep.run.script import calling_frame, counts
 from lockstep.run.settings import Settings
 from lockstep.run.state import pack, unpack
@@ -108,7 +110,7 @@ def restore(parts: Parts, path: Path, settings: Settings, wire: Wire) -> str:
     Gives what `told_elsewhere` says of it.
     """
     Agreement(wire.transport, Plan({"operation": "run.resume", "path": path})).check()
-    snapshot = checkpoint.read(path)
+    snapshot = read_state(path)
     state = snapshot.state
     Agreement(
         wire.transport,
@@ -176,14 +178,15 @@ def _form(tensor: torch.Tensor | None) -> str:
 
 @torch.no_grad()
 def load_models(models: Models, snapshot: checkpoint.Snapshot) -> None:
+    """Models, optimizers and what is tracked hold the snapshot's bits; BadCheckpoint if one of them cannot."""
     for name, tensor in models.tensors().items():
         tensor.copy_(snapshot.tensors[f"model/{name}"])
-    # An optimizer keeps the tensors it is given and changes them in place, so it is given copies.
-    copies = {name: t.clone() for name, t in snapshot.tensors.items() if not name.startswith("model/")}
-    for label, optimizer in models.optimizers.items():
-        optimizer.load_state_dict(unpack(snapshot.state["optimizers"][label], copies))
-    for name, thing in models.tracked.items():
-        thing.load_state_dict(unpack(snapshot.state["tracked"][name], copies))
+    tracked, saved = snapshot.state["tracked"], snapshot.state["optimizers"]
+    load_exactly(
+        {**models.optimizers, **{f"tracked/{name}": thing for name, thing in models.tracked.items()}},
+        {**saved, **{f"tracked/{name}": packed for name, packed in tracked.items()}},
+        snapshot.tensors,
+    )
 
 
 def _install_gradients(models: Models, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -18,10 +18,11 @@ from lockstep.data.moving import Moving
 from lockstep.errors import BadArgument, LockstepError, Misuse, WorkerLost, advise, told_as_lost
 from lockstep.events import Closed, Events, LaneEnded, Said
 from lockstep.gradients.arrangement import Wanted
-from lockstep.gradients.batchnorm import connect
+from lockstep.gradients.batchnorm import connect, norms_by_lane, told_by_lane
 from lockstep.gradients.buffers import Buffers, buffer_places, refuse_new_buffers
 from lockstep.gradients.engine import Engine
 from lockstep.gradients.health import HealthPlan
+from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import SUMMED, Wish
 from lockstep.gradients.squares import SquaresPlan
 from lockstep.gradients.updates import FlatUpdates, check_flat
@@ -103,6 +104,7 @@ class Run:
         self._keeping = Keeping(self._parts, settings, overrides, self._waits, events, self.continuity)
         self._capturing = Capturing(settings, self._models, self._stepping, events, self._ready_engine, self._own_hooks)
         self._has_looked_for_schedulers = False
+        self._told_of_norms = False
         self._closed = False
         self._pid = os.getpid()
         self.failed = False
@@ -200,6 +202,7 @@ class Run:
                 say=lambda text: self._events.emit(Said(text)),
                 batch=batch,
                 moving=self._moving,
+                least=lambda: self._stepping.least,
             )
         )
 
@@ -419,6 +422,7 @@ class Run:
             refuse_new_parameters(self._models, engine.named)
             self._models.check_optimizers_cover_known_parameters()
             engine.buffers = self._buffers()
+            self._stepping.least = self._least()
             self._watch.noticed = False
         if loop.is_step and self._settings.stop_after is not None and self._stepping.step >= self._settings.stop_after:
             self.close()
@@ -426,10 +430,20 @@ class Run:
         if loop.is_step:
             self._keeping.train()
             self._look_for_schedulers()
+            self._tell_of_norms(batch)
             self._progress.trains_on(batch.loader)
         is_first_turn = loop.site not in self._sites
         self._sites.add(loop.site)
         return self._watched(self._stepping.training(batch, engine, loop), engine, engine.watching(is_first_turn))
+
+    def _tell_of_norms(self, batch: GlobalBatch) -> None:
+        """Once, in the first step, by worker 0."""
+        if not self._told_of_norms and self.rank == 0:
+            plan = StepPlan(self._stepping.step, batch.num_samples, self._stepping.assignment, least=batch.least)
+            text = told_by_lane(self._models.modules.values(), plan.shares.values(), self.lane_count)
+            if text:
+                self._events.emit(Said(text))
+        self._told_of_norms = True
 
     def _look_for_schedulers(self) -> None:
         """Once, when training begins: one that nobody tracks is told, and refused where it cannot be right."""
@@ -481,6 +495,7 @@ class Run:
         if self._tracing:
             self._engine.sight = lambda lane, grads: self._events.emit(LaneEnded(self._stepping.step, lane, grads))
         self._stepping.statistics = connect(self._modules(), self._waits.at(Call.STATISTICS).transport)
+        self._stepping.least = self._least()
         self._watch.noticed = True
 
     def _flat_updates(self) -> FlatUpdates | None:
@@ -490,6 +505,10 @@ class Run:
 
     def _buffers(self) -> Buffers:
         return Buffers(self._modules(), self._models.name_prefixes())
+
+    def _least(self) -> int:
+        """How many samples the models need at a time. See Note [No lane with a single sample] in lanes.py."""
+        return 2 if norms_by_lane(self._models.modules.values()) else 1
 
     def _epochs(self, count: int) -> Iterator[int]:
         if self._engine is not None:

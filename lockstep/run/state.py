@@ -1,12 +1,13 @@
 """State as plain JSON plus tensors by name: nothing is pickled, nothing in a file can run.
 
 A state_dict is a tree of dicts, lists, tuples, numbers and tensors. `pack` writes the tree as JSON values in which a
-tensor is a name; `unpack` is its inverse.
+tensor is a name; `unpack` is its inverse, for what `check_packed` does not refuse.
 """
 
 import ctypes
 import json
 import math
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,23 +25,30 @@ DTYPES = {
 }
 """The dtypes that are looked up by name."""
 
+DEEPEST = 60
+"""How many containers may stand in each other: the functions here recurse, and Python bounds that."""
 
-def pack(value: Any, path: str, tensors: Tensors) -> Json:
+
+def pack(value: Any, path: str, tensors: Tensors, depth: int = 0) -> Json:
     """The JSON form of `value`; its tensors go into `tensors`, named by where they stand."""
     if isinstance(value, torch.Tensor):
-        tensors[path] = value.detach()
-        return {"tensor": path}
+        return {"tensor": _put(value.detach(), path, tensors)}
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": str(value)}
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a NumPy scalar
+        return pack(value.item(), path, tensors, depth)
+    if depth == DEEPEST:
+        raise BadArgument(f"{path} stands in {DEEPEST} containers, and a checkpoint holds no deeper ones")
     if isinstance(value, Mapping):
-        return {"dict": [[pack(k, f"{path}.key", tensors), _entry(v, path, k, tensors)] for k, v in value.items()]}
+        items = [(key, f"{path}/{key}", item) for key, item in value.items()]
+        return {
+            "dict": [[pack(k, f"{at}.key", tensors, depth + 1), pack(v, at, tensors, depth + 1)] for k, at, v in items]
+        }
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [pack(item, f"{path}/{number}", tensors) for number, item in enumerate(value)]}
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a NumPy scalar
-        return pack(value.item(), path, tensors)
+        return {kind: [pack(item, f"{path}/{number}", tensors, depth + 1) for number, item in enumerate(value)]}
     raise BadArgument(
         f"{path} is a {type(value).__name__}, which a checkpoint cannot hold: only numbers, strings, tensors, and "
         "dicts, lists and tuples of them"
@@ -51,9 +59,7 @@ def unpack(packed: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
     """The value that `pack` was given."""
     if not isinstance(packed, dict):
         return packed
-    (kind, content), *more = packed.items()
-    if more:
-        raise BadCheckpoint(f"a checkpoint's state has an entry of unknown form: {sorted(packed)}")
+    ((kind, content),) = packed.items()
     match kind:
         case "tensor":
             return tensors[content]
@@ -63,13 +69,48 @@ def unpack(packed: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
             return {unpack(key, tensors): unpack(value, tensors) for key, value in content}
         case "list":
             return [unpack(item, tensors) for item in content]
-        case "tuple":
-            return tuple(unpack(item, tensors) for item in content)
-    raise BadCheckpoint(f"a checkpoint's state has an entry of unknown kind {kind!r}")
+    return tuple(unpack(item, tensors) for item in content)
 
 
-def _entry(value: Any, path: str, key: Any, tensors: Tensors) -> Json:
-    return pack(value, f"{path}/{key}", tensors)
+def check_packed(packed: Json, path: str, tensors: Mapping[str, torch.Tensor], depth: int = 0) -> None:
+    """Refuses, by the path, what `pack` cannot have made, and the name of a tensor that is not there."""
+    if packed is None or isinstance(packed, bool | int | float | str):
+        return
+    kind, content = next(iter(packed.items())) if isinstance(packed, dict) and len(packed) == 1 else ("", None)
+    if kind == "tensor" and isinstance(content, str):
+        if content not in tensors:
+            raise BadCheckpoint(f"{path} names the tensor {content!r}, which is not there")
+    elif kind in ("list", "tuple", "dict") and isinstance(content, list) and depth < DEEPEST:
+        for number, item in enumerate(content):
+            _check_item(kind, item, f"{path}/{number}", tensors, depth + 1)
+    elif kind != "float" or content not in ("nan", "inf", "-inf"):
+        raise BadCheckpoint(f"{path} is {reprlib.repr(packed)}, which is no packed value")
+
+
+def _put(tensor: torch.Tensor, path: str, tensors: Tensors) -> str:
+    """The name under which the tensor stands in `tensors`: two keys may read alike, as 1 and "1" do."""
+    while path in tensors:
+        path += "'"
+    tensors[path] = tensor
+    return path
+
+
+def _check_item(kind: str, item: Json, path: str, tensors: Mapping[str, torch.Tensor], depth: int) -> None:
+    if kind != "dict":
+        return check_packed(item, path, tensors, depth)
+    if not isinstance(item, list) or len(item) != 2:
+        raise BadCheckpoint(f"{path} is {reprlib.repr(item)}, which is no key with its value")
+    for part in item:
+        check_packed(part, path, tensors, depth)
+    if not _is_hashable(item[0]):
+        raise BadCheckpoint(f"{path} has the key {reprlib.repr(item[0])}, which cannot be one")
+    return None
+
+
+def _is_hashable(packed: Json) -> bool:
+    if not isinstance(packed, dict):
+        return True
+    return not packed.keys() & {"dict", "list"} and all(map(_is_hashable, packed.get("tuple", ())))
 
 
 def to_bytes(state: Json, tensors: Mapping[str, torch.Tensor]) -> bytes:

@@ -36,7 +36,7 @@ from lockstep.gradients.engine import Engine
 from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import StepRecord
-from lockstep.lanes import Assignment, share
+from lockstep.lanes import Assignment
 from lockstep.run.carried import Carried
 from lockstep.run.noise import NoiseWatch
 from lockstep.run.place import Loop, Places, Seen, StepPlace
@@ -118,6 +118,8 @@ class Stepping:
         self.stage = Stage.OUTSIDE
         self.step = 0
         self.loss: float | None = None
+        self.least = 1
+        """How many samples a lane has at least, if the batch has as many: as the models need it."""
         self.statistics: Statistics | None = None
         self.visits: list[Visit] = []
         self.surroundings: Surroundings
@@ -196,7 +198,7 @@ class Stepping:
     # -- one attempt at a step ------------------------------------------------------------------------------
 
     def _attempt(self, batch: GlobalBatch, engine: Engine, place: StepPlace, use: str) -> Iterator[Any]:
-        plan = StepPlan(self.step, batch.num_samples, self.assignment, place)
+        plan = StepPlan(self.step, batch.num_samples, self.assignment, place, least=batch.least)
         if self.statistics is not None:
             self.statistics.begin(plan.step, plan.assignment, plan.present)
         engine.begin(plan)
@@ -205,7 +207,7 @@ class Stepping:
         for lane, data in self._own_lanes(batch, use):
             self.surroundings.computes()
             engine.begin_lane()
-            self._weigh(len(share(batch.num_samples, lane, self.assignment.num_lanes)))
+            self._weigh(plan.shares[lane])
             yield data
             engine.end_lane()
 
@@ -357,7 +359,7 @@ def as_global_batch(batch: Any, stepping: Stepping) -> GlobalBatch:
             "one loop over run.lanes for each of them, or make one data set of both."
         )
     else:
-        whole = GlobalBatch.cut(batch, stepping.assignment.num_lanes, stepping.lanes)
+        whole = GlobalBatch.cut(batch, stepping.assignment.num_lanes, stepping.lanes, stepping.least)
     if whole.num_samples == 0:
         raise BadArgument("the batch holds no samples, so there is nothing to cut into lanes")
     return whole

@@ -1,12 +1,13 @@
 """SHA-256 over tensors and numbers by name: equal digests mean equal bits."""
 
-import ctypes
 import dataclasses
 import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+
+from lockstep.tensor_file import memory_of
 
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
 
@@ -31,7 +32,7 @@ def digest_of(value: Any) -> str:
     """
     if isinstance(value, torch.Tensor):
         flat = value.detach().cpu().contiguous().flatten()
-        return _sha(f"{flat.dtype} {list(value.shape)}".encode(), _bytes(flat))
+        return _sha(f"{flat.dtype} {list(value.shape)}".encode(), memory_of(flat))
     if isinstance(value, _PLAIN):
         return _sha(repr(value).encode())
     if isinstance(value, Mapping):
@@ -50,10 +51,3 @@ def _sha(*parts: bytes | memoryview) -> str:
     for part in parts:
         single.update(part)
     return single.hexdigest()
-
-
-def _bytes(flat: torch.Tensor) -> bytes | memoryview:
-    """The memory of a contiguous tensor, without a copy."""
-    if flat.numel() == 0:
-        return b""
-    return memoryview((ctypes.c_char * flat.nbytes).from_address(flat.data_ptr()))

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from lockstep.events import Closed, Event
+from lockstep.tensor_file import write_tensors
 
 
 class Dump:
@@ -19,9 +19,4 @@ class Dump:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Closed):
-            save_file({name: _own(v) for name, v in self._state().items() if torch.is_tensor(v)}, self._path)
-
-
-def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that shares no memory: the format refuses tensors that do."""
-    return tensor.detach().cpu().contiguous().clone()
+            write_tensors(self._path, {name: v for name, v in self._state().items() if torch.is_tensor(v)})

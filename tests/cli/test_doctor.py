@@ -1,6 +1,7 @@
 """`lockstep doctor` on this machine."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ from lockstep.programs.doctor.checks import CHECKS
 COMMAND = "from lockstep.cli.main import main; import sys; sys.argv[0] = 'lockstep'; main()"
 
 
-def doctor(*words: str, code: str = COMMAND) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-c", code, "doctor", *words], capture_output=True, text=True, timeout=60)
+def doctor(*words: str, code: str = COMMAND, **environ: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", code, "doctor", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | environ)
 
 
 def test_it_answers_on_this_machine_with_one_line_for_each_check(tmp_path: Path) -> None:
@@ -39,6 +41,14 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
     code = "import sys; sys.modules['torch'] = None; " + COMMAND
     ended = doctor("-n", "1", "--runs", str(tmp_path), code=code)
     assert ended.returncode in (0, 3), ended.stderr
+
+
+def test_an_installation_that_cannot_save_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "safetensors").mkdir()
+    (tmp_path / "safetensors" / "__init__.py").write_text("raise ImportError('half an installation')")
+    ended = doctor("-n", "1", "--runs", str(tmp_path), PYTHONPATH=os.pathsep.join((str(tmp_path), *sys.path)))
+    assert ended.returncode == 3
+    assert "a checkpoint cannot be saved and loaded: ImportError: half an installation" in ended.stdout
 
 
 def test_no_workers_are_refused() -> None:

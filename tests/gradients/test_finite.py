@@ -18,6 +18,7 @@ from lockstep.gradients.finite import (
     pack,
     unpack,
 )
+from lockstep.gradients.plan import StepPlan
 from lockstep.lanes import Assignment
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
@@ -103,10 +104,10 @@ def test_a_bad_value_of_a_sparse_gradient_is_found() -> None:
 def test_a_finding_survives_its_record(
     data: st.DataObject, num_lanes: int, num_workers: int, kind: str, count: int
 ) -> None:
-    assignment, num_samples = Assignment.even(num_lanes, num_workers), 100
+    step = StepPlan(0, 100, Assignment.even(num_lanes, num_workers))
     lane, name = data.draw(st.integers(0, num_lanes - 1)), data.draw(st.sampled_from(NAMES))
-    told = LaneFinding.of(lane, BadGradient(name, kind, count), assignment, num_samples)  # type: ignore[arg-type]
-    assert unpack(pack(told, NAMES), NAMES, assignment, num_samples) == told
+    told = LaneFinding.of(lane, BadGradient(name, kind, count), step)  # type: ignore[arg-type]
+    assert unpack(pack(told, NAMES), NAMES, step) == told
 
 
 def test_every_record_has_the_same_size() -> None:
@@ -114,11 +115,11 @@ def test_every_record_has_the_same_size() -> None:
 
 
 def test_nothing_found_survives_its_record() -> None:
-    assert unpack(pack(None, NAMES), NAMES, Assignment.even(8, 4), 64) is None
+    assert unpack(pack(None, NAMES), NAMES, StepPlan(0, 64, Assignment.even(8, 4))) is None
 
 
 def test_a_lane_knows_its_worker_and_its_samples() -> None:
-    told = LaneFinding.of(5, BadGradient("head.bias", "inf", 2), Assignment.even(8, 4), 64)
+    told = LaneFinding.of(5, BadGradient("head.bias", "inf", 2), StepPlan(0, 64, Assignment.even(8, 4)))
     assert (told.worker, told.samples) == (2, range(40, 48))
 
 

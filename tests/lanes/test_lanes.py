@@ -67,6 +67,52 @@ def test_shares_differ_by_at_most_one_sample(num_samples: int, num_lanes: int) -
     assert max(sizes) - min(sizes) <= 1
 
 
+least_samples = st.integers(1, 5)
+
+
+@given(sample_counts, lane_counts, least_samples)
+def test_with_a_least_number_of_samples_every_sample_belongs_to_exactly_one_lane_in_order(
+    num_samples: int, num_lanes: int, least: int
+) -> None:
+    shares = [share(num_samples, lane, num_lanes, least) for lane in range(num_lanes)]
+    assert [position for taken in shares for position in taken] == list(range(num_samples))
+    present = present_lanes(num_samples, num_lanes, least)
+    assert present == tuple(lane for lane, taken in enumerate(shares) if taken)
+
+
+@given(sample_counts, lane_counts, least_samples)
+def test_no_lane_has_less_than_the_least_unless_the_batch_has(num_samples: int, num_lanes: int, least: int) -> None:
+    sizes = [len(share(num_samples, lane, num_lanes, least)) for lane in present_lanes(num_samples, num_lanes, least)]
+    assert min(sizes) >= min(least, num_samples)
+    assert max(sizes) - min(sizes) <= 1
+    assert len(sizes) == max(1, min(num_lanes, num_samples // least))  # no more lanes could have as many
+
+
+@given(sample_counts, lane_counts, least_samples)
+def test_lanes_that_hold_the_least_are_spread_as_single_samples_would_be(
+    num_samples: int, num_lanes: int, least: int
+) -> None:
+    present = present_lanes(num_samples, num_lanes, least)
+    assert present == present_lanes(len(present), num_lanes)
+
+
+@given(sample_counts, lane_counts)
+def test_a_least_of_one_and_batches_that_are_large_enough_are_cut_by_the_plain_rule(
+    num_samples: int, num_lanes: int
+) -> None:
+    for lane in range(num_lanes):
+        plain = range(num_samples * lane // num_lanes, num_samples * (lane + 1) // num_lanes)
+        assert share(num_samples, lane, num_lanes) == plain
+        assert share(num_samples + 2 * num_lanes, lane, num_lanes, 2) == share(
+            num_samples + 2 * num_lanes, lane, num_lanes
+        )
+
+
+def test_three_samples_in_eight_lanes_are_one_lanes_if_it_needs_two() -> None:
+    assert present_lanes(3, 8, 2) == (7,)
+    assert [share(5, lane, 8, 2) for lane in present_lanes(5, 8, 2)] == [range(2), range(2, 5)]
+
+
 @given(lane_counts, worker_counts)
 def test_an_even_assignment_carries_every_lane_once_and_evenly(num_lanes: int, num_workers: int) -> None:
     assignment = Assignment.even(num_lanes, num_workers)

@@ -24,6 +24,7 @@ from lockstep.programs.doctor.facts import (
     Memory,
     Network,
     Orphan,
+    Saving,
     SharedMemory,
     Software,
 )
@@ -51,6 +52,7 @@ HEALTHY = Facts(
     limits=Limits(4096, 65536, inf),
     network=Network(("lo", "eth0"), loopback_works=True),
     leftovers=Leftovers((), (), (), ()),
+    saving=Saving(""),
     gpus=Gpus(()),
 )
 NOTHING_KNOWN = Facts(4, Software((3, 11), "0.1.0", INSTALLED), HostName("node1", ("10.0.0.1",), 0.0), Disk("runs"))
@@ -77,6 +79,7 @@ PROBLEMS = [
     (software.distributions, with_installed(torch=None), "torch is not installed", '"torch>=2.11"'),
     (software.distributions, with_installed(torch="2.9.1"), "torch 2.9.1 is too old, lockstep needs 2.11", "torch"),
     (software.distributions, with_installed(safetensors="0.4.9"), "safetensors 0.4.9", '"safetensors>=0.5"'),
+    (software.saving, but(saving=Saving("ModuleNotFoundError: numpy")), "loaded: ModuleNotFoundError", "shows where"),
     (resources.threads, but(threads="many"), "OMP_NUM_THREADS=many", "unset OMP_NUM_THREADS"),
     (resources.memory, but(memory=Memory(600 * MiB)), "600 MiB free; 4 workers take 1.0 GiB", "-n 2 "),
     (resources.memory, but(memory=Memory(16 * GiB, GiB, 300 * MiB)), "limited to 1.0 GiB", "-n 1 "),
@@ -151,7 +154,7 @@ def test_every_check_can_find_something_wrong() -> None:
 def test_a_machine_that_tells_nothing_is_not_called_healthy_or_ill() -> None:
     silent = [finding for finding in diagnose(NOTHING_KNOWN).findings if finding.level is not Level.OK]
     assert {finding.level for finding in silent} == {Level.UNKNOWN}
-    assert len(silent) == 11
+    assert len(silent) == 12
     assert all(finding.sentence.endswith("is not known here") for finding in silent)
 
 

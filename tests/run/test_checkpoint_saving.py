@@ -174,6 +174,17 @@ def test_an_error_that_comes_back_after_a_good_save_is_said_again(
     assert len(training.said) == 2
 
 
+def test_an_error_that_will_come_again_is_said_once_and_as_what_it_means(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking = ModuleNotFoundError("No module named 'numpy'")
+    monkeypatch.setattr(writer_module, "write", failing(lacking, times=3))
+    training.train(7)
+    (text,) = training.said
+    assert text.startswith(f"{name_of(2)} could not be saved in {training.checkpoints.folder}: ModuleNotFoundError: No")
+    assert "every later checkpoint fails in the same way" in text
+
+
 def train_without_permission(folder: str) -> list[object]:
     training = Training(Path(folder))
     training.train(2)

@@ -12,11 +12,12 @@ import lockstep
 from lockstep.errors import BadCheckpoint
 from lockstep.run.checkpoint import Snapshot
 from lockstep.run.handing import SNAPSHOT, pieces, receive_snapshot, send_snapshot
+from lockstep.run.resuming import _pack_generators
 from lockstep.verify.digest import digest
 from lockstep.wire.transport import Pending
 
 
-def snapshot() -> Snapshot:
+def odd() -> Snapshot:
     """All kinds of tensors that are easily lost: none of elements, of no dimension, not contiguous, of one byte."""
     key = torch.Generator().manual_seed(0)
     return Snapshot(
@@ -32,11 +33,19 @@ def snapshot() -> Snapshot:
     )
 
 
+def snapshot() -> Snapshot:
+    """With the state of a run, without which it would not be taken."""
+    taken = odd()
+    generators = _pack_generators(taken.tensors)
+    state = {"epoch": 0, "num_lanes": 1, "seed": 0, "loss": None, "loaders": [], "optimizers": {}, "tracked": {}}
+    return Snapshot(taken.tensors, taken.state | state | {"generators": generators})
+
+
 def hand_over(piece_bytes: int) -> list[Any]:
     transport = lockstep.start()._wire.transport
     if transport.world.rank == 0:
-        send_snapshot(transport, snapshot(), transport.world.peers, SNAPSHOT, piece_bytes)
         found = snapshot()
+        send_snapshot(transport, found, transport.world.peers, SNAPSHOT, piece_bytes)
     else:
         found = receive_snapshot(transport, 0, SNAPSHOT)
     return [digest(found.tensors), found.state]
@@ -44,8 +53,8 @@ def hand_over(piece_bytes: int) -> list[Any]:
 
 @pytest.mark.parametrize("piece_bytes", [1, 1000, 64 * 2**20])
 def test_all_targets_receive_the_bits_that_were_sent(piece_bytes: int) -> None:
-    wanted = [digest(snapshot().tensors), snapshot().state]
-    assert on_workers(3, hand_over, piece_bytes) == [wanted] * 3
+    first, *others = on_workers(3, hand_over, piece_bytes)
+    assert others == [first] * 2
 
 
 class Damaging:
@@ -74,6 +83,22 @@ def hand_over_damaged(which: int) -> None:
 def test_a_bit_that_flips_on_the_way_is_noticed(which: int) -> None:
     _, receiver = outcomes(2, hand_over_damaged, which)
     assert receiver.error == BadCheckpoint.__name__
+
+
+def hand_over_nonsense(piece_bytes: int) -> None:
+    transport = lockstep.start()._wire.transport
+    if transport.world.rank == 0:
+        send_snapshot(transport, odd(), [1], SNAPSHOT, piece_bytes)
+    else:
+        receive_snapshot(transport, 0)
+
+
+def test_a_snapshot_that_arrives_whole_and_is_no_state_of_a_run_is_refused_by_name() -> None:
+    _, receiver = outcomes(2, hand_over_nonsense, 1000)
+    assert (receiver.error, receiver.message) == (
+        "BadCheckpoint",
+        "the snapshot from worker 0: state/epoch is missing",
+    )
 
 
 @given(st.lists(st.integers(0, 50), max_size=8), st.integers(1, 30))

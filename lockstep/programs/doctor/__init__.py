@@ -4,5 +4,5 @@
 - `checks`     pure functions from facts to a `finding` each
 - `diagnosis`  all findings together; `screen` shows it
 
-Nothing here imports torch.
+Nothing here imports torch, except in the process in which `gathering` tries to save.
 """

@@ -87,6 +87,13 @@ class Disk:
 
 
 @dataclass(frozen=True)
+class Saving:
+    """What came of a checkpoint that was written and read: the error, empty if there was none."""
+
+    error: str | None = None
+
+
+@dataclass(frozen=True)
 class Gpus:
     """GPUs by name, the free memory of each, the version of CUDA that torch has, and whether MPS runs."""
 
@@ -132,4 +139,5 @@ class Facts:
     threads: str | None = None
     """OMP_NUM_THREADS as it is set."""
     leftovers: Leftovers = Leftovers()
+    saving: Saving = Saving()
     gpus: Gpus = Gpus()

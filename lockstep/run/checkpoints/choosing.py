@@ -2,7 +2,7 @@
 
 # Note [One chooses]
 # Two workers that look into a folder may see different things: other hosts, other moments, other damage. So worker 0
-# alone looks, and tells the name, the step and the manifest's digest. Another worker reads the checkpoint of that name
+# alone looks, and tells the name and the manifest's digest. Another worker reads the checkpoint of that name
 # in its own folder only if it has the same digest, which covers every bit. Whoever has no such checkpoint is given the
 # snapshot by worker 0 over the wire. If worker 0 cannot go on, it tells why, and all stop with the same words.
 """
@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import BadCheckpoint
-from lockstep.run.checkpoint import Snapshot, read, read_manifest
+from lockstep.run.checkpoint import Snapshot, read_manifest
 from lockstep.run.checkpoints.asking import AUTO, NEVER, CheckpointPlan
 from lockstep.run.checkpoints.folder import newest_good, remove_leftovers
 from lockstep.run.handing import receive_snapshot, send_snapshot
+from lockstep.run.schema import read_state
 from lockstep.wire.exchange import exchange_texts
 from lockstep.wire.transport import SNAPSHOT, Transport
 
@@ -29,7 +30,6 @@ class Choice:
     """What worker 0 found: a checkpoint, nothing (an empty name), or an error for all."""
 
     path: str = ""
-    step: int = 0
     digest: str = ""
     error: str = ""
 
@@ -66,8 +66,7 @@ def _choose(plan: CheckpointPlan, say: Callable[[str], None]) -> Choice:
         path = _chosen_path(plan, say)
         if path is None:
             return Choice()
-        manifest = read_manifest(path)
-        return Choice(str(path), manifest["state"]["step"], manifest["manifest_sha256"])
+        return Choice(str(path), read_manifest(path)["manifest_sha256"])
     except (OSError, BadCheckpoint) as error:
         return Choice(error=str(error))
 
@@ -77,7 +76,7 @@ def _chosen_path(plan: CheckpointPlan, say: Callable[[str], None]) -> Path | Non
         return None
     if plan.resume != AUTO:
         return Path(plan.resume)
-    found = newest_good(plan.folder)
+    found = newest_good(plan.folder, read_state)
     for refused in found.refused:
         say(f"refused, and left where it is: {refused.reason}")
     if found.path is None:
@@ -94,7 +93,7 @@ def _read(path: Path, choice: Choice) -> Snapshot | str:
     try:
         if read_manifest(path)["manifest_sha256"] != choice.digest:
             return f"checkpoint {path} is another one than worker 0's"
-        return read(path)
+        return read_state(path)
     except BadCheckpoint as error:
         return str(error)
 

@@ -6,7 +6,7 @@
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,16 +51,16 @@ def name_of(step: int) -> str:
     return f"step-{step:08}"
 
 
-def newest_good(folder: Path) -> Found:
-    """The newest checkpoint in `folder` of which every file is as it was written, and those refused on the way to it.
+def newest_good(folder: Path, usable: Callable[[Path], object] = verify) -> Found:
+    """The newest checkpoint in `folder` that `usable` does not refuse by BadCheckpoint, and those refused before it.
 
-    Refused ones stay where they are. See Note [Newest].
+    `verify` refuses those of which some file is not as it was written. They stay where they are. See Note [Newest].
     """
     listed, refused = listing(folder)
     for entry in listed:
         try:
             with held_for_reading(entry.path):
-                verify(entry.path)
+                usable(entry.path)
             return Found(entry.path, refused)
         except BadCheckpoint as error:
             refused.append(Refused(entry.path, str(error)))
@@ -101,7 +101,7 @@ class Retention:
     _good: set[str] = field(default_factory=set)
 
     def written(self, digest: str) -> None:
-        """The checkpoint with this manifest is good: its files were read back when they were written."""
+        """The checkpoint with this manifest is good: this process has just written it."""
         self._good.add(digest)
 
     def prune(self) -> list[Path]:

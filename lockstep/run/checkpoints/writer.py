@@ -2,8 +2,9 @@
 
 # Note [Errors of the writer]
 # A full disk, a folder without permission, a file system that went away: the checkpoint before stays, one line says
-# what happened, and the next that is due is tried again. The line is said once for the same error in a row. It waits in
-# `news` for the thread that trains, for those who listen to a run need not know of threads.
+# what happened, and the next that is due is tried again. The line is said once for the same error in a row. Any other
+# error comes from the program or its environment and will come again: it is said once, as what it means for the run.
+# The line waits in `news` for the thread that trains, for those who listen to a run need not know of threads.
 """
 
 import threading
@@ -53,16 +54,21 @@ class Writer:
             self.retention.written(digest)
             self.retention.prune()
         except Exception as error:  # noqa: BLE001 - no failed save ends a training
-            self._tell(f"{path.name} could not be saved: {_in_words(error)}")
+            self._tell(path.name, error)
 
-    def _tell(self, problem: str) -> None:
-        kind = problem.partition(" ")[2]
-        if kind == self._last_error:
-            return
-        self._last_error = kind
-        kept = f"; {self.last_good.name} stays" if self.last_good is not None else ""
-        self.news.append(f"{problem} ({self.folder}){kept}, and the next checkpoint that is due is tried again")
+    def _tell(self, name: str, error: Exception) -> None:
+        """Says it, unless the last save failed alike."""
+        kind = str(error.strerror) if isinstance(error, OSError) else type(error).__name__
+        if kind != self._last_error:
+            self._last_error = kind
+            self.news.append(self._said(name, error))
 
-
-def _in_words(error: Exception) -> str:
-    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    def _said(self, name: str, error: Exception) -> str:
+        if isinstance(error, OSError):
+            kept = f"; {self.last_good.name} stays" if self.last_good is not None else ""
+            why = error.strerror or error
+            return f"{name} could not be saved: {why} ({self.folder}){kept}, and the next that is due is tried again"
+        return (
+            f"{name} could not be saved in {self.folder}: {type(error).__name__}: {error}. The disk is not the cause, "
+            "so every later checkpoint fails in the same way, until that is mended. Training goes on without new ones."
+        )

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from lockstep.errors import Disagreement, WorkerLost
-from lockstep.run.exits import LEFT_OUT, MISPLACED
+from lockstep.run.exits import LEFT_OUT, MISPLACED, OutOfPlace
 from lockstep.run.launching.frames import Frame, original, user_frames, user_traceback
 from lockstep.run.launching.memory import told_with_memory
 
@@ -44,6 +44,9 @@ class Failure:
 
         `rank_now` is its number among the present members, by which they call each other, where it differs.
         """
+        if isinstance(exception, OutOfPlace):
+            told = str(exception)
+            return cls(rank, step, str(MISPLACED), told, (), False, time.monotonic(), EXITED, os.getpid(), told + "\n")
         quits = isinstance(exception, SystemExit)
         kind, message = original(type(exception).__name__, str(exception))
         return cls(

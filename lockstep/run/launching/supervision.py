@@ -256,7 +256,7 @@ def _fail(state: State, failure: Failure, ended: bool, page: Page, actions: list
     if worker is None:
         return state
     if worker.joiner and failure.is_misplaced and _members(_without(state, slot), page):
-        return _misplaced(_without(state, slot), actions)
+        return _misplaced(_without(state, slot), failure, actions)
     if worker.joiner and not page[slot].is_member:
         return _lose_joiner(state, failure, actions) if ended else state
     state = _without(state, slot)
@@ -282,8 +282,10 @@ def _lose_joiner(state: State, failure: Failure, actions: list[Action]) -> State
     return state
 
 
-def _misplaced(state: State, actions: list[Action]) -> State:
+def _misplaced(state: State, failure: Failure, actions: list[Action]) -> State:
     """The members go on, and it is no fault: the script cannot be joined where it is."""
+    if failure.message:
+        actions.append(Say(f"! worker {failure.rank} gives its place up: {failure.message}"))
     state = replace(state, num_misplaced=state.num_misplaced + 1)
     if state.num_misplaced == MISPLACED_TRIES:
         told = f"{MISPLACED_TRIES} new workers have not found their place in the script"

@@ -22,7 +22,7 @@ from pathlib import Path
 from lockstep.errors import advise
 from lockstep.run.environment import process_environment
 from lockstep.run.environments.lockstep_run import Bootstrap, bootstrap
-from lockstep.run.exits import CTRL_C, LEFT_OUT, MISPLACED, TERMINATED, USER_ERROR
+from lockstep.run.exits import CTRL_C, LEFT_OUT, MISPLACED, TERMINATED, USER_ERROR, OutOfPlace
 from lockstep.run.launching.failure import Failure, notice_of, write_report
 from lockstep.run.launching.stacks import answer_when_asked
 
@@ -51,7 +51,8 @@ def main() -> None:
         if code == TERMINATED:
             _leave(TERMINATED)
         # Not started by the launcher, or a copy that the script forked: Python's own way.
-        if boot is None or os.getpid() != pid or code in (0, *_OF_LOCKSTEP):
+        is_told = isinstance(exception, OutOfPlace)
+        if boot is None or os.getpid() != pid or (code in (0, *_OF_LOCKSTEP) and not is_told):
             raise
         try:
             _report(exception, boot)

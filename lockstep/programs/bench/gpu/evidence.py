@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from lockstep.gradients.fingerprint import combined, fingerprints
 from lockstep.programs.bench.gpu.sides import Side
+from lockstep.tensor_file import write_tensors
 
 NUM_STEPS = 3
 
@@ -47,7 +48,7 @@ def train_anew(side: Side) -> Evidence:
 
 
 def write(evidence: Evidence, path: Path) -> None:
-    save_file({name: value.contiguous().cpu() for name, value in evidence.tensors.items()}, str(path))
+    write_tensors(path, evidence.tensors)
 
 
 def read(path: Path) -> Evidence:

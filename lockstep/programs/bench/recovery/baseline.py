@@ -21,6 +21,7 @@ from lockstep.programs.bench.recovery.task import Result, Task
 from lockstep.programs.bench.recovery.training import Training, make_training
 from lockstep.programs.models import Batch
 from lockstep.run.environment import process_environment
+from lockstep.tensor_file import memory_of
 
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
@@ -81,7 +82,8 @@ def _digest(training: Training) -> str:
     found = hashlib.sha256()
     states = [training.model.state_dict(), *training.optimizer.state_dict()["state"].values()]
     for tensor in (value for state in states for value in state.values() if torch.is_tensor(value)):
-        found.update(tensor.detach().contiguous().numpy().tobytes())
+        whole = tensor.detach().contiguous()
+        found.update(memory_of(whole))
     return found.hexdigest()
 
 

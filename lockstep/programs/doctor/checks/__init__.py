@@ -11,6 +11,7 @@ CHECKS: tuple[Callable[[Facts], Finding], ...] = (
     software.lockstep,
     software.distributions,
     software.llvmlite,
+    software.saving,
     resources.cores,
     resources.threads,
     resources.memory,

@@ -5,7 +5,7 @@ import sys
 from types import MappingProxyType
 
 from lockstep.programs.doctor.facts import Facts
-from lockstep.programs.doctor.finding import Finding, ok, problem, warning
+from lockstep.programs.doctor.finding import Finding, not_known, ok, problem, warning
 
 PYTHON = (3, 11)
 NEEDED = MappingProxyType({"torch": (2, 11), "click": (8, 1), "rich": (13,), "safetensors": (0, 5), "psutil": (5, 9)})
@@ -60,6 +60,18 @@ def llvmlite(facts: Facts) -> Finding:
             "pip install 'torch-lockstep[fast]'",
         )
     return ok("llvmlite", f"llvmlite {installed}: additions are compiled")
+
+
+def saving(facts: Facts) -> Finding:
+    if facts.saving.error is None:
+        return not_known("saving", "whether checkpoints can be saved")
+    if facts.saving.error:
+        return problem(
+            "saving",
+            f"a checkpoint cannot be saved and loaded: {facts.saving.error}",
+            f"{sys.executable} -m lockstep.programs.doctor.gathering.saving (shows where it fails)",
+        )
+    return ok("saving", "a checkpoint can be saved and loaded")
 
 
 def _complaint(name: str, installed: str | None) -> str:

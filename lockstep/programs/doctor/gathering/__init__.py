@@ -1,7 +1,7 @@
 """Looking at the machine: the only part of the doctor that does. What cannot be looked at becomes None.
 
 `machine` asks the kernel and Python, `control_groups` what a container is limited to, `resolving` who this host is,
-`remains` what ended runs left behind, `gpus` the driver.
+`remains` what ended runs left behind, `gpus` the driver; `saving` tries to save and to load.
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ from lockstep.programs.doctor.gathering import machine, remains
 from lockstep.programs.doctor.gathering.control_groups import ControlGroups
 from lockstep.programs.doctor.gathering.gpus import gpus
 from lockstep.programs.doctor.gathering.resolving import resolve_own_name
+from lockstep.programs.doctor.gathering.saving import try_saving
 
 RESOLVING_S = 1.0
 
@@ -32,5 +33,6 @@ def gather(num_workers: int | None, runs: Path, environ: Mapping[str, str]) -> F
         network=machine.network(environ),
         threads=environ.get("OMP_NUM_THREADS") or None,
         leftovers=remains.leftovers(runs),
+        saving=try_saving(),
         gpus=gpus(),
     )

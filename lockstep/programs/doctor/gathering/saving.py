@@ -1,0 +1,47 @@
+"""Trying whether a checkpoint can be written and read: in a process of its own, because that needs torch.
+
+    python -m lockstep.programs.doctor.gathering.saving
+
+tries it in the open, and shows where it fails.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from lockstep.programs.doctor.facts import Saving
+
+TRYING_S = 60.0
+
+
+def try_saving() -> Saving:
+    """What came of a save and a load in a temporary folder."""
+    try:
+        ended = subprocess.run([sys.executable, "-m", __name__], capture_output=True, text=True, timeout=TRYING_S)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Saving(str(error))
+    lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
+    return Saving("" if ended.returncode == 0 else lines[-1])
+
+
+def save_and_load(folder: Path) -> None:
+    """Raises what keeps a checkpoint from being written to `folder`, or from being read as it was."""
+    import torch
+
+    from lockstep.run.checkpoint import Snapshot, read, write
+
+    tensors = {
+        "float": torch.randn(5, 3),
+        "integer": torch.arange(4),
+        "scalar": torch.tensor(2.5, dtype=torch.bfloat16),
+    }
+    write(folder / "trial", Snapshot(tensors, {"step": 0}))
+    found = read(folder / "trial").tensors
+    if found.keys() != tensors.keys() or not all(torch.equal(found[name], tensors[name]) for name in tensors):
+        raise RuntimeError("what is read is not what was written")
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(prefix="lockstep-doctor-") as folder:
+        save_and_load(Path(folder))
