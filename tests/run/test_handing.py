@@ -12,7 +12,7 @@ import lockstep
 from lockstep.errors import BadCheckpoint
 from lockstep.run.checkpoint import Snapshot
 from lockstep.run.handing import SNAPSHOT, pieces, receive_snapshot, send_snapshot
-from lockstep.run.resuming import _pack_generators
+from lockstep.run.generators import pack_generators
 from lockstep.verify.digest import digest
 from lockstep.wire.transport import Pending
 
@@ -36,7 +36,7 @@ def odd() -> Snapshot:
 def snapshot() -> Snapshot:
     """With the state of a run, without which it would not be taken."""
     taken = odd()
-    generators = _pack_generators(taken.tensors)
+    generators = pack_generators(taken.tensors)
     state = {"epoch": 0, "num_lanes": 1, "seed": 0, "loss": None, "loaders": [], "optimizers": {}, "tracked": {}}
     return Snapshot(taken.tensors, taken.state | state | {"generators": generators})
 
