@@ -93,7 +93,7 @@ class Trainer:
         self.run._events.emit(Said(text))
 
     def _listen(self, event: object) -> None:
-        if isinstance(event, Said):
+        if isinstance(event, Said) and not event.text.startswith("BatchNorm sees"):
             self.said.append(event.text)
 
 

@@ -45,6 +45,7 @@ def _check_healed(seed: int) -> None:
     plan = Plan(extra=partial(_flip, seed, kind, step, victim))
     told = disturbed(_flips(drift_every), 3, plan)
     for said in told.values("said"):
+        said = [text for text in said if not text.startswith("BatchNorm sees")]
         assert len(said) == 1, said
         assert f"step {step}" in said[0]
         assert f"worker {victim}" in said[0]

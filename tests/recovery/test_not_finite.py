@@ -30,7 +30,7 @@ def test_a_step_that_is_skipped_leaves_the_state_untouched_on_every_worker(num_w
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 def test_the_sentence_names_lane_worker_parameter_and_samples(num_workers: int) -> None:
     told = disturbed(_poisoned("skip"), num_workers, Plan())
-    (sentence,) = {text for said in told.values("said") for text in said}
+    (sentence,) = {text for said in told.values("said") for text in said if not text.startswith("BatchNorm sees")}
     assert f"step {STEP}: gradient of lane {LANE} (worker {CARRIERS[num_workers]}) is not finite" in sentence
     assert re.search(r"first in \w+\.\w+ \(nan, \d+ elements?\), samples \d+-\d+ of the batch", sentence)
 
