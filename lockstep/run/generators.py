@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import torch
+
 from lockstep.chance import Generators
 from lockstep.run.state import Json, Tensors, pack, unpack
 
@@ -18,9 +20,8 @@ def pack_generators(tensors: Tensors) -> Json:
 
 
 def unpack_generators(packed: Json, tensors: Tensors) -> None:
-    """Afterwards they stand there. A kind that was not in use then stays where it is."""
+    """Afterwards they stand there. Those that are not in use here, or were not in use there, go on as they are."""
     saved: dict[str, Any] = unpack(packed, tensors)
-    now = Generators.now()
-    numpy = now.numpy if saved["numpy"] is None else tuple(saved["numpy"])
-    cuda = now.torch_cuda if saved["cuda"] is None else saved["cuda"]
+    numpy = None if saved["numpy"] is None else tuple(saved["numpy"])
+    cuda = saved["cuda"] if torch.cuda.is_initialized() else None
     Generators(saved["torch"], cuda, saved["python"], numpy).restore()

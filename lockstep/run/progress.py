@@ -174,7 +174,7 @@ def places(state: Mapping[str, Any]) -> dict[int, LoaderPlace]:
     return {
         number: LoaderPlace(
             Position(*position),
-            tuple(batches[number]) if number in batches else None,
+            None if batches.get(number) is None else tuple(batches[number]),
             is_trained_on=number in trained_on,
             num_spent=spent.get(number, 0),
             drawn=drawn.get(number, ""),

@@ -294,7 +294,8 @@ def left_early(kind: Any, said: list[str]) -> None:
     loader = sharded(by(kind()))
     for _ in loader:
         break
-    next(iter(loader))
+    batches = iter(loader)
+    next(batches)
     sought(lambda: by(kind()), Position(1, 1), loader.drawn, say=said.append)
 
 

@@ -136,8 +136,12 @@ def test_entries_that_came_later_may_be_missing_and_others_may_come(run: Run, wh
         (("step",), "3", "state/step is '3', not a whole number"),
         (("step",), 2**63, "state/step is 9223372036854775808, not 9223372036854775807 at most"),
         (("num_lanes",), True, "state/num_lanes is True"),
-        (("loaders",), None, "state/loaders is None, not a list"),
-        (("loaders", 0, 1), 1.5, "state/loaders/0/1 is 1.5, not a whole number"),
+        (("loaders",), None, "state/loaders is None, not a table by number, or a list"),
+        (("loaders", "0", 1), 1.5, "state/loaders/0/1 is 1.5, not a whole number"),
+        (("loaders",), {"first": [0, 0]}, "state/loaders is {'first': .*, not a table by number"),
+        (("made", "total"), -1, "state/made/total is -1, not a whole number of 0 or more"),
+        (("script", "numbers"), [["train.py"]], "state/script/numbers/0 is .*, not a list of 5"),
+        (("carried",), {"0": {"list": []}}, r"state/carried/0 is \[\], not a table by name"),
         (("batches",), [None, None], "state/batches is .*, not one entry for each of 1 loaders"),
         (("optimizers",), float("nan"), "state/optimizers is nan, not a table"),
         (("optimizers", "optimizer"), {"tensor": "nowhere"}, "state/optimizers/optimizer names the tensor 'nowhere'"),
@@ -229,7 +233,7 @@ def test_the_newest_checkpoint_that_means_something_is_taken_and_the_others_are_
     first, second = on_workers(2, go_on, str(tmp_path))
     assert first[0] == second[0] == 1
     told = "\n".join(first[1:])
-    assert f"{name_of(3)}: state/loaders is None, not a list" in told
+    assert f"{name_of(3)}: state/loaders is None, not a table by number" in told
     assert f"{name_of(2)}: state/epoch is -5" in told
     for found in outcomes(2, go_on_from, str(tmp_path / name_of(3))):
         assert (found.error, "state/loaders is None" in found.message) == ("BadCheckpoint", True)

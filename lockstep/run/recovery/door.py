@@ -30,6 +30,9 @@ ANSWER_S = 60.0
 
 LINGER_S = 3.0
 
+UNWRITTEN_S = 0.05
+"""How long a number that somebody took may stay without a claim before it is looked for others too."""
+
 
 class Door:
     """This worker's own store, at `member.door`. One owner, who calls `close`."""
@@ -74,10 +77,13 @@ class Door:
         return [self._read(number) for number in sorted(self._unwritten) if self.store.check([f"call/{number}"])]
 
     def await_call(self, limit_s: float) -> None:
-        """Returns when the next call is written, or after `limit_s`."""
+        """Returns when a call is written that was not heard yet, or after `limit_s`. See Note [Calls]."""
         until_s = time.monotonic() + limit_s
-        with suppress(DistStoreError):
-            self.store.wait([f"call/{self._seen}"], timedelta(seconds=max(0.001, until_s - time.monotonic())))
+        for number in [*sorted(self._unwritten), self._seen]:
+            with suppress(DistStoreError):
+                left_s = until_s - time.monotonic() if number == self._seen else min(limit_s, UNWRITTEN_S)
+                self.store.wait([f"call/{number}"], timedelta(seconds=max(0.001, left_s)))
+                return
 
     def answer(self, uid: str, decision: Decision) -> None:
         """Answers the latest call of a worker that has been heard."""
