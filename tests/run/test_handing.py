@@ -11,8 +11,8 @@ from workers import on_workers, outcomes
 import lockstep
 from lockstep.errors import BadCheckpoint
 from lockstep.run.checkpoint import Snapshot
-from lockstep.run.handing import SNAPSHOT, pieces, receive_snapshot, send_snapshot
 from lockstep.run.generators import pack_generators
+from lockstep.run.handing import SNAPSHOT, pieces, receive_snapshot, send_snapshot
 from lockstep.verify.digest import digest
 from lockstep.wire.transport import Pending
 
