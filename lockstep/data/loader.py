@@ -27,6 +27,7 @@ from lockstep.data.moving import Moving
 from lockstep.data.order import Order
 from lockstep.data.passes import Passes
 from lockstep.data.pinning import to_be_pinned, unpacked
+from lockstep.data.processes import leave_processes, processes_of
 from lockstep.data.samplers import Samplers
 from lockstep.data.samples import SampleFetch
 from lockstep.data.stream import StreamFetch
@@ -93,6 +94,7 @@ class ShardedLoader:
         self._moving = moving or Moving()
         self._feed = Feed()
         self._inner: DataLoader[Any] | None = None
+        self._loading: Iterator[Any] | None = None
         self._set_keys(seed, num_lanes, None)
         self._position = Position()
         self._committed: Position | None = None
@@ -222,7 +224,18 @@ class ShardedLoader:
         self._closing = True
         if running is not None:
             running.close()
-        self._inner, self._closing = None, False
+        self._loading, self._inner, self._closing = None, None, False
+
+    @property
+    def pids(self) -> list[int]:
+        """The loader processes that are running."""
+        return [] if self._loading is None else processes_of(self._loading)
+
+    def is_copied(self) -> None:
+        """This process is a copy of another: that one keeps the loader processes, and new ones are started here."""
+        if self._loading is not None:
+            leave_processes(self._loading)
+        self._loading = self._inner = None
 
     def _set_keys(self, seed: int, num_lanes: int, before: Passes | None) -> None:
         self._keys = Keys(seed, self._index)
@@ -242,15 +255,14 @@ class ShardedLoader:
     def _batches(self, number: int) -> Pass:
         order = self._passes.begin(self._position)
         carried: tuple[tuple[int, ...], int] | None = None
-        loading: Iterator[Loaded | None] = iter(())
         try:
             while True:
                 self._check_newest(number)
                 lanes, least, began_ns = tuple(self._lanes()), self._least(), time.monotonic_ns()
-                if (lanes, least) != carried:
-                    del loading  # its loader processes end before new ones start
-                    loading, carried = self._open(order, lanes, least), (lanes, least)
-                loaded = unpacked(next(loading, None))
+                if (lanes, least) != carried or self._loading is None:
+                    self._loading = None  # its loader processes end before new ones start
+                    self._loading, carried = self._open(order, lanes, least), (lanes, least)
+                loaded = unpacked(next(self._loading, None))
                 self.waited_ns += time.monotonic_ns() - began_ns
                 if loaded is None:
                     break
@@ -266,6 +278,7 @@ class ShardedLoader:
             raise
         finally:
             if number == self._pass_number:
+                self._loading = None
                 self._fetch.close()
         self._end_pass()
 

@@ -99,7 +99,7 @@ class Engine:
 
     def begin(self, plan: StepPlan) -> None:
         """Starts a step: `p.grad` is set aside, the plan goes to all workers."""
-        self._keep_gradients()
+        self.keep_gradients()
         self._arranged.renew()
         if self._arranged.folds_always:
             plan = replace(plan, always_folds=True)
@@ -418,7 +418,7 @@ class Engine:
                 else:
                     parameter.grad = view if kept is None else view.add_(kept)
 
-    def _keep_gradients(self) -> None:
+    def keep_gradients(self) -> None:
         """What stands in `p.grad` may be a view of a bucket, which the step writes to, or lays out anew: now a copy."""
         for parameter in self._parameters:
             if parameter.requires_grad and parameter.grad is not None:

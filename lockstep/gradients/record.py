@@ -13,14 +13,16 @@ from lockstep.errors import BadArgument, Misuse
 class Wish(IntEnum):
     """What a worker may want all to do before the next step."""
 
-    LEAVE = 0
-    """Form another generation, without somebody who leaves."""
+    CHANGE = 0
+    """Form another generation: somebody leaves, or a worker is to be copied."""
     INTERRUPT = 1
     """Save and end, as after Ctrl-C."""
     TERMINATE = 2
     """Save and end, as after SIGTERM."""
     JOIN = 3
     """Form another generation, with somebody who waits at a door, where the next turn of the script begins."""
+    FIRST = 4
+    """The script may have given worker 0 things that no other has: if it is lost, its replacement is waited for."""
 
 
 SUMMED = math.inf

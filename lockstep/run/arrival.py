@@ -28,6 +28,11 @@ class Arrival:
         self.arrive()
         self._before_body = Generators.now() if may_be_joined else None
 
+    @property
+    def is_on_its_way(self) -> bool:
+        """Whether this worker was given the state, and its script has not come to its first batch yet."""
+        return self._given is not None
+
     def arrive(self) -> None:
         """What a newcomer's script drew on the way to its first batch does not count."""
         if self._given is not None:

@@ -10,6 +10,13 @@
 # it asks the members to be admitted, and is given all that the next step depends on: parameters, buffers, optimizers,
 # tracked objects, gradients under way, generators, the positions of loaders and epochs, and where the script is. So it
 # goes on in the middle of an epoch as though it had been there. See Note [Probation] in probation.py.
+
+# Note [Worker 0]
+# Many scripts give rank 0 something to hold when they begin (`writer = SummaryWriter() if run.rank == 0 else None`) and
+# use it later under the same condition. A worker that became rank 0 in the middle would have none. So where a script
+# asks for its rank before it trains, and worker 0 is lost, nobody is rank 0 until its replacement is there, which has
+# run the script from the top as rank 0; the others wait for it where the next turn begins. Where nobody can come
+# in its place, the first of those who are left is rank 0.
 """
 
 import time
@@ -25,6 +32,7 @@ from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.record import StepRecord, Wish
 from lockstep.lanes import Assignment, present_lanes
 from lockstep.run.arrival import Arrival
+from lockstep.run.copies.copier import Copier
 from lockstep.run.exits import LEFT_OUT, OutOfPlace
 from lockstep.run.handing import receive_snapshot, send_snapshot
 from lockstep.run.launching.status import Call, NoStatus, Phase, StatusWriter
@@ -76,9 +84,14 @@ class Continuity:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.recovery: Recovery | None = None
+        self.copier: Copier | None = None
+        self.on_copy: Callable[[], None] = _nothing
+        """Called in a process that has just become a copy of this worker."""
         self.engine: Engine | None = None
         self.is_member = True
         self.admits = True
+        self.needs_first = False
+        """Whether the script may have given worker 0 things that no other has. See Note [Worker 0]."""
         self.charter: dict[str, Any] = {}
         """What newcomers must know before they can ask to be admitted; set by whoever starts the run."""
         self._parts, self._wire, self._events, self._signals, self._status = parts, wire, events, signals, status
@@ -92,6 +105,7 @@ class Continuity:
         self._num_in_vain = 0
         self._looked_s = 0.0
         self._had_company = False
+        self._awaits_until_s = float("inf")
 
     @property
     def _step(self) -> int:
@@ -103,6 +117,28 @@ class Continuity:
         if self.recovery is None or not self.is_member:
             return list(range(self._wire.world.size))
         return [member.slot for member in self.recovery.membership.view.members]
+
+    @property
+    def rank(self) -> int:
+        """This worker's number as its script sees it. See Note [Worker 0]."""
+        if not self.is_member:
+            return self._own_slot
+        return self._wire.world.rank + self._first_is_awaited
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker is the first of those present; no newcomer is before it has come to its first step."""
+        return self.is_member and self._wire.world.rank == 0 and not self._arrival.is_on_its_way
+
+    @property
+    def _own_slot(self) -> int:
+        return 0 if self.recovery is None else self.recovery.door.member.slot
+
+    @property
+    def _first_is_awaited(self) -> bool:
+        """Whether worker 0 is missing, and somebody may come in its place that the script needs."""
+        may_come = self.recovery is not None and self.needs_first and not self._status.is_given_up(0)
+        return may_come and 0 not in self.slots and self._clock() < self._awaits_until_s
 
     @property
     def is_ending(self) -> bool:
@@ -120,7 +156,7 @@ class Continuity:
             if self._agreed[wish]:
                 self._end(wish)
         may_join = self._parts.stepping.places.begins_turn
-        if self._agreed[Wish.LEAVE] or (self._agreed[Wish.JOIN] and may_join):
+        if self._agreed[Wish.CHANGE] or (self._agreed[Wish.JOIN] and may_join):
             self._reform(admit=may_join)
         self._prove()
         self._await_company()
@@ -160,6 +196,7 @@ class Continuity:
         waiting = self._agreed[Wish.JOIN]
         self._agreed = list(record.wishes)
         self._agreed[Wish.JOIN] |= waiting  # until a turn begins
+        self.needs_first |= record.wishes[Wish.FIRST]
         self._committed()
 
     def refuses(self, text: str) -> NoReturn:
@@ -268,11 +305,13 @@ class Continuity:
         began_s, carried = self._clock(), tuple(zip(self.slots, self._parts.stepping.assignment.lanes_of, strict=True))
         self._status.enter(Phase.RECOVERING, self._step)
         try:
-            outcome = self.recovery.reform(admit=admit)
+            outcome = self.recovery.join() if self._becomes_copy() else self.recovery.reform(admit=admit)
         except LeftOut as left:
             self._leave(left)
         committed = isinstance(outcome, Commit)
         self._settle()
+        if self.copier is not None:
+            self.copier.settle(self.slots)
         self._tell(failure, committed, carried, self._clock() - began_s)
         if committed:
             self._committed()
@@ -280,6 +319,27 @@ class Continuity:
             self._refuse_vain_attempts(failure)
             self._await_company()
         return committed
+
+    def _becomes_copy(self) -> bool:
+        """Makes a copy of this worker if that is asked for; whether this process is the copy.
+
+        Where this worker has done its part of a step, the others may count that step: nobody is copied then.
+        """
+        assert self.recovery is not None
+        if self.copier is None or not self.copier.is_asked() or self.recovery.membership.prepared:
+            return False
+        self._wire.close()
+        slot = self.copier.copy()
+        if slot is None:
+            return False
+        if self.engine is not None:
+            self.engine.keep_gradients()
+        self._signals.leave = False
+        self._status.move_to(slot)
+        self._status.enter(Phase.JOINING, self._step)
+        self.on_copy()
+        self.recovery.begin_anew(slot, self.copier.has_called)
+        return True
 
     def _refuse_vain_attempts(self, failure: Exception) -> None:
         """A failure that comes again although nobody is missing is no loss: it would come for ever."""
@@ -291,18 +351,29 @@ class Continuity:
             raise failure
 
     def _await_company(self) -> None:
-        """Batch norm over all lanes needs a worker for each: it waits until there are enough again, if any can come."""
-        stepping, until_s = self._parts.stepping, self._clock() + COMPANY_S
-        while stepping.statistics is not None and self.recovery is not None:
-            enough = self._wire.world.size >= stepping.assignment.num_lanes
-            self._had_company = self._had_company or enough
-            if enough or not self._had_company or isinstance(self._status, NoStatus) or self._clock() > until_s:
+        """Waits until there are enough workers again, if any can come. See Note [Worker 0].
+
+        Batch norm over all lanes needs a worker for each.
+        """
+        until_s = self._clock() + COMPANY_S
+        while self.recovery is not None and self._is_missed():
+            if isinstance(self._status, NoStatus) or self._clock() > until_s:
+                self._awaits_until_s = self._clock()
                 return
             if self.recovery.hosts:
                 self.recovery.door.await_call(1.0)
                 self.recovery.hears()  # one that is alone decides at once, and admits only those it has heard of
             self.recovery.reform(admit=True)
             self._settle()
+
+    def _is_missed(self) -> bool:
+        """Whether a worker is missing without whom no step can be made now."""
+        stepping = self._parts.stepping
+        if stepping.statistics is not None:
+            enough = self._wire.world.size >= stepping.assignment.num_lanes
+            self._had_company = self._had_company or enough
+            return not enough and self._had_company
+        return self._first_is_awaited and stepping.places.begins_turn
 
     def hand_over(self, decision: Decision, wire: Wire) -> None:
         """Collective. The wire of a new generation is open: newcomers are given the state as it is before its step."""
@@ -311,15 +382,23 @@ class Continuity:
         if not completes(self.recovery.membership.claim, decision.step) or me in decision.newcomers:
             self._abandon()
         source = decision.view.rank_of(decision.host.uid)
-        if me in decision.newcomers:
+        given = [member.uid for member in decision.view.members if member.uid in decision.newcomers and member.fresh]
+        if me in decision.newcomers and me not in given:
+            self._refuse_old_state(decision)
+        elif me in given:
             snapshot = receive_snapshot(wire.transport, source)
             self._arrival.take(snapshot, self._wire.world.size)
             on_probation = frozenset(snapshot.state["on_probation"])
             self._probation = Probation(on_probation, 0, 0) if on_probation else None
-        elif me == decision.host.uid and decision.newcomers:
+        elif me == decision.host.uid and given:
             state = self._arrival.state(self._batch)
             state.state["on_probation"] = sorted(self._probation.uids) if self._probation is not None else []
-            send_snapshot(wire.transport, state, [decision.view.rank_of(uid) for uid in decision.newcomers])
+            send_snapshot(wire.transport, state, [decision.view.rank_of(uid) for uid in given])
+
+    def _refuse_old_state(self, decision: Decision) -> None:
+        """A copy has the state of the worker that it was made from, as it was then."""
+        if decision.step != self._step:
+            raise LeftOut(f"a copy made before step {self._step} comes too late for step {decision.step}")
 
     def _settle(self) -> None:
         """Everything that knows of the other workers knows of the new ones."""
@@ -385,8 +464,10 @@ class Continuity:
         if self._signals.leave and self.recovery is not None:
             self.recovery.leave()
         wishes = [False] * len(Wish)
-        wishes[Wish.LEAVE], wishes[Wish.JOIN] = self._signals.leave, self._is_called()
+        is_to_be_copied = self.copier is not None and self.copier.is_asked()
+        wishes[Wish.CHANGE], wishes[Wish.JOIN] = self._signals.leave or is_to_be_copied, self._is_called()
         wishes[Wish.INTERRUPT], wishes[Wish.TERMINATE] = self._signals.interrupt, self._signals.terminate
+        wishes[Wish.FIRST] = self.needs_first
         self.engine.wishes = wishes
 
     def _is_called(self) -> bool:
@@ -426,6 +507,10 @@ class Continuity:
                 took_s=took_s,
             )
         )
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 def _cause(failure: Exception | None, slots: list[int], lost: list[int]) -> str:

@@ -83,6 +83,7 @@ class Overrides:
     stop_after: int | None = None
     dump_path: Path | None = None
     status_fd: int | None = None
+    control_fd: int | None = None
     resume: str | None = None
     """"auto", "never" or the path of a checkpoint."""
     checkpoints: Path | None = None
@@ -115,6 +116,7 @@ def read_overrides(environ: Mapping[str, str]) -> Overrides:
         stop_after=optional(environ, "LOCKSTEP_STOP_AFTER"),
         dump_path=_path(environ, "LOCKSTEP_DUMP"),
         status_fd=optional(environ, lockstep_run.STATUS_FD),
+        control_fd=optional(environ, lockstep_run.CONTROL_FD),
         resume=environ.get("LOCKSTEP_RESUME", "").strip() or None,
         checkpoints=_path(environ, "LOCKSTEP_CHECKPOINTS"),
         checkpoint_every=environ.get("LOCKSTEP_CHECKPOINT_EVERY", "").strip() or None,

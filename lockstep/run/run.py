@@ -1,7 +1,7 @@
 """The run as the user holds it."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -31,11 +31,13 @@ from lockstep.run import active, checkpoint
 from lockstep.run.capturing import Capturing
 from lockstep.run.checkpoints.asking import asked_by_script
 from lockstep.run.continuity import Continuity, Signals
+from lockstep.run.copies.copier import Copier
 from lockstep.run.environment import Overrides
 from lockstep.run.exits import TERMINATED
 from lockstep.run.joining import join
 from lockstep.run.keeping import Keeping
-from lockstep.run.launching.status import Call, NoStatus, Phase, StatusWriter
+from lockstep.run.launching.control import Control
+from lockstep.run.launching.status import Call, NoStatus, Phase, StatusWriter, Trait
 from lockstep.run.models import Models, RegistrationWatch, Stateful, refuse_new_parameters
 from lockstep.run.noise import NoiseWatch
 from lockstep.run.place import Loop, Places
@@ -113,8 +115,20 @@ class Run:
 
     @property
     def rank(self) -> int:
-        """This worker's number now, from 0. It may become lower when workers are lost."""
-        return self._wire.world.rank if self.continuity.is_member else max(1, self.continuity.slots[-1])
+        """This worker's number now, from 0. It may become lower when workers are lost.
+
+        A script that asks for it before it trains may have given worker 0 things that no other worker has (a writer).
+        So if worker 0 is lost there, nobody else becomes 0 as long as a replacement may come, and it is waited for.
+        """
+        if not self._sites:
+            self._status.is_known_as(Trait.READS_RANK)
+            self.continuity.needs_first = True
+        return self.continuity.rank
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker is the present first one: it prints and saves for all."""
+        return self.continuity.is_first
 
     @property
     def size(self) -> int:
@@ -344,8 +358,8 @@ class Run:
         return [name for name, _ in self._models.buffers()]
 
     def print(self, *values: Any, **options: Any) -> None:
-        """Prints once: on worker 0."""
-        if self.rank == 0:
+        """Prints once: on the present first worker."""
+        if self.is_first:
             print(*values, **options)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -353,7 +367,7 @@ class Run:
         if not self._closed:
             self._stepping.refuse_unless_outside("run.save")
         self._refuse_without_model("run.save")
-        if self.rank == 0:
+        if self.is_first:
             checkpoint.write(_checked_path("run.save", path), self._parts.capture())
 
     def resume(self, path: str | os.PathLike[str]) -> int:
@@ -416,6 +430,22 @@ class Run:
 
     # -- inside ---------------------------------------------------------------------------------------------
 
+    def make_copyable(self, control: Control, ports: Callable[[], Collection[int]]) -> None:
+        """The launcher may ask for copies of this worker by `control`. `ports` are those of lockstep's own sockets."""
+
+        def pids() -> list[int]:
+            return [pid for loader in self._progress.loaders.values() for pid in loader.pids]
+
+        self.continuity.copier = Copier(control, os.getppid(), ports, pids)
+        self.continuity.on_copy = self._become_copy
+        self._undo.callback(self.continuity.copier.close)
+        self._status.is_known_as(Trait.MAY_BE_COPIED)
+
+    def _become_copy(self) -> None:
+        self._pid = os.getpid()
+        for loader in self._progress.loaders.values():
+            loader.is_copied()
+
     def _training_lanes(self, batch: GlobalBatch, loop: Loop) -> Iterator[Any]:
         engine = self._ready_engine()
         if self._watch.noticed:
@@ -438,7 +468,7 @@ class Run:
 
     def _tell_of_norms(self, batch: GlobalBatch) -> None:
         """Once, in the first step, by worker 0."""
-        if not self._told_of_norms and self.rank == 0:
+        if not self._told_of_norms and self.is_first:
             plan = StepPlan(self._stepping.step, batch.num_samples, self._stepping.assignment, least=batch.least)
             text = told_by_lane(self._models.modules.values(), plan.shares.values(), self.lane_count)
             if text:

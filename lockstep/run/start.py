@@ -25,6 +25,7 @@ from lockstep.run.environment import Overrides, Place, find_place, process_envir
 from lockstep.run.founding import Directory, meet_founders, open_door
 from lockstep.run.hardware import gpu_name, hardware
 from lockstep.run.interrupts import handled
+from lockstep.run.launching.control import Control
 from lockstep.run.launching.status import Call, NoStatus, StatusReader, StatusWriter
 from lockstep.run.membership import Member, Membership, founded, joining
 from lockstep.run.nondeterminism import named_once
@@ -115,6 +116,7 @@ def _found(asked: Asked, place: Place, overrides: Overrides, status: StatusWrite
         with status.awaiting(Call.START):
             members = meet_founders(place, door, store)
         run.continuity.recovery = _recovery(founded(door.member, members), door, opener, opened, run, no_members)
+        _make_copyable(run, place, overrides, settings)
     run.continuity.charter = _charter(settings)
     run.continuity.place()
     set_generators(fold(settings.seed, "outside"))
@@ -142,6 +144,7 @@ def _join(asked: Asked, place: Place, overrides: Overrides, status: StatusWriter
     opener = Opener(settings, place.world.on_one_host)
     run.continuity.is_member = False
     run.continuity.recovery = _recovery(joining(door.member)[0], door, opener, wire, run, directory.members)
+    _make_copyable(run, place, overrides, settings)
     run.continuity.charter = _charter(settings)
     set_generators(fold(settings.seed, "outside"))
     return run
@@ -160,7 +163,7 @@ def _make_run(
     events.subscribe(
         Console(
             sys.stderr,
-            lambda: run.rank == 0,
+            lambda: run.is_first,
             launcher_tells=overrides.status_fd is not None,
             run_dir=overrides.run_dir,
             has_failed=lambda: run.failed,
@@ -168,7 +171,7 @@ def _make_run(
         *TOLD,
     )
     if overrides.run_dir is not None:
-        recorder = Recorder(overrides.run_dir, lambda: run.rank == 0, lambda text: events.emit(Said(text)))
+        recorder = Recorder(overrides.run_dir, lambda: run.is_first, lambda text: events.emit(Said(text)))
         events.subscribe(recorder, NoiseMeasured)
     if overrides.trace_dir is not None:
         events.subscribe(Trace(overrides.trace_dir, place.world.rank, run.state, run.buffer_names))
@@ -197,6 +200,14 @@ def _recovery(
     find_members: Callable[[], tuple[Member, ...]],
 ) -> Recovery:
     return Recovery(membership, door, opener, wire, run.continuity.hand_over, find_members)
+
+
+def _make_copyable(run: Run, place: Place, overrides: Overrides, settings: Settings) -> None:
+    """The launcher may ask this worker for a copy of itself. See Note [Replacement by a copy] in control.py."""
+    recovery = run.continuity.recovery
+    if overrides.control_fd is None or recovery is None or settings.device.type != "cpu" or settings.threads > 1:
+        return
+    run.make_copyable(Control(overrides.control_fd), lambda: {recovery.door.port, place.port})
 
 
 def no_members() -> tuple[Member, ...]:

@@ -13,6 +13,8 @@ from types import TracebackType
 from lockstep.errors import BadEnvironment
 from lockstep.run.environments.lockstep_run import PARENT_PID, Bootstrap, Doors
 from lockstep.run.environments.place import LOOPBACK
+from lockstep.run.launching.control import ControlLine, Declined, Started
+from lockstep.run.launching.copies import Copy, Wanted, adopt_orphans, copied_slot
 from lockstep.run.launching.failure import Failure, clear_report, read_notice, read_report
 from lockstep.run.launching.guard import Guard
 from lockstep.run.launching.job import RESUME, Job
@@ -54,10 +56,13 @@ class Crew:
         self._half_notice = b""
         self._ports = (0, 0)
         self._extra: dict[str, str] = {}
+        self._copies: dict[int, Copy] = {}
+        self._obstacles: set[str] = set()
 
     def __enter__(self) -> "Crew":
         with ExitStack() as owned:
             self._signals = owned.enter_context(Signals())
+            adopt_orphans()
             owned.enter_context(Registered(self._job.run_dir, self._say))
             self._guard = owned.enter_context(Guard())
             self._selector = owned.enter_context(selectors.DefaultSelector())
@@ -89,24 +94,91 @@ class Crew:
         self._let_speak(self.running[0])
 
     def join(self, slot: int, doors: Doors, num_workers: int) -> None:
-        """Starts a worker that asks the members behind the doors to admit it: a spare, if there is one."""
+        """Starts a worker that asks the members behind the doors to admit it.
+
+        A copy of a member, if one can be made; else a spare, if there is one; else a new process.
+        """
         boot = self._boot(slot, doors=doors)
-        variables = self._variables(boot, num_workers)
         self._make_room(slot)
-        log = self._logs.of(slot)
-        spare = self.spares.take(variables)
+        wanted = Wanted(boot, self._variables(boot, num_workers), self._logs.of(slot))
+        if not self._ask_for_copy(wanted):
+            self._start_afresh(wanted)
+
+    def _start_afresh(self, wanted: Wanted) -> None:
+        spare = self.spares.take(wanted.variables)
         if spare is None:
-            self._start(boot, variables, log)
+            self._start(wanted.boot, wanted.variables, wanted.log)
             return
-        spare.slot, spare.tee.log = slot, log
+        spare.slot, spare.tee.log = wanted.boot.slot, wanted.log
         self._follow(spare)
         self.spares.fill()
+
+    # -- copies: see Note [Replacement by a copy] in control.py ------------------------------------------------
+
+    def _ask_for_copy(self, wanted: Wanted) -> bool:
+        """Whether a member was asked to make a copy of itself."""
+        slot = wanted.boot.slot
+        rows = {other: self._page.row(other) for other in self.running}
+        original = copied_slot(slot, rows)
+        if original is None:
+            return False
+        tee, control = Tee(self._show_output, wanted.log), ControlLine()
+        line = self.running[original].control
+        asked = line.ask_for_copy(slot, wanted.variables, tee.writer(), control.worker_fd)
+        tee.handed_down()
+        control.handed_down()
+        copy = Copy(wanted, self.running[original], tee, control)
+        if not asked:
+            copy.close()
+            return False
+        self._copies[slot] = copy
+        self._selector.register(control, selectors.EVENT_READ, partial(self._copy_started, copy))
+        return True
+
+    def _copy_started(self, copy: Copy) -> None:
+        """The copy says which process it is; or its end of the socket was closed, because it will never be."""
+        slot, answer = copy.wanted.boot.slot, copy.control.answer()
+        if self._copies.get(slot) is not copy:
+            return
+        self._forget(copy)
+        worker = WorkerProcess.adopt(answer.pid, copy.tee, copy.control, slot) if isinstance(answer, Started) else None
+        if worker is None:
+            copy.close()
+            self._start_afresh(copy.wanted)
+            return
+        self._guard.note(worker.group)
+        self._follow(worker)
+
+    def _answered(self, worker: WorkerProcess) -> None:
+        """A worker cannot be copied, and says why; or it has ended."""
+        answer = worker.control.answer()
+        if not isinstance(answer, Declined):
+            self._unregister(worker.control)
+            return
+        if answer.why not in self._obstacles:
+            self._obstacles.add(answer.why)
+            self._say(
+                f"  worker {worker.slot} cannot be copied ({answer.why}): a new process takes the place of one lost"
+            )
+
+    def _forget(self, copy: Copy) -> None:
+        self._unregister(copy.control)
+        self._copies.pop(copy.wanted.boot.slot, None)
+
+    def _unregister(self, file: ControlLine) -> None:
+        if file in self._selector.get_map():
+            self._selector.unregister(file)
 
     def wait(self, within_s: float) -> None:
         """Follows the workers until something happens, for `within_s` at most."""
         for key, _ in self._selector.select(max(0.0, within_s)):
             key.data()
         self._sweep()
+
+    def give_up(self, slot: int) -> None:
+        """The workers know that nobody will come in this slot any more."""
+        if slot not in self.running:
+            self._page.give_up(slot)
 
     def row(self, slot: int) -> StatusRow:
         """What the worker in `slot`, or the last one there, says of itself on the status page."""
@@ -129,11 +201,17 @@ class Crew:
 
     def dismiss(self, slot: int) -> None:
         """Ends a worker at once; its end will be seen as every other."""
+        if slot in self._copies:
+            copy = self._copies[slot]
+            self._forget(copy)
+            copy.close()
         if slot in self.running:
             self.running[slot].send_to_group(signal.SIGKILL)
 
     def clear_away(self) -> None:
         """Afterwards no process of any worker's group is left, and every log is whole."""
+        for slot in list(self._copies):
+            self.dismiss(slot)
         ended = {worker.group for worker in self._past}
         await_end(set(members(ended)) - ended, STRAY_GRACE_S)
         everyone = [*self._past, *self.running.values()]
@@ -141,6 +219,8 @@ class Crew:
         for worker in everyone:
             worker.send_to_group(signal.SIGKILL)
         await_end(pids, KILL_WAIT_S)
+        for worker in everyone:
+            worker.reap_children()
         for worker in list(self.running.values()):
             self._see_off(worker)
         for worker in everyone:
@@ -190,6 +270,7 @@ class Crew:
         self.running[worker.slot] = worker
         self._selector.register(worker.pidfd, selectors.EVENT_READ, partial(self._ended, worker))
         self._selector.register(worker.tee, selectors.EVENT_READ, partial(self._pump, worker))
+        self._selector.register(worker.control, selectors.EVENT_READ, partial(self._answered, worker))
 
     def _ended(self, worker: WorkerProcess) -> None:
         self._see_off(worker)
@@ -202,6 +283,7 @@ class Crew:
         The traceback goes to the log alone: the speaker's stderr is the screen, where it is told in short.
         """
         self._selector.unregister(worker.pidfd)
+        self._unregister(worker.control)
         worker.note_end()
         self._settle_speaker()
         worker.tee.drain()
@@ -216,6 +298,7 @@ class Crew:
         due_s = time.monotonic() - STRAY_GRACE_S
         for worker in [worker for worker in self._past if worker.ended_s <= due_s]:
             worker.send_to_group(signal.SIGKILL)
+            worker.reap_children()
             if set(members({worker.group})) <= {worker.pid}:
                 self._put_away(worker)
 

@@ -14,6 +14,7 @@ _NOT_INHERITED = (
     lockstep_run.LISTEN_FD,
     lockstep_run.STATUS_FD,
     lockstep_run.DOORS,
+    lockstep_run.CONTROL_FD,
     *lockstep_run.TORCH_DISTRIBUTED,
     "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_RUN_ID",

@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
+from lockstep.run.environments.lockstep_run import CONTROL_FD
+from lockstep.run.launching.control import ControlLine
 from lockstep.run.launching.output import Tee
 
 NO_SLOT = -1
@@ -18,9 +20,10 @@ NO_SLOT = -1
 class WorkerProcess:
     """A started worker. It stays unreaped until `reap()`, so that its number cannot be used again."""
 
-    popen: subprocess.Popen[bytes]
+    process: "subprocess.Popen[bytes] | Adopted"
     pidfd: int
     tee: Tee
+    control: ControlLine
     slot: int
     """The number under which it was launched; a spare has none (NO_SLOT) until it gets its part."""
     exit_status: int | None = None
@@ -37,30 +40,41 @@ class WorkerProcess:
         slot: int = NO_SLOT,
     ) -> "WorkerProcess":
         """The worker owns the tee from now on; if it cannot be started, nothing is left of either."""
+        control = ControlLine()
         try:
             popen = subprocess.Popen(
                 command,
-                env=environment,
+                env={**environment, CONTROL_FD: str(control.worker_fd)},
                 stdin=subprocess.DEVNULL,
                 stdout=tee.writer(),
                 stderr=tee.writer(),
-                pass_fds=tuple(pass_fds),
+                pass_fds=(*pass_fds, control.worker_fd),
                 start_new_session=True,  # Ctrl-C reaches the launcher alone, and the group is ended as one
             )
         except OSError:
             tee.close()
+            control.close()
             raise
         finally:
             tee.handed_down()
-        return cls(popen, os.pidfd_open(popen.pid), tee, slot)
+            control.handed_down()
+        return cls(popen, os.pidfd_open(popen.pid), tee, control, slot)
+
+    @classmethod
+    def adopt(cls, pid: int, tee: Tee, control: ControlLine, slot: int) -> "WorkerProcess | None":
+        """A worker that another one has made, and that has fallen to this process; None if it has gone for good."""
+        try:
+            return cls(Adopted(pid), os.pidfd_open(pid), tee, control, slot)
+        except ProcessLookupError:
+            return None
 
     @property
     def pid(self) -> int:
-        return self.popen.pid
+        return self.process.pid
 
     @property
     def group(self) -> int:
-        return self.popen.pid
+        return self.process.pid
 
     def note_end(self) -> None:
         """Keeps how the process ended, and leaves it unreaped. One that even SIGKILL did not end counts as killed."""
@@ -79,11 +93,30 @@ class WorkerProcess:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.group, signum)
 
+    def reap_children(self) -> None:
+        """Frees the numbers of processes of its group that have ended and have fallen to this one."""
+        for pid in set(members({self.group})) - {self.pid}:
+            Adopted(pid).poll()
+
     def reap(self) -> None:
         """Frees the process's number and its pipe. A process that even SIGKILL did not end is left to the kernel."""
-        self.popen.poll()
+        self.process.poll()
         os.close(self.pidfd)
         self.tee.close()
+        self.control.close()
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """A child that somebody else has started."""
+
+    pid: int
+
+    def poll(self) -> object:
+        """Frees its number if it has ended."""
+        with suppress(ChildProcessError):
+            return os.waitpid(self.pid, os.WNOHANG)
+        return None
 
 
 def members(groups: Collection[int]) -> list[int]:

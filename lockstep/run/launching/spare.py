@@ -15,6 +15,7 @@ from contextlib import suppress
 from lockstep.run.environment import process_environment, take_environment
 from lockstep.run.environments.lockstep_run import PARENT_PID
 from lockstep.run.launching import worker
+from lockstep.run.launching.identity import die_with
 
 # What a training script loads anyway, and what lockstep.start and the first optimizer load on top of it.
 _SLOW_TO_LOAD = ("torch", "torch.optim", "torch._inductor.config", "lockstep.run.start")
@@ -22,7 +23,7 @@ _SLOW_TO_LOAD = ("torch", "torch.optim", "torch._inductor.config", "lockstep.run
 
 def main() -> None:
     """Waits for its part, and plays it. A launcher that closes the pipe has none for it any more."""
-    worker.die_with(int(process_environment()[PARENT_PID]))
+    die_with(int(process_environment()[PARENT_PID]))
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     part_fd = int(sys.argv.pop(1))
     for module in _SLOW_TO_LOAD:

@@ -18,11 +18,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from types import TracebackType
 
 MAX_SLOTS = 1024
-_FIELDS = 18
+_FIELDS = 19
 _ROW = struct.Struct(f"<{_FIELDS}q")
 _PAGE_BYTES = MAX_SLOTS * _ROW.size
 _MOST_LOOKS = 8
@@ -31,7 +31,11 @@ _MOST_LOOKS = 8
 PID, DOOR_PORT, GENERATION, RANK, SIZE, STEP, PHASE, SINCE_NS = range(8)
 DETAIL_A, DETAIL_B, USUAL_STEP_NS, COMMITTED_NS, NUM_LANES = range(8, 13)
 DATA_NS, COMPUTE_NS, WAITING_NS = range(13, 16)
-PATIENT_UNTIL_NS, SAVED = range(16, 18)
+PATIENT_UNTIL_NS, SAVED, TRAITS = range(16, 19)
+
+
+NOBODY = -1
+"""Stands for a process in a slot that stays empty."""
 
 
 class Phase(IntEnum):
@@ -53,6 +57,15 @@ class Phase(IntEnum):
     ENDED = 7
     AWAITING = 8
     """Waits for other workers in a call (`Call`)."""
+
+
+class Trait(IntFlag):
+    """What the launcher must know of a worker before it has another one replaced."""
+
+    MAY_BE_COPIED = 1
+    """It may be able to make a copy of itself."""
+    READS_RANK = 2
+    """Its script has asked for `run.rank` before it trained: it may have made things that worker 0 alone has."""
 
 
 class Call(IntEnum):
@@ -104,11 +117,12 @@ class StatusRow:
     """Until then the worker has asked not to be taken for late (`run.patience`)."""
     saved: int = 0
     """1: the worker has saved the run because it is about to end."""
+    traits: int = 0
 
     @property
     def has_started(self) -> bool:
         """Whether the worker has called `lockstep.start`."""
-        return self.pid != 0
+        return self.pid > 0
 
     @property
     def said_ns(self) -> int:
@@ -153,6 +167,11 @@ class StatusPage:
         _check(slot)
         _ROW.pack_into(self._memory, slot * _ROW.size, *[0] * _FIELDS)
 
+    def give_up(self, slot: int) -> None:
+        """Nobody will come in this slot any more."""
+        _check(slot)
+        _ROW.pack_into(self._memory, slot * _ROW.size, NOBODY, *[0] * (_FIELDS - 1))
+
     def close(self) -> None:
         self._memory.close()
         os.close(self.fd)
@@ -184,17 +203,20 @@ class StatusWriter:
     """One worker's row, which it alone writes, from any of its threads."""
 
     def __init__(self, fd: int, slot: int) -> None:
-        _check(slot)
         self._memory = mmap.mmap(fd, _PAGE_BYTES)
+        self._place: tuple[int, int, int, int] = (Phase.STARTING, 0, 0, 0)
+        self._spent_ns = [0] * len(Phase)
+        self._take_row(slot)
+
+    def _take_row(self, slot: int) -> None:
+        _check(slot)
         with memoryview(self._memory) as page, page.cast("q") as numbers:
             self._row = numbers[slot * _FIELDS : (slot + 1) * _FIELDS]
         self._row[GENERATION] = 0  # an earlier run of this process may have left its row
-        self._row[COMMITTED_NS] = self._row[USUAL_STEP_NS] = 0
+        self._row[COMMITTED_NS] = self._row[USUAL_STEP_NS] = self._row[TRAITS] = 0
         self._row[PHASE] = Phase.STARTING
         self._row[SINCE_NS] = self._counted_ns = time.monotonic_ns()
         self._row[PID] = os.getpid()
-        self._place: tuple[int, int, int, int] = (Phase.STARTING, 0, 0, 0)
-        self._spent_ns = [0] * len(Phase)
 
     def enter(self, phase: int, step: int, a: int = 0, b: int = 0) -> None:
         """The worker is in `phase` of `step` from now on."""
@@ -229,6 +251,20 @@ class StatusWriter:
     def saved(self) -> None:
         """The run can go on from a checkpoint that was made because it ends."""
         self._row[SAVED] = 1
+
+    def is_given_up(self, slot: int) -> bool:
+        """Whether the launcher has said that nobody will come in this slot any more."""
+        return bool(_ROW.unpack_from(self._memory, slot * _ROW.size)[PID] == NOBODY)
+
+    def is_known_as(self, trait: Trait) -> None:
+        """The worker has this trait from now on."""
+        self._row[TRAITS] |= trait
+
+    def move_to(self, slot: int) -> None:
+        """This process is a copy: it has the row of another slot, and the traits that it had."""
+        traits = self._row[TRAITS]
+        self._take_row(slot)
+        self._row[TRAITS] = traits
 
     def place(self, generation: int, rank: int, size: int, door_port: int, num_lanes: int) -> None:
         """The worker is a member with this place. The generation comes last: it makes the rest count."""
@@ -278,6 +314,15 @@ class NoStatus:
     def saved(self) -> None:
         pass
 
+    def is_given_up(self, slot: int) -> bool:
+        return True
+
+    def is_known_as(self, trait: Trait) -> None:
+        pass
+
+    def move_to(self, slot: int) -> None:
+        pass
+
     def place(self, generation: int, rank: int, size: int, door_port: int, num_lanes: int) -> None:
         pass
 
@@ -289,7 +334,7 @@ class NoStatus:
 
 
 def _rows(memory: mmap.mmap) -> dict[int, StatusRow]:
-    return {slot: StatusRow(*row) for slot, row in enumerate(_ROW.iter_unpack(memory)) if row[PID]}
+    return {slot: StatusRow(*row) for slot, row in enumerate(_ROW.iter_unpack(memory)) if row[PID] > 0}
 
 
 def _check(slot: int) -> None:

@@ -206,6 +206,14 @@ def judge(state: State) -> Again | Over:
     return Over(first, others, "" if own else state.exhausted)
 
 
+def empty_slots(state: State) -> set[int]:
+    """The slots in which nobody will come any more, although somebody was there."""
+    nobody_comes = state.finished or state.num_misplaced >= MISPLACED_TRIES
+    return {
+        slot for slot in range(state.wanted) if slot not in state.workers and (nobody_comes or slot in state.given_up)
+    }
+
+
 def speaking_slot(page: Page) -> int | None:
     """The slot of the member with rank 0 in the newest generation, if it is there."""
     newest = max((row.generation for row in page.values()), default=0)

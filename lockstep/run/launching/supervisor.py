@@ -28,6 +28,7 @@ from lockstep.run.launching.supervision import (
     Send,
     Start,
     decide,
+    empty_slots,
     founded,
     founded_again,
     judge,
@@ -132,6 +133,8 @@ class Supervisor:
             for slot in self._lookout.look(now_s, joiners):
                 self._decide(Condemned(slot))
         self._decide(Looked(now_s))
+        for slot in empty_slots(self._state):
+            self._crew.give_up(slot)
         if any(self._crew.row(slot).is_member for slot in self._state.workers):
             self._crew.spares.fill()
 

@@ -1,15 +1,10 @@
 """The process that `lockstep run` starts: runs the user's script as `python script.py` would.
 
-    python -m lockstep.run.launching.worker script.py [arguments]
-    python -m lockstep.run.launching.worker --module name [arguments]
-
-# Note [No orphan]
-# The kernel kills this process when the launcher dies (PR_SET_PDEATHSIG). A launcher that died before that
-# was set is noticed by its process id; the children of this process are the guard's (lockstep/run/launching/guard.py).
+python -m lockstep.run.launching.worker script.py [arguments]
+python -m lockstep.run.launching.worker --module name [arguments]
 """
 
 import atexit
-import ctypes
 import faulthandler
 import os
 import runpy
@@ -20,28 +15,24 @@ from contextlib import suppress
 from pathlib import Path
 
 from lockstep.errors import advise
-from lockstep.run.environment import process_environment
-from lockstep.run.environments.lockstep_run import Bootstrap, bootstrap
+from lockstep.run.environments.lockstep_run import Bootstrap
 from lockstep.run.exits import CTRL_C, LEFT_OUT, MISPLACED, TERMINATED, USER_ERROR, OutOfPlace
+from lockstep.run.launching import identity
 from lockstep.run.launching.failure import Failure, notice_of, write_report
-from lockstep.run.launching.stacks import answer_when_asked
+from lockstep.run.launching.identity import OURS
 
-_PR_SET_PDEATHSIG = 1
 # Codes with which lockstep itself ends the process: the launcher knows what they mean.
 _OF_LOCKSTEP = (TERMINATED, LEFT_OUT, MISPLACED)
 
 
 def main() -> None:
     """Runs the script that the command line names, and reports an exception to the launcher."""
-    boot = bootstrap(process_environment())
-    if boot is not None:
+    identity.settle()
+    if OURS.boot is not None:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # "leave after the step": for a run, once there is one
-        die_with(boot.parent_pid)
-        _keep_from_children(boot)
-        answer_when_asked(boot.run_dir, boot.slot)
+        _keep_from_children(OURS.boot)
     _restore_signals()
     faulthandler.enable()
-    pid = os.getpid()
     try:
         _run(sys.argv[1:])
     except KeyboardInterrupt:
@@ -50,13 +41,22 @@ def main() -> None:
         code = _exit_code(exception)
         if code == TERMINATED:
             _leave(TERMINATED)
-        # Not started by the launcher, or a copy that the script forked: Python's own way.
-        is_told = isinstance(exception, OutOfPlace)
-        if boot is None or os.getpid() != pid or (code in (0, *_OF_LOCKSTEP) and not is_told):
-            raise
-        try:
-            _report(exception, boot)
-        finally:
+        _end_by(exception, code)
+        raise
+    if OURS.is_copy:
+        _leave(0)
+
+
+def _end_by(exception: BaseException, code: int) -> None:
+    """Ends the process, unless it should end in Python's own way: nobody launched it, or the script forked it."""
+    if OURS.boot is None or not OURS.is_worker:
+        return
+    is_told = code not in (0, *_OF_LOCKSTEP) or isinstance(exception, OutOfPlace)
+    try:
+        if is_told:
+            _report(exception, OURS.boot)
+    finally:
+        if is_told or OURS.is_copy:
             _leave(code)
 
 
@@ -111,13 +111,6 @@ def _leave(code: int) -> None:
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
-
-
-def die_with(parent_pid: int) -> None:
-    """See Note [No orphan]."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _keep_from_children(boot: Bootstrap) -> None:

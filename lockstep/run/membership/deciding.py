@@ -70,7 +70,8 @@ def _admitted(claims: Collection[Claim], staying: Collection[Claim], step: int) 
         return []
     by_slot = {claim.member.slot: claim for claim in claims if claim.is_newcomer}  # of two, the later is alive
     taken = {claim.member.slot for claim in staying}
-    return [claim for slot, claim in by_slot.items() if slot not in taken][:1]
+    free = [claim for slot, claim in by_slot.items() if slot not in taken]
+    return sorted(free, key=lambda claim: claim.member.fresh)[:1]  # a copy of a member cannot wait
 
 
 def _refuse_minority(current: Collection[Claim], silent: Collection[Member]) -> None:

@@ -62,6 +62,11 @@ class Claim:
     def is_newcomer(self) -> bool:
         return self.generation == 0
 
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it is a newcomer that must be given the state; a copy of a member has it."""
+        return self.is_newcomer and self.member.fresh
+
 
 @dataclass(frozen=True)
 class Decision:

@@ -48,6 +48,23 @@ class LeftOut(LockstepError):  # noqa: N818
     """This worker has no part in the run any more."""
 
 
+_of_originals: list[Door] = []
+"""The doors of workers that this process is a copy of: to end one would be to wait for its threads."""
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
+def _alive(members: tuple[Member, ...]) -> tuple[Member, ...]:
+    """Those of them that live; raises if none does."""
+    health = knock_all(members)
+    found = tuple(member for member in members if health[member.uid] is not Health.DEAD)
+    if not found:
+        raise LeftOut("nobody is left who could admit this worker")
+    return found
+
+
 @dataclass
 class Recovery:
     """One worker's hold on its membership.
@@ -62,6 +79,7 @@ class Recovery:
     wire: Wire
     hand_over: Callable[[Decision, Wire], None]
     find_members: Callable[[], tuple[Member, ...]]
+    on_call: Callable[[], None] = _nothing
     decision: Decision | None = None
     _attempts: int = 0
     _admits: bool = False
@@ -85,6 +103,18 @@ class Recovery:
         outcome = self._pursue(joining(self.door.member))
         assert isinstance(outcome, Redo)
         return outcome
+
+    def begin_anew(self, slot: int, on_call: Callable[[], None]) -> None:
+        """This process is a copy, as the worker in `slot`: it has a door of its own, and is no member yet.
+
+        `on_call` is called when it has asked to be admitted, by the members that the original knew.
+        """
+        known = self.membership.view.members
+        _of_originals.append(self.door)
+        self.door = Door(slot)
+        self.on_call = on_call
+        self.find_members = lambda: _alive(known)
+        self._newcomers = {}
 
     def tell(self, event: Event) -> None:
         """Notes an event that asks for nothing but to be noted."""
@@ -115,10 +145,10 @@ class Recovery:
         missed, so it is heard at once: see Note [Until all have met] in machine.py.
         """
         claims = self.door.calls()
-        newcomers = {claim.member.slot: claim for claim in claims if claim.is_newcomer}
+        newcomers = {claim.member.slot: claim for claim in claims if claim.is_fresh}
         self._newcomers |= newcomers
         missed = {member.uid for member in self.membership.known}
-        return [claim for claim in claims if self._admits or not claim.is_newcomer or claim.member.uid in missed]
+        return [claim for claim in claims if self._admits or not claim.is_fresh or claim.member.uid in missed]
 
     def close(self) -> None:
         self.door.close()
@@ -170,6 +200,7 @@ class Recovery:
         try:
             guest = Guest(host.door)
             number = guest.call(claim)
+            self.on_call()
             while (decision := guest.answer(number, ANSWER_S)) is None:
                 if knock(host) is not Health.ALIVE:
                     return HostLost()

@@ -1,0 +1,53 @@
+"""Copies of workers as the launcher sees them. See Note [Replacement by a copy] in control.py."""
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lockstep.run.environments.lockstep_run import Bootstrap
+from lockstep.run.launching.control import ControlLine
+from lockstep.run.launching.output import Log, Tee
+from lockstep.run.launching.process import WorkerProcess
+from lockstep.run.launching.status import StatusRow, Trait
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A worker that is to be started: its number, its variables, its log."""
+
+    boot: Bootstrap
+    variables: Mapping[str, str]
+    log: Log
+
+
+@dataclass(frozen=True, eq=False)
+class Copy:
+    """A copy that a worker was asked for, until its process is known."""
+
+    wanted: Wanted
+    original: WorkerProcess
+    tee: Tee
+    control: ControlLine
+
+    def close(self) -> None:
+        self.tee.close()
+        self.control.close()
+
+
+def adopt_orphans() -> None:
+    """From now on processes whose parent ends fall to this one, if it has started the parent or one before it."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def copied_slot(slot: int, rows: Mapping[int, StatusRow]) -> int | None:
+    """Which worker is asked for a copy of itself that takes the place `slot`; None if a new process is to take it.
+
+    Worker 0 is special to many scripts: they give it things to hold that no other worker has. Where a script looks at
+    its rank before it trains, worker 0 is no copy of another, and no other is a copy of worker 0.
+    """
+    able = {other: row for other, row in rows.items() if row.is_member and row.traits & Trait.MAY_BE_COPIED}
+    if any(row.traits & Trait.READS_RANK for row in able.values()):
+        able = {other: row for other, row in able.items() if row.rank > 0 and other > 0 and slot > 0}
+    return max(able, default=None)
