@@ -130,6 +130,12 @@ class Screen:
 @click.option("--assignment", type=Lanes(), help='Lanes of each worker, such as "0,1;2,3". Even by default.')
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Folder for logs and reports.  [default: runs/NAME-K]")
 @click.option(
+    "--copies/--no-copies",
+    default=True,
+    show_default=True,
+    help="Replace a lost worker by a copy of one that lives, where that can be done; else by a new process.",
+)
+@click.option(
     "--spares",
     type=Whole(0),
     default=0,
@@ -183,6 +189,7 @@ def command(
     device: str | None,
     assignment: Assignment | None,
     run_dir: Path | None,
+    copies: bool,
     spares: int,
     fault_budget: int,
     hang_s: float,
@@ -216,6 +223,7 @@ def command(
         seed=seed,
         device=device,
         assignment=None if assignment is None else assignment.lanes_of,
+        copies=copies,
         spares=spares,
         fault_budget=fault_budget,
         hang_s=hang_s,
@@ -251,7 +259,7 @@ def continuation(job: Job) -> str:
         "--resume": "auto",
     }
     options = [word for name, value in settings.items() if value is not None for word in (name, str(value))]
-    flags = ["--torch-distributed"] * job.torch_distributed + ["-m"] * job.module
+    flags = ["--no-copies"] * (not job.copies) + ["--torch-distributed"] * job.torch_distributed + ["-m"] * job.module
     return shlex.join(["lockstep", "run", *options, *flags, job.program, *job.arguments])
 
 

@@ -46,7 +46,8 @@ class Arrival:
         snapshot = self._parts.capture()
         now.restore()
         snapshot.state["epoch"] = self._parts.progress.epoch
-        snapshot.state["script"]["turns"] = self._parts.stepping.places.turn.number
+        # What the newcomer does next is compared with what the members do: it needs no rhythm from before.
+        snapshot.state["script"] |= {"turns": self._parts.stepping.places.turn.number, "rhythm": []}
         if batch is not None and batch.loader is not None and batch.position is not None:
             snapshot.state["loaders"][str(batch.loader)] = [batch.position.epoch, batch.position.step]
             snapshot.state["drawn"][str(batch.loader)] = batch.drawn

@@ -22,6 +22,7 @@ import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 
+from lockstep.chance import Generators
 from lockstep.run.copies.soundness import access_mode
 from lockstep.run.environment import take_environment
 from lockstep.run.launching import identity
@@ -58,6 +59,7 @@ def fork(request: CopyRequest, launcher_pid: int) -> Copied | int:
     See Note [Two forks]. The copy has its own session, output and variables.
     """
     _flush_all()
+    generators = Generators.now()
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of threads, which were looked at
@@ -68,6 +70,7 @@ def fork(request: CopyRequest, launcher_pid: int) -> Copied | int:
                 os.write(writer, copy.to_bytes(8, "little"))
                 os._exit(0)
             os.close(reader)
+            generators.restore()  # Python's seeds itself anew in a process that is forked
             _settle(request, launcher_pid)
             return writer
     os.close(writer)

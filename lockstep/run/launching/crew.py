@@ -119,7 +119,7 @@ class Crew:
         """Whether a member was asked to make a copy of itself."""
         slot = wanted.boot.slot
         rows = {other: self._page.row(other) for other in self.running}
-        original = copied_slot(slot, rows)
+        original = copied_slot(slot, rows) if self._job.copies else None
         if original is None:
             return False
         tee, control = Tee(self._show_output, wanted.log), ControlLine()

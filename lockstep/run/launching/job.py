@@ -46,6 +46,8 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
     fault_budget: int = 0
     hang_s: float = HANG_S
+    copies: bool = True
+    """Whether a worker may be replaced by a copy of another. See Note [Replacement by a copy] in control.py."""
     spares: int = 0
     resume: str | None = None
     checkpoints: Path | None = None

@@ -1,0 +1,96 @@
+"""Runs before a script of the corpus, in every worker: disturbs it in logical time, and says what it came to.
+
+What shall happen stands in CORPUS, as JSON: `kill` a worker at a step (once in all), `scale` to so many workers at a
+step, `stop` the run at a step as SIGTERM does. Afterwards `digest-<slot>-<pid>` in the working folder has the digest of
+each worker that came to its end.
+"""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import lockstep
+from lockstep.events import Closed, Event, StepBegins
+from lockstep.run.launching.scaling import ask_for
+from lockstep.run.run import Run
+from lockstep.run.start import start
+
+PLAN: dict[str, Any] = json.loads(os.environ.get("CORPUS", "{}"))
+PATIENCE_S = 20.0
+
+
+class Watch:
+    """One worker of a run that is disturbed."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        run._events.subscribe(self)
+
+    @property
+    def slot(self) -> int:
+        return int(os.environ.get("LOCKSTEP_SLOT", 0))
+
+    def __call__(self, event: Event) -> None:
+        match event:
+            case StepBegins(step):
+                self._begin(step)
+            case Closed(step) if not self.run.failed and not self.run.signals.terminate and not self.run.signals.leave:
+                Path(f"digest-{self.slot}-{os.getpid()}").write_text(f"{self.run.digest()} {step}")
+
+    def _begin(self, step: int) -> None:
+        if [self.slot, step] == PLAN.get("kill") and _first_time("killed"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        for at, wanted in PLAN.get("scale", ()):
+            if step == at and self.run.is_first and _first_time(f"scaled at {at}"):
+                ask_for(Path(os.environ["LOCKSTEP_RUN_DIR"]), wanted)
+            if step == at + 1:
+                self._await_change(wanted)
+        if step == PLAN.get("stop") and self.run.is_first and _first_time("stopped"):
+            os.kill(int(os.environ["LOCKSTEP_PARENT_PID"]), signal.SIGTERM)
+            _await(lambda: self.run.signals.terminate)
+        if PLAN.get("kill") and step > PLAN["kill"][1] + 1 and self.run.size < PLAN["workers"]:
+            self._await_newcomer(step)
+
+    def _await_change(self, wanted: int) -> None:
+        """Returns when what was asked for has come to this worker, if it is the one that has to do something."""
+        continuity = self.run.continuity
+        if wanted < self.run.size and self.slot >= wanted:
+            _await(lambda: self.run.signals.leave)
+        elif wanted > self.run.size and continuity.recovery is not None and self.slot == max(continuity.slots):
+            copier = continuity.copier
+            assert copier is not None
+            _await(copier.is_asked)
+
+    def _await_newcomer(self, step: int) -> None:
+        """A replacement that runs the script from the top needs a moment. It is waited for once."""
+        recovery = self.run.continuity.recovery
+        if recovery is not None and recovery.hosts and PLAN.get("awaits_newcomer") and _first_time("awaited"):
+            _await(lambda: recovery.door.has_call() or os.path.exists("refused"))
+
+
+def _await(reached: Any) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not reached():
+        assert time.monotonic() < deadline_s, "what the corpus waits for has not come"
+        time.sleep(0.002)
+
+
+def _first_time(what: str) -> bool:
+    """Whether it has not happened before, in any worker."""
+    try:
+        os.close(os.open(f"done {what}", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _start(**options: Any) -> Run:
+    run = start(**options)
+    Watch(run)
+    return run
+
+
+lockstep.start = _start  # type: ignore[attr-defined]

@@ -1,0 +1,19 @@
+"""clip_grad_norm_ inside of the lanes."""
+
+import lockstep
+import torch
+from corpus_parts import *
+
+run = lockstep.start(lanes=6, seed=1)
+model = network()
+optimizer = adam(model)
+run.replicate(model, optimizer)
+loader = run.shard(plain_loader())
+
+for epoch in run.epochs(EPOCHS):
+    for batch in loader:
+        for x, y in run.lanes(batch):
+            loss_of(model, x, y).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()

@@ -1,0 +1,20 @@
+"""A layer is frozen from epoch 2 on."""
+
+import lockstep
+import torch
+from corpus_parts import *
+
+run = lockstep.start(lanes=6, seed=1)
+model = network()
+optimizer = adam(model)
+run.replicate(model, optimizer)
+loader = run.shard(plain_loader())
+
+for epoch in run.epochs(EPOCHS):
+    if epoch >= 2:
+        model[0].requires_grad_(False)
+    for batch in loader:
+        for x, y in run.lanes(batch):
+            loss_of(model, x, y).backward()
+        optimizer.step()
+        optimizer.zero_grad()

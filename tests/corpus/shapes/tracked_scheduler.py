@@ -1,0 +1,19 @@
+"""A scheduler that is tracked."""
+
+import lockstep
+import torch
+from corpus_parts import *
+
+run = lockstep.start(lanes=6, seed=1)
+model = network()
+optimizer = adam(model)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+run.replicate(model, optimizer, scheduler=scheduler)
+loader = run.shard(plain_loader())
+for epoch in run.epochs(EPOCHS):
+    for batch in loader:
+        for x, y in run.lanes(batch):
+            loss_of(model, x, y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
