@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import CodeType, TracebackType
@@ -401,18 +401,22 @@ class Run:
             self._progress.trained_on.add(batch.loader)
         is_first_turn = site not in self._sites
         self._sites.add(site)
-        return self._watched(self._stepping.training(batch, engine, counts), engine, engine.watching(is_first_turn))
+        return self._watched(self._stepping.training(batch, engine, counts), engine, is_first_turn)
 
     def _evaluating_lanes(self, batch: GlobalBatch) -> Iterator[Any]:
-        lanes, engine = self._stepping.evaluating(batch), self._engine
-        return lanes if engine is None else self._watched(lanes, engine, engine.rules.loop())
+        lanes = self._stepping.evaluating(batch)
+        return lanes if self._engine is None else self._watched(lanes, self._engine, is_first_turn=False)
 
-    def _watched(self, lanes: Iterator[Any], engine: Engine, around: AbstractContextManager[None]) -> Iterator[Any]:
+    def _watched(self, lanes: Iterator[Any], engine: Engine, is_first_turn: bool) -> Iterator[Any]:
         """The lanes of a loop; buffers that they have added to the models are refused when they are done."""
-        known = buffer_places(self._modules()) if self._watch.noticed else engine.buffers.places
-        with around:
+        known = buffer_places(self._modules()) if self._watch.noticed else None
+        engine.begin_loop(is_first_turn)
+        try:
             yield from lanes
+        finally:
+            engine.end_loop()
         if self._watch.noticed:
+            known = engine.buffers.places if known is None else known
             refuse_new_buffers(self._modules(), self._models.name_prefixes(), known)
 
     def _modules(self) -> list[torch.nn.Module]:
