@@ -184,9 +184,9 @@ def _become(output: int, kept: Collection[int]) -> None:
         if fd > 2 and (fd not in kept or fd == output):
             with suppress(OSError):
                 os.close(fd)
-    sys.stdin = open(0)
-    sys.stdout = sys.__stdout__ = open(1, "w", buffering=1, closefd=False)  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, closefd=False)  # type: ignore[misc]
+    sys.stdin = open(0)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", buffering=1, closefd=False)  # type: ignore[misc] # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, closefd=False)  # type: ignore[misc] # noqa: SIM115
 
 
 def _guarded(be: Any, *arguments: Any) -> None:

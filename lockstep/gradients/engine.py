@@ -29,7 +29,7 @@ from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.finite import BadLosses, Verdict
 from lockstep.gradients.graphs.recorder import LaneRecorder
 from lockstep.gradients.health import Health, HealthPlan, Remarks
-from lockstep.gradients.hooks import noticing_checkpoints
+from lockstep.gradients.hooks import CheckpointWatch
 from lockstep.gradients.losses import told
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import SUMMED, StepRecord, Wish
@@ -52,7 +52,8 @@ class Engine:
     """The gradients of all replicated models.
 
     A step is `begin`, then for each of this worker's lanes `begin_lane` and `end_lane`, then `reduce`, `confirm` and
-    `hand_over`; at any point before that, `abandon`. Between steps `p.grad` is the user's.
+    `hand_over`; at any point before that, `abandon`. Around it, `begin_loop` and `end_loop`. Between steps `p.grad` is
+    the user's.
     """
 
     def __init__(self, wire: Wire, parameters: Sequence[Named], buffers: Buffers, wanted: Wanted | None = None) -> None:
@@ -76,6 +77,7 @@ class Engine:
         self._step: StepInFlight | None = None
         self._may_rewind = False
         self.rules = LaneRules(self.named)
+        self._checkpoints = CheckpointWatch(self._notice_checkpoint)
         self._arranged = Arrangement(wire, self.named, wanted or Wanted(), self._gradient_arrived, self._bucket_full)
         self.recorder = LaneRecorder(self._arranged, self._in_flight, self._fold, self._launch)
 
@@ -145,12 +147,15 @@ class Engine:
         finally:
             self._paused = before
 
-    @contextmanager
-    def watching(self, is_first_turn: bool) -> Iterator[None]:
-        """Around the lanes of a step: what the user's code does in them is noticed. See rules.py."""
-        look = self._look_at_roots if is_first_turn else None
-        with self.rules.loop(look), noticing_checkpoints(self._notice_checkpoint):
-            yield
+    def begin_loop(self, is_first_turn: bool) -> None:
+        """Before the lanes of a step, however often they are computed: what the user's code does in them is noticed."""
+        self.rules.begin_loop(self._look_at_roots if is_first_turn else None)
+        self._checkpoints.begin()
+
+    def end_loop(self) -> None:
+        """After them, or after what ended them."""
+        self._checkpoints.end()
+        self.rules.end_loop()
 
     def tell(self, loss: torch.Tensor, weight: float | None) -> None:
         """Notes a lane's loss and, if given, the weight by which the lane counts: SUMMED for a loss that is a sum."""

@@ -25,7 +25,6 @@
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -148,6 +147,7 @@ class _Watch:
         self.last = [arrival.when for arrival in known]
         self.learned = list(known)
         self._nested = [arrival.is_nested for arrival in known]
+        self._by_hand = False
         self._seen: dict[int, Seen | None] = {}
         self._closely = False
         self._thread = threading.get_ident()
@@ -178,8 +178,9 @@ class _Watch:
         return None
 
     def has_own(self) -> bool:
-        nothing_arrives = self._expected is None and any(p.grad is not None for p in self.parameters)
-        return nothing_arrives or any(arrival.by_hand for arrival in self.learned)
+        if self._expected is None:  # nothing has arrived
+            return any(parameter.grad is not None for parameter in self.parameters)
+        return self._by_hand
 
     def unhook(self) -> None:
         for handle in self._handles:
@@ -193,7 +194,8 @@ class _Watch:
     def _settle(self) -> None:
         last = max(range(len(self.parameters)), key=self.last.__getitem__)
         self.unhook()
-        waits = any(arrival.is_nested or arrival.by_hand for arrival in self.learned)
+        self._by_hand = any(arrival.by_hand for arrival in self.learned)
+        waits = self._by_hand or any(arrival.is_nested for arrival in self.learned)
         self._expected = 0 if waits else self.counts[last]
         self._handles = [self._hook(last)]
 
@@ -213,21 +215,27 @@ class _Watch:
         return handle
 
 
-@contextmanager
-def noticing_checkpoints(notice: Callable[[], None]) -> Iterator[None]:
-    """Inside, `notice` is called whenever a re-entrant checkpoint is made. See Note [A backward inside a backward]."""
-    own: Callable[..., Any] = CheckpointFunction.forward
+class CheckpointWatch:
+    """Between `begin` and `end`, `notice` is called whenever a re-entrant checkpoint is made.
 
-    @partial(torch.compiler.disable, recursive=False)
-    def forward(*args: Any) -> Any:
-        notice()
-        return own(*args)
+    See Note [A backward inside a backward].
+    """
 
-    CheckpointFunction.forward = staticmethod(forward)  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        CheckpointFunction.forward = staticmethod(own)  # type: ignore[method-assign]
+    def __init__(self, notice: Callable[[], None]) -> None:
+        @partial(torch.compiler.disable, recursive=False)
+        def forward(*args: Any) -> Any:
+            notice()
+            return self._own.__func__(*args)
+
+        self._own: staticmethod[..., Any] = vars(CheckpointFunction)["forward"]
+        self._noticing = staticmethod(forward)
+
+    def begin(self) -> None:
+        self._own = vars(CheckpointFunction)["forward"]
+        CheckpointFunction.forward = self._noticing  # type: ignore[method-assign, assignment]
+
+    def end(self) -> None:
+        CheckpointFunction.forward = self._own  # type: ignore[method-assign]
 
 
 def _is_nested(lane_thread: int) -> bool:

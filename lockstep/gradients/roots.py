@@ -49,17 +49,14 @@ class LaneSpans:
         self._loop_began = 0
         self._lane_began = 0
 
-    @contextmanager
-    def loop(self) -> Iterator[None]:
-        """Around a loop over lanes."""
-        self._loop_began = self._lane_began = _next_number()
-        try:
-            yield
-        finally:
-            self._before.append((self._loop_began, _next_number()))
+    def begin_loop(self) -> None:
+        self._loop_began = self._lane_began = _get_sequence_nr()
 
-    def lane_begins(self) -> None:
-        self._lane_began = _next_number()
+    def begin_lane(self) -> None:
+        self._lane_began = _get_sequence_nr()
+
+    def end_loop(self) -> None:
+        self._before.append((self._loop_began, _get_sequence_nr()))
 
     def made_before(self, roots: Sequence[Node]) -> str | None:
         """The name of a node below `roots` that was made in a lane before the one under way; None if there is none."""
@@ -193,7 +190,3 @@ def _kind(node: Node) -> str:
 
 def _reduction(node: Node) -> Any:
     return getattr(node, "_saved_reduction", None)
-
-
-def _next_number() -> int:
-    return _get_sequence_nr()

@@ -7,8 +7,8 @@
 # alone on one worker is looked at like any other: with more workers the same script would be refused.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 import torch
 from torch.autograd.graph import Node
@@ -22,8 +22,10 @@ from lockstep.gradients.step import StepInFlight
 
 
 class LaneRules:
-    """The rules for the lanes of one engine: `loop` around all lanes of a step, then `begin_step`, `begin_lane`, and
-    `end_lane` before the lane's gradients are taken. `says` is told what the user should know once.
+    """The rules for the lanes of one engine. `says` is told what the user should know once.
+
+    `begin_loop` and `end_loop` stand around all lanes of a step, or of an evaluation; in a step `begin_step`, then for
+    each lane `begin_lane`, and `end_lane` before its gradients are taken.
     """
 
     def __init__(self, named: Sequence[Named]) -> None:
@@ -35,24 +37,26 @@ class LaneRules:
         self._versions: list[tuple[int, int]] = []
         """Those of the parameters when the step began, if it has several lanes or workers."""
         self._told_of_sum = False
+        self._first_turn = ExitStack()
         self.says: Callable[[str], None] = _unheard
 
-    @contextmanager
-    def loop(self, look: Callable[[Sequence[Node]], None] | None = None) -> Iterator[None]:
-        """Around a loop over lanes. In its first turn `look` is given the roots of backward passes, for `look_at`."""
+    def begin_loop(self, look: Callable[[Sequence[Node]], None] | None = None) -> None:
+        """In its first turn `look` is given the roots of backward passes, for `look_at`."""
+        self._spans.begin_loop()
         self._closely = look is not None
-        with ExitStack() as around:
-            around.enter_context(self._spans.loop())
-            if look is not None:
-                around.enter_context(looking(look))
-            yield
+        if look is not None:
+            self._first_turn.enter_context(looking(look))
+
+    def end_loop(self) -> None:
+        self._first_turn.close()
+        self._spans.end_loop()
 
     def begin_step(self, plan: StepPlan) -> None:
         self._versions = [] if plan.adds_nothing else [_version(one.parameter) for one in self._named]
 
     def begin_lane(self, arranged: Arrangement) -> None:
         arranged.watch.lane_begins(self._closely)
-        self._spans.lane_begins()
+        self._spans.begin_lane()
         self._prints = fingerprints(self._values()) if self._closely else None
 
     def end_lane(self, step: StepInFlight, arranged: Arrangement) -> None:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -464,7 +464,7 @@ class Run:
             self._progress.trains_on(batch.loader)
         is_first_turn = loop.site not in self._sites
         self._sites.add(loop.site)
-        return self._watched(self._stepping.training(batch, engine, loop), engine, engine.watching(is_first_turn))
+        return self._watched(self._stepping.training(batch, engine, loop), engine, is_first_turn)
 
     def _tell_of_norms(self, batch: GlobalBatch) -> None:
         """Once, in the first step, by worker 0."""
@@ -490,15 +490,19 @@ class Run:
             self._events.emit(Said(text))
 
     def _evaluating_lanes(self, batch: GlobalBatch) -> Iterator[Any]:
-        lanes, engine = self._stepping.evaluating(batch), self._engine
-        return lanes if engine is None else self._watched(lanes, engine, engine.rules.loop())
+        lanes = self._stepping.evaluating(batch)
+        return lanes if self._engine is None else self._watched(lanes, self._engine, is_first_turn=False)
 
-    def _watched(self, lanes: Iterator[Any], engine: Engine, around: AbstractContextManager[None]) -> Iterator[Any]:
+    def _watched(self, lanes: Iterator[Any], engine: Engine, is_first_turn: bool) -> Iterator[Any]:
         """The lanes of a loop; buffers that they have added to the models are refused when they are done."""
-        known = buffer_places(self._modules()) if self._watch.noticed else engine.buffers.places
-        with around:
+        known = buffer_places(self._modules()) if self._watch.noticed else None
+        engine.begin_loop(is_first_turn)
+        try:
             yield from lanes
+        finally:
+            engine.end_loop()
         if self._watch.noticed:
+            known = engine.buffers.places if known is None else known
             refuse_new_buffers(self._modules(), self._models.name_prefixes(), known)
 
     def _modules(self) -> list[torch.nn.Module]:

@@ -51,7 +51,7 @@ def calm(shape: str) -> Result:
 
 def _alone(script: str, folder: str) -> None:
     os.chdir(folder)
-    sys.stdout = open("shown", "w", buffering=1)
+    sys.stdout = open("shown", "w", buffering=1)  # noqa: SIM115
     exec(compile(script, "train.py", "exec"), {"__name__": "__main__"})
 
 

@@ -109,6 +109,22 @@ def test_a_compiled_model_gives_the_same_gradient_and_the_same_digest_names(run:
     assert set(run.state()) == set(dict(model.named_parameters()))
 
 
+def test_a_lane_that_is_compiled_whole_gives_the_same_gradient(run: lockstep.Run) -> None:
+    model = net()
+    expected = plain_gradients(model)
+    run.replicate(model)
+
+    @torch.compile(backend="aot_eager")
+    def lane(x: torch.Tensor, y: torch.Tensor) -> None:
+        F.cross_entropy(model(x), y).backward()
+
+    for _ in range(2):
+        model.zero_grad()
+        for x, y in run.lanes((X, Y)):
+            lane(x, y)
+        assert_close({name: p.grad for name, p in model.named_parameters()}, expected)
+
+
 def test_a_parameter_unused_in_all_lanes_has_no_gradient(run: lockstep.Run) -> None:
     model = nn.ModuleDict({"used": net(), "unused": nn.Linear(2, 2)})
     run.replicate(model)

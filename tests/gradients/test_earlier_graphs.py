@@ -1,6 +1,7 @@
 """Graphs that are kept from one lane, or one loop over lanes, to another: refused with what to write instead."""
 
 import re
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -179,6 +180,12 @@ def test_an_error_of_torchs_graph_carries_a_hint() -> None:
         kept_later(lambda run, loss: run.backward(loss))
     (note,) = told.value.__notes__
     assert "A graph made in one loop over run.lanes, or in one lane, cannot be used in another" in note
+
+
+def test_an_error_that_ends_the_process_carries_it_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with lockstep.start():
+        sys.excepthook(RuntimeError, RuntimeError(INPLACE), None)
+    assert "cannot be used in another" in capsys.readouterr().err
 
 
 def test_the_hint_is_given_once_and_to_no_other_error() -> None:
