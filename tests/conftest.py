@@ -1,9 +1,10 @@
 """What holds for every test: it leaves nothing behind."""
 
+import gc
 import os
 import threading
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import suppress
 
 # Workers are forked from this process, and a process whose autograd has threads for a GPU cannot be forked from.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
@@ -23,6 +24,12 @@ LASTING_THREADS = {"tqdm_monitor"}
 """torch.compile shows progress where tqdm is installed, whose thread stays for the process's life."""
 
 
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays. Workers that look through all objects need not look through these."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """No process, thread, environment variable, shared-memory segment or active run stays after a test."""
@@ -40,27 +47,37 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 def _what_exists() -> dict[str, set[object]]:
-    ours = psutil.Process()
+    """What there is of this process; other processes may run other tests at the same time."""
     return {
-        "processes": {child.pid for child in ours.children(recursive=True)} - _lasting_processes(ours),
+        "processes": _descendants(),
         "threads": {thread.name for thread in threading.enumerate() if thread.is_alive()} - LASTING_THREADS,
         "environment variables": set(os.environ.items()) - {("PYTEST_CURRENT_TEST", _current_test())},
-        "shared memory": {path.name for path in Path("/dev/shm").glob("*lockstep*")},
+        "shared memory": set(_shared_memory()),
         "deterministic algorithms": {torch.are_deterministic_algorithms_enabled()},
     }
 
 
-def _lasting_processes(ours: psutil.Process) -> set[int]:
-    """Python's own resource tracker starts with the first shared-memory tensor and stays for the process's life."""
-    children = ours.children(recursive=True)
-    return {child.pid for child in children if "resource_tracker" in " ".join(_command(child))}
-
-
-def _command(process: psutil.Process) -> list[str]:
+def _descendants() -> set[int]:
+    """The processes that this one and those it started have started. Mostly there are none, which is known at once."""
     try:
-        return list(process.cmdline())
-    except psutil.NoSuchProcess:
-        return []
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return set()
+    return {child.pid for child in psutil.Process().children(recursive=True) if not _is_resource_tracker(child)}
+
+
+def _is_resource_tracker(process: psutil.Process) -> bool:
+    """Python's own, which starts with the first shared-memory tensor and stays for the process's life."""
+    with suppress(psutil.NoSuchProcess):
+        return "resource_tracker" in " ".join(process.cmdline())
+    return False
+
+
+def _shared_memory() -> Iterator[str]:
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if "memfd:lockstep" in (link := os.readlink(f"/proc/self/fd/{descriptor}")):
+                yield f"{descriptor}: {link}"
 
 
 def _current_test() -> str:

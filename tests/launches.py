@@ -1,44 +1,201 @@
-"""`lockstep run` and its workers as forks of this process, which has torch: a launch costs tenths of a second.
+"""`lockstep` and its workers as forks of this process, which has torch: a launch costs tenths of a second.
 
 Everything is real but the start of a process: the command line, the launcher, its pipes, signals and files, and the
-workers. Where `lockstep run` would start Python and load torch, here a process is forked that has both.
+workers. Where Python would be started and would load torch, a process is forked that has both.
 """
 
 import atexit
+import ctypes
+import faulthandler
+import io
+import multiprocessing.util
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
+import loaded  # noqa: F401 - what the workers need not load
 import psutil
-import torch._inductor.config  # noqa: F401 - what start and optimizers load, so that the workers need not
 
-import lockstep.run.start  # noqa: F401
-from lockstep.run.environments.lockstep_run import CONTROL_FD
-from lockstep.run.launching import crew, spares
-from lockstep.run.launching.control import ControlLine
-from lockstep.run.launching.output import Tee
-from lockstep.run.launching.process import NO_SLOT, Adopted, WorkerProcess
+from lockstep.cli import main as command_line
+from lockstep.cli import run as _  # noqa: F401 - what the command line loads when it is needed
+from lockstep.run.environments.lockstep_run import PARENT_PID
+from lockstep.run.launching import process, spare, worker
 
 LIMIT_S = 120.0
+REPOSITORY = Path(__file__).parents[1]
+MAINS = {"lockstep": command_line.main, worker.__name__: worker.main, spare.__name__: spare.main}
+"""Those that are loaded already."""
+IMPORTABLE = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+class Forked(subprocess.Popen[Any]):
+    """`python -m MODULE ...` or `python -c CODE ...`, forked instead of started.
+
+    As with any fork, PYTHON* variables have no effect; `sys.path` is that of the tests.
+    """
+
+    def _execute_child(
+        self, args: Sequence[str], executable: Any, preexec_fn: Any, close_fds: bool, pass_fds: Collection[int],
+        cwd: Any, env: Mapping[str, str] | None, startupinfo: Any, creationflags: int, shell: bool, *rest: Any
+    ) -> None:  # fmt: skip
+        """In place of the method that forks, and runs another program in the fork."""
+        pipes, start_new_session = rest[:6], rest[11]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _never_return(args, env, cwd, (pipes[0], pipes[3], pipes[5]), set(pass_fds), start_new_session)
+        self._child_created = True
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
+
+
+_names = {**vars(subprocess), "Popen": Forked}
+_run_forked = FunctionType(subprocess.run.__code__, _names)
+_run_forked.__kwdefaults__ = subprocess.run.__kwdefaults__
+FORKING: Any = SimpleNamespace(**{**_names, "run": _run_forked})
+"""What a module that imports `subprocess` is given in its place, so that what it starts is forked."""
+
+
+def start_lockstep(
+    *words: str,
+    cwd: Path,
+    popen: type["subprocess.Popen[Any]"] = Forked,
+    stdout: Any = subprocess.PIPE,
+    **variables: str,
+) -> "subprocess.Popen[str]":
+    """`lockstep WORDS` in the folder, with these variables too. With `subprocess.Popen` it is started from nothing."""
+    return popen(
+        [sys.executable, "-m", "lockstep", *words],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": IMPORTABLE, **variables},
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+# -- in the fork -------------------------------------------------------------------------------------------------
+
+
+def _never_return(
+    args: Sequence[str], env: Mapping[str, str] | None, cwd: Any, streams: Sequence[int], kept: set[int], leads: bool
+) -> None:
+    """This process is the program, and ends with it."""
+    code = 1
+    try:
+        if leads:
+            os.setsid()
+        _forget_parent(streams, kept)
+        _take_environment(os.environ.copy() if env is None else env)
+        if cwd is not None:
+            os.chdir(cwd)
+        code = _run(list(args[1:]))
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:  # noqa: BLE001 - shown where the test looks
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _run(words: list[str]) -> int:
+    """The exit code that Python would give."""
+    process.subprocess = FORKING
+    kind, program, *rest = words
+    sys.argv, sys.path = [program, *rest], [os.getcwd(), *sys.path]
+    try:
+        if kind == "-c":
+            exec(program, {"__name__": "__main__"})
+        elif program in MAINS:
+            MAINS[program]()
+        else:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except BaseException:  # noqa: BLE001 - as Python itself would tell it
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _forget_parent(streams: Sequence[int], kept: set[int]) -> None:
+    """A process with these standard streams, and with no file, signal handler or exit function of its parent."""
+    faulthandler.disable()
+    atexit._clear()
+    multiprocessing.util._finalizer_registry.clear()  # type: ignore[attr-defined]
+    multiprocessing.process._children.clear()  # type: ignore[attr-defined]
+    atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
+    tempfile.tempdir = None
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM):
+        signal.signal(signum, signal.SIG_DFL)
+    _take_streams(streams)
+    _leave_files(kept)
+
+
+def _leave_files(kept: set[int]) -> None:
+    """Their numbers stay taken: an object of the parent may still close them."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2 and fd not in kept:
+            with suppress(OSError):
+                os.fstat(fd)
+                os.dup2(nowhere, fd, inheritable=False)
+
+
+def _take_streams(streams: Sequence[int]) -> None:
+    sources = [os.dup(fd if fd != -1 else standard) for standard, fd in enumerate(streams)]
+    for standard, source in enumerate(sources):
+        os.dup2(source, standard)
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc] # noqa: SIM115
+    sys.stdout = sys.__stdout__ = _written_at_once(1, "strict")  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _written_at_once(2, "backslashreplace")  # type: ignore[misc]
+
+
+def _written_at_once(fd: int, errors: str) -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.FileIO(fd, "w", closefd=False), "utf-8", errors, write_through=True)  # type: ignore[type-var]
+
+
+def _take_environment(variables: Mapping[str, str]) -> None:
+    """Others see it too, in /proc/PID/environ: it is written there, as much as there is room for, ours first."""
+    os.environ.clear()
+    os.environ.update(variables)
+    begin, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47:49])
+    ours_first = sorted(variables.items(), key=lambda item: not item[0].startswith("LOCKSTEP"))
+    written = b"".join(f"{name}={value}\0".encode() for name, value in ours_first)
+    if begin:
+        ctypes.memmove(begin, written[: end - begin].ljust(end - begin, b"\0"), end - begin)
+
+
+# -- a launch with its output ------------------------------------------------------------------------------------
 
 
 class Launch:
     """A launch under way. What it shows is kept line by line."""
 
-    def __init__(self, folder: Path, pid: int, output: int) -> None:
-        self.folder, self.pid, self.exit_code = folder, pid, -1
+    def __init__(self, folder: Path, launcher: "subprocess.Popen[str]") -> None:
+        self.folder, self.pid, self.exit_code = folder, launcher.pid, -1
         self.lines: list[str] = []
+        self._launcher = launcher
         self._news = threading.Condition()
-        self._output = output
         self._reader = threading.Thread(target=self._read, name="launch", daemon=True)
         self._reader.start()
 
@@ -71,15 +228,14 @@ class Launch:
         """Ends the launch if it has not ended by itself."""
         if self.exit_code == -1:
             if self._reader.is_alive():
-                with suppress(ProcessLookupError):
-                    os.kill(self.pid, signal.SIGKILL)
-            _, status = os.waitpid(self.pid, 0)
-            self.exit_code = os.waitstatus_to_exitcode(status)
+                end_launch(self._launcher)
+            self.exit_code = self._launcher.wait()
             self._reader.join()
         return self.exit_code
 
     def _read(self) -> None:
-        with os.fdopen(self._output, encoding="utf-8", errors="replace") as output:
+        assert self._launcher.stdout is not None
+        with self._launcher.stdout as output:
             for line in output:
                 with self._news:
                     self.lines.append(line.rstrip("\n"))
@@ -92,118 +248,33 @@ def launch(folder: Path, script: str, *options: str, **variables: str) -> Iterat
     folder.mkdir(exist_ok=True)
     path = folder / "train.py"
     path.write_text(script)
-    reader, writer = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid == 0:
-        _guarded(
-            _be_launcher, folder, writer, ["run", *options, "--run-dir", str(folder / "run"), str(path)], variables
-        )
-    os.close(writer)
-    launched = Launch(folder, pid, reader)
+    launched = Launch(
+        folder,
+        Forked(
+            [sys.executable, "-m", "lockstep", "run", *options, "--run-dir", str(folder / "run"), str(path)],
+            cwd=folder,
+            env={**os.environ, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+        ),
+    )
     try:
         yield launched
     finally:
         launched.close()
-        _await_no_orphans()
 
 
-def _await_no_orphans() -> None:
-    """A launcher that was killed takes its workers along, in a moment."""
-    gone = [child for child in psutil.Process().children(recursive=True) if _is_worker(child)]
-    psutil.wait_procs(gone, timeout=5)
+def end_launch(launcher: "subprocess.Popen[Any]") -> None:
+    """Kills the launcher; it takes its workers along, in a moment, and that is awaited."""
+    workers = [one for one in psutil.process_iter() if _variables(one).get(PARENT_PID) == str(launcher.pid)]
+    launcher.kill()
+    launcher.wait()
+    psutil.wait_procs(workers, timeout=5)
 
 
-def _is_worker(process: psutil.Process) -> bool:
+def _variables(one: psutil.Process) -> dict[str, str]:
     with suppress(psutil.Error):
-        return process.environ().get("LOCKSTEP_LAUNCHER") is not None
-    return False
-
-
-# -- in the launcher ---------------------------------------------------------------------------------------------
-
-
-def _be_launcher(folder: Path, output: int, arguments: list[str], variables: Mapping[str, str]) -> None:
-    _become(output, {output})
-    os.chdir(folder)
-    os.environ.update(variables)
-    WorkerProcess.start = classmethod(_start)  # type: ignore[method-assign,assignment]
-    from lockstep.cli.main import main
-
-    sys.argv = ["lockstep", *arguments]
-    main()
-
-
-def _start(
-    cls: type[WorkerProcess],
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    tee: Tee,
-    pass_fds: Collection[int],
-    slot: int = NO_SLOT,
-) -> WorkerProcess:
-    """In place of `WorkerProcess.start`."""
-    control = ControlLine()
-    variables = {**environment, CONTROL_FD: str(control.worker_fd)}
-    pid = os.fork()
-    if pid == 0:
-        kept = {*pass_fds, control.worker_fd, tee.writer()}
-        _guarded(_be_worker, list(command), variables, tee.writer(), kept)
-    tee.handed_down()
-    control.handed_down()
-    return cls(Adopted(pid), os.pidfd_open(pid), tee, control, slot)
-
-
-# -- in a worker --------------------------------------------------------------------------------------------------
-
-
-def _be_worker(command: list[str], variables: Mapping[str, str], output: int, kept: set[int]) -> None:
-    os.setsid()
-    _become(output, kept)
-    os.environ.clear()
-    os.environ.update(variables)
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(signum, signal.SIG_DFL)
-    from lockstep.run.launching import spare, worker
-
-    module = {"worker": worker, "spare": spare}[command[2].rpartition(".")[2]]
-    sys.argv = [command[2], *command[3:]]
-    module.main()
-    worker._leave(0)
-
-
-def _become(output: int, kept: Collection[int]) -> None:
-    """A process of its own: with this output, and with no file of the one it was forked from."""
-    atexit._clear()
-    signal.set_wakeup_fd(-1)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for stream in (1, 2):
-        os.dup2(output, stream)
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        if fd > 2 and (fd not in kept or fd == output):
-            with suppress(OSError):
-                os.close(fd)
-    sys.stdin = open(0)  # noqa: SIM115
-    sys.stdout = sys.__stdout__ = open(1, "w", buffering=1, closefd=False)  # type: ignore[misc] # noqa: SIM115
-    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, closefd=False)  # type: ignore[misc] # noqa: SIM115
-
-
-def _guarded(be: Any, *arguments: Any) -> None:
-    """What the process is; it never comes back."""
-    code = 70
-    try:
-        be(*arguments)
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-    except BaseException:  # noqa: BLE001 - shown where the test looks
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-__all__ = ["Launch", "launch"]
-_ = (crew, spares, subprocess)
+        return dict(one.environ())
+    return {}

@@ -18,13 +18,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
-import torch._inductor.config  # what start and optimizers load: seconds that the workers need not spend each
+import loaded  # noqa: F401 - seconds that the workers need not spend each
 
 from lockstep.run import active
 from lockstep.run.environments.lockstep_run import LISTEN_FD, MARK, PORT, RANK, SIZE
-
-torch.set_num_threads(1)  # a forked process must not inherit a pool of threads that do not exist in it
 
 
 @dataclass(frozen=True)

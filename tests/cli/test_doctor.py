@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from launches import FORKING, start_lockstep
+
 from lockstep.programs.doctor.checks import CHECKS
+from lockstep.programs.doctor.gathering import saving
 
 COMMAND = "from lockstep.cli.main import main; import sys; sys.argv[0] = 'lockstep'; main()"
 
@@ -16,31 +20,35 @@ def doctor(*words: str, code: str = COMMAND, **environ: str) -> "subprocess.Comp
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | environ)
 
 
-def test_it_answers_on_this_machine_with_one_line_for_each_check(tmp_path: Path) -> None:
-    ended = doctor("-n", "1", "--runs", str(tmp_path))
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> "tuple[Path, subprocess.CompletedProcess[str]]":
+    """A folder in which a run was killed, and what is told of it where torch cannot be imported."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "train-1").mkdir()
+    (folder / "train-1" / "launcher.json").write_text('{"pid": 1, "start_time": -1}')
+    return folder, doctor("-n", "1", "--runs", str(folder), code="import sys; sys.modules['torch'] = None; " + COMMAND)
+
+
+def test_it_answers_on_this_machine_with_one_line_for_each_check_and_without_torch(told) -> None:
+    _, ended = told
     assert ended.returncode in (0, 3), ended.stderr
     marked = [line for line in ended.stdout.splitlines() if line[0] in "✓?!✗"]
     assert len(marked) == len(CHECKS)
 
 
-def test_json_is_one_object_whose_problems_are_the_exit_code(tmp_path: Path) -> None:
-    ended = doctor("-n", "100000", "--json", "--runs", str(tmp_path))
-    told = json.loads(ended.stdout)
+def test_a_run_that_was_killed_is_found_in_the_folder_that_is_named(told) -> None:
+    folder, ended = told
+    assert f"rm {folder}/train-1/launcher.json" in ended.stdout
+
+
+def test_json_is_one_object_whose_problems_are_the_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saving, "subprocess", FORKING)
+    forked = start_lockstep("doctor", "-n", "100000", "--json", "--runs", str(tmp_path), cwd=tmp_path)
+    out, _ = forked.communicate(timeout=60)
+    told = json.loads(out)
     assert (told["workers"], len(told["findings"])) == (100000, len(CHECKS))
     assert told["problems"] > 0
-    assert ended.returncode == 3
-
-
-def test_a_run_that_was_killed_is_found_in_the_folder_that_is_named(tmp_path: Path) -> None:
-    (tmp_path / "train-1").mkdir()
-    (tmp_path / "train-1" / "launcher.json").write_text('{"pid": 1, "start_time": -1}')
-    assert f"rm {tmp_path}/train-1/launcher.json" in doctor("--runs", str(tmp_path)).stdout
-
-
-def test_torch_is_not_imported(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['torch'] = None; " + COMMAND
-    ended = doctor("-n", "1", "--runs", str(tmp_path), code=code)
-    assert ended.returncode in (0, 3), ended.stderr
+    assert forked.returncode == 3
 
 
 def test_an_installation_that_cannot_save_is_a_problem(tmp_path: Path) -> None:

@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
 import signal
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from uuid import uuid4
@@ -13,6 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
+from launches import FORKING, start_lockstep
 from marked import MARK, survivors
 from workers import on_workers
 
@@ -23,8 +21,7 @@ from lockstep.programs.bench.allreduce.plan import Plan
 from lockstep.programs.bench.allreduce.result import Result
 from lockstep.programs.bench.allreduce.rows import make_rows
 from lockstep.programs.bench.allreduce.worker import main
-
-REPOSITORY = Path(__file__).parents[2]
+from lockstep.run.launching import process
 
 
 def test_a_short_benchmark_reports_every_size_on_every_number_of_workers(
@@ -33,6 +30,7 @@ def test_a_short_benchmark_reports_every_size_on_every_number_of_workers(
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    monkeypatch.setattr(process, "subprocess", FORKING)
     picture = tmp_path / "times.svg"
     words = ["-n", "2,2", "-n", "3", "--sizes", "4B,64KiB", "--rounds", "2", "--svg", str(picture), "--json"]
     ended = CliRunner().invoke(command, ["allreduce", *words], catch_exceptions=False)
@@ -63,20 +61,10 @@ def check_row(row: dict[str, float]) -> None:
     assert ratios == sorted(ratios)
 
 
-def start(folder: Path, mark: str, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "lockstep", "bench", "allreduce", *words],
-        cwd=folder,
-        env={**os.environ, MARK: mark, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(folder)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def test_ctrl_c_ends_the_benchmark_with_130_and_leaves_nothing(tmp_path: Path) -> None:
     mark = uuid4().hex
-    bench = start(tmp_path, mark, "--sizes", "4B..128MiB", "--rounds", "5")
+    words = ["--sizes", "4B..128MiB", "--rounds", "5"]
+    bench = start_lockstep("bench", "allreduce", *words, cwd=tmp_path, TMPDIR=str(tmp_path), **{MARK: mark})
     assert bench.stderr is not None
     assert bench.stderr.readline() == "4 B on 2 workers: done\n"
     bench.send_signal(signal.SIGINT)

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from launches import FORKING
 from marked import MARK, survivors
 from workers import on_workers
 
 from lockstep.errors import BadEnvironment
-from lockstep.programs.bench.gpu import child
+from lockstep.programs.bench.gpu import child, children
 from lockstep.programs.bench.gpu import plan as gpu
 from lockstep.programs.bench.gpu.children import Child, hired, last_lines, meet
 from lockstep.programs.bench.gpu.plan import Plan
@@ -229,7 +230,10 @@ def measured(num_workers: int, sides: Sequence[str], folder: Path, mark: str) ->
         yield take_turns(plan, children, lambda progress: None)
 
 
-def test_a_real_side_is_timed_and_one_that_cannot_be_is_named(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_real_side_is_timed_and_one_that_cannot_be_is_named(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(children, "subprocess", FORKING)
     with measured(1, (gpu.FUSED, gpu.BY_HAND), tmp_path_factory.mktemp("t"), "turns-1") as outcome:
         assert outcome.seconds.keys() == {gpu.FUSED}
         assert "the side 'graph by hand' is a CUDA graph" in outcome.reasons[gpu.BY_HAND]

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from launches import FORKING
 
 from lockstep.cli.bench import command
 from lockstep.programs.bench.plan import SIDES
+from lockstep.run.launching import process
 
 
 def test_a_short_benchmark_reports_every_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(process, "subprocess", FORKING)
     words = ["step", "--model", "mlp", "-n", "2", "--steps", "1", "--rounds", "2", "--json"]
     ended = CliRunner().invoke(command, words, catch_exceptions=False)
     assert ended.exit_code == 0, ended.output

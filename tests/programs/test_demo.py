@@ -1,10 +1,8 @@
 """`lockstep demo` with real workers, and what it refuses."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,20 +10,12 @@ from uuid import uuid4
 from xml.etree import ElementTree
 
 import pytest
+from launches import start_lockstep
 from marked import MARK, survivors
 
-REPOSITORY = Path(__file__).parents[2]
 
-
-def start(folder: Path, *words: str, mark: str = "demo") -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "lockstep", "demo", *words],
-        cwd=folder,
-        env={**os.environ, MARK: mark, "PYTHONPATH": str(REPOSITORY)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start(folder: Path, *words: str, mark: str = "demo") -> "subprocess.Popen[str]":
+    return start_lockstep("demo", *words, cwd=folder, **{MARK: mark})
 
 
 @dataclass(frozen=True)

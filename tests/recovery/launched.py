@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from launches import REPOSITORY, Forked, end_launch, start_lockstep
 
 from lockstep.run.launching.status import StatusReader
-
-REPOSITORY = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-c", "import sys; sys.argv[0] = 'lockstep'; from lockstep.cli.main import main; main()"]
 
 # Trains a fixed number of steps: slowly, so that it can be disturbed, until the test wants it to come to its end.
 SCRIPT = """
@@ -166,31 +164,26 @@ def launched_script(folder: Path, text: str, *options: str, **variables: str) ->
 @contextmanager
 def launched_command(folder: Path, *words: str, **variables: str) -> Iterator[Launched]:
     """`lockstep` with these words; afterwards nothing of it is left."""
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)} | variables
-    process = subprocess.Popen(
-        [*COMMAND, *words],
+    process = Forked(
+        [sys.executable, "-m", "lockstep", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         cwd=folder,
-        env=environment,
+        env=os.environ | variables,
         start_new_session=True,
     )
     try:
         yield Launched(folder, process)
     finally:
-        process.kill()
-        process.wait()
+        if process.poll() is None:
+            end_launch(process)
 
 
 def scale(run_dir: Path, number: int) -> None:
-    subprocess.run(
-        [*COMMAND, "scale", str(run_dir), str(number)],
-        check=True,
-        cwd=REPOSITORY,
-        stdout=subprocess.DEVNULL,
-        timeout=60,
-    )
+    ended = start_lockstep("scale", str(run_dir), str(number), cwd=REPOSITORY)
+    _, err = ended.communicate(timeout=60)
+    assert ended.returncode == 0, err
 
 
 def send(pid: int, signum: signal.Signals = signal.SIGKILL) -> None:

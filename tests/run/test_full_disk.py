@@ -6,8 +6,10 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from launches import Forked, start_lockstep
 
 REPOSITORY = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "tests")))}
@@ -94,23 +96,23 @@ import signal; signal.pause()
     assert 'train.py:3  in <module>     if os.environ["LOCKSTEP_RANK"] == "1"' in launched.err
 
 
-def lockstep(*words: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def with_full_output(*words: str, folder: Path, popen: Any = Forked, **variables: str) -> tuple[int, str]:
     with open("/dev/full", "w") as full:
-        return subprocess.run(
-            [sys.executable, "-m", "lockstep", *words],
-            cwd=folder,
-            env={**ENVIRONMENT, **variables},
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        ended = start_lockstep(*words, cwd=folder, popen=popen, stdout=full, **variables)
+    _, err = ended.communicate(timeout=60)
+    return ended.returncode, err
 
 
-@pytest.mark.parametrize("words", [("--help",), ("--version",), ("doctor", "--json"), ("run", "--help")])
+@pytest.mark.parametrize("words", [("--help",), ("--version",), ("run", "--help")])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_output_that_cannot_be_written_is_one_sentence_and_exit_code_3(tmp_path, words, unbuffered):
-    done = lockstep(*words, folder=tmp_path, PYTHONUNBUFFERED=unbuffered)
-    assert (done.returncode, done.stderr) == (3, "✗ the output cannot be written: No space left on device\n")
+    told = with_full_output(*words, folder=tmp_path, popen=subprocess.Popen, PYTHONUNBUFFERED=unbuffered)
+    assert told == (3, "✗ the output cannot be written: No space left on device\n")
+
+
+def test_a_report_that_cannot_be_written_is_one_sentence_and_exit_code_3(tmp_path):
+    told = with_full_output("explain", "allreduce", "--json", folder=tmp_path)
+    assert told == (3, "✗ the output cannot be written: No space left on device\n")
 
 
 def test_a_run_whose_output_cannot_be_written_ends_its_workers_in_order(tmp_path):
@@ -124,8 +126,7 @@ sys.stdout.write("hello\\n")
 signal.pause()
 """
     (tmp_path / "train.py").write_text(script)
-    done = lockstep("run", "train.py", folder=tmp_path)
-    assert (done.returncode, done.stderr) == (
+    assert with_full_output("run", "train.py", folder=tmp_path) == (
         3,
         "✗ the output cannot be written: No space left on device; the worker has ended. Logs: runs/train-1\n",
     )

@@ -1,5 +1,6 @@
 """`lockstep run` with real processes. The scripts are plain Python: the launcher does not care."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -8,18 +9,19 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import psutil
 import pytest
+from launches import IMPORTABLE, REPOSITORY, Forked, start_lockstep
 
 from lockstep.run.launching import supervisor
 from lockstep.run.launching.launch import Job, launch
 from lockstep.run.launching.process import await_end
 
-REPOSITORY = Path(__file__).parents[2]
-IMPORTABLE = os.pathsep.join([str(REPOSITORY), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
 MARK = "LOCKSTEP_TEST_MARK"
+PR_GET_CHILD_SUBREAPER = 37
 PREAMBLE = """
 import os, signal, sys
 rank = int(os.environ["LOCKSTEP_RANK"])
@@ -35,6 +37,7 @@ class Bench:
 
     folder: Path
     mark: str
+    popen: "type[subprocess.Popen[Any]]" = Forked
 
     @property
     def environment(self) -> dict[str, str]:
@@ -45,15 +48,8 @@ class Bench:
         (self.folder / "train.py").write_text(PREAMBLE + script)
         return self.command("--torch-distributed", *options, "train.py", *arguments)
 
-    def command(self, *words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "lockstep", "run", *words],
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def command(self, *words: str) -> "subprocess.Popen[str]":
+        return start_lockstep("run", *words, cwd=self.folder, popen=self.popen, **{MARK: self.mark})
 
     def run(self, script: str, *options: str, arguments: tuple[str, ...] = ()) -> tuple[int, str, str]:
         return finish(self.start(script, *options, arguments=arguments))
@@ -94,8 +90,15 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     assert not left, "processes stayed after the launch"
 
 
-def test_a_launch_whose_workers_all_finish_exits_with_0(bench):
-    assert bench.run("", "-n", "3")[0] == 0
+@pytest.fixture
+def real_bench(bench: Bench) -> Bench:
+    """One whose processes are started from nothing, not forked."""
+    bench.popen = subprocess.Popen
+    return bench
+
+
+def test_a_launch_whose_workers_all_finish_exits_with_0(real_bench):
+    assert real_bench.run("", "-n", "3")[0] == 0
 
 
 def test_worker_0_writes_to_the_screen_and_the_others_only_to_their_logs(bench):
@@ -109,23 +112,23 @@ def test_everything_after_the_script_reaches_it_untouched(bench):
     assert out == "['--help', '-n', '5', '--', '--lanes=x']\n"
 
 
-def test_a_script_sees_what_python_itself_would_show_it(bench):
+def test_a_script_sees_what_python_itself_would_show_it(real_bench):
     show = "print(__name__, __file__, os.path.basename(sys.argv[0]), sys.path[0], __spec__)"
-    _, out, _ = bench.run(show)
+    _, out, _ = real_bench.run(show)
     plain = subprocess.run(
         [sys.executable, "train.py"],
-        cwd=bench.folder,
-        env={**bench.environment, "LOCKSTEP_RANK": "0"},
+        cwd=real_bench.folder,
+        env={**real_bench.environment, "LOCKSTEP_RANK": "0"},
         capture_output=True,
         text=True,
     ).stdout
     assert out == plain
 
 
-def test_a_module_runs_as_main_with_its_arguments(bench):
-    (bench.folder / "package").mkdir()
-    (bench.folder / "package/train.py").write_text("import sys; print(__name__, sys.argv[1:])")
-    code, out, _ = finish(bench.command("-m", "package.train", "--help"))
+def test_a_module_runs_as_main_with_its_arguments(real_bench):
+    (real_bench.folder / "package").mkdir()
+    (real_bench.folder / "package/train.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    code, out, _ = finish(real_bench.command("-m", "package.train", "--help"))
     assert (code, out) == (0, "__main__ ['--help']\n")
 
 
@@ -245,7 +248,7 @@ def test_children_left_behind_by_a_finished_worker_are_ended(bench):
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_child_processes_of_every_kind_find_the_functions_of_the_script(bench, method):
+def test_child_processes_of_every_kind_find_the_functions_of_the_script(real_bench, method):
     script = f"""
 import multiprocessing
 def double(queue): queue.put(2 * 21)
@@ -255,11 +258,11 @@ if __name__ == "__main__":
     child = context.Process(target=double, args=(queue,))
     child.start(); print(queue.get()); child.join()
 """
-    code, out, _ = bench.run(script)
+    code, out, _ = real_bench.run(script)
     assert (code, out) == (0, "42\n")
 
 
-def test_when_the_launcher_is_killed_nothing_is_left_within_a_second(bench):
+def test_when_the_launcher_is_killed_nothing_is_left_within_a_second(real_bench):
     script = """
 import multiprocessing, subprocess
 child = multiprocessing.get_context("fork").Process(target=signal.pause, daemon=True)
@@ -267,13 +270,13 @@ child.start()
 ready(child.pid, subprocess.Popen(["sleep", "1000"]).pid)
 signal.pause()
 """
-    launcher = bench.start(script, "-n", "2")
-    pids = bench.await_ready(2)
+    launcher = real_bench.start(script, "-n", "2")
+    pids = real_bench.await_ready(2)
     launcher.kill()
     assert await_end(pids, within_s=1.0)
     assert len(pids) == 6
     finish(launcher)
-    await_end(bench.survivors(), within_s=1.0)  # the guard, once it has done its work
+    await_end(real_bench.survivors(), within_s=1.0)  # the guard, once it has done its work
 
 
 def test_the_first_ctrl_c_lets_finally_blocks_run(bench):
@@ -386,8 +389,15 @@ def test_a_report_from_an_earlier_launch_is_not_taken_for_a_new_failure(bench):
     assert "yesterday" not in err
 
 
-def test_a_launch_gives_back_the_signal_handlers_it_found(bench):
-    before = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)]
+def process_wide() -> list[object]:
+    """What a launch changes for the whole process: the signal handlers, and whether orphans fall to it."""
+    adopts = ctypes.c_int()
+    ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0)
+    return [*(signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)), adopts.value]
+
+
+def test_a_launch_leaves_the_process_as_it_found_it(bench):
+    before = process_wide()
     (bench.folder / "train.py").write_text("print('done')")
     shown: list[bytes] = []
     job = Job(
@@ -397,7 +407,7 @@ def test_a_launch_gives_back_the_signal_handlers_it_found(bench):
     )
     outcome = launch(job, show=shown.append, say=print)
     assert (outcome.exit_code, b"".join(shown)) == (0, b"done\n")
-    assert [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)] == before
+    assert process_wide() == before
 
 
 def test_help_and_the_launcher_do_without_torch_and_rich():

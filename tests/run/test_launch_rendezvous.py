@@ -1,21 +1,17 @@
 """Where workers meet, with real stores."""
 
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
+from launches import start_lockstep
 
 from lockstep.errors import BadEnvironment
 from lockstep.run import rendezvous
 from lockstep.run.environments.place import Place
 from lockstep.run.rendezvous import open_store
 from lockstep.world import World
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -99,14 +95,9 @@ def test_a_worker_0_that_never_comes_is_a_bad_environment():
 
 def run_on_two_workers(folder: Path, script: str, *options: str) -> tuple[int, str]:
     (folder / "train.py").write_text(script)
-    done = subprocess.run(
-        [sys.executable, "-m", "lockstep", "run", "-n", "2", *options, "train.py"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-    )
-    return done.returncode, done.stdout
+    launcher = start_lockstep("run", "-n", "2", *options, "train.py", cwd=folder)
+    out, _ = launcher.communicate(timeout=60)
+    return launcher.returncode, out
 
 
 def test_workers_of_lockstep_run_meet(tmp_path):

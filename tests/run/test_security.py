@@ -2,14 +2,10 @@
 
 import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import psutil
 import pytest
-
-REPOSITORY = Path(__file__).parents[2]
+from launches import REPOSITORY, end_launch, start_lockstep
 
 SCRIPT = """
 import os, signal, sys
@@ -49,10 +45,8 @@ def test_a_run_with_a_replaced_worker_unpickles_nothing_and_listens_on_loopback_
     os.mkfifo(go)
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(tests=str(REPOSITORY / "tests"), folder=str(tmp_path / "kept"), go=str(go)))
-    command = [sys.executable, "-c", "from lockstep.cli.main import main; main()", "run", "-n", "3", "--spares", "1"]
-    launcher = subprocess.Popen(
-        [*command, "--run-dir", str(tmp_path / "run"), str(script)], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
-    )
+    words = ["run", "-n", "3", "--spares", "1", "--run-dir", str(tmp_path / "run"), str(script)]
+    launcher = start_lockstep(*words, cwd=tmp_path)
     try:
         shown = ""
         assert launcher.stdout is not None
@@ -62,8 +56,7 @@ def test_a_run_with_a_replaced_worker_unpickles_nothing_and_listens_on_loopback_
         go.write_text("\n")
         rest, _ = launcher.communicate(timeout=60)
     finally:
-        launcher.kill()
-        launcher.wait()
+        end_launch(launcher)
     assert launcher.returncode == 0
     logs = "".join(log.read_text() for log in (tmp_path / "run").glob("worker-*.log"))
     assert re.findall(r"unpickled (\d+)", logs) == ["0"] * 3, logs + rest

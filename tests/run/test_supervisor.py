@@ -14,11 +14,11 @@ from uuid import uuid4
 
 import psutil
 import pytest
+from launches import IMPORTABLE, start_lockstep
 
+from lockstep.run.environments.lockstep_run import PARENT_PID
 from lockstep.run.launching.process import await_end
 
-REPOSITORY = Path(__file__).parents[2]
-IMPORTABLE = os.pathsep.join([str(REPOSITORY), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
 MARK = "LOCKSTEP_TEST_MARK"
 pytestmark = pytest.mark.timeout(60)
 
@@ -40,7 +40,7 @@ def member(generation=1, rank=slot, step=412):
     status.place(generation, rank, int(os.environ["LOCKSTEP_SIZE"]), 41000 + slot, 1)
 def here():
     told = {"slot": slot, "pid": os.getpid(), "doors": os.environ.get("LOCKSTEP_DOORS"),
-            "resume": os.environ.get("LOCKSTEP_RESUME"), "torch": "torch" in sys.modules}
+            "resume": os.environ.get("LOCKSTEP_RESUME")}
     with open("here", "w") as pipe:
         pipe.write(json.dumps(told) + "\\n")
 def obey():
@@ -64,7 +64,6 @@ class Player:
     pid: int
     doors: str | None
     resume: str | None
-    torch: bool
 
     def do(self, order: str) -> None:
         with open(self.folder / f"orders-{self.pid}", "w") as pipe:
@@ -132,15 +131,8 @@ class Stage:
             os.kill(pid, signal.SIGKILL)
         assert not left, "processes stayed after the launch"
 
-    def _lockstep(self, *words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "lockstep", *words],
-            cwd=self.folder,
-            env={**os.environ, MARK: self.mark, "PYTHONPATH": IMPORTABLE},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def _lockstep(self, *words: str) -> "subprocess.Popen[str]":
+        return start_lockstep(*words, cwd=self.folder, **{MARK: self.mark})
 
     def _is_ours(self, process: psutil.Process) -> bool:
         try:
@@ -467,17 +459,34 @@ def test_a_worker_without_a_run_of_its_own_does_not_mind_being_asked_to_leave(st
     assert stage.dismiss(*players)[0] == 0
 
 
-def test_a_spare_takes_the_place_of_a_lost_worker_with_torch_already_there(stage):
+def test_a_spare_takes_the_place_of_a_lost_worker(stage):
     stage.start(MEMBERS, "-n", "2", "--spares", "1")
     first, victim = stage.players(2)
     stage.await_processes(4)
     victim.kill()
     joiner = stage.player()
-    assert (joiner.slot, joiner.doors, joiner.torch) == (1, "0:41000", True)
+    assert (joiner.slot, joiner.doors) == (1, "0:41000")
     joiner.do("print('from the spare')")
     code, _, err = stage.dismiss(first, joiner)
     assert (code, len(err.splitlines())) == (0, 1)
     assert stage.log(1).endswith("from the spare\n")
+
+
+def test_a_spare_has_loaded_torch_when_it_gets_its_part(tmp_path):
+    (tmp_path / "train.py").write_text("import sys; print('torch' in sys.modules)")
+    reader, writer = os.pipe()
+    os.write(writer, b"{}")
+    os.close(writer)
+    spare = subprocess.run(
+        [sys.executable, "-m", "lockstep.run.launching.spare", str(reader), "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": IMPORTABLE, PARENT_PID: str(os.getpid())},
+        pass_fds=[reader],
+        capture_output=True,
+        text=True,
+    )
+    os.close(reader)
+    assert (spare.stdout, spare.stderr) == ("True\n", "")
 
 
 def test_when_the_launcher_is_killed_spares_end_with_the_workers_within_a_second(stage):

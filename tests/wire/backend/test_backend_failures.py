@@ -211,7 +211,7 @@ def test_asynchronous_operations_run_in_order_beside_the_caller() -> None:
 def _what_is_held() -> tuple[int, list[str], int]:
     process = psutil.Process()
     threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("lockstep")]
-    return process.num_fds(), threads, sum("lockstep" in region.path for region in process.memory_maps())
+    return process.num_fds(), threads, sum("memfd:lockstep" in region.path for region in process.memory_maps())
 
 
 def _open_and_close() -> None:
