@@ -195,7 +195,7 @@ def _wrong_over_gloo() -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("num_workers", [2, 3, 4, 5])
+@pytest.mark.parametrize("num_workers", [*(pytest.param(number, marks=pytest.mark.soak) for number in (2, 5)), 3, 4])
 def test_every_schedule_gives_the_right_result_between_processes(num_workers: int) -> None:
     assert on_workers(num_workers, _wrong_over_gloo) == [[]] * num_workers
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from workers import on_workers, outcomes
 
 from lockstep.errors import PeerGone
-from lockstep.lanes import Assignment, present_lanes, reduction
+from lockstep.lanes import Assignment, Reduction, present_lanes, reduction
 from lockstep.wire import (
     Agreement,
     Plan,
@@ -65,16 +65,25 @@ WORLDS = pytest.mark.parametrize("num_workers", [1, 2, 3, 5])
 WIRES = pytest.mark.parametrize("kind", ["gloo", "shared", "hierarchical"])
 
 
-def _reduce(kind: str, num_lanes: int, num_samples: int, num_elements: int, in_place: bool) -> list[float]:
+NUM_ELEMENTS = (0, 1, 2, 1000)
+
+
+def _reduce(kind: str, num_lanes: int, num_samples: int, in_place: bool) -> list[list[float]]:
+    """The sums of each number of elements, one after the other."""
     with open_wire(kind) as wire:
-        rank = wire.world.rank
         whole = reduction(Assignment.even(num_lanes, wire.world.size), present_lanes(num_samples, num_lanes))
-        roots = [_flat(wire, num_elements, in_place) for _ in range(whole.roots_of[rank])]
-        total = roots[0] if in_place and roots else _flat(wire, num_elements, in_place)
-        for index, root in enumerate(roots):
-            root.copy_(torch.arange(num_elements) % 7 + 10 * rank + index)
-        wire.reducer.reduce(whole, roots, total)
-        return total.double().tolist()
+        return [_sum(wire, whole, num_elements, in_place) for num_elements in NUM_ELEMENTS]
+
+
+def _sum(wire: Wire, whole: Reduction, num_elements: int, in_place: bool) -> list[float]:
+    rank = wire.world.rank
+    roots = [_flat(wire, num_elements, in_place) for _ in range(whole.roots_of[rank])]
+    total = roots[0] if in_place and roots else _flat(wire, num_elements, in_place)
+    for index, root in enumerate(roots):
+        root.copy_(torch.arange(num_elements) % 7 + 10 * rank + index)
+    wire.reducer.reduce(whole, roots, total)
+    found: list[float] = total.double().tolist()
+    return found
 
 
 def _flat(wire: Wire, num_elements: int, allocated: bool) -> torch.Tensor:
@@ -92,28 +101,30 @@ def _expected(num_workers: int, num_lanes: int, num_samples: int, num_elements: 
 
 @WIRES
 @WORLDS
-@pytest.mark.parametrize("num_elements", [0, 1, 2, 1000])
 @pytest.mark.parametrize("in_place", [True, False], ids=["in place", "elsewhere"])
-def test_a_reduction_leaves_the_same_sum_everywhere(
-    kind: str, num_workers: int, num_elements: int, in_place: bool
+def test_a_reduction_of_any_number_of_elements_leaves_the_same_sum_everywhere(
+    kind: str, num_workers: int, in_place: bool
 ) -> None:
-    found = on_workers(num_workers, _reduce, kind, 8, 52, num_elements, in_place)
-    assert found == [_expected(num_workers, 8, 52, num_elements)] * num_workers
+    expected = [_expected(num_workers, 8, 52, num_elements) for num_elements in NUM_ELEMENTS]
+    assert on_workers(num_workers, _reduce, kind, 8, 52, in_place) == [expected] * num_workers
 
 
 @WIRES
-@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "complex64"])
-def test_a_reduction_works_in_every_dtype_of_gradients(kind: str, dtype: str) -> None:
-    found = on_workers(3, _reduce_real, kind, dtype)
-    assert found == [[9.0, 9.0, 9.0]] * 3
+def test_a_reduction_works_in_every_dtype_of_gradients(kind: str) -> None:
+    dtypes = ["float64", "float16", "bfloat16", "complex64"]
+    found = on_workers(3, _reduce_real, kind, dtypes)
+    assert found == [{dtype: [9.0, 9.0, 9.0] for dtype in dtypes}] * 3
 
 
-def _reduce_real(kind: str, dtype: str) -> list[float]:
+def _reduce_real(kind: str, dtypes: list[str]) -> dict[str, list[float]]:
+    whole = reduction(Assignment.even(3, 3), (0, 1, 2))
+    found = {}
     with open_wire(kind) as wire:
-        whole = reduction(Assignment.even(3, 3), (0, 1, 2))
-        root = torch.full((3,), float(wire.world.rank + 2), dtype=getattr(torch, dtype))
-        wire.reducer.reduce(whole, [root], root)
-        return root.real.double().tolist() if root.is_complex() else root.double().tolist()
+        for dtype in dtypes:
+            root = torch.full((3,), float(wire.world.rank + 2), dtype=getattr(torch, dtype))
+            wire.reducer.reduce(whole, [root], root)
+            found[dtype] = root.real.double().tolist() if root.is_complex() else root.double().tolist()
+    return found
 
 
 def _talk() -> list[Any]:

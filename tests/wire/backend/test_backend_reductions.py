@@ -67,7 +67,7 @@ def _compare_with_loops() -> int:
     return compared
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_workers", [1, 2, 3, pytest.param(4, marks=pytest.mark.soak)])
 def test_every_reduction_of_every_dtype_is_that_of_a_loop_over_the_members(num_workers: int) -> None:
     expected = (len(LOOPS) * (len(FLOATS) + len(WHOLES) + len(COMPLEX)) - len(IMPOSSIBLE)) * len(SIZES)
     assert on_workers(num_workers, _compare_with_loops) == [expected] * num_workers
