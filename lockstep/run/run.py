@@ -388,9 +388,7 @@ class Run:
 
     def close(self) -> None:
         """Ends the run on this worker and gives back what it holds. May be called twice."""
-        if (
-            self._closed or os.getpid() != self.continuity.pid
-        ):  # a process that the worker forked has no part in the run
+        if self._closed or os.getpid() != self.continuity.pid:  # what the worker has forked takes no part
             return
         self._closed = True
         self._status.enter(Phase.SAVING, self._stepping.step)
