@@ -24,7 +24,7 @@ import torch
 from torch.optim import Optimizer
 
 from lockstep.chance import Generators
-from lockstep.data import GlobalBatch, Position, ShardedLoader
+from lockstep.data import GlobalBatch, Position
 from lockstep.data.contents import contents, sampled_contents
 from lockstep.data.cut import opened
 from lockstep.errors import Disagreement
@@ -32,6 +32,7 @@ from lockstep.gradients.fingerprint import combined, fingerprints
 from lockstep.run import rhythm
 from lockstep.run.counters import Counters, Moment, Number, OutOfStep, out_of_step
 from lockstep.run.models import Models
+from lockstep.run.progress import Progress
 from lockstep.run.rhythm import Rhythm
 from lockstep.run.script import Counts, Site, calling_frame
 from lockstep.run.streams import Streams, is_detail_of_streams, is_of_streams, tolerated
@@ -264,7 +265,7 @@ def _in_words(group: list[tuple[str, Any]]) -> str:
 class Places:
     """Makes the place of each step from what this worker's script has done so far."""
 
-    def __init__(self, models: Models, loaders: Mapping[int, ShardedLoader], epoch: Callable[[], int]) -> None:
+    def __init__(self, models: Models, progress: Progress) -> None:
         self.turn = Turn()
         self.streams = Streams()
         self.updates: dict[str, int] = {}
@@ -280,7 +281,7 @@ class Places:
         self._saved_values: list[tuple[str, str, str, str]] = []
         self._gone_on: set[int] | None = None
         """The loaders on which a step has trained since a snapshot was loaded; None if none was."""
-        self._models, self._loaders, self._epoch = models, loaders, epoch
+        self._models, self._progress = models, progress
         self._groups = Groups(models)
 
     @property
@@ -316,8 +317,8 @@ class Places:
         if self._gone_on is None or number is None or number in self._gone_on or position is None:
             return None
         self._gone_on.add(number)
-        passes = [loader.running for loader in self._loaders.values()]
-        running = self._loaders[number].running
+        passes = [loader.running for loader in self._progress.loaders.values()]
+        running = self._progress.loaders[number].running
         return None if running is None or position.step == 0 else begins_anew(running, passes)
 
     def looped(self, loop: Loop) -> str | None:
@@ -342,7 +343,7 @@ class Places:
     def committed(self, batch: GlobalBatch) -> None:
         """The step that trained on `batch` counts."""
         self._updated = False
-        for number, loader in self._loaders.items():
+        for number, loader in self._progress.loaders.items():
             loader.committed(batch.position if number == batch.loader else None)
 
     @property
@@ -391,12 +392,12 @@ class Places:
 
     def _facts(self, batch: GlobalBatch, looks_at_all: bool) -> dict[str, str]:
         assert self._loop is not None
-        positions = [loader.position for loader in self._loaders.values()]
+        positions = [loader.position for loader in self._progress.present()]
         return {
             LINE: str(self._loop.site),
             LOOP: str(len(self.turn.sites)),
             **_batch_facts(batch, looks_at_all),
-            EPOCH: str(self._epoch()),
+            EPOCH: str(self._progress.epoch),
             **{UPDATES.format(label=label): str(count) for label, count in self.updates.items()},
             **self._groups.facts(),
             LOADERS: " ".join(f"{position.epoch}:{position.step}" for position in positions),

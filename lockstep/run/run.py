@@ -88,7 +88,7 @@ class Run:
         self._noise = NoiseWatch(self._models, events)
         self._moving = Moving(settings.device)
         self._progress = Progress()
-        places = Places(self._models, self._progress.loaders, lambda: self._progress.epoch)
+        places = Places(self._models, self._progress)
         self._stepping = Stepping(
             wire.world.rank, settings.seed, settings.assignment, events, self._noise, places, self._moving
         )

@@ -207,7 +207,7 @@ def _make_copyable(run: Run, place: Place, overrides: Overrides, settings: Setti
     recovery = run.continuity.recovery
     if overrides.control_fd is None or recovery is None or settings.device.type != "cpu" or settings.threads > 1:
         return
-    copier = run.continuity.may_be_copied(Control(overrides.control_fd), lambda: {recovery.door.port, place.port})
+    copier = run.continuity.may_be_copied(Control(overrides.control_fd), lambda: {place.port, *recovery.ports})
     undo.callback(copier.close)
 
 

@@ -61,9 +61,8 @@ class Watch:
         if wanted < self.run.size and self.slot >= wanted:
             _await(lambda: self.run.signals.leave)
         elif wanted > self.run.size and continuity.recovery is not None and self.slot == max(continuity.slots):
-            copier = continuity.copier
-            assert copier is not None
-            _await(copier.is_asked)
+            copier, door = continuity.copier, continuity.recovery.door
+            _await(lambda: (copier is not None and copier.is_asked()) or door.has_call())
 
     def _await_newcomer(self) -> None:
         """A replacement that runs the script from the top needs a moment. It is waited for once."""

@@ -41,6 +41,20 @@ def test_a_script_with_a_fault_gives_the_bits_of_the_calm_one_or_a_sentence(
     check(tmp_path / "run", shape, USUAL[kind])
 
 
+def test_a_worker_is_copied_again_and_again_also_one_that_is_a_copy(tmp_path: Path) -> None:
+    fault = Fault("replaced", kills=((1, 4), (2, 9), (1, 13)))
+    result = disturbed(tmp_path / "run", "untracked_scheduler", fault)
+    assert verdict("untracked_scheduler", result) == "same", result.shown
+    assert "cannot be copied" not in result.shown, result.shown
+    assert fault.happened(tmp_path / "run")
+
+
+@pytest.mark.parametrize("shape", ["loader_made_in_each_epoch", "a_growing_data_set"])
+def test_a_newcomer_need_not_have_made_the_loaders_of_epochs_that_are_over(tmp_path: Path, shape: str) -> None:
+    result = disturbed(tmp_path / "run", shape, Fault("joined", workers=2, kills=((1, 2),)))
+    assert verdict(shape, result) == "same", result.shown
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", KINDS)

@@ -81,6 +81,8 @@ class Recovery:
     find_members: Callable[[], tuple[Member, ...]]
     on_call: Callable[[], None] = _nothing
     decision: Decision | None = None
+    _doors: set[str] = field(default_factory=set)
+    """The doors to which this worker has gone: connections may be open for as long as it lives."""
     _attempts: int = 0
     _admits: bool = False
     _newcomers: dict[int, Claim] = field(default_factory=dict)
@@ -123,6 +125,12 @@ class Recovery:
     def leave(self) -> None:
         """This worker will be left out of the next generation."""
         self.tell(Leaving())
+
+    @property
+    def ports(self) -> set[int]:
+        """Those of this worker's own door, and of the doors of others, to which connections may be open."""
+        doors = self._doors | {member.door for member in (self.door.member, *self.membership.view.members)}
+        return {int(door.rsplit(":", 1)[1]) for door in doors}
 
     @property
     def hosts(self) -> bool:
@@ -198,6 +206,7 @@ class Recovery:
 
     def _call(self, host: Member, claim: Claim) -> Event:
         try:
+            self._doors.add(host.door)
             guest = Guest(host.door)
             number = guest.call(claim)
             self.on_call()
@@ -240,4 +249,5 @@ class Recovery:
     def _store(self, decision: Decision) -> Store:
         if decision.host.uid == self.door.member.uid:
             return self.door.store
+        self._doors.add(decision.host.door)
         return Guest(decision.host.door).store
