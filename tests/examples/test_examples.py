@@ -153,7 +153,7 @@ def test_a_run_that_left_between_checkpoints_goes_on_from_the_newest_and_ends_wi
 
 @pytest.mark.soak
 def test_a_run_that_loses_a_worker_ends_with_the_digest_of_one_that_loses_none(shell: Shell):
-    disturbed = on(3, "12_lost_worker", "--kill-at", "20", options=("--spares", "1"))
+    disturbed = on(3, "12_lost_worker", "--kill-at", "20", options=("--copies",))
     whole, lost = shell(alone("12_lost_worker"), disturbed)
     assert "lanes 2, 3 and 4 move to" in lost  # told by a survivor: somebody was lost, indeed
     assert re.fullmatch(r"digest [0-9a-f]{64}", whole.splitlines()[-1])
