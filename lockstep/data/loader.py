@@ -143,6 +143,11 @@ class ShardedLoader:
         return running
 
     @property
+    def running(self) -> "Pass | None":
+        """The pass under way, if somebody holds it."""
+        return None if self._running is None else self._running()
+
+    @property
     def position(self) -> Position:
         """Passes that have ended, exhausted or left, and batches handed out in the running one."""
         return self._position

@@ -19,8 +19,9 @@
 # in its place, the first of those who are left is rank 0.
 """
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -35,7 +36,8 @@ from lockstep.run.arrival import Arrival
 from lockstep.run.copies.copier import Copier
 from lockstep.run.exits import LEFT_OUT, OutOfPlace
 from lockstep.run.handing import receive_snapshot, send_snapshot
-from lockstep.run.launching.status import Call, NoStatus, Phase, StatusWriter
+from lockstep.run.launching.control import Control
+from lockstep.run.launching.status import Call, NoStatus, Phase, StatusWriter, Trait
 from lockstep.run.membership import Decision
 from lockstep.run.membership.deciding import completes
 from lockstep.run.membership.machine import AllPrepared, Commit, Prepared
@@ -85,8 +87,8 @@ class Continuity:
     ) -> None:
         self.recovery: Recovery | None = None
         self.copier: Copier | None = None
-        self.on_copy: Callable[[], None] = _nothing
-        """Called in a process that has just become a copy of this worker."""
+        self.pid = os.getpid()
+        """The process that takes part: no other one that it forks does."""
         self.engine: Engine | None = None
         self.is_member = True
         self.admits = True
@@ -106,6 +108,12 @@ class Continuity:
         self._looked_s = 0.0
         self._had_company = False
         self._awaits_until_s = float("inf")
+
+    def may_be_copied(self, control: Control, ports: Callable[[], Collection[int]]) -> Copier:
+        """The launcher may ask for copies of this worker by `control`. `ports` are those of lockstep's own sockets."""
+        self.copier = Copier(control, os.getppid(), ports, self._parts.progress.loader_pids)
+        self._status.is_known_as(Trait.MAY_BE_COPIED)
+        return self.copier
 
     @property
     def _step(self) -> int:
@@ -337,7 +345,8 @@ class Continuity:
         self._signals.leave = False
         self._status.move_to(slot)
         self._status.enter(Phase.JOINING, self._step)
-        self.on_copy()
+        self.pid = os.getpid()
+        self._parts.progress.is_copied()
         self.recovery.begin_anew(slot, self.copier.has_called)
         return True
 
@@ -507,10 +516,6 @@ class Continuity:
                 took_s=took_s,
             )
         )
-
-
-def _nothing() -> None:
-    """Nobody wants to know."""
 
 
 def _cause(failure: Exception | None, slots: list[int], lost: list[int]) -> str:

@@ -35,6 +35,7 @@ from lockstep.run.models import Models
 from lockstep.run.rhythm import Rhythm
 from lockstep.run.script import Counts, Site
 from lockstep.run.streams import Streams, is_detail_of_streams, is_of_streams, tolerated
+from lockstep.run.wrappers import begins_anew
 from lockstep.wire.agreement import Facts, first_difference
 
 LINE = "the line of run.lanes"
@@ -274,6 +275,8 @@ class Places:
         self._updated = False
         self._carries_over = True
         self._expected: list[Number] = []
+        self._gone_on: set[int] | None = None
+        """The loaders on which a step has trained since a snapshot was loaded; None if none was."""
         self._models, self._loaders, self._epoch = models, loaders, epoch
         self._groups = Groups(models)
 
@@ -295,6 +298,16 @@ class Places:
             self.rhythm.forget()
         expected, self._expected = self._expected, []
         return out_of_step(expected, loop.counts, at)
+
+    def wrapped(self, batch: GlobalBatch) -> str | None:
+        """What begins anew around a pass that goes on in its middle. See Note [Iterators that begin anew]."""
+        number, position = batch.loader, batch.position
+        if self._gone_on is None or number is None or number in self._gone_on or position is None:
+            return None
+        self._gone_on.add(number)
+        passes = [loader.running for loader in self._loaders.values()]
+        running = self._loaders[number].running
+        return None if running is None or position.step == 0 else begins_anew(running, passes)
 
     def looped(self, loop: Loop) -> str | None:
         """A loop has begun. Gives what was due instead, if the script is out of its rhythm."""
@@ -343,6 +356,7 @@ class Places:
         self.streams.owners = dict(state.get("owners", {}))
         self.rhythm.expect(state.get("rhythm", ()))
         self._passes = {}
+        self._gone_on = set()
         self._expected = [Number(*saved) for saved in state.get("numbers", ())]
 
     def of_step(self, batch: GlobalBatch, now: Generators, slot: int, step: int, *, closely: bool) -> StepPlace:

@@ -87,6 +87,15 @@ class Progress:
         self.loaders[number] = loader
         return loader
 
+    def loader_pids(self) -> list[int]:
+        """The processes that load for this worker."""
+        return [pid for loader in self.loaders.values() for pid in loader.pids]
+
+    def is_copied(self) -> None:
+        """This process is a copy of the one that has made the loaders."""
+        for loader in self.loaders.values():
+            loader.is_copied()
+
     def begins_training(self) -> None:
         """The script asks for its first epoch, or trains: the loaders that it makes before are all there."""
         if self.made.before_training is not None:

@@ -116,7 +116,7 @@ def _found(asked: Asked, place: Place, overrides: Overrides, status: StatusWrite
         with status.awaiting(Call.START):
             members = meet_founders(place, door, store)
         run.continuity.recovery = _recovery(founded(door.member, members), door, opener, opened, run, no_members)
-        _make_copyable(run, place, overrides, settings)
+        _make_copyable(run, place, overrides, settings, undo)
     run.continuity.charter = _charter(settings)
     run.continuity.place()
     set_generators(fold(settings.seed, "outside"))
@@ -144,7 +144,7 @@ def _join(asked: Asked, place: Place, overrides: Overrides, status: StatusWriter
     opener = Opener(settings, place.world.on_one_host)
     run.continuity.is_member = False
     run.continuity.recovery = _recovery(joining(door.member)[0], door, opener, wire, run, directory.members)
-    _make_copyable(run, place, overrides, settings)
+    _make_copyable(run, place, overrides, settings, undo)
     run.continuity.charter = _charter(settings)
     set_generators(fold(settings.seed, "outside"))
     return run
@@ -202,12 +202,13 @@ def _recovery(
     return Recovery(membership, door, opener, wire, run.continuity.hand_over, find_members)
 
 
-def _make_copyable(run: Run, place: Place, overrides: Overrides, settings: Settings) -> None:
+def _make_copyable(run: Run, place: Place, overrides: Overrides, settings: Settings, undo: ExitStack) -> None:
     """The launcher may ask this worker for a copy of itself. See Note [Replacement by a copy] in control.py."""
     recovery = run.continuity.recovery
     if overrides.control_fd is None or recovery is None or settings.device.type != "cpu" or settings.threads > 1:
         return
-    run.make_copyable(Control(overrides.control_fd), lambda: {recovery.door.port, place.port})
+    copier = run.continuity.may_be_copied(Control(overrides.control_fd), lambda: {recovery.door.port, place.port})
+    undo.callback(copier.close)
 
 
 def no_members() -> tuple[Member, ...]:
