@@ -1,8 +1,8 @@
 """Runs before a script of the corpus, in every worker: disturbs it in logical time, and says what it came to.
 
-What shall happen stands in CORPUS, as JSON: `kill` a worker at a step (once in all), `scale` to so many workers at a
-step, `stop` the run at a step as SIGTERM does. Afterwards `digest-<slot>-<pid>` in the working folder has the digest of
-each worker that came to its end.
+What shall happen stands in CORPUS, as JSON: `kills` of workers at steps (each once in all), `scale` to so many workers
+at a step, `stop` the run at a step as SIGTERM does. Afterwards `digest-<slot>-<pid>` in the working folder has the
+digest of each worker that came to its end.
 """
 
 import json
@@ -26,12 +26,12 @@ class Watch:
     """One worker of a run that is disturbed."""
 
     def __init__(self, run: Run) -> None:
-        self.run = run
+        self.run, self._rank = run, run._wire.world.rank
         run._events.subscribe(self)
 
     @property
     def slot(self) -> int:
-        return int(os.environ.get("LOCKSTEP_SLOT", 0))
+        return int(os.environ.get("LOCKSTEP_SLOT", self._rank))
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -41,18 +41,19 @@ class Watch:
                 Path(f"digest-{self.slot}-{os.getpid()}").write_text(f"{self.run.digest()} {step}")
 
     def _begin(self, step: int) -> None:
-        if [self.slot, step] == PLAN.get("kill") and _first_time("killed"):
-            os.kill(os.getpid(), signal.SIGKILL)
+        for kill in PLAN.get("kills", ()):
+            if kill == [self.slot, step] and _first_time(f"kill {kill}"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if step > kill[1] + 1 and self.run.size < PLAN["workers"]:
+                self._await_newcomer()
         for at, wanted in PLAN.get("scale", ()):
-            if step == at and self.run.is_first and _first_time(f"scaled at {at}"):
+            if step == at and self.run.is_first and _first_time(f"scale {[at, wanted]}"):
                 ask_for(Path(os.environ["LOCKSTEP_RUN_DIR"]), wanted)
             if step == at + 1:
                 self._await_change(wanted)
-        if step == PLAN.get("stop") and self.run.is_first and _first_time("stopped"):
+        if step == PLAN.get("stop") and self.run.is_first and _first_time("stop"):
             os.kill(int(os.environ["LOCKSTEP_PARENT_PID"]), signal.SIGTERM)
             _await(lambda: self.run.signals.terminate)
-        if PLAN.get("kill") and step > PLAN["kill"][1] + 1 and self.run.size < PLAN["workers"]:
-            self._await_newcomer(step)
 
     def _await_change(self, wanted: int) -> None:
         """Returns when what was asked for has come to this worker, if it is the one that has to do something."""
@@ -64,7 +65,7 @@ class Watch:
             assert copier is not None
             _await(copier.is_asked)
 
-    def _await_newcomer(self, step: int) -> None:
+    def _await_newcomer(self) -> None:
         """A replacement that runs the script from the top needs a moment. It is waited for once."""
         recovery = self.run.continuity.recovery
         if recovery is not None and recovery.hosts and PLAN.get("awaits_newcomer") and _first_time("awaited"):
