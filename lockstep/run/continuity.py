@@ -247,6 +247,16 @@ class Continuity:
         self._reform()
         return True
 
+    def parts(self, failure: Disagreement, during: str) -> WorkerLost:
+        """Outside of steps: the first of the newcomers that disagree, as lost; raises if it is not for them to leave.
+
+        On such a newcomer itself it ends the process.
+        """
+        if self.recovery is None:
+            raise failure
+        gone = self._send_misfits_away(failure)
+        return WorkerLost(gone[0], self._step, during, str(failure))
+
     # -- newcomers ------------------------------------------------------------------------------------------
 
     def admit(self) -> None:
@@ -292,8 +302,11 @@ class Continuity:
             self._probation = Probation(frozenset(before), self._probation.turn, self._probation.updates)
         self._looks_closely = bool(newcomers)
 
-    def _send_misfits_away(self, failure: Disagreement) -> None:
-        """Raises, unless the others can go on without those who disagree. See Note [Misfits] in probation.py."""
+    def _send_misfits_away(self, failure: Disagreement) -> list[int]:
+        """Raises, unless the others can go on without those who disagree: gives the ranks of these.
+
+        See Note [Misfits] in probation.py.
+        """
         assert self.recovery is not None
         members = self.recovery.membership.view.members
         leaving = misfits(failure.sides, members)
@@ -304,6 +317,7 @@ class Continuity:
             raise OutOfPlace(f"this worker leaves at step {self._step}: {failure}") from failure
         workers = ", ".join(str(members[rank].slot) for rank in leaving)
         self._events.emit(Said(f"worker {workers} cannot take part: {failure} The others go on without it."))
+        return leaving
 
     # -- generations ----------------------------------------------------------------------------------------
 

@@ -33,8 +33,9 @@ from lockstep.run import rhythm
 from lockstep.run.counters import Counters, Moment, Number, OutOfStep, out_of_step
 from lockstep.run.models import Models
 from lockstep.run.rhythm import Rhythm
-from lockstep.run.script import Counts, Site
+from lockstep.run.script import Counts, Site, calling_frame
 from lockstep.run.streams import Streams, is_detail_of_streams, is_of_streams, tolerated
+from lockstep.run.values import Changed, Values, begun_anew, changed_since, values
 from lockstep.run.wrappers import begins_anew
 from lockstep.wire.agreement import Facts, first_difference
 
@@ -275,6 +276,8 @@ class Places:
         self._updated = False
         self._carries_over = True
         self._expected: list[Number] = []
+        self._first_values: Values | None = None
+        self._saved_values: list[tuple[str, str, str, str]] = []
         self._gone_on: set[int] | None = None
         """The loaders on which a step has trained since a snapshot was loaded; None if none was."""
         self._models, self._loaders, self._epoch = models, loaders, epoch
@@ -298,6 +301,14 @@ class Places:
             self.rhythm.forget()
         expected, self._expected = self._expected, []
         return out_of_step(expected, loop.counts, at)
+
+    def begun_anew(self) -> list[Changed]:
+        """The values of the script that begin anew after a resume. See Note [Values of the script] in values.py."""
+        if self._first_values is not None and not self._saved_values:
+            return []
+        now, saved = values(calling_frame()), self._saved_values
+        self._first_values, self._saved_values = self._first_values or now, []
+        return begun_anew(saved, now)
 
     def wrapped(self, batch: GlobalBatch) -> str | None:
         """What begins anew around a pass that goes on in its middle. See Note [Iterators that begin anew]."""
@@ -347,6 +358,7 @@ class Places:
             "owners": dict(self.streams.owners),
             "rhythm": list(self.rhythm.history),
             "numbers": [number.to_json() for number in self._counters.learned(now)],
+            "values": [] if self._first_values is None else changed_since(self._first_values, values(calling_frame())),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -357,6 +369,7 @@ class Places:
         self.rhythm.expect(state.get("rhythm", ()))
         self._passes = {}
         self._gone_on = set()
+        self._saved_values = [tuple(saved) for saved in state.get("values", ())]
         self._expected = [Number(*saved) for saved in state.get("numbers", ())]
 
     def of_step(self, batch: GlobalBatch, now: Generators, slot: int, step: int, *, closely: bool) -> StepPlace:

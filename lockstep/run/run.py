@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from lockstep.chance import Generators
 from lockstep.data import GlobalBatch, ShardedLoader
 from lockstep.data.moving import Moving
-from lockstep.errors import BadArgument, LockstepError, Misuse, WorkerLost, advise, told_as_lost
+from lockstep.errors import BadArgument, Disagreement, LockstepError, Misuse, WorkerLost, advise, told_as_lost
 from lockstep.events import Closed, Events, LaneEnded, Said
 from lockstep.gradients.arrangement import Wanted
 from lockstep.gradients.batchnorm import connect, norms_by_lane, told_by_lane
@@ -339,6 +339,8 @@ class Run:
         try:
             with told_as_lost(self._stepping.step, "run.total"):
                 return total_of(value, self._stepping.visits, self._waits.at(Call.TOTAL), self._stepping.step)
+        except Disagreement as failure:
+            self._keeping.rescue(self.continuity.parts(failure, "run.total"))
         except WorkerLost as lost:
             self._keeping.rescue(lost)
 

@@ -43,6 +43,7 @@ from lockstep.run.place import Loop, Places, Seen, StepPlace
 from lockstep.run.totals import Visit
 from lockstep.wire import Wire
 
+KEEP_IN_STATE = "Keep it in an object with a state_dict and give it to run.replicate(..., name=object)."
 COUNT_BY_STEP = (
     "Count by run.step and run.epochs, which go on after a resume, or keep the number in an object with a state_dict "
     "and give it to run.replicate(..., name=object)."
@@ -264,6 +265,8 @@ class Stepping:
             if number.depends is not None:
                 self.surroundings.refuses(f"{number} {COUNT_BY_STEP}")
             self._events.emit(Said(f"{number} Nothing that trains seems to depend on it. {COUNT_BY_STEP}"))
+        for value in self.places.begun_anew():
+            self.surroundings.refuses(f"{value} {KEEP_IN_STATE}")
         anew = self.places.wrapped(batch)
         if anew is not None:
             self.surroundings.refuses(_begins_anew(anew, batch, self.step))

@@ -31,11 +31,15 @@ ALWAYS = {
 
 _COUNTS = "Count by run.step and run.epochs"
 _BY_STEP = "count by `run.step`"
+_KEEP = "Keep it in an object with a state_dict"
+_TRACK = "give it a `state_dict`, and to `run.replicate`"
 
 ANEW = {
     "a_curriculum_by_progress": {"resumed": Said("does not give the samples again", "derive the order from the epoch")},
     "callbacks": dict.fromkeys(("joined", "resumed"), Said(f"`global_step`.*{_COUNTS}", _BY_STEP)),
     "counter_of_its_own": dict.fromkeys(("joined", "resumed"), Said(f"`steps`.*{_COUNTS}", _BY_STEP)),
+    "early_stopping": dict.fromkeys(("joined", "resumed"), Said(f"`best`.*{_KEEP}", _TRACK)),
+    "early_stopping_object": dict.fromkeys(("joined", "resumed"), Said(f"`stopping`.*{_KEEP}", _TRACK)),
     "enumerated_accumulation": dict.fromkeys(("joined", "resumed"), Said(f"`i`.*{_COUNTS}", _BY_STEP)),
     "islice": dict.fromkeys(
         ("joined", "resumed"), Said("itertools.islice counts its batches by itself", "`break` by `run.step`")
