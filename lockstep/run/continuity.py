@@ -43,7 +43,8 @@ from lockstep.run.membership.deciding import completes
 from lockstep.run.membership.machine import AllPrepared, Commit, Prepared
 from lockstep.run.pace import Pace
 from lockstep.run.probation import Probation, misfits
-from lockstep.run.recovery.recovery import LeftOut, Recovery
+from lockstep.run.recovery.forming import FORM_S
+from lockstep.run.recovery.recovery import Hangs, LeftOut, Recovery
 from lockstep.run.resuming import Parts, load_models
 from lockstep.run.waits import Waits
 from lockstep.wire import Wire
@@ -327,9 +328,13 @@ class Continuity:
         began_s, carried = self._clock(), tuple(zip(self.slots, self._parts.stepping.assignment.lanes_of, strict=True))
         self._status.enter(Phase.RECOVERING, self._step)
         try:
-            outcome = self.recovery.join() if self._becomes_copy() else self.recovery.reform(admit=admit)
+            is_copy = self._becomes_copy()
+            limit_s = self._patience_s(failure)
+            outcome = self.recovery.join() if is_copy else self.recovery.reform(admit=admit, limit_s=limit_s)
         except LeftOut as left:
             self._leave(left)
+        except Hangs as hang:
+            raise self._hung(hang, failure) from hang
         committed = isinstance(outcome, Commit)
         self._settle()
         if self.copier is not None:
@@ -341,6 +346,20 @@ class Continuity:
             self._refuse_vain_attempts(failure)
             self._await_company()
         return committed
+
+    def _hung(self, hang: Hangs, failure: Exception | None) -> WorkerLost:
+        """Who keeps all waiting: whoever gathers them knows, the others know of whom they have heard nothing."""
+        if isinstance(failure, WorkerLost) and not hang.slots:
+            return failure
+        rank = self.slots.index(hang.slots[0]) if hang.slots else 0
+        return WorkerLost(rank, self._step, "the forming of the next generation", str(hang))
+
+    def _patience_s(self, failure: Exception | None) -> float:
+        """How long one that lives is waited for: for as long as in an exchange, unless that was in vain already."""
+        assert self.recovery is not None
+        timeout_s = self.recovery.opener.settings.timeout_s
+        was_waited_for = isinstance(failure, WorkerLost) and failure.is_silent
+        return min(timeout_s, FORM_S) if was_waited_for else timeout_s
 
     def _becomes_copy(self) -> bool:
         """Makes a copy of this worker if that is asked for; whether this process is the copy.

@@ -34,6 +34,7 @@ from lockstep.run.recovery.forming import Opener
 from lockstep.run.rendezvous import open_store
 from lockstep.run.run import Run
 from lockstep.run.settings import Asked, Settings, settle, wire_on
+from lockstep.run.waiting import Waiting
 from lockstep.verify.dump import Dump
 from lockstep.verify.trace import Trace
 from lockstep.version import VERSION
@@ -91,7 +92,12 @@ def start(
             "the first began with. Let each run have a script, or a process, of its own"
         )
     status = _status(place, overrides)
-    run = _join(asked, place, overrides, status) if place.doors else _found(asked, place, overrides, status)
+    try:
+        run = _join(asked, place, overrides, status) if place.doors else _found(asked, place, overrides, status)
+    except BaseException:
+        if isinstance(status, Waiting):
+            status.close()
+        raise
     active.activate(run)
     return run
 
@@ -160,6 +166,8 @@ def _make_run(
     status: StatusWriter | NoStatus,
 ) -> Run:
     run = Run(settings, wire, events, undo, status, overrides)
+    if isinstance(status, Waiting):
+        status.watch(wire, settings.timeout_s)
     events.subscribe(
         Console(
             sys.stderr,
@@ -187,7 +195,7 @@ def _make_run(
 def _status(place: Place, overrides: Overrides) -> StatusWriter | NoStatus:
     """This worker's row on the launcher's page, from now on; the run lets go of it."""
     if overrides.status_fd is None or place.slot is None:
-        return NoStatus()
+        return Waiting(place.world) if place.world.size > 1 else NoStatus()
     return StatusWriter(overrides.status_fd, place.slot)
 
 

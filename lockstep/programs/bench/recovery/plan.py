@@ -32,7 +32,7 @@ PROBE_STEPS = 16
 
 @dataclass(frozen=True)
 class Side:
-    """A way to bear the loss: lockstep, with copies or spares; or torchrun with a checkpoint every `save_every` steps."""
+    """A way to bear the loss: lockstep, with copies or `spares`; or torchrun, which saves every `save_every` steps."""
 
     name: str
     title: str
