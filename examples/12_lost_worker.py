@@ -1,7 +1,7 @@
 """A worker that dies costs nothing: the others take its lanes, a new one takes its place, the bits stay.
 
     python examples/12_lost_worker.py
-    lockstep run -n 3 --spares 1 examples/12_lost_worker.py --kill-at 20
+    lockstep run -n 3 examples/12_lost_worker.py --kill-at 20
 
 It is the loop of 02_lockstep.py with dropout; nothing in it is about lost workers. Only for the show, worker 1
 kills itself after step 20, by the signal that no process can catch. Look at the digests: both commands print the

@@ -31,6 +31,10 @@ class BadEnvironment(LockstepError):  # noqa: N818
     """The machine or the launcher does not give what a run needs."""
 
 
+SILENT = "it has been silent for"
+"""How the cause begins where a peer was waited for in vain."""
+
+
 @dataclass
 class WorkerLost(LockstepError):  # noqa: N818
     """A peer stopped answering. Nothing of the step in flight was applied."""
@@ -39,6 +43,11 @@ class WorkerLost(LockstepError):  # noqa: N818
     step: int
     during: str
     cause: str
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it was waited for in vain: it may live."""
+        return self.cause.startswith(SILENT)
 
     def __str__(self) -> str:
         return f"worker {self.rank} was lost during {self.during}, step {self.step}: {self.cause}"

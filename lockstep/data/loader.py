@@ -7,6 +7,7 @@
 # more. A loader of which nothing was ever trained (an evaluation now and then) goes on behind what it has handed out.
 """
 
+import inspect
 import time
 import weakref
 from collections import deque
@@ -100,7 +101,7 @@ class ShardedLoader:
         self._committed: Position | None = None
         self._num_ahead = 0
         self._ended_at = Position()
-        self._mid_pass = self._sought = self._closing = False
+        self._mid_pass = self._sought = False
         self._num_spent = 0
         self._marks: deque[tuple[Position, str]] = deque(maxlen=MOST_MARKS)
         self._pass_number = 0
@@ -143,6 +144,11 @@ class ShardedLoader:
         return running
 
     @property
+    def running(self) -> "Pass | None":
+        """The pass under way, if somebody holds it."""
+        return None if self._running is None else self._running()
+
+    @property
     def position(self) -> Position:
         """Passes that have ended, exhausted or left, and batches handed out in the running one."""
         return self._position
@@ -182,12 +188,14 @@ class ShardedLoader:
     def seek(self, position: Position, *, is_trained_on: bool = False, num_spent: int = 0) -> None:
         """The next `iter()` starts at `position`; an iterator that is still running may not go on.
 
-        `is_trained_on`: all before it was trained on, not only handed out. The first `num_spent` passes give nothing.
+        One that has given nothing yet starts there. `is_trained_on`: all before it was trained on, not only handed
+        out. The first `num_spent` passes give nothing.
         """
         if position.epoch < 0 or position.step < 0:
             raise BadArgument(f"a position counts epochs and steps from 0, not {position}")
-        self._pass_number += 1
-        self._position, self._mid_pass, self._sought = position, position.step > 0, True
+        begins = self._is_about_to_begin and not num_spent
+        self._pass_number += not self._is_about_to_begin
+        self._position, self._mid_pass, self._sought = position, begins or position.step > 0, not begins
         self._committed, self._num_ahead = position if is_trained_on else None, 0
         self._num_spent = num_spent
 
@@ -212,7 +220,8 @@ class ShardedLoader:
 
     def rekey(self, seed: int, num_lanes: int) -> None:
         """Passes that begin from now on are those of another seed and number of lanes: a resumed run keeps its own."""
-        self.close()
+        if not self._is_about_to_begin:
+            self.close()
         said_for = self._num_lanes
         self._set_keys(seed, num_lanes, self._passes)
         if num_lanes != said_for:
@@ -220,11 +229,9 @@ class ShardedLoader:
 
     def close(self) -> None:
         """Ends the running pass and all loader processes; a later `iter()` starts new ones."""
-        running = self._running() if self._running is not None else None
-        self._closing = True
-        if running is not None:
-            running.close()
-        self._loading, self._inner, self._closing = None, None, False
+        self._pass_number += 1
+        self._loading = self._inner = None
+        self._fetch.close()
 
     @property
     def pids(self) -> list[int]:
@@ -252,7 +259,17 @@ class ShardedLoader:
         if self._grows:
             self._say(growth(self._whole, self._num_lanes))
 
+    @property
+    def _is_about_to_begin(self) -> bool:
+        """Whether somebody holds the newest iterator and has taken nothing from it."""
+        running = self.running
+        return running is not None and inspect.getgeneratorstate(running) == inspect.GEN_CREATED
+
     def _batches(self, number: int) -> Pass:
+        self._check_newest(number)
+        if self._num_spent:
+            self._num_spent -= 1
+            return
         order = self._passes.begin(self._position)
         carried: tuple[tuple[int, ...], int] | None = None
         try:
@@ -273,7 +290,7 @@ class ShardedLoader:
                 shares = self._moving(loaded[1])
                 yield GlobalBatch(loaded[0], shares, draw.position, self._index, again, draw.digest, drawn, least)
         except GeneratorExit:
-            if number == self._pass_number and not self._closing:
+            if number == self._pass_number:
                 self._end_pass()  # left by `break`: nobody can go on with it
             raise
         finally:
@@ -298,8 +315,9 @@ class ShardedLoader:
     def _check_newest(self, number: int) -> None:
         if number != self._pass_number:
             raise Misuse(
-                "this pass over the loader cannot go on, for another was begun or sought after it. "
-                "To read the same data twice at a time, give run.shard two loaders."
+                "this pass over the loader cannot go on: another was begun after it, or the loader was put where a "
+                "resumed run goes on, or the run has ended. To read the same data twice at a time, give run.shard two "
+                "loaders; what is read before run.epochs needs a loader of its own too."
             )
 
 

@@ -19,8 +19,9 @@
 # in its place, the first of those who are left is rank 0.
 """
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -35,13 +36,15 @@ from lockstep.run.arrival import Arrival
 from lockstep.run.copies.copier import Copier
 from lockstep.run.exits import LEFT_OUT, OutOfPlace
 from lockstep.run.handing import receive_snapshot, send_snapshot
-from lockstep.run.launching.status import Call, NoStatus, Phase, StatusWriter
+from lockstep.run.launching.control import Control
+from lockstep.run.launching.status import Call, NoStatus, Phase, StatusWriter, Trait
 from lockstep.run.membership import Decision
 from lockstep.run.membership.deciding import completes
 from lockstep.run.membership.machine import AllPrepared, Commit, Prepared
 from lockstep.run.pace import Pace
 from lockstep.run.probation import Probation, misfits
-from lockstep.run.recovery.recovery import LeftOut, Recovery
+from lockstep.run.recovery.forming import FORM_S
+from lockstep.run.recovery.recovery import Hangs, LeftOut, Recovery
 from lockstep.run.resuming import Parts, load_models
 from lockstep.run.waits import Waits
 from lockstep.wire import Wire
@@ -85,8 +88,8 @@ class Continuity:
     ) -> None:
         self.recovery: Recovery | None = None
         self.copier: Copier | None = None
-        self.on_copy: Callable[[], None] = _nothing
-        """Called in a process that has just become a copy of this worker."""
+        self.pid = os.getpid()
+        """The process that takes part: no other one that it forks does."""
         self.engine: Engine | None = None
         self.is_member = True
         self.admits = True
@@ -106,6 +109,12 @@ class Continuity:
         self._looked_s = 0.0
         self._had_company = False
         self._awaits_until_s = float("inf")
+
+    def may_be_copied(self, control: Control, ports: Callable[[], Collection[int]]) -> Copier:
+        """The launcher may ask for copies of this worker by `control`. `ports` are those of lockstep's own sockets."""
+        self.copier = Copier(control, os.getppid(), ports, self._parts.progress.loader_pids)
+        self._status.is_known_as(Trait.MAY_BE_COPIED)
+        return self.copier
 
     @property
     def _step(self) -> int:
@@ -239,6 +248,16 @@ class Continuity:
         self._reform()
         return True
 
+    def parts(self, failure: Disagreement, during: str) -> WorkerLost:
+        """Outside of steps: the first of the newcomers that disagree, as lost; raises if it is not for them to leave.
+
+        On such a newcomer itself it ends the process.
+        """
+        if self.recovery is None:
+            raise failure
+        gone = self._send_misfits_away(failure)
+        return WorkerLost(gone[0], self._step, during, str(failure))
+
     # -- newcomers ------------------------------------------------------------------------------------------
 
     def admit(self) -> None:
@@ -284,8 +303,11 @@ class Continuity:
             self._probation = Probation(frozenset(before), self._probation.turn, self._probation.updates)
         self._looks_closely = bool(newcomers)
 
-    def _send_misfits_away(self, failure: Disagreement) -> None:
-        """Raises, unless the others can go on without those who disagree. See Note [Misfits] in probation.py."""
+    def _send_misfits_away(self, failure: Disagreement) -> list[int]:
+        """Raises, unless the others can go on without those who disagree: gives the ranks of these.
+
+        See Note [Misfits] in probation.py.
+        """
         assert self.recovery is not None
         members = self.recovery.membership.view.members
         leaving = misfits(failure.sides, members)
@@ -296,6 +318,7 @@ class Continuity:
             raise OutOfPlace(f"this worker leaves at step {self._step}: {failure}") from failure
         workers = ", ".join(str(members[rank].slot) for rank in leaving)
         self._events.emit(Said(f"worker {workers} cannot take part: {failure} The others go on without it."))
+        return leaving
 
     # -- generations ----------------------------------------------------------------------------------------
 
@@ -305,9 +328,13 @@ class Continuity:
         began_s, carried = self._clock(), tuple(zip(self.slots, self._parts.stepping.assignment.lanes_of, strict=True))
         self._status.enter(Phase.RECOVERING, self._step)
         try:
-            outcome = self.recovery.join() if self._becomes_copy() else self.recovery.reform(admit=admit)
+            is_copy = self._becomes_copy()
+            limit_s = self._patience_s(failure)
+            outcome = self.recovery.join() if is_copy else self.recovery.reform(admit=admit, limit_s=limit_s)
         except LeftOut as left:
             self._leave(left)
+        except Hangs as hang:
+            raise self._hung(hang, failure) from hang
         committed = isinstance(outcome, Commit)
         self._settle()
         if self.copier is not None:
@@ -319,6 +346,20 @@ class Continuity:
             self._refuse_vain_attempts(failure)
             self._await_company()
         return committed
+
+    def _hung(self, hang: Hangs, failure: Exception | None) -> WorkerLost:
+        """Who keeps all waiting: whoever gathers them knows, the others know of whom they have heard nothing."""
+        if isinstance(failure, WorkerLost) and not hang.slots:
+            return failure
+        rank = self.slots.index(hang.slots[0]) if hang.slots else 0
+        return WorkerLost(rank, self._step, "the forming of the next generation", str(hang))
+
+    def _patience_s(self, failure: Exception | None) -> float:
+        """How long one that lives is waited for: for as long as in an exchange, unless that was in vain already."""
+        assert self.recovery is not None
+        timeout_s = self.recovery.opener.settings.timeout_s
+        was_waited_for = isinstance(failure, WorkerLost) and failure.is_silent
+        return min(timeout_s, FORM_S) if was_waited_for else timeout_s
 
     def _becomes_copy(self) -> bool:
         """Makes a copy of this worker if that is asked for; whether this process is the copy.
@@ -337,7 +378,8 @@ class Continuity:
         self._signals.leave = False
         self._status.move_to(slot)
         self._status.enter(Phase.JOINING, self._step)
-        self.on_copy()
+        self.pid = os.getpid()
+        self._parts.progress.is_copied()
         self.recovery.begin_anew(slot, self.copier.has_called)
         return True
 
@@ -507,10 +549,6 @@ class Continuity:
                 took_s=took_s,
             )
         )
-
-
-def _nothing() -> None:
-    """Nobody wants to know."""
 
 
 def _cause(failure: Exception | None, slots: list[int], lost: list[int]) -> str:

@@ -24,7 +24,7 @@ import torch
 from torch.optim import Optimizer
 
 from lockstep.chance import Generators
-from lockstep.data import GlobalBatch, Position, ShardedLoader
+from lockstep.data import GlobalBatch, Position
 from lockstep.data.contents import contents, sampled_contents
 from lockstep.data.cut import opened
 from lockstep.errors import Disagreement
@@ -32,9 +32,12 @@ from lockstep.gradients.fingerprint import combined, fingerprints
 from lockstep.run import rhythm
 from lockstep.run.counters import Counters, Moment, Number, OutOfStep, out_of_step
 from lockstep.run.models import Models
+from lockstep.run.progress import Progress
 from lockstep.run.rhythm import Rhythm
-from lockstep.run.script import Counts, Site
+from lockstep.run.script import Counts, Site, calling_frame
 from lockstep.run.streams import Streams, is_detail_of_streams, is_of_streams, tolerated
+from lockstep.run.values import Changed, Values, begun_anew, changed_since, values
+from lockstep.run.wrappers import begins_anew
 from lockstep.wire.agreement import Facts, first_difference
 
 LINE = "the line of run.lanes"
@@ -262,7 +265,7 @@ def _in_words(group: list[tuple[str, Any]]) -> str:
 class Places:
     """Makes the place of each step from what this worker's script has done so far."""
 
-    def __init__(self, models: Models, loaders: Mapping[int, ShardedLoader], epoch: Callable[[], int]) -> None:
+    def __init__(self, models: Models, progress: Progress) -> None:
         self.turn = Turn()
         self.streams = Streams()
         self.updates: dict[str, int] = {}
@@ -274,7 +277,11 @@ class Places:
         self._updated = False
         self._carries_over = True
         self._expected: list[Number] = []
-        self._models, self._loaders, self._epoch = models, loaders, epoch
+        self._first_values: Values | None = None
+        self._saved_values: list[tuple[str, str, str, str]] = []
+        self._gone_on: set[int] | None = None
+        """The loaders on which a step has trained since a snapshot was loaded; None if none was."""
+        self._models, self._progress = models, progress
         self._groups = Groups(models)
 
     @property
@@ -295,6 +302,24 @@ class Places:
             self.rhythm.forget()
         expected, self._expected = self._expected, []
         return out_of_step(expected, loop.counts, at)
+
+    def begun_anew(self) -> list[Changed]:
+        """The values of the script that begin anew after a resume. See Note [Values of the script] in values.py."""
+        if self._first_values is not None and not self._saved_values:
+            return []
+        now, saved = values(calling_frame()), self._saved_values
+        self._first_values, self._saved_values = self._first_values or now, []
+        return begun_anew(saved, now)
+
+    def wrapped(self, batch: GlobalBatch) -> str | None:
+        """What begins anew around a pass that goes on in its middle. See Note [Iterators that begin anew]."""
+        number, position = batch.loader, batch.position
+        if self._gone_on is None or number is None or number in self._gone_on or position is None:
+            return None
+        self._gone_on.add(number)
+        passes = [loader.running for loader in self._progress.loaders.values()]
+        running = self._progress.loaders[number].running
+        return None if running is None or position.step == 0 else begins_anew(running, passes)
 
     def looped(self, loop: Loop) -> str | None:
         """A loop has begun. Gives what was due instead, if the script is out of its rhythm."""
@@ -318,7 +343,7 @@ class Places:
     def committed(self, batch: GlobalBatch) -> None:
         """The step that trained on `batch` counts."""
         self._updated = False
-        for number, loader in self._loaders.items():
+        for number, loader in self._progress.loaders.items():
             loader.committed(batch.position if number == batch.loader else None)
 
     @property
@@ -334,6 +359,7 @@ class Places:
             "owners": dict(self.streams.owners),
             "rhythm": list(self.rhythm.history),
             "numbers": [number.to_json() for number in self._counters.learned(now)],
+            "values": [] if self._first_values is None else changed_since(self._first_values, values(calling_frame())),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -343,6 +369,8 @@ class Places:
         self.streams.owners = dict(state.get("owners", {}))
         self.rhythm.expect(state.get("rhythm", ()))
         self._passes = {}
+        self._gone_on = set()
+        self._saved_values = [tuple(saved) for saved in state.get("values", ())]
         self._expected = [Number(*saved) for saved in state.get("numbers", ())]
 
     def of_step(self, batch: GlobalBatch, now: Generators, slot: int, step: int, *, closely: bool) -> StepPlace:
@@ -364,12 +392,12 @@ class Places:
 
     def _facts(self, batch: GlobalBatch, looks_at_all: bool) -> dict[str, str]:
         assert self._loop is not None
-        positions = [loader.position for loader in self._loaders.values()]
+        positions = [loader.position for loader in self._progress.present()]
         return {
             LINE: str(self._loop.site),
             LOOP: str(len(self.turn.sites)),
             **_batch_facts(batch, looks_at_all),
-            EPOCH: str(self._epoch()),
+            EPOCH: str(self._progress.epoch),
             **{UPDATES.format(label=label): str(count) for label, count in self.updates.items()},
             **self._groups.facts(),
             LOADERS: " ".join(f"{position.epoch}:{position.step}" for position in positions),

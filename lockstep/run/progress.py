@@ -87,6 +87,21 @@ class Progress:
         self.loaders[number] = loader
         return loader
 
+    def present(self) -> list[ShardedLoader]:
+        """All loaders but those that were made inside of an epoch that is over: a newcomer has never made them."""
+        first = self.made.before_training
+        is_over = range(0) if first is None else range(first, self.made.before_epoch)
+        return [loader for number, loader in self.loaders.items() if number not in is_over]
+
+    def loader_pids(self) -> list[int]:
+        """The processes that load for this worker."""
+        return [pid for loader in self.loaders.values() for pid in loader.pids]
+
+    def is_copied(self) -> None:
+        """This process is a copy of the one that has made the loaders."""
+        for loader in self.loaders.values():
+            loader.is_copied()
+
     def begins_training(self) -> None:
         """The script asks for its first epoch, or trains: the loaders that it makes before are all there."""
         if self.made.before_training is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lockstep.chance import Generators
 from lockstep.data import ShardedLoader
 from lockstep.errors import BadCheckpoint
 from lockstep.lanes import Assignment
@@ -80,6 +81,7 @@ class Parts:
         self.progress.load(state, self._rekey)
         _install_gradients(self.models, snapshot.tensors)
         unpack_generators(state["generators"], snapshot.tensors)
+        self.stepping.places.streams.look(Generators.now())
 
     def _rekey(self, loader: ShardedLoader) -> None:
         loader.rekey(self.stepping.seed, self.stepping.assignment.num_lanes)

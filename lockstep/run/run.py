@@ -1,7 +1,7 @@
 """The run as the user holds it."""
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from lockstep.chance import Generators
 from lockstep.data import GlobalBatch, ShardedLoader
 from lockstep.data.moving import Moving
-from lockstep.errors import BadArgument, LockstepError, Misuse, WorkerLost, advise, told_as_lost
+from lockstep.errors import BadArgument, Disagreement, LockstepError, Misuse, WorkerLost, advise, told_as_lost
 from lockstep.events import Closed, Events, LaneEnded, Said
 from lockstep.gradients.arrangement import Wanted
 from lockstep.gradients.batchnorm import connect, norms_by_lane, told_by_lane
@@ -31,12 +31,10 @@ from lockstep.run import active, checkpoint
 from lockstep.run.capturing import Capturing
 from lockstep.run.checkpoints.asking import asked_by_script
 from lockstep.run.continuity import Continuity, Signals
-from lockstep.run.copies.copier import Copier
 from lockstep.run.environment import Overrides
 from lockstep.run.exits import TERMINATED
 from lockstep.run.joining import join
 from lockstep.run.keeping import Keeping
-from lockstep.run.launching.control import Control
 from lockstep.run.launching.status import Call, NoStatus, Phase, StatusWriter, Trait
 from lockstep.run.models import Models, RegistrationWatch, Stateful, refuse_new_parameters
 from lockstep.run.noise import NoiseWatch
@@ -90,7 +88,7 @@ class Run:
         self._noise = NoiseWatch(self._models, events)
         self._moving = Moving(settings.device)
         self._progress = Progress()
-        places = Places(self._models, self._progress.loaders, lambda: self._progress.epoch)
+        places = Places(self._models, self._progress)
         self._stepping = Stepping(
             wire.world.rank, settings.seed, settings.assignment, events, self._noise, places, self._moving
         )
@@ -108,7 +106,6 @@ class Run:
         self._has_looked_for_schedulers = False
         self._told_of_norms = False
         self._closed = False
-        self._pid = os.getpid()
         self.failed = False
 
     # -- who and where --------------------------------------------------------------------------------------
@@ -342,6 +339,8 @@ class Run:
         try:
             with told_as_lost(self._stepping.step, "run.total"):
                 return total_of(value, self._stepping.visits, self._waits.at(Call.TOTAL), self._stepping.step)
+        except Disagreement as failure:
+            self._keeping.rescue(self.continuity.parts(failure, "run.total"))
         except WorkerLost as lost:
             self._keeping.rescue(lost)
 
@@ -391,7 +390,7 @@ class Run:
 
     def close(self) -> None:
         """Ends the run on this worker and gives back what it holds. May be called twice."""
-        if self._closed or os.getpid() != self._pid:  # a process that the worker forked has no part in the run
+        if self._closed or os.getpid() != self.continuity.pid:  # what the worker has forked takes no part
             return
         self._closed = True
         self._status.enter(Phase.SAVING, self._stepping.step)
@@ -429,22 +428,6 @@ class Run:
         self.close()
 
     # -- inside ---------------------------------------------------------------------------------------------
-
-    def make_copyable(self, control: Control, ports: Callable[[], Collection[int]]) -> None:
-        """The launcher may ask for copies of this worker by `control`. `ports` are those of lockstep's own sockets."""
-
-        def pids() -> list[int]:
-            return [pid for loader in self._progress.loaders.values() for pid in loader.pids]
-
-        self.continuity.copier = Copier(control, os.getppid(), ports, pids)
-        self.continuity.on_copy = self._become_copy
-        self._undo.callback(self.continuity.copier.close)
-        self._status.is_known_as(Trait.MAY_BE_COPIED)
-
-    def _become_copy(self) -> None:
-        self._pid = os.getpid()
-        for loader in self._progress.loaders.values():
-            loader.is_copied()
 
     def _training_lanes(self, batch: GlobalBatch, loop: Loop) -> Iterator[Any]:
         engine = self._ready_engine()

@@ -9,13 +9,15 @@
 import inspect
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from lockstep.run.launching.frames import is_users
+
+Found = TypeVar("Found")
 
 MOST_FRAMES = 12
 """How many of the script's calls are looked into, from the innermost."""
@@ -61,14 +63,19 @@ def site_of(frame: FrameType) -> Site:
 
 def counts(frame: FrameType) -> Counts:
     """The whole numbers in the variables of the script's own calls, and in the attributes of their `self`."""
-    found: dict[tuple[str, str], dict[str, int]] = {}
+    return look_into(frame, _whole_numbers)
+
+
+def look_into(frame: FrameType, read: Callable[[Mapping[str, Any]], Found]) -> dict[tuple[str, str], Found]:
+    """What `read` finds in the variables of the script's own calls, and in the attributes of their `self`."""
+    found: dict[tuple[str, str], Found] = {}
     for call in _users_calls(frame):
         code, variables = call.f_code, call.f_locals
-        found.setdefault((code.co_filename, code.co_name), _whole_numbers(variables))
+        found.setdefault((code.co_filename, code.co_name), read(variables))
         owner = variables.get("self")
         attributes = getattr(owner, "__dict__", None)
         if isinstance(attributes, dict):
-            found.setdefault((code.co_filename, type(owner).__name__), _whole_numbers(attributes))
+            found.setdefault((code.co_filename, type(owner).__name__), read(attributes))
         if isinstance(variables, dict) and code.co_flags & inspect.CO_OPTIMIZED and sys.getrefcount(variables) <= _OURS:
             variables.clear()  # see Note [Looking into frames]
     return found

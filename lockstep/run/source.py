@@ -5,8 +5,8 @@ Pure: source text goes in. What cannot be read, or parsed, says nothing.
 # Note [What depends on a counter]
 # Many scripts count batches only to print now and then. So before a script is refused because of a counter, its source
 # is asked whether the training depends on it: whether a test that mentions the counter, or a name that was computed
-# from it, guards a call that trains (`optimizer.step()`, `run.lanes(...)`, and the like) or ends the loop, or whether
-# the number goes into a rate, a scheduler, or a loop's range.
+# from it or that such a test decides on, guards a call that trains (`optimizer.step()`, `run.lanes(...)`, and the like)
+# or ends the loop, or whether the number goes into a rate, a scheduler, or a loop's range.
 """
 
 import ast
@@ -26,6 +26,7 @@ _OPTIMIZER = re.compile(r"optim|sched|(^|_)opt(_|\d|$)")
 _RATES = frozenset({"lr", "weight_decay", "momentum", "betas", "alpha", "eps"})
 _LOOPS = (ast.For, ast.While)
 _TESTED = (ast.If, ast.While, ast.IfExp)
+_ASSIGNS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,14 @@ class Function:
             _sets_constant(node, name) for loop in loops for node in ast.walk(loop)
         )
 
+    def is_carried(self, name: str) -> bool:
+        """Whether a turn of a loop may read what an earlier one left in the name: no loop that sets it does so first.
+
+        What no loop sets by its name, but has changed, was changed inside: it is carried too.
+        """
+        loops = [loop for loop in ast.walk(self.node) if isinstance(loop, _LOOPS) and _sets(loop, name)]
+        return not loops or any(_reads_before_it_sets(loop, name) for loop in loops)
+
     def is_loop_variable(self, name: str) -> bool:
         """Whether a `for` sets the name."""
         return any(isinstance(node, ast.For) and _is_named(node.target, name) for node in ast.walk(self.node))
@@ -102,20 +111,40 @@ def _parsed(path: str) -> ast.Module | None:
 
 
 def _computed_from(root: ast.AST, name: str) -> set[str]:
-    """The name, and all names that are assigned something in which one of them is mentioned."""
+    """The name, and all names that are assigned something in which one of them is mentioned, or where a test that
+    mentions one of them decides."""
     tainted = {name}
     while True:
-        new = {
-            target
-            for node in ast.walk(root)
-            if isinstance(node, ast.Assign | ast.AnnAssign)
-            and node.value is not None
-            and _mentions(node.value, tainted)
-            for target in _targets(node)
-        }
+        new = {target for node in ast.walk(root) for target in _assigned_by(node, tainted)}
         if new <= tainted:
             return tainted
         tainted |= new
+
+
+def _assigned_by(node: ast.AST, tainted: set[str]) -> list[str]:
+    if isinstance(node, _ASSIGNS):
+        return _targets(node) if node.value is not None and _mentions(node.value, tainted) else []
+    if isinstance(node, _TESTED) and _mentions(node.test, tainted):
+        return [target for inner in ast.walk(node) if isinstance(inner, _ASSIGNS) for target in _targets(inner)]
+    return []
+
+
+def _sets(node: ast.AST, name: str) -> bool:
+    if isinstance(node, ast.For) and _is_named(node.target, name):
+        return True
+    return any(isinstance(inner, _ASSIGNS) and name in _targets(inner) for inner in ast.walk(node))
+
+
+def _reads_before_it_sets(loop: ast.For | ast.While, name: str) -> bool:
+    """Statements are looked at in their order, up to the first that sets the name in any case."""
+    if isinstance(loop, ast.For) and _is_named(loop.target, name):
+        return False
+    for statement in loop.body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and name in _targets(statement):
+            return statement.value is not None and _mentions(statement.value, {name})
+        if _mentions(statement, {name}):
+            return True
+    return False
 
 
 def _goes_into(node: ast.AST, tainted: set[str], name: str) -> Dependence | None:
@@ -172,7 +201,7 @@ def _mentions(node: ast.AST, names: set[str]) -> bool:
     return any(_written(inner) in names for inner in ast.walk(node))
 
 
-def _targets(node: ast.Assign | ast.AnnAssign) -> list[str]:
+def _targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> list[str]:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     return [name for target in targets for inner in ast.walk(target) if (name := _written(inner)) is not None]
 

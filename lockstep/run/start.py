@@ -34,6 +34,7 @@ from lockstep.run.recovery.forming import Opener
 from lockstep.run.rendezvous import open_store
 from lockstep.run.run import Run
 from lockstep.run.settings import Asked, Settings, settle, wire_on
+from lockstep.run.waiting import Waiting
 from lockstep.verify.dump import Dump
 from lockstep.verify.trace import Trace
 from lockstep.version import VERSION
@@ -91,7 +92,12 @@ def start(
             "the first began with. Let each run have a script, or a process, of its own"
         )
     status = _status(place, overrides)
-    run = _join(asked, place, overrides, status) if place.doors else _found(asked, place, overrides, status)
+    try:
+        run = _join(asked, place, overrides, status) if place.doors else _found(asked, place, overrides, status)
+    except BaseException:
+        if isinstance(status, Waiting):
+            status.close()
+        raise
     active.activate(run)
     return run
 
@@ -116,7 +122,7 @@ def _found(asked: Asked, place: Place, overrides: Overrides, status: StatusWrite
         with status.awaiting(Call.START):
             members = meet_founders(place, door, store)
         run.continuity.recovery = _recovery(founded(door.member, members), door, opener, opened, run, no_members)
-        _make_copyable(run, place, overrides, settings)
+        _make_copyable(run, place, overrides, settings, undo)
     run.continuity.charter = _charter(settings)
     run.continuity.place()
     set_generators(fold(settings.seed, "outside"))
@@ -144,7 +150,7 @@ def _join(asked: Asked, place: Place, overrides: Overrides, status: StatusWriter
     opener = Opener(settings, place.world.on_one_host)
     run.continuity.is_member = False
     run.continuity.recovery = _recovery(joining(door.member)[0], door, opener, wire, run, directory.members)
-    _make_copyable(run, place, overrides, settings)
+    _make_copyable(run, place, overrides, settings, undo)
     run.continuity.charter = _charter(settings)
     set_generators(fold(settings.seed, "outside"))
     return run
@@ -160,6 +166,8 @@ def _make_run(
     status: StatusWriter | NoStatus,
 ) -> Run:
     run = Run(settings, wire, events, undo, status, overrides)
+    if isinstance(status, Waiting):
+        status.watch(wire, settings.timeout_s)
     events.subscribe(
         Console(
             sys.stderr,
@@ -187,7 +195,7 @@ def _make_run(
 def _status(place: Place, overrides: Overrides) -> StatusWriter | NoStatus:
     """This worker's row on the launcher's page, from now on; the run lets go of it."""
     if overrides.status_fd is None or place.slot is None:
-        return NoStatus()
+        return Waiting(place.world) if place.world.size > 1 else NoStatus()
     return StatusWriter(overrides.status_fd, place.slot)
 
 
@@ -202,12 +210,13 @@ def _recovery(
     return Recovery(membership, door, opener, wire, run.continuity.hand_over, find_members)
 
 
-def _make_copyable(run: Run, place: Place, overrides: Overrides, settings: Settings) -> None:
+def _make_copyable(run: Run, place: Place, overrides: Overrides, settings: Settings, undo: ExitStack) -> None:
     """The launcher may ask this worker for a copy of itself. See Note [Replacement by a copy] in control.py."""
     recovery = run.continuity.recovery
     if overrides.control_fd is None or recovery is None or settings.device.type != "cpu" or settings.threads > 1:
         return
-    run.make_copyable(Control(overrides.control_fd), lambda: {recovery.door.port, place.port})
+    copier = run.continuity.may_be_copied(Control(overrides.control_fd), lambda: {place.port, *recovery.ports})
+    undo.callback(copier.close)
 
 
 def no_members() -> tuple[Member, ...]:

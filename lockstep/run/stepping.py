@@ -43,6 +43,7 @@ from lockstep.run.place import Loop, Places, Seen, StepPlace
 from lockstep.run.totals import Visit
 from lockstep.wire import Wire
 
+KEEP_IN_STATE = "Keep it in an object with a state_dict and give it to run.replicate(..., name=object)."
 COUNT_BY_STEP = (
     "Count by run.step and run.epochs, which go on after a resume, or keep the number in an object with a state_dict "
     "and give it to run.replicate(..., name=object)."
@@ -264,6 +265,11 @@ class Stepping:
             if number.depends is not None:
                 self.surroundings.refuses(f"{number} {COUNT_BY_STEP}")
             self._events.emit(Said(f"{number} Nothing that trains seems to depend on it. {COUNT_BY_STEP}"))
+        for value in self.places.begun_anew():
+            self.surroundings.refuses(f"{value} {KEEP_IN_STATE}")
+        anew = self.places.wrapped(batch)
+        if anew is not None:
+            self.surroundings.refuses(_begins_anew(anew, batch, self.step))
         due = self.places.looped(loop)
         if due is not None:
             self.surroundings.refuses(_out_of_rhythm(f"the loop at {loop.site}", due, self.step))
@@ -346,6 +352,15 @@ def _out_of_rhythm(event: str, due: str, step: int) -> str:
     return (
         f"the script is out of its rhythm at step {step}: {event} came where {due} was due, as it was again and again "
         f"before the snapshot from which this worker goes on. It counts by itself, and has begun anew. {COUNT_BY_STEP}"
+    )
+
+
+def _begins_anew(anew: str, batch: GlobalBatch, step: int) -> str:
+    assert batch.position is not None
+    return (
+        f"the pass over loader {batch.loader} goes on at its batch {batch.position.step}, at step {step}, and {anew}: "
+        "other batches would be trained than without the interruption. End the loop by a number that goes on "
+        "(`if (run.step + 1) % 4 == 0: break`), and let run.shard load all that belongs to a batch."
     )
 
 

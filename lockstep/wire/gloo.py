@@ -24,7 +24,7 @@ import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store, Work  # type: ignore[attr-defined]
 
 from lockstep.errors import BadEnvironment, PeerGone
-from lockstep.wire.keepalive import Sockets, notice_silence, open_sockets
+from lockstep.wire.keepalive import Sockets, let_go, notice_silence, open_sockets
 from lockstep.wire.processgroup import FAREWELL, PROBE, ProcessGroupTransport, reason
 from lockstep.world import World
 
@@ -125,7 +125,7 @@ def _close_in_forked_process() -> None:
         for number, identity in sockets:
             with suppress(OSError):
                 if os.fstat(number).st_ino == identity:
-                    os.close(number)
+                    let_go(number)
     _sockets_of.clear()
 
 

@@ -1,9 +1,15 @@
-"""Connections that notice when nothing comes back.
+"""Connections that notice when nothing comes back, and connections that are left to another process.
 
 # Note [A link that is silent]
 # When a host or the link to it vanishes, nothing tells a waiting socket: it would wait for timeout_s, or for ever. So
 # the kernel is asked to knock at the other side when a connection has been quiet for a second, and to give it up when
 # nothing has come back for LINK_S. A worker that is merely busy, or stopped, has a kernel that answers.
+
+# Note [Left to another process]
+# A forked process has copies of all connections, and must let go of them: as long as one copy is open, the other side
+# does not learn that this side has died. The objects that own them go on counting their numbers as theirs, and close
+# them when they end. A number that was closed before may be that of another file by then: the wrong one would be
+# closed. So the number stays taken, by a file that is nothing.
 """
 
 import os
@@ -26,6 +32,13 @@ def open_sockets() -> Sockets:
         with suppress(OSError):  # another thread has closed it since
             found.add((entry.fd, os.fstat(entry.fd).st_ino))
     return found
+
+
+def let_go(number: int) -> None:
+    """Ends this process's hold on a connection. See Note [Left to another process]."""
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(nothing, number, inheritable=False)
+    os.close(nothing)
 
 
 def notice_silence(number: int) -> None:

@@ -32,6 +32,7 @@ def numbers_after(word: str, printed: str) -> list[float]:
         pytest.param(3, "15_grow", (), marks=pytest.mark.soak),
         pytest.param(3, "16_adviser", (), marks=pytest.mark.soak),
         (2, "17_captured", ()),
+        (3, "18_carried", ()),
     ],
 )
 def test_an_example_prints_the_same_on_several_workers_as_alone(shell: Shell, num_workers, example, arguments):
@@ -52,6 +53,7 @@ def test_an_example_prints_the_same_on_several_workers_as_alone(shell: Shell, nu
         "14_lamb",
         "15_grow",
         "17_captured",
+        "18_carried",
     ],
 )
 def test_an_example_ends_with_the_digest_of_its_training(shell: Shell, example):
@@ -152,9 +154,9 @@ def test_a_run_that_left_between_checkpoints_goes_on_from_the_newest_and_ends_wi
 
 @pytest.mark.soak
 def test_a_run_that_loses_a_worker_ends_with_the_digest_of_one_that_loses_none(shell: Shell):
-    disturbed = on(3, "12_lost_worker", "--kill-at", "20", options=("--spares", "1"))
+    disturbed = on(3, "12_lost_worker", "--kill-at", "20", options=("--copies",))
     whole, lost = shell(alone("12_lost_worker"), disturbed)
-    assert "lanes 2, 3 and 4 move to workers 0 and 2" in lost  # told by a survivor: somebody was lost, indeed
+    assert "lanes 2, 3 and 4 move to" in lost  # told by a survivor: somebody was lost, indeed
     assert re.fullmatch(r"digest [0-9a-f]{64}", whole.splitlines()[-1])
     assert lost.splitlines()[-1] == whole.splitlines()[-1]
 
@@ -177,3 +179,8 @@ def test_the_adviser_is_sure_of_the_critical_batch_in_the_end(shell: Shell):
     assert re.findall(r"sure (\w+)", printed)[-1] == "True"
     low, high = numbers_after("between", printed)[-1], numbers_after("and", printed)[-1]
     assert low < numbers_after("critical batch", printed)[-1] < high
+
+
+def test_a_state_that_lanes_carry_answers_what_a_piece_alone_cannot(shell: Shell):
+    (printed,) = shell(alone("18_carried"))
+    assert numbers_after("loss", printed)[-1] < 0.1  # without it 0.34 at least: ln 2 for half of the answers

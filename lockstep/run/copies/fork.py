@@ -6,7 +6,7 @@
 
 # Note [Left to the original]
 # Stores of torch have threads that the copy does not have, and ending one would wait for them for ever. So the copy
-# keeps all that it found, closes its copies of their sockets, and leaves without taking Python apart.
+# keeps all that it found, lets go of their sockets, and leaves without taking Python apart.
 """
 
 import gc
@@ -27,6 +27,7 @@ from lockstep.run.copies.soundness import access_mode
 from lockstep.run.environment import take_environment
 from lockstep.run.launching import identity
 from lockstep.run.launching.control import CopyRequest
+from lockstep.wire.keepalive import let_go
 
 READY_S = 10.0
 """How long the original waits for the copy to be at a member's door."""
@@ -86,7 +87,7 @@ def _settle(request: CopyRequest, launcher_pid: int) -> None:
     while os.getppid() != launcher_pid:  # the process in between ends at its next instruction
         time.sleep(0.0005)
     multiprocessing.process._children.clear()  # type: ignore[attr-defined]  # they are the original's
-    _close_connections(request.control_fd)
+    _let_connections_go(request.control_fd)
     _reopen_what_is_read()
     for stream in (sys.__stdout__, sys.__stderr__):
         if stream is not None:
@@ -105,13 +106,13 @@ def _flush_all() -> None:
                     thing.flush()
 
 
-def _close_connections(control_fd: int) -> None:
+def _let_connections_go(control_fd: int) -> None:
     """See Note [Left to the original]."""
     for fd in _fds():
         if fd != control_fd:
             with suppress(OSError):
                 if stat.S_ISSOCK(os.fstat(fd).st_mode):
-                    os.close(fd)
+                    let_go(fd)
 
 
 def _reopen_what_is_read() -> None:

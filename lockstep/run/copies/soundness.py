@@ -13,6 +13,7 @@ import os
 import socket
 import stat
 import threading
+import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 
@@ -24,6 +25,9 @@ STORE_THREADS = "pt_tcpstore"
 
 FEEDER = "QueueFeederThread"
 """Python's thread behind the queue to a loader process."""
+
+ENDING_S = 0.2
+"""How long a thread may take to end."""
 
 _IN_MEMORY = ("/memfd:", "/dev/shm/", "/dev/zero")
 
@@ -38,6 +42,14 @@ def obstacle(ports: Collection[int], loader_pids: Collection[int]) -> str | None
 
 
 def _of_threads(has_loaders: bool) -> str | None:
+    """Threads that end just now, such as those of a wire that was closed, are waited for."""
+    deadline_s = time.monotonic() + ENDING_S
+    while (why := _of_threads_now(has_loaders)) is not None and time.monotonic() < deadline_s:
+        time.sleep(0.001)
+    return why
+
+
+def _of_threads_now(has_loaders: bool) -> str | None:
     known = {threading.get_native_id()}
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not _is_harmless(thread, has_loaders):

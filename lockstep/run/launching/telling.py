@@ -233,6 +233,9 @@ def _count(number: int) -> str:
 
 
 def _near(path: str) -> str:
-    """The path as one would type it from here."""
-    near = os.path.relpath(path)
+    """The path as one would type it from here, if here still exists."""
+    try:
+        near = os.path.relpath(path)
+    except FileNotFoundError:
+        return path
     return path if near.startswith(os.pardir) else near

@@ -24,6 +24,7 @@ from torch.distributed import DistStoreError, Store, TCPStore  # type: ignore[at
 
 from lockstep.run.environments.place import LOOPBACK
 from lockstep.run.membership.view import Claim, Decision, Member, claim_from_json
+from lockstep.wire.keepalive import let_go
 
 ANSWER_S = 60.0
 """How long a store may take to answer a question that it can answer at once."""
@@ -120,7 +121,7 @@ def _close_in_forked_process() -> None:
     for number in map(int, os.listdir("/proc/self/fd")) if ports else ():
         with suppress(OSError):
             if stat.S_ISSOCK(os.fstat(number).st_mode) and _local_port(number) in ports:
-                os.close(number)
+                let_go(number)
 
 
 def _local_port(number: int) -> int | None:

@@ -1,5 +1,7 @@
 """Runs one worker's membership: performs its actions, and tells it what came of them."""
 
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +46,17 @@ MOST_ATTEMPTS = 100
 """How many generations in a row may fail to form: every worker can die once, but a lasting fault is not chance."""
 
 
+@dataclass
+class Hangs(LockstepError):  # noqa: N818
+    """Others were waited for in vain to form the next generation, although they live: `slots`, if they are known."""
+
+    slots: list[int]
+    waited_s: float
+
+    def __str__(self) -> str:
+        return f"it lives, but has not come to form the next generation for {self.waited_s:g} s"
+
+
 class LeftOut(LockstepError):  # noqa: N818
     """This worker has no part in the run any more."""
 
@@ -81,25 +94,31 @@ class Recovery:
     find_members: Callable[[], tuple[Member, ...]]
     on_call: Callable[[], None] = _nothing
     decision: Decision | None = None
+    _doors: set[str] = field(default_factory=set)
+    """The doors to which this worker has gone: connections may be open for as long as it lives."""
+    _limit_s: float = math.inf
+    _began_s: float = 0.0
     _attempts: int = 0
     _admits: bool = False
     _newcomers: dict[int, Claim] = field(default_factory=dict)
     _todo: deque[Action] = field(default_factory=deque)
     _found: dict[str, Health] = field(default_factory=dict)
 
-    def reform(self, *, admit: bool = False) -> Commit | Redo:
+    def reform(self, *, admit: bool = False, limit_s: float = math.inf) -> Commit | Redo:
         """Collective. Forms the next generation of all who are left; says what becomes of the step under way.
 
         With `admit`, a newcomer that waits at the door is admitted. Afterwards `wire` is that of the new generation,
-        and `decision` says what has changed.
+        and `decision` says what has changed. Hangs if one that lives has not come after `limit_s`.
         """
         self._admits = admit
+        self._limit_s, self._began_s = limit_s, time.monotonic()
         for claim in self._newcomers.values() if admit else ():
             self.tell(Called(claim))
         return self._pursue(self.membership.on(Broken()))
 
     def join(self) -> Redo:
         """A newcomer asks until it is a member and has the state."""
+        self._limit_s = math.inf
         outcome = self._pursue(joining(self.door.member))
         assert isinstance(outcome, Redo)
         return outcome
@@ -123,6 +142,12 @@ class Recovery:
     def leave(self) -> None:
         """This worker will be left out of the next generation."""
         self.tell(Leaving())
+
+    @property
+    def ports(self) -> set[int]:
+        """Those of this worker's own door, and of the doors of others, to which connections may be open."""
+        doors = self._doors | {member.door for member in (self.door.member, *self.membership.view.members)}
+        return {int(door.rsplit(":", 1)[1]) for door in doors}
 
     @property
     def hosts(self) -> bool:
@@ -198,12 +223,14 @@ class Recovery:
 
     def _call(self, host: Member, claim: Claim) -> Event:
         try:
+            self._doors.add(host.door)
             guest = Guest(host.door)
             number = guest.call(claim)
             self.on_call()
             while (decision := guest.answer(number, ANSWER_S)) is None:
                 if knock(host) is not Health.ALIVE:
                     return HostLost()
+                self._refuse_to_wait_on([])
         except DistError:
             return HostLost()
         return Answered(decision)
@@ -217,9 +244,14 @@ class Recovery:
             found = knock_all(missing)
             news = [Probed(uid, health) for uid, health in found.items() if health is not Health.ALIVE]
         if not news:
+            self._refuse_to_wait_on([member.slot for member in missing])
             self.door.await_call(LISTEN_S)
             self._todo.append(Listen(tuple(missing)))
         return news
+
+    def _refuse_to_wait_on(self, slots: list[int]) -> None:
+        if time.monotonic() - self._began_s > self._limit_s:
+            raise Hangs(slots, self._limit_s)
 
     def _open(self, decision: Decision) -> Event:
         self._attempts += 1
@@ -240,4 +272,5 @@ class Recovery:
     def _store(self, decision: Decision) -> Store:
         if decision.host.uid == self.door.member.uid:
             return self.door.store
+        self._doors.add(decision.host.door)
         return Guest(decision.host.door).store

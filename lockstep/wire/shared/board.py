@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from lockstep.errors import BadArgument
+from lockstep.errors import SILENT, BadArgument
 from lockstep.wire.shared import semaphores
 from lockstep.wire.shared.memory import Memory
 from lockstep.wire.shared.neighbours import ENDED
@@ -118,7 +118,7 @@ class Board:
                 raise self._neighbours.blame(self._peers[0], "")
             if waited_s > self._neighbours.timeout_s:
                 silent = (late or self._peers)[0]
-                raise self._neighbours.blame(silent, f"it has been silent for {self._neighbours.timeout_s:g} s")
+                raise self._neighbours.blame(silent, f"{SILENT} {self._neighbours.timeout_s:g} s")
             if semaphores.wait(address):
                 return
 

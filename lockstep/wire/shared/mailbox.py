@@ -15,7 +15,7 @@ from collections.abc import Collection
 
 import torch
 
-from lockstep.errors import BadArgument, LockstepError, PeerGone
+from lockstep.errors import SILENT, BadArgument, LockstepError, PeerGone
 from lockstep.wire.shared import semaphores
 from lockstep.wire.shared.channel import NUM_SLOTS, Chunk, Inbound, Layout, Outbound
 from lockstep.wire.shared.matching import Matching
@@ -255,7 +255,7 @@ class Mailbox:
     def _note_silence(self, now_s: float) -> None:
         """Only who is waited for can be silent."""
         self._silence.note(now_s)
-        cause = f"it has been silent for {self._neighbours.timeout_s:g} s"
+        cause = f"{SILENT} {self._neighbours.timeout_s:g} s"
         for transfer in list(self._open):
             if transfer.since is None:
                 continue

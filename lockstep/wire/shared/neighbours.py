@@ -22,7 +22,7 @@ from contextlib import suppress
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from lockstep.errors import BadEnvironment, PeerGone
+from lockstep.errors import SILENT, BadEnvironment, PeerGone
 from lockstep.wire.patience import Patience, do_nothing
 from lockstep.wire.shared.segments import allocate, allow_many_files, mapped
 from lockstep.wire.shared.semaphores import LOOK_S
@@ -254,7 +254,7 @@ def _shut(connection: socket.socket) -> None:
 
 def _reason(error: OSError) -> str:
     if isinstance(error, TimeoutError):
-        return "it has been silent for longer than timeout_s"
+        return f"{SILENT} longer than timeout_s"
     if isinstance(error, ConnectionError):
         return ENDED
     return error.strerror or str(error)

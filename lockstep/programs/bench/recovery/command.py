@@ -35,6 +35,7 @@ def _lockstep(side: Side, plan: Plan, task: Task, run_dir: Path) -> list[str]:
         "--run-dir": run_dir,
     }
     words = [str(word) for option in options.items() for word in option]
+    words.append("--copies" if side.copies else "--no-copies")
     return [sys.executable, "-m", "lockstep", "run", *words, "-m", WORKER, task.written()]
 
 

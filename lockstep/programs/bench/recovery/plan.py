@@ -32,10 +32,11 @@ PROBE_STEPS = 16
 
 @dataclass(frozen=True)
 class Side:
-    """A way to bear the loss: lockstep with `spares`, or torchrun with a checkpoint every `save_every` steps."""
+    """A way to bear the loss: lockstep, with copies or `spares`; or torchrun, which saves every `save_every` steps."""
 
     name: str
     title: str
+    copies: bool = True
     spares: int = 0
     save_every: int | None = None
 
@@ -45,10 +46,11 @@ class Side:
 
 
 SURVIVORS = Side("survivors", "lockstep")
-SPARE = Side("spare", "lockstep --spares 1", spares=1)
+ANEW = Side("anew", "lockstep --no-copies", copies=False)
+SPARE = Side("spare", "lockstep --no-copies --spares 1", copies=False, spares=1)
 RESTART = Side("restart", "torchrun, saved every step", save_every=1)
 RESTART_10 = Side("restart_10", "torchrun, saved every 10", save_every=10)
-LOCKSTEP_SIDES = (SURVIVORS, SPARE)
+LOCKSTEP_SIDES = (SURVIVORS, ANEW, SPARE)
 SIDES = (*LOCKSTEP_SIDES, RESTART, RESTART_10)
 
 

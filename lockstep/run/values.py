@@ -1,0 +1,141 @@
+"""The script's own values other than whole numbers: the best loss so far, a list of losses, what an object remembers.
+
+# Note [Values of the script]
+# A best loss begins anew like a counter when the script runs from the top (Note [Numbers of the script] in
+# counters.py), but nobody can say what it should be: it is what it was. So a snapshot has, as text, the plain values
+# in the script's variables that have changed since training began: numbers, strings, and lists, tables and objects of
+# the script's own classes that hold such. Where one of them is another after a resume, and the training depends on it,
+# the script is refused. What never changes is the script's own business, such as the time at which it was started.
+"""
+
+import hashlib
+import sys
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from numbers import Number
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from lockstep.run.launching.frames import is_users
+from lockstep.run.script import Site, look_into
+from lockstep.run.source import Dependence, function_at
+
+Values = Mapping[tuple[str, str], Mapping[str, str]]
+"""Values as text by their names, for each function, or class of attributes: `(path, function)`."""
+
+_MOST_ITEMS = 1000
+_MOST_DEPTH = 3
+_MOST_TEXT = 60
+_ELSEWHERE = (torch.nn.Module, Optimizer, Dataset, Sampler, DataLoader)
+"""What has a state that is looked after in other ways."""
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A value that is another one than when the snapshot was taken, although the training depends on it."""
+
+    file: str
+    name: str
+    value: str
+    before: str
+    depends: Dependence
+
+    def __str__(self) -> str:
+        return (
+            f"`{self.name}` ({self.file}) is {self.value} and was {self.before} when the snapshot was taken. It "
+            f"{self.depends.how} ({self.file}:{self.depends.line})."
+        )
+
+
+def values(frame: FrameType) -> Values:
+    """The plain values in the variables of the script's own calls, and in the attributes of their `self`."""
+    return look_into(frame, _plain_ones)
+
+
+def changed_since(first: Values, now: Values) -> list[list[str]]:
+    """The values that are other ones now, as a snapshot holds them: file, function, name, value."""
+    return [
+        [Site(path, 0).file, function, name, text]
+        for (path, function), texts in now.items()
+        for name, text in texts.items()
+        if first.get((path, function), {}).get(name) != text
+    ]
+
+
+def begun_anew(saved: Iterable[tuple[str, str, str, str]], now: Values) -> list[Changed]:
+    """The values of a snapshot that are other ones `now`, and on which the training depends."""
+    here = {(Site(path, 0).file, function): path for path, function in now}
+    found = []
+    for file, function, name, before in saved:
+        path = here.get((file, function))
+        value = None if path is None else now[path, function].get(name)
+        if path is None or value is None or value == before:
+            continue
+        source = function_at(path, function)
+        depends = source.dependence(name) if source is not None and source.is_carried(name) else None
+        if depends is not None:
+            found.append(Changed(file, name, value, before, depends))
+    return found
+
+
+def _plain_ones(variables: Mapping[str, Any]) -> dict[str, str]:
+    texts = {
+        name: _text(value, _MOST_DEPTH)
+        for name, value in list(variables.items())
+        if type(value) not in (int, bool) and not name.startswith("__")
+    }
+    return {name: _short(text) for name, text in texts.items() if text is not None}
+
+
+def _text(value: Any, depth: int) -> str | None:
+    """The value as text, if it is plain."""
+    if value is None or isinstance(value, str | bool):
+        return repr(value)
+    if isinstance(value, Number):
+        return repr(value.item()) if hasattr(value, "item") else repr(value)
+    if isinstance(value, torch.Tensor):
+        return repr(value.item()) if value.numel() == 1 and not value.is_meta else None
+    if depth == 0:
+        return None
+    if isinstance(value, list | tuple | deque | set | frozenset | dict):
+        return _text_of_many(value, depth)
+    if _is_of_the_script(type(value)) and not isinstance(value, _ELSEWHERE):
+        return _text_of_table(getattr(value, "__dict__", {}), depth)
+    return None
+
+
+def _text_of_many(value: Any, depth: int) -> str | None:
+    if len(value) > _MOST_ITEMS:
+        return None
+    if isinstance(value, dict):
+        return _text_of_table(value, depth)
+    texts = [_text(one, depth - 1) for one in value]
+    known = [text for text in texts if text is not None]
+    if len(known) < len(texts):
+        return None
+    return f"[{', '.join(sorted(known) if isinstance(value, set | frozenset) else known)}]"
+
+
+def _text_of_table(table: Mapping[Any, Any], depth: int) -> str | None:
+    """Of the entries that are plain; None if there are none."""
+    texts = {name: _text(one, depth - 1) for name, one in list(table.items())}
+    known = [f"{name}={text}" for name, text in texts.items() if text is not None]
+    return f"({', '.join(known)})" if known else None
+
+
+def _is_of_the_script(kind: type) -> bool:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is not None and is_users(file)
+
+
+def _short(text: str) -> str:
+    """One that is long is cut, and has a digest of the whole."""
+    text = " ".join(text.split())
+    if len(text) <= _MOST_TEXT:
+        return text
+    return f"{text[:_MOST_TEXT]}... ({hashlib.blake2b(text.encode(), digest_size=6).hexdigest()})"

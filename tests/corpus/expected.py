@@ -1,0 +1,64 @@
+"""What is said of the scripts of the corpus that do not go through every fault without a word."""
+
+from typing import NamedTuple
+
+
+class Said(NamedTuple):
+    """A pattern that is found in what a refused run, or a newcomer that leaves, says; and what to write instead."""
+
+    pattern: str
+    instead: str
+
+
+ALWAYS = {
+    "a_draw_by_rank": Said(
+        "torch's random numbers outside of run.lanes.*Draw alike", "draw on every worker, or from a generator apart"
+    ),
+    "a_graph_kept_for_the_next_loop": Said(
+        "made in another lane.*Compute it again in this loop, or detach it", "compute it again, or detach it"
+    ),
+    "a_group_of_strangers": Said(
+        "optimizer updates 1 tensor.* belong to no replicated model", "give its model to `run.replicate`"
+    ),
+    "batches_drawn_after_an_evaluation": Said(
+        "contents of the batch.*draw it alike everywhere", "evaluate on every worker, in lanes"
+    ),
+    "clipped_in_the_lanes": Said("changed inside a lane.*Clip after the loop", "clip after the lanes"),
+    "data_changed_in_place": Said("changed the data of its lanes in place.*Change a copy", "change a copy"),
+    "sampler_without_a_seed": Said("samples of the batch.*fixed seed", "seed the sampler"),
+}
+"""Refused whatever happens: no number of workers, or no second loop, would be right."""
+
+_COUNTS = "Count by run.step and run.epochs"
+_BY_STEP = "count by `run.step`"
+_KEEP = "Keep it in an object with a state_dict"
+_TRACK = "give it a `state_dict`, and to `run.replicate`"
+
+ANEW = {
+    "a_curriculum_by_progress": {"resumed": Said("does not give the samples again", "derive the order from the epoch")},
+    "callbacks": dict.fromkeys(("joined", "resumed"), Said(f"`global_step`.*{_COUNTS}", _BY_STEP)),
+    "counter_of_its_own": dict.fromkeys(("joined", "resumed"), Said(f"`steps`.*{_COUNTS}", _BY_STEP)),
+    "early_stopping": dict.fromkeys(("joined", "resumed"), Said(f"`best`.*{_KEEP}", _TRACK)),
+    "early_stopping_object": dict.fromkeys(("joined", "resumed"), Said(f"`stopping`.*{_KEEP}", _TRACK)),
+    "enumerated_accumulation": dict.fromkeys(("joined", "resumed"), Said(f"`i`.*{_COUNTS}", _BY_STEP)),
+    "islice": dict.fromkeys(
+        ("joined", "resumed"), Said("itertools.islice counts its batches by itself", "`break` by `run.step`")
+    ),
+    "lbfgs_closure": {"joined": Said("updates made by optimizer", "nothing: it is replaced by a copy, or not at all")},
+    "range_of_steps": {
+        "joined": Said(f"`step`.*{_COUNTS}", _BY_STEP),
+        "resumed": Said("its script trains from the beginning", "`while run.step < n`"),
+    },
+    "untracked_scheduler": dict.fromkeys(
+        ("joined", "resumed"),
+        Said("StepLR is a scheduler that run.replicate was not", "`run.replicate(..., scheduler=scheduler)`"),
+    ),
+    "warm_restarts": dict.fromkeys(("joined", "resumed"), Said(f"`i`.*{_COUNTS}", _BY_STEP)),
+    "zipped_with_a_range": dict.fromkeys(("joined", "resumed"), Said(f"`_`.*{_COUNTS}", "`break` by `run.step`")),
+}
+"""Refused where the script runs from the top again: a newcomer goes away, a resumed run ends. By kinds of fault."""
+
+
+def said_of(shape: str, kind: str) -> Said | None:
+    """What is said of the script with such a fault; None if it goes through without a word."""
+    return ALWAYS[shape] if shape in ALWAYS else ANEW.get(shape, {}).get(kind)

@@ -1,0 +1,172 @@
+"""Every script of the corpus with a fault of each kind: the bits of the calm run, or a sentence. Never silence.
+
+`make test` runs every script with the kinds of faults that would show what is wrong with it; `make soak` with all
+kinds, and with 1,000 random faults.
+"""
+
+import ast
+import random
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from corpus import HERE, KINDS, SHAPES, USUAL, Fault, calm, disturbed, verdict
+from expected import ALWAYS, ANEW, said_of
+
+NUM_RANDOM = 1000
+TELLING = {
+    "counted_by_run_step": ("resumed",),
+    "early_stopping": ("joined", "resumed"),
+    "early_stopping_tracked": ("resumed",),
+    "enumerated_accumulation": ("joined", "resumed"),
+    "evaluation_on_rank_0": ("resumed",),
+    "hidden_state_carried": ("lost", "resumed"),
+    "islice": ("resumed",),
+    "loader_made_in_each_epoch": ("resumed",),
+    "look_ahead": ("resumed",),
+    "masters_in_float32": ("joined", "resumed"),
+    "sampler_that_remembers": ("joined",),
+    "totals_of_lanes": ("joined",),
+    "training_left_by_break": ("resumed",),
+    "two_loops_on_a_batch": ("joined",),
+    "untracked_scheduler": ("joined", "resumed"),
+    "validation_batch_now_and_then": ("resumed",),
+    "validation_left_by_break": ("joined", "resumed"),
+    "writer_on_rank_0": ("lost",),
+}
+"""The kinds of faults that would show what is wrong with a script; for the others, each kind in its turn."""
+SELDOM = [
+    (shape, kind)
+    for number, shape in enumerate(SHAPES)
+    for kind in (("calm",) if shape in ALWAYS else TELLING.get(shape, (KINDS[1 + number % (len(KINDS) - 1)],)))
+]
+
+
+def check(folder: Path, shape: str, fault: Fault) -> str:
+    """What it comes to; fails where that is not what the table says."""
+    folder.mkdir(exist_ok=True)
+    result = disturbed(folder, shape, fault)
+    came_to = verdict(shape, result)
+    said = said_of(shape, fault.kind)
+    if said is None:
+        assert came_to == "same", result.shown
+    else:
+        heard = [*result.refusals, *result.left]
+        assert any(re.search(said.pattern, one) for one in heard), f"{shape} was not told {said}:\n{result.shown}"
+    assert shape in ALWAYS or fault.happened(folder), f"the fault never came:\n{result.shown}"
+    return came_to
+
+
+@pytest.mark.parametrize(("shape", "kind"), SELDOM)
+def test_a_script_with_a_fault_gives_the_bits_of_the_calm_one_or_a_sentence(
+    tmp_path: Path, shape: str, kind: str
+) -> None:
+    check(tmp_path / "run", shape, USUAL[kind])
+
+
+def test_a_worker_is_copied_again_and_again_also_one_that_is_a_copy(tmp_path: Path) -> None:
+    fault = Fault("replaced", kills=((1, 4), (2, 9), (1, 13)))
+    result = disturbed(tmp_path / "run", "untracked_scheduler", fault)
+    assert verdict("untracked_scheduler", result) == "same", result.shown
+    assert "cannot be copied" not in result.shown, result.shown
+    assert fault.happened(tmp_path / "run")
+
+
+def test_worker_0_is_lost_and_what_it_alone_has_opened_is_still_written(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    result = disturbed(folder, "writer_on_rank_0", Fault("replaced", kills=((0, 7),)))
+    assert verdict("writer_on_rank_0", result) == "same", result.shown
+    steps = [int(line.split()[-1]) for line in (folder / "curve.txt").read_text().splitlines()]
+    assert sorted(set(steps)) == list(range(1, 25)), "a line is missing"
+    assert (folder / "final.pt").exists()
+
+
+def test_a_lost_worker_0_does_not_make_a_line_appear_twice(tmp_path: Path) -> None:
+    result = disturbed(tmp_path / "run", "totals_of_lanes", Fault("replaced", kills=((0, 8),)))
+    assert verdict("totals_of_lanes", result) == "same", result.shown
+    assert result.extra == calm("totals_of_lanes").extra
+
+
+@pytest.mark.parametrize("shape", ["loader_made_in_each_epoch", "a_growing_data_set"])
+def test_a_newcomer_need_not_have_made_the_loaders_of_epochs_that_are_over(tmp_path: Path, shape: str) -> None:
+    result = disturbed(tmp_path / "run", shape, Fault("joined", workers=2, kills=((1, 2),)))
+    assert verdict(shape, result) == "same", result.shown
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_script_with_such_a_fault(tmp_path: Path, kind: str) -> None:
+    for shape in SHAPES:
+        if (shape, kind) not in SELDOM:
+            check(tmp_path / shape, shape, USUAL[kind])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3 * 3600)
+def test_a_thousand_random_faults(tmp_path: Path) -> None:
+    chance, counts = random.Random(20), Counter[tuple[str, str]]()
+    shapes = [shape for shape in SHAPES if shape not in ALWAYS]
+    for number in range(NUM_RANDOM):
+        shape, fault = chance.choice(shapes), random_fault(chance)
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        counts[fault.kind, verdict(shape, disturbed(folder, shape, fault))] += 1
+    for (kind, came_to), count in sorted(counts.items()):
+        print(f"{kind:10} {came_to:20} {count:5}")
+
+
+def random_fault(chance: random.Random) -> Fault:
+    kind = chance.choice(KINDS[1:])
+    workers = chance.choice([2, 3, 4])
+    match kind:
+        case "scaled":
+            first = chance.choice([number for number in (1, 2, 3, 4) if number != workers])
+            second = chance.choice([number for number in (1, 2, 3, 4) if number != first])
+            at = chance.randrange(1, 8)
+            return Fault(kind, workers, scale=((at, first), (at + chance.randrange(4, 8), second)))
+        case "resumed":
+            return Fault(kind, workers, stop=chance.randrange(1, 16), then=chance.choice([1, 2, 3, 4]))
+    slots = chance.sample(range(workers), k=chance.choice([1, 1, 2]) if workers > 2 else 1)
+    return Fault(kind, workers, kills=tuple((slot, chance.randrange(1, 16)) for slot in slots))
+
+
+@pytest.mark.parametrize("shape", sorted(set(SHAPES) - set(ALWAYS)))
+def test_a_script_ends_when_nothing_happens(shape: str) -> None:
+    result = calm(shape)
+    assert result.exit_code == 0, result.shown
+    assert len(result.digests) == 1
+
+
+def test_the_documentation_has_the_table_of_scripts_and_outcomes() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "scripts.md").read_text()
+    assert table() in page, f"docs/scripts.md should have\n{table()}"
+
+
+def table() -> str:
+    lines = [
+        "| script | a worker is lost, or copied; scaling | a newcomer joins | stopped and resumed |",
+        "| --- | --- | --- | --- |",
+    ]
+    for shape in SHAPES:
+        cells = [cell(shape, kind) for kind in ("replaced", "joined", "resumed")]
+        source = Path(HERE, "shapes", f"{shape}.py").read_text()
+        lines.append(" | ".join([f"| {ast.get_docstring(ast.parse(source))}", *cells]) + " |")
+    return "\n".join(lines)
+
+
+def cell(shape: str, kind: str) -> str:
+    said = said_of(shape, kind)
+    if said is None:
+        return "same bits"
+    return (
+        f"the newcomer leaves: {said.instead}"
+        if kind == "joined" and shape not in ALWAYS
+        else f"refused: {said.instead}"
+    )
+
+
+def test_expectations_are_of_scripts_that_exist() -> None:
+    assert set(ALWAYS) | set(ANEW) <= set(SHAPES)
+    assert not set(ALWAYS) & set(ANEW)

@@ -1,0 +1,104 @@
+"""Values of the script that begin anew when it runs from the top."""
+
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lockstep.run.values import begun_anew, changed_since, values
+
+SCRIPT = """
+best, history, flag = float("inf"), [], True
+def look():
+    return values(sys._getframe())
+first = look()
+{then}
+now = look()
+"""
+
+
+class Stopper:
+    def __init__(self) -> None:
+        self.best, self.module = 3.5, torch.nn.Linear(1, 1)
+
+
+def run_script(path: Path, then: str) -> dict[str, Any]:
+    source = SCRIPT.format(then=then)
+    path.write_text(source)
+    namespace: dict[str, Any] = {"values": values, "sys": sys}
+    exec(compile(source, str(path), "exec"), namespace)
+    return namespace
+
+
+def test_a_value_that_has_changed_is_in_the_snapshot_and_others_are_not(tmp_path: Path) -> None:
+    names = run_script(tmp_path / "train.py", "best = 2.5\nhistory.append(4.0)\nlater = 'x'")
+    saved = {row[2]: row[3] for row in changed_since(names["first"], names["now"])}
+    assert saved["best"] == "2.5"
+    assert saved["history"] == "[4.0]"
+    assert saved["later"] == "'x'"
+    assert "flag" not in saved  # a truth value is followed as a number
+
+
+def test_what_a_value_is_does_not_depend_on_where_it_is_kept() -> None:
+    best, tensor, queue, table, stopper = 2.5, torch.tensor(2.5), deque([1, 2]), {"a": [None, "b"]}, Stopper()
+    texts = next(found for (_, function), found in values(sys._getframe()).items() if function.startswith("test_what"))
+    assert texts["best"] == texts["tensor"] == "2.5"
+    assert texts["queue"] == "[1, 2]"
+    assert texts["table"] == "(a=[None, 'b'])"
+    assert texts["stopper"] == "(best=3.5)"
+    assert (best, tensor, queue, table, stopper) is not None
+
+
+def test_tensors_modules_and_what_is_very_long_are_no_plain_values() -> None:
+    weights, module, long = torch.zeros(2), torch.nn.Linear(1, 1), [0.5] * 5000
+    texts = next(found for (_, function), found in values(sys._getframe()).items() if function.startswith("test_tens"))
+    assert not {"weights", "module", "long"} & set(texts)
+    assert (weights, module, long) is not None
+
+
+def refused(tmp_path: Path, loop: str, before: str = "1.0") -> list[str]:
+    """What is said after a resume of a script that begins with `best = 9.0` and was at `before`."""
+    path = tmp_path / "train.py"
+    path.write_text(f"best = 9.0\n{loop}")
+    now = {(str(path), "<module>"): {"best": "9.0"}}
+    return [str(one) for one in begun_anew([("train.py", "<module>", "best", before)], now)]
+
+
+EARLY = """
+for epoch in run.epochs(9):
+    loss = evaluate()
+    if loss < best:
+        best, waited = loss, 0
+    else:
+        waited += 1
+    if waited > 3:
+        break
+"""
+
+
+def test_a_value_that_decides_on_another_that_ends_the_loop_is_refused_by_name(tmp_path: Path) -> None:
+    (sentence,) = refused(tmp_path, EARLY)
+    assert sentence.startswith("`best` (train.py) is 9.0 and was 1.0 when the snapshot was taken. It decides when")
+
+
+def test_a_value_that_is_as_it_was_is_not(tmp_path: Path) -> None:
+    assert refused(tmp_path, EARLY, before="9.0") == []
+
+
+def test_nor_one_that_is_only_shown_or_decides_what_is_saved(tmp_path: Path) -> None:
+    loop = (
+        "for epoch in run.epochs(9):\n    best = min(best, evaluate())\n    if best < 1: run.save(1)\n    print(best)\n"
+    )
+    assert refused(tmp_path, loop) == []
+
+
+def test_nor_one_that_every_turn_sets_anew_before_it_is_read(tmp_path: Path) -> None:
+    loop = "while run.step < 9:\n    best = rate(run.step)\n    for group in groups: group['lr'] = best\n"
+    assert refused(tmp_path, loop) == []
+
+
+def test_one_that_is_read_before_it_is_set_is(tmp_path: Path) -> None:
+    loop = "while run.step < 9:\n    for group in groups: group['lr'] = best\n    best = best * 0.9\n"
+    assert refused(tmp_path, loop)
