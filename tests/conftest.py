@@ -1,5 +1,6 @@
 """What holds for every test: it leaves nothing behind."""
 
+import ctypes
 import gc
 import os
 import threading
@@ -20,6 +21,8 @@ from lockstep.run import active
 settings.register_profile("lockstep", deadline=None)  # no test asserts a time
 settings.load_profile("lockstep")
 
+PR_SET_CHILD_SUBREAPER = 36
+
 LASTING_THREADS = {"tqdm_monitor"}
 """torch.compile shows progress where tqdm is installed, whose thread stays for the process's life."""
 
@@ -39,11 +42,17 @@ def nothing_left_behind() -> Iterator[None]:
     if run is not None:
         run.failed = True
         run.close()
+    _adopt_nobody()
     after = _what_exists()
     assert run is None, "the test left a run open"
     for kind, things in after.items():
         new = things - before[kind]
         assert not new, f"the test left {kind} behind: {sorted(map(str, new))}"
+
+
+def _adopt_nobody() -> None:
+    """A launch in this process has made orphans fall to it: those of later tests are not to."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 def _what_exists() -> dict[str, set[object]]:

@@ -79,8 +79,10 @@ class Launched:
 
     def members(self) -> dict[int, int]:
         """The process of each slot that is a member now, as the launcher's page tells it."""
-        with closing(StatusReader(self._page())) as page:
+        fd = self._page()
+        with closing(StatusReader(fd)) as page:
             rows = page.rows()
+        os.close(fd)
         newest = max(row.generation for row in rows.values())
         return {slot: row.pid for slot, row in rows.items() if row.generation == newest and psutil.pid_exists(row.pid)}
 
@@ -106,6 +108,10 @@ class Launched:
         found = re.search(r"^digest (\w+) (\d+)$", self.shown(), re.MULTILINE)
         assert found, self.shown()
         return found[1], int(found[2])
+
+    def close(self) -> None:
+        """All that was shown has been read; the launch has ended."""
+        self._reader.join()
 
     def shown(self) -> str:
         return "\n".join(line for _, line in self.lines)
@@ -173,11 +179,13 @@ def launched_command(folder: Path, *words: str, **variables: str) -> Iterator[La
         env=os.environ | variables,
         start_new_session=True,
     )
+    run = Launched(folder, process)
     try:
-        yield Launched(folder, process)
+        yield run
     finally:
         if process.poll() is None:
             end_launch(process)
+        run.close()
 
 
 def scale(run_dir: Path, number: int) -> None:

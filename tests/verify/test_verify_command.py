@@ -1,18 +1,14 @@
 """`lockstep verify` with real processes, on scripts that are right and on scripts broken on purpose."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from launches import start_lockstep
 
 from lockstep.cli.verify import Counts
-
-REPOSITORY = Path(__file__).parents[2]
 
 SCRIPT = """
 import numpy, torch, lockstep
@@ -70,15 +66,9 @@ class Bench:
         return done.json
 
     def command(self, *words: str) -> Outcome:
-        done = subprocess.run(
-            [sys.executable, "-m", "lockstep", "verify", *words],
-            cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-            capture_output=True,
-            text=True,
-            timeout=170,
-        )
-        return Outcome(done.returncode, done.stdout, done.stderr)
+        verifying = start_lockstep("verify", *words, cwd=self.folder)
+        out, err = verifying.communicate(timeout=170)
+        return Outcome(verifying.returncode, out, err)
 
 
 @pytest.fixture
