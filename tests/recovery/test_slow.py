@@ -1,6 +1,7 @@
 """Real workers of which one is slow: it is named with its cause, nobody is ended, and the bits are the same.
 
-The short tests look at forked workers with a lookout whose windows are short. Those marked `soak` are whole launches.
+In the short tests time is logical: it passes where a worker is told to take its time, and while it waits for another;
+the lookout looks once after every step. Those marked `soak` are whole launches, on the real clock.
 """
 
 import os
@@ -10,11 +11,13 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 from training import Job, data, make
@@ -22,18 +25,82 @@ from workers import _place as take_place
 from workers import all_values, fork, gather, on_workers
 
 import lockstep
+from lockstep.data import loader
 from lockstep.run.environments.lockstep_run import SLOT, STATUS_FD
+from lockstep.run.launching import status
 from lockstep.run.launching.lookout import Lookout
 from lockstep.run.launching.slowness import Slowness
-from lockstep.run.launching.status import StatusPage
+from lockstep.run.launching.status import Phase, StatusPage, StatusWriter
 
 pytestmark = pytest.mark.timeout(170)
 
 CAUSES = ["data", "compute", "other"]
 LIMIT_S = 45.0
-LOOK_S = 0.05
 PAUSE_S = 0.03
 """How much longer the slow worker takes for a step."""
+LANE_S = PAUSE_S / 4
+NUM_WORKERS, MOST_STEPS = 3, 100
+
+
+class RealClock:
+    """How a worker takes its time in the whole launches."""
+
+    def pause(self, seconds: float) -> None:
+        if seconds:
+            select.select([], [], [], seconds)
+
+    def burn(self, seconds: float) -> None:
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            pass
+
+
+class LogicalClock(RealClock):
+    """The clock of one worker, in the place of `time` where the worker measures itself.
+
+    When a step is committed it is as late as it was for the last of the workers when it began to wait for the others;
+    `arrivals`, in memory that all workers share, has that moment of every worker and step.
+    """
+
+    def __init__(self, slot: int, arrivals: torch.Tensor) -> None:
+        self._slot, self._arrivals, self._now_ns = slot, arrivals, 1
+
+    def monotonic_ns(self) -> int:
+        return self._now_ns
+
+    def pause(self, seconds: float) -> None:
+        self._now_ns += int(seconds * 1e9)
+
+    burn = pause
+
+    def arrives(self, step: int) -> None:
+        if self._arrivals[step, self._slot] == 0:
+            self._arrivals[step, self._slot] = self._now_ns
+
+    def has_met_all(self, step: int) -> None:
+        assert self._arrivals[step].all(), "a step was committed that somebody has not reached"
+        self._now_ns = max(self._now_ns, int(self._arrivals[step].max()))
+
+    def install(self) -> None:
+        """In this process, time is this clock's."""
+        global clock
+        clock = self
+        status.time = loader.time = self  # type: ignore[assignment]
+        enter, committed = StatusWriter.enter, StatusWriter.committed
+
+        def arriving(writer: StatusWriter, phase: int, step: int, *place: int) -> None:
+            if phase == Phase.REDUCING:
+                self.arrives(step)
+            enter(writer, phase, step, *place)
+
+        def meeting(writer: StatusWriter, step: int, *measured: int) -> None:
+            self.has_met_all(step)
+            committed(writer, step, *measured)
+
+        StatusWriter.enter, StatusWriter.committed = arriving, meeting  # type: ignore[method-assign,assignment]
+
+
+clock = RealClock()
 
 
 class Slowed(TensorDataset):
@@ -42,11 +109,11 @@ class Slowed(TensorDataset):
     pause_s = 0.0
 
     def __getitem__(self, index: int) -> tuple:
-        pause(self.pause_s / 16)  # the samples of a worker in a batch of 52, cut into 6 lanes for 3 workers
+        clock.pause(self.pause_s / 16)  # the samples of a worker in a batch of 52, cut into 6 lanes for 3 workers
         return super().__getitem__(index)
 
 
-def train(epochs: int, slow_in: str = "", lane_s: float = 0.0) -> str:
+def train(epochs: int, slow_in: str = "", lane_s: float = LANE_S, after_step: Callable[[], None] = lambda: None) -> str:
     """Trains 4 steps an epoch; gives the digest. Every lane takes `lane_s` longer than it needs."""
     job = Job(model="dropout")
     run = lockstep.start(lanes=6, seed=3)
@@ -54,66 +121,99 @@ def train(epochs: int, slow_in: str = "", lane_s: float = 0.0) -> str:
     run.replicate(model, optimizer)
     samples = Slowed(*data())
     samples.pause_s = PAUSE_S if slow_in == "data" else 0.0
-    loader = run.shard(DataLoader(samples, batch_size=job.batch, shuffle=True))
+    batches = run.shard(DataLoader(samples, batch_size=job.batch, shuffle=True))
     for _ in run.epochs(epochs):
-        for batch in loader:
+        for batch in batches:
             for x, y in run.lanes(batch):
-                pause(lane_s)
-                burn(PAUSE_S / 2 if slow_in == "compute" else 0.0)
+                clock.pause(lane_s)
+                clock.burn(PAUSE_S / 2 if slow_in == "compute" else 0.0)
                 F.cross_entropy(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
-            pause(PAUSE_S if slow_in == "other" else 0.0)
+            clock.pause(PAUSE_S if slow_in == "other" else 0.0)
+            after_step()
     return run.digest()
 
 
-def pause(seconds: float) -> None:
-    if seconds:
-        select.select([], [], [], seconds)
+class Turns:
+    """The first worker makes a step, then the lookout looks, and so on."""
+
+    def __enter__(self) -> "Turns":
+        self._here, self._there = socket.socketpair()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._here.close()
+
+    def taken_by_worker(self) -> None:
+        self._here.close()
+
+    def left_to_worker(self) -> None:
+        self._there.close()
+
+    def step(self) -> None:
+        """In the worker: returns when it was looked at the step."""
+        self._there.send(b".")
+        self._there.recv(1)
+
+    def stepped(self) -> bool:
+        """Whether there was another step; False when the worker has ended."""
+        return bool(self._here.recv(1))
+
+    def looked(self) -> None:
+        self._here.send(b".")
 
 
-def burn(seconds: float) -> None:
-    until_s = time.monotonic() + seconds
-    while time.monotonic() < until_s:
-        pass
+def founders(
+    page: StatusPage, epochs: int, slow_in: str, arrivals: torch.Tensor, turns: Turns
+) -> list[tuple[int, int]]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        forked = [
+            fork(
+                partial(stand, slot, listener, page, LogicalClock(slot, arrivals), turns),
+                LIMIT_S,
+                train,
+                (epochs, slow_in if slot == 1 else ""),
+                {"after_step": turns.step} if slot == 0 else {},
+            )
+            for slot in range(NUM_WORKERS)
+        ]
+    turns.left_to_worker()
+    return forked
 
 
-def watched(epochs: int, slow_in: str = "", lane_s: float = 0.0, window_steps: int = 10) -> tuple[list[str], list[str]]:
+def stand(slot: int, listener: socket.socket, page: StatusPage, own: LogicalClock, turns: Turns) -> None:
+    take_place(slot, NUM_WORKERS, listener)
+    os.environ |= {SLOT: str(slot), STATUS_FD: str(page.fd)}
+    own.install()
+    turns.taken_by_worker()
+    if slot > 0:
+        turns.left_to_worker()
+
+
+def watched(epochs: int, slow_in: str = "", window_steps: int = 10) -> tuple[list[str], list[str]]:
     """Trains on three workers, of which worker 1 may be slow; gives their digests, and what the lookout said."""
     said: list[str] = []
-    with StatusPage() as page:
-        workers = founders(page, epochs, slow_in, lane_s)
+    arrivals = torch.zeros(MOST_STEPS, NUM_WORKERS, dtype=torch.int64).share_memory_()
+    with StatusPage() as page, Turns() as turns:
+        workers = founders(page, epochs, slow_in, arrivals, turns)
         crew = SimpleNamespace(
             running={slot: SimpleNamespace(pid=pid, group=pid) for slot, (pid, _) in enumerate(workers)}, row=page.row
         )
         lookout = Lookout(crew, Path(), said.append, Slowness(window_steps, window_s=0.2))
-        readers = [reader for _, reader in workers]
         try:
-            while not select.select(readers, [], [], LOOK_S)[0]:  # until the first has done its job
-                assert lookout.look(time.monotonic()) == []
+            while turns.stepped():
+                now_s = max(page.row(slot).committed_ns for slot in range(NUM_WORKERS)) / 1e9
+                assert lookout.look(now_s) == []
+                turns.looked()
         finally:
             outcomes = gather(workers, LIMIT_S)
     return all_values(outcomes), said
 
 
-def founders(page: StatusPage, epochs: int, slow_in: str, lane_s: float) -> list[tuple[int, int]]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return [
-            fork(
-                partial(stand, slot, listener, page), LIMIT_S, train, (epochs, slow_in if slot == 1 else "", lane_s), {}
-            )
-            for slot in range(3)
-        ]
-
-
-def stand(slot: int, listener: socket.socket, page: StatusPage) -> None:
-    take_place(slot, 3, listener)
-    os.environ |= {SLOT: str(slot), STATUS_FD: str(page.fd)}
-
-
 @pytest.fixture(scope="module")
 def undisturbed():
-    return on_workers(1, train, 15)[0]
+    return on_workers(1, train, 15, lane_s=0.0)[0]
 
 
 @pytest.mark.parametrize("cause", CAUSES)
@@ -125,7 +225,7 @@ def test_a_slow_worker_is_named_with_its_cause_and_the_bits_stay_the_same(cause,
 
 
 def test_a_run_without_a_slow_worker_says_nothing(undisturbed):
-    digests, said = watched(15, lane_s=PAUSE_S / 4, window_steps=15)
+    digests, said = watched(15)
     assert said == []
     assert digests == [undisturbed] * 3
 
@@ -164,7 +264,7 @@ def launch(folder: Path, epochs: int, cause: str) -> str:
 @pytest.mark.parametrize("cause", ["", *CAUSES])
 def test_a_launch_tells_of_its_slow_worker_alone(tmp_path, cause):
     shown = launch(tmp_path, 150, cause)
-    assert f"digest {on_workers(1, train, 150)[0]}\n" in shown
+    assert f"digest {on_workers(1, train, 150, lane_s=0.0)[0]}\n" in shown
     warnings = [line for line in shown.splitlines() if line.startswith("!")]
     if cause:
         (told,) = warnings
