@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from lockstep.data import GlobalBatch
 from lockstep.errors import Disagreement, Misuse, WorkerLost, told_as_lost
-from lockstep.events import Events, GenerationFormed, Said
+from lockstep.events import Copied, Events, GenerationFormed, Said
 from lockstep.gradients.engine import Engine
 from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.record import StepRecord, Wish
@@ -139,6 +139,10 @@ class Continuity:
         """Whether worker 0 is missing, and somebody may come in its place that the script needs."""
         may_come = self.recovery is not None and self.needs_first and not self._status.is_given_up(0)
         return may_come and 0 not in self.slots and self._clock() < self._awaits_until_s
+
+    def is_given_up(self, slot: int) -> bool:
+        """Whether nobody will come in this slot any more."""
+        return self._status.is_given_up(slot)
 
     @property
     def is_ending(self) -> bool:
@@ -338,6 +342,7 @@ class Continuity:
         self._status.move_to(slot)
         self._status.enter(Phase.JOINING, self._step)
         self.on_copy()
+        self._events.emit(Copied(slot))
         self.recovery.begin_anew(slot, self.copier.has_called)
         return True
 

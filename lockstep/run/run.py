@@ -357,6 +357,14 @@ class Run:
         """Which names of `state` are buffers."""
         return [name for name, _ in self._models.buffers()]
 
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """What stands in `p.grad`, by name; not copies."""
+        return self._models.gradients()
+
+    def rates(self) -> dict[str, float]:
+        """The learning rate of every group of every optimizer."""
+        return self._models.rates()
+
     def print(self, *values: Any, **options: Any) -> None:
         """Prints once: on the present first worker."""
         if self.is_first:

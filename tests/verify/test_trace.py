@@ -10,7 +10,7 @@ import torch
 
 from lockstep.events import Closed, LaneBegan, LaneEnded, LaneLeft, Started, StepBegins, StepCommitted
 from lockstep.verify.evidence import RunTrace, read_run, trace_path
-from lockstep.verify.trace import Trace
+from lockstep.verify.trace import Sources, Trace
 
 STARTED = Started("train.py", 1, 1, 0, 1, True)
 DATA = {"x": torch.ones(3)}
@@ -18,7 +18,7 @@ DATA = {"x": torch.ones(3)}
 
 def traced(folder: Path, *events: Any, state: dict[str, Any] | None = None) -> RunTrace:
     """What is read back after a worker has seen the events; an event that is a function is called instead."""
-    trace = Trace(folder, 0, lambda: {} if state is None else state, lambda: ["mean"])
+    trace = Trace(folder, 0, Sources(lambda: {} if state is None else state, lambda: ["mean"]))
     for event in (STARTED, *events, Closed(1)):
         event() if callable(event) else trace(event)
     return read_run("1 worker", [trace_path(folder, 0)])
