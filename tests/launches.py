@@ -28,6 +28,9 @@ from lockstep.run.launching.control import ControlLine
 from lockstep.run.launching.output import Tee
 from lockstep.run.launching.process import NO_SLOT, Adopted, WorkerProcess
 
+with suppress(ImportError):
+    import llvmlite.binding  # noqa: F401 - what the wire loads
+
 LIMIT_S = 120.0
 
 

@@ -2,7 +2,8 @@
 
 # Note [A fault on purpose]
 # LOCKSTEP_FAULT names it: "kill 2 at 7" kills worker 2 where step 7 begins, "replace 2 at 7" does the same in a run
-# whose workers are not copied, and "stop 0 at 7" has worker 0 ask the launcher there to stop the run, as SIGTERM does.
+# whose workers are not copied. "stop 0 at 7" has worker 0 ask the launcher to stop the run, as SIGTERM does, when step
+# 7 is committed: all have begun it then, so all learn of it in step 8, and end before step 9.
 # It happens once in a run folder, also if all workers start again. Training may be over before a replacement has come,
 # which takes seconds: so one of those who are left holds the step until the replacement is near.
 """
@@ -17,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.events import Copied, Event, GenerationFormed, StepBegins
+from lockstep.events import Copied, Event, GenerationFormed, StepBegins, StepCommitted
 
 if TYPE_CHECKING:
     from lockstep.run.run import Run
@@ -29,6 +30,9 @@ REPLACED_WITHIN_S = 600.0
 """How long a replacement is waited for: it runs the user's script from the top."""
 
 STOPPED_WITHIN_S = 5.0
+CALL_S = 1.0
+"""How long a call that has begun may take to be written."""
+
 _LOOK_S = 0.005
 _MARK = "fault"
 
@@ -43,7 +47,7 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to the worker in `slot` where step `step` begins."""
+    """What happens to the worker in `slot` in step `step`. See Note [A fault on purpose]."""
 
     kind: FaultKind
     slot: int
@@ -81,32 +85,38 @@ class FaultWatch:
         match event:
             case Copied(slot):
                 self._slot = slot
-            case StepBegins(step) if (self._slot, step) == (fault.slot, fault.step) and self._is_first_time():
-                self._happen()
+            case StepBegins(step) if fault.kind is not FaultKind.STOP and self._is_due(step):
+                os.kill(os.getpid(), signal.SIGKILL)
+            case StepCommitted(step) if fault.kind is FaultKind.STOP and self._is_due(step):
+                os.kill(os.getppid(), signal.SIGTERM)
+                _await(lambda: self._run.signals.terminate, STOPPED_WITHIN_S)
             case GenerationFormed(slots=slots, lost=lost) if fault.slot in lost and fault.slot not in slots:
                 self._await_replacement()
 
-    def _happen(self) -> None:
-        if self._fault.kind is not FaultKind.STOP:
-            os.kill(os.getpid(), signal.SIGKILL)
-        os.kill(os.getppid(), signal.SIGTERM)
-        _await(lambda: self._run.signals.terminate, STOPPED_WITHIN_S)
-
     def _await_replacement(self) -> None:
         """The worker that is asked for a copy waits to be asked; without copies, the host waits for a call."""
-        continuity, slot = self._run.continuity, self._fault.slot
-        recovery, copier = continuity.recovery, continuity.copier
+        continuity, copier = self._run.continuity, self._run.continuity.copier
+        recovery = continuity.recovery
         assert recovery is not None
-        if self._fault.kind is FaultKind.REPLACE or copier is None:
-            waits, is_asked = recovery.hosts, lambda: False
-        else:
-            waits, is_asked = self._slot == max(continuity.slots), lambda: copier.is_asked() or copier.has_declined
-        if waits:
-            with self._run.patience(minutes=REPLACED_WITHIN_S / 60):
-                is_called = lambda: recovery.hosts and recovery.door.has_call()  # noqa: E731
-                _await(lambda: is_asked() or is_called() or continuity.is_given_up(slot), REPLACED_WITHIN_S)
+        may_be_copied = self._fault.kind is FaultKind.KILL and copier is not None
+        if not (self._slot == max(continuity.slots) if may_be_copied else recovery.hosts):
+            return
 
-    def _is_first_time(self) -> bool:
+        def is_near() -> bool:
+            is_asked = may_be_copied and copier is not None and (copier.is_asked() or copier.has_declined)
+            is_called = recovery.hosts and recovery.door.has_call()
+            return is_asked or is_called or continuity.is_given_up(self._fault.slot)
+
+        with self._run.patience(minutes=REPLACED_WITHIN_S / 60):
+            _await(is_near, REPLACED_WITHIN_S)
+        if recovery.hosts and recovery.door.has_call():
+            recovery.door.await_call(CALL_S)
+            continuity.look_at_door()
+
+    def _is_due(self, step: int) -> bool:
+        """Whether the fault is for this worker and step, and has not happened yet."""
+        if (self._slot, step) != (self._fault.slot, self._fault.step):
+            return False
         try:
             os.close(os.open(self._run_dir / _MARK, os.O_CREAT | os.O_EXCL, 0o644))
         except FileExistsError:

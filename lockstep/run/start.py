@@ -15,7 +15,17 @@ import torch
 
 from lockstep.chance import fold, set_generators
 from lockstep.errors import BadArgument, BadEnvironment, Disagreement, advise, told_as_lost
-from lockstep.events import Closed, Copied, Events, GenerationFormed, NoiseMeasured, Said, Started, StepBegins
+from lockstep.events import (
+    Closed,
+    Copied,
+    Events,
+    GenerationFormed,
+    NoiseMeasured,
+    Said,
+    Started,
+    StepBegins,
+    StepCommitted,
+)
 from lockstep.observe.console import TOLD, Console
 from lockstep.observe.recorder import Recorder
 from lockstep.run import active
@@ -179,7 +189,7 @@ def _make_run(
         events.subscribe(Trace(overrides.trace_dir, place.world.rank, sources, is_replacement=bool(place.doors)))
     if overrides.fault is not None and overrides.run_dir is not None:
         watch = FaultWatch(overrides.fault, run, place.world.rank, overrides.run_dir)
-        events.subscribe(watch, StepBegins, GenerationFormed, Copied)
+        events.subscribe(watch, StepBegins, StepCommitted, GenerationFormed, Copied)
     if overrides.dump_path is not None and place.world.rank == 0:
         events.subscribe(Dump(overrides.dump_path, run.state), Closed)
     _close_at_exit(run, undo)

@@ -111,7 +111,7 @@ def _gradient(case: Case, happened: Happened) -> Verdict | None:
     differing = [(lane, left, right) for lane, left, right in case.lanes if left.gradients != right.gradients]
     if not differing:
         return None
-    lane, left, right = differing[0]
+    lane, left, right = min(differing, key=lambda found: found[1].worker == found[2].worker)  # one that has moved
     name = next(n for n in {**left.gradients, **right.gradients} if left.gradients.get(n) != right.gradients.get(n))
     story = (
         f"In step {case.found.step - 1} the gradient of {name} differs in {_named(lane, left, right)}, although model, "

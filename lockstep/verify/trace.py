@@ -127,7 +127,10 @@ def _norm(gradient: torch.Tensor) -> float:
 
 
 def _chance() -> dict[str, str]:
-    """Where each generator stands. Only those in use: NumPy's is missing where nothing imported it."""
+    """Where each generator stands. Only those in use: NumPy's is missing where nothing imported it.
+
+    Python's is a tuple of many numbers: as one text it is digested in a hundredth of the time.
+    """
     now = Generators.now()
-    found = {"torch": now.torch_cpu, "CUDA": now.torch_cuda, "Python": now.python, "NumPy": now.numpy}
+    found = {"torch": now.torch_cpu, "CUDA": now.torch_cuda, "Python": repr(now.python), "NumPy": now.numpy}
     return {name: digest_of(state) for name, state in found.items() if state is not None}

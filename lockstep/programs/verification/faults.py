@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from lockstep.lanes import Assignment
 from lockstep.programs.verification.runs import (
+    BEGIN_ALIKE,
     Ran,
     Request,
     Running,
@@ -86,14 +87,14 @@ def resumed_on(counts: tuple[int, ...]) -> int:
 def _killed(request: Request, calm: RunTrace, kind: FaultKind, step: int, running: Running) -> FaultResult:
     count = max(request.counts)
     fault = Fault(kind, min(count, request.lanes) - 1, step)
-    how = "copied" if kind is FaultKind.KILL else "replaced by a new process"
-    label = f"{workers(count)}, worker {fault.slot} killed at step {step} and {how}"
+    how = "copied" if kind is FaultKind.KILL else "new process"
+    label = f"killed at step {step}, {how}"
     job = replace(_job(request, label, kind, count, fault), copies=kind is FaultKind.KILL, fault_budget=FAULT_BUDGET)
-    ran = _launched(job, label, running)
+    ran = _launched(job, f"{workers(count)}, worker {fault.slot} {label}", running)
     refuse_end(ran)
     blank = FaultResult(kind, label, equal=False)
     if ran.outcome.exit_code or not has_happened(job.run_dir):
-        return _failed(blank, ran)
+        return _failed(blank, ran, calm)
     trace = read_disturbed(label, [trace_folder(job.run_dir)])
     return _compared(blank, calm, trace, Happened(step, fault.slot), _note(ran, trace, fault))
 
@@ -120,20 +121,20 @@ def _without_moment(sentence: str) -> str:
 
 def _stopped(request: Request, calm: RunTrace, step: int, may_move: bool, running: Running) -> FaultResult:
     count, other = max(request.counts), resumed_on(request.counts)
-    label = f"{workers(count)}, stopped before step {step}, resumed on {other}"
+    label = f"stopped at step {step}, resumed on {other}"
     stopping = _saving(request, _job(request, label, FaultKind.STOP, count, Fault(FaultKind.STOP, 0, step - LEAD)))
     blank = FaultResult(FaultKind.STOP, label, equal=False)
-    ran = _launched(stopping, f"{workers(count)}, stopped before step {step}", running)
+    ran = _launched(stopping, f"{workers(count)}, stopped at step {step}", running)
     if ran.outcome.exit_code != TERMINATED or not has_happened(stopping.run_dir):
         refuse_end(ran)
-        return _failed(blank, ran)
+        return _failed(blank, ran, calm)
     if not ran.outcome.saved:
         return replace(blank, cause=_why_not_saved(ran), first_step=step)
     going_on = _saving(request, replace(_job(request, label, "resumed", other), resume="auto"))
     ran = _launched(going_on, f"{workers(other)}, resumed", running)
     refuse_end(ran)
     if ran.outcome.exit_code:
-        return _failed(blank, ran)
+        return _failed(blank, ran, calm)
     folders = [trace_folder(job.run_dir) for job in (stopping, going_on)]
     resumed = read_disturbed(label, folders[1:])
     first = min((worker.first_step for worker in resumed.workers), default=step)
@@ -186,9 +187,17 @@ def _last_digest(trace: RunTrace) -> str:
     return next((worker.states[last].digest for worker in trace.workers if last in worker.states), "")
 
 
-def _failed(blank: FaultResult, ran: Ran) -> FaultResult:
+def _failed(blank: FaultResult, ran: Ran, calm: RunTrace) -> FaultResult:
     """A run that refused to go on says why itself."""
     failure, told = ran.outcome.failure, "\n".join(ran.said)
     if failure is None:
-        return replace(blank, cause=told or "the script ended before the fault could happen")
+        return replace(blank, cause=told or _why_nothing_happened(ran, calm))
     return replace(blank, cause=failure.sentence or told, first_step=failure.step, explanation=told)
+
+
+def _why_nothing_happened(ran: Ran, calm: RunTrace) -> str:
+    trace = read_disturbed("", [trace_folder(ran.job.run_dir)])
+    first = min((worker.first_step for worker in trace.workers), default=0)
+    if first > calm.workers[0].first_step:
+        return f"the script went on at step {first}, from a checkpoint of an earlier run: {BEGIN_ALIKE}"
+    return "the script ended before the fault could happen"

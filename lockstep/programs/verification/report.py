@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.programs.verification.faults import FaultResult
-from lockstep.programs.verification.runs import Request
+from lockstep.programs.verification.runs import CannotVerify, Request
 from lockstep.programs.verification.verify import Report
 from lockstep.verify.compare import is_equal
 
@@ -32,9 +32,10 @@ def as_json(report: Report) -> dict[str, Any]:
     return plain | summed | _difference_as_json(report) | _faults_as_json(report)
 
 
-def failure_as_json(request: Request, text: str) -> dict[str, Any]:
+def failure_as_json(request: Request, failed: CannotVerify) -> dict[str, Any]:
     """The report of a verification that could not be done."""
-    return {"equal": False, "digests": {}, "lanes": request.lanes, "failure": text}
+    cause = {"cause": failed.cause} if failed.cause else {}
+    return {"equal": False, "digests": {}, "lanes": request.lanes, "failure": str(failed), **cause}
 
 
 def show(report: Report, console: Console) -> None:
@@ -86,7 +87,7 @@ def _runs_table(report: Report) -> Table:
 
 def _word(fault: FaultResult) -> Text:
     if fault.equal:
-        return Text("equal; see below" if fault.cause else "equal", "green")
+        return Text("equal, see below" if fault.cause else "equal", "green")
     return Text("different" if fault.digest else "failed", "red")
 
 
@@ -94,10 +95,14 @@ def _equal_lines(report: Report) -> list[Text]:
     return [
         Text(
             f"✓ the same bits after each of {report.reference.num_steps} steps: parameters, buffers and "
-            f"optimizer state, on all workers of all {len(report.runs)} runs ({report.request.lanes} lanes).",
+            f"optimizer state, on all workers of {_runs(len(report.runs))} ({report.request.lanes} lanes).",
             "green",
         )
     ]
+
+
+def _runs(count: int) -> str:
+    return "the run" if count == 1 else f"all {count} runs"
 
 
 def _different_lines(report: Report) -> list[Text]:
@@ -130,7 +135,8 @@ def _lines_of(fault: FaultResult) -> list[Text]:
     if fault.equal:
         return [Text(f"  {fault.label}: equal; {fault.cause}")]
     if not fault.digest:
-        return [Text(f"✗ {fault.label}: failed", "red"), Text(f"  {fault.cause}")]
+        places = [line for line in fault.explanation.splitlines() if line.startswith("    ")]
+        return [Text(f"✗ {fault.label}: failed", "red"), Text(f"  {fault.cause}"), *map(Text, places)]
     when = f"first difference after {fault.first_step} steps"
     lines = [f"  likely cause: {fault.cause}", f"  {fault.explanation}"]
     return [Text(f"✗ {fault.label}: not the same bits, {when}", "red"), *map(Text, lines)]

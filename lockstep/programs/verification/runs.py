@@ -20,12 +20,16 @@ NOTE = "  note: "
 """What a line of the run's own begins with, among those of the script."""
 
 
+BEGIN_ALIKE = "let it begin at the same point each time"
+
+
 class CannotVerify(LockstepError):  # noqa: N818
     """A run failed, or left nothing to compare. The text is ready to be shown."""
 
-    def __init__(self, text: str, exit_code: int = 1) -> None:
+    def __init__(self, text: str, exit_code: int = 1, cause: str = "") -> None:
+        """`cause` is what the run itself said, as a whole; in the text it may be cut short."""
         super().__init__(text)
-        self.exit_code = exit_code
+        self.exit_code, self.cause = exit_code, cause
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,8 @@ def run_calm(request: Request, variant: Variant, running: Running) -> RunTrace:
     ran = launched(job_of(request, variant), variant.label, running)
     refuse_end(ran)
     if ran.outcome.exit_code:
-        raise CannotVerify("\n".join(ran.said))
+        failure = ran.outcome.failure
+        raise CannotVerify("\n".join(ran.said), cause="" if failure is None else failure.sentence)
     return _read(request, variant)
 
 

@@ -21,7 +21,7 @@ def present(request: Request, in_json: bool) -> int:
         report = verify(request, partial(_running, progress))
     except CannotVerify as failed:
         if in_json:
-            print(json.dumps(failure_as_json(request, str(failed))))
+            print(json.dumps(failure_as_json(request, failed)))
         print(failed, file=sys.stderr)
         return failed.exit_code
     if in_json:

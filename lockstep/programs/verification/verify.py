@@ -6,7 +6,16 @@ from pathlib import Path
 
 from lockstep.lanes import Assignment
 from lockstep.programs.verification.faults import FEWEST_STEPS, FaultResult, disturb
-from lockstep.programs.verification.runs import CannotVerify, Request, Running, Variant, dump_path, run_calm, workers
+from lockstep.programs.verification.runs import (
+    BEGIN_ALIKE,
+    CannotVerify,
+    Request,
+    Running,
+    Variant,
+    dump_path,
+    run_calm,
+    workers,
+)
 from lockstep.verify.cause import Verdict, judge, told_of_sum
 from lockstep.verify.compare import Difference, first_difference
 from lockstep.verify.evidence import RunTrace
@@ -47,9 +56,9 @@ def verify(request: Request, running: Running) -> Report:
     if report.difference is not None:
         verdict = judge(report.difference, lambda: _again(request, planned, report, running))
         report = replace(report, verdict=verdict)
-    if request.faults:
-        report = _with_faults(report, running)
-    return _with_distance(report, planned[0], running) if request.distance else report
+    if request.distance:
+        report = _with_distance(report, planned[0], running)
+    return _with_faults(report, running) if request.faults else report
 
 
 def _with_faults(report: Report, running: Running) -> Report:
@@ -101,7 +110,7 @@ def _check_beginnings(request: Request, runs: list[RunTrace]) -> None:
         if step != expected:
             raise CannotVerify(
                 f"✗ {request.program} began at step {expected} with {first}, but at {step} with {label}. "
-                "It went on from a checkpoint of an earlier run: let it begin at the same point each time."
+                f"It went on from a checkpoint of an earlier run: {BEGIN_ALIKE}."
             )
 
 

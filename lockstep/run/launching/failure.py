@@ -65,7 +65,8 @@ class Failure:
     @property
     def sentence(self) -> str:
         """What it told, in one sentence; nothing if it ended without a word."""
-        return f"{self.kind}: {self.message}" if self.how == RAISED and self.message else self.message
+        parts = [self.kind, self.message] if self.how == RAISED else [self.message]
+        return ": ".join(part for part in parts if part)
 
     @property
     def is_loss(self) -> bool:
