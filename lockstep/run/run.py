@@ -52,6 +52,7 @@ from lockstep.run.strangers import Strangers
 from lockstep.run.totals import total_of
 from lockstep.run.waits import Waits
 from lockstep.verify.digest import digest
+from lockstep.verify.trace import Sources
 from lockstep.wire import Agreement, Plan, Wire
 
 Module = TypeVar("Module", bound=torch.nn.Module)
@@ -110,6 +111,9 @@ class Run:
         self._closed = False
         self._pid = os.getpid()
         self.failed = False
+        models = self._models
+        self.sources = Sources(self.state, self.buffer_names, models.gradients, models.rates, lambda: self.failed)
+        """What a trace of this run asks it."""
 
     # -- who and where --------------------------------------------------------------------------------------
 
@@ -356,14 +360,6 @@ class Run:
     def buffer_names(self) -> list[str]:
         """Which names of `state` are buffers."""
         return [name for name, _ in self._models.buffers()]
-
-    def gradients(self) -> dict[str, torch.Tensor]:
-        """What stands in `p.grad`, by name; not copies."""
-        return self._models.gradients()
-
-    def rates(self) -> dict[str, float]:
-        """The learning rate of every group of every optimizer."""
-        return self._models.rates()
 
     def print(self, *values: Any, **options: Any) -> None:
         """Prints once: on the present first worker."""

@@ -46,7 +46,7 @@ from lockstep.run.rendezvous import open_store
 from lockstep.run.run import Run
 from lockstep.run.settings import Asked, Settings, settle, wire_on
 from lockstep.verify.dump import Dump
-from lockstep.verify.trace import Sources, Trace
+from lockstep.verify.trace import Trace
 from lockstep.version import VERSION
 from lockstep.wire import Agreement, Plan, Wire, in_process
 from lockstep.wire.choice import bucket_bytes as suitable_bucket_bytes
@@ -185,8 +185,7 @@ def _make_run(
         recorder = Recorder(overrides.run_dir, lambda: run.is_first, lambda text: events.emit(Said(text)))
         events.subscribe(recorder, NoiseMeasured)
     if overrides.trace_dir is not None:
-        sources = Sources(run.state, run.buffer_names, run.gradients, run.rates, lambda: run.failed)
-        events.subscribe(Trace(overrides.trace_dir, place.world.rank, sources, is_replacement=bool(place.doors)))
+        events.subscribe(Trace(overrides.trace_dir, place.world.rank, run.sources, is_replacement=bool(place.doors)))
     if overrides.fault is not None and overrides.run_dir is not None:
         watch = FaultWatch(overrides.fault, run, place.world.rank, overrides.run_dir)
         events.subscribe(watch, StepBegins, StepCommitted, GenerationFormed, Copied)
