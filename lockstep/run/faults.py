@@ -90,7 +90,7 @@ class FaultWatch:
             case StepCommitted(step) if fault.kind is FaultKind.STOP and self._is_due(step):
                 os.kill(os.getppid(), signal.SIGTERM)
                 _await(lambda: self._run.signals.terminate, STOPPED_WITHIN_S)
-            case GenerationFormed(slots=slots, lost=lost) if fault.slot in lost and fault.slot not in slots:
+            case GenerationFormed(fault.step, slots=slots, lost=lost) if fault.slot in lost and fault.slot not in slots:
                 self._await_replacement()
 
     def _await_replacement(self) -> None:

@@ -11,14 +11,15 @@ from typing import Any
 class State:
     """Digests of everything that is trained, by name, in the model's own order; and of all of it together.
 
-    `rates` are the learning rates at that moment, `batch` the number of the next batch in its pass, if it has one.
+    States are equal if these are. `rates` are the learning rates at that moment, `batch` the number of the next batch
+    in its pass, if there is one and it has a number.
     """
 
     digest: str
     tensors: Mapping[str, str]
     buffers: frozenset[str] = frozenset()
-    rates: Mapping[str, float] = field(default_factory=dict)
-    batch: int | None = None
+    rates: Mapping[str, float] = field(default_factory=dict, compare=False)
+    batch: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,7 @@ class Trace:
         self._write(kind="state", step=step, digest=combined(tensors), tensors=tensors, buffers=buffers, **place)
 
     def _close(self, step: int) -> None:
+        self._batch = None
         self._write_state(step)
         self._write(kind="end", step=step, failed=self._sources.has_failed())
         warnings.showwarning = self._show_warning

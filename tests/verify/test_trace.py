@@ -143,3 +143,10 @@ def test_the_number_of_the_batch_the_rates_and_the_gradient_of_a_step_are_kept(t
     run = read_run("1 worker", [trace_path(tmp_path, 0)])
     state = run.workers[0].states[0]
     assert (state.batch, state.rates, run.norms[0]) == (7, {"optimizer, group 0": 0.5}, {"w": 6.0})
+
+
+def test_a_run_that_stops_at_a_step_has_the_state_that_a_longer_one_has_there(tmp_path: Path) -> None:
+    worker(tmp_path / "longer", 0, StepBegins(0, 0), StepBegins(1, 1), Closed(2))
+    worker(tmp_path / "shorter", 0, StepBegins(0, 0), Closed(1))
+    longer, shorter = (read_disturbed("", [tmp_path / name]).workers[0] for name in ("longer", "shorter"))
+    assert longer.states[1] == shorter.states[1]
