@@ -143,7 +143,8 @@ def _stopped(request: Request, calm: RunTrace, step: int, may_move: bool, runnin
 
 def _why_not_saved(ran: Ran) -> str:
     told = [note for note in ran.notes if "checkpoint" in note or "saved" in note]
-    return told[0] if told else "nothing was saved when the run was stopped: a step takes longer than two seconds"
+    late = "nothing was saved when the run was stopped: the step under way, and writing, may take two seconds together"
+    return told[0] if told else late
 
 
 def _saving(request: Request, job: Job) -> Job:
