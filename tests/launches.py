@@ -28,6 +28,9 @@ from lockstep.run.launching.control import ControlLine
 from lockstep.run.launching.output import Tee
 from lockstep.run.launching.process import NO_SLOT, Adopted, WorkerProcess
 
+with suppress(ImportError):
+    import llvmlite.binding  # noqa: F401 - what the wire loads
+
 LIMIT_S = 120.0
 
 
@@ -87,8 +90,11 @@ class Launch:
 
 
 @contextmanager
-def launch(folder: Path, script: str, *options: str, **variables: str) -> Iterator[Launch]:
-    """`lockstep run OPTIONS --run-dir FOLDER/run train.py`, in `folder`; afterwards nothing of it is left."""
+def launch(folder: Path, script: str, *options: str, command: str = "run", **variables: str) -> Iterator[Launch]:
+    """`lockstep run OPTIONS --run-dir FOLDER/run train.py`, in `folder`; afterwards nothing of it is left.
+
+    Or another command that launches workers.
+    """
     folder.mkdir(exist_ok=True)
     path = folder / "train.py"
     path.write_text(script)
@@ -98,7 +104,7 @@ def launch(folder: Path, script: str, *options: str, **variables: str) -> Iterat
     pid = os.fork()
     if pid == 0:
         _guarded(
-            _be_launcher, folder, writer, ["run", *options, "--run-dir", str(folder / "run"), str(path)], variables
+            _be_launcher, folder, writer, [command, *options, "--run-dir", str(folder / "run"), str(path)], variables
         )
     os.close(writer)
     launched = Launch(folder, pid, reader)
