@@ -58,9 +58,13 @@ class LaneLeft:
 
 @dataclass(frozen=True)
 class StepBegins:
-    """A training step is about to start: all updates of earlier steps are applied."""
+    """A training step is about to start: all updates of earlier steps are applied.
+
+    `batch` is the number of its batch in the loader's pass; None if the batch is the script's own.
+    """
 
     step: int
+    batch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,13 @@ class GenerationFormed:
 
 
 @dataclass(frozen=True)
+class Copied:
+    """This process is a copy of the worker that it was until now, and takes the place `slot`."""
+
+    slot: int
+
+
+@dataclass(frozen=True)
 class Closed:
     """The run has ended on this worker."""
 
@@ -125,6 +136,7 @@ Event = (
     | StepCommitted
     | NoiseMeasured
     | GenerationFormed
+    | Copied
     | Closed
 )
 Subscriber = Callable[[Event], None]

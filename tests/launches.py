@@ -243,15 +243,18 @@ class Launch:
 
 
 @contextmanager
-def launch(folder: Path, script: str, *options: str, **variables: str) -> Iterator[Launch]:
-    """`lockstep run OPTIONS --run-dir FOLDER/run train.py`, in `folder`; afterwards nothing of it is left."""
+def launch(folder: Path, script: str, *options: str, command: str = "run", **variables: str) -> Iterator[Launch]:
+    """`lockstep run OPTIONS --run-dir FOLDER/run train.py`, in `folder`; afterwards nothing of it is left.
+
+    Or another command that launches workers.
+    """
     folder.mkdir(exist_ok=True)
     path = folder / "train.py"
     path.write_text(script)
     launched = Launch(
         folder,
         Forked(
-            [sys.executable, "-m", "lockstep", "run", *options, "--run-dir", str(folder / "run"), str(path)],
+            [sys.executable, "-m", "lockstep", command, *options, "--run-dir", str(folder / "run"), str(path)],
             cwd=folder,
             env={**os.environ, **variables},
             stdout=subprocess.PIPE,

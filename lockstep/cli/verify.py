@@ -65,6 +65,12 @@ class Counts(click.ParamType):  # type: ignore[type-arg]
     show_default=True,
     help="Measure the distance to one lane on one worker too.",
 )
+@click.option(
+    "--faults/--no-faults",
+    default=True,
+    show_default=True,
+    help="Also run it with a worker killed, and stopped and resumed, and compare.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Folder for logs and traces.  [default: runs/NAME-K]")
 @click.option("-m", "module", is_flag=True, help="PROGRAM is a module, as in python -m.")
@@ -73,10 +79,13 @@ class Counts(click.ParamType):  # type: ignore[type-arg]
 def command(as_json: bool, run_dir: Path | None, program: str, module: bool, **options: Any) -> None:
     """Run PROGRAM, a training script, on several numbers of workers and compare the bits after every step.
 
+    Then once more with a worker killed in the middle of an epoch and replaced by a copy of another, once with one
+    replaced by a new process, and once stopped and resumed on another number of workers.
+
     Everything after PROGRAM is the program's own; what it prints goes to logs. Exit code 0: all the same.
     """
+    from lockstep.programs.verification.runs import Request
     from lockstep.programs.verification.screen import present
-    from lockstep.programs.verification.verify import Request
 
     (check_module if module else check_script)(program)
     folder = make_folder(run_dir, f"verify-{Path(program).stem}")

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 from lockstep.data import GlobalBatch
 from lockstep.errors import Disagreement, Misuse, WorkerLost, told_as_lost
-from lockstep.events import Events, GenerationFormed, Said
+from lockstep.events import Copied, Events, GenerationFormed, Said
 from lockstep.gradients.engine import Engine
 from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.record import StepRecord, Wish
@@ -149,6 +149,14 @@ class Continuity:
         may_come = self.recovery is not None and self.needs_first and not self._status.is_given_up(0)
         return may_come and 0 not in self.slots and self._clock() < self._awaits_until_s
 
+    def look_at_door(self) -> None:
+        """The next step looks whether somebody is at the door, however short ago it was looked."""
+        self._looked_s = float("-inf")
+
+    def is_given_up(self, slot: int) -> bool:
+        """Whether nobody will come in this slot any more."""
+        return self._status.is_given_up(slot)
+
     @property
     def is_ending(self) -> bool:
         """Whether all have agreed to end before the next step because of a signal."""
@@ -161,12 +169,12 @@ class Continuity:
         self._batch = batch
         self.admit()
         self._arrival.arrive()
+        begins_turn = self._parts.stepping.places.begins_turn
         for wish in (Wish.INTERRUPT, Wish.TERMINATE):
-            if self._agreed[wish]:
+            if self._agreed[wish] and begins_turn:  # in the middle of one there was no moment to save at
                 self._end(wish)
-        may_join = self._parts.stepping.places.begins_turn
-        if self._agreed[Wish.CHANGE] or (self._agreed[Wish.JOIN] and may_join):
-            self._reform(admit=may_join)
+        if self._agreed[Wish.CHANGE] or (self._agreed[Wish.JOIN] and begins_turn):
+            self._reform(admit=begins_turn)
         self._prove()
         self._await_company()
         self._wish()
@@ -380,6 +388,7 @@ class Continuity:
         self._status.enter(Phase.JOINING, self._step)
         self.pid = os.getpid()
         self._parts.progress.is_copied()
+        self._events.emit(Copied(slot))
         self.recovery.begin_anew(slot, self.copier.has_called)
         return True
 

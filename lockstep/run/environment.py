@@ -14,6 +14,7 @@ from lockstep.errors import BadEnvironment
 from lockstep.run.environments import alone, lockstep_run, mpi, slurm, torchrun
 from lockstep.run.environments.place import Place
 from lockstep.run.environments.variables import optional
+from lockstep.run.faults import FAULT, Fault, parse_fault
 from lockstep.run.limits import MOST_LANES, MOST_SEED, MOST_THREADS, as_whole
 
 __all__ = [
@@ -82,6 +83,8 @@ class Overrides:
     trace_dir: Path | None = None
     stop_after: int | None = None
     dump_path: Path | None = None
+    fault: Fault | None = None
+    """What shall happen to the run, on purpose."""
     status_fd: int | None = None
     control_fd: int | None = None
     resume: str | None = None
@@ -115,6 +118,7 @@ def read_overrides(environ: Mapping[str, str]) -> Overrides:
         trace_dir=_path(environ, "LOCKSTEP_TRACE_DIR"),
         stop_after=optional(environ, "LOCKSTEP_STOP_AFTER"),
         dump_path=_path(environ, "LOCKSTEP_DUMP"),
+        fault=_fault(environ),
         status_fd=optional(environ, lockstep_run.STATUS_FD),
         control_fd=optional(environ, lockstep_run.CONTROL_FD),
         resume=environ.get("LOCKSTEP_RESUME", "").strip() or None,
@@ -157,6 +161,14 @@ def _assignment(environ: Mapping[str, str]) -> tuple[tuple[int, ...], ...] | Non
         return parse_assignment(text) if text else None
     except ValueError as error:
         raise BadEnvironment(f"LOCKSTEP_ASSIGNMENT cannot be used: {error}") from None
+
+
+def _fault(environ: Mapping[str, str]) -> Fault | None:
+    text = environ.get(FAULT, "")
+    try:
+        return parse_fault(text) if text else None
+    except ValueError as error:
+        raise BadEnvironment(f"{FAULT} cannot be used: {error}") from None
 
 
 def _usual_threads(environ: Mapping[str, str]) -> int | None:

@@ -77,6 +77,15 @@ class Models:
             for key, value in optimizer.state.get(parameter, {}).items()
         }
 
+    def rates(self) -> dict[str, float]:
+        """The learning rate of every group, as `<optimizer>, group <number>`."""
+        return {
+            f"{label}, group {number}": float(group["lr"])
+            for label, optimizer in self.optimizers.items()
+            for number, group in enumerate(optimizer.param_groups)
+            if "lr" in group
+        }
+
     def everything(self) -> dict[str, Any]:
         """What `run.digest()` is taken over."""
         return {**self.tensors(), **self.optimizer_state()}

@@ -50,6 +50,7 @@ from lockstep.run.strangers import Strangers
 from lockstep.run.totals import total_of
 from lockstep.run.waits import Waits
 from lockstep.verify.digest import digest
+from lockstep.verify.trace import Sources
 from lockstep.wire import Agreement, Plan, Wire
 
 Module = TypeVar("Module", bound=torch.nn.Module)
@@ -107,6 +108,9 @@ class Run:
         self._told_of_norms = False
         self._closed = False
         self.failed = False
+        models = self._models
+        self.sources = Sources(self.state, self.buffer_names, models.gradients, models.rates, lambda: self.failed)
+        """What a trace of this run asks it."""
 
     # -- who and where --------------------------------------------------------------------------------------
 

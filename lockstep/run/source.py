@@ -6,7 +6,7 @@ Pure: source text goes in. What cannot be read, or parsed, says nothing.
 # Many scripts count batches only to print now and then. So before a script is refused because of a counter, its source
 # is asked whether the training depends on it: whether a test that mentions the counter, or a name that was computed
 # from it or that such a test decides on, guards a call that trains (`optimizer.step()`, `run.lanes(...)`, and the like)
-# or ends the loop, or whether the number goes into a rate, a scheduler, or a loop's range.
+# or ends the loop, or whether the number goes into a loss, a rate, a scheduler, or a loop's range.
 """
 
 import ast
@@ -152,6 +152,8 @@ def _goes_into(node: ast.AST, tainted: set[str], name: str) -> Dependence | None
         return Dependence(name, node.lineno, "decides how long the loop goes on")
     if isinstance(node, ast.Call) and _takes_rates(node) and any(_mentions(part, tainted) for part in _arguments(node)):
         return Dependence(name, node.lineno, f"goes into {ast.unparse(node)}")
+    if isinstance(node, ast.Call) and _is_backward(node) and _mentions(node.func, tainted):
+        return Dependence(name, node.lineno, f"goes into {ast.unparse(node)}")
     if isinstance(node, ast.Assign) and _mentions(node.value, tainted) and any(map(_is_rate, node.targets)):
         return Dependence(name, node.lineno, f"goes into {ast.unparse(node.targets[0])}")
     return None
@@ -168,6 +170,11 @@ def _trains(call: ast.Call) -> bool:
         return False
     owner = ast.unparse(call.func.value).lower()
     return not any(word in owner for word in _BARS)
+
+
+def _is_backward(call: ast.Call) -> bool:
+    """`loss.backward()`."""
+    return isinstance(call.func, ast.Attribute) and call.func.attr == "backward"
 
 
 def _takes_rates(call: ast.Call) -> bool:

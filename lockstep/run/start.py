@@ -15,13 +15,24 @@ import torch
 
 from lockstep.chance import fold, set_generators
 from lockstep.errors import BadArgument, BadEnvironment, Disagreement, advise, told_as_lost
-from lockstep.events import Closed, Events, NoiseMeasured, Said, Started
+from lockstep.events import (
+    Closed,
+    Copied,
+    Events,
+    GenerationFormed,
+    NoiseMeasured,
+    Said,
+    Started,
+    StepBegins,
+    StepCommitted,
+)
 from lockstep.observe.console import TOLD, Console
 from lockstep.observe.recorder import Recorder
 from lockstep.run import active
 from lockstep.run.determinism import settle_process
 from lockstep.run.device import choose, count_gpus, in_words, sharing
 from lockstep.run.environment import Overrides, Place, find_place, process_environment, read_overrides
+from lockstep.run.faults import FaultWatch
 from lockstep.run.founding import Directory, meet_founders, open_door
 from lockstep.run.hardware import gpu_name, hardware
 from lockstep.run.interrupts import handled
@@ -182,7 +193,10 @@ def _make_run(
         recorder = Recorder(overrides.run_dir, lambda: run.is_first, lambda text: events.emit(Said(text)))
         events.subscribe(recorder, NoiseMeasured)
     if overrides.trace_dir is not None:
-        events.subscribe(Trace(overrides.trace_dir, place.world.rank, run.state, run.buffer_names))
+        events.subscribe(Trace(overrides.trace_dir, place.world.rank, run.sources, is_replacement=bool(place.doors)))
+    if overrides.fault is not None and overrides.run_dir is not None:
+        watch = FaultWatch(overrides.fault, run, place.world.rank, overrides.run_dir)
+        events.subscribe(watch, StepBegins, StepCommitted, GenerationFormed, Copied)
     if overrides.dump_path is not None and place.world.rank == 0:
         events.subscribe(Dump(overrides.dump_path, run.state), Closed)
     _close_at_exit(run, undo)

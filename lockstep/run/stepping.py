@@ -146,7 +146,7 @@ class Stepping:
         batch = self.surroundings.begins(batch)
         if loop.is_step:
             self.visits, self._loop = [], 1  # counted from here, also by workers that came later
-            self._events.emit(StepBegins(self.step))
+            self._events.emit(StepBegins(self.step, None if batch.position is None else batch.position.step))
         visited = len(self.visits)
         with self._own_generators() as outside:
             while True:

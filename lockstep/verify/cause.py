@@ -8,6 +8,7 @@
 # dependence on the worker.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,16 +19,22 @@ from lockstep.verify.evidence import Lane, RunTrace
 
 # Additions in another order move a gradient's norm by about a rounding; other random numbers by percents.
 ROUNDING = 1e-3
+SUM_TOLERANCE = 0.2
+"""How far the ratio of two gradients may be from the number of lanes: dropout, and lanes of uneven size, move it."""
 
 
 class Cause(StrEnum):
-    """What most often makes two runs of one script differ."""
+    """What most often makes two runs of one script differ; the last four only show when something happens to a run."""
 
     THREADS = "threads"
     OPERATOR = "an operator without deterministic kernel"
     RANDOM = "random numbers"
     BUFFER = "a buffer"
     RANK = "code that depends on the rank"
+    CARRIED = "state that a script carries for its samples by hand"
+    UNTRACKED = "state that the run does not know"
+    COUNT = "a count of the script's own"
+    DATA = "data that cannot be found again"
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ class Case:
 def judge(found: Difference, run_again: Callable[[], RunTrace]) -> Verdict:
     """The likely cause; `run_again` does the left run a second time. See Note [How a cause is told]."""
     case = Case(found, run_again)
-    suspects = (_threads, _data, _chance, _gradient, _ended_early, _buffer, _replicas, _start)
+    suspects = (by_threads, _data, by_chance, _gradient, _ended_early, by_buffer, _replicas, _start)
     verdicts = (verdict for suspect in suspects if (verdict := suspect(case)))
     return next(verdicts, None) or _between_lanes(case)
 
@@ -88,7 +95,7 @@ def _same_up_to(step: int, run: RunTrace, again: RunTrace) -> bool:
     )
 
 
-def _threads(case: Case) -> Verdict | None:
+def by_threads(case: Case) -> Verdict | None:
     for lane, left, right in case.lanes:
         if left.threads != right.threads:
             return Verdict(
@@ -123,7 +130,7 @@ def _data_by_chance(story: str) -> Verdict:
     )
 
 
-def _chance(case: Case) -> Verdict | None:
+def by_chance(case: Case) -> Verdict | None:
     for lane, left, right in case.lanes:
         both = left.chance.keys() & right.chance.keys()
         moved = sorted(name for name in both if left.chance[name] != right.chance[name])
@@ -187,7 +194,7 @@ def _ended_early(case: Case) -> Verdict | None:
     )
 
 
-def _buffer(case: Case) -> Verdict | None:
+def by_buffer(case: Case) -> Verdict | None:
     found = case.found
     state = found.left.state(found.step)
     if state is None or not state.buffers.issuperset(found.tensors):
@@ -242,3 +249,20 @@ def _between_lanes(case: Case) -> Verdict:
 
 def _short(warning: str) -> str:
     return warning.split(", but you set")[0].rstrip(".") + "."
+
+
+def told_of_sum(lanes: RunTrace, one_lane: RunTrace) -> str:
+    """What to tell if the loss is a sum over samples: then the mean over lanes makes its gradient smaller.
+
+    The gradient of the first step is as many times larger with one lane as there are lanes. Nothing if it is not.
+    """
+    first = lanes.workers[0].first_step
+    num_lanes = len(lanes.lanes_of(first))
+    ours, theirs = (math.hypot(*run.norms.get(first, {}).values()) for run in (lanes, one_lane))
+    if num_lanes < 2 or not ours or abs(theirs / ours / num_lanes - 1) > SUM_TOLERANCE:
+        return ""
+    return (
+        f"The first gradient is {theirs / ours:.3g} times as large with one lane as with {num_lanes}: the loss is a "
+        "sum over the samples of a lane, and lockstep takes the mean over lanes. Write "
+        '`run.backward(loss, reduction="sum")`, or make the loss a mean.'
+    )

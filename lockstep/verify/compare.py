@@ -55,6 +55,26 @@ def is_equal(run: RunTrace, first: RunTrace) -> bool:
     return first_difference([first, run]) is None
 
 
+def difference_after(calm: RunTrace, disturbed: RunTrace) -> Difference | None:
+    """The earliest difference between a calm run and one to which something happened.
+
+    Its workers need not have been there all the time: each is held against the calm run where it was, and one of them
+    must have come to the same end.
+    """
+    steps = sorted({step for worker in disturbed.workers for step in worker.states})
+    pairs = [(Side(calm, 0), Side(disturbed, number)) for number in range(len(disturbed.workers))]
+    there = ((step, pair) for step in steps for pair in pairs if pair[1].state(step) is not None)
+    found = (difference for step, pair in there if (difference := _compare(step, *pair)))
+    return next(found, None) or _missing_end(calm, disturbed)
+
+
+def _missing_end(calm: RunTrace, disturbed: RunTrace) -> Difference | None:
+    end = max(calm.workers[0].states)
+    if any(end in worker.states for worker in disturbed.workers):
+        return None
+    return Difference(end, Side(calm, 0), Side(disturbed, 0), ())
+
+
 def _replicas(runs: Sequence[RunTrace]) -> Iterator[tuple[Side, Side]]:
     return ((Side(run, 0), Side(run, rank)) for run in runs for rank in range(1, len(run.workers)))
 

@@ -1,7 +1,7 @@
 """What the workers of one run wrote down, read back as values. Without torch."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class State:
-    """Digests of everything that is trained, by name, in the model's own order; and of all of it together."""
+    """Digests of everything that is trained, by name, in the model's own order; and of all of it together.
+
+    States are equal if these are. `rates` are the learning rates at that moment, `batch` the number of the next batch
+    in its pass, if there is one and it has a number.
+    """
 
     digest: str
     tensors: Mapping[str, str]
     buffers: frozenset[str] = frozenset()
+    rates: Mapping[str, float] = field(default_factory=dict, compare=False)
+    batch: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -45,12 +51,16 @@ class WorkerTrace:
 
 @dataclass(frozen=True)
 class RunTrace:
-    """One run: its workers, its lanes by (step, lane), and torch's warnings of nondeterministic operators."""
+    """One run: its workers, its lanes by (step, lane), and torch's warnings of nondeterministic operators.
+
+    `norms` has the size of each parameter's gradient, over all lanes, by step.
+    """
 
     label: str
     workers: tuple[WorkerTrace, ...]
     lanes: Mapping[tuple[int, int], Lane] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    norms: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
@@ -64,32 +74,66 @@ class RunTrace:
         return {lane: record for (at, lane), record in self.lanes.items() if at == step}
 
 
-def trace_path(folder: Path, rank: int) -> Path:
-    """Where worker `rank` writes down what it computes."""
-    return folder / f"worker-{rank}.jsonl"
+def trace_path(folder: Path, rank: int, pid: int | None = None) -> Path:
+    """Where worker `rank` writes down what it computes; with a `pid`, that process, which has taken its place."""
+    return folder / (f"worker-{rank}.jsonl" if pid is None else f"worker-{rank}-{pid}.jsonl")
+
+
+def trace_paths(folder: Path) -> list[Path]:
+    """All files that workers have written there."""
+    return sorted(folder.glob("worker-*.jsonl"))
 
 
 def read_run(label: str, paths: list[Path]) -> RunTrace:
     """The run whose workers wrote to `paths`, in the order of their ranks."""
-    entries = [[json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] for path in paths]
-    everything = [entry for worker in entries for entry in worker]
+    entries = [_entries(path) for path in paths]
+    return _run(label, entries, [_worker(worker) for worker in entries])
+
+
+def read_disturbed(label: str, folders: Iterable[Path]) -> RunTrace:
+    """A run in which workers were lost or replaced, or which went on in a second folder.
+
+    Its workers are those that came to a good end. What one has computed that was killed, or sent away because it did
+    not find its place, has not counted; but their lanes are evidence.
+    """
+    entries = [_entries(path) for folder in folders for path in trace_paths(folder)]
+    good = [worker for worker in entries if worker and worker[-1]["kind"] == "end" and not worker[-1]["failed"]]
+    traces = [_worker(worker) for worker in good]
+    return _run(label, entries, [trace for trace in traces if trace.num_steps > 0])
+
+
+Entry = dict[str, Any]
+
+
+def _entries(path: Path) -> list[Entry]:
+    """What a worker wrote; the last line of one that was killed may be cut off."""
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def _run(label: str, entries: list[list[Entry]], workers: list[WorkerTrace]) -> RunTrace:
+    """Of a lane that was computed several times, the last generation's counts."""
+    everything = sorted((entry for worker in entries for entry in worker), key=lambda e: int(e.get("generation", 0)))
     return RunTrace(
         label=label,
-        workers=tuple(_worker(worker) for worker in entries),
+        workers=tuple(workers),
         lanes={(e["step"], e["lane"]): _lane(e) for e in everything if e["kind"] == "lane"},
         warnings=tuple(dict.fromkeys(e["text"] for e in everything if e["kind"] == "nondeterministic")),
+        norms={e["step"]: e["norms"] for e in everything if e["kind"] == "step"},
     )
 
 
-def _worker(entries: list[dict[str, Any]]) -> WorkerTrace:
+def _worker(entries: list[Entry]) -> WorkerTrace:
     states = [(entry["step"], _state(entry)) for entry in entries if entry["kind"] == "state"]
     return WorkerTrace(states=dict(states), last=states[-1][1])
 
 
-def _state(entry: dict[str, Any]) -> State:
-    return State(entry["digest"], entry["tensors"], frozenset(entry["buffers"]))
+def _state(entry: Entry) -> State:
+    return State(
+        entry["digest"], entry["tensors"], frozenset(entry["buffers"]), entry.get("rates", {}), entry.get("batch")
+    )
 
 
-def _lane(entry: dict[str, Any]) -> Lane:
+def _lane(entry: Entry) -> Lane:
     gradients = {name: (digest, norm) for name, (digest, norm) in entry["gradients"].items()}
     return Lane(entry["rank"], entry["data"], entry["threads"], entry["chance"], gradients)

@@ -1,36 +1,61 @@
 """Writes down what a worker computed, step by step and lane by lane, as digests: the evidence of `compare`.
 
-A JSON object per line; `kind` is "start", "state" (after `step` updates), "lane", "nondeterministic", "end".
+A JSON object per line; `kind` is "start", "state" (after `step` updates), "lane", "step" (the gradient of all lanes),
+"nondeterministic", "end".
 """
 
 import json
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
 from lockstep.chance import Generators
-from lockstep.events import Closed, Event, LaneBegan, LaneEnded, LaneLeft, Started, StepBegins, StepCommitted
+from lockstep.events import (
+    Closed,
+    Copied,
+    Event,
+    GenerationFormed,
+    LaneBegan,
+    LaneEnded,
+    LaneLeft,
+    Started,
+    StepBegins,
+    StepCommitted,
+)
 from lockstep.verify.digest import combined, digest_of
 from lockstep.verify.evidence import trace_path
 
-State = Callable[[], Mapping[str, Any]]
+
+@dataclass(frozen=True)
+class Sources:
+    """What a trace asks of its run: parameters, buffers and optimizer state by name, which of them are buffers,
+    what stands in `p.grad`, the learning rates, and whether the run has failed on this worker.
+    """
+
+    state: Callable[[], Mapping[str, Any]]
+    buffers: Callable[[], Iterable[str]]
+    gradients: Callable[[], Mapping[str, torch.Tensor]] = dict
+    rates: Callable[[], Mapping[str, float]] = dict
+    has_failed: Callable[[], bool] = lambda: False
 
 
 class Trace:
     """A subscriber that writes one JSON line per event to `worker-<rank>.jsonl` in its folder.
 
-    `state` gives parameters, buffers and optimizer state by name, `buffers` the names that are buffers.
+    A replacement of a worker, which has its rank, has a file of its own: `worker-<rank>-<pid>.jsonl`.
     """
 
-    def __init__(self, folder: Path, rank: int, state: State, buffers: Callable[[], Iterable[str]]) -> None:
+    def __init__(self, folder: Path, rank: int, sources: Sources, *, is_replacement: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = trace_path(folder, rank).open("w", encoding="utf-8")
-        self._rank = rank
-        self._state = state
-        self._buffers = buffers
+        self._folder, self._rank, self._sources = folder, rank, sources
+        self._file: TextIO = self._open(is_replacement)
+        self._generation = 0
+        self._batch: int | None = None
         self._training = False
         self._lane: dict[str, Any] = {}
         self._show_warning = warnings.showwarning
@@ -40,11 +65,20 @@ class Trace:
         match event:
             case Started():
                 self._write(kind="start", threads=event.threads, lanes=event.num_lanes, workers=event.num_workers)
-            case StepBegins(step):
+            case StepBegins(step, batch):
+                self._batch = batch
                 self._write_state(step)
                 self._training = True
-            case StepCommitted():
+            case StepCommitted(step):
                 self._training = False
+                norms = {name: _norm(gradient) for name, gradient in self._sources.gradients().items()}
+                self._write(kind="step", step=step, norms=norms)
+            case GenerationFormed():
+                self._generation = event.generation
+            case Copied(slot):
+                self._file.close()
+                self._rank = slot
+                self._file = self._open(is_replacement=True)
             case Closed(step):
                 self._close(step)
             case LaneBegan() | LaneEnded() | LaneLeft() if self._training:
@@ -59,17 +93,20 @@ class Trace:
                 found = {name: [digest_of(value), _norm(value)] for name, value in gradients.items()}
                 self._lane["gradients"].update(found)
             case LaneLeft():
-                self._write(kind="lane", threads=torch.get_num_threads(), chance=_chance(), **self._lane)
+                made = {"threads": torch.get_num_threads(), "generation": self._generation}
+                self._write(kind="lane", chance=_chance(), **made, **self._lane)
 
     def _write_state(self, step: int) -> None:
         """The state after `step` updates, written just before the next step: all updates are applied then."""
-        tensors = {name: digest_of(value) for name, value in self._state().items()}
-        buffers = list(self._buffers())
-        self._write(kind="state", step=step, digest=combined(tensors), tensors=tensors, buffers=buffers)
+        tensors = {name: digest_of(value) for name, value in self._sources.state().items()}
+        place = {"batch": self._batch, "rates": dict(self._sources.rates())}
+        buffers = list(self._sources.buffers())
+        self._write(kind="state", step=step, digest=combined(tensors), tensors=tensors, buffers=buffers, **place)
 
     def _close(self, step: int) -> None:
+        self._batch = None
         self._write_state(step)
-        self._write(kind="end", step=step)
+        self._write(kind="end", step=step, failed=self._sources.has_failed())
         warnings.showwarning = self._show_warning
         self._file.close()
 
@@ -77,6 +114,9 @@ class Trace:
         if "deterministic" in str(message):
             self._write(kind="nondeterministic", text=str(message).split("\n")[0])
         self._show_warning(message, category, *where)
+
+    def _open(self, is_replacement: bool) -> TextIO:
+        return trace_path(self._folder, self._rank, os.getpid() if is_replacement else None).open("w", encoding="utf-8")
 
     def _write(self, **entry: Any) -> None:
         print(json.dumps({"rank": self._rank, **entry}), file=self._file, flush=True)
@@ -88,7 +128,10 @@ def _norm(gradient: torch.Tensor) -> float:
 
 
 def _chance() -> dict[str, str]:
-    """Where each generator stands. Only those in use: NumPy's is missing where nothing imported it."""
+    """Where each generator stands. Only those in use: NumPy's is missing where nothing imported it.
+
+    Python's is a tuple of many numbers: as one text it is digested in a hundredth of the time.
+    """
     now = Generators.now()
-    found = {"torch": now.torch_cpu, "CUDA": now.torch_cuda, "Python": now.python, "NumPy": now.numpy}
+    found = {"torch": now.torch_cpu, "CUDA": now.torch_cuda, "Python": repr(now.python), "NumPy": now.numpy}
     return {name: digest_of(state) for name, state in found.items() if state is not None}

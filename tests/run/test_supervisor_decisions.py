@@ -260,6 +260,7 @@ def test_a_joiner_that_gives_its_place_up_is_no_fault_and_after_two_no_more_are_
         Say("  2 new workers have not found their place in the script: no more are started, and the others go on")
     ]
     assert (state.num_faults, state.finished, state.failures, sorted(state.workers)) == (1, False, (), [0])
+    assert state.turned_away == (misplaced.failure, misplaced.failure)
     assert [type(action) for action in decide(state, Rescaled(3), page)[1]] == [Say, Start, Start]
 
 

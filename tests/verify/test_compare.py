@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import NUM_STEPS, OPTIMIZER, PARAMETERS, make_run, state, with_state
 
-from lockstep.verify.compare import first_difference, is_equal
+from lockstep.verify.compare import difference_after, first_difference, is_equal
 from lockstep.verify.evidence import RunTrace, State, WorkerTrace
 
 
@@ -62,3 +62,28 @@ def test_a_tensor_that_only_one_run_has_differs() -> None:
 def test_a_run_whose_workers_differ_is_not_equal_to_itself() -> None:
     run = with_state(make_run(2), 1, "bias", worker=1)
     assert not is_equal(run, run)
+
+
+def part(run: RunTrace, first: int, last: int) -> WorkerTrace:
+    states = {step: state for step, state in run.workers[0].states.items() if first <= step <= last}
+    return WorkerTrace(states, states[last])
+
+
+def test_workers_that_were_there_for_a_part_of_a_disturbed_run_are_equal_to_a_calm_one() -> None:
+    calm = make_run(2)
+    disturbed = RunTrace("disturbed", (part(calm, 0, 1), part(calm, 1, NUM_STEPS)))
+    assert difference_after(calm, disturbed) is None
+
+
+def test_a_late_worker_of_a_disturbed_run_that_differs_is_named() -> None:
+    calm = make_run(2)
+    disturbed = RunTrace("disturbed", (part(calm, 0, 3), part(with_state(calm, 2, "bias"), 1, 3)))
+    found = difference_after(calm, disturbed)
+    assert found is not None
+    assert (found.step, found.tensors, found.right.worker) == (2, ("bias",), 1)
+
+
+def test_a_disturbed_run_in_which_nobody_came_to_the_end_differs_there() -> None:
+    found = difference_after(make_run(2), RunTrace("disturbed", (part(make_run(2), 0, 2),)))
+    assert found is not None
+    assert (found.step, found.tensors) == (NUM_STEPS, ())

@@ -8,9 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.events import Closed, LaneBegan, LaneEnded, LaneLeft, Started, StepBegins, StepCommitted
-from lockstep.verify.evidence import RunTrace, read_run, trace_path
-from lockstep.verify.trace import Trace
+from lockstep.events import (
+    Closed,
+    Copied,
+    GenerationFormed,
+    LaneBegan,
+    LaneEnded,
+    LaneLeft,
+    Started,
+    StepBegins,
+    StepCommitted,
+)
+from lockstep.verify.evidence import RunTrace, read_disturbed, read_run, trace_path, trace_paths
+from lockstep.verify.trace import Sources, Trace
 
 STARTED = Started("train.py", 1, 1, 0, 1, True)
 DATA = {"x": torch.ones(3)}
@@ -18,7 +28,7 @@ DATA = {"x": torch.ones(3)}
 
 def traced(folder: Path, *events: Any, state: dict[str, Any] | None = None) -> RunTrace:
     """What is read back after a worker has seen the events; an event that is a function is called instead."""
-    trace = Trace(folder, 0, lambda: {} if state is None else state, lambda: ["mean"])
+    trace = Trace(folder, 0, Sources(lambda: {} if state is None else state, lambda: ["mean"]))
     for event in (STARTED, *events, Closed(1)):
         event() if callable(event) else trace(event)
     return read_run("1 worker", [trace_path(folder, 0)])
@@ -89,3 +99,54 @@ def test_warnings_are_shown_as_before_when_the_run_is_over(tmp_path: Path) -> No
     before = warnings.showwarning
     traced(tmp_path, *step())
     assert warnings.showwarning is before
+
+
+def worker(folder: Path, rank: int, *events: Any, failed: bool = False, **options: bool) -> Trace:
+    sources = Sources(lambda: {"w": torch.zeros(1)}, list, has_failed=lambda: failed)
+    trace = Trace(folder, rank, sources, **options)
+    for event in (STARTED, *events):
+        trace(event)
+    return trace
+
+
+def test_a_disturbed_run_has_the_workers_that_came_to_a_good_end_and_the_lanes_of_all(tmp_path: Path) -> None:
+    worker(tmp_path, 0, *step(), *step(step=1), Closed(2))
+    worker(tmp_path, 1, *step(), StepBegins(1))  # killed
+    with trace_path(tmp_path, 1).open("a") as file:
+        file.write('{"kind": "sta')
+    worker(tmp_path, 1, *step(step=1), Closed(2), failed=True, is_replacement=True)  # sent away
+    run = read_disturbed("disturbed", [tmp_path])
+    assert len(trace_paths(tmp_path)) == 3
+    assert [sorted(worker.states) for worker in run.workers] == [[0, 1, 2]]
+    assert sorted(run.lanes) == [(0, 0), (1, 0)]
+
+
+def test_a_copy_goes_on_in_a_file_of_its_own(tmp_path: Path) -> None:
+    worker(tmp_path, 0, *step(), Copied(1), *step(step=1), Closed(2))
+    assert len(trace_paths(tmp_path)) == 2
+    (copy,) = read_disturbed("disturbed", [tmp_path]).workers
+    assert sorted(copy.states) == [1, 2]
+
+
+def test_of_a_lane_that_was_computed_again_the_last_generation_counts(tmp_path: Path) -> None:
+    formed = GenerationFormed(0, 2, (0,), (1,), (), (), (0,), (0,), False, "", 0.0)
+    worker(tmp_path, 0, StepBegins(0), formed, *step()[1:], Closed(1))
+    worker(tmp_path, 1, *step(), Closed(1))
+    assert read_disturbed("disturbed", [tmp_path]).lanes[0, 0].worker == 0
+
+
+def test_the_number_of_the_batch_the_rates_and_the_gradient_of_a_step_are_kept(tmp_path: Path) -> None:
+    sources = Sources(dict, list, lambda: {"w": torch.full((4,), 3.0)}, lambda: {"optimizer, group 0": 0.5})
+    trace = Trace(tmp_path, 0, sources)
+    for event in (STARTED, StepBegins(0, 7), StepCommitted(0, 3, None), Closed(1)):
+        trace(event)
+    run = read_run("1 worker", [trace_path(tmp_path, 0)])
+    state = run.workers[0].states[0]
+    assert (state.batch, state.rates, run.norms[0]) == (7, {"optimizer, group 0": 0.5}, {"w": 6.0})
+
+
+def test_a_run_that_stops_at_a_step_has_the_state_that_a_longer_one_has_there(tmp_path: Path) -> None:
+    worker(tmp_path / "longer", 0, StepBegins(0, 0), StepBegins(1, 1), Closed(2))
+    worker(tmp_path / "shorter", 0, StepBegins(0, 0), Closed(1))
+    longer, shorter = (read_disturbed("", [tmp_path / name]).workers[0] for name in ("longer", "shorter"))
+    assert longer.states[1] == shorter.states[1]

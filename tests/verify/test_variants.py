@@ -5,7 +5,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.programs.verification.verify import Request, interleaved, only_parameters, variants
+from lockstep.programs.verification.runs import Request
+from lockstep.programs.verification.verify import interleaved, only_parameters, variants
 
 
 def request(*counts: int, lanes: int = 8) -> Request:

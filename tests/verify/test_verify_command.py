@@ -118,6 +118,17 @@ def test_a_buffer_written_outside_of_lanes_by_one_worker_is_named_to_people_too(
     assert "hello from the script" in (bench.folder / "runs/verify-train-1/2/worker-0.log").read_text()
 
 
+@pytest.mark.soak
+def test_an_exact_script_bears_all_faults_in_processes_that_run_it_from_the_top(bench: Bench) -> None:
+    done = bench.verify(script(), "-n", "2", "--lanes", "2", "--steps", "14", "--no-distance", "--json")
+    assert done.exit_code == 0, done.stderr
+    assert [(fault["kind"], fault["equal"]) for fault in done.json["faults"]] == [
+        ("kill", True),
+        ("replace", True),
+        ("stop", True),
+    ]
+
+
 def test_a_run_that_fails_is_shown_as_lockstep_run_shows_it(bench: Bench) -> None:
     done = bench.verify("def f():\n    raise ValueError('bad sample 7')\nf()\n", "-n", "2", "--json")
     assert done.exit_code == 1

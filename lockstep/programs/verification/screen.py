@@ -10,7 +10,8 @@ from functools import partial
 from rich.console import Console
 
 from lockstep.programs.verification.report import as_json, failure_as_json, show
-from lockstep.programs.verification.verify import CannotVerify, Request, verify
+from lockstep.programs.verification.runs import CannotVerify, Request
+from lockstep.programs.verification.verify import verify
 
 
 def present(request: Request, in_json: bool) -> int:
@@ -20,7 +21,7 @@ def present(request: Request, in_json: bool) -> int:
         report = verify(request, partial(_running, progress))
     except CannotVerify as failed:
         if in_json:
-            print(json.dumps(failure_as_json(request, str(failed))))
+            print(json.dumps(failure_as_json(request, failed)))
         print(failed, file=sys.stderr)
         return failed.exit_code
     if in_json:

@@ -20,6 +20,8 @@ class Copier:
     ) -> None:
         self._control, self._launcher_pid = control, launcher_pid
         self._ports, self._loader_pids = ports, loader_pids
+        self.has_declined = False
+        """Whether a copy was asked for that could not be made."""
         self._request: CopyRequest | None = None
         self._copied: Copied | None = None
         self._ready: int | None = None
@@ -40,6 +42,7 @@ class Copier:
             return None
         why = obstacle(self._ports(), self._loader_pids())
         if why is not None:
+            self.has_declined = True
             self._control.decline(request, why)
             return None
         made = fork(request, self._launcher_pid)

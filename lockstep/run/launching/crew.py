@@ -57,7 +57,8 @@ class Crew:
         self._ports = (0, 0)
         self._extra: dict[str, str] = {}
         self._copies: dict[int, Copy] = {}
-        self._obstacles: set[str] = set()
+        self.obstacles: dict[str, None] = {}
+        """Why workers could not be copied, in the order in which it was told."""
 
     def __enter__(self) -> "Crew":
         with ExitStack() as owned:
@@ -155,8 +156,8 @@ class Crew:
         if not isinstance(answer, Declined):
             self._unregister(worker.control)
             return
-        if answer.why not in self._obstacles:
-            self._obstacles.add(answer.why)
+        if answer.why not in self.obstacles:
+            self.obstacles[answer.why] = None
             self._say(
                 f"  worker {worker.slot} cannot be copied ({answer.why}): a new process takes the place of one lost"
             )

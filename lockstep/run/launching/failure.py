@@ -63,6 +63,12 @@ class Failure:
         )
 
     @property
+    def sentence(self) -> str:
+        """What it told, in one sentence; nothing if it ended without a word."""
+        parts = [self.kind, self.message] if self.how == RAISED else [self.message]
+        return ": ".join(part for part in parts if part)
+
+    @property
     def is_loss(self) -> bool:
         """Whether the worker was lost through no fault of the user's code."""
         return self.how == KILLED or self._exited_with(LEFT_OUT)

@@ -22,13 +22,16 @@ __all__ = ["Job", "Outcome", "launch"]
 class Outcome:
     """How a launch ended; `failure` is the first failure, if the run failed.
 
-    `saved`: workers that were asked to end have saved the run first.
+    `saved`: workers that were asked to end have saved the run first. `turned_away` says why new workers could not take
+    part, and `obstacles` why others could not be copied.
     """
 
     exit_code: int
     failure: Failure | None
     seconds: float
     saved: bool = False
+    turned_away: tuple[str, ...] = ()
+    obstacles: tuple[str, ...] = ()
 
 
 def launch(job: Job, *, show: Callable[[bytes], None], say: Callable[[str], None]) -> Outcome:
@@ -54,7 +57,14 @@ def launch(job: Job, *, show: Callable[[bytes], None], say: Callable[[str], None
         return Outcome(USER_ERROR, None, time.monotonic() - began_s)
     if isinstance(end, signal.Signals):
         say(_tell_interrupt(job, end, supervisor.num_workers))
-    return Outcome(_exit_code(end), end.first if isinstance(end, Over) else None, time.monotonic() - began_s, saved)
+    return Outcome(
+        _exit_code(end),
+        end.first if isinstance(end, Over) else None,
+        time.monotonic() - began_s,
+        saved,
+        supervisor.turned_away,
+        tuple(crew.obstacles),
+    )
 
 
 def exit_code_of(failure: Failure) -> int:

@@ -119,6 +119,8 @@ class State:
     """Slots whose joiner failed in a way that would repeat."""
     num_misplaced: int = 0
     """Joiners that did not find their place in the script."""
+    turned_away: tuple[Failure, ...] = ()
+    """Joiners that told why they cannot take part."""
     exits: Mapping[int, Failure] = field(default_factory=dict)
     """Members that left with an exit code of their own just now: losses, unless the others do so too."""
     finished: bool = False
@@ -282,7 +284,8 @@ def _lose_joiner(state: State, failure: Failure, actions: list[Action]) -> State
     condemned = state.workers[failure.rank].condemned
     state = _charged(_without(state, failure.rank))
     if not retried:
-        state = replace(state, given_up=state.given_up | {failure.rank})
+        given_up, turned_away = state.given_up | {failure.rank}, (*state.turned_away, failure)
+        state = replace(state, given_up=given_up, turned_away=turned_away)
     if state.num_faults > state.fault_budget:
         return _in_crisis(replace(state, exhausted=_used_up(state)), failure)
     if not condemned:
@@ -294,7 +297,7 @@ def _misplaced(state: State, failure: Failure, actions: list[Action]) -> State:
     """The members go on, and it is no fault: the script cannot be joined where it is."""
     if failure.message:
         actions.append(Say(f"! worker {failure.rank} gives its place up: {failure.message}"))
-    state = replace(state, num_misplaced=state.num_misplaced + 1)
+    state = replace(state, num_misplaced=state.num_misplaced + 1, turned_away=(*state.turned_away, failure))
     if state.num_misplaced == MISPLACED_TRIES:
         told = f"{MISPLACED_TRIES} new workers have not found their place in the script"
         actions.append(Say(f"  {told}: no more are started, and the others go on"))

@@ -63,6 +63,11 @@ class Supervisor:
         return self._state.wanted
 
     @property
+    def turned_away(self) -> tuple[str, ...]:
+        """Why new workers could not take part, in their own words."""
+        return tuple(failure.sentence for failure in self._state.turned_away if failure.sentence)
+
+    @property
     def ran_apart(self) -> bool:
         """Whether several workers have each run the whole script by themselves: none has called `lockstep.start`."""
         self._is_together = self._is_together or self._crew.has_started

@@ -102,3 +102,9 @@ def test_nor_one_that_every_turn_sets_anew_before_it_is_read(tmp_path: Path) -> 
 def test_one_that_is_read_before_it_is_set_is(tmp_path: Path) -> None:
     loop = "while run.step < 9:\n    for group in groups: group['lr'] = best\n    best = best * 0.9\n"
     assert refused(tmp_path, loop)
+
+
+def test_one_that_goes_into_the_loss_is(tmp_path: Path) -> None:
+    loop = "for batch in loader:\n    loss = best * f(batch)\n    loss.backward()\n    best *= 0.99\n"
+    (sentence,) = refused(tmp_path, loop)
+    assert "It goes into loss.backward()" in sentence

@@ -1,0 +1,204 @@
+"""Runs a script once for each of the things that happen to long trainings, and compares with the calm run.
+
+A worker is killed and replaced by a copy of another; it is killed and replaced by a new process; the run is stopped and
+resumed on another number of workers. Each happens at a step, in the middle of an epoch.
+"""
+
+import re
+import shutil
+from dataclasses import dataclass, replace
+
+from lockstep.lanes import Assignment
+from lockstep.programs.verification.runs import (
+    BEGIN_ALIKE,
+    Ran,
+    Request,
+    Running,
+    Variant,
+    job_of,
+    launched,
+    refuse_end,
+    trace_folder,
+    workers,
+)
+from lockstep.run.exits import TERMINATED
+from lockstep.run.faults import FAULT, Fault, FaultKind, forget, has_happened
+from lockstep.run.launching.launch import Job
+from lockstep.verify.compare import difference_after
+from lockstep.verify.evidence import RunTrace, read_disturbed
+from lockstep.verify.fault_cause import Happened, judge_fault
+
+FEWEST_STEPS = 4
+LEAD = 2
+"""How many steps a run goes on after it was asked to stop: in the next one all learn of it, and then they save."""
+
+AFTER = 5
+"""How many steps there should be after a fault: a new worker joins two steps later, and computes from the third on."""
+
+FAULT_BUDGET = 4
+
+
+@dataclass(frozen=True)
+class FaultResult:
+    """What a disturbed run came to. `cause` is why it differs or has failed, or a note on one that is equal."""
+
+    kind: FaultKind
+    label: str
+    equal: bool
+    cause: str | None = None
+    first_step: int | None = None
+    explanation: str = ""
+    num_steps: int | None = None
+    digest: str = ""
+
+
+def disturb(request: Request, calm: RunTrace, running: Running) -> list[FaultResult]:
+    """What comes of each fault; nothing if the script makes too few steps. `calm` is the run on the most workers."""
+    step = fault_step(calm)
+    if step is None:
+        return []
+    killed = [_killed(request, calm, kind, step, running) for kind in (FaultKind.KILL, FaultKind.REPLACE)]
+    return [*killed, _stopped(request, calm, step, killed[0].equal, running)]
+
+
+def fault_step(calm: RunTrace) -> int | None:
+    """The step at which faults happen: near the middle, neither the first nor the last of an epoch, if there is one.
+
+    None if there are too few steps.
+    """
+    states = calm.workers[0].states
+    first, last = min(states), max(states)
+    if last - first < FEWEST_STEPS:
+        return None
+    possible = range(first + LEAD, last - 1)
+    inside = [step for step in possible if states[step].batch != 0 and states[step + 1].batch != 0]
+    roomy = [step for step in inside if last - step > AFTER]
+    return min(roomy or inside or possible, key=lambda step: abs(step - (first + last) // 2))
+
+
+def resumed_on(counts: tuple[int, ...]) -> int:
+    """Another number of workers than the largest."""
+    return min((count for count in counts if count < max(counts)), default=max(counts) - 1)
+
+
+# -- a worker is killed ------------------------------------------------------------------------------------------
+
+
+def _killed(request: Request, calm: RunTrace, kind: FaultKind, step: int, running: Running) -> FaultResult:
+    count = max(request.counts)
+    fault = Fault(kind, min(count, request.lanes) - 1, step)
+    how = "copied" if kind is FaultKind.KILL else "new process"
+    label = f"killed at step {step}, {how}"
+    job = replace(_job(request, label, kind, count, fault), copies=kind is FaultKind.KILL, fault_budget=FAULT_BUDGET)
+    ran = _launched(job, f"{workers(count)}, worker {fault.slot} {label}", running)
+    refuse_end(ran)
+    blank = FaultResult(kind, label, equal=False)
+    if ran.outcome.exit_code or not has_happened(job.run_dir):
+        return _failed(blank, ran, calm)
+    trace = read_disturbed(label, [trace_folder(job.run_dir)])
+    return _compared(blank, calm, trace, Happened(step, fault.slot), _note(ran, trace, fault))
+
+
+def _note(ran: Ran, trace: RunTrace, fault: Fault) -> str | None:
+    """What is worth knowing of a run whose bits are equal."""
+    if ran.outcome.turned_away:
+        return f"a worker that joins is sent away: {_without_moment(ran.outcome.turned_away[0])}"
+    if ran.outcome.obstacles and fault.kind is FaultKind.KILL:
+        return (
+            f"no worker can be copied ({ran.outcome.obstacles[0]}): a new process takes the place of one that is lost"
+        )
+    if not any(lane.worker == fault.slot for (step, _), lane in trace.lanes.items() if step >= fault.step):
+        return "the script ended before its replacement had computed anything"
+    return None
+
+
+def _without_moment(sentence: str) -> str:
+    return re.sub(r"^this worker (?:leaves|cannot join) at step \d+: ", "", sentence)
+
+
+# -- a run is stopped and resumed ----------------------------------------------------------------------------------
+
+
+def _stopped(request: Request, calm: RunTrace, step: int, may_move: bool, running: Running) -> FaultResult:
+    count, other = max(request.counts), resumed_on(request.counts)
+    label = f"stopped at step {step}, resumed on {other}"
+    stopping = _saving(request, _job(request, label, FaultKind.STOP, count, Fault(FaultKind.STOP, 0, step - LEAD)))
+    blank = FaultResult(FaultKind.STOP, label, equal=False)
+    ran = _launched(stopping, f"{workers(count)}, stopped at step {step}", running)
+    if ran.outcome.exit_code != TERMINATED or not has_happened(stopping.run_dir):
+        refuse_end(ran)
+        return _failed(blank, ran, calm)
+    if not ran.outcome.saved:
+        return replace(blank, cause=_why_not_saved(ran), first_step=step)
+    going_on = _saving(request, replace(_job(request, label, "resumed", other), resume="auto"))
+    ran = _launched(going_on, f"{workers(other)}, resumed", running)
+    refuse_end(ran)
+    if ran.outcome.exit_code:
+        return _failed(blank, ran, calm)
+    folders = [trace_folder(job.run_dir) for job in (stopping, going_on)]
+    resumed = read_disturbed(label, folders[1:])
+    first = min((worker.first_step for worker in resumed.workers), default=step)
+    return _compared(blank, calm, read_disturbed(label, folders), Happened(first, may_move=may_move), None)
+
+
+def _why_not_saved(ran: Ran) -> str:
+    told = [note for note in ran.notes if "checkpoint" in note or "saved" in note]
+    late = "nothing was saved when the run was stopped: the step under way, and writing, may take two seconds together"
+    return told[0] if told else late
+
+
+def _saving(request: Request, job: Job) -> Job:
+    """With checkpoints in a folder of this verification, whatever the script says: its own may hold older ones."""
+    return replace(job, checkpoints=(request.folder / "checkpoints").absolute())
+
+
+# -- all of them -------------------------------------------------------------------------------------------------
+
+
+def _job(request: Request, label: str, name: str, count: int, fault: Fault | None = None) -> Job:
+    """As `lockstep run` would launch it, and with traces."""
+    variant = Variant(str(name), label, Assignment.even(request.lanes, count), request.steps)
+    job = replace(job_of(request, variant), assignment=None)
+    return replace(job, environment={**job.environment, **({} if fault is None else {FAULT: str(fault)})})
+
+
+def _launched(job: Job, label: str, running: Running) -> Ran:
+    """Nothing that an earlier verification left in the folder counts."""
+    forget(job.run_dir)
+    if job.resume is None and job.checkpoints is not None:
+        shutil.rmtree(job.checkpoints, ignore_errors=True)
+    return launched(job, label, running)
+
+
+def _compared(blank: FaultResult, calm: RunTrace, trace: RunTrace, happened: Happened, note: str | None) -> FaultResult:
+    found = difference_after(calm, trace)
+    seen = replace(blank, num_steps=_last_step(trace) - min(calm.workers[0].states), digest=_last_digest(trace))
+    if found is None:
+        return replace(seen, equal=True, cause=note)
+    verdict = judge_fault(found, happened)
+    return replace(seen, cause=str(verdict.cause), explanation=verdict.explanation, first_step=found.step)
+
+
+def _last_step(trace: RunTrace) -> int:
+    return max((step for worker in trace.workers for step in worker.states), default=0)
+
+
+def _last_digest(trace: RunTrace) -> str:
+    last = _last_step(trace)
+    return next((worker.states[last].digest for worker in trace.workers if last in worker.states), "")
+
+
+def _failed(blank: FaultResult, ran: Ran, calm: RunTrace) -> FaultResult:
+    """A run that refused to go on says why itself."""
+    failure, told = ran.outcome.failure, "\n".join(ran.said)
+    if failure is None:
+        return replace(blank, cause=told or _why_nothing_happened(ran, calm))
+    return replace(blank, cause=failure.sentence or told, first_step=failure.step, explanation=told)
+
+
+def _why_nothing_happened(ran: Ran, calm: RunTrace) -> str:
+    trace = read_disturbed("", [trace_folder(ran.job.run_dir)])
+    first = min((worker.first_step for worker in trace.workers), default=0)
+    if first > calm.workers[0].first_step:
+        return f"the script went on at step {first}, from a checkpoint of an earlier run: {BEGIN_ALIKE}"
+    return "the script ended before the fault could happen"
