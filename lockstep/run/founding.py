@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 
-from lockstep.errors import BadEnvironment
+from lockstep.errors import BadEnvironment, PeerGone
 from lockstep.run.environments.place import LOOPBACK, Place
 from lockstep.run.launching.status import StatusReader
 from lockstep.run.membership import Health, Member
@@ -33,8 +33,11 @@ def meet_founders(place: Place, door: Door, store: Store | None) -> tuple[Member
     """Collective. All workers of the first generation, in order of their slots, which is that of their ranks."""
     if store is None:
         return (door.member,)
-    store.set(f"lockstep/founder/{place.world.rank}", json.dumps(vars(door.member)))
-    told = [store.get(f"lockstep/founder/{rank}") for rank in range(place.world.size)]
+    try:
+        store.set(f"lockstep/founder/{place.world.rank}", json.dumps(vars(door.member)))
+        told = [store.get(f"lockstep/founder/{rank}") for rank in range(place.world.size)]
+    except DistError as error:
+        raise PeerGone(0, f"the store that it keeps does not answer ({str(error).splitlines()[0]})") from error
     return tuple(Member(**json.loads(text)) for text in told)
 
 

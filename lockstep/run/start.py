@@ -130,7 +130,7 @@ def _found(asked: Asked, place: Place, overrides: Overrides, status: StatusWrite
     run = _make_run(settings, opened, place, overrides, undo, events, status)
     if _can_recover(settings, place):
         door = open_door(place)
-        with status.awaiting(Call.START):
+        with status.awaiting(Call.START), told_as_lost(0, "lockstep.start"):
             members = meet_founders(place, door, store)
         run.continuity.recovery = _recovery(founded(door.member, members), door, opener, opened, run, no_members)
         _make_copyable(run, place, overrides, settings, undo)

@@ -12,6 +12,7 @@ from lockstep.programs.bench.recovery.commits import Commit, CommitLog, last_ste
 from lockstep.programs.bench.recovery.gate import Gate, pass_gate
 from lockstep.programs.bench.recovery.measuring import Benchmark
 from lockstep.programs.bench.recovery.plan import (
+    ANEW,
     BEFORE,
     NUM_BATCHES,
     RESTART,
@@ -65,12 +66,12 @@ def test_the_same_seed_kills_the_same_workers() -> None:
 
 def test_without_a_baseline_only_lockstep_is_killed() -> None:
     plan = make_plan("mlp", 3, None, 2, baseline=False)
-    assert all(set(each.order) == {SURVIVORS, SPARE} for each in make_rounds(plan))
+    assert all(set(each.order) == {SURVIVORS, ANEW, SPARE} for each in make_rounds(plan))
 
 
 def test_the_number_of_runs_is_known_before() -> None:
-    assert PLAN.num_runs == 1 + 2 + 5 * 4
-    assert make_plan("mlp", 3, None, 2, baseline=False).num_runs == 1 + 1 + 3 * 2
+    assert PLAN.num_runs == 1 + 2 + 5 * 5
+    assert make_plan("mlp", 3, None, 2, baseline=False).num_runs == 1 + 1 + 3 * 3
 
 
 @pytest.mark.parametrize(
@@ -102,8 +103,10 @@ def test_each_side_is_started_as_a_user_would() -> None:
     task = Task("mlp", 8, "folder")
     words = [" ".join(command_of(side, PLAN, task, Path("folder/run"))) for side in SIDES]
     assert "-m lockstep run --workers 3 --lanes 6 --threads 1 --spares 0" in words[0]
-    assert "--spares 1" in words[1]
-    assert "-m torch.distributed.run --standalone --nproc-per-node 3" in words[2]
+    assert "--spares 0" in words[1]
+    assert "--spares 1" in words[2]
+    assert ["--no-copies" in line for line in words[:3]] == [False, True, True]
+    assert "-m torch.distributed.run --standalone --nproc-per-node 3" in words[3]
 
 
 def test_a_task_reaches_the_workers_unchanged() -> None:
@@ -196,13 +199,13 @@ def test_something_is_quiet_when_it_stayed_the_same_for_a_while() -> None:
 # -- from recoveries to the report ------------------------------------------------------------------------------
 
 
-def measured(*rounds: tuple[float, float, float, float]) -> list[dict[str, Recovery]]:
+def measured(*rounds: tuple[float, ...]) -> list[dict[str, Recovery]]:
     names = [side.name for side in SIDES]
     return [dict(zip(names, (Recovery(time_s, None, 1) for time_s in times), strict=True)) for times in rounds]
 
 
 def test_ratios_to_the_restart_are_made_within_rounds() -> None:
-    row = make_row(SURVIVORS, measured((1.0, 1, 10, 1), (2.0, 1, 10, 1), (4.0, 1, 80, 1)), steps=8)
+    row = make_row(SURVIVORS, measured((1.0, 1, 1, 10, 1), (2.0, 1, 1, 10, 1), (4.0, 1, 1, 80, 1)), steps=8)
     assert (row["restart_ratio_low"], row["restart_ratio"], row["restart_ratio_high"]) == (5, 10, 20)
     assert (row["next_median_s"], row["next_max_s"], row["steps_lost"]) == (2, 4, 3)
 
@@ -215,7 +218,7 @@ def test_times_until_all_are_back_leave_out_runs_that_ended_first() -> None:
 
 
 def test_claims_are_judged_by_the_median() -> None:
-    found = measured((0.9, 2.5, 9, 9), (0.9, 2.5, 9, 9), (7.0, 0.5, 9, 9))
+    found = measured((0.9, 9, 2.5, 9, 9), (0.9, 9, 2.5, 9, 9), (7.0, 9, 0.5, 9, 9))
     plan = Plan("mlp", 3, 6, kills=3)
     _, *rounds = make_rounds(plan)
     report = make_report(plan, rounds, found, {side.name: 8 for side in SIDES}, baseline_agrees=False, machine={})
