@@ -99,6 +99,8 @@ class ShardedLoader:
         self._set_keys(seed, num_lanes, None)
         self._position = Position()
         self._committed: Position | None = None
+        self.evaluated: Position | None = None
+        """Where the pass stood after the batch that was last evaluated."""
         self._num_ahead = 0
         self._ended_at = Position()
         self._mid_pass = self._sought = False

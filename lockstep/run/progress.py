@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lockstep.data import Position, ShardedLoader
+from lockstep.data import GlobalBatch, Position, ShardedLoader
 from lockstep.errors import BadCheckpoint
 
 
@@ -118,6 +118,12 @@ class Progress:
         assert self.made.before_training is not None
         if number is not None and number >= self.made.before_training and not self.in_epoch:
             self.made.lost = True
+
+    def evaluates(self, batch: GlobalBatch) -> None:
+        """A batch is evaluated: whatever goes on from now need not do it again."""
+        loader = None if batch.loader is None else self.loaders.get(batch.loader)
+        if loader is not None and batch.position is not None:
+            loader.evaluated = Position(batch.position.epoch, batch.position.step + 1)
 
     def epoch_to_resume(self) -> int:
         """See Note [Where an epoch is resumed]."""

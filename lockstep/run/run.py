@@ -477,6 +477,7 @@ class Run:
             self._events.emit(Said(text))
 
     def _evaluating_lanes(self, batch: GlobalBatch) -> Iterator[Any]:
+        self._progress.evaluates(batch)
         lanes = self._stepping.evaluating(batch)
         return lanes if self._engine is None else self._watched(lanes, self._engine, is_first_turn=False)
 

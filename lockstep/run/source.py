@@ -12,7 +12,7 @@ Pure: source text goes in. What cannot be read, or parsed, says nothing.
 import ast
 import linecache
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -45,21 +45,25 @@ class Function:
     path: str
     node: ast.AST
 
-    def dependence(self, name: str) -> Dependence | None:
-        """Where the training depends on the counter `name` first, if it does."""
-        tainted = _computed_from(self.node, name)
-        found = [self._dependence(node, tainted, name) for node in ast.walk(self.node)]
+    def dependence(self, name: str, *, again: bool = False, in_calls: bool = True) -> Dependence | None:
+        """Where the training depends on `name` first, if it does; with `again`, only in what is done more than once.
+
+        To be given to a function beside an optimizer counts `in_calls`.
+        """
+        nodes = [node for part in (_repeated(self.node) if again else [self.node]) for node in ast.walk(part)]
+        tainted = _computed_from(nodes, name)
+        found = [self._dependence(node, tainted, name, in_calls) for node in nodes]
         lines = [dependence for dependence in found if dependence is not None]
         return min(lines, key=lambda dependence: dependence.line, default=None)
 
-    def _dependence(self, node: ast.AST, tainted: set[str], name: str) -> Dependence | None:
+    def _dependence(self, node: ast.AST, tainted: set[str], name: str, in_calls: bool) -> Dependence | None:
         if isinstance(node, _TESTED) and _mentions(node.test, tainted):
             call = _first_training_call(node) or self._skipped_call(node)
             if call is not None:
                 return Dependence(name, node.lineno, f"decides whether {call} is called")
             if isinstance(node, ast.While) or _has(node, ast.Break, ast.Return):
                 return Dependence(name, node.lineno, "decides when the loop ends")
-        return _goes_into(node, tainted, name)
+        return _goes_into(node, tainted, name, in_calls)
 
     def _skipped_call(self, node: ast.AST) -> str | None:
         """A call that trains, behind a `continue`, in the same loop."""
@@ -110,12 +114,20 @@ def _parsed(path: str) -> ast.Module | None:
         return None
 
 
-def _computed_from(root: ast.AST, name: str) -> set[str]:
+def _repeated(root: ast.AST) -> list[ast.AST]:
+    """What is done more than once: loops, and functions without any, but for those that make an object."""
+    if isinstance(root, ast.ClassDef):
+        return [part for method in root.body for part in _repeated(method) if getattr(method, "name", "") != "__init__"]
+    loops: list[ast.AST] = [node for node in ast.walk(root) if isinstance(node, _LOOPS)]
+    return loops or ([] if isinstance(root, ast.Module) else [root])
+
+
+def _computed_from(nodes: Iterable[ast.AST], name: str) -> set[str]:
     """The name, and all names that are assigned something in which one of them is mentioned, or where a test that
     mentions one of them decides."""
     tainted = {name}
     while True:
-        new = {target for node in ast.walk(root) for target in _assigned_by(node, tainted)}
+        new = {target for node in nodes for target in _assigned_by(node, tainted)}
         if new <= tainted:
             return tainted
         tainted |= new
@@ -147,10 +159,11 @@ def _reads_before_it_sets(loop: ast.For | ast.While, name: str) -> bool:
     return False
 
 
-def _goes_into(node: ast.AST, tainted: set[str], name: str) -> Dependence | None:
+def _goes_into(node: ast.AST, tainted: set[str], name: str, in_calls: bool) -> Dependence | None:
     if isinstance(node, ast.For) and _is_range(node.iter) and _is_named(node.target, name):
         return Dependence(name, node.lineno, "decides how long the loop goes on")
-    if isinstance(node, ast.Call) and _takes_rates(node) and any(_mentions(part, tainted) for part in _arguments(node)):
+    takes = isinstance(node, ast.Call) and (_takes_rates(node) if in_calls else _trains(node))
+    if isinstance(node, ast.Call) and takes and any(_mentions(part, tainted) for part in _arguments(node)):
         return Dependence(name, node.lineno, f"goes into {ast.unparse(node)}")
     if isinstance(node, ast.Call) and _is_backward(node) and _mentions(node.func, tainted):
         return Dependence(name, node.lineno, f"goes into {ast.unparse(node)}")

@@ -77,7 +77,9 @@ def begun_anew(saved: Iterable[tuple[str, str, str, str]], now: Values) -> list[
         if path is None or value is None or value == before:
             continue
         source = function_at(path, function)
-        depends = source.dependence(name) if source is not None and source.is_carried(name) else None
+        is_number = not value.startswith(("(", "["))
+        known = source if source is not None and source.is_carried(name) else None
+        depends = None if known is None else known.dependence(name, again=True, in_calls=is_number)
         if depends is not None:
             found.append(Changed(file, name, value, before, depends))
     return found
@@ -87,7 +89,7 @@ def _plain_ones(variables: Mapping[str, Any]) -> dict[str, str]:
     texts = {
         name: _text(value, _MOST_DEPTH)
         for name, value in list(variables.items())
-        if type(value) not in (int, bool) and not name.startswith("__")
+        if type(value) not in (int, bool) and name != "self" and not name.startswith("__")
     }
     return {name: _short(text) for name, text in texts.items() if text is not None}
 

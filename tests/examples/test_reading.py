@@ -29,9 +29,9 @@ def test_at_most_twelve_lines_of_the_lockstep_script_are_not_in_the_plain_one():
     assert 0 < num_new_lines(code_lines(plain), code_lines(lockstep)) <= 12
 
 
-def test_there_are_seventeen_examples_numbered_from_one():
+def test_there_are_eighteen_examples_numbered_from_one():
     numbered = [path.name[:3] for path in EXAMPLES if path.name[0].isdigit()]
-    assert numbered == [f"{number:02}_" for number in range(1, 18)]
+    assert numbered == [f"{number:02}_" for number in range(1, 19)]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

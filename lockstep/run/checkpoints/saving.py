@@ -2,9 +2,10 @@
 
 # Note [Moments]
 # A snapshot must be one from which the script can go on as though nothing had happened. There are two such moments.
-# When a loader in the middle of its pass is asked for its next batch, the body of the training loop is done, schedules
-# and draws included; but no loader may have handed out anything since the step was committed, for of two loaders that
-# are read in turn the first may have gone on already. A loader that was evaluated on from end to end does not matter.
+# When a loader that is trained on is asked for its next batch in the middle of its pass, the body of the training loop
+# is done, schedules, draws and evaluations included; but no loader may have handed out anything since the step was
+# committed, for of two loaders that are read in turn the first may have gone on already. Batches that were evaluated
+# since do not matter.
 # And when an epoch's body has ended. Batches that come from no loader leave the second moment only.
 """
 
@@ -42,7 +43,8 @@ class Saving:
     def loader_asks(self, index: int) -> None:
         """Loader number `index` is about to load its next batch. See Note [Moments]."""
         loader = self._parts.progress.loaders[index]
-        if self._at_commit is not None and loader.position.step > 0 and self._nothing_handed_out():
+        may_be = loader.is_trained_on and loader.position.step > 0
+        if self._at_commit is not None and may_be and self._nothing_is_pending():
             self._at_commit = None
             self._moment()
 
@@ -55,10 +57,11 @@ class Saving:
         self._parts.progress.on_epoch_end = None
         self.checkpoints.close(limit_s)
 
-    def _nothing_handed_out(self) -> bool:
+    def _nothing_is_pending(self) -> bool:
+        """Whether every batch that was handed out since the commit was evaluated."""
         assert self._at_commit is not None
-        loaders = self._parts.progress.loaders.items()
-        return all(loader.position == self._at_commit.get(number) for number, loader in loaders if loader.mid_pass)
+        passes = {number: loader for number, loader in self._parts.progress.loaders.items() if loader.mid_pass}
+        return all(loader.position in (self._at_commit.get(n), loader.evaluated) for n, loader in passes.items())
 
     def _moment(self) -> None:
         self.checkpoints.between_steps(self._parts.stepping.step, self._parts.capture)

@@ -67,8 +67,8 @@ class Door:
         self.store.set("charter", json.dumps(charter))
 
     def has_call(self) -> bool:
-        """Whether somebody has called and was not heard yet. 15 us."""
-        return self.store.add("calls", 0) > self._seen
+        """Whether somebody has called, or is about to, and was not heard yet. 15 us."""
+        return bool(self._unwritten) or self.store.add("calls", 0) > self._seen
 
     def calls(self) -> list[Claim]:
         """The claims that have come since the last look. See Note [Calls]."""

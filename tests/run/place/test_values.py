@@ -108,3 +108,19 @@ def test_one_that_goes_into_the_loss_is(tmp_path: Path) -> None:
     loop = "for batch in loader:\n    loss = best * f(batch)\n    loss.backward()\n    best *= 0.99\n"
     (sentence,) = refused(tmp_path, loop)
     assert "It goes into loss.backward()" in sentence
+
+
+def test_nor_one_from_which_something_was_made_before_training(tmp_path: Path) -> None:
+    loop = "optimizer = make(best)\nscheduler = StepLR(optimizer, 1)\nfor batch in loader:\n    best = best * 2\n"
+    assert refused(tmp_path, loop) == []
+
+
+def test_a_list_that_is_handed_to_a_function_beside_the_optimizer_is_not_taken_for_a_rate(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("losses = []\nfor epoch in run.epochs(3):\n    train(model, optimizer, loader, losses)\n")
+    now = {(str(path), "<module>"): {"losses": "[]", "rate": "0.1"}}
+    assert begun_anew([("train.py", "<module>", "losses", "[1.5]")], now) == []
+    path.write_text("rate = 0.1\nfor epoch in run.epochs(3):\n    train(model, optimizer, rate)\n    rate *= 0.9\n")
+    (path2 := tmp_path / "later.py").write_text(path.read_text())
+    now = {(str(path2), "<module>"): {"rate": "0.1"}}
+    assert len(begun_anew([("later.py", "<module>", "rate", "0.09")], now)) == 1
