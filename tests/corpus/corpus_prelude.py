@@ -69,7 +69,7 @@ class Watch:
         """A replacement that runs the script from the top needs a moment. It is waited for once."""
         recovery = self.run.continuity.recovery
         if recovery is not None and recovery.hosts and PLAN.get("awaits_newcomer") and _first_time("awaited"):
-            _await(lambda: recovery.door.has_call() or recovery.hears())
+            _await(lambda: recovery.door.has_call() or bool(recovery._newcomers))
 
 
 def _await(reached: Any) -> None:
