@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch._inductor.config  # loaded by start and by optimizers; sets a variable of its own, so before any test
 from hypothesis import settings
+from seldom import mark_seldom
 
 from lockstep.run import active
 
@@ -25,6 +26,12 @@ PR_SET_CHILD_SUBREAPER = 36
 
 LASTING_THREADS = {"tqdm_monitor"}
 """torch.compile shows progress where tqdm is installed, whose thread stays for the process's life."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before those with the mark of `make soak` are left out."""
+    mark_seldom(items)
 
 
 def pytest_collection_finish() -> None:

@@ -1,0 +1,69 @@
+"""Tests with many cases of which `make test` runs some, and `make soak` all: each case costs seconds of processor time.
+
+Their claims hold for all cases alike; those that are run always are spread over the list.
+"""
+
+from collections.abc import Sequence
+
+import pytest
+
+ALWAYS_RUN = {
+    # a kill, at each point, on each wire
+    "test_a_kill_costs_nothing_on_any_wire": 4,
+    "test_a_kill_at_any_point_of_a_step_costs_nothing": 4,
+    "test_a_kill_in_the_first_the_second_or_the_last_step_costs_nothing": 3,
+    "test_two_killed_in_one_step_cost_nothing": 2,
+    "test_one_of_five_goes_on_alone": 1,
+    "test_buffers_and_random_numbers_survive_a_kill": 2,
+    "test_twenty_workers_killed_at_random_cost_nothing": 1,
+    # a kill while others recover, join or are healed
+    "test_a_step_that_some_hold_is_settled_although_another_dies": 2,
+    "test_the_second_host_is_killed_after_the_first": 1,
+    "test_the_one_at_whose_door_all_meet_is_killed_at_any_action": 2,
+    "test_one_that_comes_to_the_door_is_killed_at_any_action": 2,
+    "test_the_one_that_gives_the_state_is_killed_while_giving": 1,
+    "test_the_host_is_killed_while_it_admits_another": 1,
+    "test_one_that_joins_is_killed_while_it_is_given_the_state": 1,
+    "test_one_that_joins_is_killed_before_it_has_the_state": 1,
+    "test_one_joins_in_the_slot_of_a_worker_that_was_lost": 1,
+    "test_one_is_lost_in_the_step_in_which_another_leaves": 1,
+    "test_a_worker_is_lost_in_the_first_step_of_one_that_joined": 1,
+    "test_a_flipped_bit_is_found_named_and_healed": 3,
+    "test_a_kill_while_a_drifted_worker_is_healed_costs_nothing": 1,
+    # scripts: the corpus has more of them
+    "test_any_script_is_joined": 2,
+    "test_a_kill_costs_nothing_in_any_script": 3,
+    "test_a_worker_that_joins_draws_what_the_others_draw": 1,
+    "test_a_worker_that_comes_goes_on_with_the_same_bits": 1,
+    "test_a_kill_that_leaves_one_worker_costs_nothing": 1,
+    # the same bits
+    "test_the_wire_does_not_change_the_digest": 3,
+    "test_any_assignment_of_lanes_gives_the_same_digest": 2,
+    "test_a_run_killed_while_saving_resumes_on_other_workers_with_the_same_bits": 1,
+    "test_any_assignment_on_any_wire_gives_the_bits_of_one_worker": 4,
+    "test_a_reduction_of_any_number_of_elements_leaves_the_same_sum_everywhere": 10,
+    # the wire
+    "test_a_chain_of_blame_ends_at_the_one_that_died": 8,
+    "test_whom_another_lets_go_names_the_one_it_accuses_before_anybody_has_hung_up": 8,
+    "test_who_is_accused_of_silence_and_lives_accuses_nobody_in_turn": 8,
+    "test_every_schedule_gives_the_right_result_for_any_number_of_workers": 17,
+    # benchmarks of the tests' own machine, and hangs that take their time
+    "test_whoever_hangs_is_named_and_the_others_end": 2,
+    "test_two_workers_of_a_side_hold_the_same_bits_and_the_first_one_compares": 2,
+}
+"""How many cases of a test are always run."""
+
+
+def spread(count: int, kept: int) -> set[int]:
+    """`kept` of so many numbers, from the first on, at even distances."""
+    return {number * count // kept for number in range(kept)}
+
+
+def mark_seldom(items: Sequence[pytest.Item]) -> None:
+    """Gives all other cases the mark of those that only `make soak` runs."""
+    for name, kept in ALWAYS_RUN.items():
+        cases = [item for item in items if item.name.partition("[")[0] == name]
+        always = spread(len(cases), min(kept, len(cases)))
+        for number, item in enumerate(cases):
+            if number not in always:
+                item.add_marker(pytest.mark.soak)
