@@ -16,7 +16,7 @@
 # use it later under the same condition. A worker that became rank 0 in the middle would have none. So where a script
 # asks for its rank before it trains, and worker 0 is lost, nobody is rank 0 until its replacement is there, which has
 # run the script from the top as rank 0; the others wait for it where the next turn begins. Where nobody can come
-# in its place, the first of those who are left is rank 0.
+# in its place, the first of those who are left is rank 0, and says what it may lack.
 """
 
 import os
@@ -109,6 +109,7 @@ class Continuity:
         self._looked_s = 0.0
         self._had_company = False
         self._awaits_until_s = float("inf")
+        self._told_of_rank_0 = False
 
     def may_be_copied(self, control: Control, ports: Callable[[], Collection[int]]) -> Copier:
         """The launcher may ask for copies of this worker by `control`. `ports` are those of lockstep's own sockets."""
@@ -148,6 +149,19 @@ class Continuity:
         """Whether worker 0 is missing, and somebody may come in its place that the script needs."""
         may_come = self.recovery is not None and self.needs_first and not self._status.is_given_up(0)
         return may_come and 0 not in self.slots and self._clock() < self._awaits_until_s
+
+    def _tell_of_rank_0(self) -> None:
+        """See Note [Worker 0]."""
+        is_new = self.needs_first and 0 not in self.slots and not self._first_is_awaited and self.is_first
+        if is_new and not self._told_of_rank_0:
+            self._told_of_rank_0 = True
+            self._events.emit(
+                Said(
+                    f"worker {self._own_slot} is rank 0 from now on: worker 0 is lost, and nobody takes its place. "
+                    "What the script made on rank 0 before it trained (a writer, a file) is not here: make such things "
+                    "where they are used."
+                )
+            )
 
     def look_at_door(self) -> None:
         """The next step looks whether somebody is at the door, however short ago it was looked."""
@@ -348,6 +362,7 @@ class Continuity:
         if self.copier is not None:
             self.copier.settle(self.slots)
         self._tell(failure, committed, carried, self._clock() - began_s)
+        self._tell_of_rank_0()
         if committed:
             self._committed()
         elif failure is not None:

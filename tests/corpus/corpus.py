@@ -23,7 +23,9 @@ KINDS = ("calm", "lost", "replaced", "joined", "scaled", "resumed")
 
 _PRELUDE = f"import sys; sys.path[:0] = [{str(HERE)!r}]; import corpus_prelude\n"
 _ERRORS = r"(?:Disagreement|Misuse|BadCheckpoint|BadArgument|CannotCut): "
-_REFUSAL = re.compile(rf"^✗ worker \d+ failed.*?: ({_ERRORS}.*)$", re.MULTILINE)
+_REFUSAL = re.compile(
+    rf"^(?:✗ worker \d+ failed.*?: ({_ERRORS}.*)|  (?:note: )?(worker \d is rank 0 from now on: .*))$", re.MULTILINE
+)
 _LEFT = re.compile(r"^! worker \d+ gives its place up: (this worker (?:cannot join|leaves) at step .*)$", re.MULTILINE)
 
 
@@ -144,4 +146,5 @@ def _script(shape: str) -> str:
 def _read(folder: Path, exit_code: int, shown: str) -> Result:
     digests = frozenset(path.read_text() for path in folder.glob("digest-*"))
     extra = tuple(line for line in shown.splitlines() if line.startswith("extra"))
-    return Result(exit_code, digests, extra, tuple(_REFUSAL.findall(shown)), tuple(_LEFT.findall(shown)), shown)
+    refusals = tuple("".join(found) for found in _REFUSAL.findall(shown))
+    return Result(exit_code, digests, extra, refusals, tuple(_LEFT.findall(shown)), shown)

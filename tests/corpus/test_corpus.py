@@ -84,6 +84,12 @@ def test_worker_0_is_lost_and_what_it_alone_has_opened_is_still_written(tmp_path
     assert (folder / "final.pt").exists()
 
 
+def test_where_nobody_takes_the_place_of_worker_0_it_is_said_what_the_new_rank_0_lacks(tmp_path: Path) -> None:
+    result = disturbed(tmp_path, "writer_on_rank_0", Fault("lost", kills=((0, 7),)))
+    assert verdict("writer_on_rank_0", result) == "refused"
+    assert "worker 1 is rank 0 from now on: worker 0 is lost, and nobody takes its place" in result.refusals[0]
+
+
 def test_a_lost_worker_0_does_not_make_a_line_appear_twice(tmp_path: Path) -> None:
     result = disturbed(tmp_path / "run", "totals_of_lanes", Fault("replaced", kills=((0, 8),)))
     assert verdict("totals_of_lanes", result) == "same", result.shown
