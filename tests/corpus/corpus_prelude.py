@@ -70,6 +70,9 @@ class Watch:
         recovery = self.run.continuity.recovery
         if recovery is not None and recovery.hosts and PLAN.get("awaits_newcomer") and _first_time("awaited"):
             _await(lambda: recovery.door.has_call() or bool(recovery._newcomers))
+            if recovery.door.has_call():
+                recovery.door.await_call(1.0)  # its number is taken; its claim is written in a moment
+            self.run.continuity.look_at_door()
 
 
 def _await(reached: Any) -> None:
