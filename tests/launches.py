@@ -7,6 +7,7 @@ workers. Where Python would be started and would load torch, a process is forked
 import atexit
 import ctypes
 import faulthandler
+import gc
 import io
 import multiprocessing.util
 import os
@@ -56,6 +57,7 @@ class Forked(subprocess.Popen[Any]):
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
+            gc.freeze()  # the process looks only through what it has made itself
             _never_return(args, env, cwd, (pipes[0], pipes[3], pipes[5]), set(pass_fds), start_new_session)
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ what each returned (as JSON). Whatever a job starts dies with it.
 """
 
 import faulthandler
+import gc
 import json
 import os
 import select
@@ -79,6 +80,7 @@ def fork(
         os.close(writer)
         return pid, reader
     os.close(reader)
+    gc.freeze()  # the worker looks only through what it has made itself
     # A process that the worker forks has no part in the reply: the test does not wait for it.
     os.register_at_fork(after_in_child=lambda: os.close(writer))
     try:

@@ -14,9 +14,8 @@
 
 import os
 import socket
+import stat
 from contextlib import suppress
-
-import psutil
 
 LINK_S = 5
 """See Note [A link that is silent]."""
@@ -28,10 +27,17 @@ Sockets = set[tuple[int, int]]
 def open_sockets() -> Sockets:
     """The TCP sockets of this process. torch does not tell its own: they are the ones that appear while it connects."""
     found = set()
-    for entry in psutil.Process().net_connections(kind="tcp"):
+    for number in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):  # another thread has closed it since
-            found.add((entry.fd, os.fstat(entry.fd).st_ino))
+            status = os.fstat(number)
+            if stat.S_ISSOCK(status.st_mode) and _is_tcp(number):
+                found.add((number, status.st_ino))
     return found
+
+
+def _is_tcp(number: int) -> bool:
+    with socket.socket(fileno=os.dup(number)) as connection:
+        return connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM
 
 
 def let_go(number: int) -> None:

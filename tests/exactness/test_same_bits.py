@@ -26,7 +26,10 @@ JOBS = {
 CONV, PARTLY, GPT = Job("conv", epochs=4), Job("partly", optimizer="sgd", epochs=4), Job("gpt", epochs=4)
 """Sixteen steps each: for what changes the way of a step and not its kind."""
 
-SHORT = {name: job for name, job in JOBS.items() if name not in ("mlp with adam", "mlp with rmsprop")}
+LONG = ("mlp with adam", "mlp with rmsprop", "bf16 autocast")
+SHORT = {name: job for name, job in JOBS.items() if name not in LONG} | {
+    "short bf16 autocast": Job("conv", autocast=True)
+}
 
 
 @cache

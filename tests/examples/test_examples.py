@@ -16,7 +16,7 @@ def numbers_after(word: str, printed: str) -> list[float]:
 @pytest.mark.parametrize(
     ("num_workers", "example", "arguments"),
     [
-        (2, "02_lockstep", ()),
+        pytest.param(2, "02_lockstep", (), marks=pytest.mark.soak),
         (3, "02_lockstep", ()),
         pytest.param(2, "03_accumulation", (), marks=pytest.mark.soak),
         pytest.param(2, "04_uneven", (), marks=pytest.mark.soak),
@@ -27,8 +27,8 @@ def numbers_after(word: str, printed: str) -> list[float]:
         pytest.param(2, "13_lars", (), marks=pytest.mark.soak),
         pytest.param(3, "13_lars", (), marks=pytest.mark.soak),
         pytest.param(2, "14_lamb", (), marks=pytest.mark.soak),
-        (3, "14_lamb", ()),
-        (2, "15_grow", ()),
+        pytest.param(3, "14_lamb", (), marks=pytest.mark.soak),
+        pytest.param(2, "15_grow", (), marks=pytest.mark.soak),
         pytest.param(3, "15_grow", (), marks=pytest.mark.soak),
         pytest.param(3, "16_adviser", (), marks=pytest.mark.soak),
         (2, "17_captured", ()),

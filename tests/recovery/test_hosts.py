@@ -6,7 +6,7 @@ Each run is compared with one undisturbed worker. See hosts_faults.py for what c
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -63,9 +63,15 @@ KILLS = {
 }
 
 
+def _asked_for(request: pytest.FixtureRequest, test: Callable[..., None]) -> list[str]:
+    """The names with which the test is run this time."""
+    return [item.callspec.params["name"] for item in request.session.items if getattr(item, "function", None) is test]
+
+
 @pytest.fixture(scope="module")
-def kills() -> dict[str, list[Outcome]]:
-    return dict(zip(KILLS, played(list(KILLS.values())), strict=True))
+def kills(request: pytest.FixtureRequest) -> dict[str, list[Outcome]]:
+    names = _asked_for(request, test_when_a_worker_or_a_whole_host_is_killed_the_others_go_on_to_the_same_bits)
+    return dict(zip(names, played([KILLS[name] for name in names]), strict=True))
 
 
 @pytest.mark.parametrize("name", KILLS)
@@ -103,9 +109,10 @@ SILENCES = {
 
 
 @pytest.fixture(scope="module")
-def silences() -> dict[str, list[Outcome]]:
+def silences(request: pytest.FixtureRequest) -> dict[str, list[Outcome]]:
     """All of them at once: each waits for seconds."""
-    return dict(zip(SILENCES, played([scene for scene, _ in SILENCES.values()]), strict=True))
+    names = _asked_for(request, test_a_link_that_falls_silent_is_noticed_by_the_kernel_long_before_gloo_gives_up)
+    return dict(zip(names, played([SILENCES[name][0] for name in names]), strict=True))
 
 
 @pytest.mark.parametrize("name", SILENCES)
