@@ -40,6 +40,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_memory_left_behind() -> Iterator[None]:
+    """What a file's tests have freed goes back to the system: to fork a process costs time for all that it holds."""
+    yield
+    ctypes.CDLL(None).malloc_trim(0)
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """No process, thread, environment variable, shared-memory segment or active run stays after a test."""

@@ -28,7 +28,7 @@ ALWAYS_RUN = {
     "test_one_joins_in_the_slot_of_a_worker_that_was_lost": 1,
     "test_one_is_lost_in_the_step_in_which_another_leaves": 1,
     "test_a_worker_is_lost_in_the_first_step_of_one_that_joined": 1,
-    "test_a_flipped_bit_is_found_named_and_healed": 3,
+    "test_a_flipped_bit_is_found_named_and_healed": 2,
     "test_a_kill_while_a_drifted_worker_is_healed_costs_nothing": 1,
     # scripts: the corpus has more of them
     "test_any_script_is_joined": 2,
@@ -47,6 +47,10 @@ ALWAYS_RUN = {
     "test_gradients_that_share_memory_have_the_same_bits_and_stay_as_they_are": 6,
     "test_buffers_may_be_held_in_two_places": 3,
     "test_a_buffer_first_made_in_an_evaluation_is_refused_by_name": 3,
+    "test_every_flipped_bit_of_a_small_tensor_changes_its_entry": 17,
+    "test_survivors_and_newcomers_of_any_history_go_on_together": 2,
+    "test_resume_on_another_number_of_workers_ends_with_the_same_bits": 2,
+    "test_a_slow_worker_is_named_with_its_cause_and_the_bits_stay_the_same": 2,
     # several hosts
     "test_when_a_worker_or_a_whole_host_is_killed_the_others_go_on_to_the_same_bits": 4,
     "test_when_a_link_falls_silent_the_larger_half_or_the_lowest_slot_goes_on_to_the_same_bits": 5,

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import loaded  # noqa: F401 - seconds that the workers need not spend each
@@ -58,6 +58,16 @@ def gather(processes: Sequence[tuple[int, int]], limit_s: float) -> list[Outcome
 def on_workers(num_workers: int, job: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
     """What `job` returned on each worker; fails if one raised or died."""
     return all_values(outcomes(num_workers, job, *args, **options))
+
+
+def apart(test: Callable[..., None]) -> Callable[..., None]:
+    """The test in a process of its own: what it loads or keeps costs no later test that forks this process."""
+
+    @wraps(test)
+    def forked(*args: Any, **options: Any) -> None:
+        on_workers(1, test, *args, **options)
+
+    return forked
 
 
 def all_values(found: Sequence[Outcome]) -> list[Any]:

@@ -23,8 +23,8 @@ JOBS = {
 }
 
 
-CONV, PARTLY, GPT = Job("conv", epochs=4), Job("partly", optimizer="sgd", epochs=4), Job("gpt", epochs=4)
-"""Sixteen steps each: for what changes the way of a step and not its kind."""
+CONV, PARTLY, GPT = Job("conv", epochs=4), Job("partly", optimizer="sgd", epochs=4), Job("gpt", epochs=2)
+"""Eight or sixteen steps each: for what changes the way of a step and not its kind."""
 
 LONG = ("mlp with adam", "mlp with rmsprop", "bf16 autocast")
 SHORT = {name: job for name, job in JOBS.items() if name not in LONG} | {

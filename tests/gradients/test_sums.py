@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from workers import on_workers
+from workers import apart, on_workers
 
 import lockstep
 from lockstep.errors import BadArgument, Misuse
@@ -267,6 +267,7 @@ def as_mean(run: lockstep.Run, model: nn.Module, x: Tensor) -> None:
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("lane", [plainly, by_run])
+@apart
 def test_a_sum_that_nobody_told_of_is_noted_once(lane: Callable[..., None], compiled: bool) -> None:
     (said,) = noted(lane, compiled=compiled)
     assert 'the loss of lane 0 is a sum over its samples (BinaryCrossEntropy with reduction="sum")' in said

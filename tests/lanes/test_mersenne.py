@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.mersenne import MOST_KNOWN, Generator, Mersenne, OfNumpy, OfPython
@@ -68,6 +68,7 @@ def equal(one: Any, other: Any) -> bool:
 
 
 @KINDS
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32 - 1), rounds=st.lists(st.tuples(draws, draws, draws), max_size=5))
 def test_reading_and_writing_are_as_the_generators_own(
     kind: Kind, seed: int, rounds: list[tuple[list[str], list[str], list[str]]]

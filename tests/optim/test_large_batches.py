@@ -40,17 +40,20 @@ def short_json() -> dict[str, Any]:
     return json.loads(printed_by("large_batches.py", "--seeds", "1", "--epochs", "1", "--factors", "2", "--json"))
 
 
+@pytest.mark.soak
 @needs_digits
 def test_every_recipe_is_told_once_for_each_batch(short_json: dict[str, Any]) -> None:
     told = [(row["recipe"], row["batch"]) for row in short_json["rows"]]
     assert len(told) == len(set(told)) == 4 + 8
 
 
+@pytest.mark.soak
 @needs_digits
 def test_twice_the_batch_takes_half_the_steps_of_the_same_epochs(short_json: dict[str, Any]) -> None:
     assert {(row["batch"], row["steps"]) for row in short_json["rows"]} == {(16, 1437 // 16), (32, 1437 // 32)}
 
 
+@pytest.mark.soak
 @needs_digits
 def test_one_epoch_at_the_base_batch_learns_most_digits(short_json: dict[str, Any]) -> None:
     assert all(row["mean"] > 50 for row in short_json["rows"] if row["batch"] == 16)

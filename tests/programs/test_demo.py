@@ -31,7 +31,7 @@ class Ended:
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     folder, mark = tmp_path_factory.mktemp("demo"), uuid4().hex
-    demo = start(folder, "--steps", "24", "--workers", "1,2", "--kill", "--json", mark=mark)
+    demo = start(folder, "--steps", "12", "--workers", "1,2", "--kill", "--json", mark=mark)
     out, err = demo.communicate(timeout=150)
     assert demo.returncode == 0, err
     return Ended(json.loads(out), err, folder / "demo-report", survivors(mark))
@@ -43,9 +43,9 @@ def test_one_and_two_workers_train_the_same_model(ended: Ended) -> None:
     assert (one["workers"], two["workers"]) == (1, 2)
     for what in ("digest", "losses", "held_out_loss", "written"):
         assert one[what] == two[what]
-    assert len(one["losses"]) == 24
+    assert len(one["losses"]) == 12
     assert one["losses"][-1] < one["losses"][0]
-    assert "step 24/24" in ended.told
+    assert "step 12/12" in ended.told
 
 
 def test_the_demo_leaves_a_report_with_a_picture(ended: Ended) -> None:
@@ -59,12 +59,12 @@ def test_a_run_whose_workers_are_killed_trains_the_model_of_the_run_in_peace(end
     calm, disturbed = ended.found["runs"][1], ended.found["disturbed"]
     assert disturbed["kills"]
     assert (disturbed["digest"], disturbed["held_out_loss"]) == (calm["digest"], calm["held_out_loss"])
-    assert (disturbed["steps"], disturbed["steps_lost"]) == (24, 0)
+    assert (disturbed["steps"], disturbed["steps_lost"]) == (12, 0)
 
 
 def test_a_kill_is_told_when_it_happens_and_so_is_what_follows(ended: Ended) -> None:
-    told = ended.told[ended.told.index("kill 1 of 2: ") :]
-    victim = told.removeprefix("kill 1 of 2: ").partition(" at step")[0]
+    told = ended.told[ended.told.index("kill 1 of 1: ") :]
+    victim = told.removeprefix("kill 1 of 1: ").partition(" at step")[0]
     places = [told.index(words) for words in (f"! {victim} was killed by SIGKILL", "the next step was done")]
     assert places == sorted(places)
     assert ended.found["disturbed"]["kills"][0]["pause_s"] > 0

@@ -51,7 +51,7 @@ def hand_over(piece_bytes: int) -> list[Any]:
     return [digest(found.tensors), found.state]
 
 
-@pytest.mark.parametrize("piece_bytes", [1, 1000, 64 * 2**20])
+@pytest.mark.parametrize("piece_bytes", [7, 1000, 64 * 2**20])
 def test_all_targets_receive_the_bits_that_were_sent(piece_bytes: int) -> None:
     first, *others = on_workers(3, hand_over, piece_bytes)
     assert others == [first] * 2

@@ -105,7 +105,7 @@ def load(run: Run, snapshot: Snapshot) -> None:
     run._parts.install(snapshot, 1)
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_value_at_any_place_of_a_state_loads_or_is_a_bad_checkpoint(
     run: Run, whole: Snapshot, data: st.DataObject

@@ -1,10 +1,12 @@
 """Every schedule of the catalogue, for 1 to 64 workers: it is right, and it costs what its cost line says."""
 
 from collections import Counter
+from collections.abc import Iterable
 from math import ceil, floor, isclose, log2
 from pathlib import Path
 
 import pytest
+from workers import apart
 
 from lockstep.errors import BadArgument
 from lockstep.wire.algorithms import Collective, Hosts, Schedule, host_reduction, one_root_each, oneshot
@@ -17,6 +19,7 @@ ALL = [
     for name, algorithm in algorithms.items()
 ]
 ANY_NUMBER = range(1, 65)
+SOME_NUMBERS = (*range(1, 18), 31, 32, 33, 63, 64)
 BYTES = 1 << 20
 
 
@@ -51,16 +54,25 @@ def most_bytes_sent(schedule: Schedule) -> float:
     return max(sent.values(), default=0) * BYTES / schedule.num_parts
 
 
+up_to_64_workers = pytest.mark.parametrize(
+    "numbers", [SOME_NUMBERS, pytest.param(ANY_NUMBER, marks=pytest.mark.soak)], ids=["some", "all"]
+)
+
+
+@up_to_64_workers
 @pytest.mark.parametrize("algorithm", ALL)
-def test_every_schedule_is_right_for_1_to_64_workers(algorithm: Algorithm) -> None:
-    for num_workers in ANY_NUMBER:
+@apart
+def test_every_schedule_is_right_for_1_to_64_workers(algorithm: Algorithm, numbers: Iterable[int]) -> None:
+    for num_workers in numbers:
         setting = Setting(num_workers, hosts=evenly(num_workers, 5), source=num_workers // 3)
         prove(algorithm.schedule(setting))
 
 
+@up_to_64_workers
 @pytest.mark.parametrize("algorithm", ALL)
-def test_every_schedule_costs_what_its_cost_line_says(algorithm: Algorithm) -> None:
-    for num_workers in ANY_NUMBER:
+@apart
+def test_every_schedule_costs_what_its_cost_line_says(algorithm: Algorithm, numbers: Iterable[int]) -> None:
+    for num_workers in numbers:
         hosts = largest_equal_hosts(num_workers)
         schedule = algorithm.schedule(Setting(num_workers, hosts=hosts))
         rounds, num_bytes = cost(algorithm, schedule, hosts)
@@ -70,6 +82,7 @@ def test_every_schedule_costs_what_its_cost_line_says(algorithm: Algorithm) -> N
 
 @pytest.mark.parametrize("num_chunks", [2, 6])
 @pytest.mark.parametrize("name", ["tree", "double-tree"])
+@apart
 def test_chunks_follow_each_other_without_a_gap(name: str, num_chunks: int) -> None:
     algorithm = find("all_reduce", name)
     for num_workers in ANY_NUMBER:
