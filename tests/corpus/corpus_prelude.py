@@ -19,7 +19,7 @@ from lockstep.run.run import Run
 from lockstep.run.start import start
 
 PLAN: dict[str, Any] = json.loads(os.environ.get("CORPUS", "{}"))
-PATIENCE_S = 8.0
+PATIENCE_S = 40.0
 """How long a worker waits for what shall happen. If it has not come by then the run goes on all the same."""
 
 

@@ -26,7 +26,7 @@ JOBS = {
 CONV, PARTLY, GPT = Job("conv", epochs=4), Job("partly", optimizer="sgd", epochs=4), Job("gpt", epochs=2)
 """Eight or sixteen steps each: for what changes the way of a step and not its kind."""
 
-LONG = ("mlp with adam", "mlp with rmsprop", "bf16 autocast")
+LONG = ("mlp with adam", "mlp with sgd and momentum", "mlp with rmsprop", "bf16 autocast")
 SHORT = {name: job for name, job in JOBS.items() if name not in LONG} | {
     "short bf16 autocast": Job("conv", autocast=True)
 }

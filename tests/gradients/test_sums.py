@@ -265,8 +265,7 @@ def as_mean(run: lockstep.Run, model: nn.Module, x: Tensor) -> None:
     (loss_of(model, x) / len(x)).backward()
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("lane", [plainly, by_run])
+@pytest.mark.parametrize(("lane", "compiled"), [(plainly, False), (by_run, False), (by_run, True)])
 @apart
 def test_a_sum_that_nobody_told_of_is_noted_once(lane: Callable[..., None], compiled: bool) -> None:
     (said,) = noted(lane, compiled=compiled)

@@ -68,7 +68,7 @@ def test_ctrl_c_ends_the_benchmark_with_130_and_leaves_nothing(tmp_path: Path) -
     assert bench.stderr is not None
     assert bench.stderr.readline() == "4 B on 2 workers: done\n"
     bench.send_signal(signal.SIGINT)
-    out, err = bench.communicate(timeout=30)
+    out, err = bench.communicate(timeout=90)
     assert (bench.returncode, out, err.splitlines()[-1]) == (130, "", "✗ stopped; all workers have ended")
     assert survivors(mark) == []
     assert not list(tmp_path.iterdir())

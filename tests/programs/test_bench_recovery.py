@@ -100,7 +100,7 @@ def test_ctrl_c_ends_the_benchmark_with_130_and_leaves_nothing(tmp_path: Path) -
     assert bench.stderr is not None
     assert "undisturbed" in bench.stderr.readline()
     bench.send_signal(signal.SIGINT)
-    out, err = bench.communicate(timeout=30)
+    out, err = bench.communicate(timeout=90)
     assert (bench.returncode, out, err) == (130, "", "✗ stopped; all workers have ended\n")
     assert survivors(mark) == []
     assert not list(tmp_path.iterdir())

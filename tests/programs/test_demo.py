@@ -89,7 +89,7 @@ def test_ctrl_c_ends_the_demo_with_130_and_leaves_no_process(tmp_path: Path, wor
     while awaited not in (line := demo.stdout.readline()):
         assert line, f"the demo ended before {awaited!r}"
     demo.send_signal(signal.SIGINT)
-    out, err = demo.communicate(timeout=30)
+    out, err = demo.communicate(timeout=90)
     assert demo.returncode == 130
     assert "stopped by Ctrl-C" in out
     assert "Traceback" not in out + err
@@ -113,7 +113,7 @@ def test_ctrl_c_ends_the_demo_with_130_and_leaves_no_process(tmp_path: Path, wor
 )
 def test_unhappy_words_are_refused_with_a_sentence(tmp_path: Path, words: list[str], sentence: str) -> None:
     (tmp_path / "taken").write_text("a file")
-    _, err = (demo := start(tmp_path, *words)).communicate(timeout=30)
+    _, err = (demo := start(tmp_path, *words)).communicate(timeout=90)
     assert demo.returncode == 2
     assert sentence in err
     assert "Traceback" not in err

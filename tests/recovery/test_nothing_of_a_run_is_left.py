@@ -19,6 +19,7 @@ from launched import REPOSITORY, Launched, launched_script, send
 
 TOKEN = "TOKEN_OF_THIS_RUN"
 WITHIN_S = 3.0
+LEFT_S = 20.0
 
 SCRIPT = """
 import os, select, sys
@@ -154,8 +155,8 @@ class Traces:
         return {socket for process in self.processes() for socket in _sockets_of(process)}
 
     def left(self, sockets: set[tuple[object, ...]]) -> dict[str, object]:
-        """By kind, after WITHIN_S, or as soon as there is nothing; `sockets` are those that the run had."""
-        until_s = time.monotonic() + WITHIN_S
+        """By kind, after LEFT_S, or as soon as there is nothing; `sockets` are those that the run had."""
+        until_s = time.monotonic() + LEFT_S
         while (found := self._found(sockets)) and time.monotonic() < until_s:
             _pass(0.05)
         return found

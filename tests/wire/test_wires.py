@@ -378,7 +378,7 @@ def _close_while_waiting(kind: str) -> str:
         whole = reduction(Assignment.even(2, 2), (0, 1))
         waiting = wire.sequence.submit(lambda: wire.reducer.reduce(whole, [root], root))
         wire.close()
-        return type(waiting.exception(timeout=10)).__name__
+        return type(waiting.exception(timeout=60)).__name__
     wire.close()
     return "closed"
 
