@@ -75,6 +75,13 @@ def test_a_worker_is_copied_again_and_again_also_one_that_is_a_copy(tmp_path: Pa
     assert fault.happened(tmp_path / "run")
 
 
+def test_a_copy_of_the_worker_at_whose_door_all_meet_is_admitted_where_it_was_made(tmp_path: Path) -> None:
+    """Worker 2 is the last that has been there from the start when worker 1 is killed."""
+    result = disturbed(tmp_path / "run", "untracked_scheduler", Fault("replaced", kills=((0, 4), (1, 9))))
+    assert verdict("untracked_scheduler", result) == "same", result.shown
+    assert "before it had joined" not in result.shown, result.shown
+
+
 def test_worker_0_is_lost_and_what_it_alone_has_opened_is_still_written(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     result = disturbed(folder, "writer_on_rank_0", Fault("replaced", kills=((0, 7),)))

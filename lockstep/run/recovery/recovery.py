@@ -112,7 +112,10 @@ class Recovery:
         """
         self._admits = admit
         self._limit_s, self._began_s = limit_s, time.monotonic()
-        for claim in self._newcomers.values() if admit else ():
+        claims = self._heard() if self.door.has_call() else []  # a copy has called: all members may be there at once
+        if admit:
+            claims += [claim for claim in self._newcomers.values() if claim not in claims]
+        for claim in claims:
             self.tell(Called(claim))
         return self._pursue(self.membership.on(Broken()))
 
