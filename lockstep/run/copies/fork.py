@@ -98,7 +98,7 @@ def _settle(request: CopyRequest, launcher_pid: int) -> None:
 
 
 def _flush_all() -> None:
-    """What stands in buffers would be written twice. All objects are looked at: 30 ms for half a million."""
+    """What stands in buffers would be written twice. All objects are looked at: 0.1 s for half a million."""
     for thing in gc.get_objects():
         if issubclass(type(thing), _IOBase):
             with suppress(OSError, ValueError):
