@@ -22,7 +22,7 @@ from lockstep.run import active
 settings.register_profile("lockstep", deadline=None)  # no test asserts a time
 settings.load_profile("lockstep")
 
-PR_SET_CHILD_SUBREAPER = 36
+PR_GET_CHILD_SUBREAPER = 37
 
 LASTING_THREADS = {"tqdm_monitor"}
 """torch.compile shows progress where tqdm is installed, whose thread stays for the process's life."""
@@ -56,17 +56,11 @@ def nothing_left_behind() -> Iterator[None]:
     if run is not None:
         run.failed = True
         run.close()
-    _adopt_nobody()
     after = _what_exists()
     assert run is None, "the test left a run open"
     for kind, things in after.items():
         new = things - before[kind]
         assert not new, f"the test left {kind} behind: {sorted(map(str, new))}"
-
-
-def _adopt_nobody() -> None:
-    """A launch in this process has made orphans fall to it: those of later tests are not to."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 def _what_exists() -> dict[str, set[object]]:
@@ -76,6 +70,7 @@ def _what_exists() -> dict[str, set[object]]:
         "threads": {thread.name for thread in threading.enumerate() if thread.is_alive()} - LASTING_THREADS,
         "environment variables": set(os.environ.items()) - {("PYTEST_CURRENT_TEST", _current_test())},
         "shared memory": set(_shared_memory()),
+        "adoption of orphans": {_adopts_orphans()},
         "deterministic algorithms": {torch.are_deterministic_algorithms_enabled()},
     }
 
@@ -94,6 +89,13 @@ def _is_resource_tracker(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
         return "resource_tracker" in " ".join(process.cmdline())
     return False
+
+
+def _adopts_orphans() -> int:
+    """Whether processes whose parent has ended fall to this one, as to a launcher."""
+    flag = ctypes.c_int()
+    ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(flag), 0, 0, 0)
+    return flag.value
 
 
 def _shared_memory() -> Iterator[str]:

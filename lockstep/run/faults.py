@@ -30,9 +30,6 @@ REPLACED_WITHIN_S = 600.0
 """How long a replacement is waited for: it runs the user's script from the top."""
 
 STOPPED_WITHIN_S = 5.0
-CALL_S = 1.0
-"""How long a call that has begun may take to be written."""
-
 _LOOK_S = 0.005
 _MARK = "fault"
 
@@ -104,14 +101,12 @@ class FaultWatch:
 
         def is_near() -> bool:
             is_asked = may_be_copied and copier is not None and (copier.is_asked() or copier.has_declined)
-            is_called = recovery.hosts and recovery.door.has_call()
+            is_called = recovery.hosts and recovery.hears()
             return is_asked or is_called or continuity.is_given_up(self._fault.slot)
 
         with self._run.patience(minutes=REPLACED_WITHIN_S / 60):
             _await(is_near, REPLACED_WITHIN_S)
-        if recovery.hosts and recovery.door.has_call():
-            recovery.door.await_call(CALL_S)
-            continuity.look_at_door()
+        continuity.look_at_door()
 
     def _is_due(self, step: int) -> bool:
         """Whether the fault is for this worker and step, and has not happened yet."""

@@ -149,14 +149,33 @@ def _sets(node: ast.AST, name: str) -> bool:
 
 def _reads_before_it_sets(loop: ast.For | ast.While, name: str) -> bool:
     """Statements are looked at in their order, up to the first that sets the name in any case."""
-    if isinstance(loop, ast.For) and _is_named(loop.target, name):
-        return False
-    for statement in loop.body:
+    return not (isinstance(loop, ast.For) and _is_named(loop.target, name)) and _is_read_first(loop.body, name) is True
+
+
+def _is_read_first(statements: Iterable[ast.stmt], name: str) -> bool | None:
+    """Whether the name is read before it is set; None if it is neither. A loop counts as if it were gone through."""
+    for statement in statements:
+        found: bool | None
         if isinstance(statement, ast.Assign | ast.AnnAssign) and name in _targets(statement):
-            return statement.value is not None and _mentions(statement.value, {name})
-        if _mentions(statement, {name}):
-            return True
-    return False
+            found = statement.value is not None and _mentions(statement.value, {name})
+        elif isinstance(statement, ast.For | ast.While | ast.With):
+            found = _is_read_first_inside(statement, name)
+        else:
+            found = _mentions(statement, {name}) or None
+        if found is not None:
+            return found
+    return None
+
+
+def _is_read_first_inside(block: ast.For | ast.While | ast.With, name: str) -> bool | None:
+    head: list[ast.AST] = [block.test] if isinstance(block, ast.While) else []
+    head += [block.iter] if isinstance(block, ast.For) else []
+    head += [item.context_expr for item in block.items] if isinstance(block, ast.With) else []
+    if any(_mentions(part, {name}) for part in head):
+        return True
+    if isinstance(block, ast.For) and _is_named(block.target, name):
+        return False
+    return _is_read_first(block.body, name)
 
 
 def _goes_into(node: ast.AST, tainted: set[str], name: str, in_calls: bool) -> Dependence | None:

@@ -266,7 +266,9 @@ class Stepping:
                 self.surroundings.refuses(f"{number} {COUNT_BY_STEP}")
             self._events.emit(Said(f"{number} Nothing that trains seems to depend on it. {COUNT_BY_STEP}"))
         for value in self.places.begun_anew():
-            self.surroundings.refuses(f"{value} {KEEP_IN_STATE}")
+            if value.depends is not None:
+                self.surroundings.refuses(f"{value} {KEEP_IN_STATE}")
+            self._events.emit(Said(f"{value} If they are to go on: {KEEP_IN_STATE[0].lower()}{KEEP_IN_STATE[1:]}"))
         anew = self.places.wrapped(batch)
         if anew is not None:
             self.surroundings.refuses(_begins_anew(anew, batch, self.step))

@@ -6,12 +6,16 @@
 # in the script's variables that have changed since training began: numbers, strings, and lists, tables and objects of
 # the script's own classes that hold such. Where one of them is another after a resume, and the training depends on it,
 # the script is refused. What never changes is the script's own business, such as the time at which it was started.
+#
+# An average of the weights that nobody tracks begins anew too. Of tensors, by themselves, in lists and tables, in
+# modules and in objects of the script, a snapshot has a digest of some elements. Where they are others after a resume
+# it is said, and not refused: they may be room for something that is written in every step.
 """
 
 import hashlib
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Number
 from types import FrameType
@@ -31,21 +35,32 @@ Values = Mapping[tuple[str, str], Mapping[str, str]]
 _MOST_ITEMS = 1000
 _MOST_DEPTH = 3
 _MOST_TEXT = 60
+_TENSORS = "tensors in "
+_SAMPLED = 32
+"""How many elements of a tensor are looked at."""
+
 _ELSEWHERE = (torch.nn.Module, Optimizer, Dataset, Sampler, DataLoader)
 """What has a state that is looked after in other ways."""
 
 
 @dataclass(frozen=True)
 class Changed:
-    """A value that is another one than when the snapshot was taken, although the training depends on it."""
+    """A value that is another one than when the snapshot was taken.
+
+    `depends` says where the training depends on it; None if nobody can say, because it is tensors.
+    """
 
     file: str
     name: str
     value: str
     before: str
-    depends: Dependence
+    depends: Dependence | None
 
     def __str__(self) -> str:
+        if self.depends is None:
+            return (
+                f"the tensors in `{self.name}` ({self.file}) had changed in training, and begin anew: none is tracked."
+            )
         return (
             f"`{self.name}` ({self.file}) is {self.value} and was {self.before} when the snapshot was taken. It "
             f"{self.depends.how} ({self.file}:{self.depends.line})."
@@ -68,7 +83,7 @@ def changed_since(first: Values, now: Values) -> list[list[str]]:
 
 
 def begun_anew(saved: Iterable[tuple[str, str, str, str]], now: Values) -> list[Changed]:
-    """The values of a snapshot that are other ones `now`, and on which the training depends."""
+    """The values of a snapshot that are other ones `now`: tensors, and others on which the training depends."""
     here = {(Site(path, 0).file, function): path for path, function in now}
     found = []
     for file, function, name, before in saved:
@@ -76,22 +91,27 @@ def begun_anew(saved: Iterable[tuple[str, str, str, str]], now: Values) -> list[
         value = None if path is None else now[path, function].get(name)
         if path is None or value is None or value == before:
             continue
-        source = function_at(path, function)
+        source, variable = function_at(path, function), name.removeprefix(_TENSORS)
+        if source is None or not source.is_carried(variable):
+            continue
         is_number = not value.startswith(("(", "["))
-        known = source if source is not None and source.is_carried(name) else None
-        depends = None if known is None else known.dependence(name, again=True, in_calls=is_number)
-        if depends is not None:
-            found.append(Changed(file, name, value, before, depends))
+        depends = None if variable != name else source.dependence(name, again=True, in_calls=is_number)
+        if depends is not None or variable != name:
+            found.append(Changed(file, variable, value, before, depends))
     return found
 
 
 def _plain_ones(variables: Mapping[str, Any]) -> dict[str, str]:
-    texts = {
-        name: _text(value, _MOST_DEPTH)
-        for name, value in list(variables.items())
-        if type(value) not in (int, bool) and name != "self" and not name.startswith("__")
-    }
-    return {name: _short(text) for name, text in texts.items() if text is not None}
+    found: dict[str, str] = {}
+    for name, value in list(variables.items()):
+        if type(value) in (int, bool) or name == "self" or name.startswith("__"):
+            continue
+        text, tensors = _text(value, _MOST_DEPTH), list(_tensors(value, _MOST_DEPTH))
+        if text is not None:
+            found[name] = _short(text)
+        if tensors:
+            found[_TENSORS + name] = _digest(tensors)
+    return found
 
 
 def _text(value: Any, depth: int) -> str | None:
@@ -128,6 +148,28 @@ def _text_of_table(table: Mapping[Any, Any], depth: int) -> str | None:
     texts = {name: _text(one, depth - 1) for name, one in list(table.items())}
     known = [f"{name}={text}" for name, text in texts.items() if text is not None]
     return f"({', '.join(known)})" if known else None
+
+
+def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
+    """Those of more than one element in the value; lists that are very long are none of a training's state."""
+    if isinstance(value, torch.Tensor):
+        if value.numel() > 1 and value.layout is torch.strided and not value.is_meta:
+            yield value
+    elif isinstance(value, torch.nn.Module):
+        yield from (one for part in (value.parameters(), value.buffers()) for one in part if one.numel() > 1)
+    elif isinstance(value, list | tuple | deque | dict):
+        for one in list(value.values() if isinstance(value, dict) else value) if len(value) <= _MOST_ITEMS else ():
+            yield from _tensors(one, depth - 1) if depth else ()
+    elif _is_of_the_script(type(value)) and not isinstance(value, _ELSEWHERE):
+        yield from _tensors(getattr(value, "__dict__", {}), depth - 1) if depth else ()
+
+
+def _digest(tensors: Iterable[torch.Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=6)
+    for tensor in tensors:
+        some = tensor.detach().reshape(-1)[:: max(1, tensor.numel() // _SAMPLED)].cpu()
+        digest.update(repr((tensor.shape, some.tolist())).encode())
+    return digest.hexdigest()
 
 
 def _is_of_the_script(kind: type) -> bool:

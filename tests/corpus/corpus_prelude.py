@@ -62,16 +62,14 @@ class Watch:
         if wanted < self.run.size and self.slot >= wanted:
             _await(lambda: self.run.signals.leave)
         elif wanted > self.run.size and continuity.recovery is not None and self.slot == max(continuity.slots):
-            copier, door = continuity.copier, continuity.recovery.door
-            _await(lambda: (copier is not None and copier.is_asked()) or door.has_call())
+            copier, recovery = continuity.copier, continuity.recovery
+            _await(lambda: (copier is not None and copier.is_asked()) or recovery.hears())
 
     def _await_newcomer(self) -> None:
         """A replacement that runs the script from the top needs a moment. It is waited for once."""
         recovery = self.run.continuity.recovery
         if recovery is not None and recovery.hosts and PLAN.get("awaits_newcomer") and _first_time("awaited"):
-            _await(lambda: recovery.door.has_call() or bool(recovery._newcomers))
-            if recovery.door.has_call():
-                recovery.door.await_call(1.0)  # its number is taken; its claim is written in a moment
+            _await(recovery.hears)
             self.run.continuity.look_at_door()
 
 

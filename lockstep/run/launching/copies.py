@@ -1,7 +1,8 @@
 """Copies of workers as the launcher sees them. See Note [Replacement by a copy] in control.py."""
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from lockstep.run.environments.lockstep_run import Bootstrap
@@ -10,7 +11,7 @@ from lockstep.run.launching.output import Log, Tee
 from lockstep.run.launching.process import WorkerProcess
 from lockstep.run.launching.status import StatusRow, Trait
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,16 @@ class Copy:
         self.control.close()
 
 
-def adopt_orphans() -> None:
-    """From now on processes whose parent ends fall to this one, if it has started the parent or one before it."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+@contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """Meanwhile processes whose parent ends fall to this one, if it has started the parent or one before it."""
+    prctl, before = ctypes.CDLL(None).prctl, ctypes.c_int()
+    prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
 
 
 def copied_slot(slot: int, rows: Mapping[int, StatusRow]) -> int | None:

@@ -14,7 +14,7 @@ from lockstep.errors import BadEnvironment
 from lockstep.run.environments.lockstep_run import PARENT_PID, Bootstrap, Doors
 from lockstep.run.environments.place import LOOPBACK
 from lockstep.run.launching.control import ControlLine, Declined, Started
-from lockstep.run.launching.copies import Copy, Wanted, adopt_orphans, copied_slot
+from lockstep.run.launching.copies import Copy, Wanted, adopting_orphans, copied_slot
 from lockstep.run.launching.failure import Failure, clear_report, read_notice, read_report
 from lockstep.run.launching.guard import Guard
 from lockstep.run.launching.job import RESUME, Job
@@ -63,7 +63,7 @@ class Crew:
     def __enter__(self) -> "Crew":
         with ExitStack() as owned:
             self._signals = owned.enter_context(Signals())
-            adopt_orphans()
+            owned.enter_context(adopting_orphans())
             owned.enter_context(Registered(self._job.run_dir, self._say))
             self._guard = owned.enter_context(Guard())
             self._selector = owned.enter_context(selectors.DefaultSelector())
