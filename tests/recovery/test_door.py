@@ -1,12 +1,15 @@
 """Calls at a worker's door."""
 
 from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 
+from lockstep.run.membership import founded
 from lockstep.run.membership.view import Claim, Member, claim_to_json
 from lockstep.run.recovery.door import Door
 from lockstep.run.recovery.guest import Guest
+from lockstep.run.recovery.recovery import Recovery
 
 
 @pytest.fixture
@@ -38,3 +41,25 @@ def test_a_call_that_is_looked_at_before_it_is_written_is_heard_afterwards(door:
     assert door.has_call()
     assert [heard.member.slot for heard in door.calls()] == [2]
     assert not door.has_call()
+
+
+def keeper(door: Door, *members: Member) -> Recovery:
+    """Of a worker that keeps the door for a generation with these members too."""
+    nothing = cast(Any, None)
+    return Recovery(founded(door.member, (door.member, *members)), door, nothing, nothing, nothing, nothing)
+
+
+def test_a_member_that_was_given_no_state_and_comes_again_before_anybody_is_missed_is_heard(door: Door) -> None:
+    again = claim(1)
+    recovery = keeper(door, again.member)
+    Guest(door.member.door).call(again)
+    recovery.hears()
+    assert recovery.membership.claims == (again,)
+
+
+def test_a_newcomer_is_kept_at_the_door_until_one_may_be_admitted(door: Door) -> None:
+    recovery = keeper(door)
+    Guest(door.member.door).call(claim(1))
+    assert recovery.hears()
+    assert recovery.hears()
+    assert recovery.membership.claims == ()

@@ -175,7 +175,7 @@ class Recovery:
         claims = self.door.calls()
         newcomers = {claim.member.slot: claim for claim in claims if claim.is_fresh}
         self._newcomers |= newcomers
-        missed = {member.uid for member in self.membership.known}
+        missed = {member.uid for member in (*self.membership.known, *self.membership.view.members)}
         return [claim for claim in claims if self._admits or not claim.is_fresh or claim.member.uid in missed]
 
     def close(self) -> None:
