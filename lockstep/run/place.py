@@ -194,7 +194,7 @@ class Seen:
 
     @classmethod
     def of(cls, batch: GlobalBatch, updates: int) -> "Seen":
-        return cls(_loaded(batch), _reference(batch.whole), updates)
+        return cls(_loaded(batch), _nobody if batch.position is not None else _reference(batch.whole), updates)
 
     def is_other(self, batch: GlobalBatch, updates: int) -> bool:
         if batch.position is not None or self.loaded:
@@ -301,7 +301,7 @@ class Places:
         if self._passes.setdefault(batch.loader, at.passes) != at.passes:
             self.rhythm.forget()
         expected, self._expected = self._expected, []
-        return out_of_step(expected, loop.counts, at)
+        return out_of_step(expected, loop.counts, at) if expected else []
 
     def begun_anew(self) -> list[Changed]:
         """The values of the script that begin anew after a resume. See Note [Values of the script] in values.py."""
