@@ -25,9 +25,10 @@ class Started:
 
 @dataclass(frozen=True)
 class Said:
-    """Something the user should know once."""
+    """Something the user should know once. What holds for one worker only, it says itself, whoever speaks for all."""
 
     text: str
+    of_one: bool = False
 
 
 @dataclass(frozen=True)

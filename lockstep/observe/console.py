@@ -36,7 +36,7 @@ class Console:
 
     def __call__(self, event: Event) -> None:
         noise = self._noise.worth(event)  # asked on every worker: who speaks next must know what was told
-        if not self._speaks():
+        if not self._speaks() and not (isinstance(event, Said) and event.of_one):
             return
         match event:
             case GenerationFormed():

@@ -235,6 +235,9 @@ class Continuity:
             raise OutOfPlace(f"this worker cannot join at step {self._step}: {text}")
         raise Misuse(text)
 
+    def notes(self, text: str) -> None:
+        self._events.emit(Said(text, of_one=self._is_on_probation))
+
     def exchanges(self, exchange: Callable[[Wire], None], during: str) -> None:
         with told_as_lost(self._step, during):
             exchange(self._wire)

@@ -44,6 +44,9 @@ from lockstep.run.totals import Visit
 from lockstep.wire import Wire
 
 KEEP_IN_STATE = "Keep it in an object with a state_dict and give it to run.replicate(..., name=object)."
+KEEP_TENSORS = (
+    "If they are to go on, keep them in an object with a state_dict and give it to run.replicate(..., name=object)."
+)
 COUNT_BY_STEP = (
     "Count by run.step and run.epochs, which go on after a resume, or keep the number in an object with a state_dict "
     "and give it to run.replicate(..., name=object)."
@@ -88,6 +91,9 @@ class Surroundings(Protocol):
 
     def refuses(self, text: str) -> NoReturn:
         """The script of this worker, which was put in the middle of a run, is not where it should be: raises."""
+
+    def notes(self, text: str) -> None:
+        """The same is told where it may be meant so."""
 
     def exchanges(self, exchange: Callable[[Wire], None], during: str) -> None:
         """Collective. Performs an exchange that belongs to the step."""
@@ -264,11 +270,11 @@ class Stepping:
         for number in self.places.enter(batch, loop, self.step):
             if number.depends is not None:
                 self.surroundings.refuses(f"{number} {COUNT_BY_STEP}")
-            self._events.emit(Said(f"{number} Nothing that trains seems to depend on it. {COUNT_BY_STEP}"))
+            self.surroundings.notes(f"{number} Nothing that trains seems to depend on it. {COUNT_BY_STEP}")
         for value in self.places.begun_anew():
             if value.depends is not None:
                 self.surroundings.refuses(f"{value} {KEEP_IN_STATE}")
-            self._events.emit(Said(f"{value} If they are to go on: {KEEP_IN_STATE[0].lower()}{KEEP_IN_STATE[1:]}"))
+            self.surroundings.notes(f"{value} {KEEP_TENSORS}")
         anew = self.places.wrapped(batch)
         if anew is not None:
             self.surroundings.refuses(_begins_anew(anew, batch, self.step))

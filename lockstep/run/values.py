@@ -25,6 +25,7 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from lockstep.data.contents import contents
 from lockstep.run.launching.frames import is_users
 from lockstep.run.script import Site, look_into
 from lockstep.run.source import Dependence, function_at
@@ -153,23 +154,27 @@ def _text_of_table(table: Mapping[Any, Any], depth: int) -> str | None:
 def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
     """Those of more than one element in the value; lists that are very long are none of a training's state."""
     if isinstance(value, torch.Tensor):
-        if value.numel() > 1 and value.layout is torch.strided and not value.is_meta:
+        if _can_be_read(value):
             yield value
     elif isinstance(value, torch.nn.Module):
-        yield from (one for part in (value.parameters(), value.buffers()) for one in part if one.numel() > 1)
-    elif isinstance(value, list | tuple | deque | dict):
-        for one in list(value.values() if isinstance(value, dict) else value) if len(value) <= _MOST_ITEMS else ():
-            yield from _tensors(one, depth - 1) if depth else ()
+        yield from (one for part in (value.parameters(), value.buffers()) for one in part if _can_be_read(one))
+    elif depth == 0:
+        return
+    elif isinstance(value, list | tuple | deque | dict) and len(value) <= _MOST_ITEMS:
+        for one in list(value.values() if isinstance(value, dict) else value):
+            yield from _tensors(one, depth - 1)
     elif _is_of_the_script(type(value)) and not isinstance(value, _ELSEWHERE):
-        yield from _tensors(getattr(value, "__dict__", {}), depth - 1) if depth else ()
+        yield from _tensors(getattr(value, "__dict__", {}), depth - 1)
+
+
+def _can_be_read(tensor: torch.Tensor) -> bool:
+    """Not one that has no elements yet, none at all, or its own way to hold them."""
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    return plain and tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 1
 
 
 def _digest(tensors: Iterable[torch.Tensor]) -> str:
-    digest = hashlib.blake2b(digest_size=6)
-    for tensor in tensors:
-        some = tensor.detach().reshape(-1)[:: max(1, tensor.numel() // _SAMPLED)].cpu()
-        digest.update(repr((tensor.shape, some.tolist())).encode())
-    return digest.hexdigest()
+    return contents([tensor.reshape(-1)[:: max(1, tensor.numel() // _SAMPLED)] for tensor in tensors])
 
 
 def _is_of_the_script(kind: type) -> bool:

@@ -112,7 +112,7 @@ class Recovery:
         """
         self._admits = admit
         self._limit_s, self._began_s = limit_s, time.monotonic()
-        claims = self._heard() if self.door.has_call() else []  # a copy has called: all members may be there at once
+        claims = self._heard()  # a copy has called: all members may be there at once
         if admit:
             claims += [claim for claim in self._newcomers.values() if claim not in claims]
         for claim in claims:
@@ -159,9 +159,8 @@ class Recovery:
 
     def hears(self) -> bool:
         """Whether somebody at this worker's door waits for another generation. 15 us if nobody has come."""
-        if self.door.has_call():
-            for claim in self._heard():
-                self.tell(Called(claim))
+        for claim in self._heard():
+            self.tell(Called(claim))
         taken = {member.slot for member in self.membership.view.members}
         strays = any(not claim.is_newcomer for claim in self.membership.claims)
         return strays or any(slot not in taken for slot in self._newcomers)
@@ -172,6 +171,8 @@ class Recovery:
         One that was given no state, in a generation that the others have formed, comes again as a newcomer. It is
         missed, so it is heard at once: see Note [Until all have met] in machine.py.
         """
+        if not self.door.has_call():
+            return []
         claims = self.door.calls()
         newcomers = {claim.member.slot: claim for claim in claims if claim.is_fresh}
         self._newcomers |= newcomers

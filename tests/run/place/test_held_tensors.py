@@ -75,3 +75,13 @@ def test_an_average_of_the_weights_that_nobody_tracks_is_told_after_a_resume(tmp
 
 def test_an_average_that_is_tracked_goes_on_and_nothing_is_told(tmp_path: Path) -> None:
     assert "begin anew" not in resumed(tmp_path, *TRACKED)
+
+
+@pytest.mark.parametrize("slot", [0, 2])
+def test_a_newcomer_says_that_its_average_begins_anew(tmp_path: Path, slot: int) -> None:
+    script = SCRIPT.format(make=HELD["module"][0], update=HELD["module"][1])
+    variables = {"EPOCHS": "2", "LOCKSTEP_FAULT": f"replace {slot} at 3"}
+    with launch(tmp_path, script, "-n", "3", "--no-copies", **variables) as run:
+        assert run.finish() == 0, run.shown()
+    log = (run.run_dir / f"worker-{slot}.log").read_text()
+    assert "the tensors in `ema` (train.py) had changed in training, and begin anew" in run.shown() + log, log

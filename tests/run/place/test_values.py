@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lockstep.run.source import function_at
 from lockstep.run.values import begun_anew, changed_since, values
 
 SCRIPT = """
@@ -124,3 +125,26 @@ def test_a_list_that_is_handed_to_a_function_beside_the_optimizer_is_not_taken_f
     (path2 := tmp_path / "later.py").write_text(path.read_text())
     now = {(str(path2), "<module>"): {"rate": "0.1"}}
     assert len(begun_anew([("later.py", "<module>", "rate", "0.09")], now)) == 1
+
+
+NESTED = """
+for epoch in run.epochs(9):
+    for _ in range(4):
+        best = draw()
+        train(best)
+"""
+
+
+def test_what_a_loop_inside_of_a_loop_sets_first_is_not_carried(tmp_path: Path) -> None:
+    (path := tmp_path / "train.py").write_text(f"best, kept = 9.0, 9.0\n{NESTED}        kept = 0.5 * kept + best\n")
+    source = function_at(str(path), "<module>")
+    assert source is not None
+    assert not source.is_carried("best")
+    assert source.is_carried("kept")
+
+
+def test_modules_without_elements_are_passed_over() -> None:
+    lazy, meta, real = torch.nn.LazyLinear(2), torch.nn.Linear(2, 2, device="meta"), torch.nn.Linear(2, 2)
+    texts = next(found for (_, function), found in values(sys._getframe()).items() if function.startswith("test_mod"))
+    assert [name for name in texts if name.startswith("tensors in ")] == ["tensors in real"]
+    assert (lazy, meta, real) is not None
