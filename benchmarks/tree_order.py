@@ -10,14 +10,14 @@ import statistics
 
 import torch
 
+from lockstep.elastic.rendezvous import open_store
 from lockstep.lanes import Branch, Reduction, Root
 from lockstep.programs.bench.allreduce.sides import Lockstep
 from lockstep.programs.bench.allreduce.timing import repetitions, time_block
 from lockstep.programs.bench.spread import quantile
-from lockstep.run.environment import find_place, process_environment
-from lockstep.run.rendezvous import open_store
+from lockstep.settings.environment import find_place, process_environment
 from lockstep.wire import Wire, in_shared_memory
-from lockstep.wire.algorithms import one_root_each
+from lockstep.wire.schedules import one_root_each
 
 MiB = 2**20
 ROUNDS = 40

@@ -31,8 +31,8 @@ import psutil
 
 from lockstep.cli import main as command_line
 from lockstep.cli import run as _  # noqa: F401 - what the command line loads when it is needed
-from lockstep.run.environments.lockstep_run import PARENT_PID
-from lockstep.run.launching import process, spare, worker
+from lockstep.launch import process, spare, worker
+from lockstep.settings.environments.lockstep_run import PARENT_PID
 
 LIMIT_S = 120.0
 REPOSITORY = Path(__file__).parents[1]

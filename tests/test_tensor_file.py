@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import _SIZE, load_file, save_file
 
 from lockstep.errors import BadArgument
-from lockstep.tensor_file import NAMES, write_tensors
+from lockstep.state.tensor_file import NAMES, write_tensors
 
 DTYPES = sorted(NAMES, key=str)
 

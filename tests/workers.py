@@ -22,7 +22,7 @@ from typing import Any
 import loaded  # noqa: F401 - seconds that the workers need not spend each
 
 from lockstep.run import active
-from lockstep.run.environments.lockstep_run import LISTEN_FD, MARK, PORT, RANK, SIZE
+from lockstep.settings.environments.lockstep_run import LISTEN_FD, MARK, PORT, RANK, SIZE
 
 
 @dataclass(frozen=True)

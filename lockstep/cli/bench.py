@@ -13,6 +13,7 @@ import click
 
 from lockstep.cli.run import Whole
 from lockstep.errors import BadArgument
+from lockstep.launch.status import MAX_SLOTS
 from lockstep.programs.bench.allreduce.algorithms import SHARED, parse_algorithm
 from lockstep.programs.bench.allreduce.gpu.plan import SIZES_ON_GPU
 from lockstep.programs.bench.allreduce.plan import check_memory, crowding
@@ -22,7 +23,6 @@ from lockstep.programs.bench.devices import CPU, CUDA, DEVICES, refuse_unless_gp
 from lockstep.programs.bench.gpu import plan as gpu
 from lockstep.programs.bench.plan import REFERENCES, Plan, make_plans
 from lockstep.programs.bench.recovery.plan import make_plan as make_recovery_plan
-from lockstep.run.launching.status import MAX_SLOTS
 
 SIZES = "4KiB..128MiB"
 

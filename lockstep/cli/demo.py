@@ -10,13 +10,13 @@ import click
 from rich.console import Console
 
 from lockstep.cli.run import Device, Whole
+from lockstep.launch.exits import CTRL_C
+from lockstep.launch.status import MAX_SLOTS
 from lockstep.programs.demo.recipe import Recipe
 from lockstep.programs.demo.report import as_json, show_report, write_report
 from lockstep.programs.demo.show import demonstrate
 from lockstep.programs.demo.training import DidNotFinish
-from lockstep.run.exits import CTRL_C
-from lockstep.run.launching.status import MAX_SLOTS
-from lockstep.run.limits import as_whole
+from lockstep.settings.limits import as_whole
 
 
 class Counts(click.ParamType):  # type: ignore[type-arg]

@@ -35,7 +35,7 @@ def command(ctx: click.Context, num_workers: int | None, runs: Path, wants_json:
     from lockstep.programs.doctor.diagnosis import diagnose
     from lockstep.programs.doctor.gathering import gather
     from lockstep.programs.doctor.screen import lines
-    from lockstep.run.environment import process_environment
+    from lockstep.settings.environment import process_environment
 
     if runs.exists() and not runs.is_dir():
         raise BadArgument(f"--runs {runs} is no folder: name the one that holds the folders of runs")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lockstep.errors import BadArgument
-from lockstep.run.limits import as_whole
+from lockstep.settings.limits import as_whole
 
 if TYPE_CHECKING:
     from lockstep.programs.explain.story import Story

@@ -12,14 +12,14 @@ import click
 from lockstep.cli.streams import complain, discard_output
 from lockstep.errors import BadArgument
 from lockstep.lanes import Assignment
-from lockstep.run.checkpoints.schedule import parse_every
-from lockstep.run.environment import parse_assignment, parse_device
-from lockstep.run.launching.folder import name_from, new_run_folder
-from lockstep.run.launching.job import write_assignment
-from lockstep.run.launching.lateness import HANG_S
-from lockstep.run.launching.launch import Job, launch
-from lockstep.run.launching.status import MAX_SLOTS
-from lockstep.run.limits import MOST_LANES, MOST_SEED, MOST_THREADS, as_whole
+from lockstep.launch.folder import name_from, new_run_folder
+from lockstep.launch.hangs import HANG_S
+from lockstep.launch.job import write_assignment
+from lockstep.launch.launch import Job, launch
+from lockstep.launch.status import MAX_SLOTS
+from lockstep.settings.environment import parse_assignment, parse_device
+from lockstep.settings.limits import MOST_LANES, MOST_SEED, MOST_THREADS, as_whole
+from lockstep.state.checkpoints.schedule import parse_every
 
 FAULT_BUDGET = 16
 

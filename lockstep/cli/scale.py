@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from lockstep.cli.run import Whole
-from lockstep.run.launching.scaling import ask_for
+from lockstep.launch.scale import ask_for
 
 
 @click.command(name="scale")

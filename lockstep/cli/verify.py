@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from lockstep.cli.run import Device, Whole, check_module, check_script, make_folder
-from lockstep.run.launching.status import MAX_SLOTS
-from lockstep.run.limits import MOST_LANES, MOST_SEED, MOST_THREADS, as_whole
+from lockstep.launch.status import MAX_SLOTS
+from lockstep.settings.limits import MOST_LANES, MOST_SEED, MOST_THREADS, as_whole
 
 
 class Counts(click.ParamType):  # type: ignore[type-arg]

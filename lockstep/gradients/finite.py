@@ -10,15 +10,14 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, cast
 
 import torch
 
-from lockstep.errors import BadArgument
 from lockstep.gradients.plan import StepPlan
 from lockstep.lanes import Assignment
+from lockstep.settings.options import Policy, check_policy
 
-Policy = Literal["keep", "skip", "stop"]
 Kind = Literal["nan", "inf"]
 
 _FINDING = struct.Struct("<4q")
@@ -129,13 +128,6 @@ def decide(policy: Policy, findings: Sequence[LaneFinding]) -> Verdict | None:
     if not findings:
         return None
     return Verdict(policy, tuple(sorted(findings, key=lambda finding: finding.lane)))
-
-
-def check_policy(policy: str) -> Policy:
-    """Refuses a policy that does not exist."""
-    if policy not in get_args(Policy):
-        raise BadArgument(f"{policy!r} says nothing about gradients that are not finite: use 'keep', 'skip' or 'stop'.")
-    return cast(Policy, policy)
 
 
 def pack(finding: LaneFinding | None, names: Sequence[str]) -> bytes:

@@ -11,8 +11,9 @@ import torch
 
 from lockstep.gradients import finite
 from lockstep.gradients.fingerprint import Drift, combined, fingerprints, odd_ones
-from lockstep.gradients.finite import BadLosses, LaneFinding, Policy, Verdict
+from lockstep.gradients.finite import BadLosses, LaneFinding, Verdict
 from lockstep.gradients.plan import StepPlan
+from lockstep.settings.options import Policy
 from lockstep.wire import Wire, exchange
 
 REMARK_STEPS = 1000

@@ -130,7 +130,7 @@ class BucketLayout:
 
 @dataclass(frozen=True)
 class Layout:
-    """All buckets, in the order in which they leave. See Note [Launch order] in engine.py."""
+    """All buckets, in the order in which they leave. See Note [Launch order] in replicated.py."""
 
     buckets: tuple[BucketLayout, ...]
 

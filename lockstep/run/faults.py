@@ -9,66 +9,23 @@
 """
 
 import os
-import re
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.events import Copied, Event, GenerationFormed, StepBegins, StepCommitted
+from lockstep.settings.faults import MARK, Fault, FaultKind
 
 if TYPE_CHECKING:
     from lockstep.run.run import Run
-
-FAULT = "LOCKSTEP_FAULT"
-"""The variable that names the fault."""
 
 REPLACED_WITHIN_S = 600.0
 """How long a replacement is waited for: it runs the user's script from the top."""
 
 STOPPED_WITHIN_S = 5.0
 _LOOK_S = 0.005
-_MARK = "fault"
-
-
-class FaultKind(StrEnum):
-    """What happens. See Note [A fault on purpose]."""
-
-    KILL = "kill"
-    REPLACE = "replace"
-    STOP = "stop"
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What happens to the worker in `slot` in step `step`. See Note [A fault on purpose]."""
-
-    kind: FaultKind
-    slot: int
-    step: int
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.slot} at {self.step}"
-
-
-def parse_fault(text: str) -> Fault:
-    """The fault that `str(fault)` names."""
-    found = re.fullmatch(rf"({'|'.join(FaultKind)}) (\d{{1,9}}) at (\d{{1,9}})", text.strip(), re.ASCII)
-    if found is None:
-        raise ValueError(f'{text[:60]!r} is no fault: it looks like "kill 2 at 7", a worker and a step')
-    return Fault(FaultKind(found[1]), int(found[2]), int(found[3]))
-
-
-def has_happened(run_dir: Path) -> bool:
-    return (run_dir / _MARK).exists()
-
-
-def forget(run_dir: Path) -> None:
-    """A fault may happen, once, in the folder of an earlier run."""
-    (run_dir / _MARK).unlink(missing_ok=True)
 
 
 class FaultWatch:
@@ -113,7 +70,7 @@ class FaultWatch:
         if (self._slot, step) != (self._fault.slot, self._fault.step):
             return False
         try:
-            os.close(os.open(self._run_dir / _MARK, os.O_CREAT | os.O_EXCL, 0o644))
+            os.close(os.open(self._run_dir / MARK, os.O_CREAT | os.O_EXCL, 0o644))
         except FileExistsError:
             return False
         return True

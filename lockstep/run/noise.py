@@ -7,7 +7,7 @@ from lockstep.events import Events, NoiseMeasured
 from lockstep.gradients.squares import StepSquares, Weigh
 from lockstep.optim.noise import Noise, NoiseScale, measure
 from lockstep.optim.preconditioning import Preconditioners, family
-from lockstep.run.models import Models
+from lockstep.state.models import Models
 
 
 class NoiseWatch:

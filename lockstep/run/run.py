@@ -15,40 +15,41 @@ from torch.utils.data import DataLoader
 from lockstep.chance import Generators
 from lockstep.data import GlobalBatch, ShardedLoader
 from lockstep.data.moving import Moving
+from lockstep.elastic.guard import Continuity, Signals
+from lockstep.elastic.waits import Waits
 from lockstep.errors import BadArgument, Disagreement, LockstepError, Misuse, WorkerLost, advise, told_as_lost
 from lockstep.events import Closed, Events, LaneEnded, Said
 from lockstep.gradients.arrangement import Wanted
 from lockstep.gradients.batchnorm import connect, norms_by_lane, told_by_lane
 from lockstep.gradients.buffers import Buffers, buffer_places, refuse_new_buffers
-from lockstep.gradients.engine import Engine
 from lockstep.gradients.health import HealthPlan
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import SUMMED, Wish
 from lockstep.gradients.squares import SquaresPlan
 from lockstep.gradients.updates import FlatUpdates, check_flat
+from lockstep.launch.exits import TERMINATED
+from lockstep.launch.status import Call, NoStatus, Phase, StatusWriter, Trait
 from lockstep.optim.noise import Noise
-from lockstep.run import active, checkpoint
-from lockstep.run.capturing import Capturing
-from lockstep.run.checkpoints.asking import asked_by_script
-from lockstep.run.continuity import Continuity, Signals
-from lockstep.run.environment import Overrides
-from lockstep.run.exits import TERMINATED
-from lockstep.run.joining import join
-from lockstep.run.keeping import Keeping
-from lockstep.run.launching.status import Call, NoStatus, Phase, StatusWriter, Trait
-from lockstep.run.models import Models, RegistrationWatch, Stateful, refuse_new_parameters
+from lockstep.run import active
+from lockstep.run.autosave import Keeping
+from lockstep.run.capture.functions import Capturing
 from lockstep.run.noise import NoiseWatch
-from lockstep.run.place import Loop, Places
-from lockstep.run.placing import place_on
-from lockstep.run.progress import Progress
-from lockstep.run.resuming import Parts, restore
-from lockstep.run.schedulers import is_fresh, untracked
-from lockstep.run.script import Site, calling_frame, counts, site_of
-from lockstep.run.settings import Settings
-from lockstep.run.stepping import Stage, Stepping, as_global_batch
-from lockstep.run.strangers import Strangers
+from lockstep.run.placement import place_on
+from lockstep.run.replication import join
+from lockstep.run.step_loop import Stage, Stepping, as_global_batch
 from lockstep.run.totals import total_of
-from lockstep.run.waits import Waits
+from lockstep.run.untracked import Strangers
+from lockstep.script.place import Loop, Places
+from lockstep.script.schedulers import is_fresh, untracked
+from lockstep.script.site import Site, calling_frame, counts, site_of
+from lockstep.settings.environment import Overrides
+from lockstep.settings.options import Settings
+from lockstep.state.checkpoints import file as checkpoint
+from lockstep.state.checkpoints.options import asked_by_script
+from lockstep.state.models import Models, RegistrationWatch, Stateful, refuse_new_parameters
+from lockstep.state.progress import Progress
+from lockstep.state.run_state import Parts, restore
+from lockstep.strategies.replicated import Engine
 from lockstep.verify.digest import digest
 from lockstep.verify.trace import Sources
 from lockstep.wire import Agreement, Plan, Wire

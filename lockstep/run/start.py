@@ -14,6 +14,14 @@ from typing import Any
 import torch
 
 from lockstep.chance import fold, set_generators
+from lockstep.determinism.hardware import gpu_name, hardware
+from lockstep.determinism.operators import named_once
+from lockstep.determinism.process import settle_process
+from lockstep.elastic import Door, Recovery
+from lockstep.elastic.founding import Directory, meet_founders, open_door
+from lockstep.elastic.membership import Member, Membership, founded, joining
+from lockstep.elastic.opener import Opener
+from lockstep.elastic.rendezvous import open_store
 from lockstep.errors import BadArgument, BadEnvironment, Disagreement, advise, told_as_lost
 from lockstep.events import (
     Closed,
@@ -26,32 +34,24 @@ from lockstep.events import (
     StepBegins,
     StepCommitted,
 )
+from lockstep.launch.control import Control
+from lockstep.launch.status import Call, NoStatus, StatusReader, StatusWriter
 from lockstep.observe.console import TOLD, Console
 from lockstep.observe.recorder import Recorder
 from lockstep.run import active
-from lockstep.run.determinism import settle_process
-from lockstep.run.device import choose, count_gpus, in_words, sharing
-from lockstep.run.environment import Overrides, Place, find_place, process_environment, read_overrides
 from lockstep.run.faults import FaultWatch
-from lockstep.run.founding import Directory, meet_founders, open_door
-from lockstep.run.hardware import gpu_name, hardware
-from lockstep.run.interrupts import handled
-from lockstep.run.launching.control import Control
-from lockstep.run.launching.status import Call, NoStatus, StatusReader, StatusWriter
-from lockstep.run.membership import Member, Membership, founded, joining
-from lockstep.run.nondeterminism import named_once
-from lockstep.run.recovery import Door, Recovery
-from lockstep.run.recovery.forming import Opener
-from lockstep.run.rendezvous import open_store
 from lockstep.run.run import Run
-from lockstep.run.settings import Asked, Settings, settle, wire_on
-from lockstep.run.waiting import Waiting
+from lockstep.run.signals import handled
+from lockstep.run.wait_watch import Waiting
+from lockstep.settings.device import choose, count_gpus, in_words, sharing
+from lockstep.settings.environment import Overrides, Place, find_place, process_environment, read_overrides
+from lockstep.settings.options import Asked, Settings, settle, wire_on
 from lockstep.verify.dump import Dump
 from lockstep.verify.trace import Trace
 from lockstep.version import VERSION
 from lockstep.wire import Agreement, Plan, Wire, in_process
 from lockstep.wire.choice import bucket_bytes as suitable_bucket_bytes
-from lockstep.wire.patience import do_nothing
+from lockstep.wire.network.patience import do_nothing
 from lockstep.world import World
 
 
@@ -142,7 +142,7 @@ def _found(asked: Asked, place: Place, overrides: Overrides, status: StatusWrite
 
 
 def _join(asked: Asked, place: Place, overrides: Overrides, status: StatusWriter | NoStatus) -> Run:
-    """A worker that comes later: alone until it is admitted. See Note [Newcomers] in continuity.py."""
+    """A worker that comes later: alone until it is admitted. See Note [Newcomers] in guard.py."""
     page = None if overrides.status_fd is None else StatusReader(overrides.status_fd)
     directory = Directory(place, page)
     charter = directory.charter()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lockstep.tensor_file import memory_of
+from lockstep.state.tensor_file import memory_of
 
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lockstep.events import Closed, Event
-from lockstep.tensor_file import write_tensors
+from lockstep.state.tensor_file import write_tensors
 
 
 class Dump:

@@ -9,7 +9,7 @@ while the backward pass runs; `opening` makes a wire. `backend` gives all this t
 
 from lockstep.wire.agreement import Agreement, Plan
 from lockstep.wire.exchange import broadcast, exchange, hear
-from lockstep.wire.opening import (
+from lockstep.wire.open import (
     Wire,
     in_gpu_memory,
     in_process,

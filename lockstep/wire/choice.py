@@ -14,9 +14,9 @@
 
 from lockstep.errors import BadArgument
 from lockstep.lanes import Reduction
-from lockstep.wire.algorithms import Schedule, direct, oneshot_exact
-from lockstep.wire.executor import Choose
 from lockstep.wire.link import Link
+from lockstep.wire.schedules import Schedule, direct, oneshot_exact
+from lockstep.wire.schedules.executor import Choose
 
 MiB = 1024 * 1024
 LEAST_BUCKET_BYTES, MOST_BUCKET_BYTES = 1 * MiB, 25 * MiB

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from lockstep.errors import BadEnvironment
-from lockstep.wire.processgroup import ProcessGroupTransport
+from lockstep.wire.network.process_group import ProcessGroupTransport
 from lockstep.world import World
 
 

@@ -14,7 +14,7 @@ from lockstep.cli.main import lockstep
 from lockstep.errors import BadArgument
 from lockstep.programs import svg
 from lockstep.programs.explain.story import spans
-from lockstep.wire.algorithms.catalogue import CATALOGUE
+from lockstep.wire.schedules.catalogue import CATALOGUE
 
 SVG = "{http://www.w3.org/2000/svg}"
 WORDS = {

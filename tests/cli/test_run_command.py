@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from lockstep.cli import run as cli
-from lockstep.run.launching.launch import Job, Outcome
+from lockstep.launch.launch import Job, Outcome
 
 REPOSITORY = Path(__file__).parents[2]
 TYPED = [

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from lockstep.cli.scale import command
 from lockstep.errors import BadArgument
-from lockstep.run.launching.scaling import Registered, ask_for, find_launcher, read_wanted
+from lockstep.launch.scale import Registered, ask_for, find_launcher, read_wanted
 
 
 def test_a_number_that_is_none_is_refused(tmp_path):

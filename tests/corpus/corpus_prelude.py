@@ -14,7 +14,7 @@ from typing import Any
 
 import lockstep
 from lockstep.events import Closed, Event, StepBegins
-from lockstep.run.launching.scaling import ask_for
+from lockstep.launch.scale import ask_for
 from lockstep.run.run import Run
 from lockstep.run.start import start
 

@@ -9,8 +9,8 @@ from training import Job, loader_of, make, train_step
 from workers import on_workers
 
 import lockstep
-from lockstep.run.checkpoints.buffers import Buffers
-from lockstep.run.resuming import Parts
+from lockstep.state.checkpoints.buffers import Buffers
+from lockstep.state.run_state import Parts
 
 JOB = Job("conv", epochs=6, augment=True)
 

@@ -16,15 +16,15 @@ from workers import on_workers, outcomes
 import lockstep
 from lockstep.errors import BadCheckpoint, Disagreement
 from lockstep.events import Said
-from lockstep.run.checkpoint import read_manifest
-from lockstep.run.checkpoints.asking import Asked, settle
-from lockstep.run.checkpoints.beginning import begin
-from lockstep.run.checkpoints.checkpoints import Who
-from lockstep.run.checkpoints.folder import name_of, newest_good
-from lockstep.run.checkpoints.saving import Saving
-from lockstep.run.checkpoints.schedule import Every
-from lockstep.run.environment import Overrides
-from lockstep.run.resuming import Parts
+from lockstep.settings.environment import Overrides
+from lockstep.state.checkpoints.beginning import begin
+from lockstep.state.checkpoints.checkpoints import Who
+from lockstep.state.checkpoints.file import read_manifest
+from lockstep.state.checkpoints.folder import name_of, newest_good
+from lockstep.state.checkpoints.moments import Saving
+from lockstep.state.checkpoints.options import Asked, settle
+from lockstep.state.checkpoints.schedule import Every
+from lockstep.state.run_state import Parts
 
 JOB = Job("conv", epochs=3, augment=True)
 STEPS = 12

@@ -7,7 +7,7 @@ import pytest
 from training import Job, digest_after
 from workers import on_workers
 
-from lockstep.wire import opening
+from lockstep.wire import open as opening
 
 JOBS = {
     "mlp with adamw": Job(),

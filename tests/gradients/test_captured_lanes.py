@@ -19,15 +19,15 @@ from workers import on_workers
 import lockstep
 from lockstep.chance import Generators
 from lockstep.errors import BadArgument, Misuse
-from lockstep.gradients.engine import Engine
-from lockstep.gradients.graphs import capture as capture_module
-from lockstep.gradients.graphs import lanes as lanes_module
 from lockstep.gradients.graphs import recorder as recorder_module
-from lockstep.gradients.graphs.capture import CannotCapture
-from lockstep.gradients.graphs.lanes import CapturedLanes, Surroundings, standing_like, unfit
 from lockstep.gradients.graphs.recording import Recording
 from lockstep.gradients.losses import Here
 from lockstep.gradients.step import StepInFlight
+from lockstep.run.capture import graph as capture_module
+from lockstep.run.capture import lanes as lanes_module
+from lockstep.run.capture.graph import CannotCapture
+from lockstep.run.capture.lanes import CapturedLanes, Surroundings, standing_like, unfit
+from lockstep.strategies.replicated import Engine
 
 CPU = torch.device("cpu")
 

@@ -16,8 +16,8 @@ from workers import on_workers, outcomes
 import lockstep
 from lockstep.errors import Misuse, advise
 from lockstep.gradients.roots import made_in
-from lockstep.run.launching.failure import Failure
-from lockstep.run.launching.telling import render
+from lockstep.launch.failure import Failure
+from lockstep.launch.messages import render
 
 LANES = 6
 X = torch.randn(13, 8, generator=torch.Generator().manual_seed(5))

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import lockstep
 from lockstep.gradients import updates
-from lockstep.wire.executor import Executor
+from lockstep.wire.schedules.executor import Executor
 
 X = torch.randn(8, 8, generator=torch.Generator().manual_seed(5))
 

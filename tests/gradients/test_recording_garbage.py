@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockstep.gradients.graphs.capture import without_collecting
+from lockstep.run.capture.graph import without_collecting
 
 
 @pytest.fixture(autouse=True)

@@ -18,9 +18,9 @@ import lockstep
 from lockstep.errors import BadArgument
 from lockstep.gradients import arrangement
 from lockstep.gradients.layout import Spec, make_layout
-from lockstep.run.environment import Overrides
-from lockstep.run.settings import REDUCE_DTYPES, Asked, settle
 from lockstep.run.start import _charter
+from lockstep.settings.environment import Overrides
+from lockstep.settings.options import REDUCE_DTYPES, Asked, settle
 from lockstep.world import World
 
 X = torch.randn(61, 6, generator=torch.Generator().manual_seed(0))

@@ -15,13 +15,13 @@ from marked import MARK, survivors
 from workers import on_workers
 
 from lockstep.cli.bench import command
+from lockstep.launch import process
 from lockstep.programs.bench.allreduce.algorithms import parse_algorithm
 from lockstep.programs.bench.allreduce.measuring import accept
 from lockstep.programs.bench.allreduce.plan import Plan
 from lockstep.programs.bench.allreduce.result import Result
 from lockstep.programs.bench.allreduce.rows import make_rows
 from lockstep.programs.bench.allreduce.worker import main
-from lockstep.run.launching import process
 
 
 def test_a_short_benchmark_reports_every_size_on_every_number_of_workers(

@@ -16,6 +16,8 @@ from marked import MARK, survivors
 from workers import on_workers
 
 from lockstep.cli.bench import command
+from lockstep.launch.orphans import Guard
+from lockstep.launch.signals import Signals
 from lockstep.programs.bench.launching import Stopped
 from lockstep.programs.bench.recovery.gate import Gate
 from lockstep.programs.bench.recovery.plan import SIDES, SPARE, SURVIVORS, Kill, Plan, Side
@@ -24,8 +26,6 @@ from lockstep.programs.bench.recovery.recovery import Recovery
 from lockstep.programs.bench.recovery.task import Result, Task
 from lockstep.programs.bench.recovery.trial import Trials
 from lockstep.programs.bench.recovery.worker import main
-from lockstep.run.launching.guard import Guard
-from lockstep.run.launching.signals import Signals
 
 REPOSITORY = Path(__file__).parents[2]
 PLAN = Plan("mlp", workers=2, lanes=4, kills=1, baseline=False)

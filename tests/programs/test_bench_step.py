@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from launches import FORKING
 
 from lockstep.cli.bench import command
+from lockstep.launch import process
 from lockstep.programs.bench.plan import SIDES
-from lockstep.run.launching import process
 
 
 def test_a_short_benchmark_reports_every_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

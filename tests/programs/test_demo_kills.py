@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from lockstep.events import GenerationFormed
+from lockstep.launch.status import Phase, StatusPage, StatusWriter
 from lockstep.observe.console import changes
 from lockstep.programs.demo.disturbance import Disturbed
 from lockstep.programs.demo.kills import GOES_ON, STEPS_PER_KILL, Kill, Killer, Member, Plan, choose
@@ -22,7 +23,6 @@ from lockstep.programs.demo.recipe import Recipe
 from lockstep.programs.demo.report import as_json, page, picture, show_report
 from lockstep.programs.demo.result import Result, judge, judge_disturbed
 from lockstep.programs.demo.show import Demonstration
-from lockstep.run.launching.status import Phase, StatusPage, StatusWriter
 
 WENT_ON = f"  step 5 was not applied; {GOES_ON} 0.1 s"
 END = {"steps": 3, "digest": "ab" * 32, "held_out_loss": 2.5, "written": "def f(): pass"}
@@ -186,7 +186,7 @@ def test_those_of_the_newest_generation_who_have_not_ended_are_members() -> None
 def test_a_worker_that_is_dead_and_was_not_replaced_yet_is_no_member() -> None:
     words = [
         "import sys",
-        "from lockstep.run.launching.status import StatusWriter",
+        "from lockstep.launch.status import StatusWriter",
         "StatusWriter(int(sys.argv[1]), 1).place(1, 1, 2, 1, 1)",
     ]
     with StatusPage() as page:

@@ -22,10 +22,10 @@ from trainings import Training, Work
 from workers import Outcome, fork, gather
 from workers import _place as take_place
 
+from lockstep.elastic import guard as continuity
 from lockstep.events import Said
-from lockstep.run import continuity
-from lockstep.run.environments.lockstep_run import DOORS, MARK, PORT, RANK, SIZE, SLOT
 from lockstep.run.run import Run
+from lockstep.settings.environments.lockstep_run import DOORS, MARK, PORT, RANK, SIZE, SLOT
 
 LIMIT_S = 45.0
 

@@ -18,7 +18,7 @@ from training import MODELS, Job, loader_of, make, train_step
 from workers import Outcome, fork, gather
 
 import lockstep
-from lockstep.run.recovery.recovery import LeftOut
+from lockstep.elastic.recovery import LeftOut
 
 MODELS["wide"] = lambda: nn.Sequential(nn.Linear(12, 40_000), nn.ReLU(), nn.Linear(40_000, 5))
 JOB = Job(epochs=3)

@@ -12,8 +12,8 @@ from launched import died, dying, launched_script, result_of
 from trainings import Training, Work
 from workers import on_workers, outcomes
 
-from lockstep.run.environments.lockstep_run import SLOT, STATUS_FD
-from lockstep.run.launching.status import StatusPage
+from lockstep.launch.status import StatusPage
+from lockstep.settings.environments.lockstep_run import SLOT, STATUS_FD
 
 NUM_LANES = 3
 TRAINING = Training(model="conv", script="drawing", lanes=NUM_LANES, whole_norms=True, epochs=1)

@@ -5,11 +5,11 @@ from typing import Any, cast
 
 import pytest
 
-from lockstep.run.membership import founded
-from lockstep.run.membership.view import Claim, Member, claim_to_json
-from lockstep.run.recovery.door import Door
-from lockstep.run.recovery.guest import Guest
-from lockstep.run.recovery.recovery import Recovery
+from lockstep.elastic.client import Guest
+from lockstep.elastic.endpoint import Door
+from lockstep.elastic.membership import founded
+from lockstep.elastic.membership.view import Claim, Member, claim_to_json
+from lockstep.elastic.recovery import Recovery
 
 
 @pytest.fixture

@@ -31,10 +31,10 @@ from torch.distributed import DistError  # type: ignore[attr-defined]
 from training import Job, digest_after
 from workers import Outcome, on_workers
 
-from lockstep.run.membership.view import Claim, Health, Member
-from lockstep.run.recovery.door import Door
-from lockstep.run.recovery.guest import Guest, knock
-from lockstep.wire.gloo import CONNECT_S
+from lockstep.elastic.client import Guest, knock
+from lockstep.elastic.endpoint import Door
+from lockstep.elastic.membership.view import Claim, Health, Member
+from lockstep.wire.network.gloo import CONNECT_S
 
 
 @pytest.fixture(scope="module", autouse=True)

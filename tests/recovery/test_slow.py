@@ -26,11 +26,11 @@ from workers import all_values, fork, gather, on_workers
 
 import lockstep
 from lockstep.data import loader
-from lockstep.run.environments.lockstep_run import SLOT, STATUS_FD
-from lockstep.run.launching import status
-from lockstep.run.launching.lookout import Lookout
-from lockstep.run.launching.slowness import Slowness
-from lockstep.run.launching.status import Phase, StatusPage, StatusWriter
+from lockstep.launch import status
+from lockstep.launch.status import Phase, StatusPage, StatusWriter
+from lockstep.launch.stragglers import Slowness
+from lockstep.launch.watchdog import Lookout
+from lockstep.settings.environments.lockstep_run import SLOT, STATUS_FD
 
 pytestmark = pytest.mark.timeout(170)
 

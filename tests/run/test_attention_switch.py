@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lockstep.run import attention
-from lockstep.run.attention import deterministic_attention
+from lockstep.determinism import attention
+from lockstep.determinism.attention import deterministic_attention
 
 Q = torch.randn(1, 2, 4, 8)
 

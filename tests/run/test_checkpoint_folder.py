@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from lockstep.errors import BadCheckpoint
-from lockstep.run.checkpoint import Snapshot, read, read_manifest, write
-from lockstep.run.checkpoints.folder import Retention, name_of, newest_good, next_serial, remove_leftovers
-from lockstep.run.checkpoints.holding import held_for_reading, new_partial
+from lockstep.state.checkpoints.file import Snapshot, read, read_manifest, write
+from lockstep.state.checkpoints.folder import Retention, name_of, newest_good, next_serial, remove_leftovers
+from lockstep.state.checkpoints.lock import held_for_reading, new_partial
 from lockstep.version import VERSION
 
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from workers import Outcome, fork, gather, on_workers
 
-from lockstep.run.checkpoint import Snapshot, read, verify, write
-from lockstep.run.checkpoints.checkpoints import Checkpoints, Who
-from lockstep.run.checkpoints.folder import Retention, name_of, newest_good, next_serial, remove_leftovers
+from lockstep.state.checkpoints.checkpoints import Checkpoints, Who
+from lockstep.state.checkpoints.file import Snapshot, read, verify, write
+from lockstep.state.checkpoints.folder import Retention, name_of, newest_good, next_serial, remove_leftovers
 
 ELEMENTS = 20_000
 

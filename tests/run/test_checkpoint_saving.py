@@ -10,11 +10,11 @@ import pytest
 import torch
 from workers import on_workers
 
-from lockstep.run.checkpoint import Snapshot, read, write
-from lockstep.run.checkpoints import writer as writer_module
-from lockstep.run.checkpoints.buffers import Buffers
-from lockstep.run.checkpoints.checkpoints import Checkpoints, Who
-from lockstep.run.checkpoints.folder import name_of, newest_good
+from lockstep.state.checkpoints import writer as writer_module
+from lockstep.state.checkpoints.buffers import Buffers
+from lockstep.state.checkpoints.checkpoints import Checkpoints, Who
+from lockstep.state.checkpoints.file import Snapshot, read, write
+from lockstep.state.checkpoints.folder import name_of, newest_good
 
 
 class Training:

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.errors import BadArgument, BadEnvironment
-from lockstep.run.checkpoints.asking import Asked, asked_by_script, settle
-from lockstep.run.checkpoints.schedule import Every, Schedule, parse_every
-from lockstep.run.environment import Overrides, read_overrides
+from lockstep.settings.environment import Overrides, read_overrides
+from lockstep.state.checkpoints.options import Asked, asked_by_script, settle
+from lockstep.state.checkpoints.schedule import Every, Schedule, parse_every
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,17 @@ from workers import on_workers, outcomes
 
 import lockstep
 from lockstep.cli.run import command
+from lockstep.determinism import hardware
+from lockstep.determinism.operators import named_once
+from lockstep.determinism.process import settle_process
 from lockstep.errors import BadArgument, BadEnvironment, Disagreement, Misuse
 from lockstep.events import Started
+from lockstep.launch.job import Job
 from lockstep.observe.console import start_line
-from lockstep.run import hardware
-from lockstep.run.determinism import settle_process
-from lockstep.run.device import choose, in_words, sharing
-from lockstep.run.environment import Overrides, process_environment, read_overrides, with_variable
-from lockstep.run.launching.job import Job
-from lockstep.run.nondeterminism import named_once
-from lockstep.run.placing import place_on, place_state
-from lockstep.run.settings import Asked, settle
+from lockstep.run.placement import place_on, place_state
+from lockstep.settings.device import choose, in_words, sharing
+from lockstep.settings.environment import Overrides, process_environment, read_overrides, with_variable
+from lockstep.settings.options import Asked, settle
 from lockstep.world import World
 
 CUDA_0, CUDA_1 = torch.device("cuda", 0), torch.device("cuda", 1)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from lockstep.errors import BadEnvironment
-from lockstep.run.environment import Overrides, find_place, parse_assignment, read_overrides
-from lockstep.run.environments.lockstep_run import Bootstrap, bootstrap, variables
-from lockstep.run.launching.job import write_assignment
+from lockstep.launch.job import write_assignment
+from lockstep.settings.environment import Overrides, find_place, parse_assignment, read_overrides
+from lockstep.settings.environments.lockstep_run import Bootstrap, bootstrap, variables
 from lockstep.world import World
 
 BOOT = Bootstrap(rank=0, parent_pid=812, run_dir=Path("/runs/mnist-3"), notice_fd=7, listen_fd=5)
@@ -232,4 +232,4 @@ def test_an_assignment_survives_being_written_and_read(assignment):
 def test_only_the_environment_module_reads_the_environment():
     package = Path(__file__).parents[2] / "lockstep"
     readers = [path for path in package.rglob("*.py") if re.search(r"\bos\.(environ|getenv)\b", path.read_text())]
-    assert {str(path.relative_to(package)) for path in readers} == {"run/environment.py"}
+    assert {str(path.relative_to(package)) for path in readers} == {"settings/environment.py"}

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.errors import BadEnvironment
-from lockstep.run.environments.slurm import expand_counts, expand_hosts
+from lockstep.settings.environments.slurm import expand_counts, expand_hosts
 
 
 @pytest.mark.parametrize(

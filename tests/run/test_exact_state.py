@@ -12,9 +12,9 @@ from torch.optim import lr_scheduler as schedules
 
 import lockstep
 from lockstep.errors import BadCheckpoint
-from lockstep.run.resuming import load_models
 from lockstep.run.run import Run
-from lockstep.run.state import pack
+from lockstep.state.packed import pack
+from lockstep.state.run_state import load_models
 from lockstep.verify.digest import digest, digest_of
 
 

@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import lockstep
 from lockstep.errors import Disagreement, Misuse, WorkerLost
-from lockstep.run import active
-from lockstep.run.launching.failure import (
+from lockstep.launch.failure import (
     EXITED,
     KILLED,
     RAISED,
@@ -26,8 +25,9 @@ from lockstep.run.launching.failure import (
     report_path,
     write_report,
 )
-from lockstep.run.launching.frames import Frame, is_users
-from lockstep.run.launching.telling import render
+from lockstep.launch.messages import render
+from lockstep.launch.traceback_lines import Frame, is_users
+from lockstep.run import active
 
 PACKAGE = Path(lockstep.__file__).parent
 LOG = Path("runs/mnist-3/worker-2.log")
@@ -126,7 +126,7 @@ def test_a_report_is_cleared_before_the_slot_is_given_to_another_process(tmp_pat
     [
         ("/home/me/train.py", True),
         (str(PACKAGE / "programs/demo/train.py"), True),
-        (str(PACKAGE / "gradients/engine.py"), False),
+        (str(PACKAGE / "strategies/replicated.py"), False),
         (json.__file__, False),
         ("<string>", False),
     ],

@@ -10,9 +10,9 @@ from workers import on_workers, outcomes
 
 import lockstep
 from lockstep.errors import BadCheckpoint
-from lockstep.run.checkpoint import Snapshot
-from lockstep.run.generators import pack_generators
-from lockstep.run.handing import SNAPSHOT, pieces, receive_snapshot, send_snapshot
+from lockstep.state.checkpoints.file import Snapshot
+from lockstep.state.generators import pack_generators
+from lockstep.state.transfer import SNAPSHOT, pieces, receive_snapshot, send_snapshot
 from lockstep.verify.digest import digest
 from lockstep.wire.transport import Pending
 

@@ -14,9 +14,9 @@ import psutil
 import pytest
 from launches import IMPORTABLE, REPOSITORY, Forked, start_lockstep
 
-from lockstep.run.launching import supervisor
-from lockstep.run.launching.launch import Job, launch
-from lockstep.run.launching.process import await_end
+from lockstep.launch import supervisor
+from lockstep.launch.launch import Job, launch
+from lockstep.launch.process import await_end
 
 MARK = "LOCKSTEP_TEST_MARK"
 PREAMBLE = """
@@ -397,7 +397,7 @@ def test_a_launch_gives_back_the_signal_handlers_it_found(bench):
 
 def test_help_and_the_launcher_do_without_torch_and_rich():
     check = (
-        "import sys, lockstep.cli.main, lockstep.cli.run, lockstep.run.launching.launch, lockstep.run.launching.worker;"
+        "import sys, lockstep.cli.main, lockstep.cli.run, lockstep.launch.launch, lockstep.launch.worker;"
         "print({'torch', 'rich'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", check], cwd=REPOSITORY, capture_output=True, text=True)

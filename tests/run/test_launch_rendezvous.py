@@ -7,10 +7,10 @@ import psutil
 import pytest
 from launches import start_lockstep
 
+from lockstep.elastic import rendezvous
+from lockstep.elastic.rendezvous import open_store
 from lockstep.errors import BadEnvironment
-from lockstep.run import rendezvous
-from lockstep.run.environments.place import Place
-from lockstep.run.rendezvous import open_store
+from lockstep.settings.environments.place import Place
 from lockstep.world import World
 
 
@@ -103,8 +103,8 @@ def run_on_two_workers(folder: Path, script: str, *options: str) -> tuple[int, s
 def test_workers_of_lockstep_run_meet(tmp_path):
     script = (
         "import os\n"
-        "from lockstep.run.environment import find_place\n"
-        "from lockstep.run.rendezvous import open_store\n"
+        "from lockstep.settings.environment import find_place\n"
+        "from lockstep.elastic.rendezvous import open_store\n"
         "place = find_place(os.environ)\n"
         "store = open_store(place, 60)\n"
         "store.set(f'from {place.world.rank}', 'here')\n"

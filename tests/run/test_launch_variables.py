@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.errors import BadEnvironment
-from lockstep.run.environment import find_place, read_overrides
-from lockstep.run.environments.lockstep_run import Bootstrap, bootstrap, read_doors, variables, write_doors
-from lockstep.run.launching.job import Job
-from lockstep.run.launching.memory import MemoryKills
+from lockstep.launch.job import Job
+from lockstep.launch.memory import MemoryKills
+from lockstep.settings.environment import find_place, read_overrides
+from lockstep.settings.environments.lockstep_run import Bootstrap, bootstrap, read_doors, variables, write_doors
 
 FOUNDER = Bootstrap(rank=1, parent_pid=812, run_dir=Path("/runs/x-1"), notice_fd=7, listen_fd=None, status_fd=9)
 JOINER = replace(FOUNDER, rank=5, doors=((0, 41001), (2, 41007)))

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import lockstep
 from lockstep.data import Position, ShardedLoader
 from lockstep.errors import BadCheckpoint
-from lockstep.run.progress import LoaderPlace
+from lockstep.state.progress import LoaderPlace
 
 DATA = TensorDataset(torch.linspace(-1, 1, 32).reshape(16, 2))
 OTHERS: list[dict[str, Any]] = [{"batch_size": 2}, {"batch_size": 8}, {"batch_size": 4, "batch": "grow"}]

@@ -18,12 +18,12 @@ from workers import on_workers, outcomes
 
 import lockstep
 from lockstep.errors import BadArgument, BadCheckpoint
-from lockstep.run.checkpoint import Snapshot, read, write
-from lockstep.run.checkpoints.folder import name_of, next_serial
-from lockstep.run.resuming import check
 from lockstep.run.run import Run
-from lockstep.run.schema import LATER, STATE, check_form
-from lockstep.run.state import DEEPEST, check_packed, pack, unpack
+from lockstep.state.checkpoints.file import Snapshot, read, write
+from lockstep.state.checkpoints.folder import name_of, next_serial
+from lockstep.state.packed import DEEPEST, check_packed, pack, unpack
+from lockstep.state.run_state import check
+from lockstep.state.schema import LATER, STATE, check_form
 
 
 def begun() -> Run:

@@ -7,8 +7,8 @@ import torch
 
 from lockstep.errors import BadArgument
 from lockstep.lanes import Assignment
-from lockstep.run.environment import Overrides
-from lockstep.run.settings import Asked, settle, wire_on
+from lockstep.settings.environment import Overrides
+from lockstep.settings.options import Asked, settle, wire_on
 from lockstep.world import World
 
 TWO = World(0, 2, 0, 2)

@@ -10,10 +10,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lockstep.errors import BadArgument
-from lockstep.run.launching.lookout import Lookout
-from lockstep.run.launching.slowness import CaughtUp, Cause, Finding, Slow, Slowness, Took, slow_workers, took
-from lockstep.run.launching.status import Phase, StatusPage, StatusRow, StatusWriter
-from lockstep.run.launching.telling import tell_pace
+from lockstep.launch.messages import tell_pace
+from lockstep.launch.status import Phase, StatusPage, StatusRow, StatusWriter
+from lockstep.launch.stragglers import CaughtUp, Cause, Finding, Slow, Slowness, Took, slow_workers, took
+from lockstep.launch.watchdog import Lookout
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.run.launching.status import (
+from lockstep.launch.status import (
     MAX_SLOTS,
     Call,
     NoStatus,

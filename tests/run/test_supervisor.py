@@ -16,8 +16,8 @@ import psutil
 import pytest
 from launches import IMPORTABLE, start_lockstep
 
-from lockstep.run.environments.lockstep_run import PARENT_PID
-from lockstep.run.launching.process import await_end
+from lockstep.launch.process import await_end
+from lockstep.settings.environments.lockstep_run import PARENT_PID
 
 MARK = "LOCKSTEP_TEST_MARK"
 pytestmark = pytest.mark.timeout(60)
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.timeout(60)
 PLAYER = """
 import json, os, signal, sys
 from lockstep.errors import WorkerLost
-from lockstep.run.launching import status as page
-from lockstep.run.launching.status import Phase, StatusWriter
+from lockstep.launch import status as page
+from lockstep.launch.status import Phase, StatusWriter
 slot, joiner = int(os.environ["LOCKSTEP_SLOT"]), "LOCKSTEP_DOORS" in os.environ
 status = StatusWriter(int(os.environ["LOCKSTEP_STATUS_FD"]), slot)
 patience = status.patient(1000)
@@ -403,7 +403,7 @@ def test_a_worker_that_does_nothing_while_others_wait_is_told_with_its_line_and_
 
 
 def test_workers_that_all_do_nothing_are_told_with_their_lines_ended_and_started_again(stage, monkeypatch):
-    monkeypatch.setattr("lockstep.run.launching.lateness.IDLE_S", 2.0)  # in the launcher too, which is forked
+    monkeypatch.setattr("lockstep.launch.hangs.IDLE_S", 2.0)  # in the launcher too, which is forked
     stage.start(MEMBERS, "-n", "2", "--hang-s", "3")
     players = stage.players(2)
     for player in players:
@@ -479,7 +479,7 @@ def test_a_spare_has_loaded_torch_when_it_gets_its_part(tmp_path):
     os.write(writer, b"{}")
     os.close(writer)
     spare = subprocess.run(
-        [sys.executable, "-m", "lockstep.run.launching.spare", str(reader), "train.py"],
+        [sys.executable, "-m", "lockstep.launch.spare", str(reader), "train.py"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": IMPORTABLE, PARENT_PID: str(os.getpid())},
         pass_fds=[reader],

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.run.launching.failure import EXITED, KILLED, QUIT, RAISED, Failure
-from lockstep.run.launching.status import Call, Phase, StatusRow
-from lockstep.run.launching.supervision import (
+from lockstep.launch.failure import EXITED, KILLED, QUIT, RAISED, Failure
+from lockstep.launch.status import Call, Phase, StatusRow
+from lockstep.launch.supervision import (
     EXIT_GRACE_S,
     Again,
     Condemned,

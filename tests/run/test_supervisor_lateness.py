@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.run.launching.frames import Frame
-from lockstep.run.launching.idleness import Idleness, Seen
-from lockstep.run.launching.lateness import STEP, Finding, Hung, Idle, Late, Look, Stopped, Watch
-from lockstep.run.launching.stacks import innermost
-from lockstep.run.launching.status import Call, Phase, StatusRow
-from lockstep.run.launching.telling import tell_hung, tell_late
-from lockstep.run.launching.vitals import Activity
+from lockstep.launch.hangs import STEP, Finding, Hung, Idle, Late, Look, Stopped, Watch
+from lockstep.launch.idleness import Idleness, Seen
+from lockstep.launch.messages import tell_hung, tell_late
+from lockstep.launch.process_stats import Activity
+from lockstep.launch.stacks import innermost
+from lockstep.launch.status import Call, Phase, StatusRow
+from lockstep.launch.traceback_lines import Frame
 
 USUAL_NS = 410_000_000
 BEGAN_S = 100.0

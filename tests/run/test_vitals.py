@@ -5,8 +5,8 @@ import signal
 import subprocess
 import sys
 
-from lockstep.run.launching.idleness import Seen, works
-from lockstep.run.launching.vitals import activity, handles
+from lockstep.launch.idleness import Seen, works
+from lockstep.launch.process_stats import activity, handles
 
 
 def seen() -> Seen:

@@ -13,9 +13,9 @@ from workers import outcomes
 
 import lockstep
 from lockstep.errors import WorkerLost
-from lockstep.run import waiting
-from lockstep.run.launching.status import Call, Phase
-from lockstep.run.waiting import LONG_S, Wait, Waiting, _tells, told
+from lockstep.launch.status import Call, Phase
+from lockstep.run import wait_watch as waiting
+from lockstep.run.wait_watch import LONG_S, Wait, Waiting, _tells, told
 from lockstep.world import World
 
 TIMEOUT_S = 1.5

@@ -12,8 +12,8 @@ from workers import on_workers
 
 import lockstep
 from lockstep.errors import BadArgument
-from lockstep.run.environments.lockstep_run import RANK, SLOT, STATUS_FD
-from lockstep.run.launching.status import Call, Phase, StatusPage, StatusReader
+from lockstep.launch.status import Call, Phase, StatusPage, StatusReader
+from lockstep.settings.environments.lockstep_run import RANK, SLOT, STATUS_FD
 
 
 class Page:

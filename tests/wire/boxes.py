@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from lockstep.run.environment import find_place, process_environment
-from lockstep.run.rendezvous import open_store
+from lockstep.elastic.rendezvous import open_store
+from lockstep.settings.environment import find_place, process_environment
 from lockstep.wire.shared.channel import MAX_SLOT_BYTES, NUM_SLOTS
 from lockstep.wire.shared.mailbox import Mailbox, open_mailbox
 from lockstep.wire.shared.memory import Memory

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.lanes import Assignment, Branch, Root, Tree, present_lanes, reduction
-from lockstep.wire.algorithms import Schedule, direct, slices
+from lockstep.wire.schedules import Schedule, direct, slices
 
 
 def brackets(tree: Tree) -> str:

@@ -15,12 +15,12 @@ from training import Job, digest_after, loader_of, make, train_step
 from workers import on_workers
 
 import lockstep
+from lockstep.elastic.rendezvous import open_store
 from lockstep.lanes import Assignment, reduction
 from lockstep.run import active
-from lockstep.run.environment import find_place
-from lockstep.run.rendezvous import open_store
-from lockstep.wire.executor import Executor
-from lockstep.wire.gloo import Gloo
+from lockstep.settings.environment import find_place
+from lockstep.wire.network.gloo import Gloo
+from lockstep.wire.schedules.executor import Executor
 
 WIRES = pytest.mark.parametrize("wire", ["gloo", "hierarchical"])
 JOB = Job(epochs=1)

@@ -16,16 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from workers import on_workers
 
+from lockstep.elastic.rendezvous import open_store
 from lockstep.errors import BadArgument
 from lockstep.lanes import Assignment, Branch, Reduction, Root, Tree, reduction
-from lockstep.run.environment import find_place
-from lockstep.run.rendezvous import open_store
-from lockstep.wire.algorithms import Add, Round, Schedule, Send, direct, one_root_each, ring, slices
-from lockstep.wire.algorithms.catalogue import CATALOGUE, Algorithm, Setting
-from lockstep.wire.executor import Cut, Executor
-from lockstep.wire.gloo import Gloo
+from lockstep.settings.environment import find_place
 from lockstep.wire.inprocess import InProcess
-from lockstep.wire.program import program
+from lockstep.wire.network.gloo import Gloo
+from lockstep.wire.schedules import Add, Round, Schedule, Send, direct, one_root_each, ring, slices
+from lockstep.wire.schedules.catalogue import CATALOGUE, Algorithm, Setting
+from lockstep.wire.schedules.executor import Cut, Executor
+from lockstep.wire.schedules.program import program
 from lockstep.wire.transport import Pending, Transport
 from lockstep.world import World
 

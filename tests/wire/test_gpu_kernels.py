@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.determinism.attention import deterministic_attention
+from lockstep.determinism.process import settle_process
 from lockstep.lanes import Assignment, Branch, Root, Tree, reduction
-from lockstep.run.attention import deterministic_attention
-from lockstep.run.determinism import settle_process
 from lockstep.wire.cuda.kernels import VECTOR_BYTES, Slice, _by_torch, aligned_slices, source, summation
 from lockstep.world import World
 

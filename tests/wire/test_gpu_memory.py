@@ -20,18 +20,18 @@ from sums_by_hand import CPU, PlayedGpu, by_hand, random_roots
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from workers import on_workers, outcomes
 
+from lockstep.elastic.rendezvous import open_store
 from lockstep.errors import BadArgument, Disagreement, PeerGone
 from lockstep.lanes import Assignment, Root, reduction
-from lockstep.run.environment import find_place, process_environment
-from lockstep.run.rendezvous import open_store
+from lockstep.settings.environment import find_place, process_environment
 from lockstep.wire.cuda import driver
 from lockstep.wire.cuda.counters import CAME, DONE, FREE, Counters, open_counters
 from lockstep.wire.cuda.driver import HANDLE_BYTES, StreamOperation
 from lockstep.wire.cuda.gpu import Gpu, refuse_another_gpu
 from lockstep.wire.cuda.ipc import GpuMemory
-from lockstep.wire.cuda.lookout import Lookout
+from lockstep.wire.cuda.watch import Lookout
 from lockstep.wire.exchange import exchange
-from lockstep.wire.executor import Executor
+from lockstep.wire.schedules.executor import Executor
 from lockstep.wire.shared.mailbox import open_mailbox
 from lockstep.wire.shared.memory import Memory
 from lockstep.wire.shared.neighbours import connect

@@ -8,10 +8,10 @@ from typing import Any
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from workers import outcomes
 
+from lockstep.elastic.rendezvous import open_store
 from lockstep.errors import PeerGone
-from lockstep.run.environment import find_place, process_environment
-from lockstep.run.rendezvous import open_store
-from lockstep.wire.cuda.lookout import Lookout
+from lockstep.settings.environment import find_place, process_environment
+from lockstep.wire.cuda.watch import Lookout
 from lockstep.wire.shared.neighbours import connect
 
 ENDED = "its process has ended"

@@ -12,17 +12,17 @@ import torch.distributed as dist
 from workers import on_workers, outcomes
 
 import lockstep
+from lockstep.elastic.rendezvous import open_store
 from lockstep.errors import BadArgument, BadEnvironment, PeerGone, WireError
 from lockstep.lanes import Assignment, reduction
-from lockstep.run.environment import find_place
-from lockstep.run.rendezvous import open_store
+from lockstep.settings.environment import find_place
 from lockstep.wire.cuda.nccl import NcclGroup
 from lockstep.wire.exchange import exchange
-from lockstep.wire.executor import Executor
-from lockstep.wire.gloo import Gloo
-from lockstep.wire.handover import Handover
 from lockstep.wire.mpi import Mpi
-from lockstep.wire.processgroup import tells_of_loss
+from lockstep.wire.network.gloo import Gloo
+from lockstep.wire.network.native import Handover
+from lockstep.wire.network.process_group import tells_of_loss
+from lockstep.wire.schedules.executor import Executor
 from lockstep.world import World
 
 

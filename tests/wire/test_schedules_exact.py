@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from lockstep.errors import BadArgument
 from lockstep.lanes import Assignment, Branch, Reduction, Root, leaves, reduction
-from lockstep.wire.algorithms import (
+from lockstep.wire.schedules import (
     Hosts,
     direct,
     direct_reduce_scatter,
@@ -15,7 +15,7 @@ from lockstep.wire.algorithms import (
     one_root_each,
     oneshot_exact,
 )
-from lockstep.wire.algorithms.proof import prove
+from lockstep.wire.schedules.proof import prove
 
 
 @st.composite

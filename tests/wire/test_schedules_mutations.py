@@ -7,9 +7,9 @@ import pytest
 
 from lockstep.errors import BadArgument
 from lockstep.lanes import Assignment, Branch, Root, Tree, reduction
-from lockstep.wire.algorithms import Add, Round, Schedule, Send, direct, ring
-from lockstep.wire.algorithms.catalogue import CATALOGUE, Algorithm, Setting
-from lockstep.wire.algorithms.proof import Wrong, prove
+from lockstep.wire.schedules import Add, Round, Schedule, Send, direct, ring
+from lockstep.wire.schedules.catalogue import CATALOGUE, Algorithm, Setting
+from lockstep.wire.schedules.proof import Wrong, prove
 
 ALL = [
     pytest.param(algorithm, id=f"{collective}-{name}")

@@ -9,9 +9,9 @@ import pytest
 from workers import apart
 
 from lockstep.errors import BadArgument
-from lockstep.wire.algorithms import Collective, Hosts, Schedule, host_reduction, one_root_each, oneshot
-from lockstep.wire.algorithms.catalogue import CATALOGUE, Algorithm, Setting, find
-from lockstep.wire.algorithms.proof import prove
+from lockstep.wire.schedules import Collective, Hosts, Schedule, host_reduction, one_root_each, oneshot
+from lockstep.wire.schedules.catalogue import CATALOGUE, Algorithm, Setting, find
+from lockstep.wire.schedules.proof import prove
 
 ALL = [
     pytest.param(algorithm, id=f"{collective}-{name}")

@@ -11,15 +11,15 @@ import torch
 from sums_by_hand import CPU, Done, PlayedGpu, by_hand, random_roots
 from workers import on_workers
 
+from lockstep.elastic.rendezvous import open_store
 from lockstep.errors import PeerGone
 from lockstep.lanes import Assignment, Root, reduction
-from lockstep.run.environment import find_place, process_environment
-from lockstep.run.rendezvous import open_store
+from lockstep.settings.environment import find_place, process_environment
 from lockstep.wire.cuda.gpu import Gpu
-from lockstep.wire.cuda.lookout import Waiting
 from lockstep.wire.cuda.slices import BySlices
-from lockstep.wire.executor import Executor
-from lockstep.wire.gloo import Gloo
+from lockstep.wire.cuda.watch import Waiting
+from lockstep.wire.network.gloo import Gloo
+from lockstep.wire.schedules.executor import Executor
 from lockstep.world import World
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64)

@@ -33,7 +33,7 @@ from lockstep.wire import (
     over_hosts,
 )
 from lockstep.wire.exchange import exchange_texts
-from lockstep.wire.patience import Patience
+from lockstep.wire.network.patience import Patience
 from lockstep.wire.shared.neighbours import SECRET_BYTES
 from lockstep.world import World
 

@@ -17,7 +17,7 @@ def refuse_unless_gpu(device: str, **given: bool) -> None:
 
 def require_gpu() -> None:
     """Raises if torch finds no GPU, with the reason. Loads torch."""
-    from lockstep.run.device import choose, count_gpus
+    from lockstep.settings.device import choose, count_gpus
 
     choose(CUDA, 0, 1, count_gpus())
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.errors import LockstepError
+from lockstep.launch.launch import Job, launch
 from lockstep.programs.bench.result import Progress
-from lockstep.run.launching.launch import Job, launch
 
 
 class ResultsDiffer(LockstepError):  # noqa: N818

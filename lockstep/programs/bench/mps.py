@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lockstep.errors import BadEnvironment
-from lockstep.run.environment import process_environment
+from lockstep.settings.environment import process_environment
 
 CONTROL = "nvidia-cuda-mps-control"
 ANSWER_S = 30.0

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.launch.launch import Job
 from lockstep.programs.bench.launching import ResultsDiffer, result_folder, run_to_end
 from lockstep.programs.bench.plan import Plan
 from lockstep.programs.bench.result import Progress, Result
 from lockstep.programs.bench.rows import make_report, make_row
-from lockstep.run.launching.launch import Job
 
 Follow = Callable[[Plan, Progress], None]
 """Is told how far a plan is: before its workers start, when timing begins, and after every round."""

@@ -10,13 +10,13 @@ from pathlib import Path
 from rich.console import Console
 
 from lockstep.errors import BadArgument
+from lockstep.launch.launch import launch
 from lockstep.observe.progress import show_progress
 from lockstep.programs.demo.kills import STEPS_PER_KILL, Kill, Killer, Plan
 from lockstep.programs.demo.members import living_members
 from lockstep.programs.demo.recipe import Recipe
 from lockstep.programs.demo.result import Reader, Result, Verdict, judge_disturbed
 from lockstep.programs.demo.training import finished, job_of, show_step
-from lockstep.run.launching.launch import launch
 
 SPARES = 1
 MORE_LOSSES = 4

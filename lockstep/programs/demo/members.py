@@ -3,9 +3,9 @@
 import os
 from contextlib import closing, suppress
 
+from lockstep.launch.process_stats import vitals
+from lockstep.launch.status import StatusReader
 from lockstep.programs.demo.kills import Member
-from lockstep.run.launching.status import StatusReader
-from lockstep.run.launching.vitals import vitals
 
 _PAGE = "/memfd:lockstep-status"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from rich.console import Console
 
 from lockstep.errors import LockstepError
+from lockstep.launch.launch import Job, Outcome, launch
 from lockstep.observe.progress import Shown, show_progress
 from lockstep.programs.demo.recipe import Recipe
 from lockstep.programs.demo.result import Reader, Result, workers
-from lockstep.run.launching.launch import Job, Outcome, launch
 
 WORKER = "lockstep.programs.demo.worker"
 

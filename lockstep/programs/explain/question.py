@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from lockstep.errors import BadArgument
 from lockstep.lanes import Assignment, Reduction, reduction
-from lockstep.wire.algorithms import Collective, Hosts
-from lockstep.wire.algorithms.catalogue import CATALOGUE, Algorithm, Setting, find
+from lockstep.wire.schedules import Collective, Hosts
+from lockstep.wire.schedules.catalogue import CATALOGUE, Algorithm, Setting, find
 
 DEFAULT_WORKERS = 4
 MOST_WORKERS = 64

@@ -4,7 +4,7 @@ from typing import Any
 
 from lockstep.lanes import Branch, Root, Tree
 from lockstep.programs.explain.story import EXAMPLE_BYTES, Scene, Story
-from lockstep.wire.algorithms import Add, Send
+from lockstep.wire.schedules import Add, Send
 
 
 def as_json(story: Story) -> dict[str, Any]:

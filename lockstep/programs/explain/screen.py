@@ -5,7 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.programs.explain.story import EXAMPLE_BYTES, Message, Scene, Story, spans
-from lockstep.wire.algorithms.catalogue import CATALOGUE
+from lockstep.wire.schedules.catalogue import CATALOGUE
 
 MOST_CELLS = 16
 MOST_MESSAGES = 4

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from lockstep.programs.explain.question import Question
-from lockstep.wire.algorithms import Hosts, Round, Schedule
-from lockstep.wire.algorithms.catalogue import Algorithm
-from lockstep.wire.algorithms.proof import Proof, prove
-from lockstep.wire.algorithms.rehearsal import Rehearsal
+from lockstep.wire.schedules import Hosts, Round, Schedule
+from lockstep.wire.schedules.catalogue import Algorithm
+from lockstep.wire.schedules.proof import Proof, prove
+from lockstep.wire.schedules.rehearsal import Rehearsal
 
 EXAMPLE_BYTES = 1 << 20
 

@@ -9,6 +9,8 @@ import shutil
 from dataclasses import dataclass, replace
 
 from lockstep.lanes import Assignment
+from lockstep.launch.exits import TERMINATED
+from lockstep.launch.launch import Job
 from lockstep.programs.verification.runs import (
     BEGIN_ALIKE,
     Ran,
@@ -21,9 +23,7 @@ from lockstep.programs.verification.runs import (
     trace_folder,
     workers,
 )
-from lockstep.run.exits import TERMINATED
-from lockstep.run.faults import FAULT, Fault, FaultKind, forget, has_happened
-from lockstep.run.launching.launch import Job
+from lockstep.settings.faults import FAULT, Fault, FaultKind, forget, has_happened
 from lockstep.verify.compare import difference_after
 from lockstep.verify.evidence import RunTrace, read_disturbed
 from lockstep.verify.fault_cause import Happened, judge_fault

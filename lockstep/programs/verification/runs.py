@@ -7,9 +7,9 @@ from pathlib import Path
 
 from lockstep.errors import LockstepError
 from lockstep.lanes import Assignment
-from lockstep.run.exits import CTRL_C, ENVIRONMENT, TERMINATED
-from lockstep.run.launching.launch import Job, Outcome, launch
-from lockstep.run.launching.output import log_path
+from lockstep.launch.exits import CTRL_C, ENVIRONMENT, TERMINATED
+from lockstep.launch.launch import Job, Outcome, launch
+from lockstep.launch.output import log_path
 from lockstep.verify.evidence import RunTrace, read_run, trace_path, trace_paths
 
 Running = Callable[[str], AbstractContextManager[object]]

@@ -31,8 +31,8 @@ from lockstep.lanes import Reduction, Root
 from lockstep.wire.cuda.counters import Counters
 from lockstep.wire.cuda.gpu import Gpu, refuse_another_gpu
 from lockstep.wire.cuda.kernels import Slice, Work, aligned_slices, summation
-from lockstep.wire.cuda.lookout import FREE_AGAIN_S, Event, Lookout
 from lockstep.wire.cuda.memory import DeviceMemory
+from lockstep.wire.cuda.watch import FREE_AGAIN_S, Event, Lookout
 from lockstep.wire.exchange import exchange_texts
 from lockstep.wire.reducer import Reducer
 from lockstep.wire.transport import DATA, Transport

@@ -15,7 +15,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from lockstep.errors import BadEnvironment, PeerGone, WireError
 from lockstep.wire.cuda.gpu import Gpu
-from lockstep.wire.processgroup import tells_of_loss
+from lockstep.wire.network.process_group import tells_of_loss
 from lockstep.world import World
 
 MOST_WORDS = 500
@@ -55,7 +55,7 @@ class NcclGroup:
             with torch.cuda.device(self.gpu.device):
                 collective(group).wait()  # the stream waits, not this thread
         except RuntimeError as error:
-            if self._group is not None and not tells_of_loss(error):  # see Note [Lost or refused] in processgroup.py
+            if self._group is not None and not tells_of_loss(error):  # see Note [Lost or refused] in process_group.py
                 words = " ".join(str(error).split())
                 raise WireError(f"NCCL's {what} on worker {self.world.rank}", words[:MOST_WORDS]) from error
             suspect = self.world.peers[0] if self.world.peers else self.world.rank

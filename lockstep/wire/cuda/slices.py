@@ -15,8 +15,8 @@ import torch
 from lockstep.lanes import Reduction, Root
 from lockstep.wire.cuda.gpu import Gpu, refuse_another_gpu
 from lockstep.wire.cuda.kernels import VECTOR_BYTES, Slice, summation
-from lockstep.wire.cuda.lookout import Event, Waiting
-from lockstep.wire.handover import add_up
+from lockstep.wire.cuda.watch import Event, Waiting
+from lockstep.wire.network.native import add_up
 from lockstep.wire.reducer import Reducer
 from lockstep.world import World
 

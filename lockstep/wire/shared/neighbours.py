@@ -23,7 +23,7 @@ import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from lockstep.errors import SILENT, BadEnvironment, PeerGone
-from lockstep.wire.patience import Patience, do_nothing
+from lockstep.wire.network.patience import Patience, do_nothing
 from lockstep.wire.shared.segments import allocate, allow_many_files, mapped
 from lockstep.wire.shared.semaphores import LOOK_S
 from lockstep.world import World

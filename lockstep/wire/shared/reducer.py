@@ -19,8 +19,8 @@ import torch
 
 from lockstep.errors import Disagreement
 from lockstep.lanes import Reduction, Root
-from lockstep.wire.algorithms import slices
 from lockstep.wire.reducer import Reducer
+from lockstep.wire.schedules import slices
 from lockstep.wire.shared.board import MAX_TENSORS, Board, Meeting
 from lockstep.wire.shared.kernels import Work, summation
 from lockstep.wire.shared.staging import Staging

@@ -5,7 +5,7 @@ import random
 from histories import drive, make, part, settle
 from simulation import Simulation
 
-from lockstep.run.membership import Stage
+from lockstep.elastic.membership import Stage
 
 
 def _all_have_met(simulation: Simulation, newcomer: str) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from lockstep.run.membership import Claim, Decision, Membership
+from lockstep.elastic.membership import Claim, Decision, Membership
 
 
 class Phase(Enum):

@@ -11,8 +11,8 @@ from typing import Any
 
 from simulated import Gradient, Message, Phase, Send, Worker
 
+from lockstep.elastic.membership import Claim, Decision, Health, Member, Stage, founded, joining, machine
 from lockstep.lanes import Assignment
-from lockstep.run.membership import Claim, Decision, Health, Member, Stage, founded, joining, machine
 
 NUM_LANES = 5
 Move = tuple[str, Any]

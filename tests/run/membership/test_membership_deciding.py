@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.run.membership import Claim, Decision, Member, Outnumbered, View, decide
-from lockstep.run.membership.view import claim_from_json, claim_to_json
+from lockstep.elastic.membership import Claim, Decision, Member, Outnumbered, View, decide
+from lockstep.elastic.membership.view import claim_from_json, claim_to_json
 
 
 def _member(slot: int) -> Member:

@@ -9,7 +9,8 @@ import scripts
 from histories import disturbed, parted_amid_faults
 from simulation import Violation
 
-from lockstep.run.membership import Member, Membership, deciding, machine
+from lockstep.elastic.membership import Member, Membership, machine
+from lockstep.elastic.membership import decision as deciding
 
 Patch = pytest.MonkeyPatch
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lockstep.run.counters import Counters, Moment, Number, out_of_step
+from lockstep.script.counters import Counters, Moment, Number, out_of_step
 
 PLACE = ("train.py", "main")
 

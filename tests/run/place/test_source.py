@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from lockstep.run.source import Function, function_at
+from lockstep.script.source import Function, function_at
 
 LOOP = "for i, batch in enumerate(loader):\n    for x in run.lanes(batch): loss(x).backward()\n"
 

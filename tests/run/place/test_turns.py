@@ -3,8 +3,8 @@
 import torch
 
 from lockstep.data import GlobalBatch, Position
-from lockstep.run.place import Turn
-from lockstep.run.script import Site
+from lockstep.script.place import Turn
+from lockstep.script.site import Site
 
 A, B, C = (Site("train.py", line) for line in (3, 9, 20))
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from lockstep.run.source import function_at
-from lockstep.run.values import begun_anew, changed_since, values
+from lockstep.script.source import function_at
+from lockstep.script.values import begun_anew, changed_since, values
 
 SCRIPT = """
 best, history, flag = float("inf"), [], True

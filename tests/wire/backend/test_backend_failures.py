@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from workers import on_workers, outcomes
 
 from lockstep.errors import Disagreement, Misuse, PeerGone
-from lockstep.wire.backend.opening import open_among
-from lockstep.wire.backend.order import Order
+from lockstep.torch_backend.order import Order
+from lockstep.torch_backend.registration import open_among
 
 
 def _operation(rank: int) -> None:

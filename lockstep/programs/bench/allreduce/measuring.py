@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lockstep.launch.launch import Job
 from lockstep.programs.bench.allreduce.plan import Part, Plan
 from lockstep.programs.bench.allreduce.result import Result
 from lockstep.programs.bench.allreduce.rows import make_report, make_rows
 from lockstep.programs.bench.devices import CPU
 from lockstep.programs.bench.launching import ResultsDiffer, result_folder, run_to_end
 from lockstep.programs.bench.result import Progress
-from lockstep.run.launching.launch import Job
 
 Follow = Callable[[Part, Progress], None]
 """Is told how far a part is: when its turn comes, and after every round."""

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from lockstep.errors import BadArgument
+from lockstep.launch.status import MAX_SLOTS
 from lockstep.programs.bench.allreduce.algorithms import SHARED
 from lockstep.programs.bench.allreduce.sizes import named
 from lockstep.programs.bench.devices import CPU
-from lockstep.run.launching.status import MAX_SLOTS
 
 LOCKSTEP, GLOO, FLOOR = "lockstep", "gloo", "floor"
 SIDES = (LOCKSTEP, GLOO, FLOOR)

@@ -21,9 +21,9 @@ from lockstep.programs.bench.allreduce.algorithms import SHARED
 from lockstep.programs.bench.allreduce.plan import FLOOR, GLOO, LOCKSTEP
 from lockstep.programs.bench.allreduce.sizes import ELEMENT_BYTES
 from lockstep.wire import Wire
-from lockstep.wire.algorithms import one_root_each
-from lockstep.wire.algorithms.catalogue import Setting, find
-from lockstep.wire.executor import Executor
+from lockstep.wire.schedules import one_root_each
+from lockstep.wire.schedules.catalogue import Setting, find
+from lockstep.wire.schedules.executor import Executor
 from lockstep.world import World
 
 CPU = torch.device("cpu")

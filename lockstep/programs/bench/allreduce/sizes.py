@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from lockstep.errors import BadArgument
-from lockstep.run.limits import MOST_DIGITS
+from lockstep.settings.limits import MOST_DIGITS
 
 KiB, MiB, GiB = 2**10, 2**20, 2**30
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch.distributed import ProcessGroupGloo
 
+from lockstep.elastic.rendezvous import open_store
 from lockstep.errors import told_as_lost
 from lockstep.programs.bench.allreduce.agreement import object_to
 from lockstep.programs.bench.allreduce.algorithms import SHARED
@@ -23,8 +24,7 @@ from lockstep.programs.bench.allreduce.timing import settle_repetitions, timed_r
 from lockstep.programs.bench.machine import describe_machine
 from lockstep.programs.bench.result import Progress
 from lockstep.programs.bench.spread import quantile
-from lockstep.run.environment import find_place, process_environment
-from lockstep.run.rendezvous import open_store
+from lockstep.settings.environment import find_place, process_environment
 from lockstep.wire import Wire, in_shared_memory, over_gloo
 from lockstep.wire.transport import Transport
 

@@ -26,7 +26,7 @@ from lockstep.programs.bench.gpu.talk import Talk
 from lockstep.programs.bench.machine import describe_machine
 from lockstep.programs.large_models import LARGE_WORKLOADS
 from lockstep.programs.models import count_parameters
-from lockstep.run.environment import find_place, process_environment
+from lockstep.settings.environment import find_place, process_environment
 from lockstep.world import World
 
 WARM_STEPS = 12

@@ -15,7 +15,7 @@ from typing import Any
 from lockstep.errors import BadEnvironment
 from lockstep.programs.bench.gpu.plan import Plan
 from lockstep.programs.bench.gpu.talk import Talk
-from lockstep.run.environment import process_environment
+from lockstep.settings.environment import process_environment
 
 PROGRAM = "lockstep.programs.bench.gpu.child"
 SOCKET = "turns"

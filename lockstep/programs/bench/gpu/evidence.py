@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lockstep.gradients.fingerprint import combined, fingerprints
 from lockstep.programs.bench.gpu.sides import Side
-from lockstep.tensor_file import write_tensors
+from lockstep.state.tensor_file import write_tensors
 
 NUM_STEPS = 3
 

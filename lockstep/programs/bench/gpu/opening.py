@@ -11,15 +11,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
 from lockstep.chance import drawing_from, fold
+from lockstep.determinism.process import settle_process
 from lockstep.errors import BadArgument
 from lockstep.lanes import share
 from lockstep.programs.bench.gpu import plan
 from lockstep.programs.bench.gpu.graph import ByHand
 from lockstep.programs.bench.gpu.sides import Kit, Lockstep, Loop, Side
 from lockstep.programs.models import Batch, Workload
-from lockstep.run.determinism import settle_process
-from lockstep.run.device import choose, count_gpus
 from lockstep.run.start import start
+from lockstep.settings.device import choose, count_gpus
 from lockstep.world import World
 
 NUM_BATCHES = 4

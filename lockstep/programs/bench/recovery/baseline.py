@@ -20,8 +20,8 @@ from lockstep.programs.bench.recovery.gate import pass_gate
 from lockstep.programs.bench.recovery.task import Result, Task
 from lockstep.programs.bench.recovery.training import Training, make_training
 from lockstep.programs.models import Batch
-from lockstep.run.environment import process_environment
-from lockstep.tensor_file import memory_of
+from lockstep.settings.environment import process_environment
+from lockstep.state.tensor_file import memory_of
 
 _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 

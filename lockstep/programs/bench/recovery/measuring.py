@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from lockstep.launch.orphans import Guard
+from lockstep.launch.signals import Signals
 from lockstep.programs.bench.launching import ResultsDiffer, result_folder
 from lockstep.programs.bench.recovery.plan import (
     LOCKSTEP_SIDES,
@@ -21,9 +23,7 @@ from lockstep.programs.bench.recovery.program import Watch
 from lockstep.programs.bench.recovery.recovery import Recovery
 from lockstep.programs.bench.recovery.rows import make_report
 from lockstep.programs.bench.recovery.trial import Trial, Trials
-from lockstep.run.environment import process_environment
-from lockstep.run.launching.guard import Guard
-from lockstep.run.launching.signals import Signals
+from lockstep.settings.environment import process_environment
 
 Follow = Callable[[int, str], None]
 """Is told how many runs are done, and a few words on the last one."""

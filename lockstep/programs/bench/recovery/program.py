@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from lockstep.launch.orphans import Guard
+from lockstep.launch.process import await_end
+from lockstep.launch.signals import SCALE, Signals
 from lockstep.programs.bench.launching import Stopped
-from lockstep.run.launching.guard import Guard
-from lockstep.run.launching.process import await_end
-from lockstep.run.launching.signals import SCALE, Signals
 
 LOOK_S = 0.02
 END_S = 10.0

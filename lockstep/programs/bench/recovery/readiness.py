@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lockstep.launch.process_stats import Vitals, vitals
 from lockstep.programs.bench.recovery.program import descendants
-from lockstep.run.launching.vitals import Vitals, vitals
 
 QUIET_S = 0.5
-_SPARE = "lockstep.run.launching.spare"
+_SPARE = "lockstep.launch.spare"
 _LOADED = "libtorch_python"
 
 

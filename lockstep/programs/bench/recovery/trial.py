@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.launch.orphans import Guard
 from lockstep.programs.bench.launching import Stopped
 from lockstep.programs.bench.recovery.command import VARIABLES, command_of
 from lockstep.programs.bench.recovery.commits import last_step, read_commits, read_workers
@@ -17,7 +18,6 @@ from lockstep.programs.bench.recovery.program import Program, Watch
 from lockstep.programs.bench.recovery.readiness import Warmth
 from lockstep.programs.bench.recovery.recovery import Recovery, recovery_from, usual_step_s
 from lockstep.programs.bench.recovery.task import Result, Task
-from lockstep.run.launching.guard import Guard
 
 START_S = 120.0
 """How long workers may take to be ready."""

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import psutil
 
+from lockstep.launch.process_stats import vitals
+from lockstep.launch.scale import find_launcher
 from lockstep.programs.doctor.facts import Leftovers, Orphan
-from lockstep.run.checkpoints.holding import MANIFEST
-from lockstep.run.checkpoints.holding import leftovers as partial_folders
-from lockstep.run.environments.lockstep_run import MARK, PARENT_PID
-from lockstep.run.launching.scaling import find_launcher
-from lockstep.run.launching.vitals import vitals
+from lockstep.settings.environments.lockstep_run import MARK, PARENT_PID
+from lockstep.state.checkpoints.lock import MANIFEST
+from lockstep.state.checkpoints.lock import leftovers as partial_folders
 
 SHARED = Path("/dev/shm")
 _OF_TORCH = re.compile(r"torch_(\d+)_\d+_\d+")

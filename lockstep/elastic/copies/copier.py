@@ -1,0 +1,70 @@
+"""Makes copies of this worker where the launcher asks for them. See Note [Replacement by a copy] in control.py."""
+
+import os
+from collections.abc import Callable, Collection
+
+from lockstep.elastic.copies.fork import Copied, fork
+from lockstep.elastic.copies.obstacles import obstacle
+from lockstep.launch.control import Control, CopyRequest
+
+
+class Copier:
+    """One worker's way to be copied. `ports` are those of lockstep's sockets, `loader_pids` its loader processes."""
+
+    def __init__(
+        self,
+        control: Control,
+        launcher_pid: int,
+        ports: Callable[[], Collection[int]],
+        loader_pids: Callable[[], Collection[int]],
+    ) -> None:
+        self._control, self._launcher_pid = control, launcher_pid
+        self._ports, self._loader_pids = ports, loader_pids
+        self.has_declined = False
+        """Whether a copy was asked for that could not be made."""
+        self._request: CopyRequest | None = None
+        self._copied: Copied | None = None
+        self._ready: int | None = None
+
+    def is_asked(self) -> bool:
+        """Whether the launcher wants a copy. 2 us."""
+        if self._request is None:
+            self._request = self._control.asked()
+        return self._request is not None
+
+    def copy(self) -> int | None:
+        """Forks, if that is asked for and can be done. In the copy: its slot. In the original: None.
+
+        The original returns when the copy has asked to be admitted. No wire may be open.
+        """
+        request, self._request = self._request, None
+        if request is None:
+            return None
+        why = obstacle(self._ports(), self._loader_pids())
+        if why is not None:
+            self.has_declined = True
+            self._control.decline(request, why)
+            return None
+        made = fork(request, self._launcher_pid)
+        if isinstance(made, Copied):
+            self._copied = made
+            made.await_call()
+            return None
+        self._control, self._ready = Control(request.control_fd), made
+        self._control.tell_started()
+        return request.slot
+
+    def has_called(self) -> None:
+        """The copy has asked to be admitted: the original may go on."""
+        if self._ready is not None:
+            os.close(self._ready)
+            self._ready = None
+
+    def settle(self, slots: Collection[int]) -> None:
+        """A generation with these slots is formed: a copy that is not in it comes too late."""
+        copied, self._copied = self._copied, None
+        if copied is not None and copied.slot not in slots:
+            copied.end()
+
+    def close(self) -> None:
+        self._control.close()

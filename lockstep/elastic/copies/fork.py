@@ -1,0 +1,135 @@
+"""The fork that makes a copy of this process, and what the copy does to become a process of its own.
+
+# Note [Two forks]
+# The copy must be a child of the launcher, which alone can learn how it ended. So it is forked by a process in between
+# that ends at once: the kernel then gives the orphan to the launcher, which has asked for such (a subreaper).
+
+# Note [Left to the original]
+# Stores of torch have threads that the copy does not have, and ending one would wait for them for ever. So the copy
+# keeps all that it found, lets go of their sockets, and leaves without taking Python apart.
+"""
+
+import gc
+import multiprocessing.process
+import os
+import select
+import signal
+import stat
+import sys
+import time
+import warnings
+from _io import _IOBase  # io.IOBase is an abstract base class, which takes ten times as long to ask
+from contextlib import suppress
+from dataclasses import dataclass
+
+from lockstep.chance import Generators
+from lockstep.elastic.copies.obstacles import access_mode
+from lockstep.launch import identity
+from lockstep.launch.control import CopyRequest
+from lockstep.settings.environment import take_environment
+from lockstep.wire.network.keepalive import let_go
+
+READY_S = 10.0
+"""How long the original waits for the copy to be at a member's door."""
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What the original knows of its copy."""
+
+    pid: int
+    slot: int
+    _ready: int
+
+    def await_call(self) -> None:
+        """Returns when the copy has asked to be admitted, or has ended."""
+        poll = select.poll()
+        poll.register(self._ready, select.POLLIN)
+        poll.poll(READY_S * 1000)
+        os.close(self._ready)
+
+    def end(self) -> None:
+        """It was not admitted where it was made, so its state is an old one."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def fork(request: CopyRequest, launcher_pid: int) -> Copied | int:
+    """In the original: its copy. In the copy: the file to write to when it has asked to be admitted.
+
+    See Note [Two forks]. The copy has its own session, output and variables.
+    """
+    _flush_all()
+    generators = Generators.now()
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of threads, which were looked at
+        between = os.fork()
+        if between == 0:
+            copy = os.fork()
+            if copy:
+                os.write(writer, copy.to_bytes(8, "little"))
+                os._exit(0)
+            os.close(reader)
+            generators.restore()  # Python's seeds itself anew in a process that is forked
+            _settle(request, launcher_pid)
+            return writer
+    os.close(writer)
+    os.waitpid(between, 0)
+    pid = int.from_bytes(os.read(reader, 8), "little")
+    os.close(request.output_fd)
+    os.close(request.control_fd)
+    return Copied(pid, request.slot, reader)
+
+
+def _settle(request: CopyRequest, launcher_pid: int) -> None:
+    os.setsid()
+    while os.getppid() != launcher_pid:  # the process in between ends at its next instruction
+        time.sleep(0.0005)
+    multiprocessing.process._children.clear()  # type: ignore[attr-defined]  # they are the original's
+    _let_connections_go(request.control_fd)
+    _reopen_what_is_read()
+    for stream in (sys.__stdout__, sys.__stderr__):
+        if stream is not None:
+            os.dup2(request.output_fd, stream.fileno())
+    os.close(request.output_fd)
+    take_environment(request.variables)
+    identity.settle(is_copy=True)
+
+
+def _flush_all() -> None:
+    """What stands in buffers would be written twice. All objects are looked at: 0.1 s for half a million."""
+    is_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()  # by which the script has hidden objects from those who look
+    for thing in gc.get_objects():
+        if issubclass(type(thing), _IOBase):
+            with suppress(OSError, ValueError):
+                if not thing.closed and thing.writable():
+                    thing.flush()
+    if is_frozen:
+        gc.freeze()
+
+
+def _let_connections_go(control_fd: int) -> None:
+    """See Note [Left to the original]."""
+    for fd in _fds():
+        if fd != control_fd:
+            with suppress(OSError):
+                if stat.S_ISSOCK(os.fstat(fd).st_mode):
+                    let_go(fd)
+
+
+def _reopen_what_is_read() -> None:
+    """Files that are only read: the copy has a place in them of its own."""
+    for fd in _fds():
+        with suppress(OSError):
+            if stat.S_ISREG(os.fstat(fd).st_mode) and access_mode(fd) == os.O_RDONLY:
+                inheritable, place = os.get_inheritable(fd), os.lseek(fd, 0, os.SEEK_CUR)
+                again = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+                os.lseek(again, place, os.SEEK_SET)
+                os.dup2(again, fd, inheritable)
+                os.close(again)
+
+
+def _fds() -> list[int]:
+    return [int(name) for name in os.listdir("/proc/self/fd")]

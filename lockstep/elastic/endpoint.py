@@ -1,0 +1,133 @@
+"""The small store that every worker keeps: when a generation must be formed, all meet at the door of one of them.
+
+# Note [Doors of the dead]
+# A refused connection is how a worker is known to be dead, so nobody else may hold its door open: a process that
+# the worker forks (a DataLoader's) closes its copies of all sockets at the door's port.
+
+# Note [Calls]
+# Whoever calls takes a number, writes its claim under it, and waits for an answer under the same number. One that dies
+# in between leaves a number without a claim: it is looked at again, and nobody waits for it.
+"""
+
+import json
+import os
+import secrets
+import socket
+import stat
+import time
+import weakref
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import DistStoreError, Store, TCPStore  # type: ignore[attr-defined]
+
+from lockstep.elastic.membership.view import Claim, Decision, Member, claim_from_json
+from lockstep.settings.environments.place import LOOPBACK
+from lockstep.wire.network.keepalive import let_go
+
+ANSWER_S = 60.0
+"""How long a store may take to answer a question that it can answer at once."""
+
+LINGER_S = 3.0
+
+UNWRITTEN_S = 0.05
+"""How long a number that somebody took may stay without a claim before it is looked for others too."""
+
+
+class Door:
+    """This worker's own store, at `member.door`. One owner, who calls `close`."""
+
+    def __init__(self, slot: int, host: str = LOOPBACK, *, everywhere: bool = False, fresh: bool = False) -> None:
+        """Listens on loopback alone, unless workers come from `everywhere`. `fresh`: see `Member`."""
+        with socket.socket() as listener:
+            listener.bind(("" if everywhere else host, 0))
+            listener.listen(128)
+            self.port: int = listener.getsockname()[1]
+            self.store: Store = TCPStore(
+                host,
+                self.port,
+                None,
+                True,
+                timedelta(seconds=ANSWER_S),
+                wait_for_workers=False,
+                multi_tenant=False,
+                master_listen_fd=listener.detach(),
+            )
+        self.member = Member(secrets.token_hex(8), slot, f"{host}:{self.port}", fresh=fresh)
+        self.store.set("uid", self.member.uid)
+        self._seen = 0
+        self._unwritten: set[int] = set()
+        self._numbers: dict[str, int] = {}
+        self._answered: list[int] = []
+        _open.add(self)
+
+    def tell(self, charter: dict[str, Any]) -> None:
+        """What newcomers must know before they can ask to be admitted."""
+        self.store.set("charter", json.dumps(charter))
+
+    def has_call(self) -> bool:
+        """Whether somebody has called, or is about to, and was not heard yet. 15 us."""
+        return bool(self._unwritten) or self.store.add("calls", 0) > self._seen
+
+    def calls(self) -> list[Claim]:
+        """The claims that have come since the last look. See Note [Calls]."""
+        total = self.store.add("calls", 0)
+        self._unwritten |= set(range(self._seen, total))
+        self._seen = total
+        return [self._read(number) for number in sorted(self._unwritten) if self.store.check([f"call/{number}"])]
+
+    def await_call(self, limit_s: float) -> None:
+        """Returns when a call is written that was not heard yet, or after `limit_s`. See Note [Calls]."""
+        until_s = time.monotonic() + limit_s
+        for number in [*sorted(self._unwritten), self._seen]:
+            with suppress(DistStoreError):
+                left_s = until_s - time.monotonic() if number == self._seen else min(limit_s, UNWRITTEN_S)
+                self.store.wait([f"call/{number}"], timedelta(seconds=max(0.001, left_s)))
+                return
+
+    def answer(self, uid: str, decision: Decision) -> None:
+        """Answers the latest call of a worker that has been heard."""
+        number = self._numbers.pop(uid, None)
+        if number is not None:
+            self.store.set(f"answer/{number}", decision.to_json())
+            self._answered.append(number)
+
+    def linger(self) -> None:
+        """Returns when all who were answered have read it, or after LINGER_S: this worker is about to end."""
+        with suppress(DistStoreError):
+            self.store.wait([f"heard/{number}" for number in self._answered], timedelta(seconds=LINGER_S))
+
+    def close(self) -> None:
+        """Nobody is let in any more: who knocks is refused, or finds another name as long as the store is in use."""
+        _open.discard(self)
+        self.store.set("uid", "")
+        self.store = None  # type: ignore[assignment]  # the server ends with the last reference
+
+    def _read(self, number: int) -> Claim:
+        claim = claim_from_json(self.store.get(f"call/{number}").decode())
+        self.store.delete_key(f"call/{number}")
+        self._unwritten.discard(number)
+        self._numbers[claim.member.uid] = number
+        return claim
+
+
+_open: "weakref.WeakSet[Door]" = weakref.WeakSet()
+
+
+def _close_in_forked_process() -> None:
+    """See Note [Doors of the dead]."""
+    ports = {door.port for door in _open}
+    for number in map(int, os.listdir("/proc/self/fd")) if ports else ():
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(number).st_mode) and _local_port(number) in ports:
+                let_go(number)
+
+
+def _local_port(number: int) -> int | None:
+    with socket.socket(fileno=os.dup(number)) as connection:
+        name = connection.getsockname()
+        return name[1] if connection.family in (socket.AF_INET, socket.AF_INET6) else None
+
+
+os.register_at_fork(after_in_child=_close_in_forked_process)

@@ -1,0 +1,23 @@
+"""Who takes part, decided without talking to anybody: a state machine that answers events with actions.
+
+`view` holds the values, `deciding` what one worker decides for all, `machine` the states of one worker. Nothing here
+touches a socket, a clock or a tensor: `lockstep.elastic` performs the actions.
+"""
+
+from lockstep.elastic.membership.decision import Outnumbered, decide
+from lockstep.elastic.membership.machine import Membership, Stage, founded, joining
+from lockstep.elastic.membership.view import Claim, Decision, Health, Member, View
+
+__all__ = [
+    "Claim",
+    "Decision",
+    "Health",
+    "Member",
+    "Membership",
+    "Outnumbered",
+    "Stage",
+    "View",
+    "decide",
+    "founded",
+    "joining",
+]

@@ -1,0 +1,171 @@
+"""How a worker failed, as a value that travels from the worker to the launcher as JSON."""
+
+import json
+import os
+import select
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from lockstep.errors import Disagreement, WorkerLost
+from lockstep.launch.exits import LEFT_OUT, MISPLACED, OutOfPlace
+from lockstep.launch.memory import told_with_memory
+from lockstep.launch.traceback_lines import Frame, original, user_frames, user_traceback
+
+RAISED, QUIT, KILLED, EXITED = "raised", "quit", "killed", "exited"
+_SHORT = 300
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One worker's failure.
+
+    `how` is RAISED (then `kind` is the exception's class), QUIT (it called `sys.exit`, with `kind`), KILLED (`kind` is
+    the signal) or EXITED (it ended without a report, and `kind` is the exit code). `rank` is the worker's slot, its
+    name for people. `secondary` says that it only tells of another worker's failure. `time_s` is on the host's
+    monotonic clock, which all its processes share. `traceback` is the whole story, for the log.
+    """
+
+    rank: int
+    step: int | None
+    kind: str
+    message: str
+    frames: tuple[Frame, ...]
+    secondary: bool
+    time_s: float
+    how: str = RAISED
+    pid: int | None = None
+    traceback: str = ""
+
+    @classmethod
+    def of(cls, exception: BaseException, rank: int, step: int | None, rank_now: int | None = None) -> "Failure":
+        """The failure of the worker `rank`, which `exception` ended just now.
+
+        `rank_now` is its number among the present members, by which they call each other, where it differs.
+        """
+        if isinstance(exception, OutOfPlace):
+            told = str(exception)
+            return cls(rank, step, str(MISPLACED), told, (), False, time.monotonic(), EXITED, os.getpid(), told + "\n")
+        quits = isinstance(exception, SystemExit)
+        kind, message = original(type(exception).__name__, str(exception))
+        return cls(
+            rank=rank,
+            step=step,
+            kind=repr(exception.code) if isinstance(exception, SystemExit) else kind,
+            message="" if quits else told_with_memory(kind, message),
+            frames=user_frames(exception),
+            secondary=not quits and _tells_of_another(exception, rank if rank_now is None else rank_now),
+            time_s=time.monotonic(),
+            how=QUIT if quits else RAISED,
+            pid=os.getpid(),
+            traceback=user_traceback(exception),
+        )
+
+    @property
+    def sentence(self) -> str:
+        """What it told, in one sentence; nothing if it ended without a word."""
+        parts = [self.kind, self.message] if self.how == RAISED else [self.message]
+        return ": ".join(part for part in parts if part)
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether the worker was lost through no fault of the user's code."""
+        return self.how == KILLED or self._exited_with(LEFT_OUT)
+
+    @property
+    def is_misplaced(self) -> bool:
+        """Whether the worker has given its place up: it did not find it in the script."""
+        return self._exited_with(MISPLACED)
+
+    def _exited_with(self, code: int) -> bool:
+        return self.how == EXITED and self.kind == str(code)
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the user's code has ended the worker: it would do so again."""
+        return self.how in (RAISED, QUIT)
+
+    def to_json(self, indent: int | None = 1) -> str:
+        return json.dumps(asdict(self), indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Failure":
+        fields = json.loads(text)
+        return cls(**{**fields, "frames": tuple(Frame(*frame) for frame in fields["frames"])})
+
+
+def report_path(folder: Path, rank: int) -> Path:
+    return folder / f"worker-{rank}.failure.json"
+
+
+def write_report(failure: Failure, folder: Path) -> None:
+    """The report lies whole in `folder`, or not at all."""
+    path = report_path(folder, failure.rank)
+    half = path.with_suffix(".half")
+    try:
+        half.write_text(failure.to_json(), encoding="utf-8")
+        half.replace(path)
+    except OSError:
+        half.unlink(missing_ok=True)
+        raise
+
+
+# Note [Notices]
+# A worker that has failed writes one line into a pipe that all workers share: the number of its process, if its report
+# lies in the folder; the number and the report itself, cut short, if the disk has no room for it. A line that is not
+# longer than PIPE_BUF is written whole.
+
+
+def notice_of(failure: Failure, has_report: bool) -> bytes:
+    """The line for the launcher's pipe. See Note [Notices]."""
+    return f"{failure.pid}\n".encode() if has_report else f"{failure.pid} {_cut_short(failure)}\n".encode()
+
+
+def read_notice(line: bytes) -> tuple[int, Failure | None]:
+    """The process that has failed, and its report where it did not find room in the folder."""
+    pid, _, report = line.decode().partition(" ")
+    return int(pid), Failure.from_json(report) if report else None
+
+
+def _cut_short(failure: Failure) -> str:
+    """The failure in less than PIPE_BUF bytes."""
+    short = replace(failure, traceback="", message=failure.message[:_SHORT])
+    text = short.to_json(indent=None)
+    if len(text) > select.PIPE_BUF - 32:
+        text = replace(short, frames=(), kind=short.kind[:_SHORT]).to_json(indent=None)
+    return text
+
+
+def read_report(folder: Path, rank: int) -> Failure | None:
+    """The report of worker `rank`, or None if it left none that can be read."""
+    try:
+        return Failure.from_json(report_path(folder, rank).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def clear_report(folder: Path, rank: int) -> None:
+    """What an earlier worker reported under this number is gone."""
+    report_path(folder, rank).unlink(missing_ok=True)
+
+
+def first_failure(failures: Iterable[Failure]) -> Failure:
+    """The earliest failure that has its cause in its own worker; else the earliest."""
+    return min(failures, key=lambda failure: (failure.secondary, failure.time_s))
+
+
+def _tells_of_another(exception: BaseException, rank: int) -> bool:
+    return any(
+        isinstance(link, WorkerLost) or (isinstance(link, Disagreement) and link.here != rank)
+        for link in _chain(exception)
+    )
+
+
+def _chain(exception: BaseException | None) -> Iterator[BaseException]:
+    """An exception and those that it was raised from, or while handling: a `finally` may hide the first."""
+    seen: set[int] = set()
+    while exception is not None and id(exception) not in seen:
+        seen.add(id(exception))
+        yield exception
+        exception = exception.__cause__ or (None if exception.__suppress_context__ else exception.__context__)

@@ -1,0 +1,282 @@
+"""Who keeps the others waiting, and whether it does anything. Pure: what was seen goes in, findings come out.
+
+# Note [Late, busy, hung]
+# Workers wait for each other in steps (a reduction, a recovery) and in calls that all of them make. A step is late when
+# a worker has waited in it much longer than a whole step usually takes, a call when it has waited for PLACE_S. Those it
+# waits for are missing, and are named. They may be evaluating, compiling or uploading, so they are left alone as long
+# as there is any sign of work (Note [Signs of work] in idleness.py). One that has shown none for `hang_s` is hung. It
+# is not if it waits for a disk or is held by a debugger, nor if it has asked for patience.
+#
+# If nobody waits, and none of the workers shows a sign of work, all of them hang. If all wait, each for the others,
+# something is broken that no signal can show: they are hung when that has lasted for `hang_s`.
+#
+# A stopped process (state T) can do nothing at all. A whole job that was suspended is none of these: when every worker
+# is stopped, or when the supervisor itself did not run, all clocks start anew.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from lockstep.launch.idleness import Idleness, Seen
+from lockstep.launch.process_stats import Activity
+from lockstep.launch.status import Call, Phase, StatusRow
+
+STOPPED_S = 0.5
+LEAST_S, USUAL_STEPS, SLACK_S = 5.0, 5, 1.2
+NOT_LEARNED_S = 60.0
+PLACE_S = 10.0
+IDLE_S = 10.0
+GAP_S = 2.0
+OBSERVED_S = 1.0
+"""How long there must be something to suspect before processes are looked at, and how often they are."""
+LEARNED_TIMES = 2.0
+"""A worker may be idle for so many times as long as one has been before that went on."""
+HANG_S = 300.0
+
+STEP = "step"
+CALLS: Mapping[int, str] = {
+    Call.START: "lockstep.start",
+    Call.REPLICATE: "run.replicate",
+    Call.RESUME: "run.resume",
+    Call.CHECKPOINTS: "run.checkpoints",
+    Call.TOTAL: "run.total",
+    Call.STATISTICS: STEP,
+    Call.END: "the end of the run",
+}
+_STOPPED = "T"
+# Waits for a disk, or is held by a debugger.
+_BUSY_WITHOUT_CPU = ("D", "t")
+
+
+@dataclass(frozen=True)
+class Look:
+    """One worker as it was seen just now; `state` is the letter that the kernel gives its process.
+
+    `joins`: it was started after the founders. Nobody waits for it before it is a member.
+    """
+
+    pid: int
+    row: StatusRow
+    state: str
+    joins: bool = False
+
+    @property
+    def takes_part(self) -> bool:
+        return self.row.is_member or not self.joins
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A process that somebody stopped, while the others go on."""
+
+    slot: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Late:
+    """A step or a call (`what`) in which `waiting` have waited too long, because of `missing`, if there are any."""
+
+    generation: int
+    step: int
+    what: str
+    seconds: float
+    usual_s: float | None
+    waiting: tuple[int, ...]
+    missing: tuple[int, ...]
+
+    @property
+    def named(self) -> tuple[int, ...]:
+        return self.waiting + self.missing
+
+    @property
+    def guilty(self) -> tuple[int, ...]:
+        return self.missing or self.waiting
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Nobody waits, and nobody does anything."""
+
+    generation: int
+    step: int
+    slots: tuple[int, ...]
+    seconds: float
+
+    @property
+    def named(self) -> tuple[int, ...]:
+        return self.slots
+
+    @property
+    def guilty(self) -> tuple[int, ...]:
+        return self.slots
+
+
+@dataclass(frozen=True)
+class Hung:
+    """Workers that will not go on: one that is missing, or all."""
+
+    slots: tuple[int, ...]
+    seconds: float
+    is_all: bool = False
+
+
+Finding = Stopped | Late | Idle | Hung
+
+
+@dataclass
+class Watch:
+    """Remembers what was seen, from one look to the next. Times are on the monotonic clock of the host."""
+
+    hang_s: float = HANG_S
+    _last_s: float | None = None
+    _counts_from_s: float = 0.0
+    _stopped_from_s: dict[int, float] = field(default_factory=dict)
+    _idleness: Idleness = field(default_factory=Idleness)
+    _idle_s: dict[int, float] = field(default_factory=dict)
+    """For how long the suspects have been idle, by process, as they were last observed."""
+    _observed_s: float = float("-inf")
+    _told: set[tuple[str, int, int]] = field(default_factory=set)
+
+    def look(self, now_s: float, looks: Mapping[int, Look], activity: Callable[[int], Activity]) -> list[Finding]:
+        """What is wrong now. What is late is found once; a stopped or hung worker until it is gone.
+
+        `activity(slot)` is what a worker and its children have done until now: asked only about suspects.
+        """
+        gap = self._last_s is not None and now_s - self._last_s > GAP_S
+        self._last_s = now_s
+        if gap or all(look.state == _STOPPED for look in looks.values()):
+            self._start_anew(now_s)
+            return []
+        crowd = {slot: look for slot, look in looks.items() if look.takes_part}
+        return [*self._find_stopped(now_s, looks), *self._find_late(now_s, crowd, activity)]
+
+    @property
+    def limit_s(self) -> float:
+        """For how long a worker may be idle. The run may have shown that it needs longer."""
+        return max(self.hang_s, LEARNED_TIMES * self._idleness.longest_s)
+
+    def forget(self) -> None:
+        """All workers are started from the top: what was told of those before may be told of them."""
+        self._told.clear()
+
+    def _start_anew(self, now_s: float) -> None:
+        self._counts_from_s = now_s
+        self._stopped_from_s.clear()
+        self._idleness.forget()
+
+    def _find_stopped(self, now_s: float, looks: Mapping[int, Look]) -> list[Finding]:
+        stopped = {look.pid: slot for slot, look in looks.items() if look.state == _STOPPED}
+        self._stopped_from_s = {pid: self._stopped_from_s.get(pid, now_s) for pid in stopped}
+        seconds = {slot: now_s - self._stopped_from_s[pid] for pid, slot in stopped.items()}
+        return [Stopped(slot, stopped_s) for slot, stopped_s in seconds.items() if stopped_s >= STOPPED_S]
+
+    def _find_late(self, now_s: float, crowd: Mapping[int, Look], activity: Callable[[int], Activity]) -> list[Finding]:
+        waited_s = {slot: self._waited_s(now_s, look.row) for slot, look in crowd.items() if is_waiting(look.row)}
+        missing = {slot: look for slot, look in crowd.items() if slot not in waited_s}
+        if any(look.row.patient_until_ns / 1e9 > now_s for look in missing.values()):
+            missing = {slot: look for slot, look in missing.items() if look.row.patient_until_ns / 1e9 <= now_s}
+            if not waited_s or not missing:
+                self._observe(now_s, {}, activity)
+                return []
+        if not missing:
+            self._observe(now_s, {}, activity)
+            return self._find_deadlock(crowd, waited_s)
+        suspicious_s = max(waited_s.values()) if waited_s else self._silent_s(now_s, missing)
+        self._observe(now_s, missing if suspicious_s > OBSERVED_S else {}, activity)
+        return self._find_missing(crowd, waited_s, missing) if waited_s else self._find_idle(missing)
+
+    def _waited_s(self, now_s: float, row: StatusRow) -> float:
+        return now_s - max(row.since_ns / 1e9, self._counts_from_s)
+
+    def _silent_s(self, now_s: float, rows: Mapping[int, Look]) -> float:
+        """For how long nobody has said anything on the page, while all are members and none has ended."""
+        if not all(look.row.is_member and not look.row.is_ending for look in rows.values()):
+            return 0.0
+        return now_s - max(self._counts_from_s, *(look.row.said_ns / 1e9 for look in rows.values()))
+
+    def _observe(self, now_s: float, suspects: Mapping[int, Look], activity: Callable[[int], Activity]) -> None:
+        if not suspects:
+            self._idleness.forget()
+            self._idle_s = {}
+        elif now_s - self._observed_s >= OBSERVED_S:
+            self._observed_s = now_s
+            idlers = {slot: look for slot, look in suspects.items() if look.state not in _BUSY_WITHOUT_CPU}
+            seen = {look.pid: Seen(activity(slot), look.row.said_ns) for slot, look in idlers.items()}
+            self._idle_s = self._idleness.look(now_s, seen)
+
+    def _find_missing(
+        self, crowd: Mapping[int, Look], waited_s: Mapping[int, float], missing: Mapping[int, Look]
+    ) -> list[Finding]:
+        late = _latest(crowd, waited_s, tuple(sorted(missing)))
+        if late is None:
+            return []
+        idle_s = {slot: self._idle_s.get(look.pid, 0.0) for slot, look in missing.items()}
+        hung = [Hung((slot,), seconds) for slot, seconds in idle_s.items() if seconds >= self.limit_s]
+        return [*self._once(late, late.what, missing), *hung]
+
+    def _find_idle(self, everyone: Mapping[int, Look]) -> list[Finding]:
+        idle_s = min(self._idle_s.get(look.pid, 0.0) for look in everyone.values())
+        if idle_s < IDLE_S:
+            return []
+        first = next(iter(everyone.values())).row
+        idle = Idle(first.generation, first.step, tuple(sorted(everyone)), idle_s)
+        hung = [Hung(idle.slots, idle_s, is_all=True)] if idle_s >= self.limit_s else []
+        return [*self._once(idle, "idle", everyone), *hung]
+
+    def _find_deadlock(self, crowd: Mapping[int, Look], waited_s: Mapping[int, float]) -> list[Finding]:
+        """All wait. That is a recovery, or the moment before they go on; else something is broken."""
+        rows = {slot: look.row for slot, look in crowd.items()}
+        if not rows or any(row.phase == Phase.RECOVERING or row.is_ending for row in rows.values()):
+            return []
+        usual_s = _usual_s(rows)
+        shortest_s, limit_s = min(waited_s.values()), max(NOT_LEARNED_S, _step_limit_s(usual_s))
+        if shortest_s <= limit_s:
+            return []
+        late = _late(rows, waited_s, min(waited_s, key=lambda slot: waited_s[slot]), ())
+        hung = [Hung(late.waiting, shortest_s, is_all=True)] if shortest_s >= max(self.limit_s, limit_s) else []
+        return [*self._once(late, late.what, {}), *hung]
+
+    def _once(self, finding: Late | Idle, what: str, asked: Mapping[int, Look]) -> list[Finding]:
+        """The finding, if it is news; then those who are named will be `asked` where they are."""
+        key = (what, finding.generation, finding.step)
+        if key in self._told:
+            return []
+        self._told.add(key)
+        self._idleness.excuse(look.pid for look in asked.values())
+        return [finding]
+
+
+def is_waiting(row: StatusRow) -> bool:
+    """Whether the worker waits for others."""
+    return row.phase in (Phase.REDUCING, Phase.RECOVERING, Phase.AWAITING)
+
+
+def call_of(row: StatusRow) -> str:
+    """The call in which the worker waits, or that it is a step."""
+    return CALLS.get(row.detail_a, STEP) if row.phase == Phase.AWAITING else STEP
+
+
+def _latest(crowd: Mapping[int, Look], waited_s: Mapping[int, float], missing: tuple[int, ...]) -> Late | None:
+    """The wait that has lasted longest beyond its limit; None if none has."""
+    rows = {slot: look.row for slot, look in crowd.items()}
+    step_limit_s = _step_limit_s(_usual_s(rows))
+    beyond_s = {s: waited - (step_limit_s if call_of(rows[s]) == STEP else PLACE_S) for s, waited in waited_s.items()}
+    slot = max(beyond_s, key=lambda slot: beyond_s[slot])
+    return _late(rows, waited_s, slot, missing) if beyond_s[slot] > 0 else None
+
+
+def _late(rows: Mapping[int, StatusRow], waited_s: Mapping[int, float], slot: int, missing: tuple[int, ...]) -> Late:
+    """As the worker in `slot` sees it."""
+    row, waiting = rows[slot], tuple(sorted(waited_s))
+    return Late(row.generation, row.step, call_of(row), waited_s[slot], _usual_s(rows), waiting, missing)
+
+
+def _usual_s(rows: Mapping[int, StatusRow]) -> float | None:
+    learned = [row.usual_step_ns / 1e9 for row in rows.values() if row.usual_step_ns]
+    return median(learned) if learned else None
+
+
+def _step_limit_s(usual_s: float | None) -> float:
+    return NOT_LEARNED_S if usual_s is None else max(LEAST_S, USUAL_STEPS * usual_s) + SLACK_S

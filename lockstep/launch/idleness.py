@@ -1,0 +1,89 @@
+"""For how long workers have shown no sign of work. Pure: what was seen goes in, seconds come out.
+
+# Note [Signs of work]
+# A worker works while it, or a process that it has started, uses the processor, reads or writes, starts or ends a
+# process, says something new on its page, or is woken again and again: a thread that waits for a network is woken for
+# every piece. Every process is woken now and then by a timer of a library, so a rate of about one a second does not
+# count. Neither does what a process with such a timer uses of the processor, nor what it does when it is asked where it
+# is: it wakes up and writes its answer.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from lockstep.launch.process_stats import Activity
+
+WINDOW_S = 5.0
+# What a process that does nothing may do in a window.
+IDLE_CPU_S = 0.02
+IDLE_WAKES_PER_S, IDLE_WAKES = 1.0, 2
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A worker as it was seen: what its processes had done, and when it last said something on its page."""
+
+    activity: Activity
+    said_ns: int
+
+
+@dataclass(frozen=True)
+class _Watched:
+    idle_from_s: float
+    window_s: float
+    """When the present window began."""
+    then: Seen
+    """What was seen at that time."""
+
+
+@dataclass
+class Idleness:
+    """Remembers what was seen of suspects, by process, from one look to the next."""
+
+    longest_s: float = 0.0
+    """The longest idleness after which a worker went on by itself."""
+    _watched: dict[int, _Watched] = field(default_factory=dict)
+    _excused: set[int] = field(default_factory=set)
+
+    def look(self, now_s: float, seen: Mapping[int, Seen]) -> dict[int, float]:
+        """For how long each process has been idle. Who is not looked at is forgotten."""
+        before, self._watched = self._watched, {}
+        for pid, now in seen.items():
+            self._watched[pid] = self._followed(now_s, now, before.get(pid), pid in self._excused)
+        self._excused.clear()
+        return {pid: now_s - watched.idle_from_s for pid, watched in self._watched.items()}
+
+    def forget(self) -> None:
+        self._watched = {}
+
+    def excuse(self, pids: Iterable[int]) -> None:
+        """What these processes do until the next look is no sign of work: they answer a question."""
+        self._excused.update(pids)
+
+    def _followed(self, now_s: float, now: Seen, before: _Watched | None, is_excused: bool) -> _Watched:
+        if before is None:
+            return _Watched(now_s, now_s, now)
+        if is_excused:
+            return _Watched(before.idle_from_s, now_s, now)
+        if works(before.then, now, now_s - before.window_s):
+            self.longest_s = max(self.longest_s, now_s - before.idle_from_s)
+            return _Watched(now_s, now_s, now)
+        if now_s - before.window_s >= WINDOW_S:
+            return _Watched(before.idle_from_s, now_s, now)
+        return before
+
+
+def works(then: Seen, now: Seen, seconds: float) -> bool:
+    """Whether what was seen at two times shows work between. See Note [Signs of work]."""
+    before, after = then.activity, now.activity
+    return (
+        now.said_ns != then.said_ns
+        or after.processes != before.processes
+        or after.io_bytes != before.io_bytes
+        or after.cpu_s - before.cpu_s > IDLE_CPU_S
+        or _most_wakes(before, after) > IDLE_WAKES_PER_S * seconds + IDLE_WAKES
+    )
+
+
+def _most_wakes(before: Activity, after: Activity) -> int:
+    return max((wakes - before.wakes.get(thread, 0) for thread, wakes in after.wakes.items()), default=0)

@@ -1,0 +1,241 @@
+"""Telling the user about a failure or a loss, in at most six lines."""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from lockstep.errors import explained
+from lockstep.launch.failure import EXITED, KILLED, QUIT, RAISED, Failure
+from lockstep.launch.hangs import STEP, Hung, Idle, Late, Look, Stopped, call_of
+from lockstep.launch.status import Call, Phase, StatusRow
+from lockstep.launch.stragglers import CaughtUp, Cause, Slow
+from lockstep.launch.traceback_lines import Frame
+
+_LONGEST = 300
+_STATES = {"R": "running", "S": "sleeping", "D": "waiting for a disk", "T": "stopped", "t": "held by a debugger"}
+_MOST_TIMES = 100
+_MOST_NAMED = 4
+# What torch says where init_process_group finds none of its variables.
+_UNSET = re.compile("environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected, but not set")
+_SPENT_ON = {Cause.DATA: "loading", Cause.COMPUTE: "its lanes", Cause.OTHER: "between steps"}
+_ADVICE = {
+    Cause.DATA: "its loader needs more processes (num_workers), or its disk is slow or busy",
+    Cause.COMPUTE: "look for another load on its cores; an assignment (LOCKSTEP_ASSIGNMENT) can take lanes from it",
+    Cause.OTHER: "look at what it alone does between steps, such as evaluating, saving or logging",
+}
+
+
+def render(failure: Failure, num_others: int, log_path: Path, *, num_failed_too: int = 0, why: str = "") -> str:
+    """What failed and where, `why` that ends the run, how the others are, and where to read on.
+
+    `num_others` workers were well until then; `num_failed_too` failed as well, each for a reason of its own.
+    """
+    lines = [f"✗ {_headline(failure)}", *_places(failure.frames), *_hint(failure), *([f"  {why}"] if why else [])]
+    return "\n".join([*lines, f"  {_others(num_others, num_failed_too)}Full log: {_near(str(log_path))}"])
+
+
+def tell_loss(failure: Failure) -> str:
+    """One line for a worker that was lost while the run goes on."""
+    return f"! {_headline(failure)}"
+
+
+def tell_joiner(failure: Failure, retried: bool) -> str:
+    """One line for a new worker that was lost before the others admitted it."""
+    return f"! {_headline(failure)}, before it had joined: {'' if retried else 'not '}tried again"
+
+
+def tell_again(num_workers: int, has_trained: bool) -> str:
+    workers = "the worker starts" if num_workers == 1 else f"all {num_workers} workers start"
+    if not has_trained:
+        return f"  no step was made yet: {workers} again"
+    return f"  nobody is left who could go on: {workers} again, from the newest checkpoint"
+
+
+def tell_apart(num_workers: int) -> str:
+    """One line for workers that were nobody's run."""
+    return (
+        f"✗ nobody called lockstep.start: each of the {num_workers} workers ran the whole script by itself. Write "
+        "`run = lockstep.start()` and what follows from it, or say --torch-distributed if the script opens a process "
+        "group of its own"
+    )
+
+
+def tell_apart_so_far(num_workers: int, seconds: float) -> str:
+    return (
+        f"! nobody has called lockstep.start for {seconds:.0f} s: without it each of the {num_workers} workers runs "
+        "the whole script by itself"
+    )
+
+
+def tell_stopped(stopped: Stopped, look: Look) -> str:
+    name = f"worker {stopped.slot} (pid {look.pid})"
+    moment = f" at step {look.row.step}" if look.row.is_member else ""
+    return f"! {name} is stopped{moment} (state T, since {stopped.seconds:.1f} s): it is ended and replaced"
+
+
+def tell_late(late: Late | Idle, looks: Mapping[int, Look], places: Mapping[int, Frame], now_s: float) -> str:
+    """Two lines: how late the step or call is, and who waits for whom; `places` are where the guilty are in their code.
+
+    If nobody is missing, all of them wait for each other.
+    """
+    if isinstance(late, Idle):
+        who = "the worker does nothing" if len(late.slots) == 1 else f"all {len(late.slots)} workers do nothing"
+        told = f"! step {late.step} does not get on: {who}, since {late.seconds:.0f} s"
+        return f"{told}\n    {_each(late.slots, looks, places, now_s)}"
+    waiting: dict[str, list[int]] = {}
+    for slot in late.waiting:
+        waiting.setdefault(_waits_in(looks[slot].row), []).append(slot)
+    told = ", ".join(f"{_runs(slots)} ({what})" for what, slots in waiting.items())
+    missing = _each(late.missing, looks, places, now_s) if late.missing else "nobody"
+    return f"! {_late_what(late)}\n    waiting: {told}    missing: {missing}"
+
+
+def tell_hung(hung: Hung) -> str:
+    """One line, below that which has named the guilty."""
+    for_s = f"for {hung.seconds:.0f} s (--hang-s)"
+    if not hung.is_all:
+        return f"  worker {hung.slots[0]} shows no sign of work {for_s}: it is ended"
+    who, end = ("the worker", "it is") if len(hung.slots) == 1 else (f"all {len(hung.slots)} workers", "they are")
+    verb = "shows" if len(hung.slots) == 1 else "show"
+    return f"  {who} {verb} no sign of work {for_s}: {end} ended"
+
+
+def tell_pace(news: Slow | CaughtUp) -> str:
+    """Two lines for a slow worker: how slow, in what, and what to do. One for a worker that has caught up."""
+    if isinstance(news, CaughtUp):
+        return f"  worker {news.slot} has caught up: it is not slow any more"
+    who, wait, whose = ("others", "wait", "their") if news.num_others > 1 else ("other", "waits", "its")
+    times = f"{news.times:.1f}" if news.times < _MOST_TIMES else f"more than {_MOST_TIMES}"
+    spent = f"{_SPENT_ON[news.cause]} {_duration(news.cause_s)} a step, {who} {_duration(news.others_s)}"
+    return (
+        f"! worker {news.slot} is slow: {times} times the {who} for {count(news.num_steps, 'step')}, in {news.cause} "
+        f"({spent}); the {who} {wait} {100 * news.waiting_share:.0f} % of {whose} time\n"
+        f"  {_ADVICE[news.cause]}"
+    )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 0.01 else f"{seconds * 1e3:.1f} ms"
+
+
+def _late_what(late: Late) -> str:
+    if late.what == STEP:
+        usually = "a usual step is not known yet" if late.usual_s is None else f"usually {late.usual_s:.2f} s"
+        return f"step {late.step} is late: {late.seconds:.1f} s ({usually})"
+    at_step = f" at step {late.step}" if late.step else ""
+    return f"{late.what}{at_step} is late: {late.seconds:.1f} s"
+
+
+def _waits_in(row: StatusRow) -> str:
+    """What a worker waits in."""
+    if row.phase == Phase.AWAITING:
+        return "batch norm" if row.detail_a == Call.STATISTICS else call_of(row)
+    if row.phase == Phase.RECOVERING:
+        return "recovery"
+    return f"reduce, bucket {row.detail_a + 1} of {row.detail_b}" if row.detail_b else "reduce"
+
+
+def _each(slots: tuple[int, ...], looks: Mapping[int, Look], places: Mapping[int, Frame], now_s: float) -> str:
+    """Where each worker is, up to a few."""
+    told = [_where(slot, looks[slot], places.get(slot), now_s) for slot in slots[:_MOST_NAMED]]
+    more = [f"and {len(slots) - _MOST_NAMED} more"] if len(slots) > _MOST_NAMED else []
+    return ", ".join(told + more)
+
+
+def _where(slot: int, look: Look, place: Frame | None, now_s: float) -> str:
+    state = f"{_STATES.get(look.state, 'ending')}, state {look.state}"
+    since = f", since {now_s - look.row.since_ns / 1e9:.1f} s" if look.row.has_started else ""
+    unstarted = "" if look.row.has_started else ", has not called lockstep.start"
+    where = "" if place is None else f"; {_near(place.file)}:{place.line} {place.source}".rstrip()
+    return f"{slot} ({state}{since}{unstarted}{where})"
+
+
+def _runs(slots: Iterable[int]) -> str:
+    """`0 1 3`, and `0-5 7` where three or more follow each other."""
+    runs: list[list[int]] = []
+    for slot in sorted(slots):
+        if runs and runs[-1][-1] == slot - 1:
+            runs[-1].append(slot)
+        else:
+            runs.append([slot])
+    return " ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else " ".join(map(str, run)) for run in runs)
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def listed(slots: Iterable[int], noun: str) -> str:
+    """`worker 2`, `workers 2 and 3`, `workers 1, 2 and 3`."""
+    *first, last = map(str, sorted(slots))
+    return f"{noun}s {', '.join(first)} and {last}" if first else f"{noun} {last}"
+
+
+def _headline(failure: Failure) -> str:
+    moment = "" if failure.step is None else f" at step {failure.step}"
+    if failure.how == KILLED:
+        name = f"worker {failure.rank} (pid {failure.pid})"
+        return f"{name} was killed by {failure.kind}{moment}{_colon(failure.message)}"
+    if failure.how == QUIT:
+        return f"worker {failure.rank} called sys.exit({_one_line(failure.kind)}){_place_and_step(failure)}"
+    if failure.is_loss:
+        return f"worker {failure.rank} (pid {failure.pid}) was left out by the others{moment}"
+    if failure.how == EXITED:
+        return f"worker {failure.rank} exited with code {failure.kind}{moment}"
+    return f"worker {failure.rank} failed{moment}: {failure.kind}{_colon(_one_line(failure.message))}"
+
+
+def _place_and_step(failure: Failure) -> str:
+    place = [f"{_near(frame.file)}:{frame.line}" for frame in failure.frames[-1:]]
+    step = [] if failure.step is None else [f"step {failure.step}"]
+    return f" at {', '.join(place + step)}" if place or step else ""
+
+
+def _colon(text: str) -> str:
+    return f": {text}" if text else ""
+
+
+def _one_line(message: str) -> str:
+    first, *more = message.strip().splitlines() or [""]
+    return first[:_LONGEST] + (" ..." if more or len(first) > _LONGEST else "")
+
+
+def _places(frames: tuple[Frame, ...]) -> list[str]:
+    where = [f"{_near(frame.file)}:{frame.line}" for frame in frames]
+    inside = [f"in {frame.function}" if frame.function else "" for frame in frames]
+    wide, deep = max(map(len, where), default=0), max(map(len, inside), default=0)
+    return [
+        f"    {place:<{wide}}  {function:<{deep}}     {frame.source}".rstrip()
+        for place, function, frame in zip(where, inside, frames, strict=True)
+    ]
+
+
+def _hint(failure: Failure) -> list[str]:
+    if failure.how == RAISED and _UNSET.search(failure.message):
+        return ["  `lockstep run --torch-distributed` sets it, for scripts that open a process group themselves."]
+    if failure.how == KILLED and failure.kind == "SIGKILL" and not failure.message:
+        return ["  SIGKILL often means that the host ran out of memory: look at `dmesg`, or use fewer workers."]
+    return [f"  {hint}" for hint in [explained(failure.message)] if hint]
+
+
+def _others(num_others: int, num_failed_too: int) -> str:
+    told = ""
+    if num_failed_too:
+        told += f"{_count(num_failed_too)} failed too. "
+    if num_others:
+        told += f"{_count(num_others)} {'was' if num_others == 1 else 'were'} fine. "
+    return told
+
+
+def _count(number: int) -> str:
+    return "1 other worker" if number == 1 else f"{number} other workers"
+
+
+def _near(path: str) -> str:
+    """The path as one would type it from here, if here still exists."""
+    try:
+        near = os.path.relpath(path)
+    except FileNotFoundError:
+        return path
+    return path if near.startswith(os.pardir) else near

@@ -1,0 +1,147 @@
+"""One worker as the launcher sees it: a process that leads a group of its own."""
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+
+from lockstep.launch.control import ControlLine
+from lockstep.launch.output import Tee
+from lockstep.settings.environments.lockstep_run import CONTROL_FD
+
+NO_SLOT = -1
+
+
+@dataclass(eq=False)
+class WorkerProcess:
+    """A started worker. It stays unreaped until `reap()`, so that its number cannot be used again."""
+
+    process: "subprocess.Popen[bytes] | Adopted"
+    pidfd: int
+    tee: Tee
+    control: ControlLine
+    slot: int
+    """The number under which it was launched; a spare has none (NO_SLOT) until it gets its part."""
+    exit_status: int | None = None
+    """None while it runs; then its exit code, or minus the signal that killed it."""
+    ended_s: float = 0.0
+
+    @classmethod
+    def start(
+        cls,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        tee: Tee,
+        pass_fds: Collection[int],
+        slot: int = NO_SLOT,
+    ) -> "WorkerProcess":
+        """The worker owns the tee from now on; if it cannot be started, nothing is left of either."""
+        control = ControlLine()
+        try:
+            popen = subprocess.Popen(
+                command,
+                env={**environment, CONTROL_FD: str(control.worker_fd)},
+                stdin=subprocess.DEVNULL,
+                stdout=tee.writer(),
+                stderr=tee.writer(),
+                pass_fds=(*pass_fds, control.worker_fd),
+                start_new_session=True,  # Ctrl-C reaches the launcher alone, and the group is ended as one
+            )
+        except OSError:
+            tee.close()
+            control.close()
+            raise
+        finally:
+            tee.handed_down()
+            control.handed_down()
+        return cls(popen, os.pidfd_open(popen.pid), tee, control, slot)
+
+    @classmethod
+    def adopt(cls, pid: int, tee: Tee, control: ControlLine, slot: int) -> "WorkerProcess | None":
+        """A worker that another one has made, and that has fallen to this process; None if it has gone for good."""
+        try:
+            return cls(Adopted(pid), os.pidfd_open(pid), tee, control, slot)
+        except ProcessLookupError:
+            return None
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def group(self) -> int:
+        return self.process.pid
+
+    def note_end(self) -> None:
+        """Keeps how the process ended, and leaves it unreaped. One that even SIGKILL did not end counts as killed."""
+        ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        if ended is None:
+            self.exit_status = -signal.SIGKILL
+        else:
+            self.exit_status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        self.ended_s = time.monotonic()
+
+    def send(self, signum: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signum)
+
+    def send_to_group(self, signum: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.group, signum)
+
+    def reap_children(self) -> None:
+        """Frees the numbers of processes of its group that have ended and have fallen to this one."""
+        for pid in set(members({self.group})) - {self.pid}:
+            Adopted(pid).poll()
+
+    def reap(self) -> None:
+        """Frees the process's number and its pipe. A process that even SIGKILL did not end is left to the kernel."""
+        self.process.poll()
+        os.close(self.pidfd)
+        self.tee.close()
+        self.control.close()
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """A child that somebody else has started."""
+
+    pid: int
+
+    def poll(self) -> object:
+        """Frees its number if it has ended."""
+        with suppress(ChildProcessError):
+            return os.waitpid(self.pid, os.WNOHANG)
+        return None
+
+
+def members(groups: Collection[int]) -> list[int]:
+    """The processes that belong to the groups now, their leaders included."""
+    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _group(pid) in groups]
+
+
+def await_end(pids: Collection[int], within_s: float) -> bool:
+    """True once all processes have ended; False when `within_s` has passed first."""
+    deadline = time.monotonic() + within_s
+    with ExitStack() as opened:
+        poll, waiting = select.poll(), set()
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                waiting.add(fd := os.pidfd_open(pid))
+                opened.callback(os.close, fd)
+                poll.register(fd, select.POLLIN)
+        while waiting and (left_s := deadline - time.monotonic()) > 0:
+            for fd, _ in poll.poll(left_s * 1000):
+                poll.unregister(fd)
+                waiting.remove(fd)
+    return not waiting
+
+
+def _group(pid: int) -> int | None:
+    with suppress(ProcessLookupError):
+        return os.getpgid(pid)
+    return None

@@ -1,0 +1,104 @@
+"""How somebody else reaches the launcher of a run: who it is, and how many workers it shall have.
+
+While a run goes on, `launcher.json` in its folder names the launcher's process. `lockstep scale` writes the number of
+workers into `wanted` beside it and wakes the launcher with a signal.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from lockstep.errors import BadArgument, BadEnvironment
+from lockstep.launch.output import is_full
+from lockstep.launch.process_stats import vitals
+from lockstep.launch.signals import SCALE
+from lockstep.launch.status import MAX_SLOTS
+from lockstep.settings.limits import as_whole
+
+
+class Registered:
+    """While it is open, `launcher.json` says that this process is the launcher of the run in `folder`.
+
+    A run for which there is no room for that goes on without; see Note [A full disk] in output.py.
+    """
+
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        self._folder, self._say = folder, say
+
+    def __enter__(self) -> "Registered":
+        if (pid := find_launcher(self._folder)) is not None:
+            raise BadArgument(f"a run is under way in {self._folder} (pid {pid}): give another --run-dir, or end it")
+        ours = vitals(os.getpid())
+        fields = {"pid": os.getpid(), "start_time": None if ours is None else ours.start_ticks}
+        try:
+            _write_whole(_card(self._folder), json.dumps(fields))
+        except OSError as error:
+            told = f"nothing can be written in {self._folder}: {error.strerror}"
+            if not is_full(error):
+                raise BadEnvironment(told) from error
+            self._say(f"! {told}. The run goes on; `lockstep scale` does not reach it")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(OSError):
+            _card(self._folder).unlink()
+
+
+def ask_for(folder: Path, num_workers: int) -> None:
+    """The launcher of the run in `folder` has been asked for `num_workers` workers; raises if there is none."""
+    if not 1 <= num_workers <= MAX_SLOTS:
+        raise BadArgument(f"a run cannot have {num_workers} workers: ask for 1 to {MAX_SLOTS}")
+    if not folder.is_dir():
+        raise BadArgument(f"there is no run in {folder}: name the folder that holds its logs, such as runs/train-1")
+    pid = find_launcher(folder)
+    if pid is None:
+        raise BadArgument(f"the run in {folder} is not running any more, or never was: start it with `lockstep run`")
+    try:
+        _write_whole(_wanted(folder), str(num_workers))
+        os.kill(pid, SCALE)
+    except OSError as error:
+        raise BadEnvironment(f"the launcher of {folder} (pid {pid}) cannot be reached: {error.strerror}") from error
+
+
+def read_wanted(folder: Path) -> int | None:
+    """The number of workers that was asked for, or None if nobody did in a way that can be understood."""
+    try:
+        text = _wanted(folder).read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+    number = as_whole(text)
+    return number if number is not None and 1 <= number <= MAX_SLOTS else None
+
+
+def find_launcher(folder: Path) -> int | None:
+    """The process that runs the launch in `folder` now; None if it has ended, whoever has its number since."""
+    try:
+        fields = json.loads(_card(folder).read_text(encoding="utf-8"))
+        pid, start_time = int(fields["pid"]), fields["start_time"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    there = vitals(pid)
+    return pid if there is not None and there.state != "Z" and there.start_ticks == start_time else None
+
+
+def _card(folder: Path) -> Path:
+    return folder / "launcher.json"
+
+
+def _wanted(folder: Path) -> Path:
+    return folder / "wanted"
+
+
+def _write_whole(path: Path, text: str) -> None:
+    half = path.with_name(f"{path.name}.{os.getpid()}.half")
+    try:
+        half.write_text(text, encoding="utf-8")
+        half.replace(path)
+    except OSError:
+        half.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,40 @@
+"""A spare: a process that has loaded what takes long, and waits to be told which worker it is.
+
+    python -m lockstep.launch.spare FD site.py [arguments]
+
+Its part, variables as JSON, comes through the pipe FD. From then on it is a worker like any other.
+"""
+
+import importlib
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+
+from lockstep.launch import worker
+from lockstep.launch.identity import die_with
+from lockstep.settings.environment import process_environment, take_environment
+from lockstep.settings.environments.lockstep_run import PARENT_PID
+
+# What a training script loads anyway, and what lockstep.start and the first optimizer load on top of it.
+_SLOW_TO_LOAD = ("torch", "torch.optim", "torch._inductor.config", "lockstep.run.start")
+
+
+def main() -> None:
+    """Waits for its part, and plays it. A launcher that closes the pipe has none for it any more."""
+    die_with(int(process_environment()[PARENT_PID]))
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    part_fd = int(sys.argv.pop(1))
+    for module in _SLOW_TO_LOAD:
+        with suppress(ImportError):  # a script that needs it will say so better
+            importlib.import_module(module)
+    with os.fdopen(part_fd, "rb") as pipe:
+        part = pipe.read()
+    if part:
+        take_environment(json.loads(part))
+        worker.main()
+
+
+if __name__ == "__main__":
+    main()

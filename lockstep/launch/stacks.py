@@ -1,0 +1,64 @@
+"""Where a worker is in its code, asked from outside.
+
+A worker lets faulthandler write its main thread's calls into a file when SIGUSR2 comes, which works even inside a
+native call that never returns. The supervisor sends the signal and reads what is new in the file.
+"""
+
+import faulthandler
+import linecache
+import os
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.launch.traceback_lines import Frame, is_users
+
+ASK = signal.SIGUSR2
+_CALL = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def stack_path(folder: Path, slot: int) -> Path:
+    return folder / f"worker-{slot}.stack"
+
+
+def answer_when_asked(folder: Path, slot: int) -> None:
+    """From now on this process answers; where the file cannot be written, it ignores the question."""
+    try:
+        fd = os.open(stack_path(folder, slot), _FLAGS, 0o644)
+    except OSError:
+        signal.signal(ASK, signal.SIG_IGN)
+    else:
+        faulthandler.register(ASK, file=fd, all_threads=False, chain=False)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A worker that is about to be asked, and how much it had answered to earlier questions."""
+
+    path: Path
+    skip_bytes: int
+
+    @classmethod
+    def to(cls, folder: Path, slot: int) -> "Question":
+        path = stack_path(folder, slot)
+        return cls(path, path.stat().st_size if path.exists() else 0)
+
+    def answer(self) -> Frame | None:
+        """The innermost call in user code; None while there is no answer."""
+        try:
+            written = self.path.read_bytes()[self.skip_bytes :].decode(errors="replace")
+        except OSError:
+            return None
+        return innermost(written) if written.endswith("\n") else None
+
+
+def innermost(written: str) -> Frame | None:
+    """The first call in what faulthandler wrote that is the user's, with its line of source."""
+    calls = [Frame(file, int(line), function, "") for file, line, function in _CALL.findall(written)]
+    call = next((call for call in calls if is_users(call.file)), None)
+    if call is None:
+        return None
+    linecache.checkcache(call.file)
+    return call._replace(source=linecache.getline(call.file, call.line).strip())

@@ -1,0 +1,417 @@
+"""What follows when a worker finishes, fails, is lost, or is one too few or too many. Pure: events in, actions out.
+
+# Note [Who goes on]
+# Members (workers that stand in a generation) go on by themselves when one of them is lost; the supervisor only fills
+# the free slot with a joiner. When nobody can go on (no generation was formed yet, the last member is gone, or a
+# survivor says that it could not recover) there is a *crisis*: nothing is started any more, the others get a moment
+# to tell what they know, and then `judge` says whether everything starts again or the run is over.
+
+# Note [The fault budget]
+# A lost worker costs one of the budget, and a step that nobody had committed before gives one back, up to the whole: so
+# a run that gets on bears any number of losses, and one that only loses workers ends.
+"""
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from lockstep.launch.failure import EXITED, Failure, first_failure
+from lockstep.launch.messages import count, listed, tell_joiner, tell_loss
+from lockstep.launch.status import Phase, StatusRow
+from lockstep.settings.environments.lockstep_run import Doors
+
+# Workers that all leave with the script's own exit code do so within this time: nobody is replaced then.
+EXIT_GRACE_S = 1.0
+SAME_STEP = 5
+"""How many attempts at one step may each cost workers. Workers that are lost in the same attempt count once."""
+MISPLACED_TRIES = 2
+"""So many new workers may find that the script has no place for them before no more are started."""
+
+Page = Mapping[int, StatusRow]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The worker's process ended with exit code 0."""
+
+    slot: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The worker failed. `ended` is False while its process, which has reported, is still on its way out."""
+
+    failure: Failure
+    ended: bool = True
+
+
+@dataclass(frozen=True)
+class Rescaled:
+    """Somebody wants another number of workers."""
+
+    wanted: int
+
+
+@dataclass(frozen=True)
+class Condemned:
+    """The worker was told of and killed by the supervisor itself; its end will follow."""
+
+    slot: int
+
+
+@dataclass(frozen=True)
+class Looked:
+    """Time has passed."""
+
+    now_s: float
+
+
+Event = Finished | Failed | Rescaled | Condemned | Looked
+
+
+@dataclass(frozen=True)
+class Say:
+    text: str
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a joiner in a free slot."""
+
+    slot: int
+    doors: Doors
+    num_workers: int
+
+
+@dataclass(frozen=True)
+class Send:
+    slot: int
+    signum: signal.Signals
+
+
+@dataclass(frozen=True)
+class Dismiss:
+    """End a worker that was not admitted yet, without a word."""
+
+    slot: int
+
+
+Action = Say | Start | Send | Dismiss
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker in good standing. A joiner was started to be admitted; the others founded the run."""
+
+    joiner: bool = False
+    leaving: bool = False
+    condemned: bool = False
+
+
+@dataclass(frozen=True)
+class State:
+    """All that the supervisor knows, apart from the page."""
+
+    wanted: int
+    fault_budget: int
+    workers: Mapping[int, Worker] = field(default_factory=dict)
+    given_up: frozenset[int] = frozenset()
+    """Slots whose joiner failed in a way that would repeat."""
+    num_misplaced: int = 0
+    """Joiners that did not find their place in the script."""
+    turned_away: tuple[Failure, ...] = ()
+    """Joiners that told why they cannot take part."""
+    exits: Mapping[int, Failure] = field(default_factory=dict)
+    """Members that left with an exit code of their own just now: losses, unless the others do so too."""
+    finished: bool = False
+    """A worker has come to the end of the script: nobody is started any more."""
+    failures: tuple[Failure, ...] = ()
+    """Not empty: there is a crisis. See Note [Who goes on]."""
+    waited: frozenset[int] = frozenset()
+    """Slots that failed while they waited for the others in a call: because of a loss, if there was one."""
+    untold: tuple[Failure, ...] = ()
+    """Losses of the crisis that were not told yet: they are, if everything starts again."""
+    num_killed: int = 0
+    """Since the workers were last started from the top."""
+    num_lost: int = 0
+    num_faults: int = 0
+    """What is used of the budget. See Note [The fault budget]."""
+    num_steps: int | None = None
+    """How many steps were ever committed; None while none was."""
+    losses: Mapping[int | None, frozenset[tuple[int, int]]] = field(default_factory=dict)
+    """The attempts (start, generation) at each step that have cost workers; under None those that were lost before
+    there was a step, each an attempt of its own."""
+    num_starts: int = 1
+    exhausted: str = ""
+    """Why the run cannot bear this loss, if it cannot."""
+
+    @property
+    def done(self) -> bool:
+        """Nobody is left who has something to do."""
+        return not self.workers and not self.exits and not self.failures
+
+
+@dataclass(frozen=True)
+class Again:
+    """Everything is ended and starts from the top: from the newest checkpoint, if a step was ever committed.
+
+    Else there is nothing to go on from, and an older checkpoint in the folder is none of this run.
+    """
+
+
+@dataclass(frozen=True)
+class Over:
+    """The run has failed; `why` says so where the failure itself does not."""
+
+    first: Failure
+    others: tuple[Failure, ...]
+    why: str = ""
+
+
+def founded(wanted: int, fault_budget: int) -> State:
+    """The state when the founders have just been started."""
+    return State(wanted, fault_budget, workers={slot: Worker() for slot in range(wanted)})
+
+
+def founded_again(state: State) -> State:
+    """The state when all have been started once more: only faults are remembered."""
+    fresh = founded(state.wanted, state.fault_budget)
+    return replace(
+        fresh,
+        num_lost=state.num_lost,
+        num_faults=state.num_faults,
+        num_steps=state.num_steps,
+        losses=state.losses,
+        num_starts=state.num_starts + 1,
+    )
+
+
+def decide(state: State, event: Event, page: Page) -> tuple[State, list[Action]]:
+    """The state after the event, and what is to be done. `page` has the rows of all workers, the ended one's too."""
+    actions: list[Action] = []
+    state = _learn(_refilled(state, page), event, page, actions)
+    if not state.failures:
+        state = _dismiss_useless(state, page, actions)
+        state = _fill(state, page, actions)
+    return state, actions
+
+
+def judge(state: State) -> Again | Over:
+    """What a crisis comes to, once everybody had a moment to tell what they know."""
+    lost = state.num_killed > 0
+    followers = [failure for failure in state.failures if failure.secondary or (lost and failure.rank in state.waited)]
+    own = [failure for failure in state.failures if failure.is_error and failure not in followers]
+    if not own and not state.exhausted and lost and (followers or any(failure.is_loss for failure in state.failures)):
+        return Again()
+    first = first_failure(own or state.failures)
+    others = tuple(failure for failure in state.failures if failure is not first)
+    return Over(first, others, "" if own else state.exhausted)
+
+
+def empty_slots(state: State) -> set[int]:
+    """The slots in which nobody will come any more, although somebody was there."""
+    nobody_comes = state.finished or state.num_misplaced >= MISPLACED_TRIES
+    return {
+        slot for slot in range(state.wanted) if slot not in state.workers and (nobody_comes or slot in state.given_up)
+    }
+
+
+def speaking_slot(page: Page) -> int | None:
+    """The slot of the member with rank 0 in the newest generation, if it is there."""
+    newest = max((row.generation for row in page.values()), default=0)
+    ranks = {row.rank: slot for slot, row in page.items() if row.generation == newest}
+    return ranks.get(0) if newest else None
+
+
+def _learn(state: State, event: Event, page: Page, actions: list[Action]) -> State:
+    match event:
+        case Finished(slot):
+            return _finish(state, slot, page)
+        case Failed(failure, ended):
+            return _fail(state, failure, ended, page, actions)
+        case Rescaled(wanted):
+            if wanted > state.wanted:
+                actions.append(Say(f"  {count(wanted - state.wanted, 'more worker')} will join: {wanted} wanted"))
+            return replace(state, wanted=wanted, given_up=frozenset(), num_misplaced=0)
+        case Condemned(slot) if slot in state.workers:
+            return _with(state, slot, replace(state.workers[slot], condemned=True))
+        case Looked(now_s):
+            return _pass_time(state, now_s, page, actions)
+    return state
+
+
+def _refilled(state: State, page: Page) -> State:
+    """See Note [The fault budget]. The first step that is seen need not be the first that was made."""
+    committed = [row.step for row in page.values() if row.is_member and row.committed_ns]
+    num_steps = max([*committed, *([] if state.num_steps is None else [state.num_steps])], default=None)
+    if num_steps is None or num_steps == state.num_steps:
+        return state
+    gained = 1 if state.num_steps is None else num_steps - state.num_steps
+    return replace(state, num_steps=num_steps, num_faults=max(0, state.num_faults - gained))
+
+
+def _finish(state: State, slot: int, page: Page) -> State:
+    worker = state.workers.get(slot)
+    if worker is None:
+        return state
+    state = _without(state, slot)
+    if worker.joiner and not page[slot].is_member:
+        return replace(state, given_up=state.given_up | {slot})
+    return state if worker.leaving else replace(state, finished=True)
+
+
+def _fail(state: State, failure: Failure, ended: bool, page: Page, actions: list[Action]) -> State:
+    slot = failure.rank
+    worker = state.workers.get(slot)
+    if worker is None:
+        return state
+    if worker.joiner and failure.is_misplaced and _members(_without(state, slot), page):
+        return _misplaced(_without(state, slot), failure, actions)
+    if worker.joiner and not page[slot].is_member:
+        return _lose_joiner(state, failure, actions) if ended else state
+    state = _without(state, slot)
+    if failure.is_error:
+        waits = page[slot].phase == Phase.AWAITING
+        return _in_crisis(replace(state, waited=state.waited | ({slot} if waits else set())), failure)
+    if failure.how == EXITED and not failure.is_loss and not (state.finished and not _members(state, page)):
+        return replace(state, exits={**state.exits, slot: failure})
+    return _lose(state, failure, worker, page, actions)
+
+
+def _lose_joiner(state: State, failure: Failure, actions: list[Action]) -> State:
+    """Members never noticed it. One that was lost, or only tells of another's failure, is tried again."""
+    retried = failure.is_loss or failure.secondary
+    condemned = state.workers[failure.rank].condemned
+    state = _charged(_without(state, failure.rank))
+    if not retried:
+        given_up, turned_away = state.given_up | {failure.rank}, (*state.turned_away, failure)
+        state = replace(state, given_up=given_up, turned_away=turned_away)
+    if state.num_faults > state.fault_budget:
+        return _in_crisis(replace(state, exhausted=_used_up(state)), failure)
+    if not condemned:
+        actions.append(Say(tell_joiner(failure, retried)))
+    return state
+
+
+def _misplaced(state: State, failure: Failure, actions: list[Action]) -> State:
+    """The members go on, and it is no fault: the script cannot be joined where it is."""
+    if failure.message:
+        actions.append(Say(f"! worker {failure.rank} gives its place up: {failure.message}"))
+    state = replace(state, num_misplaced=state.num_misplaced + 1, turned_away=(*state.turned_away, failure))
+    if state.num_misplaced == MISPLACED_TRIES:
+        told = f"{MISPLACED_TRIES} new workers have not found their place in the script"
+        actions.append(Say(f"  {told}: no more are started, and the others go on"))
+    return state
+
+
+def _lose(
+    state: State, failure: Failure, worker: Worker, page: Page, actions: list[Action], is_survived: bool = False
+) -> State:
+    """`is_survived`: others, who are not there any more, have come to the end of the script without it."""
+    others = _members(state, page)
+    if not failure.is_loss and not others and not is_survived:  # its own word, which it would say again
+        return _in_crisis(state, failure)
+    state = _counted(state, failure, page.get(failure.rank, StatusRow()).generation)
+    if not (others or is_survived) or state.exhausted or state.failures:
+        untold = state.untold if worker.condemned else (*state.untold, failure)
+        return _in_crisis(replace(state, untold=untold), failure)
+    if not worker.condemned:
+        actions.append(Say(tell_loss(failure)))
+    return state
+
+
+def _counted(state: State, failure: Failure, generation: int) -> State:
+    """The loss is booked on the run and on the step; `exhausted` says if that was one too many."""
+    attempt = (state.num_starts, state.num_lost if failure.step is None else generation)
+    here = state.losses.get(failure.step, frozenset()) | {attempt}
+    state = replace(
+        _charged(state),
+        num_killed=state.num_killed + failure.is_loss,
+        losses={**state.losses, failure.step: here},
+    )
+    if state.num_faults > state.fault_budget:
+        return replace(state, exhausted=_used_up(state))
+    if len(here) >= SAME_STEP:
+        what = "the start" if failure.step is None else f"step {failure.step}"
+        why = f"{what} has cost workers in {len(here)} attempts: it would cost the next one too"
+        return replace(state, exhausted=why)
+    return state
+
+
+def _charged(state: State) -> State:
+    return replace(state, num_lost=state.num_lost + 1, num_faults=state.num_faults + 1)
+
+
+def _used_up(state: State) -> str:
+    lost, too_few = count(state.num_lost, "worker"), "" if state.num_steps is None else ", and too few steps meanwhile"
+    return f"{lost} lost in this run{too_few}: the fault budget of {state.fault_budget} is used up (--fault-budget)"
+
+
+def _pass_time(state: State, now_s: float, page: Page, actions: list[Action]) -> State:
+    if _members(state, page):
+        state = replace(state, losses={step: lost for step, lost in state.losses.items() if step is not None})
+    for slot, failure in state.exits.items():
+        if now_s >= failure.time_s + EXIT_GRACE_S or not _members(state, page):
+            state = replace(state, exits={other: exit for other, exit in state.exits.items() if other != slot})
+            state = _lose(state, failure, Worker(), page, actions, is_survived=state.finished)
+    return state
+
+
+def _dismiss_useless(state: State, page: Page, actions: list[Action]) -> State:
+    """Joiners that nobody is left to admit are ended, once the members have come to the end of the script."""
+    if not state.finished or state.exits or any(_has_work(slot, state, page) for slot in state.workers):
+        return state
+    actions += [Dismiss(slot) for slot in state.workers]
+    return replace(state, workers={})
+
+
+def _has_work(slot: int, state: State, page: Page) -> bool:
+    return page[slot].is_member or not state.workers[slot].joiner
+
+
+def _fill(state: State, page: Page, actions: list[Action]) -> State:
+    """As many workers as wanted, as soon as members are there who can admit new ones or let some go."""
+    doors = tuple((slot, page[slot].door_port) for slot in _members(state, page) if page[slot].door_port)
+    staying = [slot for slot, worker in state.workers.items() if not worker.leaving]
+    missing = state.wanted - len(staying) - len(state.given_up) - len(state.exits)
+    if not doors or state.finished or missing == 0 or (missing > 0 and state.num_misplaced >= MISPLACED_TRIES):
+        return state
+    if missing > 0:
+        taken = {*state.workers, *state.given_up, *state.exits}
+        free = [slot for slot in range(len(taken) + missing) if slot not in taken][:missing]
+        actions += [Start(slot, doors, state.wanted) for slot in free]
+        return replace(state, workers={**state.workers, **{slot: Worker(joiner=True) for slot in free}})
+    return _let_go(state, sorted(staying)[missing:], page, actions)
+
+
+def _let_go(state: State, surplus: list[int], page: Page, actions: list[Action]) -> State:
+    """Members leave after their step; joiners that were not admitted just end; founders are awaited."""
+    leaving = [slot for slot in surplus if page[slot].is_member]
+    dismissed = [slot for slot in surplus if not page[slot].is_member and state.workers[slot].joiner]
+    for slot in leaving:
+        state = _with(state, slot, replace(state.workers[slot], leaving=True))
+        actions.append(Send(slot, signal.SIGUSR1))
+    for slot in dismissed:
+        state = _without(state, slot)
+        actions.append(Dismiss(slot))
+    if leaving:
+        verb = "leaves" if len(leaving) == 1 else "leave"
+        actions.append(Say(f"  {listed(leaving, 'worker')} {verb} after the step: {state.wanted} wanted"))
+    return state
+
+
+def _members(state: State, page: Page) -> list[int]:
+    """Those who can go on, and admit others; not those who are about to die."""
+    return sorted(slot for slot, worker in state.workers.items() if page[slot].is_member and not worker.condemned)
+
+
+def _in_crisis(state: State, failure: Failure) -> State:
+    return replace(state, failures=(*state.failures, failure))
+
+
+def _with(state: State, slot: int, worker: Worker) -> State:
+    return replace(state, workers={**state.workers, slot: worker})
+
+
+def _without(state: State, slot: int) -> State:
+    return replace(state, workers={other: worker for other, worker in state.workers.items() if other != slot})

@@ -1,0 +1,144 @@
+"""What a run does about checkpoints by itself: as the script says, as the command line says, and when it must.
+
+# Note [Where training begins]
+# A run is taken up where its script first asks for epochs, for its step, or trains. There a newcomer is admitted, and a
+# run that was told to resume goes to where its checkpoint was taken. A run that was told nothing about checkpoints
+# keeps a folder ready all the same, if its launcher has given it one: for when a signal ends it, or a loss outside
+# of steps.
+"""
+
+from dataclasses import replace
+from typing import NoReturn
+
+from lockstep.elastic.guard import Continuity
+from lockstep.elastic.waits import Waits
+from lockstep.errors import BadArgument, Misuse, WorkerLost, told_as_lost
+from lockstep.events import Events, Said, StepCommitted
+from lockstep.launch.status import Call
+from lockstep.settings.environment import Overrides
+from lockstep.settings.options import Settings
+from lockstep.state.checkpoints.beginning import begin
+from lockstep.state.checkpoints.checkpoints import Who
+from lockstep.state.checkpoints.folder import newest_good
+from lockstep.state.checkpoints.moments import Saving
+from lockstep.state.checkpoints.options import AUTO, NEVER, Asked, CheckpointPlan, settle
+from lockstep.state.checkpoints.schedule import Every
+from lockstep.state.run_state import Parts, in_this_epoch
+from lockstep.state.schema import read_state
+
+SELDOM = Every(minutes=60 * 24 * 365)
+"""How often a run is saved that nobody asked to save: only when it must."""
+
+RESCUE_S = 60.0
+"""How long saving may take before all workers are started anew."""
+
+LAST_SAVE_S = 2.0
+"""How long the last checkpoint of a run that a signal ends may take."""
+
+
+class Keeping:
+    """The checkpoints of one run on one worker. One owner, who calls `close`."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        settings: Settings,
+        overrides: Overrides,
+        waits: Waits,
+        events: Events,
+        continuity: Continuity,
+    ) -> None:
+        self._parts, self._settings, self._overrides = parts, settings, overrides
+        self._waits, self._events, self._continuity = waits, events, continuity
+        self._saving: Saving | None = None
+        self._taken_up = False
+
+    def begin(self, asked: Asked) -> None:
+        """Collective. What the script asks for, under what the command line says."""
+        if self._saving is not None:
+            raise Misuse("run.checkpoints was called already: one folder takes the checkpoints of a run")
+        self._save_by(settle(asked, self._overrides))
+
+    def take_up(self) -> None:
+        """Collective, the first time. See Note [Where training begins]."""
+        if self._taken_up:
+            return
+        self._taken_up = True
+        if self._saving is None and self._overrides.checkpoint_folder is not None:
+            self._save_as_told()
+        self._continuity.admit()
+
+    def look(self) -> None:
+        """The script asks where the run is: it has come to where training begins, unless it is at its beginning."""
+        if not self._continuity.is_member or self._must_resume:
+            self.take_up()
+
+    def train(self) -> None:
+        """A script that trains without having asked where the run is cannot be put where a checkpoint was taken."""
+        if self._must_resume and self._saving is None and self._overrides.checkpoint_folder is None:
+            raise BadArgument(
+                f"this run was told to resume ({self._overrides.resume}), but it has no folder of checkpoints: name "
+                "one by LOCKSTEP_CHECKPOINTS, or call run.checkpoints(folder) after run.replicate"
+            )
+        if self._must_resume and not self._taken_up and self._saving is None and self._has_checkpoint():
+            raise Misuse(
+                f"this run was told to resume ({self._overrides.resume}), but its script trains from the beginning: "
+                "count epochs by run.epochs, or start the loop at run.step, or call run.checkpoints after run.replicate"
+            )
+        self.take_up()
+
+    def loader_asks(self, loader: int) -> None:
+        """A loader is about to load its next batch: a moment to save at."""
+        if self._saving is not None:
+            self._saving.loader_asks(loader)
+
+    def rescue(self, lost: WorkerLost) -> NoReturn:
+        """Collective, outside of steps. What a lost worker had counted is gone, and only the user's code can count it
+        again: the launcher starts all anew. So the state of now is saved first, by one of those who are left."""
+        if self._saving is not None and self._continuity.regroups():
+            step = self._parts.stepping.step
+            self._saving.checkpoints.save_now(step, lambda: in_this_epoch(self._parts), RESCUE_S)
+        raise lost
+
+    def close(self) -> None:
+        """Waits for a save that is under way."""
+        if self._saving is not None:
+            self._saving.close()
+
+    def _has_checkpoint(self) -> bool:
+        plan = settle(Asked(), self._overrides)
+        return plan.resume != AUTO or newest_good(plan.folder, read_state).path is not None
+
+    @property
+    def _must_resume(self) -> bool:
+        return self._overrides.resume not in (None, NEVER)
+
+    def _save_as_told(self) -> None:
+        asked = Asked(every=None if self._overrides.saves else SELDOM, resume=NEVER)
+        try:
+            self._save_by(settle(asked, self._overrides))
+        except BadArgument as cannot:
+            if self._overrides.saves:
+                raise
+            self._events.emit(Said(f"this run can be neither saved nor joined: {cannot}"))
+            self._continuity.admits = False
+
+    def _save_by(self, plan: CheckpointPlan) -> None:
+        """A newcomer does not resume: it is given the state of the run."""
+        if not self._continuity.is_member:
+            plan = replace(plan, resume=NEVER)
+        who = Who(lambda: self._waits.wire.world.rank, lambda text: self._events.emit(Said(text)))
+        with told_as_lost(self._parts.stepping.step, "run.checkpoints"):
+            saving = begin(plan, self._parts, self._settings, self._waits.at(Call.CHECKPOINTS), who)
+        saving.is_asked_for = self._overrides.saves or plan.every is not SELDOM
+        saving.at_moment = self._save_before_the_end
+        self._events.subscribe(saving.on_event, StepCommitted)
+        self._saving = saving
+
+    def _save_before_the_end(self) -> None:
+        """All have agreed to end before the next step because of a signal: its state is saved first."""
+        if self._saving is not None and self._continuity.is_ending:
+            path = self._saving.save_now(LAST_SAVE_S)
+            if path is not None:
+                self._waits.status.saved()
+                self._events.emit(Said(f"saved as {path}"))

@@ -1,0 +1,1 @@
+"""Lanes and updates as CUDA graphs, recorded once and replayed."""

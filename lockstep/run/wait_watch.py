@@ -1,0 +1,136 @@
+"""Tells of others that keep this worker waiting, where no launcher watches.
+
+# Note [Waits that nobody watches]
+# Under `lockstep run` the launcher sees who waits for whom (launching/lateness.py). Started by hand, or by Slurm, MPI
+# or torchrun, a worker that hangs would be waited for in silence until timeout_s. So every worker has a thread that
+# looks once a second whether its worker waits, and for whom, and says so when that lasts unusually long. To say it
+# once, only worker 0 does; if worker 0 is waited for, the first of the others.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from lockstep.launch.status import Call, NoStatus, Phase
+from lockstep.wire import Wire
+from lockstep.world import World
+
+LOOK_S = 1.0
+LONG_S = 10.0
+"""A wait that is told lasts so long, and twice as long as any before that has ended."""
+
+_WORDS = {
+    Call.START: "lockstep.start",
+    Call.REPLICATE: "run.replicate",
+    Call.RESUME: "run.resume",
+    Call.CHECKPOINTS: "run.checkpoints",
+    Call.TOTAL: "run.total",
+    Call.STATISTICS: "synchronised batch norm",
+    Call.END: "the end of the run",
+}
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Where a worker is, since when, and whether it waits for others there."""
+
+    phase: int
+    step: int
+    call: int
+    since_s: float
+
+    @property
+    def is_one(self) -> bool:
+        return self.phase in (Phase.REDUCING, Phase.RECOVERING, Phase.AWAITING)
+
+    def where(self) -> str:
+        if self.phase == Phase.AWAITING:
+            return f"at {_WORDS[Call(self.call)]}"
+        return "to form the next generation" if self.phase == Phase.RECOVERING else f"in step {self.step}"
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long waits have lasted, and how long the one under way must last to be told."""
+
+    longest_s: float = 0.0
+    told_s: float = 0.0
+
+    @property
+    def limit_s(self) -> float:
+        return max(LONG_S, 2 * self.longest_s, 2 * self.told_s)
+
+
+class Waiting(NoStatus):
+    """What a worker without a launcher writes to. See Note [Waits that nobody watches]."""
+
+    def __init__(self, world: World, say: Callable[[str], None] | None = None, look_s: float | None = None) -> None:
+        self._world, self._say, self._look_s = world, say or _print, LOOK_S if look_s is None else look_s
+        self._wire: Wire | None = None
+        self._timeout_s = 0.0
+        self._wait = Wait(Phase.STARTING, 0, 0, time.monotonic())
+        self._patience = Patience()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look_on, name="lockstep-waiting", daemon=True)
+        self._thread.start()
+
+    def watch(self, wire: Wire, timeout_s: float) -> None:
+        """From now on it is known who is waited for. `wire` is that of the run, whatever becomes of it."""
+        self._wire, self._timeout_s = wire, timeout_s
+
+    def enter(self, phase: int, step: int, a: int = 0, b: int = 0) -> None:
+        now_s, before = time.monotonic(), self._wait
+        if (phase, step, a) == (before.phase, before.step, before.call):
+            return  # another bucket of the same wait
+        if before.is_one:
+            self._patience = Patience(max(self._patience.longest_s, now_s - before.since_s))
+        self._wait = Wait(phase, step, a, now_s)
+
+    @contextmanager
+    def awaiting(self, call: Call) -> Iterator[None]:
+        before = self._wait
+        self.enter(Phase.AWAITING, before.step, call)
+        yield
+        self.enter(before.phase, before.step, before.call)
+
+    def close(self) -> None:
+        self._over.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _look_on(self) -> None:
+        while not self._over.wait(self._look_s):
+            self._look(time.monotonic())
+
+    def _look(self, now_s: float) -> None:
+        wait, patience = self._wait, self._patience
+        waited_s = now_s - wait.since_s
+        if not wait.is_one or waited_s < patience.limit_s:
+            return
+        self._patience = replace(patience, told_s=waited_s)
+        awaited = [] if self._wire is None else self._wire.awaited()
+        world = self._world if self._wire is None else self._wire.world
+        if _tells(world, awaited):
+            self._say(told(wait, waited_s, awaited, world.size, self._timeout_s))
+
+
+def told(wait: Wait, waited_s: float, awaited: list[int], size: int, timeout_s: float) -> str:
+    """What is said of a long wait."""
+    is_known = len(awaited) == 1 or 0 < len(awaited) < size - 1
+    who = f"worker {', '.join(map(str, awaited))}" if is_known else "other workers"
+    limit = f"; after {timeout_s:g} s without a word this worker ends" if timeout_s else ""
+    return f"! waiting for {who} {wait.where()} for {waited_s:.0f} s{limit}"
+
+
+def _tells(world: World, awaited: list[int]) -> bool:
+    """Where nobody knows who is waited for, worker 1 does too: it may be worker 0."""
+    others = [rank for rank in range(world.size) if rank not in awaited]
+    first = min(others, default=world.rank) if 0 in awaited else 1
+    return world.rank == 0 or (world.rank == first and (0 in awaited or not awaited))
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,156 @@
+"""Which of the script's own numbers count steps, batches or passes, and where they should stand after a resume.
+
+# Note [Numbers of the script]
+# A worker that comes later, or a run that is resumed, runs the script from the top: its own counters and flags begin
+# anew, while the steps go on. So every snapshot says which whole numbers (and truth values) stood in the script's
+# variables, and what they count: a number counts steps, turns, batches of a pass or passes if it has differed from that
+# by the same amount at every training loop so far. Where a number stands elsewhere after a resume, it is known by name,
+# and if the training depends on it (Note [What depends on a counter] in source.py), the script is refused.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from lockstep.script.site import Counts, Site
+from lockstep.script.source import Dependence, Function, function_at
+
+
+class Moment(NamedTuple):
+    """When a training loop begins: steps and turns done, the number of its batch in the pass, and the passes before."""
+
+    step: int
+    turn: int
+    batch: int
+    passes: int
+
+
+KINDS = Moment._fields
+PASSES = "passes"
+
+
+@dataclass
+class Track:
+    """One number of the script: by how much it differs from what it may count, as long as that stays the same."""
+
+    value: int
+    offsets: dict[str, int]
+    noted: int
+    """At which of the loops it was last looked at: only numbers that have changed, or should have, are."""
+    changes: int = 0
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of the script, by its name in a function of a file: its value, and what it counts, if anything."""
+
+    file: str
+    function: str
+    name: str
+    value: int
+    offsets: Mapping[str, int]
+
+    def expected(self, at: Moment) -> set[int]:
+        """The values that it may have at a moment."""
+        counted = {getattr(at, kind) + offset for kind, offset in self.offsets.items()}
+        return counted or {self.value}
+
+    def to_json(self) -> list[Any]:
+        return [self.file, self.function, self.name, self.value, dict(self.offsets)]
+
+
+@dataclass(frozen=True)
+class OutOfStep:
+    """A number that does not stand where it should, and where the training depends on it, if it does."""
+
+    number: Number
+    value: int
+    at: Moment
+    depends: Dependence | None
+
+    def __str__(self) -> str:
+        name, file = self.number.name, self.number.file
+        should = max(self.number.expected(self.at))
+        where = "" if self.depends is None else f" It {self.depends.how} ({file}:{self.depends.line})."
+        return f"`{name}` ({file}) is {self.value} and should be {should}, as steps go on at {self.at.step}.{where}"
+
+
+@dataclass
+class Counters:
+    """Looks at the script's numbers at the beginning of every training loop. See Note [Numbers of the script]."""
+
+    _tracks: dict[tuple[str, str], dict[str, Track]] = field(default_factory=dict)
+    _loops: int = 0
+    _passes: int = 0
+
+    def note(self, counts: Counts, at: Moment) -> None:
+        """A training loop begins."""
+        self._loops += 1
+        everything, self._passes = at.passes != self._passes, at.passes
+        for place, numbers in counts.items():
+            tracks = self._tracks.setdefault(place, {})
+            for name, value in numbers.items():
+                track = tracks.get(name)
+                if track is None:
+                    tracks[name] = Track(
+                        value, {kind: value - count for kind, count in at._asdict().items()}, self._loops
+                    )
+                elif everything or track.value != value:
+                    self._follow(track, value, at)
+
+    def learned(self, now: Counts) -> list[Number]:
+        """The script's numbers as they are `now`, without those that have never changed."""
+        return [
+            Number(Site(path, 0).file, function, name, value, self._offsets(track))
+            for (path, function), numbers in now.items()
+            for name, value in numbers.items()
+            if (track := self._tracks.get((path, function), {}).get(name)) is not None
+            if track.changes or track.value != value
+        ]
+
+    def _follow(self, track: Track, value: int, at: Moment) -> None:
+        stood_still = track.noted < self._loops - 1
+        track.offsets = {
+            kind: offset
+            for kind, offset in track.offsets.items()
+            if value - getattr(at, kind) == offset and not (stood_still and kind != PASSES)
+        }
+        track.changes += track.value != value
+        track.value, track.noted = value, self._loops
+
+    def _offsets(self, track: Track) -> dict[str, int]:
+        """Whoever counts steps, turns or batches has moved with the last loop."""
+        moves = track.noted == self._loops
+        return {kind: offset for kind, offset in track.offsets.items() if track.changes and (moves or kind == PASSES)}
+
+
+def out_of_step(numbers: Iterable[Number], counts: Counts, at: Moment) -> list[OutOfStep]:
+    """The numbers of a snapshot that stand elsewhere in `counts` than they should."""
+    here = {(Site(path, 0).file, function): path for path, function in counts}
+    found = []
+    for number in numbers:
+        path = here.get((number.file, number.function))
+        value = None if path is None else counts[path, number.function].get(number.name)
+        if path is None or value is None:
+            continue
+        source = function_at(path, number.function)
+        known = _narrowed(number, source)
+        if value not in known.expected(at):
+            found.append(OutOfStep(known, value, at, _dependence(known, source)))
+    return found
+
+
+def _narrowed(number: Number, source: Function | None) -> Number:
+    """In the first pass steps and batches count alike: the source says which of them a number goes on counting."""
+    if source is None or "batch" not in number.offsets or len(number.offsets) == 1:
+        return number
+    anew = source.begins_anew(number.name)
+    kept = {kind: offset for kind, offset in number.offsets.items() if (kind == "batch") == anew}
+    return Number(number.file, number.function, number.name, number.value, kept or number.offsets)
+
+
+def _dependence(number: Number, source: Function | None) -> Dependence | None:
+    """What a loop sets anew by itself says nothing, unless it counts."""
+    if source is None or (not number.offsets and source.is_loop_variable(number.name)):
+        return None
+    return source.dependence(number.name)

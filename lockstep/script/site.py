@@ -1,0 +1,106 @@
+"""Where the user's script is, seen from inside one of its calls: its line, and the whole numbers it counts with.
+
+# Note [Looking into frames]
+# Before Python 3.13 a function's `f_locals` is a dictionary that keeps what it has seen until it is filled again: it
+# would hold on to tensors that the script has let go. So it is emptied after reading, unless the script has asked for
+# it too (`locals()`). That of a module or of a class body is the namespace itself, and is left alone.
+"""
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import FrameType
+from typing import Any, TypeVar
+
+from lockstep import version
+from lockstep.launch.traceback_lines import is_users
+
+Found = TypeVar("Found")
+
+MOST_FRAMES = 12
+"""How many of the script's calls are looked into, from the innermost."""
+
+_PACKAGE = os.path.dirname(os.path.abspath(version.__file__)) + os.sep
+_PROGRAMS = _PACKAGE + "programs" + os.sep
+_WHOLE = frozenset({int, bool})
+_LARGEST = 2**53
+_OURS = 3
+"""References to a frame's variables where nobody else has any: the frame's, ours, and that of the question itself."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A line of the script."""
+
+    path: str
+    line: int
+
+    @property
+    def file(self) -> str:
+        return os.path.basename(self.path)
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+Counts = Mapping[tuple[str, str], Mapping[str, int]]
+"""Whole numbers and truth values by their names, for each function, or class of attributes: `(path, function)`."""
+
+
+def calling_frame() -> FrameType:
+    """The innermost call that is not lockstep's own: who called into lockstep."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_ours(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame or sys._getframe(1)
+
+
+def site_of(frame: FrameType) -> Site:
+    return Site(frame.f_code.co_filename, frame.f_lineno)
+
+
+def counts(frame: FrameType) -> Counts:
+    """The whole numbers in the variables of the script's own calls, and in the attributes of their `self`."""
+    return look_into(frame, _whole_numbers)
+
+
+def look_into(frame: FrameType, read: Callable[[Mapping[str, Any]], Found]) -> dict[tuple[str, str], Found]:
+    """What `read` finds in the variables of the script's own calls, and in the attributes of their `self`."""
+    found: dict[tuple[str, str], Found] = {}
+    for call in _users_calls(frame):
+        code, variables = call.f_code, call.f_locals
+        found.setdefault((code.co_filename, code.co_name), read(variables))
+        owner = variables.get("self")
+        attributes = getattr(owner, "__dict__", None)
+        if isinstance(attributes, dict):
+            found.setdefault((code.co_filename, type(owner).__name__), read(attributes))
+        if isinstance(variables, dict) and code.co_flags & inspect.CO_OPTIMIZED and sys.getrefcount(variables) <= _OURS:
+            variables.clear()  # see Note [Looking into frames]
+    return found
+
+
+def _whole_numbers(variables: Mapping[str, Any]) -> dict[str, int]:
+    return {name: value for name, value in variables.items() if type(value) in _WHOLE and -_LARGEST < value < _LARGEST}
+
+
+def _users_calls(frame: FrameType | None) -> Iterator[FrameType]:
+    for _ in range(MOST_FRAMES):
+        while frame is not None and not _is_users(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None:
+            return
+        yield frame
+        frame = frame.f_back
+
+
+@lru_cache(maxsize=1024)
+def _is_ours(path: str) -> bool:
+    return path.startswith(_PACKAGE) and not path.startswith(_PROGRAMS)
+
+
+@lru_cache(maxsize=1024)
+def _is_users(path: str) -> bool:
+    return is_users(path)

@@ -1,0 +1,190 @@
+"""The script's own values other than whole numbers: the best loss so far, a list of losses, what an object remembers.
+
+# Note [Values of the script]
+# A best loss begins anew like a counter when the script runs from the top (Note [Numbers of the script] in
+# counters.py), but nobody can say what it should be: it is what it was. So a snapshot has, as text, the plain values
+# in the script's variables that have changed since training began: numbers, strings, and lists, tables and objects of
+# the script's own classes that hold such. Where one of them is another after a resume, and the training depends on it,
+# the script is refused. What never changes is the script's own business, such as the time at which it was started.
+#
+# An average of the weights that nobody tracks begins anew too. Of tensors, by themselves, in lists and tables, in
+# modules and in objects of the script, a snapshot has a digest of some elements. Where they are others after a resume
+# it is said, and not refused: they may be room for something that is written in every step.
+"""
+
+import hashlib
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from numbers import Number
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from lockstep.data.contents import contents
+from lockstep.launch.traceback_lines import is_users
+from lockstep.script.site import Site, look_into
+from lockstep.script.source import Dependence, function_at
+
+Values = Mapping[tuple[str, str], Mapping[str, str]]
+"""Values as text by their names, for each function, or class of attributes: `(path, function)`."""
+
+_MOST_ITEMS = 1000
+_MOST_DEPTH = 3
+_MOST_TEXT = 60
+_TENSORS = "tensors in "
+_SAMPLED = 32
+"""How many elements of a tensor are looked at."""
+
+_ELSEWHERE = (torch.nn.Module, Optimizer, Dataset, Sampler, DataLoader)
+"""What has a state that is looked after in other ways."""
+
+
+@dataclass(frozen=True)
+class Changed:
+    """A value that is another one than when the snapshot was taken.
+
+    `depends` says where the training depends on it; None if nobody can say, because it is tensors.
+    """
+
+    file: str
+    name: str
+    value: str
+    before: str
+    depends: Dependence | None
+
+    def __str__(self) -> str:
+        if self.depends is None:
+            return (
+                f"the tensors in `{self.name}` ({self.file}) had changed in training, and begin anew: none is tracked."
+            )
+        return (
+            f"`{self.name}` ({self.file}) is {self.value} and was {self.before} when the snapshot was taken. It "
+            f"{self.depends.how} ({self.file}:{self.depends.line})."
+        )
+
+
+def values(frame: FrameType) -> Values:
+    """The plain values in the variables of the script's own calls, and in the attributes of their `self`."""
+    return look_into(frame, _plain_ones)
+
+
+def changed_since(first: Values, now: Values) -> list[list[str]]:
+    """The values that are other ones now, as a snapshot holds them: file, function, name, value."""
+    return [
+        [Site(path, 0).file, function, name, text]
+        for (path, function), texts in now.items()
+        for name, text in texts.items()
+        if first.get((path, function), {}).get(name) != text
+    ]
+
+
+def begun_anew(saved: Iterable[tuple[str, str, str, str]], now: Values) -> list[Changed]:
+    """The values of a snapshot that are other ones `now`: tensors, and others on which the training depends."""
+    here = {(Site(path, 0).file, function): path for path, function in now}
+    found = []
+    for file, function, name, before in saved:
+        path = here.get((file, function))
+        value = None if path is None else now[path, function].get(name)
+        if path is None or value is None or value == before:
+            continue
+        source, variable = function_at(path, function), name.removeprefix(_TENSORS)
+        if source is None or not source.is_carried(variable):
+            continue
+        is_number = not value.startswith(("(", "["))
+        depends = None if variable != name else source.dependence(name, again=True, in_calls=is_number)
+        if depends is not None or variable != name:
+            found.append(Changed(file, variable, value, before, depends))
+    return found
+
+
+def _plain_ones(variables: Mapping[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in list(variables.items()):
+        if type(value) in (int, bool) or name == "self" or name.startswith("__"):
+            continue
+        text, tensors = _text(value, _MOST_DEPTH), list(_tensors(value, _MOST_DEPTH))
+        if text is not None:
+            found[name] = _short(text)
+        if tensors:
+            found[_TENSORS + name] = _digest(tensors)
+    return found
+
+
+def _text(value: Any, depth: int) -> str | None:
+    """The value as text, if it is plain."""
+    if value is None or isinstance(value, str | bool):
+        return repr(value)
+    if isinstance(value, Number):
+        return repr(value.item()) if hasattr(value, "item") else repr(value)
+    if isinstance(value, torch.Tensor):
+        return repr(value.item()) if value.numel() == 1 and not value.is_meta else None
+    if depth == 0:
+        return None
+    if isinstance(value, list | tuple | deque | set | frozenset | dict):
+        return _text_of_many(value, depth)
+    if _is_of_the_script(type(value)) and not isinstance(value, _ELSEWHERE):
+        return _text_of_table(getattr(value, "__dict__", {}), depth)
+    return None
+
+
+def _text_of_many(value: Any, depth: int) -> str | None:
+    if len(value) > _MOST_ITEMS:
+        return None
+    if isinstance(value, dict):
+        return _text_of_table(value, depth)
+    texts = [_text(one, depth - 1) for one in value]
+    known = [text for text in texts if text is not None]
+    if len(known) < len(texts):
+        return None
+    return f"[{', '.join(sorted(known) if isinstance(value, set | frozenset) else known)}]"
+
+
+def _text_of_table(table: Mapping[Any, Any], depth: int) -> str | None:
+    """Of the entries that are plain; None if there are none."""
+    texts = {name: _text(one, depth - 1) for name, one in list(table.items())}
+    known = [f"{name}={text}" for name, text in texts.items() if text is not None]
+    return f"({', '.join(known)})" if known else None
+
+
+def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
+    """Those of more than one element in the value; lists that are very long are none of a training's state."""
+    if isinstance(value, torch.Tensor):
+        if _can_be_read(value):
+            yield value
+    elif isinstance(value, torch.nn.Module):
+        yield from (one for part in (value.parameters(), value.buffers()) for one in part if _can_be_read(one))
+    elif depth == 0:
+        return
+    elif isinstance(value, list | tuple | deque | dict) and len(value) <= _MOST_ITEMS:
+        for one in list(value.values() if isinstance(value, dict) else value):
+            yield from _tensors(one, depth - 1)
+    elif _is_of_the_script(type(value)) and not isinstance(value, _ELSEWHERE):
+        yield from _tensors(getattr(value, "__dict__", {}), depth - 1)
+
+
+def _can_be_read(tensor: torch.Tensor) -> bool:
+    """Not one that has no elements yet, none at all, or its own way to hold them."""
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    return plain and tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 1
+
+
+def _digest(tensors: Iterable[torch.Tensor]) -> str:
+    return contents([tensor.reshape(-1)[:: max(1, tensor.numel() // _SAMPLED)] for tensor in tensors])
+
+
+def _is_of_the_script(kind: type) -> bool:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is not None and is_users(file)
+
+
+def _short(text: str) -> str:
+    """One that is long is cut, and has a digest of the whole."""
+    text = " ".join(text.split())
+    if len(text) <= _MOST_TEXT:
+        return text
+    return f"{text[:_MOST_TEXT]}... ({hashlib.blake2b(text.encode(), digest_size=6).hexdigest()})"

@@ -1,0 +1,182 @@
+"""What the environment says: the one module that reads os.environ.
+
+Everything else is handed a mapping, or a value made from one here.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.errors import BadEnvironment
+from lockstep.settings.environments import alone, lockstep_run, mpi, slurm, torchrun
+from lockstep.settings.environments.place import Place
+from lockstep.settings.environments.variables import optional
+from lockstep.settings.faults import FAULT, Fault, parse_fault
+from lockstep.settings.limits import MOST_LANES, MOST_SEED, MOST_THREADS, as_whole
+
+__all__ = [
+    "Overrides",
+    "Place",
+    "find_place",
+    "parse_assignment",
+    "parse_device",
+    "process_environment",
+    "read_overrides",
+    "set_unless_told",
+    "take_environment",
+    "with_variable",
+]
+
+# Note [Who is asked first]
+# The launcher closest to the process wins. torchrun runs inside Slurm, and so does mpirun, whose helper
+# daemons are themselves srun tasks: their numbers are true, and those of the Slurm step count the daemons.
+_ENVIRONMENTS = (lockstep_run.place, torchrun.place, mpi.place, slurm.place, alone.place)
+
+
+def process_environment() -> Mapping[str, str]:
+    """The variables of this process, as they are now."""
+    return dict(os.environ)
+
+
+def take_environment(variables: Mapping[str, str]) -> None:
+    """Sets variables of this process: for one that learns only after its start which worker it is."""
+    os.environ.update(variables)
+
+
+@contextmanager
+def with_variable(name: str, value: str) -> Iterator[None]:
+    """Inside, the variable is set: to `value`, unless the user has set it. Afterwards it is as it was."""
+    is_ours = name not in os.environ
+    os.environ.setdefault(name, value)
+    try:
+        yield
+    finally:
+        if is_ours:
+            os.environ.pop(name, None)
+
+
+def set_unless_told(name: str, value: str) -> None:
+    """The variable is set for this process from now on, to `value` unless the user has set it."""
+    os.environ.setdefault(name, value)
+
+
+def find_place(environ: Mapping[str, str]) -> Place:
+    """The place that the launcher of this process gave it. See Note [Who is asked first]."""
+    answers = (ask(environ) for ask in _ENVIRONMENTS)
+    return next(place for place in answers if place is not None)
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What the command line or a variable sets over the script's own words; None where it is silent."""
+
+    lanes: int | None = None
+    seed: int | None = None
+    threads: int | None = None
+    usual_threads: int | None = None
+    device: str | None = None
+    assignment: tuple[tuple[int, ...], ...] | None = None
+    run_dir: Path | None = None
+    trace_dir: Path | None = None
+    stop_after: int | None = None
+    dump_path: Path | None = None
+    fault: Fault | None = None
+    """What shall happen to the run, on purpose."""
+    status_fd: int | None = None
+    control_fd: int | None = None
+    resume: str | None = None
+    """"auto", "never" or the path of a checkpoint."""
+    checkpoints: Path | None = None
+    checkpoint_every: str | None = None
+    """As typed: "100 steps", "10 min" or both with a comma."""
+    checkpoint_keep: int | None = None
+
+    @property
+    def saves(self) -> bool:
+        """Whether anything was said about checkpoints."""
+        return any((self.resume, self.checkpoints, self.checkpoint_every, self.checkpoint_keep))
+
+    @property
+    def checkpoint_folder(self) -> Path | None:
+        """The folder that was named, else the one beside the logs; None where there is no run folder either."""
+        return self.checkpoints or (self.run_dir / "checkpoints" if self.run_dir else None)
+
+
+def read_overrides(environ: Mapping[str, str]) -> Overrides:
+    """The overrides of this process. `usual_threads` is OMP_NUM_THREADS, which only counts where nobody else told."""
+    return Overrides(
+        lanes=optional(environ, "LOCKSTEP_LANES", at_least=1, at_most=MOST_LANES),
+        seed=optional(environ, "LOCKSTEP_SEED", at_most=MOST_SEED),
+        threads=optional(environ, "LOCKSTEP_THREADS", at_least=1, at_most=MOST_THREADS),
+        usual_threads=_usual_threads(environ),
+        device=_device(environ),
+        assignment=_assignment(environ),
+        run_dir=_path(environ, "LOCKSTEP_RUN_DIR"),
+        trace_dir=_path(environ, "LOCKSTEP_TRACE_DIR"),
+        stop_after=optional(environ, "LOCKSTEP_STOP_AFTER"),
+        dump_path=_path(environ, "LOCKSTEP_DUMP"),
+        fault=_fault(environ),
+        status_fd=optional(environ, lockstep_run.STATUS_FD),
+        control_fd=optional(environ, lockstep_run.CONTROL_FD),
+        resume=environ.get("LOCKSTEP_RESUME", "").strip() or None,
+        checkpoints=_path(environ, "LOCKSTEP_CHECKPOINTS"),
+        checkpoint_every=environ.get("LOCKSTEP_CHECKPOINT_EVERY", "").strip() or None,
+        checkpoint_keep=optional(environ, "LOCKSTEP_CHECKPOINT_KEEP", at_least=1),
+    )
+
+
+def parse_assignment(text: str) -> tuple[tuple[int, ...], ...]:
+    """The lanes of each worker: `"0,1;2,3,4"` gives worker 0 two and worker 1 three; a part may be empty."""
+    workers = [[as_whole(lane) for lane in part.split(",")] if part.strip() else [] for part in text.split(";")]
+    lanes_of = tuple(tuple(lane for lane in lanes if lane is not None and lane < MOST_LANES) for lanes in workers)
+    if list(map(len, lanes_of)) != list(map(len, workers)):
+        raise ValueError(f'{text[:60]!r} is not an assignment: it looks like "0,1;2,3,4", one part for each worker')
+    return lanes_of
+
+
+def parse_device(text: str) -> str:
+    """The same text, known to name a device: `"cpu"`, `"cuda"` or `"cuda:1"`. Without torch."""
+    if not isinstance(text, str) or not re.fullmatch(r"cpu|cuda|cuda:(0|[1-9][0-9]{0,3})", text):
+        raise ValueError(
+            f'must be "cpu", "cuda" (each worker its own GPU) or "cuda:0", "cuda:1" and so on (that GPU for all '
+            f"workers), not {text!r}"
+        )
+    return text
+
+
+def _device(environ: Mapping[str, str]) -> str | None:
+    text = environ.get("LOCKSTEP_DEVICE", "").strip()
+    try:
+        return parse_device(text) if text else None
+    except ValueError as error:
+        raise BadEnvironment(f"LOCKSTEP_DEVICE {error}") from None
+
+
+def _assignment(environ: Mapping[str, str]) -> tuple[tuple[int, ...], ...] | None:
+    text = environ.get("LOCKSTEP_ASSIGNMENT", "")
+    try:
+        return parse_assignment(text) if text else None
+    except ValueError as error:
+        raise BadEnvironment(f"LOCKSTEP_ASSIGNMENT cannot be used: {error}") from None
+
+
+def _fault(environ: Mapping[str, str]) -> Fault | None:
+    text = environ.get(FAULT, "")
+    try:
+        return parse_fault(text) if text else None
+    except ValueError as error:
+        raise BadEnvironment(f"{FAULT} cannot be used: {error}") from None
+
+
+def _usual_threads(environ: Mapping[str, str]) -> int | None:
+    # OpenMP allows one number for each level of nesting ("4,2"); the first is the one that torch uses.
+    outermost = environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    return optional({"OMP_NUM_THREADS": outermost}, "OMP_NUM_THREADS", at_least=1, at_most=MOST_THREADS)
+
+
+def _path(environ: Mapping[str, str], name: str) -> Path | None:
+    value = environ.get(name, "")
+    return Path(value) if value else None

@@ -1,0 +1,125 @@
+"""Workers started by `lockstep run`: what the launcher writes down for them, and how they read it back.
+
+Both sides stand here, so that a name is spelled once. RANK, WORLD_SIZE and the like mean to many scripts that torchrun
+has started them, so they are only set where the user wants a process group of torch.distributed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.errors import BadEnvironment
+from lockstep.settings.environments.place import LOOPBACK, Place, check_world
+from lockstep.settings.environments.variables import optional, port, text, whole
+from lockstep.settings.limits import as_whole
+from lockstep.world import World
+
+MARK = "LOCKSTEP_LAUNCHER"
+RANK = "LOCKSTEP_RANK"
+SIZE = "LOCKSTEP_SIZE"
+PARENT_PID = "LOCKSTEP_PARENT_PID"
+RUN_DIR = "LOCKSTEP_RUN_DIR"
+NOTICE_FD = "LOCKSTEP_NOTICE_FD"
+LISTEN_FD = "LOCKSTEP_LISTEN_FD"
+PORT = "LOCKSTEP_PORT"
+SLOT = "LOCKSTEP_SLOT"
+STATUS_FD = "LOCKSTEP_STATUS_FD"
+DOORS = "LOCKSTEP_DOORS"
+CONTROL_FD = "LOCKSTEP_CONTROL_FD"
+
+TORCH_DISTRIBUTED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What `torch.distributed.init_process_group` reads."""
+
+Doors = tuple[tuple[int, int], ...]
+"""The slot and the port of each member that a new worker may ask to be admitted."""
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """What a worker needs to know before the user's script runs. A founder of the run has no `doors`."""
+
+    rank: int
+    parent_pid: int
+    run_dir: Path
+    notice_fd: int
+    listen_fd: int | None
+    status_fd: int | None = None
+    doors: Doors = ()
+
+    @property
+    def slot(self) -> int:
+        """The number under which the worker was launched: also what a joiner calls its rank until it is admitted."""
+        return self.rank
+
+
+def variables(boot: Bootstrap, num_workers: int, port: int) -> dict[str, str]:
+    """The variables that tell a worker all of `boot`, how many there are, and where worker 0 listens."""
+    optional_ones = {LISTEN_FD: boot.listen_fd, STATUS_FD: boot.status_fd, DOORS: write_doors(boot.doors) or None}
+    return {
+        MARK: "lockstep run",
+        PARENT_PID: str(boot.parent_pid),
+        RUN_DIR: str(boot.run_dir),
+        NOTICE_FD: str(boot.notice_fd),
+        RANK: str(boot.rank),
+        SIZE: str(_size(boot, num_workers)),
+        PORT: str(port),
+        SLOT: str(boot.slot),
+        **{name: str(value) for name, value in optional_ones.items() if value is not None},
+    }
+
+
+def torch_distributed(boot: Bootstrap, num_workers: int, free_port: int) -> dict[str, str]:
+    """What a script needs that opens a process group of torch.distributed itself, at a port that nobody uses."""
+    rank, size = str(boot.rank), str(_size(boot, num_workers))
+    return dict(zip(TORCH_DISTRIBUTED, (rank, rank, size, size, LOOPBACK, str(free_port)), strict=True))
+
+
+def _size(boot: Bootstrap, num_workers: int) -> int:
+    """A joiner counts itself in."""
+    return max(num_workers, boot.slot + 1)
+
+
+def bootstrap(environ: Mapping[str, str]) -> Bootstrap | None:
+    """What `variables` wrote, or None in a process that `lockstep run` did not start."""
+    if MARK not in environ:
+        return None
+    return Bootstrap(
+        rank=whole(environ, RANK),
+        parent_pid=whole(environ, PARENT_PID),
+        run_dir=Path(text(environ, RUN_DIR)),
+        notice_fd=whole(environ, NOTICE_FD),
+        listen_fd=optional(environ, LISTEN_FD),
+        status_fd=optional(environ, STATUS_FD),
+        doors=read_doors(environ.get(DOORS, "")),
+    )
+
+
+def write_doors(doors: Doors) -> str:
+    """The text that `read_doors` reads back."""
+    return ",".join(f"{slot}:{port}" for slot, port in doors)
+
+
+def read_doors(text: str) -> Doors:
+    """The doors in `"0:41001,2:41007"`, which are worker 0's and worker 2's."""
+    found = [word.strip().partition(":") for word in text.split(",") if word.strip()]
+    numbers = [(as_whole(slot), as_whole(door)) for slot, _, door in found]
+    doors = tuple((slot, door) for slot, door in numbers if slot is not None and door is not None)
+    if len(doors) < len(found):
+        raise BadEnvironment(f"{DOORS}={text} cannot be used: it looks like 0:41001,2:41007")
+    return doors
+
+
+def place(environ: Mapping[str, str]) -> Place | None:
+    if MARK not in environ:
+        return None
+    rank, size = whole(environ, RANK), whole(environ, SIZE, at_least=1)
+    world = check_world(World(rank, size, rank, size), RANK, SIZE)
+    return Place(
+        launcher="lockstep run",
+        world=world,
+        address=LOOPBACK,
+        port=port(environ, PORT),
+        listen_fd=optional(environ, LISTEN_FD),
+        slot=optional(environ, SLOT),
+        doors=read_doors(environ.get(DOORS, "")),
+    )

@@ -1,0 +1,272 @@
+"""What a run is told, from the script and from the command line, checked and settled once."""
+
+import os
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+import torch
+
+from lockstep.errors import BadArgument
+from lockstep.lanes import Assignment
+from lockstep.settings.device import CPU
+from lockstep.settings.environment import Overrides, parse_device
+from lockstep.settings.limits import MOST_BYTES, MOST_LANES, MOST_SEED, MOST_STEPS, MOST_THREADS
+from lockstep.world import World
+
+WIRES = ("shared", "hierarchical", "gloo")
+"""Buckets in shared memory, for workers of one host; on two levels, for several hosts; or sent by Gloo."""
+
+GPU_WIRES = ("gpu", "nccl")
+"""Buckets in GPU memory that workers of one host open to each other; or by NCCL, which wants a GPU for each worker."""
+
+BETWEEN_GPUS = "cuda"
+"""One of these, as the GPUs of the workers are: what is chosen where nothing is asked for."""
+
+Policy = Literal["keep", "skip", "stop"]
+
+NOT_FINITE = get_args(Policy)
+"""What to do with a step in which a gradient has NaN or infinity."""
+
+ALGORITHMS = ("direct", "oneshot")
+"""How buckets are sent between hosts, in the brackets of the lane tree."""
+
+USUAL_TIMEOUT_S = 600.0
+WATCHED_TIMEOUT_S = 24 * 3600.0
+"""Where `lockstep run` watches the workers."""
+MOST_TIMEOUT_S = 366 * 24 * 3600.0
+
+REDUCE_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+"""In what gradients may be added up."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The words of `lockstep.start(...)`."""
+
+    lanes: int | None = None
+    seed: int | None = None
+    exact: bool = True
+    threads: int | None = None
+    assignment: tuple[tuple[int, ...], ...] | None = None
+    bucket_bytes: int | None = None
+    wire: str | None = None
+    algorithm: str | None = None
+    timeout_s: float | None = None
+    recover: bool | None = None
+    not_finite: str = "keep"
+    drift_every: int = 100
+    noise_every: int = 200
+    reduce_dtype: torch.dtype | str | None = None
+    flat: bool = False
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        _whole("lanes", self.lanes, at_least=1, at_most=MOST_LANES)
+        _whole("seed", self.seed, at_least=0, at_most=MOST_SEED)
+        _whole("threads", self.threads, at_least=1, at_most=MOST_THREADS)
+        _whole("bucket_bytes", self.bucket_bytes, at_least=1, at_most=MOST_BYTES)
+        _one_of("wire", self.wire, (*WIRES, *GPU_WIRES))
+        _one_of("algorithm", self.algorithm, ALGORITHMS)
+        _whole("drift_every", self.drift_every, at_least=0, at_most=MOST_STEPS)
+        _whole("noise_every", self.noise_every, at_least=0, at_most=MOST_STEPS)
+        _reduce_dtype(self.reduce_dtype)
+        _device(self.device)
+        if self.not_finite not in NOT_FINITE:
+            raise BadArgument(f"not_finite must be one of {', '.join(map(repr, NOT_FINITE))}, not {self.not_finite!r}")
+        for name in ("exact", "recover", "flat"):
+            if not isinstance(getattr(self, name), bool) and (name, getattr(self, name)) != ("recover", None):
+                raise BadArgument(f"{name} must be True or False, not {getattr(self, name)!r}")
+        number = isinstance(self.timeout_s, int | float)
+        if self.timeout_s is not None and not (number and 0 < self.timeout_s <= MOST_TIMEOUT_S):
+            told = _brief(self.timeout_s)
+            raise BadArgument(f"timeout_s must be a positive number of seconds, a year's at most, not {told}")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What holds for this run. `lanes_told` and `seed_told`: someone asked for them by name."""
+
+    assignment: Assignment
+    seed: int
+    threads: int
+    exact: bool
+    timeout_s: float = USUAL_TIMEOUT_S
+    bucket_bytes: int | None = None
+    wire: str = "gloo"
+    algorithm: str | None = None
+    by_hand: tuple[tuple[int, ...], ...] | None = None
+    """The lanes of each slot, if somebody has given them out; where workers come and go, as far as it can be kept."""
+    lanes_told: bool = False
+    seed_told: bool = False
+    stop_after: int | None = None
+    recover: bool = True
+    not_finite: Policy = "keep"
+    drift_every: int = 100
+    noise_every: int = 200
+    reduce_dtype: torch.dtype | None = None
+    flat: bool = False
+    device: torch.device = CPU
+    num_founders: int = 1
+    """How many workers this host had at the start. See Note [Neighbours share a GPU] in device.py."""
+    notes: tuple[str, ...] = ()
+
+
+def settle(asked: Asked, overrides: Overrides, world: World) -> Settings:
+    """The command line goes over the script; what nobody told has a default, the same on every worker.
+
+    # Note [One thread unless told]
+    # The number of intra-op threads changes the bits of a matrix product, so it must not follow from the number of
+    # workers or cores: it is 1 until someone says otherwise.
+    """
+    lanes = _first(overrides.lanes, asked.lanes)
+    seed = _first(overrides.seed, asked.seed)
+    explicit = _first(overrides.assignment, asked.assignment)
+    return Settings(
+        assignment=_assignment(explicit, lanes, world),
+        by_hand=explicit,
+        seed=0 if seed is None else seed,
+        threads=_first(overrides.threads, asked.threads, overrides.usual_threads) or 1,
+        exact=asked.exact,
+        timeout_s=_timeout_s(asked, overrides),
+        bucket_bytes=asked.bucket_bytes,
+        wire=_wire(asked, world),
+        algorithm=asked.algorithm,
+        lanes_told=lanes is not None or explicit is not None,
+        seed_told=seed is not None,
+        stop_after=overrides.stop_after,
+        recover=asked.recover is not False,
+        not_finite=check_policy(asked.not_finite),
+        drift_every=asked.drift_every,
+        noise_every=asked.noise_every,
+        reduce_dtype=_reduce_dtype(asked.reduce_dtype),
+        flat=asked.flat,
+        notes=tuple(_notes(asked, overrides)),
+    )
+
+
+def check_policy(policy: str) -> Policy:
+    """Refuses a policy that does not exist."""
+    if policy not in get_args(Policy):
+        raise BadArgument(f"{policy!r} says nothing about gradients that are not finite: use 'keep', 'skip' or 'stop'.")
+    return cast(Policy, policy)
+
+
+def _timeout_s(asked: Asked, overrides: Overrides) -> float:
+    """A launcher that watches its workers knows better than a clock who hangs, and ends it."""
+    if asked.timeout_s is not None:
+        return float(asked.timeout_s)
+    return USUAL_TIMEOUT_S if overrides.status_fd is None else WATCHED_TIMEOUT_S
+
+
+def _assignment(explicit: tuple[tuple[int, ...], ...] | None, lanes: int | None, world: World) -> Assignment:
+    if explicit is None:
+        return Assignment.even(world.size if lanes is None else lanes, world.size)
+    assignment = Assignment.explicit(explicit)
+    if assignment.num_workers != world.size:
+        raise BadArgument(
+            f"the assignment names {assignment.num_workers} workers, but there are {world.size}: "
+            "give one list of lanes for each"
+        )
+    if lanes is not None and assignment.num_lanes != lanes:
+        raise BadArgument(f"the assignment carries {assignment.num_lanes} lanes, but lanes={lanes}")
+    return assignment
+
+
+def _wire(asked: Asked, world: World) -> str:
+    """Shared memory wherever it is. Between hosts, `exact=False` leaves the sum to Gloo."""
+    linux = hasattr(os, "memfd_create")
+    if asked.wire in GPU_WIRES:
+        return asked.wire
+    if asked.wire == "shared" and not (linux and world.on_one_host):
+        raise BadArgument('wire="shared" needs Linux and all workers on one host; leave it out, or say wire="gloo"')
+    if asked.wire == "hierarchical" and not linux:
+        raise BadArgument('wire="hierarchical" needs Linux; leave it out, or say wire="gloo"')
+    chosen = asked.wire or _usual_wire(asked.exact, world, linux)
+    if chosen == "shared" and asked.algorithm is not None and world.size > 1:
+        raise BadArgument(
+            f"algorithm={asked.algorithm!r} says how buckets are sent, and in shared memory nothing is: leave it out, "
+            'or say wire="gloo"'
+        )
+    return chosen
+
+
+def wire_on(device: torch.device, asked: str | None, algorithm: str | None, usual: str, world: World) -> str:
+    """The wire for workers that compute on `device`: `usual` is that of the CPU."""
+    if (device.type == "cuda") != (asked in GPU_WIRES) and asked is not None:
+        allowed = GPU_WIRES if device.type == "cuda" else WIRES
+        raise BadArgument(
+            f"wire={asked!r} cannot be had on {device.type}: leave it out, or say {' or '.join(map(repr, allowed))}"
+        )
+    if device.type == "cuda" and algorithm is not None:
+        raise BadArgument(f"algorithm={algorithm!r} says how buckets are sent between CPUs: leave it out on a GPU")
+    if asked == "gpu" and not world.on_one_host:
+        raise BadArgument('wire="gpu" needs all workers on one host; leave it out, or say wire="nccl"')
+    return usual if device.type == "cpu" or asked is not None else BETWEEN_GPUS
+
+
+def _usual_wire(exact: bool, world: World, linux: bool) -> str:
+    if not linux:
+        return "gloo"
+    if world.on_one_host:
+        return "shared"
+    return "hierarchical" if exact else "gloo"
+
+
+def _notes(asked: Asked, overrides: Overrides) -> list[str]:
+    notes = []
+    for name in ("lanes", "seed", "threads", "device"):
+        script, line = getattr(asked, name), getattr(overrides, name)
+        if script is not None and line is not None and script != line:
+            notes.append(f"{name} {line} from the command line, not {script} from the script")
+    if not asked.exact:
+        notes.append("exact=False: results may differ from run to run and between numbers of workers")
+    return notes
+
+
+def _first(*values):  # type: ignore[no-untyped-def]
+    return next((value for value in values if value is not None), None)
+
+
+def _reduce_dtype(value: object) -> torch.dtype | None:
+    if value is None or (isinstance(value, torch.dtype) and value in REDUCE_DTYPES.values()):
+        return value
+    if isinstance(value, str) and value in REDUCE_DTYPES:
+        return REDUCE_DTYPES[value]
+    names = ", ".join(f"torch.{name}" for name in REDUCE_DTYPES)
+    raise BadArgument(f"reduce_dtype must be one of {names}, or None for that of each parameter, not {value!r}")
+
+
+def _device(value: str | None) -> None:
+    try:
+        if value is not None:
+            parse_device(value)
+    except ValueError as error:
+        raise BadArgument(f"device {error}") from None
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in (None, *allowed):
+        raise BadArgument(f"{name} must be one of {', '.join(map(repr, allowed))}, or None to choose, not {value!r}")
+
+
+def _whole(name: str, value: object, at_least: int, at_most: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadArgument(f"{name} must be a whole number, not {value!r:.60}")
+    if value < at_least:
+        raise BadArgument(f"{name} must be at least {at_least}, not {_brief(value)}")
+    if value > at_most:
+        raise BadArgument(f"{name} must be at most {at_most}, not {_brief(value)}")
+
+
+def _brief(value: object) -> str:
+    """The value in few words: Python does not write down numbers of several thousand digits."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"a number of {value.bit_length()} bits"
+    return f"{value!r:.60}"

@@ -1,0 +1,130 @@
+"""A folder of checkpoints, `step-00000412` and the like: the newest good one, and how many are kept.
+
+# Note [Newest]
+# The newest checkpoint is the one that was written last: each has a serial number, one more than the highest in its
+# folder. Not the highest step: a run that was begun anew, or from an earlier checkpoint, goes on from its own.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lockstep.errors import BadCheckpoint
+from lockstep.state.checkpoints.file import is_checkpoint, read_manifest, verify
+from lockstep.state.checkpoints.lock import held_for_reading, leftovers, remove_unless_held
+
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+class Refused(NamedTuple):
+    """A checkpoint that is not used, and why."""
+
+    path: Path
+    reason: str
+
+
+class Found(NamedTuple):
+    """What a look into a folder came to; `path` is None where there is no good checkpoint."""
+
+    path: Path | None
+    refused: list[Refused]
+
+
+class Listed(NamedTuple):
+    """A checkpoint whose manifest is good; its other files were not looked at."""
+
+    path: Path
+    manifest: dict[str, Any]
+
+    @property
+    def serial(self) -> int:
+        return int(self.manifest["serial"])
+
+    @property
+    def digest(self) -> str:
+        return str(self.manifest["manifest_sha256"])
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:08}"
+
+
+def newest_good(folder: Path, usable: Callable[[Path], object] = verify) -> Found:
+    """The newest checkpoint in `folder` that `usable` does not refuse by BadCheckpoint, and those refused before it.
+
+    `verify` refuses those of which some file is not as it was written. They stay where they are. See Note [Newest].
+    """
+    listed, refused = listing(folder)
+    for entry in listed:
+        try:
+            with held_for_reading(entry.path):
+                usable(entry.path)
+            return Found(entry.path, refused)
+        except BadCheckpoint as error:
+            refused.append(Refused(entry.path, str(error)))
+    return Found(None, refused)
+
+
+def listing(folder: Path) -> tuple[list[Listed], list[Refused]]:
+    """The checkpoints in `folder` by their manifests, newest first; and those whose manifest is damaged."""
+    listed, refused = [], []
+    for path in sorted(folder.glob("step-*"), reverse=True):
+        if not _NAME.fullmatch(path.name):
+            continue
+        try:
+            if path.is_symlink():
+                raise BadCheckpoint(f"{path} is a link, which is not followed")
+            listed.append(Listed(path, read_manifest(path)))
+        except BadCheckpoint as error:
+            refused.append(Refused(path, str(error)))
+    return sorted(listed, key=lambda entry: entry.serial, reverse=True), refused
+
+
+def next_serial(folder: Path) -> int:
+    """One more than that of any checkpoint in `folder`."""
+    return 1 + max((entry.serial for entry in listing(folder)[0]), default=0)
+
+
+def remove_leftovers(folder: Path) -> list[Path]:
+    """Removes what killed writers and removers left, not what is being written; gives what it removed."""
+    return [path for path in leftovers(folder) if remove_unless_held(path)]
+
+
+@dataclass
+class Retention:
+    """Keeps the newest `keep` good checkpoints of a folder. It reads those it did not see written, once each."""
+
+    folder: Path
+    keep: int
+    _good: set[str] = field(default_factory=set)
+
+    def written(self, digest: str) -> None:
+        """The checkpoint with this manifest is good: this process has just written it."""
+        self._good.add(digest)
+
+    def prune(self) -> list[Path]:
+        """Removes what is older than the newest `keep` good ones and not being read; gives what it removed.
+
+        Damaged ones do not count and stay, so the only good one is never removed.
+        """
+        listed, _ = listing(self.folder)
+        good = 0
+        for number, entry in enumerate(listed):
+            good += self._is_good(entry)
+            if good == self.keep:
+                return self._remove(listed[number + 1 :])
+        return []
+
+    def _is_good(self, entry: Listed) -> bool:
+        if entry.digest not in self._good:
+            try:
+                verify(entry.path)
+            except BadCheckpoint:
+                return False
+            self._good.add(entry.digest)
+        return True
+
+    def _remove(self, old: Sequence[Listed]) -> list[Path]:
+        return [entry.path for entry in old if is_checkpoint(entry.path) and remove_unless_held(entry.path)]

@@ -1,0 +1,127 @@
+"""State that is put back bit for bit, or refused by name.
+
+# Note [Given and held]
+# What `load_state_dict` is given is not always what is held afterwards. torch's optimizers cast tensors to the dtype of
+# their parameter, so that float32 moments of bfloat16 parameters lose bits; other objects may round or drop what they
+# like. So every object is asked for its state after all have been loaded. Tensors that an optimizer has cast are put
+# back as they were saved. What differs even then is refused. What is held and was not saved is no matter: a later
+# version of torch may know of further settings.
+"""
+
+import reprlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from lockstep.errors import BadCheckpoint
+from lockstep.state.models import Stateful
+from lockstep.state.packed import Json, pack, unpack
+
+
+def load_exactly(
+    things: Mapping[str, Stateful], packed: Mapping[str, Json], tensors: Mapping[str, torch.Tensor]
+) -> None:
+    """Every thing holds the state that was packed under its name, or BadCheckpoint says what does not.
+
+    See Note [Given and held]. Nobody shares memory with `tensors` afterwards.
+    """
+    for name, thing in things.items():
+        _load(name, thing, unpack(packed[name], _copies(name, thing, packed[name], tensors)))
+        if isinstance(thing, Optimizer):
+            _uncast(thing, unpack(packed[name], tensors))
+    for name, thing in things.items():
+        differs = _difference(_held(name, thing), unpack(packed[name], tensors), name)
+        if differs:
+            raise BadCheckpoint(
+                f"{name} ({type(thing).__name__}) is not as it was saved after its load_state_dict: {differs}. The run "
+                "would go on as another one. Its load_state_dict must take back all that its state_dict gives."
+            )
+
+
+def _load(name: str, thing: Stateful, state: Any) -> None:
+    try:
+        thing.load_state_dict(state)
+    except Exception as error:  # it is the user's code, and may raise anything
+        raise BadCheckpoint(
+            f"{name} ({type(thing).__name__}) does not take the state that was saved: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _copies(name: str, thing: Stateful, packed: Json, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors that `packed` names, each on the device on which the thing has its own of that name now."""
+    here: dict[str, torch.Tensor] = {}
+    pack(thing.state_dict(), name, here)
+    return {wanted: tensors[wanted].to(_device(here.get(wanted)), copy=True) for wanted in _named(packed)}
+
+
+def _device(tensor: torch.Tensor | None) -> torch.device:
+    return torch.device("cpu") if tensor is None else tensor.device
+
+
+def _named(packed: Json) -> Iterator[str]:
+    """The names of the tensors in a packed value."""
+    if isinstance(packed, dict) and "tensor" in packed:
+        yield packed["tensor"]
+    elif isinstance(packed, dict | list):
+        for inner in packed.values() if isinstance(packed, dict) else packed:
+            yield from _named(inner)
+
+
+def _uncast(optimizer: Optimizer, saved: dict[str, Any]) -> None:
+    """Tensors that torch has cast to the dtype of their parameter are as they were saved, where torch has put them."""
+    for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=False):
+        for parameter, number in zip(group["params"], saved_group["params"], strict=False):
+            if parameter in optimizer.state and number in saved["state"]:
+                optimizer.state[parameter] = _uncasted(optimizer.state[parameter], saved["state"][number])
+
+
+def _uncasted(held: Any, saved: Any) -> Any:
+    if isinstance(held, torch.Tensor) and isinstance(saved, torch.Tensor):
+        return held if held.dtype == saved.dtype else saved.to(held.device, copy=True)
+    if isinstance(held, dict) and isinstance(saved, dict):
+        for key in held.keys() & saved.keys():
+            held[key] = _uncasted(held[key], saved[key])
+    if isinstance(held, list | tuple) and isinstance(saved, list | tuple) and len(held) == len(saved):
+        return type(held)(map(_uncasted, held, saved))
+    return held
+
+
+def _held(name: str, thing: Stateful) -> Any:
+    """The thing's state in the form in which a snapshot gives it back."""
+    tensors: dict[str, torch.Tensor] = {}
+    return unpack(pack(thing.state_dict(), name, tensors), tensors)
+
+
+def _difference(held: Any, saved: Any, path: str) -> str:
+    """The first place at which something that was saved is not held, and how; empty if there is none."""
+    if isinstance(saved, torch.Tensor) or isinstance(held, torch.Tensor):
+        return "" if _are_equal(held, saved) else f"{path} is {_form(held)} and was {_form(saved)}"
+    if isinstance(saved, dict) and isinstance(held, dict):
+        lost = [key for key in saved if key not in held]
+        inner = (_difference(held[key], item, f"{path}/{key}") for key, item in saved.items() if key in held)
+        return f"{path}/{lost[0]} is gone" if lost else next(filter(None, inner), "")
+    if isinstance(saved, list | tuple) and type(held) is type(saved) and len(held) == len(saved):
+        pairs = enumerate(zip(held, saved, strict=True))
+        return next(filter(None, (_difference(mine, item, f"{path}/{number}") for number, (mine, item) in pairs)), "")
+    return "" if repr(held) == repr(saved) else f"{path} is {_form(held)} and was {_form(saved)}"
+
+
+def _are_equal(held: Any, saved: Any) -> bool:
+    """Whether two tensors have the same dtype, shape and bits."""
+    if not isinstance(held, torch.Tensor) or not isinstance(saved, torch.Tensor):
+        return False
+    alike = held.dtype == saved.dtype and held.shape == saved.shape
+    return alike and torch.equal(_bits(held), _bits(saved.to(held.device)))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _form(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return reprlib.repr(value)
+    first = reprlib.repr(value.flatten()[:3].tolist())
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)} beginning with {first}"

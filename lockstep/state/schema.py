@@ -1,0 +1,264 @@
+"""What the state in a snapshot looks like, entry by entry.
+
+A snapshot comes from a disk or from another worker, and its digest says only that it came as it was written.
+`check_form` looks at all of the state before any of it is used: what is not as it should be is refused by name.
+
+An entry that is added to the state gets a row in `STATE`, or in `LATER` if there are checkpoints without it. Entries
+that are not known here are left alone.
+"""
+
+import random
+import reprlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lockstep.errors import BadArgument, BadCheckpoint
+from lockstep.optim.noise import NoiseScale
+from lockstep.state.checkpoints.file import Snapshot, read
+from lockstep.state.packed import check_packed, unpack
+
+MOST = 2**63 - 1
+MOST_LANES = 2**20
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a value stands in a snapshot, and the tensors that it may name."""
+
+    path: str
+    tensors: Mapping[str, torch.Tensor]
+
+    def inside(self, key: object) -> "Entry":
+        return Entry(f"{self.path}/{key}", self.tensors)
+
+    def expect(self, holds: bool, value: object, wanted: str) -> None:
+        if not holds:
+            raise BadCheckpoint(f"{self.path} is {reprlib.repr(value)}, not {wanted}")
+
+
+Check = Callable[[Any, Entry], None]
+"""Raises BadCheckpoint, which names the entry, unless the value is as it should be."""
+
+
+def read_state(path: Path) -> Snapshot:
+    """The checkpoint at `path`: undamaged, and of the form that the state of a run has; else BadCheckpoint."""
+    snapshot = read(path)
+    check_form(snapshot, f"checkpoint {path}")
+    return snapshot
+
+
+def check_form(snapshot: Snapshot, what: str) -> None:
+    """Refuses a snapshot whose state cannot be that of a run. `what` says which snapshot it is. Changes nothing."""
+    root = Entry(f"{what}: state", snapshot.tensors)
+    _fields(STATE, LATER)(snapshot.state, root)
+    loaders, batches = snapshot.state["loaders"], snapshot.state.get("batches")
+    fits = not batches or (type(batches) is type(loaders) and len(batches) == len(loaders))
+    root.inside("batches").expect(fits, batches, f"one entry for each of {len(loaders)} loaders")
+
+
+# -- the forms that entries have ----------------------------------------------------------------------------
+
+
+def _whole(least: int, most: int = MOST) -> Check:
+    def check(value: Any, entry: Entry) -> None:
+        entry.expect(type(value) is int and value >= least, value, f"a whole number of {least} or more")
+        entry.expect(value <= most, value, f"{most} at most")
+
+    return check
+
+
+def _integer(value: Any, entry: Entry) -> None:
+    entry.expect(type(value) is int, value, "a whole number")
+
+
+def _text(value: Any, entry: Entry) -> None:
+    entry.expect(isinstance(value, str), value, "a text")
+
+
+def _truth(value: Any, entry: Entry) -> None:
+    entry.expect(type(value) is bool, value, "true or false")
+
+
+def _anything(value: Any, entry: Entry) -> None:
+    """Whatever it is."""
+
+
+def _number(value: Any, entry: Entry) -> None:
+    entry.expect(type(value) in (int, float), value, "a number")
+
+
+def _or_none(check: Check) -> Check:
+    return lambda value, entry: None if value is None else check(value, entry)
+
+
+def _row(*checks: Check) -> Check:
+    """A list with an entry for each of the checks."""
+
+    def check_each(value: Any, entry: Entry) -> None:
+        entry.expect(isinstance(value, list) and len(value) == len(checks), value, f"a list of {len(checks)}")
+        for number, (check, item) in enumerate(zip(checks, value, strict=True)):
+            check(item, entry.inside(number))
+
+    return check_each
+
+
+def _list_of(check: Check) -> Check:
+    def check_each(value: Any, entry: Entry) -> None:
+        entry.expect(isinstance(value, list), value, "a list")
+        for number, item in enumerate(value):
+            check(item, entry.inside(number))
+
+    return check_each
+
+
+def _by_name(check: Check) -> Check:
+    def check_each(value: Any, entry: Entry) -> None:
+        entry.expect(isinstance(value, dict), value, "a table by name")
+        for name, item in value.items():
+            check(item, entry.inside(name))
+
+    return check_each
+
+
+def _by_number(check: Check) -> Check:
+    """A table by whole numbers written as text, or a list, as it was before numbers were written down."""
+
+    def check_each(value: Any, entry: Entry) -> None:
+        numbered = isinstance(value, dict) and all(name.isdecimal() and len(name) <= 9 for name in value)
+        entry.expect(numbered or isinstance(value, list), value, "a table by number, or a list")
+        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+            check(item, entry.inside(name))
+
+    return check_each
+
+
+def _fields(needed: Mapping[str, Check], later: Mapping[str, Check]) -> Check:
+    """A table that has all of `needed`, may have those of `later`, and whatever else."""
+
+    def check_each(value: Any, entry: Entry) -> None:
+        entry.expect(isinstance(value, dict), value, "a table by name")
+        for name, check in {**needed, **later}.items():
+            if name in value:
+                check(value[name], entry.inside(name))
+            elif name in needed:
+                raise BadCheckpoint(f"{entry.inside(name).path} is missing")
+
+    return check_each
+
+
+def _packed(check: Check | None = None) -> Check:
+    """What `pack` makes of a value, and `check` of that value."""
+
+    def check_both(value: Any, entry: Entry) -> None:
+        check_packed(value, entry.path, entry.tensors)
+        if check is not None:
+            check(unpack(value, entry.tensors), entry)
+
+    return check_both
+
+
+# -- entries with a form of their own -----------------------------------------------------------------------
+
+
+def _optimizer(value: Any, entry: Entry) -> None:
+    """What torch's `Optimizer.state_dict` gives, as far as the run itself reads it."""
+    is_mapping = isinstance(value, dict) and isinstance(value.get("state"), dict)
+    entry.expect(is_mapping, value, "the state of an optimizer")
+    groups = value.get("param_groups")
+    entry.expect(isinstance(groups, list), groups, "one with a list of parameter groups")
+    for group in groups:
+        numbers = group.get("params") if isinstance(group, dict) else None
+        are_numbered = isinstance(numbers, list) and all(type(number) is int for number in numbers)
+        entry.expect(are_numbered, group, "one whose groups number their parameters")
+
+
+def _noise(value: Any, entry: Entry) -> None:
+    _list_of(_by_name(_or_bool(_number)))(value, entry)
+    for saved, preconditioned in zip(value, (False, True), strict=False):
+        try:
+            NoiseScale(preconditioned=preconditioned).load_state_dict(saved)
+        except (BadArgument, OverflowError) as error:
+            raise BadCheckpoint(f"{entry.path} cannot be used: {error}") from error
+
+
+def _or_bool(check: Check) -> Check:
+    return lambda value, entry: None if type(value) is bool else check(value, entry)
+
+
+def _generators(value: Any, entry: Entry) -> None:
+    _fields({"torch": _of_torch, "cuda": _or_none(_of_cuda), "python": _of_python, "numpy": _or_none(_of_numpy)}, {})(
+        value, entry
+    )
+
+
+def _of_torch(value: Any, entry: Entry) -> None:
+    _try(lambda: torch.Generator().set_state(value), entry)
+
+
+def _of_cuda(value: Any, entry: Entry) -> None:
+    is_state = isinstance(value, torch.Tensor) and value.dtype is torch.uint8 and value.dim() == 1
+    entry.expect(is_state, value, "the state of a generator")
+    if torch.cuda.is_initialized():
+        _try(lambda: torch.Generator("cuda").set_state(value), entry)
+
+
+def _of_python(value: Any, entry: Entry) -> None:
+    _try(lambda: random.Random().setstate(value), entry)
+    _or_none(_number)(value[2], entry.inside("kept normal number"))
+
+
+def _of_numpy(value: Any, entry: Entry) -> None:
+    entry.expect(isinstance(value, list) and len(value) == 5, value, "the state of a generator")
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        _try(lambda: numpy.random.RandomState().set_state(tuple(value)), entry)
+
+
+def _try(put: Callable[[], object], entry: Entry) -> None:
+    """A generator of nobody's knows best whether it can be put into a state."""
+    try:
+        put()
+    except (TypeError, ValueError, RuntimeError, OverflowError, KeyError, IndexError) as error:
+        raise BadCheckpoint(f"{entry.path} is not the state of a generator: {error}") from error
+
+
+STATE: Mapping[str, Check] = {
+    "step": _whole(0),
+    "epoch": _whole(0),
+    "num_lanes": _whole(1, MOST_LANES),
+    "seed": _integer,
+    "loss": _packed(_or_none(_number)),
+    "loaders": _by_number(_row(_whole(0), _whole(0))),
+    "generators": _packed(_generators),
+    "optimizers": _by_name(_packed(_optimizer)),
+    "tracked": _by_name(_packed()),
+}
+"""The entries that every snapshot has. See `Parts.capture`."""
+
+LATER: Mapping[str, Check] = {
+    "noise": _noise,
+    "hardware": _by_name(_text),
+    "batches": _by_number(_or_none(_row(_text, _or_none(_whole(0))))),
+    "drawn": _by_number(_text),
+    "trained_on": _list_of(_whole(0)),
+    "spent": _by_number(_whole(0)),
+    "made": _fields({"before_training": _or_none(_whole(0)), "total": _whole(0), "lost": _truth}, {}),
+    "carried": _by_number(_packed(_by_name(_anything))),
+    "script": _fields(
+        {
+            "updates": _by_name(_whole(0)),
+            "turns": _whole(0),
+            "owners": _by_name(_whole(0)),
+            "rhythm": _list_of(_text),
+            "numbers": _list_of(_row(_text, _text, _text, _or_bool(_integer), _by_name(_integer))),
+        },
+        {"values": _list_of(_row(_text, _text, _text, _text))},
+    ),
+    "on_probation": _list_of(_text),
+}
+"""Those that came later: older checkpoints do not have them."""

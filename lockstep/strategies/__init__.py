@@ -1,0 +1,1 @@
+"""What a step means: who owns it between its lanes and the update."""

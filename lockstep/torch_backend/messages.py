@@ -1,0 +1,155 @@
+"""Send and receive between two members.
+
+# Note [Messages that nobody waits for]
+# Messages move while somebody of this process waits for one (Note [Whoever waits moves]). A process that has begun a
+# receive and then waits in a collective, while its peer waits for the message to leave, would wait for ever. So
+# whoever is about to wait elsewhere first hands the messages that are still open to a thread, which waits for them.
+#
+# A future has a thread of its own: it must be done as soon as its message has come, whatever else is still open, and
+# its callbacks may wait for other messages.
+"""
+
+import queue
+import threading
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+
+import torch
+
+from lockstep.errors import BadArgument, Disagreement, LockstepError
+from lockstep.torch_backend.arguments import unwritable
+from lockstep.torch_backend.failures import told
+from lockstep.torch_backend.flat import Flat, flat
+from lockstep.torch_backend.work import Message
+from lockstep.wire.shared.mailbox import Mailbox
+from lockstep.wire.shared.transfers import Transfer
+
+
+class Messages:
+    """The messages of one group. Any thread. One owner, who calls `close` after the connections were closed."""
+
+    def __init__(self, mailbox: Mailbox, global_ranks: Sequence[int]) -> None:
+        self.global_ranks = global_ranks
+        self._mailbox = mailbox
+        self._open: list[Parcel] = []
+        self._handed: queue.SimpleQueue[Parcel | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._watching: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        _all.add(self)
+
+    def send(self, tensor: torch.Tensor, target: int, tag: int) -> Message:
+        content = flat(tensor)
+        return self._message(self._mailbox.send(content.elements, target, tag), content, [tensor])
+
+    def receive(self, tensor: torch.Tensor, sources: Sequence[int], tag: int) -> Message:
+        content = flat(tensor)
+        transfer = self._mailbox.receive_any(content.elements, tag, sources)
+        return self._message(transfer, content, [tensor], written=True)
+
+    def hand_over(self) -> None:
+        """Open messages go on although nobody waits. See Note [Messages that nobody waits for]."""
+        with self._lock:
+            handed = [parcel for parcel in self._open if not parcel.transfer.done]
+            self._open = []
+            if handed and self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="lockstep-messages", daemon=True)
+                self._thread.start()
+        for each in handed:
+            self._handed.put(each)
+
+    def watch(self, parcel: "Parcel", done: "Future[None]") -> None:
+        """The future will be told of the message's end."""
+        thread = threading.Thread(target=parcel.tell, args=(done,), name="lockstep-message", daemon=True)
+        with self._lock:
+            self._watching = [*(found for found in self._watching if found.is_alive()), thread]
+            thread.start()
+
+    def close(self) -> None:
+        _all.discard(self)
+        self._mailbox.close()
+        self._handed.put(None)
+        for thread in [*self._watching, *([self._thread] if self._thread is not None else [])]:
+            if thread is not threading.current_thread():  # a callback may end the group
+                thread.join()
+
+    def _message(
+        self, transfer: Transfer, content: Flat, tensors: list[torch.Tensor], *, written: bool = False
+    ) -> Message:
+        parcel = Parcel(self, transfer, content if written else None)
+        hand_over_all(but=self)
+        if not transfer.done:
+            with self._lock:
+                self._open = [*(parcel for parcel in self._open if not parcel.transfer.done), parcel]
+        return Message(parcel, tensors)
+
+    def _work(self) -> None:
+        while (parcel := self._handed.get()) is not None:
+            with suppress(LockstepError):  # whoever waits for it is told
+                parcel.finish()
+
+
+class Parcel:
+    """A message under way: what carries it, and where its content goes when it has come."""
+
+    def __init__(self, messages: Messages, transfer: Transfer, content: Flat | None) -> None:
+        self.transfer = transfer
+        self._messages = messages
+        self._content = content
+        self._lock = threading.Lock()
+        self._done: Future[None] | None = None
+
+    def finish(self) -> None:
+        """Returns when the message has been delivered; raises what it failed with."""
+        try:
+            self.transfer.wait()
+        except Disagreement as error:
+            ranks = self._messages.global_ranks
+            raise replace(error, here=ranks[error.here], there=ranks[error.there]) from error
+        except LockstepError as error:
+            raise told(error, self._messages.global_ranks) from error
+        with self._lock:
+            content, self._content = self._content, None
+            if content is not None:
+                with torch.inference_mode():  # see Note [Tensors of inference mode]
+                    content.finish()
+
+    def future(self) -> "Future[None]":
+        """Done when the message has been delivered, whether somebody waits or not."""
+        with self._lock:
+            if self._done is None:
+                self._done = Future()
+                self._messages.watch(self, self._done)
+            return self._done
+
+    def tell(self, done: "Future[None]") -> None:
+        """Waits, and tells the future."""
+        try:
+            self.finish()
+        except LockstepError as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+
+_all: "weakref.WeakSet[Messages]" = weakref.WeakSet()
+
+
+def hand_over_all(*, but: Messages | None = None) -> None:
+    """This process is about to wait for something else. See Note [Messages that nobody waits for]."""
+    for messages in list(_all):
+        if messages is not but:
+            messages.hand_over()
+
+
+def check_message(tensors: Sequence[torch.Tensor], *, written: bool = False) -> torch.Tensor:
+    """The one tensor of a message, if it can be sent from here, or `written` here."""
+    (tensor,) = tensors
+    if not tensor.is_cpu or tensor.layout != torch.strided:
+        raise BadArgument(f"a message must be a dense tensor on the CPU, not {tensor.layout} on {tensor.device}")
+    if written and (fault := unwritable([tensor])):
+        raise BadArgument(fault)
+    return tensor

@@ -1,0 +1,1 @@
+"""Between hosts: messages by torch's process groups, sums by schedules, on one level or two."""

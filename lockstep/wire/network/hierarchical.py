@@ -1,0 +1,143 @@
+"""Reduction over several hosts: in shared memory inside each, over the network between them.
+
+# Note [Two levels]
+# The workers of a host meet on their board, as in Note [Direct slices in shared memory]. Each stands for its host in
+# one or more columns of the bucket (Note [Columns] in algorithms/hierarchical.py): it adds the host's sums of a
+# column, which are the largest subtrees that the host has whole, reduces them with the workers of that column on the
+# other hosts, over the network, and writes the result to everyone on its host. So a byte crosses the network once for
+# all workers of a host, and the brackets are still those of the lane tree. Columns are taken in the same order
+# everywhere, so nobody waits in a circle.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+
+from lockstep.errors import PeerGone
+from lockstep.lanes import Fold, Reduction, Root
+from lockstep.wire.network.hosts import Hosts
+from lockstep.wire.network.process_group import ProcessGroupTransport
+from lockstep.wire.reducer import Reducer
+from lockstep.wire.schedules import HostReduction, host_reduction, slices
+from lockstep.wire.schedules.executor import Choose, Executor
+from lockstep.wire.shared.board import MAX_TENSORS, Board
+from lockstep.wire.shared.kernels import summation
+from lockstep.wire.shared.reducer import in_words, refuse_difference
+from lockstep.wire.shared.staging import Staging
+from lockstep.wire.transport import Pending, Transport
+from lockstep.world import World
+
+
+class Column:
+    """The network between the workers of one column: one worker for each host, under the host's number."""
+
+    def __init__(self, transport: Transport, ranks: Sequence[int], host: int) -> None:
+        self.world = World(rank=host, size=len(ranks))
+        self._transport = transport
+        self._ranks = ranks
+
+    def send(self, tensor: torch.Tensor, target: int, tag: int) -> Pending:
+        return self._transport.send(tensor, self._ranks[target], tag)
+
+    def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending:
+        return self._transport.receive(tensor, self._ranks[source], tag)
+
+    def awaited(self) -> list[int]:
+        ranks = self._transport.awaited()
+        return [host for host, rank in enumerate(self._ranks) if rank in ranks]
+
+    def close(self) -> None:
+        """The network belongs to whoever opened it."""
+
+
+class Hierarchical(Reducer):
+    """A Reducer for workers on several hosts. What is not on the CPU goes `otherwise`."""
+
+    def __init__(
+        self, board: Board, transport: ProcessGroupTransport, hosts: Hosts, choose: Choose, otherwise: Reducer
+    ) -> None:
+        self._board = board
+        self._transport = transport
+        self._staging = Staging(board.memory)
+        self._otherwise = otherwise
+        self._hosts = hosts
+        self._rank = rank = transport.world.rank
+        self._host = next(number for number, ranks in enumerate(hosts) if rank in ranks)
+        self._columns = {
+            column: Executor(Column(transport, [_stand_in(ranks, column) for ranks in hosts], self._host), choose)
+            for column in range(max(map(len, hosts)))
+            if _stand_in(hosts[self._host], column) == rank
+        }
+
+    def allocate(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return self._staging.allocate(num_elements, dtype, device)
+
+    def release(self, tensor: torch.Tensor) -> None:
+        self._staging.release(tensor)
+
+    def awaited(self) -> list[int]:
+        return self._board.awaited()
+
+    def close(self) -> None:
+        for executor in self._columns.values():
+            executor.close()
+        self._otherwise.close()
+        self._board.memory.neighbours.close()
+        self._board.memory.close()
+
+    def reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+        """Collective. See Note [Two levels]. Costs what the schedule `hierarchical` says."""
+        if total.device.type != "cpu" or max(reduction.roots_of) >= MAX_TENSORS:
+            self._otherwise.reduce(reduction, roots, total)
+        elif total.numel() > 0:
+            try:
+                self._reduce(reduction, roots, total)
+            except PeerGone as gone:
+                self._board.memory.neighbours.accuse(gone.rank)  # for this host
+                self._transport.missed(gone.rank)  # for the others
+                raise
+
+    def _reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+        shared = [self._staging.shared(root, slot, filled=True) for slot, root in enumerate(roots)]
+        place = shared[0] if roots and roots[0] is total else self._staging.shared(total, len(roots), filled=False)
+        meeting = self._board.meet(in_words(total), [*shared, place])
+        refuse_difference(meeting, self._rank)
+        typed = {rank: [shown.view(total.dtype) for shown in tensors] for rank, tensors in meeting.memory.items()}
+        spans = slices(total.numel(), max(map(len, self._hosts)))
+        for column, executor in self._columns.items():
+            self._reduce_column(reduction, executor, typed, slice(spans[column].start, spans[column].stop))
+        self._board.part()
+        if place.data_ptr() != total.data_ptr():
+            total.copy_(place)
+
+    def _reduce_column(
+        self, reduction: Reduction, executor: Executor, typed: dict[int, list[torch.Tensor]], span: slice
+    ) -> None:
+        """Adds one column of everything this host has, then of what all hosts have, and spreads it on this host."""
+        cut = host_reduction(reduction, self._hosts)
+        values = {
+            Root(rank, index): root[span] for rank, tensors in typed.items() for index, root in enumerate(tensors[:-1])
+        }
+        total = typed[self._rank][-1][span]
+        sums = [total, *(torch.empty_like(total) for _ in cut.sums_of[self._host][1:])]
+        # The first sum goes to where a root may lie that another sum still needs: it is written last.
+        pairs = list(zip(cut.sums_of[self._host], sums, strict=False))
+        for tree, place in reversed(pairs):
+            summation(tree, values, [place])()
+        executor.reduce(_over_hosts(cut), sums[: len(pairs)], total)
+        for rank, tensors in typed.items():
+            if rank != self._rank:
+                tensors[-1][span].copy_(total)
+
+
+def _stand_in(ranks: Sequence[int], column: int) -> int:
+    """The worker that stands for its host in a column. See Note [Columns] in algorithms/hierarchical.py."""
+    return ranks[column % len(ranks)]
+
+
+@lru_cache(maxsize=256)
+def _over_hosts(cut: HostReduction) -> Reduction:
+    """The reduction in which each host is one worker, whose roots are the host's sums."""
+    folds = (Fold(tuple(range(len(sums))), (0,) * len(sums)) for sums in cut.sums_of)
+    return Reduction(tuple(folds), cut.tree)

@@ -1,0 +1,274 @@
+"""Opens the wire of a world and owns what it holds."""
+
+import platform
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+
+from lockstep.errors import BadEnvironment, PeerGone
+from lockstep.wire.choice import always, cheapest
+from lockstep.wire.cuda.counters import open_counters
+from lockstep.wire.cuda.gpu import Gpu
+from lockstep.wire.cuda.ipc import GpuMemory
+from lockstep.wire.cuda.nccl import NcclGroup
+from lockstep.wire.cuda.slices import BySlices
+from lockstep.wire.cuda.stream import OnStream
+from lockstep.wire.cuda.watch import Lookout, Waiting
+from lockstep.wire.inprocess import InProcess
+from lockstep.wire.link import Link, measure
+from lockstep.wire.network.gloo import Gloo
+from lockstep.wire.network.hierarchical import Hierarchical
+from lockstep.wire.network.hosts import Hosts, find_hosts
+from lockstep.wire.network.native import Handover
+from lockstep.wire.network.patience import Patience, do_nothing
+from lockstep.wire.reducer import Reducer
+from lockstep.wire.schedules.executor import Choose, Executor
+from lockstep.wire.sequence import Background, Inline, Sequence
+from lockstep.wire.shared.board import open_board
+from lockstep.wire.shared.mailbox import Mailbox, open_mailbox
+from lockstep.wire.shared.memory import Memory
+from lockstep.wire.shared.neighbours import Neighbours, connect
+from lockstep.wire.shared.reducer import SharedMemory
+from lockstep.wire.transport import Transport
+from lockstep.world import World
+
+
+@dataclass
+class Wire:
+    """A transport for small talk, the reducer that adds buckets, and the sequence in which it does.
+
+    `how` says in words what carries the buckets, `link` how fast; there is no link in a world of one. The `store` is
+    kept open as long as the wire.
+    """
+
+    transport: Transport
+    sequence: Sequence
+    reducer: Reducer
+    how: str = "in process"
+    link: Link | None = None
+    store: Store | None = None
+
+    @property
+    def world(self) -> World:
+        return self.transport.world
+
+    def awaited(self) -> list[int]:
+        """The workers for whom this one waits now, in order. Any thread, at any time; asks nobody."""
+        return sorted({*self.transport.awaited(), *self.reducer.awaited()})
+
+    def close(self) -> None:
+        self.transport.close()
+        self.reducer.close()
+        self.sequence.close()
+
+    def become(self, other: "Wire") -> None:
+        """This wire, which must be closed, is the other one from now on, for everyone who holds it."""
+        self.__dict__.update(other.__dict__)
+
+    def __enter__(self) -> "Wire":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def in_process(world: World | None = None) -> Wire:
+    """The wire of a world of one worker."""
+    transport = InProcess(world)
+    return Wire(transport, Inline(), Executor(transport))
+
+
+def over_gloo(
+    world: World,
+    store: Store,
+    timeout_s: float,
+    *,
+    exact: bool = True,
+    algorithm: str | None = None,
+    watch: Callable[[], None] | None = None,
+) -> Wire:
+    """Collective. The wire of several workers, by torch's Gloo; without `exact`, by Gloo's own all-reduce.
+
+    Here and below, `watch` is called while others are awaited; it raises PeerGone if one of them will not come. Whoever
+    watches finds out by itself who is gone, also later.
+    """
+    with ExitStack() as opened:
+        sequence = Background()
+        opened.callback(sequence.close)
+        transport = _gloo(world, store, timeout_s, watch, opened, sequence.fail)
+        if not exact and algorithm is None:
+            handover = Handover(transport)
+            wire = Wire(transport, sequence, handover, "Gloo's all-reduce", measure(handover, transport), store)
+        else:
+            link = measure(Executor(transport), transport)
+            reducer = Executor(transport, _choice(algorithm, link))
+            wire = Wire(transport, sequence, reducer, f"Gloo, {algorithm or 'cheapest algorithm'}", link, store)
+        opened.pop_all()
+        return wire
+
+
+def in_shared_memory(world: World, store: Store, timeout_s: float, *, watch: Callable[[], None] | None = None) -> Wire:
+    """Collective. The wire of several workers on one host: messages and buckets in shared memory."""
+    own_store = PrefixStore(f"lockstep/shared/{world.generation}", store)
+    with ExitStack() as opened:
+        _, transport, reducer = _on_host(world, own_store, timeout_s, watch, opened)
+        link = measure(reducer, transport)
+        opened.pop_all()
+    return Wire(transport, Background(), reducer, "shared memory", link, store)
+
+
+def in_gpu_memory(
+    world: World, store: Store, timeout_s: float, device: torch.device, *, watch: Callable[[], None] | None = None
+) -> Wire:
+    """Collective. The wire of workers on one host with GPUs: messages in shared memory, buckets in GPU memory."""
+    own_store = PrefixStore(f"lockstep/gpus/{world.generation}", store)
+    with ExitStack() as opened:
+        neighbours, transport, shared = _on_host(world, own_store, timeout_s, watch, opened)
+        counters = open_counters(shared.board.memory, device)
+        lookout = Lookout(neighbours, counters.release, counters.behind)
+        reducer = GpuMemory(Gpu(device), counters, transport, lookout, shared)
+        opened.callback(reducer.close)
+        link = measure(reducer, transport, device=device)
+        sequence = OnStream(device)
+        opened.pop_all()
+    return Wire(transport, sequence, reducer, "GPU memory", link, store)
+
+
+def over_gpus(
+    world: World,
+    store: Store,
+    timeout_s: float,
+    device: torch.device,
+    *,
+    exact: bool = True,
+    watch: Callable[[], None] | None = None,
+) -> Wire:
+    """Collective. NCCL if each worker has a GPU of its own; else, on one host, GPU memory: NCCL shares none."""
+    whose = PrefixStore(f"lockstep/whose/{world.generation}", store)
+    patience = Patience(timeout_s, watch or do_nothing)
+    whose.set(str(world.rank), f"{platform.node()} {torch.cuda.get_device_properties(device).uuid}")
+    for rank in range(world.size):
+        patience.await_key(whose, str(rank))
+    gpus = {bytes(whose.get(str(rank))) for rank in range(world.size)}
+    if len(gpus) == world.size:
+        return over_nccl(world, store, timeout_s, device, exact=exact, watch=watch)
+    if not world.on_one_host:
+        raise BadEnvironment(
+            f"{world.size} workers on several hosts share {len(gpus)} GPUs, which NCCL refuses: start as many workers "
+            "on each host as it has GPUs"
+        )
+    return in_gpu_memory(world, store, timeout_s, device, watch=watch)
+
+
+def over_nccl(
+    world: World,
+    store: Store,
+    timeout_s: float,
+    device: torch.device,
+    *,
+    exact: bool = True,
+    watch: Callable[[], None] | None = None,
+) -> Wire:
+    """Collective. The wire of workers with a GPU each: buckets by NCCL, messages in shared memory or, between hosts, by
+    Gloo; without `exact`, buckets are added by NCCL's own all-reduce.
+    """
+    own_store = PrefixStore(f"lockstep/nccl/{world.generation}", store)
+    with ExitStack() as opened:
+        sequence = OnStream(device)
+        opened.callback(sequence.close)
+        group = NcclGroup(world, own_store, timeout_s, device)
+        opened.callback(group.abort)
+        transport: Transport
+        waiting: Waiting
+        otherwise: Reducer
+        if world.on_one_host:
+            neighbours, transport, otherwise = _on_host(world, own_store, timeout_s, watch, opened)
+            waiting = Lookout(neighbours, group.abort, list)
+        else:
+            waiting = Waiting(group.abort)
+
+            def on_loss(gone: PeerGone) -> None:
+                sequence.fail(gone)
+                waiting.fail(gone)
+
+            transport = _gloo(world, store, timeout_s, watch, opened, on_loss)
+            otherwise = Executor(transport)
+        reducer = BySlices(group, waiting, otherwise, exact=exact)
+        opened.callback(reducer.close)
+        link = measure(reducer, transport, device=device)
+        opened.pop_all()
+    how = "NCCL" if exact else "NCCL's all-reduce"
+    return Wire(transport, sequence, reducer, how, link, store)
+
+
+def over_hosts(
+    world: World,
+    store: Store,
+    timeout_s: float,
+    *,
+    algorithm: str | None = None,
+    hosts: Hosts | None = None,
+    watch: Callable[[], None] | None = None,
+) -> Wire:
+    """Collective. The wire of workers on several hosts: shared memory inside a host, Gloo between hosts.
+
+    The hosts are found out; whoever knows better gives them.
+    """
+    own_store = PrefixStore(f"lockstep/hosts/{world.generation}", store)
+    with ExitStack() as opened:
+        sequence = Background()
+        opened.callback(sequence.close)
+        transport = _gloo(world, store, timeout_s, watch, opened, sequence.fail)
+        hosts = hosts or find_hosts(world.rank, world.size, own_store)
+        members = next(ranks for ranks in hosts if world.rank in ranks)
+        neighbours = connect(world, members, own_store, timeout_s, watch or do_nothing)
+        opened.callback(neighbours.close)
+        memory = Memory(neighbours)
+        opened.callback(memory.close)
+        network = Executor(transport)
+        link = measure(network, transport)
+        reducer = Hierarchical(open_board(memory), transport, hosts, _choice(algorithm, link), network)
+        opened.pop_all()
+    how = f"shared memory on {len(hosts)} hosts, Gloo between them, {algorithm or 'cheapest algorithm'}"
+    return Wire(transport, sequence, reducer, how, link, store)
+
+
+def _on_host(
+    world: World, store: Store, timeout_s: float, watch: Callable[[], None] | None, opened: ExitStack
+) -> tuple[Neighbours, Mailbox, SharedMemory]:
+    """Collective. What all workers of one host have: connections, messages, and sums of what is on the CPU."""
+    neighbours = connect(world, range(world.size), store, timeout_s, watch or do_nothing)
+    opened.callback(neighbours.close)
+    memory = Memory(neighbours)
+    opened.callback(memory.close)
+    transport = open_mailbox(memory, world)
+    return neighbours, transport, SharedMemory(open_board(memory), Executor(transport), world.rank)
+
+
+def _gloo(
+    world: World,
+    store: Store,
+    timeout_s: float,
+    watch: Callable[[], None] | None,
+    opened: ExitStack,
+    on_loss: Callable[[PeerGone], None],
+) -> Gloo:
+    """Gloo connects all to all in one call that cannot be ended: so everyone is seen to be there first."""
+    arrivals = PrefixStore(f"lockstep/arrivals/{world.generation}", store)
+    patience = Patience(timeout_s, watch or do_nothing)
+    arrivals.set(str(world.rank), "")
+    for rank in range(world.size):
+        patience.await_key(arrivals, str(rank))
+    transport = Gloo(world, store, timeout_s, on_loss, lingers=watch is None)
+    opened.callback(transport.close)
+    return transport
+
+
+def _choice(algorithm: str | None, link: Link) -> Choose:
+    return cheapest(link) if algorithm is None else always(algorithm)

@@ -1,0 +1,45 @@
+"""Rings: every worker sends to the next only. Many rounds, the fewest bytes, and each link used evenly."""
+
+from functools import lru_cache
+
+from lockstep.wire.schedules.schedule import Round, Schedule, Send
+
+
+@lru_cache(maxsize=256)
+def ring(num_workers: int) -> Schedule:
+    """All-reduce: the parts travel once around and are added, then once more and are copied.
+
+    Cost: rounds = 2*(W-1); bytes = 2*(W-1)/W*P
+    """
+    rounds = ring_reduce_scatter(num_workers).rounds + ring_all_gather(num_workers).rounds
+    return Schedule(num_workers, rounds, "all_reduce", num_workers)
+
+
+@lru_cache(maxsize=256)
+def ring_reduce_scatter(num_workers: int) -> Schedule:
+    """Reduce-scatter: part i leaves worker i+1, grows at every stop and ends, complete, at worker i.
+
+    Cost: rounds = W-1; bytes = (W-1)/W*P
+    """
+    rounds = tuple(_step(num_workers, behind=step + 1, adds=True) for step in range(num_workers - 1))
+    return Schedule(num_workers, rounds, "reduce_scatter", num_workers)
+
+
+@lru_cache(maxsize=256)
+def ring_all_gather(num_workers: int) -> Schedule:
+    """All-gather: everyone passes on what it got in the round before, its own part first.
+
+    Cost: rounds = W-1; bytes = (W-1)/W*P
+    """
+    rounds = tuple(_step(num_workers, behind=step, adds=False) for step in range(num_workers - 1))
+    return Schedule(num_workers, rounds, "all_gather", num_workers)
+
+
+def _step(num_workers: int, behind: int, adds: bool) -> Round:
+    """Everyone sends to the next the part that lies `behind` places before its own."""
+    return Round(
+        tuple(
+            Send(rank, (rank + 1) % num_workers, part=(rank - behind) % num_workers, adds=adds)
+            for rank in range(num_workers)
+        )
+    )

@@ -1,0 +1,98 @@
+"""Binary trees: up to the root and down again, in chunks that follow each other like the cars of a train."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+
+from lockstep.errors import BadArgument
+from lockstep.wire.schedules.schedule import Round, Schedule, Send
+
+
+@lru_cache(maxsize=256)
+def tree(num_workers: int, num_chunks: int = 1) -> Schedule:
+    """All-reduce: values are added on the way up a binary tree, and the sum is copied on the way down.
+
+    A worker takes one child's chunk after the other's, which costs the way up more rounds than the way down. N
+    is the number of chunks: while one is at the root, the next ones are already on their way.
+
+    Cost: rounds = 2*ceil(log2(W)) + floor(log2(W)) + N - 2 if W > 1 else 0; bytes = min(W-1, 3)*P
+    """
+    _check_chunks(num_chunks, multiple_of=1)
+    rounds = _rounds(_train(num_workers, range(num_chunks), lambda rank: rank))
+    return Schedule(num_workers, rounds, "all_reduce", num_chunks)
+
+
+@lru_cache(maxsize=256)
+def double_tree(num_workers: int, num_chunks: int = 2) -> Schedule:
+    """All-reduce after Sanders, Speck and Träff (2009): two trees at once, each for one half of the chunks.
+
+    Whoever is a leaf in one tree adds and forwards in the other, so that no worker sends much more than its share:
+    a single tree leaves half of its workers with little to do. N is the number of chunks of both.
+
+    Cost: rounds = 2*ceil(log2(W)) + floor(log2(W)) + N/2 - 2 if W > 1 else 0; bytes = min(W-1, W/2, 2)*P
+    """
+    _check_chunks(num_chunks, multiple_of=2)
+    half = num_chunks // 2
+    first = _train(num_workers, range(half), lambda rank: rank)
+    second = _train(num_workers, range(half, num_chunks), lambda rank: _complement(rank, num_workers))
+    return Schedule(num_workers, _rounds([*first, *second]), "all_reduce", num_chunks)
+
+
+def parent(rank: int, num_workers: int) -> int:
+    """The parent in a binary tree whose leaves are the odd ranks; the root is 0, with one child.
+
+    The lowest set bit of a rank says how high it sits: the parent is the nearest rank that sits one higher.
+    """
+    low = rank & -rank
+    upper = (rank ^ low) | low << 1
+    return upper if upper < num_workers else rank ^ low
+
+
+def _complement(rank: int, num_workers: int) -> int:
+    """Where a rank of the first tree sits in the second: odd ranks, the leaves, change places with even ones."""
+    return num_workers - 1 - rank if num_workers % 2 == 0 else (rank + 1) % num_workers
+
+
+def _train(num_workers: int, chunks: range, place: Callable[[int], int]) -> Iterator[tuple[int, Send]]:
+    """Every send of a tree with the round it belongs to; `place` says which worker stands at a rank of the tree."""
+    first_up, turn = _climb(num_workers)
+    for rank in range(1, num_workers):
+        lower, upper = place(rank), place(parent(rank, num_workers))
+        first_down = turn + _depth(rank, num_workers) - 1
+        for position, chunk in enumerate(chunks):
+            yield first_up[rank] + position, Send(lower, upper, chunk, adds=True)
+            yield first_down + position, Send(upper, lower, chunk)
+
+
+def _climb(num_workers: int) -> tuple[dict[int, int], int]:
+    """The round in which each rank sends its first chunk up, and the round in which the root has it complete."""
+    children = defaultdict(list)
+    for rank in range(1, num_workers):
+        children[parent(rank, num_workers)].append(rank)
+    first_up = dict[int, int]()
+
+    def complete(rank: int) -> int:
+        now = 0
+        for ready, child in sorted((complete(child), child) for child in children[rank]):
+            first_up[child] = max(ready, now)
+            now = first_up[child] + 1
+        return now
+
+    return first_up, complete(0)
+
+
+def _depth(rank: int, num_workers: int) -> int:
+    return 0 if rank == 0 else 1 + _depth(parent(rank, num_workers), num_workers)
+
+
+def _rounds(sends: Iterable[tuple[int, Send]]) -> tuple[Round, ...]:
+    in_round = defaultdict(list)
+    for number, send in sends:
+        in_round[number].append(send)
+    return tuple(Round(tuple(in_round[number])) for number in sorted(in_round))
+
+
+def _check_chunks(num_chunks: int, multiple_of: int) -> None:
+    if num_chunks < 1 or num_chunks % multiple_of:
+        allowed = "1 or more" if multiple_of == 1 else "an even number, half for each tree"
+        raise BadArgument(f"num_chunks must be {allowed}, not {num_chunks}")
