@@ -1,4 +1,4 @@
-"""`lockstep scale` where there is nothing to scale. What it does to a run is in tests/run/test_supervisor.py."""
+"""`lockstep scale` where there is nothing to scale. What it does to a run is in tests/launch/test_supervisor.py."""
 
 import json
 import os

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
         "gradients/test_finite.py",
         "gradients/test_own_gradients.py",
         "gradients/test_sums.py",
-        "run/test_exact_state.py",
+        "state/test_exact_state.py",
         "wire/test_gpu_kernels.py",
     ],
 )

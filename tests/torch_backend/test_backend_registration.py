@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[2]
 
 LOCKSTEP_FIRST = "import sys, lockstep\nassert 'torch' not in sys.modules\nimport torch.distributed as dist\n"
 TORCH_FIRST = "import torch.distributed as dist\nimport lockstep\n"
