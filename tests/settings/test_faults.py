@@ -4,7 +4,7 @@ from pathlib import Path
 
 from launches import launch
 
-from lockstep.run.faults import has_happened
+from lockstep.settings.faults import has_happened
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 

@@ -14,7 +14,7 @@ from lockstep.programs.verification.faults import AFTER, FEWEST_STEPS, LEAD, Fau
 from lockstep.programs.verification.report import as_json, show
 from lockstep.programs.verification.runs import Request
 from lockstep.programs.verification.verify import Report
-from lockstep.run.faults import Fault, FaultKind, parse_fault
+from lockstep.settings.faults import Fault, FaultKind, parse_fault
 from lockstep.verify.evidence import RunTrace, WorkerTrace
 
 
