@@ -15,7 +15,6 @@ import torch
 from lockstep.gradients.bucket import Bucket
 from lockstep.gradients.hooks import Arrival, BucketWatch
 from lockstep.gradients.layout import Layout, Spec, make_layout
-from lockstep.gradients.updates import FlatUpdates
 from lockstep.wire import Wire, broadcast
 
 
@@ -34,7 +33,6 @@ class Wanted:
 
     bucket_bytes: int | None = None
     reduce_dtype: torch.dtype | None = None
-    flat: FlatUpdates | None = None
 
 
 class Arrangement:
@@ -113,16 +111,9 @@ class Arrangement:
         sizes = {} if wanted.bucket_bytes is None else {"bucket_bytes": wanted.bucket_bytes}
         self.layout = make_layout(self._specs(), order=self._order, **sizes)
         self.buckets = [Bucket(layout, self._parameters, self._wire.reducer) for layout in self.layout.buckets]
-        self.folds_always = wanted.flat is not None or any(bucket.layout.converts for bucket in self.buckets)
+        self.folds_always = any(bucket.layout.converts for bucket in self.buckets)
         parameters = [bucket.parameters for bucket in self.buckets]
         self.watch = BucketWatch(parameters, self._on_arrival, self._on_full, self._arrivals)
-        if wanted.flat is not None:
-            wanted.flat.follow(self.buckets)
 
     def _specs(self) -> list[Spec]:
-        flat, dtype = self._wanted.flat, self._wanted.reduce_dtype
-        groups = [0] * len(self._named) if flat is None else flat.groups(self._parameters)
-        return [
-            Spec.of(one.name, one.parameter, one.model, dtype, group)
-            for one, group in zip(self._named, groups, strict=True)
-        ]
+        return [Spec.of(one.name, one.parameter, one.model, self._wanted.reduce_dtype) for one in self._named]

@@ -23,8 +23,7 @@ ALIGN_BYTES = 256
 class Spec:
     """What a layout needs to know of a parameter. `model` counts the modules given to `replicate`.
 
-    `reduced_as` is the dtype in which its gradient is added up, if that is another than its own. Parameters of another
-    `group` are never in the same bucket.
+    `reduced_as` is the dtype in which its gradient is added up, if that is another than its own.
     """
 
     name: str
@@ -35,7 +34,6 @@ class Spec:
     trainable: bool
     model: int = 0
     reduced_as: torch.dtype | None = None
-    group: int = 0
 
     @classmethod
     def of(
@@ -44,7 +42,6 @@ class Spec:
         parameter: torch.nn.Parameter,
         model: int = 0,
         reduce_dtype: torch.dtype | None = None,
-        group: int = 0,
     ) -> "Spec":
         """See Note [The dtype of the sum] in bucket.py for `reduce_dtype`."""
         return cls(
@@ -56,7 +53,6 @@ class Spec:
             parameter.requires_grad,
             model,
             reduce_dtype if parameter.dtype.is_floating_point else None,
-            group,
         )
 
     @property
@@ -90,7 +86,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class BucketLayout:
-    """Gradients that are sent together: one dtype of the parameters, one on the wire, one device, model and group.
+    """Gradients that are sent together: one dtype of the parameters, one on the wire, one device and model.
 
     What lies between two of them is zero. See Note [As aligned as its own].
     """
@@ -118,10 +114,6 @@ class BucketLayout:
     def num_elements(self) -> int:
         last = self.slots[-1]
         return _up(last.offset + last.spec.num_elements, last.spec.align_elements)
-
-    @property
-    def group(self) -> int:
-        return self.slots[0].spec.group
 
     def cut(self, whole: torch.Tensor) -> list[torch.Tensor]:
         """The view of each parameter in a flat tensor that is laid out like this."""
@@ -164,7 +156,7 @@ def make_layout(
     for index in order:
         spec = specs[index]
         if spec.trainable:
-            kind = (spec.model, spec.dtype, spec.wire_dtype, spec.device, spec.group)
+            kind = (spec.model, spec.dtype, spec.wire_dtype, spec.device)
             kinds.setdefault(kind, []).append((index, spec))
     buckets = [bucket for entries in kinds.values() for bucket in _fill(entries, bucket_bytes, first_bucket_bytes)]
     when = {index: position for position, index in enumerate(order)}

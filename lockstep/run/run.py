@@ -26,7 +26,6 @@ from lockstep.gradients.health import HealthPlan
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import SUMMED, Wish
 from lockstep.gradients.squares import SquaresPlan
-from lockstep.gradients.updates import FlatUpdates, check_flat
 from lockstep.launch.exits import TERMINATED
 from lockstep.launch.status import Call, NoStatus, Phase, StatusWriter, Trait
 from lockstep.optim.noise import Noise
@@ -83,7 +82,6 @@ class Run:
         self._events = events
         self._models = Models()
         self._engine: Engine | None = None
-        self._flat: FlatUpdates | None = None
         self._watch = RegistrationWatch()
         self._sites: set[Site] = set()
         self._optimizer_hooks: dict[str, Any] = {}
@@ -189,8 +187,6 @@ class Run:
         too.
         """
         self._stepping.refuse_unless_outside("run.replicate")
-        if self._settings.flat:
-            check_flat(optimizers, self.device)
         self._models.add(module, optimizers, tracked)
         place_on(self.device, module, optimizers)
         with told_as_lost(self._stepping.step, "run.replicate"):
@@ -409,8 +405,6 @@ class Run:
         self._capturing.close()
         if self._engine is not None:
             self._engine.close()
-        if self._flat is not None:
-            self._flat.close()
         for hook in self._optimizer_hooks.values():
             hook.remove()
         if not self.failed and self.continuity.is_member:
@@ -507,8 +501,7 @@ class Run:
         if self._engine is not None:
             self._engine.close()
         named, settings = self._models.parameters(), self._settings
-        self._flat = self._flat_updates()
-        wanted = Wanted(settings.bucket_bytes, settings.reduce_dtype, self._flat)
+        wanted = Wanted(settings.bucket_bytes, settings.reduce_dtype)
         self._engine = Engine(self._wire, named, self._buffers(), wanted)
         self._engine.health = HealthPlan(self.state, self._settings.not_finite, self._settings.drift_every)
         self._engine.squares = SquaresPlan(self._settings.noise_every, self._noise.weigh)
@@ -520,11 +513,6 @@ class Run:
         self._stepping.statistics = connect(self._modules(), self._waits.at(Call.STATISTICS).transport)
         self._stepping.least = self._least()
         self._watch.noticed = True
-
-    def _flat_updates(self) -> FlatUpdates | None:
-        if self._flat is not None:
-            self._flat.close()
-        return FlatUpdates(list(self._models.optimizers.values())) if self._settings.flat else None
 
     def _buffers(self) -> Buffers:
         return Buffers(self._modules(), self._models.name_prefixes())
@@ -555,8 +543,7 @@ class Run:
             raise Misuse(f"{what} needs a model: call run.replicate(model, optimizer) first")
 
     def _own_hooks(self) -> set[int]:
-        own = {hook.id for hook in self._optimizer_hooks.values()}
-        return own if self._flat is None else own | self._flat.hook_numbers
+        return {hook.id for hook in self._optimizer_hooks.values()}
 
     def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
         self._models.look_at(optimizer)

@@ -71,7 +71,6 @@ def start(
     drift_every: int = 100,
     noise_every: int = 200,
     reduce_dtype: torch.dtype | str | None = None,
-    flat: bool = False,
     device: torch.device | str | None = None,
 ) -> Run:
     """Collective. Starts this worker's part of a run, under `lockstep run`, torchrun, Slurm, MPI, or alone.
@@ -86,13 +85,12 @@ def start(
     is, "skip" it, or "stop". Every `drift_every` steps (0: never) the workers compare their states, and every
     `noise_every` steps the noise of the gradient is measured for `run.noise`. Gradients are added up in
     `reduce_dtype`, or in the dtype of their parameter.
-    With `flat=True` fused optimizers on a GPU update whole buckets instead of single parameters, to the same bits.
     `device` is "cpu", "cuda" (each worker its own GPU, the default where there are any) or "cuda:K".
     """
     active.refuse_second()
     asked = Asked(
         lanes, seed, exact, threads, _listed(assignment), bucket_bytes, wire, algorithm, timeout_s,
-        recover, not_finite, drift_every, noise_every, reduce_dtype=reduce_dtype, flat=flat,
+        recover, not_finite, drift_every, noise_every, reduce_dtype=reduce_dtype,
         device=str(device) if isinstance(device, torch.device) else device,
     )  # fmt: skip
     environ = process_environment()
@@ -259,7 +257,6 @@ def _charter(settings: Settings) -> dict[str, Any]:
         "drift_every": settings.drift_every,
         "noise_every": settings.noise_every,
         "reduce_dtype": str(settings.reduce_dtype),
-        "flat": settings.flat,
         "num_founders": settings.num_founders,
         "run": active.num_before(),
         **_versions(),
@@ -317,7 +314,6 @@ def _agree(wire: Wire, settings: Settings) -> None:
         "drift_every": settings.drift_every,
         "noise_every": settings.noise_every,
         "reduce_dtype": str(settings.reduce_dtype),
-        "flat": settings.flat,
         **_versions(),
         **hardware(settings.device),
     }

@@ -62,7 +62,6 @@ class Asked:
     drift_every: int = 100
     noise_every: int = 200
     reduce_dtype: torch.dtype | str | None = None
-    flat: bool = False
     device: str | None = None
 
     def __post_init__(self) -> None:
@@ -78,7 +77,7 @@ class Asked:
         _device(self.device)
         if self.not_finite not in NOT_FINITE:
             raise BadArgument(f"not_finite must be one of {', '.join(map(repr, NOT_FINITE))}, not {self.not_finite!r}")
-        for name in ("exact", "recover", "flat"):
+        for name in ("exact", "recover"):
             if not isinstance(getattr(self, name), bool) and (name, getattr(self, name)) != ("recover", None):
                 raise BadArgument(f"{name} must be True or False, not {getattr(self, name)!r}")
         number = isinstance(self.timeout_s, int | float)
@@ -109,7 +108,6 @@ class Settings:
     drift_every: int = 100
     noise_every: int = 200
     reduce_dtype: torch.dtype | None = None
-    flat: bool = False
     device: torch.device = CPU
     num_founders: int = 1
     """How many workers this host had at the start. See Note [Neighbours share a GPU] in device.py."""
@@ -144,7 +142,6 @@ def settle(asked: Asked, overrides: Overrides, world: World) -> Settings:
         drift_every=asked.drift_every,
         noise_every=asked.noise_every,
         reduce_dtype=_reduce_dtype(asked.reduce_dtype),
-        flat=asked.flat,
         notes=tuple(_notes(asked, overrides)),
     )
 

@@ -93,7 +93,7 @@ MODELS = {"gpt": Gpt, "resnet": ResNet, "bf16": Gpt, "half": Half}
 
 def main(args: argparse.Namespace) -> None:
     run = lockstep.start(
-        lanes=args.lanes, flat=args.flat, reduce_dtype=args.reduce_dtype, drift_every=10, noise_every=7, wire=args.wire
+        lanes=args.lanes, reduce_dtype=args.reduce_dtype, drift_every=10, noise_every=7, wire=args.wire
     )
     model = MODELS[args.model]()
     optimizer = torch.optim.AdamW(
@@ -171,6 +171,6 @@ if __name__ == "__main__":
     parser.add_argument("--kill", help="RANK:STEP", default="")
     parser.add_argument("--kill-in", choices=("lanes", "update"), default="update")
     parser.add_argument("--pause-s", type=float, default=0.0)
-    for flag in ("captured", "update", "flat", "scaler", "waits", "breaks"):
+    for flag in ("captured", "update", "scaler", "waits", "breaks"):
         parser.add_argument(f"--{flag}", action="store_true")
     main(parser.parse_args())
