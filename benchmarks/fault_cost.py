@@ -12,68 +12,69 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 import torch
 
 import lockstep
 from lockstep.data import GlobalBatch
 from lockstep.gradients.fingerprint import Drift, combined, fingerprints
-from lockstep.gradients.record import StepRecord
+from lockstep.gradients.record import StepRecord, Wish
 from lockstep.programs.bench.sides import NUM_BATCHES, LockstepSide
 from lockstep.programs.bench.spread import quantile
 from lockstep.programs.models import reference_workload
 from lockstep.run.run import Run
+from lockstep.wire.generation import Generation
 
 PAIRS = 300
 DRIFT_EVERY = 100
 
 
-class Nobody:
-    """The surroundings of a step in which nobody can be lost."""
+class NoGuard:
+    """What a step needs of others where nobody comes or goes."""
 
-    may_redo = False
     looks_closely = False
-    slots = range(64)
+    requests = (False,) * len(Wish)
 
-    def begins(self, batch: GlobalBatch) -> GlobalBatch:
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+
+    def begin(self, batch: GlobalBatch) -> GlobalBatch:
         return batch
 
-    def computes(self) -> None:
+    def prepared(self) -> None:
         pass
 
-    def waits(self) -> None:
+    def committed(self, record: StepRecord) -> None:
         pass
 
-    def prepares(self) -> None:
+    def refuse(self, text: str) -> NoReturn:
+        raise AssertionError(text)
+
+    def note(self, text: str) -> None:
         pass
 
-    def commits(self, record: StepRecord) -> None:
-        pass
-
-    def heals(self, drift: Drift) -> None:
+    def heal(self, drift: Drift) -> None:
         raise AssertionError("nobody looked")
 
-    def recovers(self, failure: Exception) -> bool:
+    def recover(self, failure: Exception) -> bool:
         raise failure
 
 
 def switches(run: Run) -> tuple[Callable[[], None], Callable[[], None]]:
     """Two functions: one makes the next steps steps with recovery, the other without."""
-    stepping, engine, continuity = run._stepping, run._engine, run.continuity
-    assert engine is not None
-    confirm, awaits, reducer = engine.confirm, engine.awaits, run._wire.reducer
-    stay = reducer.reduce_and_stay
+    loop, engine, reducer = run._loop, run._engine, run.guard.generation.wire.reducer
+    commit, unclosed = engine.commit, reducer.reduce_and_stay
 
     def on() -> None:
-        stepping.surroundings = continuity
-        engine.confirm, engine.awaits = confirm, awaits  # type: ignore[method-assign]
-        reducer.reduce_and_stay = stay  # type: ignore[method-assign]
+        loop._guard = run.guard
+        engine.commit = commit  # type: ignore[method-assign]
+        reducer.reduce_and_stay = unclosed  # type: ignore[method-assign]
 
     def off() -> None:
-        stepping.surroundings = Nobody()
-        engine.confirm, engine.awaits = (lambda: None), (lambda number, total: None)  # type: ignore[method-assign]
+        loop._guard = NoGuard(run.guard.generation)
+        engine.commit = lambda: None  # type: ignore[method-assign]
         reducer.reduce_and_stay = reducer.reduce  # type: ignore[method-assign]
-        engine.wishes = [False] * len(engine.wishes)
 
     return on, off
 

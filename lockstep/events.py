@@ -1,15 +1,32 @@
-"""What happens in a run, as values. Layers emit events; whoever wants to see them subscribes.
+"""What happens in a run, as values. Every room emits events; readers subscribe: console, log, status page, traces.
 
-An event carries references, not copies: a subscriber that keeps a tensor clones it.
+An event carries references, not copies: a reader that keeps a tensor clones it.
 """
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from enum import StrEnum
+from typing import Any, ParamSpec, TypeVar
+
+Fields = ParamSpec("Fields")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """What every event carries: when (on the host's monotonic clock), on which worker (its slot), in which step.
+
+    `Events.emit` fills them in. The step is the one under way, or the next one.
+    """
+
+    time_s: float = 0.0
+    worker: int = 0
+    step: int = 0
 
 
 @dataclass(frozen=True)
-class Started:
+class Started(Event):
     """The run is set up on this worker."""
 
     script: str
@@ -24,68 +41,132 @@ class Started:
 
 
 @dataclass(frozen=True)
-class Said:
-    """Something the user should know once. What holds for one worker only, it says itself, whoever speaks for all."""
+class Note(Event):
+    """Something the user should know once. The first worker shows it for all, unless it holds for `one_worker` only."""
 
     text: str
-    of_one: bool = False
+    one_worker: bool = False
 
 
 @dataclass(frozen=True)
-class LaneBegan:
-    """A lane was handed to the user's code; its generators are set."""
-
-    step: int
-    lane: int
-    data: Any
-
-
-@dataclass(frozen=True)
-class LaneEnded:
-    """The user's code is through with a training lane; `gradients` are the lane's own, before weighting."""
-
-    step: int
-    lane: int
-    gradients: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class LaneLeft:
-    """A lane, of training or evaluation, is over; the generators stand as the user's code left them."""
-
-    step: int
-    lane: int
-
-
-@dataclass(frozen=True)
-class StepBegins:
+class StepBegan(Event):
     """A training step is about to start: all updates of earlier steps are applied.
 
     `batch` is the number of its batch in the loader's pass; None if the batch is the script's own.
     """
 
-    step: int
     batch: int | None = None
 
 
 @dataclass(frozen=True)
-class StepCommitted:
-    """The gradient of a step stands in `p.grad`."""
+class LaneBegan(Event):
+    """A lane was handed to the user's code, in training or in an evaluation; its generators are set."""
 
-    step: int
+    lane: int
+    data: Any
+    trains: bool
+
+
+@dataclass(frozen=True)
+class LaneGradients(Event):
+    """Some of a training lane's own gradients, by name, before weighting: a bucket is about to take them."""
+
+    lane: int
+    gradients: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class LaneEnded(Event):
+    """A lane, of training or evaluation, is over; the generators stand as the user's code left them."""
+
+    lane: int
+
+
+@dataclass(frozen=True)
+class BucketFilled(Event):
+    """This worker's lanes are folded into a bucket, and it was handed to the wire, maybe before the backward ended."""
+
+    bucket: int
+
+
+@dataclass(frozen=True)
+class ReduceBegan(Event):
+    """The wire begins to add a bucket over all workers. Emitted on the thread that reduces."""
+
+    bucket: int
+
+
+@dataclass(frozen=True)
+class ReduceDone(Event):
+    """A bucket is added up; on a GPU, that work was queued. Emitted on the thread that reduces."""
+
+    bucket: int
+
+
+class Wait(StrEnum):
+    """Where a worker waits for others."""
+
+    STEP = "the end of a step"
+    START = "lockstep.start"
+    REPLICATE = "run.replicate"
+    RESUME = "run.resume"
+    CHECKPOINTS = "run.checkpoints"
+    TOTAL = "run.total"
+    STATISTICS = "synchronised batch norm"
+    END = "the end of the run"
+
+
+@dataclass(frozen=True)
+class WaitBegan(Event):
+    """This worker has nothing to do until others are there.
+
+    At the end of a step it waits for the sum of `bucket`, one of `num_buckets`, or, before that, for all records.
+    """
+
+    wait: Wait
+    bucket: int = 0
+    num_buckets: int = 0
+
+
+@dataclass(frozen=True)
+class WaitEnded(Event):
+    """What was waited for is there. After a wait that fails there is none."""
+
+    wait: Wait
+
+
+@dataclass(frozen=True)
+class StepCommitted(Event):
+    """The gradient of a step stands in `p.grad`, on every worker."""
+
     num_samples: int
     loss: float | None
 
 
 @dataclass(frozen=True)
-class NoiseMeasured:
+class BatchLoaded(Event):
+    """A loader of the run handed out a batch, for which this worker waited so long."""
+
+    loader: int
+    waited_s: float
+
+
+@dataclass(frozen=True)
+class CheckpointSaved(Event):
+    """A checkpoint is on disk, whole. `took_s` counts from its snapshot; most of it passes in the background."""
+
+    path: str
+    took_s: float
+
+
+@dataclass(frozen=True)
+class NoiseMeasured(Event):
     """The gradient noise scale was measured in a step; `plain` and `preconditioned` are `lockstep.optim.Noise`.
 
     `optimizer` is "sgd" or "adam", by how it uses gradients, or "" if it is neither. `preconditioned` is the noise as
     Adam sees it, None for other optimizers. Emitted on every worker, with the same numbers.
     """
 
-    step: int
     num_lanes: int
     optimizer: str
     plain: Any
@@ -93,14 +174,13 @@ class NoiseMeasured:
 
 
 @dataclass(frozen=True)
-class GenerationFormed:
+class GenerationFormed(Event):
     """Workers were lost, have left or have joined; `slots` are those who go on, by rank.
 
     The lanes of those who were lost moved to `moved_to`. `committed`: the step under way had its gradient everywhere
     and counts; else it is computed again.
     """
 
-    step: int
     generation: int
     slots: tuple[int, ...]
     lost: tuple[int, ...]
@@ -114,50 +194,75 @@ class GenerationFormed:
 
 
 @dataclass(frozen=True)
-class Copied:
+class RecoveryBegan(Event):
+    """A worker was lost, or workers are to come or go: this one takes part in forming the next generation."""
+
+
+@dataclass(frozen=True)
+class JoinBegan(Event):
+    """This worker, a newcomer, asks the members to admit it."""
+
+
+@dataclass(frozen=True)
+class Copied(Event):
     """This process is a copy of the worker that it was until now, and takes the place `slot`."""
 
     slot: int
 
 
 @dataclass(frozen=True)
-class Closed:
+class Closed(Event):
     """The run has ended on this worker."""
 
-    step: int
 
-
-Event = (
-    Started
-    | Said
-    | LaneBegan
-    | LaneEnded
-    | LaneLeft
-    | StepBegins
-    | StepCommitted
-    | NoiseMeasured
-    | GenerationFormed
-    | Copied
-    | Closed
-)
 Subscriber = Callable[[Event], None]
+AnyEvent = TypeVar("AnyEvent", bound=Event)
 
 
 class Events:
-    """Hands every event to those who want to see its kind, in the order they subscribed."""
+    """Hands every event to those who subscribed to its kind, in the order they subscribed.
 
-    def __init__(self) -> None:
-        self._subscribers: list[tuple[Subscriber, tuple[type, ...]]] = []
-        self._by_kind: dict[type, tuple[Subscriber, ...]] = {}
+    `worker` and `step` are put into every event; their owners keep them up to date. An event that nobody reads is not
+    made: that costs a look into a table.
+    """
 
-    def subscribe(self, subscriber: Subscriber, *kinds: type) -> None:
+    def __init__(self, worker: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        self.worker, self.step = worker, 0
+        self._clock = clock
+        self._subscribers: list[tuple[Subscriber, tuple[type[Event], ...]]] = []
+        self._by_kind: dict[object, tuple[Subscriber, ...]] = {}
+
+    def subscribe(self, subscriber: Subscriber, *kinds: type[Event]) -> None:
         """To events of these kinds; to all if none are named."""
         self._subscribers.append((subscriber, kinds))
         self._by_kind.clear()
 
-    def emit(self, event: Event) -> None:
-        kind = type(event)
-        if kind not in self._by_kind:
-            self._by_kind[kind] = tuple(one for one, kinds in self._subscribers if not kinds or kind in kinds)
-        for subscriber in self._by_kind[kind]:
-            subscriber(event)
+    def has_readers(self, kind: type[Event]) -> bool:
+        """Whether somebody reads events of this kind: for one that is dear to make."""
+        return bool(self._readers(kind))
+
+    def emit(self, kind: Callable[Fields, AnyEvent], *args: Fields.args, **fields: Fields.kwargs) -> None:
+        """Makes an event of `kind` from the fields given, and hands it to its readers, on this thread."""
+        readers = self._readers(kind)
+        if readers:
+            stamp = {"time_s": self._clock(), "worker": self.worker, "step": self.step}
+            event = kind(*args, **{**stamp, **fields})  # type: ignore[arg-type]
+            for reader in readers:
+                reader(event)
+
+    def note(self, text: str, *, one_worker: bool = False) -> None:
+        """Emits a Note."""
+        self.emit(Note, text, one_worker=one_worker)
+
+    @contextmanager
+    def waiting(self, wait: Wait) -> Iterator[None]:
+        """Inside, this worker waits for others."""
+        self.emit(WaitBegan, wait)
+        yield
+        self.emit(WaitEnded, wait)
+
+    def _readers(self, kind: object) -> tuple[Subscriber, ...]:
+        found = self._by_kind.get(kind)
+        if found is None:
+            found = self._by_kind[kind] = tuple(one for one, kinds in self._subscribers if not kinds or kind in kinds)
+        return found

@@ -25,4 +25,4 @@ def noise(
 
 def measured(step: int = 500, plain: Noise | None = None, adam: Noise | None = None, lanes: int = 8) -> NoiseMeasured:
     """By an SGD, or by an Adam that sees `adam`."""
-    return NoiseMeasured(step, lanes, "sgd" if adam is None else "adam", plain or noise(), adam)
+    return NoiseMeasured(lanes, "sgd" if adam is None else "adam", plain or noise(), adam, step=step)

@@ -49,7 +49,7 @@ class Directory:
     page: StatusReader | None
     clock: Callable[[], float] = time.monotonic
 
-    def charter(self) -> dict[str, Any]:
+    def terms(self) -> dict[str, Any]:
         """What a living member tells newcomers. Waits for one for a while."""
         until_s = self.clock() + PATIENCE_S
         while True:
@@ -62,7 +62,7 @@ class Directory:
             time.sleep(0.05)  # nobody can be waited for as long as nobody is known
 
     def members(self) -> tuple[Member, ...]:
-        return tuple(Member(**member) for member in self.charter()["members"])
+        return tuple(Member(**member) for member in self.terms()["members"])
 
     def _ports(self) -> list[int]:
         listed = [port for _, port in self.place.doors]

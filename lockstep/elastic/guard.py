@@ -1,56 +1,51 @@
-"""Keeps a run going while workers come and go: what `Stepping` asks of its surroundings, answered by the membership.
+"""The guard around a step: workers come and go, and the step is committed once, with the same bits, or not at all.
 
 # Note [When workers come and go]
-# A lost worker is replaced at once by those who are left: they take its lanes. Everything that is wished for (to
-# join, to leave, to end) waits for the end of a step: a worker tells its wishes in the step's record, so all learn of
-# them in the same step, and do it together before the next one begins. Workers join where a turn of the script begins.
+# A lost worker is replaced at once by those who are left: they take its lanes. Every request (to join, to leave, to
+# end) waits for the end of a step: a worker puts it into the step's record, so all learn of it in the same step, and
+# act together before the next one begins. Workers join where a turn of the script begins.
 
 # Note [Newcomers]
 # A worker that is started later runs the user's script from the beginning, alone, up to where training begins. There
 # it asks the members to be admitted, and is given all that the next step depends on: parameters, buffers, optimizers,
 # tracked objects, gradients under way, generators, the positions of loaders and epochs, and where the script is. So it
 # goes on in the middle of an epoch as though it had been there. See Note [Probation] in probation.py.
-
-# Note [Worker 0]
-# Many scripts give rank 0 something to hold when they begin (`writer = SummaryWriter() if run.rank == 0 else None`) and
-# use it later under the same condition. A worker that became rank 0 in the middle would have none. So where a script
-# asks for its rank before it trains, and worker 0 is lost, nobody is rank 0 until its replacement is there, which has
-# run the script from the top as rank 0; the others wait for it where the next turn begins. Where nobody can come
-# in its place, the first of those who are left is rank 0, and says what it may lack.
 """
 
 import os
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from lockstep.data import GlobalBatch
 from lockstep.elastic.copies.copier import Copier
+from lockstep.elastic.first_worker import FirstWorker
 from lockstep.elastic.membership import Decision
 from lockstep.elastic.membership.decision import completes
 from lockstep.elastic.membership.machine import AllPrepared, Commit, Prepared
-from lockstep.elastic.newcomer import Arrival
+from lockstep.elastic.newcomer import Handoff
 from lockstep.elastic.opener import FORM_S
-from lockstep.elastic.pace import Pace
 from lockstep.elastic.probation import Probation, misfits
 from lockstep.elastic.recovery import Hangs, LeftOut, Recovery
-from lockstep.elastic.waits import Waits
+from lockstep.elastic.requests import Requests, Signals
 from lockstep.errors import Disagreement, Misuse, WorkerLost, told_as_lost
-from lockstep.events import Copied, Events, GenerationFormed, Said
+from lockstep.events import Copied, Events, GenerationFormed, JoinBegan, RecoveryBegan
 from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.record import StepRecord, Wish
 from lockstep.lanes import Assignment, present_lanes
 from lockstep.launch.control import Control
 from lockstep.launch.exits import LEFT_OUT, OutOfPlace
-from lockstep.launch.status import Call, NoStatus, Phase, StatusWriter, Trait
-from lockstep.state.run_state import Parts, load_models
+from lockstep.launch.status import NoStatus, StatusWriter, Trait
+from lockstep.script.place import Places
+from lockstep.state.run_state import RunState, load_models
 from lockstep.state.transfer import receive_snapshot, send_snapshot
-from lockstep.strategies.replicated import Engine
+from lockstep.strategies.protocol import StepEngine
 from lockstep.wire import Wire
+from lockstep.wire.generation import Generation
 
 LOOK_S = 0.25
-"""How often the worker with the lowest slot looks whether somebody is at its door."""
+"""How often the coordinator looks whether somebody asks to join."""
 
 COMPANY_S = 600.0
 """How long to wait for a replacement where the lanes of a step cannot be computed by fewer workers."""
@@ -59,17 +54,21 @@ MOST_IN_VAIN = 3
 """How often a step is computed again in a row without anybody having been lost: then its failure is no loss."""
 
 
-@dataclass
-class Signals:
-    """What was asked of this worker from outside; set by signal handlers."""
+@dataclass(frozen=True)
+class Elasticity:
+    """What lets workers come and go. `joins`: this worker is a newcomer, and no member yet.
 
-    interrupt: bool = False
-    terminate: bool = False
-    leave: bool = False
+    `control` is the launcher's way to ask for a copy of this worker; `store_port` that of the store where all met.
+    """
+
+    recovery: Recovery
+    joins: bool = False
+    control: Control | None = None
+    store_port: int = 0
 
 
-class Continuity:
-    """One worker's part in a run that goes on. `recovery` is None where nothing can be recovered.
+class Guard:
+    """One worker's part in a run that goes on. Without `elasticity`, nothing can be recovered: a loss ends the run.
 
     `end` is called when all have agreed to end because of a signal; it does not return. `by_hand` are the lanes of each
     slot, if somebody has given them out.
@@ -77,69 +76,64 @@ class Continuity:
 
     def __init__(
         self,
-        parts: Parts,
-        wire: Wire,
+        state: RunState,
+        places: Places,
+        engine: StepEngine,
+        generation: Generation,
+        elasticity: Elasticity | None,
         events: Events,
-        signals: Signals,
         status: StatusWriter | NoStatus,
         end: Callable[[Wish], None],
         by_hand: tuple[tuple[int, ...], ...] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.recovery: Recovery | None = None
-        self.copier: Copier | None = None
+        self.generation = generation
+        """The present one: another value after every change of members or lanes."""
+        self.signals = Signals()
         self.pid = os.getpid()
         """The process that takes part: no other one that it forks does."""
-        self.engine: Engine | None = None
-        self.is_member = True
+        self.is_member = elasticity is None or not elasticity.joins
         self.admits = True
-        self.needs_first = False
-        """Whether the script may have given worker 0 things that no other has. See Note [Worker 0]."""
-        self.charter: dict[str, Any] = {}
-        """What newcomers must know before they can ask to be admitted; set by whoever starts the run."""
-        self._parts, self._wire, self._events, self._signals, self._status = parts, wire, events, signals, status
+        self.recovery = None if elasticity is None else elasticity.recovery
+        self.first = FirstWorker(status, clock)
+        self.looks_closely = False
+        """Whether batch and state are compared as a whole in this step: somebody is new, or was until now."""
+        self._state, self._places, self._engine, self._events, self._status = state, places, engine, events, status
         self._end, self._by_hand, self._clock = end, by_hand, clock
-        self._pace = Pace()
-        self._agreed = [False] * len(Wish)
+        self.copier = self._copier(elasticity)
+        self._requests = Requests()
         self._batch: GlobalBatch | None = None
-        self._arrival = Arrival(parts)
-        self._probation: Probation | None = None
-        self._looks_closely = False
+        self._handoff = Handoff(state)
+        self._probation = Probation()
         self._num_in_vain = 0
         self._looked_s = 0.0
         self._had_company = False
-        self._awaits_until_s = float("inf")
-        self._told_of_rank_0 = False
 
-    def may_be_copied(self, control: Control, ports: Callable[[], Collection[int]]) -> Copier:
-        """The launcher may ask for copies of this worker by `control`. `ports` are those of lockstep's own sockets."""
-        self.copier = Copier(control, os.getppid(), ports, self._parts.progress.loader_pids)
+    def _copier(self, elasticity: Elasticity | None) -> Copier | None:
+        """See Note [Replacement by a copy] in launch/control.py."""
+        if elasticity is None or elasticity.control is None:
+            return None
+        recovery, port = elasticity.recovery, elasticity.store_port
         self._status.is_known_as(Trait.MAY_BE_COPIED)
-        return self.copier
+        return Copier(
+            elasticity.control, os.getppid(), lambda: {port, *recovery.ports}, self._state.progress.loader_pids
+        )
 
     @property
     def _step(self) -> int:
-        step: int = self._parts.stepping.step
-        return step
-
-    @property
-    def slots(self) -> list[int]:
-        """The slot of each rank."""
-        if self.recovery is None or not self.is_member:
-            return list(range(self._wire.world.size))
-        return [member.slot for member in self.recovery.membership.view.members]
+        return self._state.steps.step
 
     @property
     def rank(self) -> int:
-        """This worker's number as its script sees it. See Note [Worker 0]."""
+        """This worker's number as its script sees it. See Note [Worker 0] in first_worker.py."""
         if not self.is_member:
             return self._own_slot
-        return self._wire.world.rank + self._first_is_awaited
+        return self.generation.world.rank + self._first_is_awaited
 
     @property
     def is_first(self) -> bool:
         """Whether this worker is the first of those present; no newcomer is before it has come to its first step."""
-        return self.is_member and self._wire.world.rank == 0 and not self._arrival.is_on_its_way
+        return self.is_member and self.generation.world.rank == 0 and not self._handoff.is_on_its_way
 
     @property
     def _own_slot(self) -> int:
@@ -147,134 +141,110 @@ class Continuity:
 
     @property
     def _first_is_awaited(self) -> bool:
-        """Whether worker 0 is missing, and somebody may come in its place that the script needs."""
-        may_come = self.recovery is not None and self.needs_first and not self._status.is_given_up(0)
-        return may_come and 0 not in self.slots and self._clock() < self._awaits_until_s
+        return self.recovery is not None and self.first.is_awaited(self.generation.slots)
 
-    def _tell_of_rank_0(self) -> None:
-        """See Note [Worker 0]."""
-        is_new = self.needs_first and 0 not in self.slots and not self._first_is_awaited and self.is_first
-        if is_new and not self._told_of_rank_0:
-            self._told_of_rank_0 = True
-            self._events.emit(
-                Said(
-                    f"worker {self._own_slot} is rank 0 from now on: worker 0 is lost, and nobody takes its place. "
-                    "What the script made on rank 0 before it trained (a writer, a file) is not here: make such things "
-                    "where they are used."
-                )
-            )
+    @property
+    def is_ending(self) -> bool:
+        """Whether all have agreed to end before the next step because of a signal."""
+        return self._requests.ends
 
-    def look_at_door(self) -> None:
-        """The next step looks whether somebody is at the door, however short ago it was looked."""
+    @property
+    def requests(self) -> list[bool]:
+        """What this worker asks of all in the step under way."""
+        return list(self._requests.mine)
+
+    def look_for_newcomers(self) -> None:
+        """The next step looks whether somebody asks to join, however short ago it was looked."""
         self._looked_s = float("-inf")
 
     def is_given_up(self, slot: int) -> bool:
         """Whether nobody will come in this slot any more."""
         return self._status.is_given_up(slot)
 
-    @property
-    def is_ending(self) -> bool:
-        """Whether all have agreed to end before the next step because of a signal."""
-        return self._agreed[Wish.INTERRUPT] or self._agreed[Wish.TERMINATE]
+    # -- around a step --------------------------------------------------------------------------------------
 
-    # -- as a step's surroundings ---------------------------------------------------------------------------
+    def begin(self, batch: GlobalBatch) -> GlobalBatch:
+        """Before a step: workers may come and go now. Gives the batch, for the lanes that this worker carries now.
 
-    def begins(self, batch: GlobalBatch) -> GlobalBatch:
-        """See Note [When workers come and go]. Collective if anything was agreed upon."""
+        See Note [When workers come and go]. Collective if anything was agreed upon.
+        """
         self._batch = batch
         self.admit()
-        self._arrival.arrive()
-        begins_turn = self._parts.stepping.places.begins_turn
-        for wish in (Wish.INTERRUPT, Wish.TERMINATE):
-            if self._agreed[wish] and begins_turn:  # in the middle of one there was no moment to save at
-                self._end(wish)
-        if self._agreed[Wish.CHANGE] or (self._agreed[Wish.JOIN] and begins_turn):
+        self._handoff.arrive()
+        begins_turn = self._places.begins_turn
+        for request in (Wish.INTERRUPT, Wish.TERMINATE):
+            if request in self._requests and begins_turn:  # in the middle of one there was no moment to save at
+                self._end(request)
+        if Wish.CHANGE in self._requests or (Wish.JOIN in self._requests and begins_turn):
             self._reform(admit=begins_turn)
         self._prove()
         self._await_company()
-        self._wish()
-        self._pace.begins(self._clock())
+        self._ask()
         return self._carried(batch)
 
     def _carried(self, batch: GlobalBatch) -> GlobalBatch:
-        """The batch with the shares of the lanes that are carried here now, whoever carried them when it was loaded."""
-        stepping = self._parts.stepping
-        present = present_lanes(batch.num_samples, stepping.assignment.num_lanes, batch.least)
-        lanes = [lane for lane in stepping.lanes if lane in present]
+        """The batch with the shares of the lanes that are carried here now, by whichever worker when it was loaded."""
+        present = present_lanes(batch.num_samples, self.generation.assignment.num_lanes, batch.least)
+        lanes = [lane for lane in self.generation.lanes if lane in present]
         return batch if lanes == sorted(batch.shares) else batch.for_lanes(lanes)
 
-    @property
-    def looks_closely(self) -> bool:
-        """Whether batch and state must be compared as a whole in this step: somebody is new, or was until now."""
-        return self._looks_closely
-
-    def computes(self) -> None:
-        self._status.enter(Phase.COMPUTING, self._step)
-
-    def waits(self) -> None:
-        self._status.enter(Phase.REDUCING, self._step)
-
-    def awaits(self, bucket: int, num_buckets: int) -> None:
-        """A bucket's sum is awaited."""
-        self._status.enter(Phase.REDUCING, self._step, bucket, num_buckets)
-
-    def prepares(self) -> None:
+    def prepared(self) -> None:
+        """This worker has done its part of the step, and is about to signal it."""
         if self.recovery is not None:
             self.recovery.tell(Prepared())
 
-    def commits(self, record: StepRecord) -> None:
+    def committed(self, record: StepRecord) -> None:
+        """All workers have prepared: the step counts."""
         if self.recovery is not None:
             self.recovery.tell(AllPrepared())
-        waiting = self._agreed[Wish.JOIN]
-        self._agreed = list(record.wishes)
-        self._agreed[Wish.JOIN] |= waiting  # until a turn begins
-        self.needs_first |= record.wishes[Wish.FIRST]
+        self._requests.agree(record.wishes)
+        self.first.is_needed |= record.wishes[Wish.FIRST]
         self._committed()
 
-    def refuses(self, text: str) -> NoReturn:
+    def refuse(self, text: str) -> NoReturn:
+        """The script of this worker, which was put in the middle of a run, is not where it should be: raises."""
         if self._is_on_probation:
             raise OutOfPlace(f"this worker cannot join at step {self._step}: {text}")
         raise Misuse(text)
 
-    def notes(self, text: str) -> None:
-        self._events.emit(Said(text, of_one=self._is_on_probation))
+    def note(self, text: str) -> None:
+        """The same, where it may be meant so."""
+        self._events.note(text, one_worker=self._is_on_probation)
 
-    def exchanges(self, exchange: Callable[[Wire], None], during: str) -> None:
-        with told_as_lost(self._step, during):
-            exchange(self._wire)
-
-    def heals(self, drift: Drift) -> None:
-        """Those who have drifted are given the state of the first that has not; without a majority nobody can be."""
-        told = drift.told(self._step, self.slots)
+    def heal(self, drift: Drift) -> None:
+        """Collective. Workers that have drifted are given the state of the first that has not; without a majority
+        none can be."""
+        told = drift.told(self._step, self.generation.slots).removeprefix("! ")
         if drift.healthy is None:
-            raise Misuse(told.removeprefix("! "))
-        rank = self._wire.world.rank
+            raise Misuse(told)
+        wire = self.generation.wire
         with told_as_lost(self._step, "healing a worker that has drifted"):
-            if rank == drift.healthy:
-                send_snapshot(self._wire.transport, self._parts.capture(), drift.guilty)
-            elif rank in drift.guilty:
-                load_models(self._parts.models, receive_snapshot(self._wire.transport, drift.healthy))
-        self._events.emit(Said(told.removeprefix("! ")))
+            if wire.world.rank == drift.healthy:
+                send_snapshot(wire.transport, self._state.capture(), drift.guilty)
+            elif wire.world.rank in drift.guilty:
+                load_models(self._state.models, receive_snapshot(wire.transport, drift.healthy))
+        self._events.note(told)
 
-    def recovers(self, failure: WorkerLost | Disagreement) -> bool:
+    def recover(self, failure: WorkerLost | Disagreement) -> bool:
+        """Collective. Goes on with those who are left, or raises; whether the step is committed all the same."""
         if self.recovery is None:
             raise failure
         if isinstance(failure, Disagreement):
             self._send_misfits_away(failure)
-        self._wire.close()  # first: its thread may still write to buffers
+        self.generation.wire.close()  # first: its thread may still write to buffers
         if not self.recovery.membership.prepared:
-            self._abandon()
+            self._engine.abandon()
         return self._reform(failure)
 
-    def regroups(self) -> bool:
+    def regroup(self) -> bool:
         """Collective, outside of steps. Goes on with those who are left, if it can be; whether it could."""
         if self.recovery is None:
             return False
-        self._wire.close()
+        self.generation.wire.close()
         self._reform()
         return True
 
-    def parts(self, failure: Disagreement, during: str) -> WorkerLost:
+    def exclude(self, failure: Disagreement, during: str) -> WorkerLost:
         """Outside of steps: the first of the newcomers that disagree, as lost; raises if it is not for them to leave.
 
         On such a newcomer itself it ends the process.
@@ -284,6 +254,19 @@ class Continuity:
         gone = self._send_misfits_away(failure)
         return WorkerLost(gone[0], self._step, during, str(failure))
 
+    def batch_is_due(self) -> None:
+        """A loader of the run is about to hand out a batch."""
+        may_be_joined = Wish.JOIN in self._requests or self._engine.statistics is not None  # see _await_company
+        self._handoff.body_begins(may_be_joined)
+
+    def close(self) -> None:
+        """Closes the wire, and the endpoint at which others would look for this worker. The run has ended."""
+        self.generation.wire.close()
+        if self.recovery is not None:
+            self.recovery.close()
+        if self.copier is not None:
+            self.copier.close()
+
     # -- newcomers ------------------------------------------------------------------------------------------
 
     def admit(self) -> None:
@@ -291,43 +274,41 @@ class Continuity:
         if self.is_member:
             return
         assert self.recovery is not None
-        self._status.enter(Phase.JOINING, self._step)
+        self._events.emit(JoinBegan, step=self._step)
         began_s = self._clock()
-        self.recovery.join()
+        self.recovery.join(self._hand_state_over)
         self.is_member = True
         self._had_company = True  # the run has: where it never had, no step was ever made
-        self._settle()
-        self._tell(None, False, (), self._clock() - began_s)
+        self._enter_generation()
+        self._report(None, False, None, self._clock() - began_s)
 
     @property
     def _is_on_probation(self) -> bool:
-        me = None if self.recovery is None else self.recovery.door.member.uid
-        return self._probation is not None and me in self._probation.uids
+        return self.recovery is not None and self.recovery.door.member.uid in self._probation.uids
 
     def _prove(self) -> None:
         """Newcomers that have agreed on a whole turn carry lanes from now on. See Note [Probation] in probation.py."""
-        places = self._parts.stepping.places
-        if self._probation is None or not places.begins_turn:
+        places = self._places
+        if not self._probation.uids or not places.begins_turn:
             return
         if self._probation.is_over(places.turn.number, sum(places.updates.values())):
-            self._probation = None
-            self._looks_closely = True
-            self._deal()
-            self.place()
+            self._probation = Probation()
+            self.looks_closely = True
+            self.deal()
 
     def _put_on_probation(self, newcomers: tuple[str, ...]) -> None:
         """Those of the new generation who have to show that they are at the same place, now and before."""
         assert self.recovery is not None
         members = self.recovery.membership.view.members
-        may_be_idle = self._parts.stepping.statistics is None  # batch norm over all lanes needs a worker for each
+        may_be_idle = self._engine.statistics is None  # batch norm over all lanes needs a worker for each
         new = {member.uid for member in members if member.uid in newcomers and member.fresh and may_be_idle}
-        before = set() if self._probation is None else {m.uid for m in members if m.uid in self._probation.uids}
-        places = self._parts.stepping.places
+        before = {member.uid for member in members if member.uid in self._probation.uids}
+        places = self._places
         if new:
             self._probation = Probation(frozenset(before | new), places.turn.number, sum(places.updates.values()))
-        elif self._probation is not None:
-            self._probation = Probation(frozenset(before), self._probation.turn, self._probation.updates)
-        self._looks_closely = bool(newcomers)
+        else:
+            self._probation = replace(self._probation, uids=frozenset(before))
+        self.looks_closely = bool(newcomers)
 
     def _send_misfits_away(self, failure: Disagreement) -> list[int]:
         """Raises, unless the others can go on without those who disagree: gives the ranks of these.
@@ -339,11 +320,11 @@ class Continuity:
         leaving = misfits(failure.sides, members)
         if leaving is None:
             raise failure
-        if self._wire.world.rank in leaving:
-            self._wire.close()
+        if self.generation.world.rank in leaving:
+            self.generation.wire.close()
             raise OutOfPlace(f"this worker leaves at step {self._step}: {failure}") from failure
         workers = ", ".join(str(members[rank].slot) for rank in leaving)
-        self._events.emit(Said(f"worker {workers} cannot take part: {failure} The others go on without it."))
+        self._events.note(f"worker {workers} cannot take part: {failure} The others go on without it.")
         return leaving
 
     # -- generations ----------------------------------------------------------------------------------------
@@ -351,22 +332,25 @@ class Continuity:
     def _reform(self, failure: Exception | None = None, *, admit: bool = False) -> bool:
         """Collective. Forms the next generation; whether the step under way is committed."""
         assert self.recovery is not None
-        began_s, carried = self._clock(), tuple(zip(self.slots, self._parts.stepping.assignment.lanes_of, strict=True))
-        self._status.enter(Phase.RECOVERING, self._step)
+        began_s, before = self._clock(), self.generation
+        self._events.emit(RecoveryBegan, step=self._step)
         try:
-            is_copy = self._becomes_copy()
-            limit_s = self._patience_s(failure)
-            outcome = self.recovery.join() if is_copy else self.recovery.reform(admit=admit, limit_s=limit_s)
+            if self._becomes_copy():
+                committed = isinstance(self.recovery.join(self._hand_state_over), Commit)
+            else:
+                limit_s = self._patience_s(failure)
+                outcome = self.recovery.reform(self._hand_state_over, admit=admit, limit_s=limit_s)
+                committed = isinstance(outcome, Commit)
         except LeftOut as left:
             self._leave(left)
         except Hangs as hang:
             raise self._hung(hang, failure) from hang
-        committed = isinstance(outcome, Commit)
-        self._settle()
+        self._enter_generation()
         if self.copier is not None:
-            self.copier.settle(self.slots)
-        self._tell(failure, committed, carried, self._clock() - began_s)
-        self._tell_of_rank_0()
+            self.copier.settle(self.generation.slots)
+        self._report(failure, committed, before, self._clock() - began_s)
+        if self.is_first and (note := self.first.succession(self.generation.slots, self._own_slot)) is not None:
+            self._events.note(note)
         if committed:
             self._committed()
         elif failure is not None:
@@ -375,10 +359,10 @@ class Continuity:
         return committed
 
     def _hung(self, hang: Hangs, failure: Exception | None) -> WorkerLost:
-        """Who keeps all waiting: whoever gathers them knows, the others know of whom they have heard nothing."""
+        """Who keeps all waiting: the coordinator knows, the others know of whom they have heard nothing."""
         if isinstance(failure, WorkerLost) and not hang.slots:
             return failure
-        rank = self.slots.index(hang.slots[0]) if hang.slots else 0
+        rank = self.generation.slots.index(hang.slots[0]) if hang.slots else 0
         return WorkerLost(rank, self._step, "the forming of the next generation", str(hang))
 
     def _patience_s(self, failure: Exception | None) -> float:
@@ -396,18 +380,18 @@ class Continuity:
         assert self.recovery is not None
         if self.copier is None or not self.copier.is_asked() or self.recovery.membership.prepared:
             return False
-        self._wire.close()
+        self.generation.wire.close()
         slot = self.copier.copy()
         if slot is None:
             return False
-        if self.engine is not None:
-            self.engine.keep_gradients()
-        self._signals.leave = False
+        self._engine.keep_gradients()
+        self.signals.leave = False
         self._status.move_to(slot)
-        self._status.enter(Phase.JOINING, self._step)
+        self._events.emit(JoinBegan, step=self._step)
         self.pid = os.getpid()
-        self._parts.progress.is_copied()
-        self._events.emit(Copied(slot))
+        self._state.progress.is_copied()
+        self._events.worker = slot
+        self._events.emit(Copied, slot)
         self.recovery.begin_anew(slot, self.copier.has_called)
         return True
 
@@ -421,48 +405,46 @@ class Continuity:
             raise failure
 
     def _await_company(self) -> None:
-        """Waits until there are enough workers again, if any can come. See Note [Worker 0].
+        """Waits until there are enough workers again, if any can come. See Note [Worker 0] in first_worker.py.
 
         Batch norm over all lanes needs a worker for each.
         """
         until_s = self._clock() + COMPANY_S
         while self.recovery is not None and self._is_missed():
             if isinstance(self._status, NoStatus) or self._clock() > until_s:
-                self._awaits_until_s = self._clock()
+                self.first.give_up()
                 return
             if self.recovery.hosts:
                 self.recovery.door.await_call(1.0)
                 self.recovery.hears()  # one that is alone decides at once, and admits only those it has heard of
-            self.recovery.reform(admit=True)
-            self._settle()
+            self.recovery.reform(self._hand_state_over, admit=True)
+            self._enter_generation()
 
     def _is_missed(self) -> bool:
         """Whether a worker is missing without whom no step can be made now."""
-        stepping = self._parts.stepping
-        if stepping.statistics is not None:
-            enough = self._wire.world.size >= stepping.assignment.num_lanes
+        if self._engine.statistics is not None:
+            enough = self.generation.world.size >= self._state.steps.num_lanes
             self._had_company = self._had_company or enough
             return not enough and self._had_company
-        return self._first_is_awaited and stepping.places.begins_turn
+        return self._first_is_awaited and self._places.begins_turn
 
-    def hand_over(self, decision: Decision, wire: Wire) -> None:
+    def _hand_state_over(self, decision: Decision, wire: Wire) -> None:
         """Collective. The wire of a new generation is open: newcomers are given the state as it is before its step."""
         assert self.recovery is not None
         me = self.recovery.door.member.uid
         if not completes(self.recovery.membership.claim, decision.step) or me in decision.newcomers:
-            self._abandon()
+            self._engine.abandon()
         source = decision.view.rank_of(decision.host.uid)
         given = [member.uid for member in decision.view.members if member.uid in decision.newcomers and member.fresh]
         if me in decision.newcomers and me not in given:
             self._refuse_old_state(decision)
         elif me in given:
             snapshot = receive_snapshot(wire.transport, source)
-            self._arrival.take(snapshot, self._wire.world.size)
-            on_probation = frozenset(snapshot.state["on_probation"])
-            self._probation = Probation(on_probation, 0, 0) if on_probation else None
+            self._handoff.take(snapshot, wire.world.rank)
+            self._probation = Probation(frozenset(snapshot.state["on_probation"]))
         elif me == decision.host.uid and given:
-            state = self._arrival.state(self._batch)
-            state.state["on_probation"] = sorted(self._probation.uids) if self._probation is not None else []
+            state = self._handoff.state(self._batch, self._places.turn.number)
+            state.state["on_probation"] = sorted(self._probation.uids)
             send_snapshot(wire.transport, state, [decision.view.rank_of(uid) for uid in given])
 
     def _refuse_old_state(self, decision: Decision) -> None:
@@ -470,77 +452,53 @@ class Continuity:
         if decision.step != self._step:
             raise LeftOut(f"a copy made before step {self._step} comes too late for step {decision.step}")
 
-    def _settle(self) -> None:
-        """Everything that knows of the other workers knows of the new ones."""
+    def _enter_generation(self) -> None:
+        """The generation that was decided and opened takes the place of the one before."""
         assert self.recovery is not None
         assert self.recovery.decision is not None
         self._put_on_probation(self.recovery.decision.newcomers)
-        self._agreed = [False] * len(Wish)
-        stepping = self._parts.stepping
-        stepping.rank = self._wire.world.rank
-        self._deal()
-        if stepping.statistics is not None:
-            stepping.statistics.transport = Waits(self._wire, self._status).at(Call.STATISTICS).transport
-        if self.engine is not None:
-            self.engine.rewire()
-        self.place()
+        self._requests.clear()
+        slots = tuple(member.slot for member in self.recovery.membership.view.members)
+        self.generation = replace(self.generation, wire=self.recovery.wire, slots=slots)
+        self.deal()
 
-    def _deal(self) -> None:
-        """The lanes are dealt out to those who are here and not on probation."""
-        assert self.recovery is not None
-        members = self.recovery.membership.view.members
-        waiting = frozenset() if self._probation is None else self._probation.uids
-        idle = {member.slot for member in members if member.uid in waiting}
-        num_lanes = self._parts.stepping.assignment.num_lanes
-        self._parts.stepping.assignment = Assignment.dealt(num_lanes, self.slots, idle, self._by_hand)
+    def deal(self) -> None:
+        """The lanes are dealt out to the members that are not on probation; all others learn where this worker is."""
+        slots, idle = self.generation.slots, set[int]()
+        if self.recovery is not None and self.is_member:
+            members = self.recovery.membership.view.members
+            idle = {member.slot for member in members if member.uid in self._probation.uids}
+        assignment = Assignment.dealt(self._state.steps.num_lanes, slots, idle, self._by_hand)
+        self.generation = replace(self.generation, assignment=assignment)
+        self.publish()
 
-    def place(self) -> None:
-        """Tells the launcher, and newcomers at the door, where this worker stands."""
-        world, door = self._wire.world, 0
+    def publish(self) -> None:
+        """The launcher, and newcomers that ask, learn where this worker stands."""
+        world, port = self.generation.world, 0
         if self.recovery is not None:
-            door = self.recovery.door.port
-            view = self.recovery.membership.view
-            self.recovery.door.tell(self.charter | {"members": [vars(member) for member in view.members]})
-        num_lanes = len(self._parts.stepping.lanes)
-        self._status.place(world.generation, world.rank, world.size, door, num_lanes)
+            port = self.recovery.door.port
+            self.recovery.publish()
+        self._status.place(world.generation, world.rank, world.size, port, len(self.generation.lanes))
 
-    def _leave(self, left: LeftOut) -> None:
+    def _leave(self, left: LeftOut) -> NoReturn:
         """Asked to, it is a good end; else this worker is lost to the others, and its launcher replaces it."""
-        self._events.emit(Said(str(left)))
-        raise SystemExit(0 if self._signals.leave else LEFT_OUT) from left
-
-    def loader_asks(self) -> None:
-        """A loader of the run is about to hand out a batch."""
-        may_be_joined = self._agreed[Wish.JOIN] or self._parts.stepping.statistics is not None  # see _await_company
-        self._arrival.body_begins(may_be_joined)
-
-    # -- small things ---------------------------------------------------------------------------------------
-
-    def _abandon(self) -> None:
-        if self.engine is not None:
-            self.engine.abandon()
+        self._events.note(str(left))
+        raise SystemExit(0 if self.signals.leave else LEFT_OUT) from left
 
     def _committed(self) -> None:
-        self._looks_closely = False
+        self.looks_closely = False
         self._num_in_vain = 0
-        self._pace.ends(self._clock())
-        data_ns = sum(loader.waited_ns for loader in self._parts.progress.loaders.values())
-        self._status.committed(self._step, self._pace.usual_ns, data_ns)
-        self._status.enter(Phase.OUTSIDE, self._step + 1)
 
-    def _wish(self) -> None:
+    def _ask(self) -> None:
         """What this worker wants of all, for the record of the step that begins."""
-        assert self.engine is not None
-        if self._signals.leave and self.recovery is not None:
+        if self.signals.leave and self.recovery is not None:
             self.recovery.leave()
-        wishes = [False] * len(Wish)
         is_to_be_copied = self.copier is not None and self.copier.is_asked()
-        wishes[Wish.CHANGE], wishes[Wish.JOIN] = self._signals.leave or is_to_be_copied, self._is_called()
-        wishes[Wish.INTERRUPT], wishes[Wish.TERMINATE] = self._signals.interrupt, self._signals.terminate
-        wishes[Wish.FIRST] = self.needs_first
-        self.engine.wishes = wishes
+        self._requests.ask(
+            self.signals, change=is_to_be_copied, join=self._somebody_asks_to_join(), first=self.first.is_needed
+        )
 
-    def _is_called(self) -> bool:
+    def _somebody_asks_to_join(self) -> bool:
         now_s = self._clock()
         hosts = self.recovery is not None and self.recovery.hosts and self.admits
         if self.recovery is None or not hosts or now_s - self._looked_s < LOOK_S:
@@ -548,38 +506,31 @@ class Continuity:
         self._looked_s = now_s
         return self.recovery.hears()
 
-    def _tell(
-        self,
-        failure: Exception | None,
-        committed: bool,
-        carried: tuple[tuple[int, tuple[int, ...]], ...],
-        took_s: float,
-    ) -> None:
-        """`carried` are the lanes of each slot before."""
+    def _report(self, failure: Exception | None, committed: bool, before: Generation | None, took_s: float) -> None:
         assert self.recovery is not None
         assert self.recovery.decision is not None
-        decision = self.recovery.decision
+        decision, now = self.recovery.decision, self.generation
         lost = [member.slot for member in decision.lost]
+        carried = () if before is None else zip(before.slots, before.assignment.lanes_of, strict=True)
         moved = [lane for slot, lanes in carried if slot in lost for lane in lanes]
-        carriers = self._parts.stepping.assignment.carriers()
+        carriers = now.assignment.carriers()
         self._events.emit(
-            GenerationFormed(
-                step=self._step,
-                generation=decision.view.generation,
-                slots=tuple(self.slots),
-                lost=tuple(lost),
-                left=tuple(member.slot for member in decision.left),
-                joined=tuple(member.slot for member in decision.view.members if member.uid in decision.newcomers),
-                moved_lanes=tuple(moved),
-                moved_to=tuple(sorted({self.slots[carriers[lane]] for lane in moved})),
-                committed=committed,
-                cause=_cause(failure, [slot for slot, _ in carried], lost),
-                took_s=took_s,
-            )
+            GenerationFormed,
+            generation=decision.view.generation,
+            slots=now.slots,
+            lost=tuple(lost),
+            left=tuple(member.slot for member in decision.left),
+            joined=tuple(member.slot for member in decision.view.members if member.uid in decision.newcomers),
+            moved_lanes=tuple(moved),
+            moved_to=tuple(sorted({now.slots[carriers[lane]] for lane in moved})),
+            committed=committed,
+            cause=_cause(failure, () if before is None else before.slots, lost),
+            took_s=took_s,
+            step=self._step,
         )
 
 
-def _cause(failure: Exception | None, slots: list[int], lost: list[int]) -> str:
+def _cause(failure: Exception | None, slots: tuple[int, ...], lost: list[int]) -> str:
     """What a worker noticed. It may have noticed one that left because of the loss: that one is not named."""
     if not isinstance(failure, WorkerLost):
         return "" if failure is None else str(failure)

@@ -9,14 +9,14 @@ from lockstep.chance import Generators
 from lockstep.data import GlobalBatch
 from lockstep.determinism.hardware import recorded, refuse_difference
 from lockstep.state.checkpoints.file import Snapshot
-from lockstep.state.run_state import GRADIENT, Parts, check_fits
+from lockstep.state.run_state import GRADIENT, RunState, check_fits
 
 
-class Arrival:
+class Handoff:
     """Both sides of it: what a member gives, and what a newcomer takes."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, run: RunState) -> None:
+        self._run = run
         self._given: Generators | None = None
         self._before_body: Generators | None = None
 
@@ -39,26 +39,26 @@ class Arrival:
             self._given.restore()
             self._given = None
 
-    def state(self, batch: GlobalBatch | None) -> Snapshot:
+    def state(self, batch: GlobalBatch | None, turns: int) -> Snapshot:
         """The state before the step under way, whose `batch` is to be handed out again by the newcomer's loader."""
         now = Generators.now()
         (self._before_body or now).restore()
-        snapshot = self._parts.capture()
+        snapshot = self._run.capture()
         now.restore()
-        snapshot.state["epoch"] = self._parts.progress.epoch
+        snapshot.state["epoch"] = self._run.progress.epoch
         # What the newcomer does next is compared with what the members do: it needs no rhythm from before.
-        snapshot.state["script"] |= {"turns": self._parts.stepping.places.turn.number, "rhythm": []}
+        snapshot.state["script"] |= {"turns": turns, "rhythm": []}
         if batch is not None and batch.loader is not None and batch.position is not None:
             snapshot.state["loaders"][str(batch.loader)] = [batch.position.epoch, batch.position.step]
             snapshot.state["drawn"][str(batch.loader)] = batch.drawn
-        gradients = self._parts.models.gradients()
+        gradients = self._run.models.gradients()
         snapshot.tensors.update({f"{GRADIENT}{name}": gradient for name, gradient in gradients.items()})
         return snapshot
 
-    def take(self, snapshot: Snapshot, num_workers: int) -> None:
+    def take(self, snapshot: Snapshot, rank: int) -> None:
         """This worker, a newcomer, stands where the members do."""
-        check_fits(self._parts.models, snapshot, Path("of the run under way"))
-        here = recorded(self._parts.stepping.moving.device)
-        refuse_difference(snapshot.state["hardware"], here, self._parts.stepping.rank)
-        self._parts.install(snapshot, num_workers)
+        check_fits(self._run.models, snapshot, Path("of the run under way"))
+        here = recorded(self._run.device)
+        refuse_difference(snapshot.state["hardware"], here, rank)
+        self._run.install(snapshot)
         self._given = Generators.now()

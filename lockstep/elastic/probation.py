@@ -23,9 +23,9 @@ from lockstep.elastic.membership import Member
 class Probation:
     """Who is on probation, by uid, and where the turn began in which the last of them was admitted."""
 
-    uids: frozenset[str]
-    turn: int
-    updates: int
+    uids: frozenset[str] = frozenset()
+    turn: int = 0
+    updates: int = 0
 
     def is_over(self, turn: int, updates: int) -> bool:
         """Whether a whole turn has gone by, with an update in it if the script ever makes one by an optimizer."""

@@ -3,8 +3,9 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 
@@ -65,8 +66,15 @@ _of_originals: list[Door] = []
 """The doors of workers that this process is a copy of: to end one would be to wait for its threads."""
 
 
+HandOver = Callable[[Decision, Wire], None]
+
+
 def _nothing() -> None:
     """Nobody wants to know."""
+
+
+def _nothing_to_hand_over(decision: Decision, wire: Wire) -> None:
+    """Until a generation is formed."""
 
 
 def _alive(members: tuple[Member, ...]) -> tuple[Member, ...]:
@@ -82,20 +90,22 @@ def _alive(members: tuple[Member, ...]) -> tuple[Member, ...]:
 class Recovery:
     """One worker's hold on its membership.
 
-    `hand_over(decision, wire)` is called when the wire of a new generation is open: it gives newcomers the state, or
-    takes it. `find_members` is asked by a worker that is none yet.
+    `terms` are what newcomers must know before they can ask to be admitted. `find_members` is asked by a worker that is
+    none yet.
     """
 
     membership: Membership
     door: Door
     opener: Opener
     wire: Wire
-    hand_over: Callable[[Decision, Wire], None]
+    """That of the present generation."""
+    terms: Mapping[str, Any]
     find_members: Callable[[], tuple[Member, ...]]
     on_call: Callable[[], None] = _nothing
     decision: Decision | None = None
     _doors: set[str] = field(default_factory=set)
     """The doors to which this worker has gone: connections may be open for as long as it lives."""
+    _hand_over: HandOver = _nothing_to_hand_over
     _limit_s: float = math.inf
     _began_s: float = 0.0
     _attempts: int = 0
@@ -104,13 +114,14 @@ class Recovery:
     _todo: deque[Action] = field(default_factory=deque)
     _found: dict[str, Health] = field(default_factory=dict)
 
-    def reform(self, *, admit: bool = False, limit_s: float = math.inf) -> Commit | Redo:
+    def reform(self, hand_over: HandOver, *, admit: bool = False, limit_s: float = math.inf) -> Commit | Redo:
         """Collective. Forms the next generation of all who are left; says what becomes of the step under way.
 
-        With `admit`, a newcomer that waits at the door is admitted. Afterwards `wire` is that of the new generation,
-        and `decision` says what has changed. Hangs if one that lives has not come after `limit_s`.
+        `hand_over` is called when its wire is open: it gives newcomers the state, or takes it. With `admit`, a
+        newcomer that waits at the door is admitted. Afterwards `wire` is that of the new generation, and `decision`
+        says what has changed. Hangs if one that lives has not come after `limit_s`.
         """
-        self._admits = admit
+        self._admits, self._hand_over = admit, hand_over
         self._limit_s, self._began_s = limit_s, time.monotonic()
         claims = self._heard()  # a copy has called: all members may be there at once
         if admit:
@@ -119,9 +130,9 @@ class Recovery:
             self.tell(Called(claim))
         return self._pursue(self.membership.on(Broken()))
 
-    def join(self) -> Redo:
-        """A newcomer asks until it is a member and has the state."""
-        self._limit_s = math.inf
+    def join(self, hand_over: HandOver) -> Redo:
+        """A newcomer asks until it is a member and has the state, by `hand_over`."""
+        self._limit_s, self._hand_over = math.inf, hand_over
         outcome = self._pursue(joining(self.door.member))
         assert isinstance(outcome, Redo)
         return outcome
@@ -137,6 +148,11 @@ class Recovery:
         self.on_call = on_call
         self.find_members = lambda: _alive(known)
         self._newcomers = {}
+
+    def publish(self) -> None:
+        """Newcomers that ask at this worker's door learn the terms, and who the members are."""
+        members = [vars(member) for member in self.membership.view.members]
+        self.door.tell({**self.terms, "members": members})
 
     def tell(self, event: Event) -> None:
         """Notes an event that asks for nothing but to be noted."""
@@ -265,9 +281,9 @@ class Recovery:
             if self._attempts >= MOST_ATTEMPTS:
                 raise
             return Unformed()
-        self.wire.become(wire)
+        self.wire = wire
         try:
-            self.hand_over(decision, self.wire)
+            self._hand_over(decision, wire)
         except (PeerGone, DistError):
             return Unformed()
         self.decision = decision

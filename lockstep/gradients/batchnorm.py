@@ -13,7 +13,7 @@
 """
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,7 +22,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lockstep.errors import BadArgument, Disagreement, Misuse, WorkerLost, told_as_lost
-from lockstep.lanes import Assignment
+from lockstep.events import Events, Wait
+from lockstep.gradients.plan import StepPlan
+from lockstep.wire.inprocess import InProcess
 from lockstep.wire.transport import STATISTICS, Transport
 
 
@@ -30,17 +32,19 @@ from lockstep.wire.transport import STATISTICS, Transport
 class Statistics:
     """Exchanges per-channel sums between the workers whose lanes are computed at the same time."""
 
-    transport: Transport
     num_channels: int
+    events: Events
+    transport: Transport = field(default_factory=InProcess)
     carriers: tuple[int, ...] = ()
     weight: float = 1.0
     step: int = 0
     failure: WorkerLost | None = None
     """Who was lost in the step under way. See Note [A loss in the middle of a lane]."""
 
-    def begin(self, step: int, assignment: Assignment, present: tuple[int, ...]) -> None:
-        """Starts a step; refuses one whose lanes are not all computed at the same time."""
-        self.step, self.failure = step, None
+    def begin(self, plan: StepPlan, transport: Transport) -> None:
+        """Starts a step over `transport`; refuses one whose lanes are not all computed at the same time."""
+        assignment = plan.assignment
+        self.transport, self.step, self.failure = transport, plan.step, None
         if any(len(lanes) > 1 for lanes in assignment.lanes_of):
             raise Misuse(
                 f"synchronised batch norm needs all lanes of a step at the same time, but {assignment.num_lanes} lanes "
@@ -48,7 +52,7 @@ class Statistics:
                 f"Start with lanes={assignment.num_workers}, or keep ordinary batch norm."
             )
         carrier = assignment.carriers()
-        self.carriers = tuple(carrier[lane] for lane in present)
+        self.carriers = tuple(carrier[lane] for lane in plan.present)
 
     def gather(self, layer: int, values: torch.Tensor) -> torch.Tensor:
         """Collective among the carriers. One row per lane, in lane order. All messages have one size."""
@@ -63,8 +67,9 @@ class Statistics:
             with told_as_lost(self.step, f"batch norm layer {layer}"):
                 pending = [self.transport.receive(row, peer, STATISTICS) for peer, row in rows.items()]
                 pending += [self.transport.send(message, peer, STATISTICS) for peer in rows]
-                for transfer in pending:
-                    transfer.wait()
+                with self.events.waiting(Wait.STATISTICS):
+                    for transfer in pending:
+                        transfer.wait()
         except WorkerLost as lost:
             self.failure = lost
             return values.unsqueeze(0)
@@ -149,12 +154,12 @@ def told_by_lane(modules: Iterable[torch.nn.Module], shares: Collection[int], nu
     )
 
 
-def connect(modules: list[torch.nn.Module], transport: Transport) -> Statistics | None:
+def connect(modules: Iterable[torch.nn.Module], events: Events) -> Statistics | None:
     """Gives every SyncBatchNorm in `modules` one common exchange; None if there is none."""
     layers = [m for module in modules for m in module.modules() if isinstance(m, SyncBatchNorm)]
     if not layers:
         return None
-    statistics = Statistics(transport, max(layer.num_features for layer in layers))
+    statistics = Statistics(max(layer.num_features for layer in layers), events)
     for number, layer in enumerate(layers):
         layer.statistics, layer.layer = statistics, number
     return statistics

@@ -14,7 +14,7 @@ import torch
 from torch.autograd.graph import Node
 
 from lockstep.errors import Misuse
-from lockstep.gradients.arrangement import Arrangement, Named
+from lockstep.gradients.bucket_set import BucketSet, NamedParameter
 from lockstep.gradients.fingerprint import fingerprints
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.roots import LaneSpans, looking, summed_by
@@ -22,14 +22,14 @@ from lockstep.gradients.step import StepInFlight
 
 
 class LaneRules:
-    """The rules for the lanes of one engine. `says` is told what the user should know once.
+    """The rules for the lanes of one engine. `note` is called with what the user should know once.
 
     `begin_loop` and `end_loop` stand around all lanes of a step, or of an evaluation; in a step `begin_step`, then for
     each lane `begin_lane`, and `end_lane` before its gradients are taken.
     """
 
-    def __init__(self, named: Sequence[Named]) -> None:
-        self._named = named
+    def __init__(self, named: Sequence[NamedParameter], note: Callable[[str], None]) -> None:
+        self._named, self._note = named, note
         self._spans = LaneSpans()
         self._closely = False
         self._prints: torch.Tensor | None = None
@@ -38,7 +38,6 @@ class LaneRules:
         """Those of the parameters when the step began, if it has several lanes or workers."""
         self._told_of_sum = False
         self._first_turn = ExitStack()
-        self.says: Callable[[str], None] = _unheard
 
     def begin_loop(self, look: Callable[[Sequence[Node]], None] | None = None) -> None:
         """In its first turn `look` is given the roots of backward passes, for `look_at`."""
@@ -54,17 +53,17 @@ class LaneRules:
     def begin_step(self, plan: StepPlan) -> None:
         self._versions = [] if plan.adds_nothing else [_version(one.parameter) for one in self._named]
 
-    def begin_lane(self, arranged: Arrangement) -> None:
-        arranged.watch.lane_begins(self._closely)
+    def begin_lane(self, buckets: BucketSet) -> None:
+        buckets.watch.lane_begins(self._closely)
         self._spans.begin_lane()
         self._prints = fingerprints(self._values()) if self._closely else None
 
-    def end_lane(self, step: StepInFlight, arranged: Arrangement) -> None:
+    def end_lane(self, step: StepInFlight, buckets: BucketSet) -> None:
         """Raises if the lane has done what it may not."""
         _refuse_late_gradients(step)
-        arranged.watch.lane_ends()
+        buckets.watch.lane_ends()
         if not step.keeps_gradients:
-            _refuse_changed_gradients(step, arranged)
+            _refuse_changed_gradients(step, buckets)
         changed = self._changed_parameter()
         if changed is not None:
             raise Misuse(
@@ -93,7 +92,7 @@ class LaneRules:
         found = summed_by(root, step.plan.shares[step.lane])
         if found is not None:
             self._told_of_sum = True
-            self.says(
+            self._note(
                 f"the loss of lane {step.lane} is a sum over its samples ({found}), and lanes are averaged: the "
                 f"gradient is about 1/{len(step.plan.present)} of that of the whole batch. Write run.backward(loss, "
                 'reduction="sum") to have lanes added up, or make the loss a mean.'
@@ -135,10 +134,10 @@ def _refuse_late_gradients(step: StepInFlight) -> None:
                 )
 
 
-def _refuse_changed_gradients(step: StepInFlight, arranged: Arrangement) -> None:
+def _refuse_changed_gradients(step: StepInFlight, buckets: BucketSet) -> None:
     """See Note [Changed after it arrived] in hooks.py."""
-    for number, bucket in enumerate(arranged.buckets[step.folded :], step.folded):
-        place = arranged.watch.changed(number)
+    for number, bucket in enumerate(buckets.buckets[step.folded :], step.folded):
+        place = buckets.watch.changed(number)
         if place is not None:
             raise Misuse(
                 f"the gradient of {bucket.layout.slots[place].spec.name} was changed inside a lane of step "
@@ -151,7 +150,3 @@ def _refuse_changed_gradients(step: StepInFlight, arranged: Arrangement) -> None
 def _version(parameter: torch.nn.Parameter) -> tuple[int, int]:
     """Another one after a write to the parameter, unless it went through `.data`."""
     return parameter._version, parameter.data_ptr()
-
-
-def _unheard(text: str) -> None:
-    """Nobody listens."""

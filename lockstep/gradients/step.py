@@ -22,6 +22,7 @@ from lockstep.gradients.record import SUMMED, StepRecord, Weights
 from lockstep.gradients.squares import Squares
 from lockstep.lanes import Fold, Reduction
 from lockstep.wire import Agreement, Launched
+from lockstep.wire.generation import Generation
 
 
 @dataclass
@@ -29,6 +30,7 @@ class StepInFlight:
     """A step in flight on this worker."""
 
     plan: StepPlan
+    generation: Generation
     fold: Fold
     reduction: Reduction
     agreement: Agreement

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-from lockstep.events import Closed, Event, GenerationFormed, NoiseMeasured, Said, Started
+from lockstep.events import Closed, Event, GenerationFormed, NoiseMeasured, Note, Started
 from lockstep.observe.noise_lines import NoiseLines
 from lockstep.version import VERSION
 
-TOLD = (Started, Said, NoiseMeasured, GenerationFormed, Closed)
+TOLD = (Started, Note, NoiseMeasured, GenerationFormed, Closed)
 """The kinds of events that are worth a line."""
 
 NOISE_LOG = logging.getLogger("lockstep.noise")
@@ -36,7 +36,7 @@ class Console:
 
     def __call__(self, event: Event) -> None:
         noise = self._noise.worth(event)  # asked on every worker: who speaks next must know what was told
-        if not self._speaks() and not (isinstance(event, Said) and event.of_one):
+        if not self._speaks() and not (isinstance(event, Note) and event.one_worker):
             return
         match event:
             case GenerationFormed():
@@ -48,7 +48,7 @@ class Console:
                     self._write(f"  wire: {event.wire}")
                 for note in event.notes:
                     self._write(f"  note: {note}")
-            case Said(text):
+            case Note(text):
                 self._write(f"  note: {text}")
             case NoiseMeasured():
                 NOISE_LOG.info(self._noise.words)

@@ -10,11 +10,11 @@
 from dataclasses import replace
 from typing import NoReturn
 
-from lockstep.elastic.guard import Continuity
-from lockstep.elastic.waits import Waits
+from lockstep.elastic.guard import Guard
+from lockstep.elastic.shown_waits import shown
 from lockstep.errors import BadArgument, Misuse, WorkerLost, told_as_lost
-from lockstep.events import Events, Said, StepCommitted
-from lockstep.launch.status import Call
+from lockstep.events import Events, StepCommitted, Wait
+from lockstep.launch.status import NoStatus, StatusWriter
 from lockstep.settings.environment import Overrides
 from lockstep.settings.options import Settings
 from lockstep.state.checkpoints.beginning import begin
@@ -23,7 +23,7 @@ from lockstep.state.checkpoints.folder import newest_good
 from lockstep.state.checkpoints.moments import Saving
 from lockstep.state.checkpoints.options import AUTO, NEVER, Asked, CheckpointPlan, settle
 from lockstep.state.checkpoints.schedule import Every
-from lockstep.state.run_state import Parts, in_this_epoch
+from lockstep.state.run_state import RunState, in_this_epoch
 from lockstep.state.schema import read_state
 
 SELDOM = Every(minutes=60 * 24 * 365)
@@ -36,20 +36,20 @@ LAST_SAVE_S = 2.0
 """How long the last checkpoint of a run that a signal ends may take."""
 
 
-class Keeping:
+class Autosave:
     """The checkpoints of one run on one worker. One owner, who calls `close`."""
 
     def __init__(
         self,
-        parts: Parts,
+        state: RunState,
+        guard: Guard,
         settings: Settings,
         overrides: Overrides,
-        waits: Waits,
         events: Events,
-        continuity: Continuity,
+        status: StatusWriter | NoStatus,
     ) -> None:
-        self._parts, self._settings, self._overrides = parts, settings, overrides
-        self._waits, self._events, self._continuity = waits, events, continuity
+        self._state, self._guard, self._settings, self._overrides = state, guard, settings, overrides
+        self._events, self._status = events, status
         self._saving: Saving | None = None
         self._taken_up = False
 
@@ -66,11 +66,11 @@ class Keeping:
         self._taken_up = True
         if self._saving is None and self._overrides.checkpoint_folder is not None:
             self._save_as_told()
-        self._continuity.admit()
+        self._guard.admit()
 
     def look(self) -> None:
         """The script asks where the run is: it has come to where training begins, unless it is at its beginning."""
-        if not self._continuity.is_member or self._must_resume:
+        if not self._guard.is_member or self._must_resume:
             self.take_up()
 
     def train(self) -> None:
@@ -95,9 +95,9 @@ class Keeping:
     def rescue(self, lost: WorkerLost) -> NoReturn:
         """Collective, outside of steps. What a lost worker had counted is gone, and only the user's code can count it
         again: the launcher starts all anew. So the state of now is saved first, by one of those who are left."""
-        if self._saving is not None and self._continuity.regroups():
-            step = self._parts.stepping.step
-            self._saving.checkpoints.save_now(step, lambda: in_this_epoch(self._parts), RESCUE_S)
+        if self._saving is not None and self._guard.regroup():
+            step = self._state.steps.step
+            self._saving.checkpoints.save_now(step, lambda: in_this_epoch(self._state), RESCUE_S)
         raise lost
 
     def close(self) -> None:
@@ -120,16 +120,18 @@ class Keeping:
         except BadArgument as cannot:
             if self._overrides.saves:
                 raise
-            self._events.emit(Said(f"this run can be neither saved nor joined: {cannot}"))
-            self._continuity.admits = False
+            self._events.note(f"this run can be neither saved nor joined: {cannot}")
+            self._guard.admits = False
 
     def _save_by(self, plan: CheckpointPlan) -> None:
         """A newcomer does not resume: it is given the state of the run."""
-        if not self._continuity.is_member:
+        if not self._guard.is_member:
             plan = replace(plan, resume=NEVER)
-        who = Who(lambda: self._waits.wire.world.rank, lambda text: self._events.emit(Said(text)))
-        with told_as_lost(self._parts.stepping.step, "run.checkpoints"):
-            saving = begin(plan, self._parts, self._settings, self._waits.at(Call.CHECKPOINTS), who)
+        who = Who(lambda: self._guard.generation.world.rank, self._events.note)
+        with told_as_lost(self._state.steps.step, "run.checkpoints"):
+            wire = shown(self._guard.generation.wire, self._events, Wait.CHECKPOINTS)
+            saving = begin(plan, self._state, self._settings, wire, who)
+        self._guard.deal()
         saving.is_asked_for = self._overrides.saves or plan.every is not SELDOM
         saving.at_moment = self._save_before_the_end
         self._events.subscribe(saving.on_event, StepCommitted)
@@ -137,8 +139,8 @@ class Keeping:
 
     def _save_before_the_end(self) -> None:
         """All have agreed to end before the next step because of a signal: its state is saved first."""
-        if self._saving is not None and self._continuity.is_ending:
+        if self._saving is not None and self._guard.is_ending:
             path = self._saving.save_now(LAST_SAVE_S)
             if path is not None:
-                self._waits.status.saved()
-                self._events.emit(Said(f"saved as {path}"))
+                self._status.saved()
+                self._events.note(f"saved as {path}")

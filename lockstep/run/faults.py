@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.events import Copied, Event, GenerationFormed, StepBegins, StepCommitted
+from lockstep.events import Copied, Event, GenerationFormed, StepBegan, StepCommitted
 from lockstep.settings.faults import MARK, Fault, FaultKind
 
 if TYPE_CHECKING:
@@ -39,31 +39,31 @@ class FaultWatch:
         match event:
             case Copied(slot):
                 self._slot = slot
-            case StepBegins(step) if fault.kind is not FaultKind.STOP and self._is_due(step):
+            case StepBegan(step=step) if fault.kind is not FaultKind.STOP and self._is_due(step):
                 os.kill(os.getpid(), signal.SIGKILL)
-            case StepCommitted(step) if fault.kind is FaultKind.STOP and self._is_due(step):
+            case StepCommitted(step=step) if fault.kind is FaultKind.STOP and self._is_due(step):
                 os.kill(os.getppid(), signal.SIGTERM)
-                _await(lambda: self._run.signals.terminate, STOPPED_WITHIN_S)
-            case GenerationFormed(fault.step, slots=slots, lost=lost) if fault.slot in lost and fault.slot not in slots:
+                _await(lambda: self._run.guard.signals.terminate, STOPPED_WITHIN_S)
+            case GenerationFormed(step=fault.step) if fault.slot in event.lost and fault.slot not in event.slots:
                 self._await_replacement()
 
     def _await_replacement(self) -> None:
         """The worker that is asked for a copy waits to be asked; without copies, the host waits for a call."""
-        continuity, copier = self._run.continuity, self._run.continuity.copier
-        recovery = continuity.recovery
+        guard, copier = self._run.guard, self._run.guard.copier
+        recovery = guard.recovery
         assert recovery is not None
         may_be_copied = self._fault.kind is FaultKind.KILL and copier is not None
-        if not (self._slot == max(continuity.slots) if may_be_copied else recovery.hosts):
+        if not (self._slot == max(guard.generation.slots) if may_be_copied else recovery.hosts):
             return
 
         def is_near() -> bool:
             is_asked = may_be_copied and copier is not None and (copier.is_asked() or copier.has_declined)
             is_called = recovery.hosts and recovery.hears()
-            return is_asked or is_called or continuity.is_given_up(self._fault.slot)
+            return is_asked or is_called or guard.is_given_up(self._fault.slot)
 
         with self._run.patience(minutes=REPLACED_WITHIN_S / 60):
             _await(is_near, REPLACED_WITHIN_S)
-        continuity.look_at_door()
+        guard.look_for_newcomers()
 
     def _is_due(self, step: int) -> bool:
         """Whether the fault is for this worker and step, and has not happened yet."""

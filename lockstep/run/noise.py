@@ -37,7 +37,8 @@ class NoiseWatch:
                 scale.add(step, sum(squares.weights.values()), measure(squares.lanes, squares.weights, squares.whole))
         plain, seen = (scale.noise for scale in self._scales)
         kind = family(self._models.optimizers.values())
-        self._events.emit(NoiseMeasured(step, num_lanes, kind, plain, seen if kind == "adam" and seen.count else None))
+        preconditioned = seen if kind == "adam" and seen.count else None
+        self._events.emit(NoiseMeasured, num_lanes, kind, plain, preconditioned, step=step)
 
     def state_dict(self) -> list[dict[str, Any]]:
         return [scale.state_dict() for scale in self._scales]

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -12,51 +13,66 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from lockstep import strategies
 from lockstep.chance import Generators
 from lockstep.data import GlobalBatch, ShardedLoader
 from lockstep.data.moving import Moving
-from lockstep.elastic.guard import Continuity, Signals
-from lockstep.elastic.waits import Waits
+from lockstep.elastic.guard import Elasticity, Guard
+from lockstep.elastic.shown_waits import shown
 from lockstep.errors import BadArgument, Disagreement, LockstepError, Misuse, WorkerLost, advise, told_as_lost
-from lockstep.events import Closed, Events, LaneEnded, Said
-from lockstep.gradients.arrangement import Wanted
-from lockstep.gradients.batchnorm import connect, norms_by_lane, told_by_lane
-from lockstep.gradients.buffers import Buffers, buffer_places, refuse_new_buffers
+from lockstep.events import Closed, Events, Wait
+from lockstep.gradients.batchnorm import told_by_lane
+from lockstep.gradients.bucket_set import BucketOptions
+from lockstep.gradients.buffers import buffer_places, refuse_new_buffers
 from lockstep.gradients.health import HealthPlan
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import SUMMED, Wish
 from lockstep.gradients.squares import SquaresPlan
 from lockstep.launch.exits import TERMINATED
-from lockstep.launch.status import Call, NoStatus, Phase, StatusWriter, Trait
+from lockstep.launch.status import NoStatus, StatusWriter, Trait
 from lockstep.optim.noise import Noise
 from lockstep.run import active
-from lockstep.run.autosave import Keeping
-from lockstep.run.capture.functions import Capturing
+from lockstep.run.autosave import Autosave
+from lockstep.run.capture.functions import Captures
 from lockstep.run.noise import NoiseWatch
 from lockstep.run.placement import place_on
 from lockstep.run.replication import join
-from lockstep.run.step_loop import Stage, Stepping, as_global_batch
+from lockstep.run.step_loop import Stage, StepLoop, as_global_batch
 from lockstep.run.totals import total_of
-from lockstep.run.untracked import Strangers
+from lockstep.run.untracked import UntrackedOptimizers
 from lockstep.script.place import Loop, Places
 from lockstep.script.schedulers import is_fresh, untracked
 from lockstep.script.site import Site, calling_frame, counts, site_of
 from lockstep.settings.environment import Overrides
 from lockstep.settings.options import Settings
+from lockstep.state.carried import Carried
 from lockstep.state.checkpoints import file as checkpoint
 from lockstep.state.checkpoints.options import asked_by_script
 from lockstep.state.models import Models, RegistrationWatch, Stateful, refuse_new_parameters
 from lockstep.state.progress import Progress
-from lockstep.state.run_state import Parts, restore
-from lockstep.strategies.replicated import Engine
+from lockstep.state.run_state import RunState, StepState, restore
+from lockstep.strategies import EngineOptions, Replicas, StepEngine
 from lockstep.verify.digest import digest
 from lockstep.verify.trace import Sources
 from lockstep.wire import Agreement, Plan, Wire
+from lockstep.wire.generation import Generation
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 MOST_PATIENCE_MINUTES = 24 * 60
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a run is made in: what was asked for, who listens, where the launcher looks, and how to undo all of it."""
+
+    settings: Settings
+    overrides: Overrides
+    events: Events
+    status: StatusWriter | NoStatus
+    undo: ExitStack
+    progress: Progress
 
 
 class Run:
@@ -65,51 +81,48 @@ class Run:
     Everything here is called by every worker, in the same order, unless it says otherwise.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        wire: Wire,
-        events: Events,
-        undo: ExitStack,
-        status: StatusWriter | NoStatus,
-        overrides: Overrides,
-    ) -> None:
-        self._settings = settings
-        self._overrides = overrides
-        self._undo = undo
-        self._tracing = overrides.trace_dir is not None
-        self._wire = wire
-        self._events = events
-        self._models = Models()
-        self._engine: Engine | None = None
-        self._watch = RegistrationWatch()
-        self._sites: set[Site] = set()
-        self._optimizer_hooks: dict[str, Any] = {}
+    def __init__(self, context: Context, generation: Generation, elasticity: Elasticity | None) -> None:
+        settings, events = context.settings, context.events
+        self._settings, self._overrides, self._events = settings, context.overrides, events
+        self._status, self._undo = context.status, context.undo
+        self._models, self._progress = Models(), context.progress
         self._noise = NoiseWatch(self._models, events)
         self._moving = Moving(settings.device)
-        self._progress = Progress()
-        places = Places(self._models, self._progress)
-        self._stepping = Stepping(
-            wire.world.rank, settings.seed, settings.assignment, events, self._noise, places, self._moving
+        self._places = Places(self._models, self._progress)
+        carried = Carried(settings.device)
+        self._engine = strategies.parse(settings.strategy).engine(self._engine_options(), generation, events)
+        steps = StepState(settings.seed, settings.assignment.num_lanes)
+        self._state = RunState(
+            self._models, self._progress, steps, self._noise, carried, self._places, self._engine, settings.device
         )
-        undo.callback(Strangers(self._models, self._stepping, lambda text: events.emit(Said(text))).close)
-        self._parts = Parts(self._models, self._stepping, self._progress)
-        self._status = status
-        self._waits = Waits(wire, status)
-        self.signals = Signals()
-        self.continuity = Continuity(
-            self._parts, wire, events, self.signals, self._status, self._end_by, settings.by_hand
+        self.guard = Guard(
+            self._state, self._places, self._engine, generation, elasticity, events, context.status, self._end_by,
+            settings.by_hand,
+        )  # fmt: skip
+        self._loop = StepLoop(
+            self._state, self._places, carried, self._noise, self._engine, self.guard, self._moving, events
         )
-        self._stepping.surroundings = self.continuity
-        self._keeping = Keeping(self._parts, settings, overrides, self._waits, events, self.continuity)
-        self._capturing = Capturing(settings, self._models, self._stepping, events, self._ready_engine, self._own_hooks)
+        self._autosave = Autosave(self._state, self.guard, settings, self._overrides, events, context.status)
+        self._captures = Captures(settings, self._models, self._loop, events, self._engine, self._own_hooks)
+        self._watch = RegistrationWatch()
+        self._sites: set[Site] = set()
+        self._optimizer_hooks: dict[str, tuple[Any, Any]] = {}
+        self._undo.callback(UntrackedOptimizers(self._models, self._loop, events.note).close)
         self._has_looked_for_schedulers = False
-        self._told_of_norms = False
+        self._has_noted_norms = False
         self._closed = False
         self.failed = False
         models = self._models
         self.sources = Sources(self.state, self.buffer_names, models.gradients, models.rates, lambda: self.failed)
         """What a trace of this run asks it."""
+
+    def _engine_options(self) -> EngineOptions:
+        settings = self._settings
+        return EngineOptions(
+            BucketOptions(settings.bucket_bytes, settings.reduce_dtype),
+            HealthPlan(self.state, settings.not_finite, settings.drift_every),
+            SquaresPlan(settings.noise_every, self._noise.weigh),
+        )
 
     # -- who and where --------------------------------------------------------------------------------------
 
@@ -122,18 +135,18 @@ class Run:
         """
         if not self._sites:
             self._status.is_known_as(Trait.READS_RANK)
-            self.continuity.needs_first = True
-        return self.continuity.rank
+            self.guard.first.is_needed = True
+        return self.guard.rank
 
     @property
     def is_first(self) -> bool:
         """Whether this worker is the present first one: it prints and saves for all."""
-        return self.continuity.is_first
+        return self.guard.is_first
 
     @property
     def size(self) -> int:
         """How many workers there are now."""
-        return self._wire.world.size
+        return self.guard.generation.world.size
 
     @property
     def device(self) -> torch.device:
@@ -143,31 +156,31 @@ class Run:
     @property
     def step(self) -> int:
         """How many training steps are done."""
-        if self._engine is not None and not self.failed:
-            self._keeping.look()
-        return self._stepping.step
+        if self._has_models and not self.failed:
+            self._autosave.look()
+        return self._loop.step
 
     @property
     def epoch(self) -> int:
         """The epoch under way in `run.epochs`, from 0."""
-        if self._engine is not None and not self.failed:
-            self._keeping.look()
+        if self._has_models and not self.failed:
+            self._autosave.look()
         return self._progress.epoch
 
     @property
     def lane_count(self) -> int:
         """How many lanes the run has, on all workers together."""
-        return self._stepping.assignment.num_lanes
+        return self._state.steps.num_lanes
 
     @property
     def seed(self) -> int:
         """The seed from which all keys of the run are made."""
-        return self._stepping.seed
+        return self._state.steps.seed
 
     @property
     def loss(self) -> float | None:
         """The loss of the last step over all lanes, equal on all workers; None unless run.backward told it."""
-        return self._stepping.loss
+        return self._state.steps.loss
 
     @property
     def noise(self) -> Noise:
@@ -186,16 +199,18 @@ class Run:
         to `run.device`, in place. What else has a state_dict is given by name (`scheduler=s`) and is saved and resumed
         too.
         """
-        self._stepping.refuse_unless_outside("run.replicate")
+        self._loop.refuse_unless_outside("run.replicate")
         self._models.add(module, optimizers, tracked)
         place_on(self.device, module, optimizers)
-        with told_as_lost(self._stepping.step, "run.replicate"):
-            join(self._models, self._waits.at(Call.REPLICATE))
-        self._stepping.places.streams.look(Generators.now())
+        with told_as_lost(self._loop.step, "run.replicate"):
+            join(self._models, self._shown_wire(Wait.REPLICATE))
+        self._places.streams.look(Generators.now())
         for label, optimizer in self._models.optimizers.items():
             if label not in self._optimizer_hooks:
-                self._optimizer_hooks[label] = optimizer.register_step_pre_hook(self._before_update)
-        self._make_engine()
+                before = optimizer.register_step_pre_hook(self._before_update)
+                self._optimizer_hooks[label] = before, optimizer.register_step_post_hook(self._after_update)
+        self._engine.hold(self._replicas(), self.guard.generation)
+        self._watch.noticed = True
         return module
 
     def shard(self, loader: "DataLoader[Any]", *, batch: str = "split") -> ShardedLoader:
@@ -211,10 +226,10 @@ class Run:
                 num_lanes=self.lane_count,
                 lanes=partial(self._lanes_to_load, number),
                 index=number,
-                say=lambda text: self._events.emit(Said(text)),
+                say=self._events.note,
                 batch=batch,
                 moving=self._moving,
-                least=lambda: self._stepping.least,
+                least=lambda: self._engine.min_samples,
             )
         )
 
@@ -233,9 +248,9 @@ class Run:
         background: every `every_steps` or `every_minutes`, whichever comes first (10 minutes if neither is given). The
         newest `keep` (3) good ones stay. A worker that joins a run under way is given the state of that run instead.
         """
-        self._stepping.refuse_unless_outside("run.checkpoints")
+        self._loop.refuse_unless_outside("run.checkpoints")
         self._refuse_without_model("run.checkpoints")
-        self._keeping.begin(asked_by_script(folder, every_steps, every_minutes, keep, resume))
+        self._autosave.begin(asked_by_script(folder, every_steps, every_minutes, keep, resume))
         return self.step
 
     # -- training -------------------------------------------------------------------------------------------
@@ -252,13 +267,13 @@ class Run:
         Collective while training. Under `torch.no_grad()` or with the model in eval mode it is an evaluation:
         nothing is reduced. `train=True` makes it a training step although the model is in eval mode.
         """
-        self._stepping.refuse_unless_outside("run.lanes")
-        whole = as_global_batch(batch, self._stepping)
+        self._loop.refuse_unless_outside("run.lanes")
+        whole = as_global_batch(batch, self.guard.generation, self._engine.min_samples)
         in_training_mode = any(module.training for module in self._models.modules.values())
         frame = calling_frame()
         if train or (train is None and in_training_mode and torch.is_grad_enabled()):
             return self._training_lanes(whole, Loop(site_of(frame), counts(frame)))
-        if in_training_mode and self._ready_engine().has_buffers:
+        if in_training_mode and self._ready_engine().buffers.slots:
             # Forward passes in training mode without gradients move BatchNorm's statistics: they are averaged.
             return self._training_lanes(whole, Loop(site_of(frame), counts(frame), is_step=False))
         return self._evaluating_lanes(whole)
@@ -272,17 +287,14 @@ class Run:
         the sums over all lanes. With a GradScaler as `scaler` it is `scaler.scale(loss).backward()`, and the loss is
         told unscaled.
         """
-        if self._stepping.stage is not Stage.TRAINING or self._engine is None:
+        if self._loop.stage is not Stage.TRAINING:
             raise Misuse(
-                f"run.backward {self._stepping.stage.value}: write it inside `for x, y in run.lanes(batch):`, with the "
+                f"run.backward {self._loop.stage.value}: write it inside `for x, y in run.lanes(batch):`, with the "
                 "model in training mode and gradients enabled"
             )
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise BadArgument(f"run.backward takes a loss with one element, not {_described(loss)}")
-        checked = _checked_weight(weight, reduction)
-        self._engine.tell(loss, checked)
-        if weight is not None and checked is not None:
-            self._stepping.told(checked)
+        self._engine.record_loss(loss, _checked_weight(weight, reduction))
         try:
             (loss if scaler is None else scaler.scale(loss)).backward()
         except RuntimeError as error:
@@ -295,7 +307,7 @@ class Run:
 
         What a lane leaves here counts with its step. In an evaluation it lasts until the next training step.
         """
-        return self._stepping.carried.values
+        return self._loop.carried.values
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -314,7 +326,7 @@ class Run:
         inside `fn` runs only when it is recorded. With an `optimizer` (made with capturable=True) its step() is
         replayed too. What cannot be recorded runs as it is, and a note says why. The bits are the same either way.
         """
-        return self._capturing.capture(fn, optimizer)
+        return self._captures.capture(fn, optimizer)
 
     @contextmanager
     def patience(self, minutes: float) -> Iterator[None]:
@@ -336,14 +348,14 @@ class Run:
         Whole numbers are exact. For floats give a list with one number per lane computed: they are added in
         lane order, so that the sum has the same bits on any number of workers.
         """
-        self._stepping.refuse_unless_outside("run.total")
+        self._loop.refuse_unless_outside("run.total")
         try:
-            with told_as_lost(self._stepping.step, "run.total"):
-                return total_of(value, self._stepping.visits, self._waits.at(Call.TOTAL), self._stepping.step)
+            with told_as_lost(self._loop.step, "run.total"):
+                return total_of(value, self._loop.visits, self._shown_wire(Wait.TOTAL), self._loop.step)
         except Disagreement as failure:
-            self._keeping.rescue(self.continuity.parts(failure, "run.total"))
+            self._autosave.rescue(self.guard.exclude(failure, "run.total"))
         except WorkerLost as lost:
-            self._keeping.rescue(lost)
+            self._autosave.rescue(lost)
 
     def digest(self) -> str:
         """SHA-256 over parameters, buffers and optimizer state, by name. Any worker may call it alone."""
@@ -365,10 +377,10 @@ class Run:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Puts a checkpoint at `path`: whole, or the one before stays. Worker 0 writes; the others do nothing."""
         if not self._closed:
-            self._stepping.refuse_unless_outside("run.save")
+            self._loop.refuse_unless_outside("run.save")
         self._refuse_without_model("run.save")
         if self.is_first:
-            checkpoint.write(_checked_path("run.save", path), self._parts.capture())
+            checkpoint.write(_checked_path("run.save", path), self._state.capture())
 
     def resume(self, path: str | os.PathLike[str]) -> int:
         """Collective. Goes on from the checkpoint at `path`, on any number of workers; returns its step.
@@ -376,45 +388,42 @@ class Run:
         Call it after `replicate`. The lanes and the seed are the checkpoint's. A worker that joins a run under way is
         given the state of that run instead.
         """
-        self._stepping.refuse_unless_outside("run.resume")
+        self._loop.refuse_unless_outside("run.resume")
         self._refuse_without_model("run.resume")
-        if not self.continuity.is_member:
+        if not self.guard.is_member:
             return self.step
-        with told_as_lost(self._stepping.step, "run.resume"):
-            wire = self._waits.at(Call.RESUME)
-            elsewhere = restore(self._parts, _checked_path("run.resume", path), self._settings, wire)
+        with told_as_lost(self._loop.step, "run.resume"):
+            wire = self._shown_wire(Wait.RESUME)
+            elsewhere = restore(self._state, _checked_path("run.resume", path), self._settings, wire)
+        self.guard.deal()
         if elsewhere:
-            self._events.emit(Said(elsewhere))
+            self._events.note(elsewhere)
         return self.step
 
     # -- the end --------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Ends the run on this worker and gives back what it holds. May be called twice."""
-        if self._closed or os.getpid() != self.continuity.pid:  # what the worker has forked takes no part
+        if self._closed or os.getpid() != self.guard.pid:  # what the worker has forked takes no part
             return
         self._closed = True
-        self._status.enter(Phase.SAVING, self._stepping.step)
-        self._keeping.close()
-        self._stepping.stage = Stage.CLOSED
-        self._events.emit(Closed(self._stepping.step))
-        self._status.enter(Phase.ENDED, self._stepping.step)
+        self._autosave.close()
+        self._loop.stage = Stage.CLOSED
+        self._events.emit(Closed)
         for loader in self._progress.loaders.values():
             loader.close()
         self._watch.close()
-        self._capturing.close()
-        if self._engine is not None:
-            self._engine.close()
-        for hook in self._optimizer_hooks.values():
-            hook.remove()
-        if not self.failed and self.continuity.is_member:
-            self._part()
-        self._wire.close()
-        if self.continuity.recovery is not None:
-            self.continuity.recovery.close()
+        self._captures.close()
+        self._engine.close()
+        for hooks in self._optimizer_hooks.values():
+            for hook in hooks:
+                hook.remove()
+        world = self.guard.generation.world
+        if not self.failed and self.guard.is_member:
+            self._end_together()
+        self.guard.close()
         self._status.close()
         self._undo.close()
-        world = self._wire.world
         active.deactivate(self, has_changed=world.generation > 1 or (self.failed and world.size > 1))
 
     def __enter__(self) -> "Run":
@@ -431,34 +440,33 @@ class Run:
     def _training_lanes(self, batch: GlobalBatch, loop: Loop) -> Iterator[Any]:
         engine = self._ready_engine()
         if self._watch.noticed:
-            refuse_new_parameters(self._models, engine.named)
+            refuse_new_parameters(self._models, engine.replicas.parameters)
             self._models.check_optimizers_cover_known_parameters()
-            engine.buffers = self._buffers()
-            self._stepping.least = self._least()
+            engine.look_at_buffers()
             self._watch.noticed = False
-        if loop.is_step and self._settings.stop_after is not None and self._stepping.step >= self._settings.stop_after:
+        if loop.is_step and self._settings.stop_after is not None and self._loop.step >= self._settings.stop_after:
             self.close()
             raise SystemExit(0)
         if loop.is_step:
-            self._keeping.train()
+            self._autosave.train()
             self._look_for_schedulers()
-            self._tell_of_norms(batch)
+            self._note_norms(batch)
             self._progress.trains_on(batch.loader)
         is_first_turn = loop.site not in self._sites
         self._sites.add(loop.site)
-        return self._watched(self._stepping.training(batch, engine, loop), engine, is_first_turn)
+        return self._watched(self._loop.training(batch, loop), is_first_turn)
 
-    def _tell_of_norms(self, batch: GlobalBatch) -> None:
+    def _note_norms(self, batch: GlobalBatch) -> None:
         """Once, in the first step, by worker 0."""
-        if not self._told_of_norms and self.is_first:
-            plan = StepPlan(self._stepping.step, batch.num_samples, self._stepping.assignment, least=batch.least)
+        if not self._has_noted_norms and self.is_first:
+            plan = StepPlan(self._loop.step, batch.num_samples, self.guard.generation.assignment, least=batch.least)
             text = told_by_lane(self._models.modules.values(), plan.shares.values(), self.lane_count)
             if text:
-                self._events.emit(Said(text))
-        self._told_of_norms = True
+                self._events.note(text)
+        self._has_noted_norms = True
 
     def _look_for_schedulers(self) -> None:
-        """Once, when training begins: one that nobody tracks is told, and refused where it cannot be right."""
+        """Once, when training begins: one that nobody tracks is named, and refused where it cannot be right."""
         if self._has_looked_for_schedulers:
             return
         self._has_looked_for_schedulers = True
@@ -467,17 +475,18 @@ class Run:
                 f"{type(scheduler).__name__} is a scheduler that run.replicate was not given: it is not saved, and a "
                 "worker that joins has another one. Write run.replicate(model, optimizer, scheduler=scheduler)."
             )
-            if self._stepping.step > 0 and is_fresh(scheduler):
-                self.continuity.refuses(f"the run goes on from step {self._stepping.step}, and {text}")
-            self._events.emit(Said(text))
+            if self._loop.step > 0 and is_fresh(scheduler):
+                self.guard.refuse(f"the run goes on from step {self._loop.step}, and {text}")
+            self._events.note(text)
 
     def _evaluating_lanes(self, batch: GlobalBatch) -> Iterator[Any]:
         self._progress.evaluates(batch)
-        lanes = self._stepping.evaluating(batch)
-        return lanes if self._engine is None else self._watched(lanes, self._engine, is_first_turn=False)
+        lanes = self._loop.evaluating(batch)
+        return self._watched(lanes, is_first_turn=False) if self._has_models else lanes
 
-    def _watched(self, lanes: Iterator[Any], engine: Engine, is_first_turn: bool) -> Iterator[Any]:
+    def _watched(self, lanes: Iterator[Any], is_first_turn: bool) -> Iterator[Any]:
         """The lanes of a loop; buffers that they have added to the models are refused when they are done."""
+        engine = self._engine
         known = buffer_places(self._modules()) if self._watch.noticed else None
         engine.begin_loop(is_first_turn)
         try:
@@ -493,37 +502,13 @@ class Run:
 
     def _lanes_to_load(self, loader: int) -> tuple[int, ...]:
         """Asked by a loader before each batch: which lanes to load. It is also a moment to save at."""
-        self._keeping.loader_asks(loader)
-        self.continuity.loader_asks()
-        return self._stepping.lanes
-
-    def _make_engine(self) -> None:
-        if self._engine is not None:
-            self._engine.close()
-        named, settings = self._models.parameters(), self._settings
-        wanted = Wanted(settings.bucket_bytes, settings.reduce_dtype)
-        self._engine = Engine(self._wire, named, self._buffers(), wanted)
-        self._engine.health = HealthPlan(self.state, self._settings.not_finite, self._settings.drift_every)
-        self._engine.squares = SquaresPlan(self._settings.noise_every, self._noise.weigh)
-        self._engine.awaits = self.continuity.awaits
-        self._engine.rules.says = lambda text: self._events.emit(Said(text))
-        self.continuity.engine = self._engine
-        if self._tracing:
-            self._engine.sight = lambda lane, grads: self._events.emit(LaneEnded(self._stepping.step, lane, grads))
-        self._stepping.statistics = connect(self._modules(), self._waits.at(Call.STATISTICS).transport)
-        self._stepping.least = self._least()
-        self._watch.noticed = True
-
-    def _buffers(self) -> Buffers:
-        return Buffers(self._modules(), self._models.name_prefixes())
-
-    def _least(self) -> int:
-        """How many samples the models need at a time. See Note [No lane with a single sample] in lanes.py."""
-        return 2 if norms_by_lane(self._models.modules.values()) else 1
+        self._autosave.loader_asks(loader)
+        self.guard.batch_is_due()
+        return self.guard.generation.lanes
 
     def _epochs(self, count: int) -> Iterator[int]:
-        if self._engine is not None:
-            self._keeping.take_up()
+        if self._has_models:
+            self._autosave.take_up()
         yield from self._progress.epochs(count)
 
     def _end_by(self, wish: Wish) -> None:
@@ -533,26 +518,41 @@ class Run:
             raise KeyboardInterrupt
         raise SystemExit(TERMINATED)
 
-    def _ready_engine(self) -> Engine:
+    @property
+    def _has_models(self) -> bool:
+        return bool(self._models.modules)
+
+    def _replicas(self) -> Replicas:
+        return Replicas(self._models.parameters(), self._modules(), self._models.name_prefixes())
+
+    def _shown_wire(self, wait: Wait) -> Wire:
+        """The present wire, for a collective call of the user's script."""
+        return shown(self.guard.generation.wire, self._events, wait)
+
+    def _ready_engine(self) -> StepEngine:
         self._refuse_without_model("this")
-        assert self._engine is not None
         return self._engine
 
     def _refuse_without_model(self, what: str) -> None:
-        if self._engine is None:
+        if not self._has_models:
             raise Misuse(f"{what} needs a model: call run.replicate(model, optimizer) first")
 
     def _own_hooks(self) -> set[int]:
-        return {hook.id for hook in self._optimizer_hooks.values()}
+        return {hook.id for hooks in self._optimizer_hooks.values() for hook in hooks}
 
     def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
         self._models.look_at(optimizer)
-        self._stepping.updated(optimizer)
+        self._loop.updated(optimizer)
+        self._engine.before_update(optimizer)
 
-    def _part(self) -> None:
+    def _after_update(self, optimizer: Optimizer, *_: Any) -> None:
+        self._engine.after_update(optimizer)
+
+    def _end_together(self) -> None:
         """All workers should end at the same step; one that ends early is named to those that go on."""
-        with self._status.awaiting(Call.END), suppress(LockstepError):
-            Agreement(self._wire.transport, Plan({"operation": "end of the run", "step": self._stepping.step})).check()
+        facts = {"operation": "end of the run", "step": self._loop.step}
+        with suppress(LockstepError), self._events.waiting(Wait.END):
+            Agreement(self.guard.generation.wire.transport, Plan(facts)).check()
 
 
 def _checked_weight(weight: float | None, reduction: str) -> float | None:

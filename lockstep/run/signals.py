@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from lockstep.elastic.guard import Signals
+from lockstep.elastic.requests import Signals
 
 GRACE_S = 2.0
 

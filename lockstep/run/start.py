@@ -4,7 +4,7 @@ import atexit
 import hashlib
 import platform
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +13,16 @@ from typing import Any
 
 import torch
 
+from lockstep import strategies
 from lockstep.chance import fold, set_generators
 from lockstep.determinism.hardware import gpu_name, hardware
 from lockstep.determinism.operators import named_once
 from lockstep.determinism.process import settle_process
-from lockstep.elastic import Door, Recovery
 from lockstep.elastic.founding import Directory, meet_founders, open_door
-from lockstep.elastic.membership import Member, Membership, founded, joining
+from lockstep.elastic.guard import Elasticity
+from lockstep.elastic.membership import Member, founded, joining
 from lockstep.elastic.opener import Opener
+from lockstep.elastic.recovery import Recovery
 from lockstep.elastic.rendezvous import open_store
 from lockstep.errors import BadArgument, BadEnvironment, Disagreement, advise, told_as_lost
 from lockstep.events import (
@@ -29,28 +31,32 @@ from lockstep.events import (
     Events,
     GenerationFormed,
     NoiseMeasured,
-    Said,
     Started,
-    StepBegins,
+    StepBegan,
     StepCommitted,
+    Wait,
 )
 from lockstep.launch.control import Control
-from lockstep.launch.status import Call, NoStatus, StatusReader, StatusWriter
+from lockstep.launch.status import NoStatus, StatusReader, StatusWriter
 from lockstep.observe.console import TOLD, Console
 from lockstep.observe.recorder import Recorder
 from lockstep.run import active
 from lockstep.run.faults import FaultWatch
-from lockstep.run.run import Run
+from lockstep.run.run import Context, Run
 from lockstep.run.signals import handled
-from lockstep.run.wait_watch import Waiting
+from lockstep.run.status_report import READ, StatusReport
+from lockstep.run.wait_watch import WaitWatch
 from lockstep.settings.device import choose, count_gpus, in_words, sharing
 from lockstep.settings.environment import Overrides, Place, find_place, process_environment, read_overrides
-from lockstep.settings.options import Asked, Settings, settle, wire_on
+from lockstep.settings.options import Options, Settings, resolve, wire_on
+from lockstep.state.progress import Progress
 from lockstep.verify.dump import Dump
+from lockstep.verify.trace import READ as TRACED
 from lockstep.verify.trace import Trace
 from lockstep.version import VERSION
 from lockstep.wire import Agreement, Plan, Wire, in_process
 from lockstep.wire.choice import bucket_bytes as suitable_bucket_bytes
+from lockstep.wire.generation import Generation
 from lockstep.wire.network.patience import do_nothing
 from lockstep.world import World
 
@@ -72,6 +78,7 @@ def start(
     noise_every: int = 200,
     reduce_dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
+    strategy: strategies.Strategy | str | None = None,
 ) -> Run:
     """Collective. Starts this worker's part of a run, under `lockstep run`, torchrun, Slurm, MPI, or alone.
 
@@ -86,12 +93,13 @@ def start(
     `noise_every` steps the noise of the gradient is measured for `run.noise`. Gradients are added up in
     `reduce_dtype`, or in the dtype of their parameter.
     `device` is "cpu", "cuda" (each worker its own GPU, the default where there are any) or "cuda:K".
+    `strategy` says what a step means: an object of `lockstep.strategies`, or its string form; "replicated" by default.
     """
     active.refuse_second()
-    asked = Asked(
+    options = Options(
         lanes, seed, exact, threads, _listed(assignment), bucket_bytes, wire, algorithm, timeout_s,
         recover, not_finite, drift_every, noise_every, reduce_dtype=reduce_dtype,
-        device=str(device) if isinstance(device, torch.device) else device,
+        device=str(device) if isinstance(device, torch.device) else device, strategy=_strategy(strategy),
     )  # fmt: skip
     environ = process_environment()
     place, overrides = find_place(environ), read_overrides(environ)
@@ -100,83 +108,79 @@ def start(
             "workers have come or gone, or failed, in an earlier run of this script: a further one needs those that "
             "the first began with. Let each run have a script, or a process, of its own"
         )
-    status = _status(place, overrides)
-    try:
-        run = _join(asked, place, overrides, status) if place.doors else _found(asked, place, overrides, status)
-    except BaseException:
-        if isinstance(status, Waiting):
-            status.close()
-        raise
+    with ExitStack() as undo:
+        status = _status(place, overrides)
+        if isinstance(status, WaitWatch):
+            undo.callback(status.close)
+        run = (_join if place.doors else _found)(options, place, overrides, status)
+        undo.pop_all()
     active.activate(run)
     return run
 
 
-def _found(asked: Asked, place: Place, overrides: Overrides, status: StatusWriter | NoStatus) -> Run:
+def _found(options: Options, place: Place, overrides: Overrides, status: StatusWriter | NoStatus) -> Run:
     """Collective. A worker of the first generation."""
     world = replace(place.world, generation=1)
-    settings = _with_device(settle(asked, overrides, world), asked, overrides, world.local_rank, world.local_size)
-    settings = replace(settings, wire=wire_on(settings.device, asked.wire, asked.algorithm, settings.wire, world))
-    undo = settle_process(settings.threads, settings.exact, settings.device)
-    opener = Opener(settings, world.on_one_host)
-    with status.awaiting(Call.START), told_as_lost(0, "lockstep.start"):
+    settings = _with_device(resolve(options, overrides, world), options, overrides, world.local_rank, world.local_size)
+    settings = replace(settings, wire=wire_on(settings.device, options.wire, options.algorithm, settings.wire, world))
+    context = _context(settings, overrides, status, place)
+    opener, can_recover = Opener(settings, world.on_one_host), _can_recover(settings, place)
+    with context.events.waiting(Wait.START), told_as_lost(0, "lockstep.start"):
         store = open_store(place, settings.timeout_s, active.num_before()) if world.size > 1 else None
-        watch = do_nothing if _can_recover(settings, place) else None
+        watch = do_nothing if can_recover else None
         opened = in_process(world) if store is None else opener.open(world, store, watch)
         _agree(opened, settings)
     settings = _with_bucket_bytes(settings, opened)
-    events = Events()
-    run = _make_run(settings, opened, place, overrides, undo, events, status)
-    if _can_recover(settings, place):
+    context = replace(context, settings=settings)
+    slots, elasticity = tuple(range(world.size)), None
+    if can_recover:
         door = open_door(place)
-        with status.awaiting(Call.START), told_as_lost(0, "lockstep.start"):
+        with context.events.waiting(Wait.START), told_as_lost(0, "lockstep.start"):
             members = meet_founders(place, door, store)
-        run.continuity.recovery = _recovery(founded(door.member, members), door, opener, opened, run, no_members)
-        _make_copyable(run, place, overrides, settings, undo)
-    run.continuity.charter = _charter(settings)
-    run.continuity.place()
-    set_generators(fold(settings.seed, "outside"))
-    events.emit(_started(place, settings, opened, _device_in_words(asked, overrides, settings)))
+        slots = tuple(member.slot for member in members)
+        recovery = Recovery(founded(door.member, members), door, opener, opened, _terms(settings), no_members)
+        elasticity = Elasticity(recovery, False, _control(overrides, settings), place.port)
+    run = _make_run(context, Generation(opened, slots, settings.assignment), elasticity, place)
+    run.guard.publish()
+    _announce(context, place, opened, _device_in_words(options, overrides, settings))
     return run
 
 
-def _join(asked: Asked, place: Place, overrides: Overrides, status: StatusWriter | NoStatus) -> Run:
-    """A worker that comes later: alone until it is admitted. See Note [Newcomers] in guard.py."""
+def _join(options: Options, place: Place, overrides: Overrides, status: StatusWriter | NoStatus) -> Run:
+    """A worker that comes later: alone until it is admitted. See Note [Newcomers] in elastic/guard.py."""
     page = None if overrides.status_fd is None else StatusReader(overrides.status_fd)
     directory = Directory(place, page)
-    charter = directory.charter()
-    _leave_unless_same(charter["run"])
-    told = replace(overrides, lanes=charter["lanes"], seed=charter["seed"], threads=charter["threads"], assignment=None)
-    settings = replace(settle(replace(asked, assignment=None), told, World()), bucket_bytes=charter["bucket_bytes"])
-    by_hand = None if charter["assignment"] is None else tuple(map(tuple, charter["assignment"]))
-    settings = replace(settings, wire=charter["wire"], algorithm=charter["algorithm"], by_hand=by_hand)
+    terms = directory.terms()
+    _leave_unless_same(terms["run"])
+    given = replace(overrides, lanes=terms["lanes"], seed=terms["seed"], threads=terms["threads"], assignment=None)
+    settings = replace(resolve(replace(options, assignment=None), given, World()), bucket_bytes=terms["bucket_bytes"])
+    by_hand = None if terms["assignment"] is None else tuple(map(tuple, terms["assignment"]))
+    settings = replace(settings, wire=terms["wire"], algorithm=terms["algorithm"], by_hand=by_hand)
     slot = place.world.local_rank if place.slot is None else place.slot
-    settings = _with_device(settings, asked, overrides, slot, charter["num_founders"])
-    _refuse_difference(charter, _charter(settings), place)
-    undo = settle_process(settings.threads, settings.exact, settings.device)
-    wire = in_process(World())
-    run = _make_run(settings, wire, place, overrides, undo, Events(), status)
-    door = open_door(place)
+    settings = _with_device(settings, options, overrides, slot, terms["num_founders"])
+    _refuse_difference(terms, _terms(settings), place)
+    context = _context(settings, overrides, status, place)
+    wire, door = in_process(World()), open_door(place)
     opener = Opener(settings, place.world.on_one_host)
-    run.continuity.is_member = False
-    run.continuity.recovery = _recovery(joining(door.member)[0], door, opener, wire, run, directory.members)
-    _make_copyable(run, place, overrides, settings, undo)
-    run.continuity.charter = _charter(settings)
-    set_generators(fold(settings.seed, "outside"))
-    return run
+    recovery = Recovery(joining(door.member)[0], door, opener, wire, _terms(settings), directory.members)
+    elasticity = Elasticity(recovery, True, _control(overrides, settings), place.port)
+    return _make_run(context, Generation(wire, (0,), settings.assignment), elasticity, place)
 
 
-def _make_run(
-    settings: Settings,
-    wire: Wire,
-    place: Place,
-    overrides: Overrides,
-    undo: ExitStack,
-    events: Events,
-    status: StatusWriter | NoStatus,
-) -> Run:
-    run = Run(settings, wire, events, undo, status, overrides)
-    if isinstance(status, Waiting):
-        status.watch(wire, settings.timeout_s)
+def _context(settings: Settings, overrides: Overrides, status: StatusWriter | NoStatus, place: Place) -> Context:
+    """Sets this process up for the run; `undo` puts it back."""
+    undo = settle_process(settings.threads, settings.exact, settings.device)
+    events = Events(worker=place.world.rank if place.slot is None else place.slot)
+    progress = Progress()
+    events.subscribe(StatusReport(status, progress.waited_ns), *READ)
+    return Context(settings, overrides, events, status, undo, progress)
+
+
+def _make_run(context: Context, generation: Generation, elasticity: Elasticity | None, place: Place) -> Run:
+    overrides, events, undo = context.overrides, context.events, context.undo
+    run = Run(context, generation, elasticity)
+    if isinstance(context.status, WaitWatch):
+        context.status.watch(lambda: run.guard.generation.wire, context.settings.timeout_s)
     events.subscribe(
         Console(
             sys.stderr,
@@ -188,47 +192,35 @@ def _make_run(
         *TOLD,
     )
     if overrides.run_dir is not None:
-        recorder = Recorder(overrides.run_dir, lambda: run.is_first, lambda text: events.emit(Said(text)))
-        events.subscribe(recorder, NoiseMeasured)
+        events.subscribe(Recorder(overrides.run_dir, lambda: run.is_first, events.note), NoiseMeasured)
     if overrides.trace_dir is not None:
-        events.subscribe(Trace(overrides.trace_dir, place.world.rank, run.sources, is_replacement=bool(place.doors)))
+        trace = Trace(overrides.trace_dir, place.world.rank, run.sources, is_replacement=bool(place.doors))
+        events.subscribe(trace, *TRACED)
     if overrides.fault is not None and overrides.run_dir is not None:
         watch = FaultWatch(overrides.fault, run, place.world.rank, overrides.run_dir)
-        events.subscribe(watch, StepBegins, StepCommitted, GenerationFormed, Copied)
+        events.subscribe(watch, StepBegan, StepCommitted, GenerationFormed, Copied)
     if overrides.dump_path is not None and place.world.rank == 0:
         events.subscribe(Dump(overrides.dump_path, run.state), Closed)
     _close_at_exit(run, undo)
-    if settings.exact:
-        undo.enter_context(named_once(lambda text: events.emit(Said(text))))
-    undo.enter_context(handled(run.signals))
+    if context.settings.exact:
+        undo.enter_context(named_once(events.note))
+    undo.enter_context(handled(run.guard.signals))
+    set_generators(fold(context.settings.seed, "outside"))
     return run
 
 
 def _status(place: Place, overrides: Overrides) -> StatusWriter | NoStatus:
     """This worker's row on the launcher's page, from now on; the run lets go of it."""
     if overrides.status_fd is None or place.slot is None:
-        return Waiting(place.world) if place.world.size > 1 else NoStatus()
+        return WaitWatch(place.world) if place.world.size > 1 else NoStatus()
     return StatusWriter(overrides.status_fd, place.slot)
 
 
-def _recovery(
-    membership: Membership,
-    door: Door,
-    opener: Opener,
-    wire: Wire,
-    run: Run,
-    find_members: Callable[[], tuple[Member, ...]],
-) -> Recovery:
-    return Recovery(membership, door, opener, wire, run.continuity.hand_over, find_members)
-
-
-def _make_copyable(run: Run, place: Place, overrides: Overrides, settings: Settings, undo: ExitStack) -> None:
-    """The launcher may ask this worker for a copy of itself. See Note [Replacement by a copy] in control.py."""
-    recovery = run.continuity.recovery
-    if overrides.control_fd is None or recovery is None or settings.device.type != "cpu" or settings.threads > 1:
-        return
-    copier = run.continuity.may_be_copied(Control(overrides.control_fd), lambda: {place.port, *recovery.ports})
-    undo.callback(copier.close)
+def _control(overrides: Overrides, settings: Settings) -> Control | None:
+    """How the launcher asks this worker for a copy of itself. See Note [Replacement by a copy] in launch/control.py."""
+    if overrides.control_fd is None or settings.device.type != "cpu" or settings.threads > 1:
+        return None
+    return Control(overrides.control_fd)
 
 
 def no_members() -> tuple[Member, ...]:
@@ -242,26 +234,26 @@ def _can_recover(settings: Settings, place: Place) -> bool:
     return settings.recover and not alone and place.launcher != "torchrun"
 
 
-def _charter(settings: Settings) -> dict[str, Any]:
-    """What is told to newcomers, and must hold for them too."""
+def _facts(settings: Settings) -> dict[str, Any]:
+    """What must be equal on all workers, now and later."""
     return {
-        "lanes": settings.assignment.num_lanes,
-        "assignment": None if settings.by_hand is None else [list(lanes) for lanes in settings.by_hand],
-        "seed": settings.seed,
-        "threads": settings.threads,
-        "exact": settings.exact,
-        "bucket_bytes": settings.bucket_bytes,
-        "wire": settings.wire,
-        "algorithm": settings.algorithm,
-        "not_finite": settings.not_finite,
-        "drift_every": settings.drift_every,
-        "noise_every": settings.noise_every,
-        "reduce_dtype": str(settings.reduce_dtype),
-        "num_founders": settings.num_founders,
-        "run": active.num_before(),
-        **_versions(),
+        **settings.facts(),
+        "version of lockstep": VERSION,
+        "version of torch": torch.__version__,
+        "version of Python": platform.python_version(),
+        "digest of the script": _script_digest(),
         **hardware(settings.device),
     }
+
+
+def _terms(settings: Settings) -> dict[str, Any]:
+    """What newcomers learn before they can ask to be admitted, and must have alike."""
+    return {**_facts(settings), "num_founders": settings.num_founders, "run": active.num_before()}
+
+
+def _agree(wire: Wire, settings: Settings) -> None:
+    """Collective. Refuses workers that were started with different settings, with the first difference."""
+    Agreement(wire.transport, Plan({"operation": "lockstep.start", **_facts(settings)})).check()
 
 
 def _leave_unless_same(run: int) -> None:
@@ -283,10 +275,10 @@ def _refuse_difference(theirs: dict[str, Any], mine: dict[str, Any], place: Plac
 
 
 def _with_device(
-    settings: Settings, asked: Asked, overrides: Overrides, local_rank: int, num_founders: int
+    settings: Settings, options: Options, overrides: Overrides, local_rank: int, num_founders: int
 ) -> Settings:
     """The same settings, with this worker's device. See Note [Neighbours share a GPU] in device.py."""
-    wanted = overrides.device or asked.device
+    wanted = overrides.device or options.device
     device = choose(wanted, local_rank, num_founders, 0 if wanted == "cpu" else count_gpus())
     return replace(settings, device=device, num_founders=num_founders)
 
@@ -298,36 +290,11 @@ def _with_bucket_bytes(settings: Settings, wire: Wire) -> Settings:
     return replace(settings, bucket_bytes=suitable_bucket_bytes(wire.link, wire.world.size))
 
 
-def _agree(wire: Wire, settings: Settings) -> None:
-    """Collective. Refuses workers that were started with different settings, with the first difference."""
-    facts = {
-        "operation": "lockstep.start",
-        "lanes": settings.assignment.num_lanes,
-        "assignment of lanes": settings.assignment.lanes_of,
-        "seed": settings.seed,
-        "threads": settings.threads,
-        "exact": settings.exact,
-        "bucket_bytes": settings.bucket_bytes,
-        "wire": settings.wire,
-        "algorithm": settings.algorithm,
-        "not_finite": settings.not_finite,
-        "drift_every": settings.drift_every,
-        "noise_every": settings.noise_every,
-        "reduce_dtype": str(settings.reduce_dtype),
-        **_versions(),
-        **hardware(settings.device),
-    }
-    Agreement(wire.transport, Plan(facts)).check()
-
-
-def _versions() -> dict[str, str]:
-    """The software of this worker, as far as it can be told in a few words."""
-    return {
-        "version of lockstep": VERSION,
-        "version of torch": torch.__version__,
-        "version of Python": platform.python_version(),
-        "digest of the script": _script_digest(),
-    }
+def _strategy(strategy: object) -> str:
+    """Its string form, checked."""
+    if strategy is not None and not isinstance(strategy, str) and not hasattr(strategy, "engine"):
+        raise BadArgument(f"strategy takes an object of lockstep.strategies, or its string form, not {strategy!r:.60}")
+    return str(strategies.parse("replicated" if strategy is None else str(strategy)))
 
 
 def _script_digest() -> str:
@@ -338,15 +305,17 @@ def _script_digest() -> str:
         return "unknown"
 
 
-def _device_in_words(asked: Asked, overrides: Overrides, settings: Settings) -> str:
+def _device_in_words(options: Options, overrides: Overrides, settings: Settings) -> str:
     if settings.device.type == "cpu":
         return ""
-    shared = sharing(overrides.device or asked.device, settings.num_founders, count_gpus())
+    shared = sharing(overrides.device or options.device, settings.num_founders, count_gpus())
     return in_words(shared, gpu_name(settings.device))
 
 
-def _started(place: Place, settings: Settings, wire: Wire, device: str) -> Started:
-    return Started(
+def _announce(context: Context, place: Place, wire: Wire, device: str) -> None:
+    settings = context.settings
+    context.events.emit(
+        Started,
         script=Path(sys.argv[0]).name or "python",
         num_workers=place.world.size,
         num_lanes=settings.assignment.num_lanes,

@@ -18,7 +18,7 @@
 # takes. One that is not there yet goes there when its turn comes: the whole batch may not fit.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any, NoReturn, Protocol
@@ -29,19 +29,18 @@ from lockstep.chance import Generators, fold, set_generators
 from lockstep.data import GlobalBatch
 from lockstep.data.copying import copied, versions_of
 from lockstep.data.moving import Moving, unchanged
-from lockstep.errors import BadArgument, Disagreement, Misuse, NotFinite, WorkerLost
-from lockstep.events import Events, LaneBegan, LaneLeft, Said, StepBegins, StepCommitted
-from lockstep.gradients.batchnorm import Statistics
+from lockstep.errors import BadArgument, Disagreement, Misuse, NotFinite, WorkerLost, told_as_lost
+from lockstep.events import Events, LaneBegan, LaneEnded, StepBegan, StepCommitted, Wait, WaitBegan
 from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import StepRecord
-from lockstep.lanes import Assignment
 from lockstep.run.noise import NoiseWatch
 from lockstep.run.totals import Visit
 from lockstep.script.place import Loop, Places, Seen, StepPlace
 from lockstep.state.carried import Carried
-from lockstep.strategies.replicated import Engine
-from lockstep.wire import Wire
+from lockstep.state.run_state import RunState
+from lockstep.strategies.protocol import StepEngine
+from lockstep.wire.generation import Generation
 
 KEEP_IN_STATE = "Keep it in an object with a state_dict and give it to run.replicate(..., name=object)."
 KEEP_TENSORS = (
@@ -63,130 +62,116 @@ class Stage(Enum):
     CLOSED = "after run.close()"
 
 
-class Surroundings(Protocol):
-    """What a step needs to know of the other workers, and they of it."""
+class StepGuard(Protocol):
+    """What a step needs of the other workers. Called on the thread of the user's script."""
 
-    def begins(self, batch: GlobalBatch) -> GlobalBatch:
-        """A step is about to begin: workers may come and go now. The batch, for the lanes that are carried here now."""
-
-    def computes(self) -> None:
-        """A lane is about to be computed."""
-
-    def waits(self) -> None:
-        """The lanes are done; the other workers are awaited."""
-
-    def prepares(self) -> None:
-        """This worker has done its part of the step, and is about to say so."""
+    @property
+    def generation(self) -> Generation:
+        """The present one. It changes only inside of `begin` and `recover`."""
 
     @property
     def looks_closely(self) -> bool:
-        """Whether batch and state must be compared as a whole in this step: somebody is new, or was until now."""
+        """Whether batch and state are compared as a whole in this step: somebody is new, or was until now."""
 
     @property
-    def slots(self) -> Sequence[int]:
-        """The name for people of each rank."""
+    def requests(self) -> Sequence[bool]:
+        """What this worker asks of all in the step under way."""
 
-    def commits(self, record: StepRecord) -> None:
-        """All workers hold the step's gradient."""
+    def begin(self, batch: GlobalBatch) -> GlobalBatch:
+        """Before a step: workers may come and go now. Gives the batch, for the lanes that this worker carries now."""
 
-    def refuses(self, text: str) -> NoReturn:
+    def prepared(self) -> None:
+        """After `reduce`, before the commit: this worker has done its part of the step."""
+
+    def committed(self, record: StepRecord) -> None:
+        """All workers have prepared: the step counts."""
+
+    def refuse(self, text: str) -> NoReturn:
         """The script of this worker, which was put in the middle of a run, is not where it should be: raises."""
 
-    def notes(self, text: str) -> None:
-        """The same is told where it may be meant so."""
+    def note(self, text: str) -> None:
+        """The same, where it may be meant so."""
 
-    def exchanges(self, exchange: Callable[[Wire], None], during: str) -> None:
-        """Collective. Performs an exchange that belongs to the step."""
+    def heal(self, drift: Drift) -> None:
+        """Collective. After a step was abandoned: all workers have the state of those who agree."""
 
-    def heals(self, drift: Drift) -> None:
-        """Collective. Afterwards all workers have the state of those who agree."""
-
-    def recovers(self, failure: WorkerLost | Disagreement) -> bool:
+    def recover(self, failure: WorkerLost | Disagreement) -> bool:
         """Collective. Goes on with those who are left, or raises; whether the step is committed all the same."""
 
 
-class Stepping:
+class StepLoop:
     """The steps of one run on one worker: counts them and walks through their lanes."""
 
     def __init__(
         self,
-        rank: int,
-        seed: int,
-        assignment: Assignment,
-        events: Events,
-        noise: NoiseWatch,
+        state: RunState,
         places: Places,
-        moving: Moving | None = None,
+        carried: Carried,
+        noise: NoiseWatch,
+        engine: StepEngine,
+        guard: StepGuard,
+        moving: Moving,
+        events: Events,
     ) -> None:
-        self.places = places
-        self.rank = rank
-        self.seed = seed
-        self.assignment = assignment
+        self.state, self.places, self.carried, self.noise = state, places, carried, noise
+        self._engine, self._guard, self.moving, self._events = engine, guard, moving, events
         self.stage = Stage.OUTSIDE
-        self.step = 0
-        self.loss: float | None = None
-        self.least = 1
-        """How many samples a lane has at least, if the batch has as many: as the models need it."""
-        self.statistics: Statistics | None = None
         self.visits: list[Visit] = []
-        self.surroundings: Surroundings
-        self.noise = noise
-        self.moving = moving or Moving()
-        self.carried = Carried(self.moving.device)
-        self._events = events
         self._loops_since_step = 0
         self._loop = 0
         self._changed: Seen | None = None
         """The batch of the last loop, if that loop has changed its lanes in place."""
 
     @property
-    def lanes(self) -> tuple[int, ...]:
-        """The lanes that this worker carries now."""
-        return self.assignment.lanes_of[self.rank]
+    def step(self) -> int:
+        """How many steps are committed: the number of the one under way, or of the next."""
+        return self.state.steps.step
 
-    def training(self, batch: GlobalBatch, engine: Engine, loop: Loop) -> Iterator[Any]:
+    def training(self, batch: GlobalBatch, loop: Loop) -> Iterator[Any]:
         """Yields the data of each lane; when exhausted, the step's gradient stands in `p.grad` on every worker."""
         self._refuse_changed_data(batch)
         self._enter(Stage.TRAINING)
         self._find_place(batch, loop)
-        batch = self.surroundings.begins(batch)
+        batch = self._guard.begin(batch)
+        self._events.step = self.step
         if loop.is_step:
             self.visits, self._loop = [], 1  # counted from here, also by workers that came later
-            self._events.emit(StepBegins(self.step, None if batch.position is None else batch.position.step))
+            self._events.emit(StepBegan, None if batch.position is None else batch.position.step)
         visited = len(self.visits)
         with self._own_generators() as outside:
             while True:
                 del self.visits[visited:]
-                slots = tuple(self.surroundings.slots)
+                generation = self._guard.generation
                 place = self._place(batch, outside)
                 try:
-                    yield from self._attempt(batch, engine, place, "lane" if loop.is_step else "calibration")
-                    if self._agrees(engine):
+                    yield from self._attempt(batch, generation, place, "lane" if loop.is_step else "calibration")
+                    if self._agrees(generation):
                         break
                 except (WorkerLost, Disagreement) as failure:
                     outside.restore()
-                    if self.surroundings.recovers(failure):
+                    if self._guard.recover(failure):
                         break
-                batch = batch.afresh(self.lanes)  # See Note [The same step again]
-            self.loss = self._conclude(engine, slots)
+                batch = batch.afresh(self._guard.generation.lanes)  # See Note [The same step again]
+            self.state.steps.loss = self._conclude(generation.slots)
         self.stage = Stage.OUTSIDE
         self._note_owners(place)
         if loop.is_step:
-            self.places.committed(batch)
-            self.step += 1
-            self._loops_since_step = 0
-            self._events.emit(StepCommitted(self.step - 1, batch.num_samples, self.loss))
+            self._count(batch)
+
+    def _count(self, batch: GlobalBatch) -> None:
+        """The step that trained on `batch` is over."""
+        self.places.committed(batch)
+        self.state.steps.step += 1
+        self._loops_since_step = 0
+        self._events.emit(StepCommitted, batch.num_samples, self.state.steps.loss)
+        self._events.step = self.step
 
     def evaluating(self, batch: GlobalBatch) -> Iterator[Any]:
         """Yields the data of each lane. Nothing is exchanged, nothing counted."""
         self._enter(Stage.EVALUATING)
         with self._own_generators():
-            yield from (data for _, data in self._own_lanes(batch, "evaluation"))
+            yield from self._own_lanes(batch, "evaluation")
         self.stage = Stage.OUTSIDE
-
-    def told(self, weight: float) -> None:
-        """The lane under way counts by `weight`."""
-        self._weigh(weight)
 
     def refuse_unless_outside(self, what: str) -> None:
         if self.stage is Stage.CLOSED:
@@ -204,83 +189,81 @@ class Stepping:
 
     # -- one attempt at a step ------------------------------------------------------------------------------
 
-    def _attempt(self, batch: GlobalBatch, engine: Engine, place: StepPlace, use: str) -> Iterator[Any]:
-        plan = StepPlan(self.step, batch.num_samples, self.assignment, place, least=batch.least)
-        if self.statistics is not None:
-            self.statistics.begin(plan.step, plan.assignment, plan.present)
-        engine.begin(plan)
+    def _attempt(self, batch: GlobalBatch, generation: Generation, place: StepPlace, use: str) -> Iterator[Any]:
+        engine = self._engine
+        engine.begin(
+            StepPlan(self.step, batch.num_samples, generation.assignment, place, least=batch.least), generation
+        )
         self.carried.begin_step()
         self.places.begins(engine.has_kept_gradients)
-        for lane, data in self._own_lanes(batch, use):
-            self.surroundings.computes()
+        for data in self._own_lanes(batch, use):
             engine.begin_lane()
-            self._weigh(plan.shares[lane])
             yield data
             engine.end_lane()
 
-    def _agrees(self, engine: Engine) -> bool:
+    def _agrees(self, generation: Generation) -> bool:
         """Collective. Whether the step is committed; if not, it is undone, and what spoilt it is mended."""
-        self.surroundings.waits()
-        if self.statistics is not None and self.statistics.failure is not None:
-            raise self.statistics.failure
-        engine.carries = self.carried.is_used
-        record = engine.reduce()
+        self._events.emit(WaitBegan, Wait.STEP)
+        record = self._engine.reduce(self._guard.requests, self.carried.is_used)
         if record.carries:
-            self.surroundings.exchanges(self.carried.exchange, "exchanging what lanes carry")
-        drift = engine.drift()
+            with told_as_lost(self.step, "exchanging what lanes carry"):
+                self.carried.exchange(generation.wire)
+        drift = self._engine.drift()
         if drift is not None:
-            engine.abandon()
-            self.surroundings.heals(drift)
+            self._engine.abandon()
+            self._guard.heal(drift)
             return False
-        self.surroundings.prepares()
-        engine.confirm()
-        self.surroundings.commits(record)
+        self._guard.prepared()
+        self._engine.commit()
+        self._guard.committed(record)
         return True
 
-    def _conclude(self, engine: Engine, slots: Sequence[int]) -> float | None:
+    def _conclude(self, slots: Sequence[int]) -> float | None:
         """Hands the gradient over, unless it is not finite and the user wants none then; gives the mean loss.
 
         `slots` are those of the ranks that computed the step: some may be gone by now.
         """
+        engine = self._engine
         verdict = engine.verdict()
         if verdict is None or verdict.action == "keep":
-            self._remark(engine, slots)
+            self._remark(slots)
             loss = engine.hand_over()
             self.carried.commit()
-            self.noise.take(self.step, self.assignment.num_lanes, engine.measured)
+            self.noise.take(self.step, self.state.steps.num_lanes, engine.measured)
             return loss
         told = verdict.told(self.step, slots).removeprefix("! ")
         engine.abandon()
         if verdict.action == "stop":
             raise NotFinite(told)
-        self._events.emit(Said(told))
+        self._events.note(told)
         return None
 
-    def _remark(self, engine: Engine, slots: Sequence[int]) -> None:
-        bad = engine.remark()
+    def _remark(self, slots: Sequence[int]) -> None:
+        bad = self._engine.bad_losses()
         if bad is not None:
-            self._events.emit(Said(bad.told(self.step, slots).removeprefix("! ")))
+            self._events.note(bad.told(self.step, slots).removeprefix("! "))
 
     def _place(self, batch: GlobalBatch, outside: Generators) -> StepPlace:
-        closely = self.surroundings.looks_closely
-        return self.places.of_step(batch, outside, self.surroundings.slots[self.rank], self.step, closely=closely)
+        generation, closely = self._guard.generation, self._guard.looks_closely
+        slot = generation.slots[generation.world.rank]
+        return self.places.of_step(batch, outside, slot, self.step, closely=closely)
 
     def _find_place(self, batch: GlobalBatch, loop: Loop) -> None:
         """Notes where the script is. After a resume it must be there in all that the training depends on."""
         for number in self.places.enter(batch, loop, self.step):
             if number.depends is not None:
-                self.surroundings.refuses(f"{number} {COUNT_BY_STEP}")
-            self.surroundings.notes(f"{number} Nothing that trains seems to depend on it. {COUNT_BY_STEP}")
+                self._guard.refuse(f"{number} {COUNT_BY_STEP}")
+            self._guard.note(f"{number} Nothing that trains seems to depend on it. {COUNT_BY_STEP}")
         for value in self.places.begun_anew():
             if value.depends is not None:
-                self.surroundings.refuses(f"{value} {KEEP_IN_STATE}")
-            self.surroundings.notes(f"{value} {KEEP_TENSORS}")
+                self._guard.refuse(f"{value} {KEEP_IN_STATE}")
+            self._guard.note(f"{value} {KEEP_TENSORS}")
         anew = self.places.wrapped(batch)
         if anew is not None:
-            self.surroundings.refuses(_begins_anew(anew, batch, self.step))
+            self._guard.refuse(_begins_anew(anew, batch, self.step))
         due = self.places.looped(loop)
         if due is not None:
-            self.surroundings.refuses(_out_of_rhythm(f"the loop at {loop.site}", due, self.step))
+            self._guard.refuse(_out_of_rhythm(f"the loop at {loop.site}", due, self.step))
 
     def _refuse_changed_data(self, batch: GlobalBatch) -> None:
         """What a loop wrote to the lanes of a loaded batch stays where they are: another loop cannot rely on it."""
@@ -297,17 +280,15 @@ class Stepping:
         self.refuse_unless_outside("optimizer.step()")
         due = self.places.updated(optimizer)
         if due is not None:
-            self.surroundings.refuses(_out_of_rhythm("optimizer.step()", due, self.step))
+            self._guard.refuse(_out_of_rhythm("optimizer.step()", due, self.step))
 
     def _note_owners(self, place: StepPlace) -> None:
         """See Note [Chance outside of lanes] in streams.py."""
         for kind, slot in place.settled.items():
             self.places.streams.owners[kind] = slot
-            self._events.emit(
-                Said(
-                    f"worker {slot} alone has drawn from {kind}'s generator outside of run.lanes, before step "
-                    f"{self.step}: it has that generator to itself from now on, and a draw by any other is refused"
-                )
+            self._events.note(
+                f"worker {slot} alone has drawn from {kind}'s generator outside of run.lanes, before step {self.step}: "
+                "it has that generator to itself from now on, and a draw by any other is refused"
             )
 
     def _enter(self, stage: Stage) -> None:
@@ -328,32 +309,28 @@ class Stepping:
         finally:
             outside.restore()
 
-    def _own_lanes(self, batch: GlobalBatch, use: str) -> Iterator[tuple[int, Any]]:
+    def _own_lanes(self, batch: GlobalBatch, use: str) -> Iterator[Any]:
         for lane in sorted(batch.shares):
             # Evaluation loops between two steps are told apart by their number.
             numbers = (self.step, lane) if use == "lane" else (self.step, self._loops_since_step, lane)
-            set_generators(fold(self.seed, use, *numbers))
+            set_generators(fold(self.state.steps.seed, use, *numbers))
             self.visits.append(Visit(self._loop, lane))
-            self._events.emit(LaneBegan(self.step, lane, batch.shares[lane]))
+            self._events.emit(LaneBegan, lane, batch.shares[lane], trains=use != "evaluation")
             data = batch.shares[lane]
             data = data if batch.position is not None else self._own(data, trains=use != "evaluation")
             self.carried.begin_lane(lane, trains=use == "lane")
             versions = versions_of(data)
-            yield lane, data
+            yield data
             if batch.position is not None and versions_of(data) != versions:
                 self._changed = Seen.of(batch, 0)
             self.carried.end_lane(lane, trains=use == "lane")
-            self._events.emit(LaneLeft(self.step, lane))
+            self._events.emit(LaneEnded, lane)
 
     def _own(self, data: Any, trains: bool) -> Any:
         """A share of the user's batch as it is handed out. See Note [Shares are copies]."""
         if self.moving.device.type == "cpu":
             return copied(data) if trains else data
         return self.moving(data, copied if trains else unchanged, is_users=True)
-
-    def _weigh(self, weight: float) -> None:
-        if self.statistics is not None:
-            self.statistics.weight = weight
 
 
 def _out_of_rhythm(event: str, due: str, step: int) -> str:
@@ -372,7 +349,7 @@ def _begins_anew(anew: str, batch: GlobalBatch, step: int) -> str:
     )
 
 
-def as_global_batch(batch: Any, stepping: Stepping) -> GlobalBatch:
+def as_global_batch(batch: Any, generation: Generation, least: int) -> GlobalBatch:
     """A batch from a sharded loader as it is; any other is held whole by every worker and cut here."""
     if isinstance(batch, GlobalBatch):
         whole = batch
@@ -382,7 +359,7 @@ def as_global_batch(batch: Any, stepping: Stepping) -> GlobalBatch:
             "one loop over run.lanes for each of them, or make one data set of both."
         )
     else:
-        whole = GlobalBatch.cut(batch, stepping.assignment.num_lanes, stepping.lanes, stepping.least)
+        whole = GlobalBatch.cut(batch, generation.assignment.num_lanes, generation.lanes, least)
     if whole.num_samples == 0:
         raise BadArgument("the batch holds no samples, so there is nothing to cut into lanes")
     return whole

@@ -6,18 +6,18 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from lockstep.run.step_loop import Stepping
+from lockstep.run.step_loop import StepLoop
 from lockstep.state.models import Models
 
 
-class Strangers:
+class UntrackedOptimizers:
     """Refuses a step inside of lanes that changes a replicated model; tells of one that changes what nobody replicates.
 
     One owner, who calls `close`.
     """
 
-    def __init__(self, models: Models, stepping: Stepping, say: Callable[[str], None]) -> None:
-        self._models, self._stepping, self._say = models, stepping, say
+    def __init__(self, models: Models, loop: StepLoop, say: Callable[[str], None]) -> None:
+        self._models, self._loop, self._say = models, loop, say
         self._told: set[int] = set()
         self._hook = register_optimizer_step_pre_hook(self._look)
 
@@ -30,7 +30,7 @@ class Strangers:
         replicated = {id(named.parameter) for named in self._models.parameters()}
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if held & replicated:
-            self._stepping.refuse_unless_outside("optimizer.step()")
+            self._loop.refuse_unless_outside("optimizer.step()")
         if held - replicated and id(optimizer) not in self._told:
             self._told.add(id(optimizer))
             self._say(

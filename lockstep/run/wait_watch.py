@@ -34,7 +34,7 @@ _WORDS = {
 
 
 @dataclass(frozen=True)
-class Wait:
+class LookedAtWait:
     """Where a worker is, since when, and whether it waits for others there."""
 
     phase: int
@@ -53,7 +53,7 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Patience:
+class LongestWait:
     """How long waits have lasted, and how long the one under way must last to be told."""
 
     longest_s: float = 0.0
@@ -64,30 +64,30 @@ class Patience:
         return max(LONG_S, 2 * self.longest_s, 2 * self.told_s)
 
 
-class Waiting(NoStatus):
+class WaitWatch(NoStatus):
     """What a worker without a launcher writes to. See Note [Waits that nobody watches]."""
 
     def __init__(self, world: World, say: Callable[[str], None] | None = None, look_s: float | None = None) -> None:
         self._world, self._say, self._look_s = world, say or _print, LOOK_S if look_s is None else look_s
-        self._wire: Wire | None = None
+        self._present_wire: Callable[[], Wire | None] = lambda: None
         self._timeout_s = 0.0
-        self._wait = Wait(Phase.STARTING, 0, 0, time.monotonic())
-        self._patience = Patience()
+        self._wait = LookedAtWait(Phase.STARTING, 0, 0, time.monotonic())
+        self._patience = LongestWait()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look_on, name="lockstep-waiting", daemon=True)
         self._thread.start()
 
-    def watch(self, wire: Wire, timeout_s: float) -> None:
-        """From now on it is known who is waited for. `wire` is that of the run, whatever becomes of it."""
-        self._wire, self._timeout_s = wire, timeout_s
+    def watch(self, wire: Callable[[], Wire], timeout_s: float) -> None:
+        """From now on it is known who is waited for: `wire` gives that of the present generation."""
+        self._present_wire, self._timeout_s = wire, timeout_s
 
     def enter(self, phase: int, step: int, a: int = 0, b: int = 0) -> None:
         now_s, before = time.monotonic(), self._wait
         if (phase, step, a) == (before.phase, before.step, before.call):
             return  # another bucket of the same wait
         if before.is_one:
-            self._patience = Patience(max(self._patience.longest_s, now_s - before.since_s))
-        self._wait = Wait(phase, step, a, now_s)
+            self._patience = LongestWait(max(self._patience.longest_s, now_s - before.since_s))
+        self._wait = LookedAtWait(phase, step, a, now_s)
 
     @contextmanager
     def awaiting(self, call: Call) -> Iterator[None]:
@@ -111,13 +111,14 @@ class Waiting(NoStatus):
         if not wait.is_one or waited_s < patience.limit_s:
             return
         self._patience = replace(patience, told_s=waited_s)
-        awaited = [] if self._wire is None else self._wire.awaited()
-        world = self._world if self._wire is None else self._wire.world
+        wire = self._present_wire()
+        awaited = [] if wire is None else wire.awaited()
+        world = self._world if wire is None else wire.world
         if _tells(world, awaited):
             self._say(told(wait, waited_s, awaited, world.size, self._timeout_s))
 
 
-def told(wait: Wait, waited_s: float, awaited: list[int], size: int, timeout_s: float) -> str:
+def told(wait: LookedAtWait, waited_s: float, awaited: list[int], size: int, timeout_s: float) -> str:
     """What is said of a long wait."""
     is_known = len(awaited) == 1 or 0 < len(awaited) < size - 1
     who = f"worker {', '.join(map(str, awaited))}" if is_known else "other workers"

@@ -374,6 +374,10 @@ class Places:
         self._saved_values = [tuple(saved) for saved in state.get("values", ())]
         self._expected = [Number(*saved) for saved in state.get("numbers", ())]
 
+    def generators_loaded(self) -> None:
+        """A snapshot has set the generators outside of lanes: what they stand at now was drawn by nobody here."""
+        self.streams.look(Generators.now())
+
     def of_step(self, batch: GlobalBatch, now: Generators, slot: int, step: int, *, closely: bool) -> StepPlace:
         """The place of the step that begins now, with the generators as they are outside of its lanes.
 

@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 
@@ -35,6 +35,12 @@ WATCHED_TIMEOUT_S = 24 * 3600.0
 """Where `lockstep run` watches the workers."""
 MOST_TIMEOUT_S = 366 * 24 * 3600.0
 
+AGREED = (
+    "seed", "threads", "exact", "bucket_bytes", "wire", "algorithm",
+    "not_finite", "drift_every", "noise_every", "strategy",
+)  # fmt: skip
+"""Settings that must be equal on all workers, besides the lanes."""
+
 REDUCE_DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -45,8 +51,8 @@ REDUCE_DTYPES = {
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The words of `lockstep.start(...)`."""
+class Options:
+    """What `lockstep.start(...)` was given."""
 
     lanes: int | None = None
     seed: int | None = None
@@ -63,6 +69,7 @@ class Asked:
     noise_every: int = 200
     reduce_dtype: torch.dtype | str | None = None
     device: str | None = None
+    strategy: str = "replicated"
 
     def __post_init__(self) -> None:
         _whole("lanes", self.lanes, at_least=1, at_most=MOST_LANES)
@@ -112,37 +119,48 @@ class Settings:
     num_founders: int = 1
     """How many workers this host had at the start. See Note [Neighbours share a GPU] in device.py."""
     notes: tuple[str, ...] = ()
+    strategy: str = "replicated"
+
+    def facts(self) -> dict[str, Any]:
+        """What must be equal on all workers: at the start, and for one that joins. JSON values."""
+        return {
+            "lanes": self.assignment.num_lanes,
+            "assignment": None if self.by_hand is None else [list(lanes) for lanes in self.by_hand],
+            "reduce_dtype": str(self.reduce_dtype),
+            **{name: getattr(self, name) for name in AGREED},
+        }
 
 
-def settle(asked: Asked, overrides: Overrides, world: World) -> Settings:
-    """The command line goes over the script; what nobody told has a default, the same on every worker.
+def resolve(options: Options, overrides: Overrides, world: World) -> Settings:
+    """The command line goes over the script; what nobody gave has a default, the same on every worker.
 
     # Note [One thread unless told]
     # The number of intra-op threads changes the bits of a matrix product, so it must not follow from the number of
     # workers or cores: it is 1 until someone says otherwise.
     """
-    lanes = _first(overrides.lanes, asked.lanes)
-    seed = _first(overrides.seed, asked.seed)
-    explicit = _first(overrides.assignment, asked.assignment)
+    lanes = _first(overrides.lanes, options.lanes)
+    seed = _first(overrides.seed, options.seed)
+    by_hand = _first(overrides.assignment, options.assignment)
     return Settings(
-        assignment=_assignment(explicit, lanes, world),
-        by_hand=explicit,
+        assignment=_assignment(by_hand, lanes, world),
+        by_hand=by_hand,
         seed=0 if seed is None else seed,
-        threads=_first(overrides.threads, asked.threads, overrides.usual_threads) or 1,
-        exact=asked.exact,
-        timeout_s=_timeout_s(asked, overrides),
-        bucket_bytes=asked.bucket_bytes,
-        wire=_wire(asked, world),
-        algorithm=asked.algorithm,
-        lanes_told=lanes is not None or explicit is not None,
+        threads=_first(overrides.threads, options.threads, overrides.usual_threads) or 1,
+        exact=options.exact,
+        timeout_s=_timeout_s(options, overrides),
+        bucket_bytes=options.bucket_bytes,
+        wire=_wire(options, world),
+        algorithm=options.algorithm,
+        lanes_told=lanes is not None or by_hand is not None,
         seed_told=seed is not None,
         stop_after=overrides.stop_after,
-        recover=asked.recover is not False,
-        not_finite=check_policy(asked.not_finite),
-        drift_every=asked.drift_every,
-        noise_every=asked.noise_every,
-        reduce_dtype=_reduce_dtype(asked.reduce_dtype),
-        notes=tuple(_notes(asked, overrides)),
+        recover=options.recover is not False,
+        not_finite=check_policy(options.not_finite),
+        drift_every=options.drift_every,
+        noise_every=options.noise_every,
+        reduce_dtype=_reduce_dtype(options.reduce_dtype),
+        notes=tuple(_notes(options, overrides)),
+        strategy=options.strategy,
     )
 
 
@@ -153,10 +171,10 @@ def check_policy(policy: str) -> Policy:
     return cast(Policy, policy)
 
 
-def _timeout_s(asked: Asked, overrides: Overrides) -> float:
+def _timeout_s(options: Options, overrides: Overrides) -> float:
     """A launcher that watches its workers knows better than a clock who hangs, and ends it."""
-    if asked.timeout_s is not None:
-        return float(asked.timeout_s)
+    if options.timeout_s is not None:
+        return float(options.timeout_s)
     return USUAL_TIMEOUT_S if overrides.status_fd is None else WATCHED_TIMEOUT_S
 
 
@@ -174,20 +192,20 @@ def _assignment(explicit: tuple[tuple[int, ...], ...] | None, lanes: int | None,
     return assignment
 
 
-def _wire(asked: Asked, world: World) -> str:
+def _wire(options: Options, world: World) -> str:
     """Shared memory wherever it is. Between hosts, `exact=False` leaves the sum to Gloo."""
     linux = hasattr(os, "memfd_create")
-    if asked.wire in GPU_WIRES:
-        return asked.wire
-    if asked.wire == "shared" and not (linux and world.on_one_host):
+    if options.wire in GPU_WIRES:
+        return options.wire
+    if options.wire == "shared" and not (linux and world.on_one_host):
         raise BadArgument('wire="shared" needs Linux and all workers on one host; leave it out, or say wire="gloo"')
-    if asked.wire == "hierarchical" and not linux:
+    if options.wire == "hierarchical" and not linux:
         raise BadArgument('wire="hierarchical" needs Linux; leave it out, or say wire="gloo"')
-    chosen = asked.wire or _usual_wire(asked.exact, world, linux)
-    if chosen == "shared" and asked.algorithm is not None and world.size > 1:
+    chosen = options.wire or _usual_wire(options.exact, world, linux)
+    if chosen == "shared" and options.algorithm is not None and world.size > 1:
         raise BadArgument(
-            f"algorithm={asked.algorithm!r} says how buckets are sent, and in shared memory nothing is: leave it out, "
-            'or say wire="gloo"'
+            f"algorithm={options.algorithm!r} says how buckets are sent, and in shared memory nothing is: leave it "
+            'out, or say wire="gloo"'
         )
     return chosen
 
@@ -214,13 +232,13 @@ def _usual_wire(exact: bool, world: World, linux: bool) -> str:
     return "hierarchical" if exact else "gloo"
 
 
-def _notes(asked: Asked, overrides: Overrides) -> list[str]:
+def _notes(options: Options, overrides: Overrides) -> list[str]:
     notes = []
     for name in ("lanes", "seed", "threads", "device"):
-        script, line = getattr(asked, name), getattr(overrides, name)
+        script, line = getattr(options, name), getattr(overrides, name)
         if script is not None and line is not None and script != line:
             notes.append(f"{name} {line} from the command line, not {script} from the script")
-    if not asked.exact:
+    if not options.exact:
         notes.append("exact=False: results may differ from run to run and between numbers of workers")
     return notes
 

@@ -9,7 +9,7 @@ from torch.nn.modules import module as torch_module
 from torch.optim import Optimizer
 
 from lockstep.errors import BadArgument, Misuse
-from lockstep.gradients.arrangement import Named
+from lockstep.gradients.bucket_set import NamedParameter
 
 
 class Stateful(Protocol):
@@ -42,7 +42,7 @@ class Models:
                 self.optimizers[_numbered("optimizer", len(self.optimizers))] = optimizer
         self.tracked.update(tracked)
 
-    def parameters(self) -> list[Named]:
+    def parameters(self) -> list[NamedParameter]:
         """Every parameter once, under its first name, in order of registration."""
         seen: set[int] = set()
         found = []
@@ -50,7 +50,7 @@ class Models:
             for path, parameter in module.named_parameters():
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
-                    found.append(Named(self._full_name(label, path), parameter, number))
+                    found.append(NamedParameter(self._full_name(label, path), parameter, number))
         return found
 
     def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -144,7 +144,7 @@ class RegistrationWatch:
             handle.remove()
 
 
-def refuse_new_parameters(models: Models, known: Sequence[Named]) -> None:
+def refuse_new_parameters(models: Models, known: Sequence[NamedParameter]) -> None:
     """Raises if a replicated model has parameters that it did not have at `replicate`."""
     ids = {id(named.parameter) for named in known}
     new = [named.name for named in models.parameters() if id(named.parameter) not in ids]

@@ -87,6 +87,10 @@ class Progress:
         self.loaders[number] = loader
         return loader
 
+    def waited_ns(self) -> int:
+        """How long this worker has waited for all loaders so far."""
+        return sum(loader.waited_ns for loader in self.loaders.values())
+
     def present(self) -> list[ShardedLoader]:
         """All loaders but those that were made inside of an epoch that is over: a newcomer has never made them."""
         first = self.made.before_training

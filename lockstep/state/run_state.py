@@ -3,21 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from lockstep.chance import Generators
-from lockstep.data import ShardedLoader
 from lockstep.determinism.hardware import difference, recorded
 from lockstep.errors import BadCheckpoint
-from lockstep.lanes import Assignment
 from lockstep.settings.options import Settings
 from lockstep.state.checkpoints import file as checkpoint
 from lockstep.state.exact_state import load_exactly
 from lockstep.state.generators import pack_generators, unpack_generators
 from lockstep.state.models import Models
-from lockstep.state.packed import pack, unpack
+from lockstep.state.packed import Json, Tensors, pack, unpack
 from lockstep.state.progress import Progress, places
 from lockstep.state.schema import read_state
 from lockstep.wire import Agreement, Plan, Wire
@@ -26,71 +23,105 @@ GRADIENT = "grad/"
 """What the names of kept gradients begin with."""
 
 
+@dataclass
+class StepState:
+    """How far the run has come, and what the keys of its random numbers are made from."""
+
+    seed: int
+    num_lanes: int
+    step: int = 0
+    loss: float | None = None
+    """That of the last step."""
+
+
+class StatePart(Protocol):
+    """A part of a run that packs itself into a snapshot: JSON, and tensors that go into `tensors`."""
+
+    def state(self, tensors: Tensors) -> Json: ...
+
+    def load(self, state: Json, tensors: Tensors) -> None: ...
+
+
+class ScriptState(Protocol):
+    """What a snapshot holds of where the user's script is."""
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether what stands in `p.grad` now belongs to the run."""
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load(self, state: Mapping[str, Any]) -> None: ...
+
+    def generators_loaded(self) -> None:
+        """The generators outside of lanes stand where the snapshot's did."""
+
+
 @dataclass(frozen=True)
-class Parts:
-    """All of a run that a snapshot holds."""
+class RunState:
+    """All of a run that the next step depends on: what a snapshot holds."""
 
     models: Models
-    stepping: Any
     progress: Progress
+    steps: StepState
+    noise: Any
+    carried: StatePart
+    places: ScriptState
+    engine: StatePart
+    device: torch.device
 
     def capture(self) -> checkpoint.Snapshot:
-        """Everything that the next step depends on. Its tensors are the live ones, which the next step changes."""
+        """A snapshot of now. Its tensors are the live ones, which the next step changes."""
         models = self.models
         tensors = {f"model/{name}": tensor for name, tensor in models.tensors().items()}
-        if self.stepping.places.keeps_gradients:
+        if self.places.keeps_gradients:
             tensors |= {f"{GRADIENT}{name}": gradient for name, gradient in models.gradients().items()}
         state = {
             **self.progress.state(),
-            "step": self.stepping.step,
-            "num_lanes": self.stepping.assignment.num_lanes,
-            "seed": self.stepping.seed,
-            "loss": pack(self.stepping.loss, "loss", tensors),
-            "noise": self.stepping.noise.state_dict(),
-            "hardware": recorded(self.stepping.moving.device),
-            "carried": self.stepping.carried.state(tensors),
-            "script": self.stepping.places.state(),
+            "step": self.steps.step,
+            "num_lanes": self.steps.num_lanes,
+            "seed": self.steps.seed,
+            "loss": pack(self.steps.loss, "loss", tensors),
+            "noise": self.noise.state_dict(),
+            "hardware": recorded(self.device),
+            "carried": self.carried.state(tensors),
+            "script": self.places.state(),
             "generators": pack_generators(tensors),
             "optimizers": {
-                label: pack(optimizer.state_dict(), label, tensors)
-                for label, optimizer in self.models.optimizers.items()
+                label: pack(optimizer.state_dict(), label, tensors) for label, optimizer in models.optimizers.items()
             },
             "tracked": {
-                name: pack(thing.state_dict(), f"tracked/{name}", tensors)
-                for name, thing in self.models.tracked.items()
+                name: pack(thing.state_dict(), f"tracked/{name}", tensors) for name, thing in models.tracked.items()
             },
         }
-        return checkpoint.Snapshot(tensors, state)
+        of_strategy = self.engine.state(tensors)
+        return checkpoint.Snapshot(tensors, {**state, "strategy": of_strategy} if of_strategy else state)
 
-    def install(self, snapshot: checkpoint.Snapshot, num_workers: int) -> None:
+    def install(self, snapshot: checkpoint.Snapshot) -> None:
         """Afterwards the run stands where the snapshot was taken; the snapshot itself shares no memory with the run.
 
-        Nothing is checked and nothing is exchanged. The lanes are dealt out anew only if their number changes.
+        Nothing is checked and nothing is exchanged. The number of lanes may have changed: they are to be dealt anew.
         """
-        state = snapshot.state
+        state, steps = snapshot.state, self.steps
         load_models(self.models, snapshot)
-        self.stepping.step, self.stepping.seed = state["step"], state["seed"]
-        self.stepping.loss = unpack(state["loss"], snapshot.tensors)
-        self.stepping.noise.load_state_dict(state.get("noise", ()))
-        self.stepping.carried.load(state.get("carried", {}), snapshot.tensors)
-        self.stepping.places.load(state.get("script", {}))
-        if state["num_lanes"] != self.stepping.assignment.num_lanes:
-            self.stepping.assignment = Assignment.even(state["num_lanes"], num_workers)
-        self.progress.load(state, self._rekey)
+        steps.step, steps.seed, steps.num_lanes = state["step"], state["seed"], state["num_lanes"]
+        steps.loss = unpack(state["loss"], snapshot.tensors)
+        self.noise.load_state_dict(state.get("noise", ()))
+        self.carried.load(state.get("carried", {}), snapshot.tensors)
+        self.places.load(state.get("script", {}))
+        self.engine.load(state.get("strategy", {}), snapshot.tensors)
+        self.progress.load(state, lambda loader: loader.rekey(steps.seed, steps.num_lanes))
         _install_gradients(self.models, snapshot.tensors)
         unpack_generators(state["generators"], snapshot.tensors)
-        self.stepping.places.streams.look(Generators.now())
-
-    def _rekey(self, loader: ShardedLoader) -> None:
-        loader.rekey(self.stepping.seed, self.stepping.assignment.num_lanes)
+        self.places.generators_loaded()
 
 
-def in_this_epoch(parts: Parts) -> checkpoint.Snapshot:
+def in_this_epoch(state: RunState) -> checkpoint.Snapshot:
     """A snapshot from which the body of the epoch under way is done again, without the batches it has trained on.
 
     An evaluation that was cut short is then done again, from its beginning.
     """
-    snapshot, progress = parts.capture(), parts.progress
+    snapshot, progress = state.capture(), state.progress
     if progress.in_epoch:
         loaders, spent = snapshot.state["loaders"], {}
         for number, loader in progress.loaders.items():
@@ -104,7 +135,7 @@ def in_this_epoch(parts: Parts) -> checkpoint.Snapshot:
     return snapshot
 
 
-def restore(parts: Parts, path: Path, settings: Settings, wire: Wire) -> str:
+def restore(run: RunState, path: Path, settings: Settings, wire: Wire) -> str:
     """Collective. Nothing is touched unless the whole checkpoint is good, fits, and is the same on all workers.
 
     Gives what `told_elsewhere` says of it.
@@ -116,8 +147,8 @@ def restore(parts: Parts, path: Path, settings: Settings, wire: Wire) -> str:
         wire.transport,
         Plan({"operation": "run.resume", "checkpoint": state["step"], "epoch": state["epoch"]}),
     ).check()
-    check(parts, snapshot, path, settings)
-    parts.install(snapshot, wire.world.size)
+    check(run, snapshot, path, settings)
+    run.install(snapshot)
     return told_elsewhere(snapshot, settings)
 
 
@@ -126,14 +157,14 @@ def told_elsewhere(snapshot: checkpoint.Snapshot, settings: Settings) -> str:
     return difference(snapshot.state.get("hardware", {}), recorded(settings.device))
 
 
-def check(parts: Parts, snapshot: checkpoint.Snapshot, path: Path, settings: Settings) -> None:
+def check(run: RunState, snapshot: checkpoint.Snapshot, path: Path, settings: Settings) -> None:
     """Refuses a snapshot of another model, of a run with other lanes or another seed than this one was told, or of
     loaders whose place cannot be found with those of this run.
     """
-    check_fits(parts.models, snapshot, path)
+    check_fits(run.models, snapshot, path)
     _check_told(settings, snapshot.state, path)
     found = places(snapshot.state)
-    for number, loader in parts.progress.loaders.items():
+    for number, loader in run.progress.loaders.items():
         if number in found:
             found[number].check(number, loader)
 

@@ -1,1 +1,22 @@
-"""What a step means: who owns it between its lanes and the update."""
+"""What a step means: who owns it between its lanes and the update. `lockstep.start(strategy=...)` takes one of these.
+
+`protocol` is the seam, `replicated` the variant of plain data parallelism.
+"""
+
+from lockstep.errors import BadArgument
+from lockstep.strategies.protocol import EngineOptions, Replicas, StepEngine, Strategy
+from lockstep.strategies.replicated import Replicated
+
+__all__ = ["EngineOptions", "Replicas", "Replicated", "StepEngine", "Strategy", "parse"]
+
+_BY_NAME = {"replicated": Replicated}
+
+
+def parse(text: str) -> Strategy:
+    """The strategy that `str(strategy)` names."""
+    if text not in _BY_NAME:
+        raise BadArgument(
+            f"strategy must be one of {', '.join(map(repr, _BY_NAME))}, or an object of lockstep.strategies, not "
+            f"{text!r:.60}"
+        )
+    return _BY_NAME[text]()

@@ -1,4 +1,4 @@
-"""Runs the gradient side of a step: folds lanes into buckets and reduces them while the backward pass goes on.
+"""Plain data parallelism: every worker holds all of the model, adds all gradients, and makes every update.
 
 # Note [Launch order]
 # Buckets leave in layout order, not in the order they fill: two workers may fill them differently, and a
@@ -6,127 +6,137 @@
 # the end of the lanes, where all that any worker used leaves. A bucket nobody used is not sent.
 
 # Note [Commit]
-# A worker that has done its part of the step, and needs nothing more than the others' parts of the sum, says so to all;
-# it hands the sum over only when all have said so: no worker can then be left without it. In shared memory the
-# parting from the last bucket says it (Note [Parting late] in wire/shared/reducer.py), elsewhere a message. If an
-# exchange fails before, nothing of the step is handed over, and `abandon` makes it undone. If it fails after this
-# worker spoke, the others may have heard it: those who are left settle it (see lockstep/elastic/membership).
+# Once its own slices of all sums are written, a worker signals *prepared* to all; it hands the sum over only after all
+# have signalled: no worker can then be left without it. In shared memory the closing barrier of the last bucket is the
+# signal (Note [Parting late] in wire/shared/reducer.py), elsewhere a message. If an exchange fails before, nothing of
+# the step is handed over, and `abandon` undoes it. If it fails after this worker has signalled, others may have gone
+# past the step: the survivors decide it together (see lockstep/elastic/membership).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch.autograd.graph import Node
+from torch.optim import Optimizer
 
 from lockstep.errors import Misuse, told_as_lost
-from lockstep.gradients.arrangement import Arrangement, Named, Wanted
+from lockstep.events import BucketFilled, Events, LaneGradients, ReduceBegan, ReduceDone, Wait, WaitBegan, WaitEnded
+from lockstep.gradients.batchnorm import Statistics, connect, norms_by_lane
 from lockstep.gradients.bucket import Bucket
+from lockstep.gradients.bucket_set import BucketSet
 from lockstep.gradients.buffers import Buffers
 from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.finite import BadLosses, Verdict
 from lockstep.gradients.graphs.recorder import LaneRecorder
-from lockstep.gradients.health import Health, HealthPlan, Remarks
+from lockstep.gradients.health import Health, Remarks
 from lockstep.gradients.hooks import CheckpointWatch
 from lockstep.gradients.losses import told
 from lockstep.gradients.plan import StepPlan
-from lockstep.gradients.record import SUMMED, StepRecord, Wish
+from lockstep.gradients.record import SUMMED, StepRecord
 from lockstep.gradients.rules import LaneRules, refuse_outside
-from lockstep.gradients.squares import Squares, SquaresPlan, StepSquares, as_means, of_all
+from lockstep.gradients.squares import Squares, StepSquares, as_means, of_all
 from lockstep.gradients.step import StepInFlight
 from lockstep.lanes import reduction
-from lockstep.wire import Agreement, Plan, Wire, hear
+from lockstep.strategies.protocol import EngineOptions, Replicas, StepEngine
+from lockstep.wire import Agreement, Plan, hear
+from lockstep.wire.generation import Generation
 from lockstep.wire.transport import COMMIT
 
-GradientSight = Callable[[int, dict[str, torch.Tensor]], None]
-"""Sees a lane's own gradients, by name, just before they are weighted and folded."""
+
+@dataclass(frozen=True)
+class Replicated:
+    """Every worker holds the whole model, its gradients and its optimizer state."""
+
+    def __str__(self) -> str:
+        return "replicated"
+
+    def engine(self, options: EngineOptions, generation: Generation, events: Events) -> StepEngine:
+        return ReplicatedEngine(options, generation, events)
 
 
-def _nothing(number: int, total: int) -> None:
-    """Nobody wants to know."""
+class ReplicatedEngine(StepEngine):
+    """The gradients of all replicated models: folds lanes into buckets and reduces them while backward goes on."""
 
-
-class Engine:
-    """The gradients of all replicated models.
-
-    A step is `begin`, then for each of this worker's lanes `begin_lane` and `end_lane`, then `reduce`, `confirm` and
-    `hand_over`; at any point before that, `abandon`. Around it, `begin_loop` and `end_loop`. Between steps `p.grad` is
-    the user's.
-    """
-
-    def __init__(self, wire: Wire, parameters: Sequence[Named], buffers: Buffers, wanted: Wanted | None = None) -> None:
-        self._wire = wire
-        self.named = list(parameters)
-        self._parameters = [named.parameter for named in parameters]
-        self.buffers = buffers
+    def __init__(self, options: EngineOptions, generation: Generation, events: Events) -> None:
+        self._options, self._events = options, events
         self._paused = False
-        self.health = HealthPlan()
         self._remarks = Remarks()
-        self.squares = SquaresPlan()
         self.measured: tuple[StepSquares | None, ...] = ()
-        """The squares of the last step that was handed over, plain and as its optimizer sees them, if taken."""
-        self.wishes = [False] * len(Wish)
-        self.carries = False
-        """Whether a lane of this worker has left something to be carried on, in the step under way."""
-        self.sight: GradientSight | None = None
-        self.awaits: Callable[[int, int], None] = _nothing
-        """Told which bucket, of how many, is awaited at the end of a step."""
-        self._names = [named.name for named in parameters]
         self._step: StepInFlight | None = None
         self._may_rewind = False
-        self.rules = LaneRules(self.named)
         self._checkpoints = CheckpointWatch(self._notice_checkpoint)
-        self._arranged = Arrangement(wire, self.named, wanted or Wanted(), self._gradient_arrived, self._bucket_full)
-        self.recorder = LaneRecorder(self._arranged, self._in_flight, self._fold, self._launch)
+        self._set_up(Replicas(), generation)
+
+    def hold(self, replicas: Replicas, generation: Generation) -> None:
+        self.close()
+        self._set_up(replicas, generation)
+
+    def _set_up(self, replicas: Replicas, generation: Generation) -> None:
+        self.replicas = replicas
+        self._parameters = [named.parameter for named in replicas.parameters]
+        self._names = [named.name for named in replicas.parameters]
+        self.look_at_buffers()
+        self.statistics: Statistics | None = connect(replicas.modules, self._events)
+        self.rules = LaneRules(replicas.parameters, self._events.note)
+        self._buckets = BucketSet(
+            generation.wire, replicas.parameters, self._options.buckets, self._gradient_arrived, self._bucket_full
+        )
+        self.recorder = LaneRecorder(self._buckets, self._in_flight, self._fold, self._launch)
+
+    def look_at_buffers(self) -> None:
+        self.buffers = Buffers(list(self.replicas.modules), list(self.replicas.prefixes))
+        self._norms_by_lane = bool(norms_by_lane(self.replicas.modules))
+
+    @property
+    def min_samples(self) -> int:
+        """See Note [No lane with a single sample] in lanes.py."""
+        return 2 if self._norms_by_lane else 1
 
     @property
     def shows_lanes(self) -> bool:
-        """Whether somebody looks at the gradients of each lane in the step under way."""
-        return self.sight is not None or self._in_flight().squares is not None or self.health.looks
+        is_read = self._events.has_readers(LaneGradients)
+        return is_read or self._in_flight().squares is not None or self._options.health.looks
 
     @property
     def has_kept_gradients(self) -> bool:
-        """Whether something stood in `p.grad` when the step under way began."""
         return bool(self._in_flight().kept)
 
-    @property
-    def has_buffers(self) -> bool:
-        return bool(self.buffers.slots)
-
     def addresses(self) -> tuple[int, ...]:
-        """Where parameters and buffers stand now."""
         return (*(p.data_ptr() for p in self._parameters), *(slot.read().data_ptr() for slot in self.buffers.slots))
 
-    def begin(self, plan: StepPlan) -> None:
-        """Starts a step: `p.grad` is set aside, the plan goes to all workers."""
+    def begin(self, plan: StepPlan, generation: Generation) -> None:
         self.keep_gradients()
-        self._arranged.renew()
-        if self._arranged.folds_always:
+        self._buckets.renew(generation.wire)
+        if self._buckets.must_fold:
             plan = replace(plan, always_folds=True)
-        rank = self._wire.world.rank
+        if self.statistics is not None:
+            self.statistics.begin(plan, generation.wire.transport)
         whole = reduction(plan.assignment, plan.present)
         with told_as_lost(plan.step, "the beginning of the step"):
-            agreement = Agreement(self._wire.transport, partial(self._plan_to_agree, plan))
+            agreement = Agreement(generation.wire.transport, partial(self._plan_to_agree, plan))
         self._step = StepInFlight(
             plan=plan,
-            fold=whole.folds[rank],
+            generation=generation,
+            fold=whole.folds[generation.world.rank],
             reduction=whole,
             agreement=agreement,
             record=StepRecord.empty(plan.assignment.num_lanes, len(self._parameters), len(self.buffers.slots)),
-            buckets=[] if plan.adds_nothing else self._arranged.buckets,
+            buckets=[] if plan.adds_nothing else self._buckets.buckets,
             buffers=self.buffers,
-            health=Health(self.health, plan, self._names),
+            health=Health(self._options.health, plan, self._names),
             kept={},
             launched=[],
             squares=self._squares_of(plan),
         )
         self._set_gradients_aside(self._step)
-        for bucket in self._arranged.buckets:
+        for bucket in self._buckets.buckets:
             bucket.reset()
         self.rules.begin_step(plan)
-        self._may_rewind = not plan.adds_nothing or self.health.policy == "skip"
+        self._may_rewind = not plan.adds_nothing or self._options.health.policy == "skip"
         if self._may_rewind:
             self.buffers.begin_step()
 
@@ -134,11 +144,12 @@ class Engine:
         step = self._in_flight()
         step.in_lane = True
         step.keeps_gradients, step.is_reentrant = self._paused, False
-        self.rules.begin_lane(self._arranged)
+        self.rules.begin_lane(self._buckets)
+        if self.statistics is not None:
+            self.statistics.weight = step.plan.shares[step.lane]
 
     @contextmanager
     def pausing(self) -> Iterator[None]:
-        """Backward passes inside may stand outside of lanes. A lane's gradients stay in `p.grad` until it ends."""
         before, self._paused = self._paused, True
         if self._step is not None:
             self._step.keeps_gradients = True
@@ -148,17 +159,14 @@ class Engine:
             self._paused = before
 
     def begin_loop(self, is_first_turn: bool) -> None:
-        """Before the lanes of a step, however often they are computed: what the user's code does in them is noticed."""
         self.rules.begin_loop(self._look_at_roots if is_first_turn else None)
         self._checkpoints.begin()
 
     def end_loop(self) -> None:
-        """After them, or after what ended them."""
         self._checkpoints.end()
         self.rules.end_loop()
 
-    def tell(self, loss: torch.Tensor, weight: float | None) -> None:
-        """Notes a lane's loss and, if given, the weight by which the lane counts: SUMMED for a loss that is a sum."""
+    def record_loss(self, loss: torch.Tensor, weight: float | None) -> None:
         step = self._step
         assert step is not None
         lane = step.lane
@@ -169,19 +177,21 @@ class Engine:
                 "losses of a lane alike."
             )
         step.record.weights[lane] = weight
+        if self.statistics is not None and weight is not None:
+            self.statistics.weight = weight
         recording = self.recorder.recording
         step.losses.setdefault(lane, []).append(told(loss) if recording is None else recording.tell(loss))
 
     def end_lane(self) -> None:
-        """Folds what the lane left in `p.grad`."""
         step = self._step
         assert step is not None
-        self.rules.end_lane(step, self._arranged)
+        self.rules.end_lane(step, self._buckets)
         if step.plan.adds_nothing:
             self._copy_own_gradients()
-            self._show_gradients(step, self._arranged.buckets)
-            for bucket in self._arranged.buckets if self.health.looks else ():
-                step.health.look(step.lane, bucket.gradients())
+            for bucket in self._buckets.buckets:
+                self._show_gradients(step, bucket)
+                if self._options.health.looks:
+                    step.health.look(step.lane, bucket.gradients())
         else:
             for bucket in step.buckets[step.folded :]:
                 self._fold(step, bucket)
@@ -190,54 +200,55 @@ class Engine:
         step.in_lane = False
         step.position += 1
 
-    def reduce(self) -> StepRecord:
-        """Collective. Afterwards only `confirm` is missing; gives what all workers have told of the step."""
+    def reduce(self, requests: Sequence[bool], carries: bool) -> StepRecord:
         step = self._in_flight()
+        if self.statistics is not None and self.statistics.failure is not None:
+            raise self.statistics.failure
+        step.record.wishes, step.record.carries = list(requests), carries
         with told_as_lost(step.plan.step, "the end of the step"):
             record = self._exchange_records(step)
         step.weights = record.lane_weights(step.plan.shares)
         self._launch_rest(step, record)
         for number, launched in enumerate(step.launched):
-            self.awaits(number, len(step.launched))
+            self._events.emit(WaitBegan, Wait.STEP, number, len(step.launched), step=step.plan.step)
             with told_as_lost(step.plan.step, f"reduce of bucket {number}"):  # a job that could not be woken tells less
                 launched.result()
-        if not step.plan.adds_nothing and not self._arranged.knows_order and any(record.used):
+        if not step.plan.adds_nothing and not self._buckets.knows_order and any(record.used):
             with told_as_lost(step.plan.step, "agreeing on the order of gradients"):
-                self._arranged.learn_order(step.plan.assignment.carriers()[step.plan.present[0]])
+                self._buckets.learn_order(step.plan.assignment.carriers()[step.plan.present[0]])
         step.outcome = record
         return record
 
     def drift(self) -> Drift | None:
-        """Who has drifted from the others, if this is a step in which they compare. Collective if somebody has."""
         step = self._in_flight()
         assert step.outcome is not None
         with told_as_lost(step.plan.step, "comparing the replicas"):
-            drift = step.health.drift(step.outcome.healths, self._wire)
+            drift = step.health.drift(step.outcome.healths, step.generation.wire)
             if drift is not None:
-                self._wire.reducer.part()
+                step.generation.wire.reducer.part()
         return drift
 
     def verdict(self) -> Verdict | None:
-        """What to do with the step's gradient, if some lane's is not finite and somebody looked."""
         step = self._in_flight()
         assert step.outcome is not None
         return step.health.verdict(step.outcome.healths)
 
-    def remark(self) -> BadLosses | None:
-        """The losses told in this step that are not finite, if nobody looks at gradients and it was not said lately."""
+    def bad_losses(self) -> BadLosses | None:
         step = self._in_flight()
         assert step.outcome is not None
         counting = [loss if step.weights.lanes.get(lane) else None for lane, loss in enumerate(step.outcome.losses)]
-        return self._remarks.on(counting, step.plan) if not self.health.looks else None
+        return self._remarks.on(counting, step.plan) if not self._options.health.looks else None
 
-    def confirm(self) -> None:
-        """Collective. Returns when every worker has the whole sum. See Note [Commit]."""
-        with told_as_lost(self._in_flight().plan.step, "the commit of the step"):
-            if not self._wire.reducer.part():
-                hear(self._wire.transport, lambda: b"\0", COMMIT)
+    def commit(self) -> None:
+        """See Note [Commit]."""
+        step = self._in_flight()
+        wire = step.generation.wire
+        with told_as_lost(step.plan.step, "the commit of the step"):
+            if not wire.reducer.part():
+                hear(wire.transport, lambda: b"\0", COMMIT)
+        self._events.emit(WaitEnded, Wait.STEP, step=step.plan.step)
 
     def hand_over(self) -> float | None:
-        """Afterwards `p.grad` holds the step's gradient; gives the step's loss, if told."""
         step = self._in_flight()
         assert step.outcome is not None
         self.measured = ()
@@ -250,23 +261,29 @@ class Engine:
         return step.outcome.loss(step.weights)
 
     def abandon(self) -> None:
-        """Nothing of the step under way is left: `p.grad` and buffers are as they were when it began."""
         step, self._step = self._step, None
         if step is None:
             return
-        for bucket in self._arranged.buckets:
+        for bucket in self._buckets.buckets:
             for slot, parameter in zip(bucket.layout.slots, bucket.parameters, strict=True):
                 parameter.grad = step.kept.get(slot.index)
         if self._may_rewind:
             self.buffers.rewind()
 
-    def rewire(self) -> None:
-        """The wire is another one: the next step lays its buckets out there."""
-        self._arranged.rewire()
+    def before_update(self, optimizer: Optimizer) -> None:
+        pass
+
+    def after_update(self, optimizer: Optimizer) -> None:
+        pass
+
+    def state(self, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+        return {}
+
+    def load(self, state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        pass
 
     def close(self) -> None:
-        """Lets go of hooks and of the buckets' memory; what stands in `p.grad` stays."""
-        self._arranged.close()
+        self._buckets.close()
 
     # -- a step under way -----------------------------------------------------------------------------------
 
@@ -283,7 +300,7 @@ class Engine:
             "assignment of lanes": plan.assignment.lanes_of,
             "number of buffers in the models": len(self.buffers.slots),
         }
-        layout = self._arranged.layout
+        layout = self._buckets.layout
         return Plan(facts, lambda: {**layout.describe(), **plan.place.details()}, layout.fingerprint, plan.place.judge)
 
     # -- during the lanes -----------------------------------------------------------------------------------
@@ -314,14 +331,13 @@ class Engine:
             else:
                 self.recorder.recording.bucket_is_full()
 
-    def _show_gradients(self, step: StepInFlight, buckets: Sequence[Bucket]) -> None:
-        if self.sight is not None:
-            for bucket in buckets:
-                self.sight(step.lane, bucket.gradients())
+    def _show_gradients(self, step: StepInFlight, bucket: Bucket) -> None:
+        if self._events.has_readers(LaneGradients):
+            self._events.emit(LaneGradients, step.lane, bucket.gradients(), step=step.plan.step)
 
     def _fold(self, step: StepInFlight, bucket: Bucket) -> None:
-        self._show_gradients(step, [bucket])
-        if self.health.looks:
+        self._show_gradients(step, bucket)
+        if self._options.health.looks:
             step.health.look(step.lane, bucket.entering_gradients())
         if step.squares is not None:
             step.squares.look(step.lane, bucket.numbered_gradients())
@@ -330,8 +346,8 @@ class Engine:
 
     def _copy_own_gradients(self) -> None:
         """Where nothing is folded. See Note [Gradients are only read] in bucket.py."""
-        for number, bucket in enumerate(self._arranged.buckets):
-            if self._arranged.watch.has_own(number):
+        for number, bucket in enumerate(self._buckets.buckets):
+            if self._buckets.watch.has_own(number):
                 bucket.copy_gradients()
 
     # -- at the end -----------------------------------------------------------------------------------------
@@ -339,7 +355,6 @@ class Engine:
     def _exchange_records(self, step: StepInFlight) -> StepRecord:
         step.agreement.check()
         mine = step.record
-        mine.wishes, mine.carries = self.wishes, self.carries
         mine.health = step.health.packed()
         if step.squares is not None:
             mine.squares = step.squares.told(step.plan.assignment.num_lanes)
@@ -350,7 +365,8 @@ class Engine:
                 mine.used[slot.index] = used
         if not step.plan.adds_nothing:
             mine.changed = self.buffers.changed()
-        mine.merge(self._wire.world.rank, hear(self._wire.transport, mine.pack))
+        wire = step.generation.wire
+        mine.merge(wire.world.rank, hear(wire.transport, mine.pack))
         return mine
 
     def _launch_rest(self, step: StepInFlight, record: StepRecord) -> None:
@@ -364,24 +380,28 @@ class Engine:
                 with told_as_lost(step.plan.step, "averaging of buffers"):
                     self._settle_buffers(step, record)
 
-            step.launched.append(self._wire.sequence.submit(settle))
+            step.launched.append(step.generation.wire.sequence.submit(settle))
 
     def _launch(self, step: StepInFlight, number: int, after: torch.cuda.Event | None = None) -> None:
         """Hands a bucket to the wire; on a GPU its gradients are there `after` an event, or after all so far."""
         bucket, is_last = step.buckets[number], number == len(step.buckets) - 1
-        add = self._wire.reducer.reduce_and_stay if is_last else self._wire.reducer.reduce
+        wire, at = step.generation.wire, step.plan.step
+        add = wire.reducer.reduce_and_stay if is_last else wire.reducer.reduce
 
         def reduce() -> None:
-            with told_as_lost(step.plan.step, f"reduce of bucket {number}"):
+            self._events.emit(ReduceBegan, number, step=at)
+            with told_as_lost(at, f"reduce of bucket {number}"):
                 step.agreement.check()
                 add(step.reduction, bucket.roots(), bucket.total)
+            self._events.emit(ReduceDone, number, step=at)
 
-        step.launched.append(self._wire.sequence.submit(reduce, after))
+        self._events.emit(BucketFilled, number, step=at)
+        step.launched.append(wire.sequence.submit(reduce, after))
 
     def _settle_buffers(self, step: StepInFlight, record: StepRecord) -> None:
         shares = step.plan.shares
         weights = [shares[lane] / step.plan.num_samples for lane in step.fold.lanes]
-        self.buffers.average(self._wire, step.reduction, weights, step.plan.present[0], record.changed)
+        self.buffers.average(step.generation.wire, step.reduction, weights, step.plan.present[0], record.changed)
 
     def _scale(self, step: StepInFlight, record: StepRecord) -> None:
         """See Note [Scale of told weights] in step.py."""
@@ -390,9 +410,10 @@ class Engine:
                 bucket.total.mul_(step.scale)
 
     def _squares_of(self, plan: StepPlan) -> Squares | None:
-        if plan.adds_nothing or not self.squares.taken_in(plan.step, len(plan.present)):
+        weigh = self._options.squares.weigh
+        if plan.adds_nothing or not self._options.squares.taken_in(plan.step, len(plan.present)):
             return None
-        return Squares(self._parameters, None if self.squares.weigh is None else self.squares.weigh())
+        return Squares(self._parameters, None if weigh is None else weigh())
 
     def _measured(self, step: StepInFlight, record: StepRecord) -> tuple[StepSquares | None, ...]:
         if step.squares is None:
@@ -430,7 +451,7 @@ class Engine:
                 parameter.grad = parameter.grad.detach().clone()
 
     def _set_gradients_aside(self, step: StepInFlight) -> None:
-        for bucket in self._arranged.buckets:
+        for bucket in self._buckets.buckets:
             for slot, parameter in zip(bucket.layout.slots, bucket.parameters, strict=True):
                 if parameter.grad is not None:
                     step.kept[slot.index] = parameter.grad

@@ -22,9 +22,9 @@ from lockstep.events import (
     GenerationFormed,
     LaneBegan,
     LaneEnded,
-    LaneLeft,
+    LaneGradients,
     Started,
-    StepBegins,
+    StepBegan,
     StepCommitted,
 )
 from lockstep.verify.digest import combined, digest_of
@@ -42,6 +42,10 @@ class Sources:
     gradients: Callable[[], Mapping[str, torch.Tensor]] = dict
     rates: Callable[[], Mapping[str, float]] = dict
     has_failed: Callable[[], bool] = lambda: False
+
+
+READ = (Started, StepBegan, StepCommitted, GenerationFormed, Copied, Closed, LaneBegan, LaneGradients, LaneEnded)
+"""The events that a trace reads."""
 
 
 class Trace:
@@ -65,34 +69,34 @@ class Trace:
         match event:
             case Started():
                 self._write(kind="start", threads=event.threads, lanes=event.num_lanes, workers=event.num_workers)
-            case StepBegins(step, batch):
+            case StepBegan(batch):
                 self._batch = batch
-                self._write_state(step)
+                self._write_state(event.step)
                 self._training = True
-            case StepCommitted(step):
+            case StepCommitted():
                 self._training = False
                 norms = {name: _norm(gradient) for name, gradient in self._sources.gradients().items()}
-                self._write(kind="step", step=step, norms=norms)
+                self._write(kind="step", step=event.step, norms=norms)
             case GenerationFormed():
                 self._generation = event.generation
             case Copied(slot):
                 self._file.close()
                 self._rank = slot
                 self._file = self._open(is_replacement=True)
-            case Closed(step):
-                self._close(step)
-            case LaneBegan() | LaneEnded() | LaneLeft() if self._training:
+            case Closed():
+                self._close(event.step)
+            case LaneBegan() | LaneGradients() | LaneEnded() if self._training:
                 self._note_lane(event)
 
-    def _note_lane(self, event: LaneBegan | LaneEnded | LaneLeft) -> None:
+    def _note_lane(self, event: LaneBegan | LaneGradients | LaneEnded) -> None:
         """A lane's gradients come in parts, one for each bucket; its record is written when it is left."""
         match event:
-            case LaneBegan(step, lane, data):
-                self._lane = {"step": step, "lane": lane, "data": digest_of(data), "gradients": {}}
-            case LaneEnded(_, _, gradients):
+            case LaneBegan(lane, data):
+                self._lane = {"step": event.step, "lane": lane, "data": digest_of(data), "gradients": {}}
+            case LaneGradients(_, gradients):
                 found = {name: [digest_of(value), _norm(value)] for name, value in gradients.items()}
                 self._lane["gradients"].update(found)
-            case LaneLeft():
+            case LaneEnded():
                 made = {"threads": torch.get_num_threads(), "generation": self._generation}
                 self._write(kind="lane", chance=_chance(), **made, **self._lane)
 

@@ -37,7 +37,7 @@ from lockstep.wire.transport import Transport
 from lockstep.world import World
 
 
-@dataclass
+@dataclass(frozen=True)
 class Wire:
     """A transport for small talk, the reducer that adds buckets, and the sequence in which it does.
 
@@ -64,10 +64,6 @@ class Wire:
         self.transport.close()
         self.reducer.close()
         self.sequence.close()
-
-    def become(self, other: "Wire") -> None:
-        """This wire, which must be closed, is the other one from now on, for everyone who holds it."""
-        self.__dict__.update(other.__dict__)
 
     def __enter__(self) -> "Wire":
         return self

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import lockstep
-from lockstep.events import Closed, Event, StepBegins
+from lockstep.events import Closed, Event, StepBegan
 from lockstep.launch.scale import ask_for
 from lockstep.run.run import Run
 from lockstep.run.start import start
@@ -27,7 +27,7 @@ class Watch:
     """One worker of a run that is disturbed."""
 
     def __init__(self, run: Run) -> None:
-        self.run, self._rank = run, run._wire.world.rank
+        self.run, self._rank = run, run.guard.generation.wire.world.rank
         run._events.subscribe(self)
 
     @property
@@ -36,9 +36,11 @@ class Watch:
 
     def __call__(self, event: Event) -> None:
         match event:
-            case StepBegins(step):
+            case StepBegan(step=step):
                 self._begin(step)
-            case Closed(step) if not self.run.failed and not self.run.signals.terminate and not self.run.signals.leave:
+            case Closed(step=step) if (
+                not self.run.failed and not self.run.guard.signals.terminate and not self.run.guard.signals.leave
+            ):
                 Path(f"digest-{self.slot}-{os.getpid()}").write_text(f"{self.run.digest()} {step}")
 
     def _begin(self, step: int) -> None:
@@ -54,23 +56,27 @@ class Watch:
                 self._await_change(wanted)
         if step == PLAN.get("stop") and self.run.is_first and _first_time("stop"):
             os.kill(int(os.environ["LOCKSTEP_PARENT_PID"]), signal.SIGTERM)
-            _await(lambda: self.run.signals.terminate)
+            _await(lambda: self.run.guard.signals.terminate)
+
+    def _is_asked_to_end(self) -> bool:
+        signals = self.run.guard.signals
+        return bool(signals.terminate or signals.leave)
 
     def _await_change(self, wanted: int) -> None:
         """Returns when what was asked for has come to this worker, if it is the one that has to do something."""
-        continuity = self.run.continuity
+        guard = self.run.guard
         if wanted < self.run.size and self.slot >= wanted:
-            _await(lambda: self.run.signals.leave)
-        elif wanted > self.run.size and continuity.recovery is not None and self.slot == max(continuity.slots):
-            copier, recovery = continuity.copier, continuity.recovery
+            _await(lambda: self.run.guard.signals.leave)
+        elif wanted > self.run.size and guard.recovery is not None and self.slot == max(guard.generation.slots):
+            copier, recovery = guard.copier, guard.recovery
             _await(lambda: (copier is not None and copier.is_asked()) or recovery.hears())
 
     def _await_newcomer(self) -> None:
         """A replacement that runs the script from the top needs a moment. It is waited for once."""
-        recovery = self.run.continuity.recovery
+        recovery = self.run.guard.recovery
         if recovery is not None and recovery.hosts and PLAN.get("awaits_newcomer") and _first_time("awaited"):
             _await(recovery.hears)
-            self.run.continuity.look_at_door()
+            self.run.guard.look_for_newcomers()
 
 
 def _await(reached: Any) -> None:

@@ -11,7 +11,7 @@ from training import Job, data, loader_of, make, train_epochs, train_step
 from workers import on_workers
 
 import lockstep
-from lockstep.events import Said
+from lockstep.events import Note
 
 LANES = 4
 JOB = Job("conv", batch=9, epochs=2, augment=True)  # 173 samples: four global batches of 36, one of 29
@@ -93,7 +93,7 @@ def test_a_training_on_grown_batches_is_that_of_a_plain_loop_with_larger_batches
 def rates_and_notes() -> list[Any]:
     run = lockstep.start(lanes=LANES)
     notes: list[str] = []
-    run._events.subscribe(lambda event: notes.append(event.text) if isinstance(event, Said) else None)
+    run._events.subscribe(lambda event: notes.append(event.text) if isinstance(event, Note) else None)
     _, optimizer, _ = parts(run, JOB, loader_of(JOB))
     return [[group["lr"] for group in optimizer.param_groups], notes]
 

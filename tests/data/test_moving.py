@@ -203,7 +203,7 @@ def test_lanes_of_a_plain_batch_are_moved_one_by_one() -> None:
     with lockstep.start(lanes=2) as run:
         model = torch.nn.Linear(2, 2)
         run.replicate(model)
-        run._stepping.moving = Elsewhere()
+        run._loop.moving = Elsewhere()
         with torch.no_grad():
             model.eval()
             assert [x.device.type for x in run.lanes(ones())] == ["meta", "meta"]
@@ -212,6 +212,6 @@ def test_lanes_of_a_plain_batch_are_moved_one_by_one() -> None:
 def test_a_share_on_the_device_is_copied_in_training() -> None:
     batch = torch.ones(4, 2, device=META)
     with lockstep.start(lanes=2) as run:
-        run._stepping.moving = Elsewhere()
-        assert run._stepping._own(batch, trains=True) is not batch
-        assert run._stepping._own(batch, trains=False) is batch
+        run._loop.moving = Elsewhere()
+        assert run._loop._own(batch, trains=True) is not batch
+        assert run._loop._own(batch, trains=False) is batch

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from workers import on_workers
 
 import lockstep
-from lockstep.events import Said, StepCommitted
+from lockstep.events import Note, StepCommitted
 
 NUM_SAMPLES, BATCH, LANES = 103, 20, 8
 
@@ -48,7 +48,7 @@ def train(lanes: int = LANES, *, shard_first: bool = False, own_batches: bool = 
 def _note(event: object, found: list[Any]) -> None:
     if isinstance(event, StepCommitted):
         found[1] += event.num_samples
-    if isinstance(event, Said):
+    if isinstance(event, Note):
         found[2].append(event.text)
 
 

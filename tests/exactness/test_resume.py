@@ -10,7 +10,6 @@ from workers import on_workers
 
 import lockstep
 from lockstep.state.checkpoints.buffers import Buffers
-from lockstep.state.run_state import Parts
 
 JOB = Job("conv", epochs=6, augment=True)
 
@@ -100,7 +99,7 @@ def test_a_snapshot_can_be_installed_again_after_the_run_went_on_from_it() -> No
 def _digests_after_two_steps_from_one_snapshot() -> list[str]:
     run = lockstep.start(lanes=2, seed=0)
     model, optimizer, _, loader = _parts(run)
-    parts = Parts(run._models, run._stepping, run._progress)
+    parts = run._state
     batches = list(zip(range(3), loader, strict=False))
     train_step(run, JOB, model, optimizer, batches[0][1])
     snapshot = Buffers().copied(parts.capture())

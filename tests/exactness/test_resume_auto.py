@@ -15,7 +15,7 @@ from workers import on_workers, outcomes
 
 import lockstep
 from lockstep.errors import BadCheckpoint, Disagreement
-from lockstep.events import Said
+from lockstep.events import Note
 from lockstep.settings.environment import Overrides
 from lockstep.state.checkpoints.beginning import begin
 from lockstep.state.checkpoints.checkpoints import Who
@@ -24,7 +24,6 @@ from lockstep.state.checkpoints.folder import name_of, newest_good
 from lockstep.state.checkpoints.moments import Saving
 from lockstep.state.checkpoints.options import Asked, settle
 from lockstep.state.checkpoints.schedule import Every
-from lockstep.state.run_state import Parts
 
 JOB = Job("conv", epochs=3, augment=True)
 STEPS = 12
@@ -49,10 +48,10 @@ class Trainer:
     def checkpoints(self, folder: Path, every: Every = EACH_STEP, keep: int = 99, resume: str = "auto") -> int:
         """What `run.checkpoints` does."""
         run = self.run
-        parts = Parts(run._models, run._stepping, run._progress)
+        parts = run._state
         plan = settle(Asked(folder, every, keep, resume), Overrides())
         who = Who(lambda: run.rank, self._say)
-        self.saving = begin(plan, parts, run._settings, run._wire, who, clock=lambda: self.now_s)
+        self.saving = begin(plan, parts, run._settings, run.guard.generation.wire, who, clock=lambda: self.now_s)
         run._events.subscribe(self.saving.on_event)
         for index, loader in run._progress.loaders.items():
             loader._lanes = lambda index=index: self._lanes_to_load(index)
@@ -87,13 +86,13 @@ class Trainer:
         assert self.saving is not None
         self.now_s += self.seconds_before.get(index, float)()
         self.saving.loader_asks(index)
-        return self.run._stepping.lanes
+        return self.run.guard.generation.lanes
 
     def _say(self, text: str) -> None:
-        self.run._events.emit(Said(text))
+        self.run._events.note(text)
 
     def _listen(self, event: object) -> None:
-        if isinstance(event, Said) and not event.text.startswith("BatchNorm sees"):
+        if isinstance(event, Note) and not event.text.startswith("BatchNorm sees"):
             self.said.append(event.text)
 
 

@@ -27,7 +27,7 @@ from lockstep.run.capture import graph as capture_module
 from lockstep.run.capture import lanes as lanes_module
 from lockstep.run.capture.graph import CannotCapture
 from lockstep.run.capture.lanes import CapturedLanes, Surroundings, standing_like, unfit
-from lockstep.strategies.replicated import Engine
+from lockstep.strategies.replicated import ReplicatedEngine
 
 CPU = torch.device("cpu")
 
@@ -83,11 +83,11 @@ class PlayedGraph:
             setattr(self._recording, name, copy.copy(value))
 
 
-def play(engine: Engine) -> Callable[..., tuple[PlayedGraph, Any]]:
+def play(engine: ReplicatedEngine) -> Callable[..., tuple[PlayedGraph, Any]]:
     """In place of `capture`: afterwards tensors and generators are as if nothing had run."""
 
     def captured(work: Callable[[], Any], *_: Any) -> tuple[PlayedGraph, Any]:
-        stacks = [flat.whole for bucket in engine._arranged.buckets for flat in bucket._stack]
+        stacks = [flat.whole for bucket in engine._buckets.buckets for flat in bucket._stack]
         places = [*stacks, *(slot.read() for slot in engine.buffers.slots)]
         before, generators = [place.clone() for place in places], Generators.now()
         try:
@@ -391,7 +391,7 @@ def test_a_recording_is_another_one_when_a_part_of_the_model_changes_its_mode_or
     with lockstep.start(lanes=2) as run:
         model = Net()
         run.replicate(model)
-        modes = run._capturing._modes
+        modes = run._captures._modes
         seen = [modes()]
         model.norm.eval()
         seen.append(modes())

@@ -413,7 +413,7 @@ def _handed_over() -> list[Any]:
             model.zero_grad()
             found = lane_gradients(run, model)
             assert_close(found, expected)
-        return [run._wire.how, [gradient.double().sum().item() for gradient in found.values()]]
+        return [run.guard.generation.wire.how, [gradient.double().sum().item() for gradient in found.values()]]
 
 
 def test_without_exact_the_backend_adds_and_the_gradient_is_right_to_rounding_and_equal_on_all() -> None:

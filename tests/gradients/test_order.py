@@ -63,7 +63,7 @@ def _train(bucket_bytes: int, lanes: int = 3, calibrated: bool = False) -> list[
             F.cross_entropy(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
-        layout = run._engine._arranged.layout  # type: ignore[union-attr]
+        layout = run._engine._buckets.layout  # type: ignore[union-attr]
         orders.append([slot.spec.name.removeprefix("0.") for bucket in layout.buckets for slot in bucket.slots])
     return [orders, run.digest()]
 

@@ -16,11 +16,11 @@ from workers import on_workers, outcomes
 
 import lockstep
 from lockstep.errors import BadArgument
-from lockstep.gradients import arrangement
+from lockstep.gradients import bucket_set
 from lockstep.gradients.layout import Spec, make_layout
-from lockstep.run.start import _charter
+from lockstep.run.start import _terms
 from lockstep.settings.environment import Overrides
-from lockstep.settings.options import REDUCE_DTYPES, Asked, settle
+from lockstep.settings.options import REDUCE_DTYPES, Options, resolve
 from lockstep.world import World
 
 X = torch.randn(61, 6, generator=torch.Generator().manual_seed(0))
@@ -77,7 +77,7 @@ def test_digest_and_noise_are_the_same_on_any_number_of_workers(
     dtype: str, reduce_dtype: str, num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = trained_alone(dtype, reduce_dtype)
-    monkeypatch.setattr(arrangement, "make_layout", partial(make_layout, first_bucket_bytes=100))
+    monkeypatch.setattr(bucket_set, "make_layout", partial(make_layout, first_bucket_bytes=100))
     assert on_workers(num_workers, trained, dtype, reduce_dtype, bucket_bytes=100) == [alone] * num_workers
 
 
@@ -280,7 +280,7 @@ def test_another_value_is_refused_with_what_is_allowed(bad: Any) -> None:
 
 @pytest.mark.parametrize(("name", "dtype"), REDUCE_DTYPES.items())
 def test_a_dtype_may_be_told_by_its_name(name: str, dtype: torch.dtype) -> None:
-    by_name, by_itself = (settle(Asked(reduce_dtype=told), Overrides(), World()) for told in (name, dtype))
+    by_name, by_itself = (resolve(Options(reduce_dtype=told), Overrides(), World()) for told in (name, dtype))
     assert by_name.reduce_dtype is by_itself.reduce_dtype is dtype
 
 
@@ -295,5 +295,5 @@ def _start_by_rank() -> None:
 
 
 def test_a_newcomer_is_told_the_dtype() -> None:
-    told = _charter(settle(Asked(reduce_dtype="bfloat16"), Overrides(), World()))
+    told = _terms(resolve(Options(reduce_dtype="bfloat16"), Overrides(), World()))
     assert json.loads(json.dumps(told))["reduce_dtype"] == "torch.bfloat16"

@@ -231,7 +231,7 @@ def noted(lane: Callable[..., None], lanes: int = LANES, compiled: bool = False,
     said: list[str] = []
     own = torch.autograd.backward
     with lockstep.start(lanes=lanes, seed=0, device=device) as run:
-        run._events.subscribe(lambda event: said.append(event.text), lockstep.events.Said)
+        run._events.subscribe(lambda event: said.append(event.text), lockstep.events.Note)
         model = Vae()
         used = torch.compile(model, backend="aot_eager") if compiled else model
         optimizer = torch.optim.SGD(model.parameters(), 1e-3)

@@ -12,7 +12,7 @@ from lockstep.events import Closed, Event, NoiseMeasured
 from lockstep.observe.console import Console
 from lockstep.observe.noise_lines import usual
 
-END = Closed(500)
+END = Closed(step=500)
 
 
 def shown(*events: Event, run_dir: Path | None = None, has_failed: bool = False) -> list[str]:
@@ -35,7 +35,7 @@ def test_an_adam_is_told_what_it_sees() -> None:
 
 
 def test_an_adam_whose_own_noise_is_unknown_is_told_so_in_the_line_and_at_the_end() -> None:
-    line, *advice = shown(NoiseMeasured(500, 8, "adam", noise(), None), END)
+    line, *advice = shown(NoiseMeasured(8, "adam", noise(), None, step=500), END)
     assert "critical batch (plain, not as Adam sees it) about 812" in line
     assert "Only the plain noise scale is known" in advice[-1]
 

@@ -16,7 +16,7 @@ from torch import nn
 from workers import on_workers, outcomes
 
 import lockstep
-from lockstep.events import Closed, NoiseMeasured, StepBegins
+from lockstep.events import Closed, NoiseMeasured, StepBegan
 from lockstep.observe.recorder import FILE, Recorder, event_of, line_of
 from lockstep.optim.noise import Measured, NoiseScale
 
@@ -35,7 +35,7 @@ def steps_in(folder: Path) -> list[int]:
 
 def test_every_measurement_is_a_line_and_other_events_are_none(tmp_path: Path) -> None:
     record = recorder(tmp_path)
-    for event in (StepBegins(1), measured(1), measured(2), Closed(2)):
+    for event in (StepBegan(step=1), measured(1), measured(2), Closed(step=2)):
         record(event)
     assert steps_in(tmp_path) == [1, 2]
 
@@ -62,7 +62,7 @@ def test_a_line_is_read_back_as_what_was_measured(estimates: list[tuple[float, f
     for step, pair in enumerate(estimates):
         plain.add(step, 64, Measured(*pair))
         other.add(step, 64, Measured(*pair))
-    event = NoiseMeasured(40, 8, optimizer, plain.noise, other.noise if optimizer == "adam" else None)
+    event = NoiseMeasured(8, optimizer, plain.noise, other.noise if optimizer == "adam" else None, step=40)
     assert event_of(line_of(event)) == event
 
 

@@ -147,12 +147,12 @@ def test_an_adam_is_advised_by_the_noise_it_sees(tmp_path: Path) -> None:
 
 
 def test_an_adam_whose_own_noise_is_unknown_is_warned(tmp_path: Path) -> None:
-    event = NoiseMeasured(500, 8, "adam", noise(), None)
+    event = NoiseMeasured(8, "adam", noise(), None, step=500)
     assert "Only the plain noise scale is known" in report_on(run_folder(tmp_path, event)).text()
 
 
 def test_an_optimizer_of_neither_kind_is_given_both_rules(tmp_path: Path) -> None:
-    event = NoiseMeasured(500, 8, "", noise(), None)
+    event = NoiseMeasured(8, "", noise(), None, step=500)
     assert "linear for SGD, the square root of the growth for Adam" in report_on(run_folder(tmp_path, event)).text()
 
 

@@ -23,7 +23,7 @@ from workers import Outcome, fork, gather
 from workers import _place as take_place
 
 from lockstep.elastic import guard as continuity
-from lockstep.events import Said
+from lockstep.events import Note
 from lockstep.run.run import Run
 from lockstep.settings.environments.lockstep_run import DOORS, MARK, PORT, RANK, SIZE, SLOT
 
@@ -133,7 +133,7 @@ def _work(number: int, training: Training, plan: Plan, ledger: Path, invitations
             plan.extra(number, work)
 
     run = training.start()
-    run._events.subscribe(lambda event: told["said"].append(event.text) if isinstance(event, Said) else None)
+    run._events.subscribe(lambda event: told["said"].append(event.text) if isinstance(event, Note) else None)
     work = Work(training, run, script.reach, between)
     script.watch(run)
     Writer(ledger, int(os.environ[SLOT]), run)
@@ -172,7 +172,7 @@ class Invitations:
     def send(self, run: Run) -> None:
         """Returns when all who are due at this step are at this worker's door."""
         due = [invitation for invitation in self.invitations if invitation.arrival.step == run.step]
-        recovery = run.continuity.recovery
+        recovery = run.guard.recovery
         if not due or recovery is None or not recovery.hosts:
             return
         members = recovery.membership.view.members

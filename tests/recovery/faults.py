@@ -3,7 +3,8 @@
 The production code has no hooks for this: in the worker that is to die, the objects of the run are wrapped. The points
 are `before NAME` and `after NAME` of
 
-- what a step asks of its surroundings: begins, computes, waits, prepares, commits, recovers, heals;
+- what a step asks of its guard, and when it computes and waits: begins, computes, waits, prepares, commits, recovers,
+  heals;
 - what membership has performed: CloseWire, Knock, Call, Listen, Answer, Open, FindMembers;
 - reduce, the reduction of a bucket, on the thread that does it;
 - record exchange, commit exchange, hand_over; and `send in` and `receive in` each of these: a commit is sent by
@@ -22,11 +23,12 @@ from typing import Any
 
 import pytest
 
+from lockstep.events import Event, LaneBegan, Wait, WaitBegan
 from lockstep.run.run import Run
 from lockstep.wire.shared import semaphores
 
-SURROUNDINGS = ("begins", "computes", "waits", "prepares", "commits", "recovers", "heals")
-EXCHANGES = {"_exchange_records": "record exchange", "confirm": "commit exchange"}
+GUARD = {"begin": "begins", "prepared": "prepares", "committed": "commits", "recover": "recovers", "heal": "heals"}
+EXCHANGES = {"_exchange_records": "record exchange", "commit": "commit exchange"}
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Script:
     def reach(self, point: str, step: int | None = None) -> None:
         """Dies here if that is written."""
         if self._run is not None and step is None:
-            step = self._run._stepping.step
+            step = self._run._loop.step
         for fault in self._faults:
             if fault.point == point and fault.step in (None, step):
                 self._reached[fault] += 1
@@ -69,15 +71,16 @@ class Script:
     def watch(self, run: Run) -> None:
         """Wraps the run, whose model must have been replicated."""
         self._run = run
-        for name in SURROUNDINGS:
-            self._around(run.continuity, name, name)
-        for name, told in EXCHANGES.items():
-            self._around(run._engine, name, told)
-        if run.continuity.recovery is not None:
-            self._around(run.continuity.recovery, "hand_over", "hand_over")
-            self._watch_actions(run.continuity.recovery)
-        self._watch_wire(run._wire)
-        self._watch_generations(run._wire)
+        for name, point in GUARD.items():
+            self._around(run.guard, name, point)
+        for name, point in EXCHANGES.items():
+            self._around(run._engine, name, point)
+        if run.guard.recovery is not None:
+            self._around(run.guard, "_hand_state_over", "hand_over")
+            self._watch_actions(run.guard.recovery)
+        self._watch_wire(run.guard.generation.wire)
+        self._watch_generations(run)
+        run._events.subscribe(self._on_event, LaneBegan, WaitBegan)
         semaphores.post = self._told_in_commit(semaphores.post)
 
     def _around(self, owner: Any, name: str, point: str) -> None:
@@ -117,14 +120,23 @@ class Script:
         for name in ("send", "receive"):
             setattr(wire.transport, name, self._told(getattr(wire.transport, name), name))
 
-    def _watch_generations(self, wire: Any) -> None:
-        become = wire.become
+    def _watch_generations(self, run: Any) -> None:
+        hand_over = run.guard._hand_state_over
 
-        def wrapped(other: Any) -> None:
-            become(other)
+        def wrapped(decision: Any, wire: Any) -> None:
             self._watch_wire(wire)
+            hand_over(decision, wire)
 
-        wire.become = wrapped
+        run.guard._hand_state_over = wrapped
+
+    def _on_event(self, event: Event) -> None:
+        match event:
+            case LaneBegan(trains=True):
+                self.reach("before computes")
+                self.reach("after computes")
+            case WaitBegan(Wait.STEP, num_buckets=0):
+                self.reach("before waits")
+                self.reach("after waits")
 
     def _around_reduce(self, reducer: Any) -> None:
         """Some reducers do the one by the other: that is one reduction."""

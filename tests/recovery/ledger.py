@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.events import Event, GenerationFormed, LaneBegan, StepBegins, StepCommitted
+from lockstep.events import Event, GenerationFormed, LaneBegan, StepBegan, StepCommitted
 from lockstep.run.run import Run
 
 Used = dict[int, dict[int, list[int]]]
@@ -31,15 +31,15 @@ class Writer:
 
     def __call__(self, event: Event) -> None:
         match event:
-            case StepBegins():
+            case StepBegan():
                 self._training = True
-                self._attempt = self._run._wire.world.generation
+                self._attempt = self._run.guard.generation.wire.world.generation
             case GenerationFormed(generation=generation, committed=False):
                 self._attempt = generation
-            case LaneBegan(step, lane, data) if self._training:
-                self._attempt = self._run._wire.world.generation
+            case LaneBegan(lane, data, step=step) if self._training:
+                self._attempt = self._run.guard.generation.wire.world.generation
                 self._write("lane", step, lane, data[-1].tolist())
-            case StepCommitted(step):
+            case StepCommitted(step=step):
                 self._training = False
                 self._write("counts", step)
 

@@ -13,7 +13,7 @@ SHORT = Training()
 
 def _await_the_newcomer(number: int, work: Work) -> None:
     """Three steps before the end, whoever lost the first host is at the door of the next, or was admitted."""
-    recovery = work.run.continuity.recovery
+    recovery = work.run.guard.recovery
     assert recovery is not None
     if work.run.step == 5 and work.run.size < 3 and recovery.hosts and not recovery._newcomers:
         recovery.door.await_call(LIMIT_S)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from training import Job, data, make
 
 import lockstep
-from lockstep.gradients import arrangement, layout
+from lockstep.gradients import bucket_set, layout
 from lockstep.run.run import Run
 
 NUM_SAMPLES = 173
@@ -53,7 +53,7 @@ class Training:
 
     def start(self) -> Run:
         """Small models are given several buckets, the first one too."""
-        arrangement.make_layout = partial(layout.make_layout, first_bucket_bytes=BUCKET_BYTES)
+        bucket_set.make_layout = partial(layout.make_layout, first_bucket_bytes=BUCKET_BYTES)
         usual = {"lanes": self.lanes, "seed": 3, "bucket_bytes": BUCKET_BYTES, "noise_every": 2}
         return lockstep.start(**usual | dict(self.options))
 

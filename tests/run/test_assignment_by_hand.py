@@ -25,7 +25,7 @@ def carried(kill: int | None) -> list[list[int]]:
             os.kill(os.getpid(), signal.SIGKILL)
         for (x,) in run.lanes(batch):
             model(x).pow(2).mean().backward()
-        seen.append(list(run._stepping.lanes))
+        seen.append(list(run.guard.generation.lanes))
         optimizer.step()
     return [seen[0], seen[-1]]
 

@@ -1,21 +1,56 @@
-"""Events reach those who want to see them."""
+"""Events: made for readers only, stamped with time, worker and step, in order of subscription."""
 
-from lockstep.events import Closed, Event, Events, Said
-
-
-def test_a_subscriber_sees_the_kinds_it_named_in_the_order_in_which_all_subscribed() -> None:
-    events, seen = Events(), list[tuple[str, Event]]()
-    events.subscribe(lambda event: seen.append(("all", event)))
-    events.subscribe(lambda event: seen.append(("said", event)), Said)
-    said, closed = Said("a"), Closed(3)
-    events.emit(said)
-    events.emit(closed)
-    assert seen == [("all", said), ("said", said), ("all", closed)]
+from lockstep.events import Closed, Event, Events, LaneBegan, Note, Wait, WaitBegan, WaitEnded
 
 
-def test_whoever_subscribes_later_sees_what_comes_then() -> None:
+def test_an_event_goes_to_those_who_want_its_kind_in_the_order_they_subscribed() -> None:
+    events, seen = Events(), list[tuple[str, type[Event]]]()
+    events.subscribe(lambda event: seen.append(("all", type(event))))
+    events.subscribe(lambda event: seen.append(("notes", type(event))), Note)
+    events.note("a")
+    events.emit(Closed)
+    assert seen == [("all", Note), ("notes", Note), ("all", Closed)]
+
+
+def test_who_subscribes_later_sees_what_comes_later() -> None:
     events, seen = Events(), list[Event]()
-    events.emit(Said("before"))
-    events.subscribe(seen.append, Said)
-    events.emit(Said("after"))
-    assert seen == [Said("after")]
+    events.note("before")
+    events.subscribe(seen.append, Note)
+    events.note("after")
+    assert [event.text for event in seen if isinstance(event, Note)] == ["after"]
+
+
+def test_an_event_carries_the_time_the_worker_and_the_step() -> None:
+    events, seen = Events(worker=2, clock=lambda: 7.5), list[Event]()
+    events.subscribe(seen.append)
+    events.step = 3
+    events.emit(LaneBegan, 1, None, trains=True)
+    events.emit(LaneBegan, 1, None, trains=True, step=9)
+    assert [(event.time_s, event.worker, event.step) for event in seen] == [(7.5, 2, 3), (7.5, 2, 9)]
+
+
+def test_an_event_that_nobody_reads_is_not_made() -> None:
+    events = Events()
+    events.subscribe(lambda event: None, Note)
+
+    def never() -> Event:
+        raise AssertionError("it was made")
+
+    events.emit(never)
+    assert not events.has_readers(Closed)
+    assert events.has_readers(Note)
+
+
+def test_a_wait_that_fails_has_no_end() -> None:
+    events, seen = Events(), list[Event]()
+    events.subscribe(seen.append)
+    with events.waiting(Wait.TOTAL):
+        pass
+    try:
+        with events.waiting(Wait.END):
+            raise ZeroDivisionError
+    except ZeroDivisionError:
+        pass
+    assert [(type(event), event.wait) for event in seen if isinstance(event, WaitBegan | WaitEnded)] == [
+        (WaitBegan, Wait.TOTAL), (WaitEnded, Wait.TOTAL), (WaitBegan, Wait.END),
+    ]  # fmt: skip

@@ -15,7 +15,7 @@ import lockstep
 from lockstep.errors import WorkerLost
 from lockstep.launch.status import Call, Phase
 from lockstep.run import wait_watch as waiting
-from lockstep.run.wait_watch import LONG_S, Wait, Waiting, _tells, told
+from lockstep.run.wait_watch import LONG_S, LookedAtWait, WaitWatch, _tells, told
 from lockstep.world import World
 
 TIMEOUT_S = 1.5
@@ -75,7 +75,7 @@ def test_whoever_hangs_is_named_and_the_others_end(where: str, guilty: int, plac
 
 def test_a_wait_is_told_when_it_is_long_and_again_when_it_is_twice_as_long() -> None:
     said: list[str] = []
-    status = Waiting(World(0, 3), said.append, look_s=1000)
+    status = WaitWatch(World(0, 3), said.append, look_s=1000)
     try:
         status.enter(Phase.REDUCING, 5)
         began_s = status._wait.since_s
@@ -89,10 +89,10 @@ def test_a_wait_is_told_when_it_is_long_and_again_when_it_is_twice_as_long() -> 
 
 def test_a_wait_that_is_usual_is_not_told() -> None:
     said: list[str] = []
-    status = Waiting(World(0, 2), said.append, look_s=1000)
+    status = WaitWatch(World(0, 2), said.append, look_s=1000)
     try:
         with status.awaiting(Call.TOTAL):
-            status._wait = Wait(Phase.AWAITING, 3, Call.TOTAL, time.monotonic() - 30)  # it has lasted 30 s
+            status._wait = LookedAtWait(Phase.AWAITING, 3, Call.TOTAL, time.monotonic() - 30)  # it has lasted 30 s
         with status.awaiting(Call.TOTAL):
             status._look(time.monotonic() + 50)
             assert said == []
@@ -104,7 +104,7 @@ def test_a_wait_that_is_usual_is_not_told() -> None:
 
 def test_work_is_no_wait() -> None:
     said: list[str] = []
-    status = Waiting(World(0, 2), said.append, look_s=1000)
+    status = WaitWatch(World(0, 2), said.append, look_s=1000)
     try:
         for phase in (Phase.OUTSIDE, Phase.COMPUTING, Phase.ENDED):
             status.enter(phase, 1)
@@ -125,7 +125,7 @@ def test_work_is_no_wait() -> None:
     ],
 )
 def test_who_is_waited_for_is_named_where_it_is_known(awaited: list[int], size: int, who: str) -> None:
-    wait = Wait(Phase.AWAITING, 3, Call.END, 0.0)
+    wait = LookedAtWait(Phase.AWAITING, 3, Call.END, 0.0)
     text = told(wait, 12.3, awaited, size, 600)
     assert text.startswith(f"! waiting for {who} at the end of the run for 12 s")
     assert text.endswith("after 600 s without a word this worker ends")

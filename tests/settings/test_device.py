@@ -24,7 +24,7 @@ from lockstep.observe.console import start_line
 from lockstep.run.placement import place_on, place_state
 from lockstep.settings.device import choose, in_words, sharing
 from lockstep.settings.environment import Overrides, process_environment, read_overrides, with_variable
-from lockstep.settings.options import Asked, settle
+from lockstep.settings.options import Options, resolve
 from lockstep.world import World
 
 CUDA_0, CUDA_1 = torch.device("cuda", 0), torch.device("cuda", 1)
@@ -115,7 +115,7 @@ def test_start_takes_a_torch_device() -> None:
 
 
 def test_a_device_of_the_command_line_goes_over_the_scripts_and_is_noted() -> None:
-    settings = settle(Asked(device="cuda"), Overrides(device="cpu"), World())
+    settings = resolve(Options(device="cuda"), Overrides(device="cpu"), World())
     assert settings.notes == ("device cpu from the command line, not cuda from the script",)
 
 

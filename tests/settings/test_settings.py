@@ -8,7 +8,7 @@ import torch
 from lockstep.errors import BadArgument
 from lockstep.lanes import Assignment
 from lockstep.settings.environment import Overrides
-from lockstep.settings.options import Asked, settle, wire_on
+from lockstep.settings.options import Options, resolve, wire_on
 from lockstep.world import World
 
 TWO = World(0, 2, 0, 2)
@@ -22,17 +22,17 @@ def test_threads_come_from_the_line_then_the_script_then_openmp(
     line: int | None, script: int | None, openmp: int | None, expected: int
 ) -> None:
     overrides = Overrides(threads=line, usual_threads=openmp)
-    assert settle(Asked(threads=script), overrides, TWO).threads == expected
+    assert resolve(Options(threads=script), overrides, TWO).threads == expected
 
 
 def test_without_a_word_on_lanes_there_are_as_many_as_workers() -> None:
-    settings = settle(Asked(), Overrides(), TWO)
+    settings = resolve(Options(), Overrides(), TWO)
     assert settings.assignment == Assignment.even(2, 2)
     assert not settings.lanes_told
 
 
 def test_what_the_command_line_sets_goes_over_the_script_and_is_noted() -> None:
-    settings = settle(Asked(lanes=8, seed=1), Overrides(lanes=4, seed=7), TWO)
+    settings = resolve(Options(lanes=8, seed=1), Overrides(lanes=4, seed=7), TWO)
     assert (settings.assignment.num_lanes, settings.seed) == (4, 7)
     assert settings.notes == (
         "lanes 4 from the command line, not 8 from the script",
@@ -41,12 +41,12 @@ def test_what_the_command_line_sets_goes_over_the_script_and_is_noted() -> None:
 
 
 def test_an_explicit_assignment_counts_as_a_word_on_lanes() -> None:
-    assert settle(Asked(assignment=((0, 2), (1,))), Overrides(), TWO).lanes_told
+    assert resolve(Options(assignment=((0, 2), (1,))), Overrides(), TWO).lanes_told
 
 
 def test_an_assignment_for_another_number_of_workers_is_refused() -> None:
     with pytest.raises(BadArgument, match="names 3 workers, but there are 2"):
-        settle(Asked(assignment=((0,), (1,), (2,))), Overrides(), TWO)
+        resolve(Options(assignment=((0,), (1,), (2,))), Overrides(), TWO)
 
 
 TWO_HOSTS = World(0, 4, 0, 2)
@@ -55,31 +55,31 @@ TWO_HOSTS = World(0, 4, 0, 2)
 @pytest.mark.parametrize(
     ("world", "asked", "wire"),
     [
-        (TWO, Asked(), "shared"),
-        (TWO, Asked(exact=False), "shared"),
-        (TWO, Asked(wire="gloo"), "gloo"),
-        (TWO_HOSTS, Asked(), "hierarchical"),
-        (TWO_HOSTS, Asked(exact=False), "gloo"),
-        (TWO_HOSTS, Asked(exact=False, wire="hierarchical"), "hierarchical"),
+        (TWO, Options(), "shared"),
+        (TWO, Options(exact=False), "shared"),
+        (TWO, Options(wire="gloo"), "gloo"),
+        (TWO_HOSTS, Options(), "hierarchical"),
+        (TWO_HOSTS, Options(exact=False), "gloo"),
+        (TWO_HOSTS, Options(exact=False, wire="hierarchical"), "hierarchical"),
     ],
 )
-def test_the_wire_follows_from_the_hosts_unless_told(world: World, asked: Asked, wire: str) -> None:
-    assert settle(asked, Overrides(), world).wire == wire
+def test_the_wire_follows_from_the_hosts_unless_told(world: World, asked: Options, wire: str) -> None:
+    assert resolve(asked, Overrides(), world).wire == wire
 
 
 def test_shared_memory_on_several_hosts_is_refused() -> None:
     with pytest.raises(BadArgument, match="all workers on one host"):
-        settle(Asked(wire="shared"), Overrides(), TWO_HOSTS)
+        resolve(Options(wire="shared"), Overrides(), TWO_HOSTS)
 
 
 def test_an_algorithm_for_sending_is_refused_where_nothing_is_sent() -> None:
     with pytest.raises(BadArgument, match=r"algorithm='direct'.*in shared memory nothing is"):
-        settle(Asked(algorithm="direct"), Overrides(), TWO)
+        resolve(Options(algorithm="direct"), Overrides(), TWO)
 
 
 def test_an_algorithm_for_sending_is_taken_where_buckets_are_sent_or_nobody_else_is() -> None:
-    assert settle(Asked(algorithm="direct"), Overrides(), TWO_HOSTS).algorithm == "direct"
-    assert settle(Asked(algorithm="direct"), Overrides(), World()).algorithm == "direct"
+    assert resolve(Options(algorithm="direct"), Overrides(), TWO_HOSTS).algorithm == "direct"
+    assert resolve(Options(algorithm="direct"), Overrides(), World()).algorithm == "direct"
 
 
 GPU = torch.device("cuda", 0)

@@ -262,7 +262,7 @@ def test_a_setting_that_was_not_saved_may_be_there(tmp_path: Path) -> None:
         optimizer = torch.optim.Adam(model.parameters())
         run.replicate(model, optimizer)
         train(run, model, optimizer)
-        snapshot = run._parts.capture()
+        snapshot = run._state.capture()
         state = optimizer.state_dict()
         del state["param_groups"][0]["decoupled_weight_decay"]  # as an older torch has it
         snapshot.state["optimizers"]["optimizer"] = pack(state, "optimizer", {})
@@ -276,7 +276,7 @@ def test_the_run_shares_no_memory_with_the_snapshot_that_it_took(tmp_path: Path)
         optimizer, average = MasterWeights(model.parameters()), Average(model)
         run.replicate(model, optimizer, average=average)
         train(run, model, optimizer)
-        taken = run._parts.capture()
+        taken = run._state.capture()
         tensors = {name: tensor.clone() for name, tensor in taken.tensors.items()}
         before = digest(tensors)
         load_models(run._models, type(taken)(tensors, taken.state))

@@ -49,7 +49,7 @@ def run() -> Iterator[Run]:
 
 def good(run: Run) -> Snapshot:
     """As it comes from a file."""
-    taken = run._parts.capture()
+    taken = run._state.capture()
     tensors = {name: tensor.clone() for name, tensor in taken.tensors.items()}
     return Snapshot(tensors, json.loads(json.dumps(taken.state)))
 
@@ -101,8 +101,8 @@ json_values = st.recursive(
 def load(run: Run, snapshot: Snapshot) -> None:
     """What a resume does with a snapshot once it is read."""
     check_form(snapshot, "checkpoint c")
-    check(run._parts, snapshot, Path("c"), run._settings)
-    run._parts.install(snapshot, 1)
+    check(run._state, snapshot, Path("c"), run._settings)
+    run._state.install(snapshot)
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -14,9 +14,9 @@ from lockstep.events import (
     GenerationFormed,
     LaneBegan,
     LaneEnded,
-    LaneLeft,
+    LaneGradients,
     Started,
-    StepBegins,
+    StepBegan,
     StepCommitted,
 )
 from lockstep.verify.evidence import RunTrace, read_disturbed, read_run, trace_path, trace_paths
@@ -29,20 +29,20 @@ DATA = {"x": torch.ones(3)}
 def traced(folder: Path, *events: Any, state: dict[str, Any] | None = None) -> RunTrace:
     """What is read back after a worker has seen the events; an event that is a function is called instead."""
     trace = Trace(folder, 0, Sources(lambda: {} if state is None else state, lambda: ["mean"]))
-    for event in (STARTED, *events, Closed(1)):
+    for event in (STARTED, *events, Closed(step=1)):
         event() if callable(event) else trace(event)
     return read_run("1 worker", [trace_path(folder, 0)])
 
 
 def step(*inside: Any, step: int = 0) -> tuple[Any, ...]:
-    gradients = LaneEnded(step, 0, {"w": torch.ones(4)})
+    gradients = LaneGradients(0, {"w": torch.ones(4)}, step=step)
     return (
-        StepBegins(step),
-        LaneBegan(step, 0, DATA),
+        StepBegan(step=step),
+        LaneBegan(0, DATA, True, step=step),
         gradients,
         *inside,
-        LaneLeft(step, 0),
-        StepCommitted(step, 3, None),
+        LaneEnded(0, step=step),
+        StepCommitted(3, None, step=step),
     )
 
 
@@ -56,7 +56,7 @@ def test_the_state_is_read_before_each_step_and_at_the_end(tmp_path: Path) -> No
 
 
 def test_gradients_that_come_bucket_by_bucket_are_one_lanes(tmp_path: Path) -> None:
-    run = traced(tmp_path, *step(LaneEnded(0, 0, {"b": torch.zeros(2)})))
+    run = traced(tmp_path, *step(LaneGradients(0, {"b": torch.zeros(2)})))
     norms = {name: norm for name, (_, norm) in run.lanes[0, 0].gradients.items()}
     assert norms == {"w": 2.0, "b": 0.0}
 
@@ -78,7 +78,7 @@ def test_threads_set_by_the_script_are_seen(tmp_path: Path) -> None:
 
 
 def test_lanes_of_an_evaluation_are_not_those_of_a_step(tmp_path: Path) -> None:
-    evaluation = LaneBegan(1, 0, {"x": torch.zeros(1)}), LaneLeft(1, 0)
+    evaluation = LaneBegan(0, {"x": torch.zeros(1)}, False, step=1), LaneEnded(0, step=1)
     assert list(traced(tmp_path, *step(), *evaluation).lanes) == [(0, 0)]
 
 
@@ -110,11 +110,11 @@ def worker(folder: Path, rank: int, *events: Any, failed: bool = False, **option
 
 
 def test_a_disturbed_run_has_the_workers_that_came_to_a_good_end_and_the_lanes_of_all(tmp_path: Path) -> None:
-    worker(tmp_path, 0, *step(), *step(step=1), Closed(2))
-    worker(tmp_path, 1, *step(), StepBegins(1))  # killed
+    worker(tmp_path, 0, *step(), *step(step=1), Closed(step=2))
+    worker(tmp_path, 1, *step(), StepBegan(step=1))  # killed
     with trace_path(tmp_path, 1).open("a") as file:
         file.write('{"kind": "sta')
-    worker(tmp_path, 1, *step(step=1), Closed(2), failed=True, is_replacement=True)  # sent away
+    worker(tmp_path, 1, *step(step=1), Closed(step=2), failed=True, is_replacement=True)  # sent away
     run = read_disturbed("disturbed", [tmp_path])
     assert len(trace_paths(tmp_path)) == 3
     assert [sorted(worker.states) for worker in run.workers] == [[0, 1, 2]]
@@ -122,23 +122,23 @@ def test_a_disturbed_run_has_the_workers_that_came_to_a_good_end_and_the_lanes_o
 
 
 def test_a_copy_goes_on_in_a_file_of_its_own(tmp_path: Path) -> None:
-    worker(tmp_path, 0, *step(), Copied(1), *step(step=1), Closed(2))
+    worker(tmp_path, 0, *step(), Copied(1), *step(step=1), Closed(step=2))
     assert len(trace_paths(tmp_path)) == 2
     (copy,) = read_disturbed("disturbed", [tmp_path]).workers
     assert sorted(copy.states) == [1, 2]
 
 
 def test_of_a_lane_that_was_computed_again_the_last_generation_counts(tmp_path: Path) -> None:
-    formed = GenerationFormed(0, 2, (0,), (1,), (), (), (0,), (0,), False, "", 0.0)
-    worker(tmp_path, 0, StepBegins(0), formed, *step()[1:], Closed(1))
-    worker(tmp_path, 1, *step(), Closed(1))
+    formed = GenerationFormed(2, (0,), (1,), (), (), (0,), (0,), False, "", 0.0)
+    worker(tmp_path, 0, StepBegan(), formed, *step()[1:], Closed(step=1))
+    worker(tmp_path, 1, *step(), Closed(step=1))
     assert read_disturbed("disturbed", [tmp_path]).lanes[0, 0].worker == 0
 
 
 def test_the_number_of_the_batch_the_rates_and_the_gradient_of_a_step_are_kept(tmp_path: Path) -> None:
     sources = Sources(dict, list, lambda: {"w": torch.full((4,), 3.0)}, lambda: {"optimizer, group 0": 0.5})
     trace = Trace(tmp_path, 0, sources)
-    for event in (STARTED, StepBegins(0, 7), StepCommitted(0, 3, None), Closed(1)):
+    for event in (STARTED, StepBegan(7), StepCommitted(3, None), Closed(step=1)):
         trace(event)
     run = read_run("1 worker", [trace_path(tmp_path, 0)])
     state = run.workers[0].states[0]
@@ -146,7 +146,7 @@ def test_the_number_of_the_batch_the_rates_and_the_gradient_of_a_step_are_kept(t
 
 
 def test_a_run_that_stops_at_a_step_has_the_state_that_a_longer_one_has_there(tmp_path: Path) -> None:
-    worker(tmp_path / "longer", 0, StepBegins(0, 0), StepBegins(1, 1), Closed(2))
-    worker(tmp_path / "shorter", 0, StepBegins(0, 0), Closed(1))
+    worker(tmp_path / "longer", 0, StepBegan(0), StepBegan(1, step=1), Closed(step=2))
+    worker(tmp_path / "shorter", 0, StepBegan(0), Closed(step=1))
     longer, shorter = (read_disturbed("", [tmp_path / name]).workers[0] for name in ("longer", "shorter"))
     assert longer.states[1] == shorter.states[1]

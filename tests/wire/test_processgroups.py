@@ -126,7 +126,7 @@ def _train_with_a_refusal() -> list[int]:
     with lockstep.start(lanes=2, exact=False, wire="gloo", noise_every=0) as run:
         model = torch.nn.Linear(4, 2)
         run.replicate(model)
-        transport: Any = run._wire.transport
+        transport: Any = run.guard.generation.wire.transport
         own = transport.all_reduce
         transport.all_reduce = lambda total: own(total.to(torch.int16) if run.step == 1 else total)
         for _ in range(4):

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import torch
 
 from lockstep.errors import Misuse
-from lockstep.gradients.arrangement import Arrangement
 from lockstep.gradients.bucket import Bucket
+from lockstep.gradients.bucket_set import BucketSet
 from lockstep.gradients.graphs.recording import Recording
 from lockstep.gradients.step import StepInFlight
 
@@ -21,22 +21,20 @@ class LaneRecorder:
     `fold` takes a bucket's gradients of the lane, `launch` hands a bucket to the wire behind an event: the engine's.
     """
 
-    def __init__(
-        self, arranged: Arrangement, in_flight: Callable[[], StepInFlight], fold: Fold, launch: Launch
-    ) -> None:
-        self._arranged, self._in_flight, self._fold, self._launch = arranged, in_flight, fold, launch
+    def __init__(self, buckets: BucketSet, in_flight: Callable[[], StepInFlight], fold: Fold, launch: Launch) -> None:
+        self._buckets, self._in_flight, self._fold, self._launch = buckets, in_flight, fold, launch
         self.recording: Recording | None = None
         """That of the lane under way, while it is recorded."""
 
     @property
     def layout_number(self) -> int:
         """A recording holds for one layout of the buckets."""
-        return self._arranged.number
+        return self._buckets.number
 
     @property
     def is_settled(self) -> bool:
         """Whether the buckets will stay as they are: the order of gradients is known, or nothing goes through them."""
-        return self._arranged.knows_order or self._in_flight().plan.adds_nothing
+        return self._buckets.knows_order or self._in_flight().plan.adds_nothing
 
     @property
     def lane_place(self) -> Hashable:
@@ -52,7 +50,7 @@ class LaneRecorder:
                 f"a captured function was called a second time in a lane of step {step.plan.step}: it computes a whole "
                 "lane, with its gradients taken at the end. Call it once in each lane, with all of the lane's data."
             )
-        return not any(bucket.has_gradients() for bucket in self._arranged.buckets)
+        return not any(bucket.has_gradients() for bucket in self._buckets.buckets)
 
     def prepare(self) -> Recording:
         """For the lane under way, with all memory made that it will need."""
@@ -66,7 +64,7 @@ class LaneRecorder:
         """Inside, a lane's work is recorded, to the end of its folding; afterwards the step is where it was before."""
         step = self._in_flight()
         before = [bucket.begin_recording() for bucket in step.buckets]
-        self._arranged.watch.lane_begins()
+        self._buckets.watch.lane_begins()
         self.recording = recording
         try:
             yield
@@ -75,14 +73,14 @@ class LaneRecorder:
             self.recording = None
             for bucket, standing in zip(step.buckets, before, strict=True):
                 bucket.end_recording(standing)
-            for bucket in self._arranged.buckets:
+            for bucket in self._buckets.buckets:
                 bucket.forget_gradients()
             step.buffers.put_back()
             step.forget_lane()
-            self._arranged.watch.lane_begins()
+            self._buckets.watch.lane_begins()
 
     def _finish(self, recording: Recording, step: StepInFlight) -> None:
-        self._arranged.watch.lane_ends()
+        self._buckets.watch.lane_ends()
         for bucket in step.buckets[step.folded :]:
             self._fold(step, bucket)
         replaced = step.buffers.replaced()
@@ -91,9 +89,7 @@ class LaneRecorder:
         recording.reached = [bucket.reached for bucket in step.buckets]
         recording.written = step.buffers.written()
         recording.weight = step.record.weights[step.lane]
-        recording.gradients = {
-            i: g for bucket in self._arranged.buckets for i, g in bucket.numbered_gradients().items()
-        }
+        recording.gradients = {i: g for bucket in self._buckets.buckets for i, g in bucket.numbered_gradients().items()}
 
     def take(self, recording: Recording) -> None:
         """The work of the lane under way was put into the current stream by a graph: the step is as far as that."""
@@ -102,7 +98,7 @@ class LaneRecorder:
             bucket.replayed(reached, step.fold.merges[step.position])
         step.folded = len(step.buckets)
         step.buffers.replayed(recording.written)
-        for bucket in self._arranged.buckets:
+        for bucket in self._buckets.buckets:
             bucket.give_gradients(recording.gradients)
         if recording.losses:
             step.record.weights[step.lane] = recording.weight

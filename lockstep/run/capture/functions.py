@@ -8,24 +8,24 @@ import torch
 from torch.optim import Optimizer
 
 from lockstep.errors import BadArgument
-from lockstep.events import Events, Said
+from lockstep.events import Events
 from lockstep.run.capture.lanes import CapturedLanes, Surroundings
 from lockstep.run.capture.update import CapturedUpdate
-from lockstep.run.step_loop import Stage, Stepping
+from lockstep.run.step_loop import Stage, StepLoop
 from lockstep.settings.options import Settings
 from lockstep.state.models import Models
-from lockstep.strategies.replicated import Engine
+from lockstep.strategies.protocol import StepEngine
 
 
 @dataclass
-class Capturing:
+class Captures:
     """All that a run has captured. One owner, who calls `close`."""
 
     settings: Settings
     models: Models
-    stepping: Stepping
+    loop: StepLoop
     events: Events
-    engine: Callable[[], Engine]
+    engine: StepEngine
     own_hooks: Callable[[], set[int]]
     """The numbers of the hooks that the run has on its optimizers."""
 
@@ -33,14 +33,14 @@ class Capturing:
         self._lanes: list[CapturedLanes] = []
         self._updates: dict[int, CapturedUpdate] = {}
         self._modules: list[torch.nn.Module] = []
-        self._modules_of: Engine | None = None
+        self._modules_of: object = None
 
     def capture(self, fn: Callable[..., Any], optimizer: Optimizer | None) -> CapturedLanes:
         if not callable(fn):
             raise BadArgument(f"run.captured takes a function that computes a lane, not {type(fn).__name__}")
         if optimizer is not None:
             self._capture_update(optimizer)
-        around = Surroundings(self.engine, self._obstacle, self._modes, self._say, self.settings.device)
+        around = Surroundings(lambda: self.engine, self._obstacle, self._modes, self._say, self.settings.device)
         self._lanes.append(CapturedLanes(fn, around))
         return self._lanes[-1]
 
@@ -59,22 +59,22 @@ class Capturing:
     def _obstacle(self) -> str | None:
         if self.settings.device.type != "cuda":
             return f"the run is on {self.settings.device}, and graphs are for CUDA"
-        if self.stepping.stage is not Stage.TRAINING:
-            return f"it is called {self.stepping.stage.value}"
-        if self.stepping.statistics is not None:
+        if self.loop.stage is not Stage.TRAINING:
+            return f"it is called {self.loop.stage.value}"
+        if self.engine.statistics is not None:
             return "synchronised batch norm talks to the other workers in the middle of it"
         if self.settings.not_finite != "keep":
             return f"not_finite={self.settings.not_finite!r} looks at the gradients of every lane"
         return None
 
     def _modes(self) -> Hashable:
-        """Asked for every lane, so modules are looked for once for each engine."""
-        engine = self.engine()
-        if engine is not self._modules_of:
-            self._modules_of = engine
+        """Asked for every lane, so modules are looked for once for the replicas that the engine holds."""
+        engine = self.engine
+        if engine.replicas is not self._modules_of:
+            self._modules_of = engine.replicas
             self._modules = [module for root in self.models.modules.values() for module in root.modules()]
         training = tuple([module.training for module in self._modules])
         return training, engine.addresses(), torch.is_inference_mode_enabled()
 
     def _say(self, text: str) -> None:
-        self.events.emit(Said(text))
+        self.events.note(text)

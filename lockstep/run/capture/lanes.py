@@ -29,7 +29,7 @@ from lockstep.chance import Generators
 from lockstep.gradients.graphs.recorder import LaneRecorder
 from lockstep.gradients.graphs.recording import Recording
 from lockstep.run.capture.graph import CannotCapture, capture, num_broken, watching_for_waits
-from lockstep.strategies.replicated import Engine
+from lockstep.strategies.protocol import StepEngine
 
 WARM_UP = 3
 """How many lanes of each shape run as they are; the last of them is watched for waits."""
@@ -47,7 +47,7 @@ _PLAIN = (str, bytes, int, float, bool, type(None), torch.dtype, torch.device)
 class Surroundings:
     """What a captured lane needs of the run: its engine, obstacles it knows of, and a way to tell them."""
 
-    engine: Callable[[], Engine]
+    engine: Callable[[], StepEngine]
     obstacle: Callable[[], str | None]
     modes: Callable[[], Hashable]
     """What changes the work besides its arguments: the models' training modes, and where their tensors are."""

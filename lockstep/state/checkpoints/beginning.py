@@ -8,13 +8,13 @@ from lockstep.state.checkpoints.checkpoints import Checkpoints, Who
 from lockstep.state.checkpoints.moments import Saving
 from lockstep.state.checkpoints.options import CheckpointPlan
 from lockstep.state.checkpoints.selection import obtain
-from lockstep.state.run_state import Parts, check, told_elsewhere
+from lockstep.state.run_state import RunState, check, told_elsewhere
 from lockstep.wire import Agreement, Plan, Wire
 
 
 def begin(
     plan: CheckpointPlan,
-    parts: Parts,
+    parts: RunState,
     settings: Settings,
     wire: Wire,
     who: Who,
@@ -30,11 +30,11 @@ def begin(
     obtained = obtain(plan, wire.transport, who.say)
     if obtained is not None:
         check(parts, obtained.snapshot, obtained.path, settings)
-        parts.install(obtained.snapshot, wire.world.size)
+        parts.install(obtained.snapshot)
         who.say(f"going on from {obtained.path.name} in {obtained.path.parent}")
         if elsewhere := told_elsewhere(obtained.snapshot, settings):
             who.say(elsewhere)
     every = plan.every
     checkpoints = Checkpoints(plan.folder, every.steps, every.minutes, plan.keep, who=who, clock=clock)
-    checkpoints.starts_at(parts.stepping.step)
+    checkpoints.starts_at(parts.steps.step)
     return Saving(checkpoints, parts, who.say)

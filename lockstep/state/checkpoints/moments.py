@@ -15,13 +15,13 @@ from pathlib import Path
 from lockstep.data import Position
 from lockstep.events import Event, StepCommitted
 from lockstep.state.checkpoints.checkpoints import LIMIT_S, Checkpoints
-from lockstep.state.run_state import Parts
+from lockstep.state.run_state import RunState
 
 
 class Saving:
     """One worker's automatic checkpoints. The run tells it what happens; one owner, who calls `close`."""
 
-    def __init__(self, checkpoints: Checkpoints, parts: Parts, say: Callable[[str], None]) -> None:
+    def __init__(self, checkpoints: Checkpoints, parts: RunState, say: Callable[[str], None]) -> None:
         self.checkpoints = checkpoints
         self.at_moment: Callable[[], None] | None = None
         """Called at every moment, after what was due is saved: the place for `save_now` when a run is to end. It must
@@ -50,7 +50,7 @@ class Saving:
 
     def save_now(self, limit_s: float = LIMIT_S) -> Path | None:
         """Saves this moment and waits for it. Only to be called by `at_moment`."""
-        return self.checkpoints.save_now(self._parts.stepping.step, self._parts.capture, limit_s)
+        return self.checkpoints.save_now(self._parts.steps.step, self._parts.capture, limit_s)
 
     def close(self, limit_s: float = LIMIT_S) -> None:
         """Waits for a save that is under way."""
@@ -64,7 +64,7 @@ class Saving:
         return all(loader.position in (self._at_commit.get(n), loader.evaluated) for n, loader in passes.items())
 
     def _moment(self) -> None:
-        self.checkpoints.between_steps(self._parts.stepping.step, self._parts.capture)
+        self.checkpoints.between_steps(self._parts.steps.step, self._parts.capture)
         if self.at_moment is not None:
             self.at_moment()
 

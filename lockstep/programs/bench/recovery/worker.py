@@ -36,8 +36,7 @@ def main(task: Task) -> None:
 
 def generation(run: Run) -> int:
     """How many times the group of workers was formed, the first included."""
-    recovery = run.continuity.recovery
-    return 1 if recovery is None else recovery.membership.view.generation
+    return run.guard.generation.world.generation
 
 
 def _step(run: Run, training: Training, batch: GlobalBatch) -> None:

@@ -52,7 +52,7 @@ def main(plan: Plan, folder: Path, copy_bytes: int = COPY_BYTES) -> None:
     torch.set_num_threads(1)
     run = start(seed=0, timeout_s=TIMEOUT_S, device=plan.device)
     store = FileStore(str(folder / "store"), run.size)
-    wire = run._wire  # the run's own, as a step uses it; nobody steps meanwhile
+    wire = run.guard.generation.wire  # the run's own, as a step uses it; nobody steps meanwhile
     with run, open_gloo(wire.world, store, TIMEOUT_S) as group:
         place = Place(run.device, wire, group)
         memory = Memory(copy_bytes, run.device, place.wait) if run.rank == 0 else None

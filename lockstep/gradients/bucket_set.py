@@ -1,8 +1,8 @@
-"""All buckets as they are laid out now, and when they are laid out anew.
+"""The buckets of all replicated models as they are laid out now, and when they are laid out anew.
 
 # Note [The order of filling]
 # The first layout guesses that gradients arrive in reverse order of registration. After the first step, one worker
-# tells all in which order its gradients did arrive, and from the second step on the buckets are filled in that
+# passes to all the order in which its gradients did arrive, and from the second step on the buckets are filled in that
 # order. The sum of an element does not depend on its bucket, so the bits do not change. A new generation learns anew.
 """
 
@@ -19,7 +19,7 @@ from lockstep.wire import Wire, broadcast
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedParameter:
     """A parameter of a replicated model. `model` counts the models."""
 
     name: str
@@ -28,15 +28,15 @@ class Named:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """How buckets are to be laid out."""
+class BucketOptions:
+    """How large buckets are, and the dtype in which they are added up; None: as the layout and the parameters say."""
 
     bucket_bytes: int | None = None
     reduce_dtype: torch.dtype | None = None
 
 
-class Arrangement:
-    """The buckets of all replicated models. One owner, who calls `close`.
+class BucketSet:
+    """The buckets of all replicated models, in the memory of one wire. One owner, who calls `close`.
 
     `on_arrival` and `on_full` are called in the middle of a backward pass, see `BucketWatch`.
     """
@@ -44,24 +44,18 @@ class Arrangement:
     def __init__(
         self,
         wire: Wire,
-        named: Sequence[Named],
-        wanted: Wanted,
+        named: Sequence[NamedParameter],
+        options: BucketOptions,
         on_arrival: Callable[[], None],
         on_full: Callable[[int], None],
     ) -> None:
-        self._wire, self._named, self._wanted = wire, named, wanted
+        self._wire, self._named, self._options = wire, named, options
         self._on_arrival, self._on_full = on_arrival, on_full
         self._parameters = [one.parameter for one in named]
         self._order: list[int] | None = None
         self._arrivals: dict[torch.nn.Parameter, Arrival] = {}
-        self._traits: list[tuple[object, ...]] = []
-        self.layout: Layout
-        self.buckets: list[Bucket]
-        self.watch: BucketWatch
         self.number = 0
         """How often buckets have been laid out: what was recorded of lanes holds for one layout."""
-        self.folds_always: bool
-        """Whether gradients must go through buckets even if there is nothing to add."""
         self._lay_out()
 
     @property
@@ -69,18 +63,15 @@ class Arrangement:
         """See Note [The order of filling]."""
         return self._order is not None
 
-    def renew(self) -> None:
-        """Before a step: lays the buckets out anew if that is asked for."""
-        if self._traits != self._current_traits():
-            self._order, self._arrivals = None, {}
+    def renew(self, wire: Wire) -> None:
+        """Before a step over `wire`: lays the buckets out anew if the wire or the parameters are others, or the order
+        in which gradients arrive has been learned."""
+        if wire is not self._wire or self._traits != self._current_traits():
+            self._wire, self._order, self._arrivals = wire, None, {}
         elif not self._order_is_news:
             return
         self.close()
         self._lay_out()
-
-    def rewire(self) -> None:
-        """The wire is another one: the next step lays its buckets out there. See Note [The order of filling]."""
-        self._traits = []
 
     def learn_order(self, source: int) -> None:
         """Collective. Afterwards all know in which order gradients arrived on worker `source`."""
@@ -94,7 +85,7 @@ class Arrangement:
         self._order_is_news = self._order != guessed
 
     def close(self) -> None:
-        """Lets go of hooks and of the buckets' memory; what stands in `p.grad` stays."""
+        """Removes hooks and frees the buckets' memory; what stands in `p.grad` stays."""
         self.watch.close()
         for bucket in self.buckets:
             bucket.close()
@@ -104,16 +95,16 @@ class Arrangement:
         return [(parameter.requires_grad, parameter.dtype, parameter.shape) for parameter in self._parameters]
 
     def _lay_out(self) -> None:
-        wanted = self._wanted
         self.number += 1
         self._traits = self._current_traits()
         self._order_is_news = False
-        sizes = {} if wanted.bucket_bytes is None else {"bucket_bytes": wanted.bucket_bytes}
-        self.layout = make_layout(self._specs(), order=self._order, **sizes)
+        sizes = {} if self._options.bucket_bytes is None else {"bucket_bytes": self._options.bucket_bytes}
+        self.layout: Layout = make_layout(self._specs(), order=self._order, **sizes)
         self.buckets = [Bucket(layout, self._parameters, self._wire.reducer) for layout in self.layout.buckets]
-        self.folds_always = any(bucket.layout.converts for bucket in self.buckets)
+        self.must_fold = any(bucket.layout.converts for bucket in self.buckets)
+        """Whether gradients must go through buckets even if there is nothing to add."""
         parameters = [bucket.parameters for bucket in self.buckets]
-        self.watch = BucketWatch(parameters, self._on_arrival, self._on_full, self._arrivals)
+        self.watch: BucketWatch = BucketWatch(parameters, self._on_arrival, self._on_full, self._arrivals)
 
     def _specs(self) -> list[Spec]:
-        return [Spec.of(one.name, one.parameter, one.model, self._wanted.reduce_dtype) for one in self._named]
+        return [Spec.of(one.name, one.parameter, one.model, self._options.reduce_dtype) for one in self._named]

@@ -1,0 +1,29 @@
+"""A generation: who takes part, over which wire, and who computes which lanes."""
+
+from dataclasses import dataclass
+
+from lockstep.lanes import Assignment
+from lockstep.wire.open import Wire
+from lockstep.world import World
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Wire, members and assignment of lanes, which change together: another value takes the place of this one.
+
+    `slots` are the members' names for people, by rank. A step is computed in one generation from its beginning to its
+    commit; when workers come or go it is computed again in the next one.
+    """
+
+    wire: Wire
+    slots: tuple[int, ...]
+    assignment: Assignment
+
+    @property
+    def world(self) -> World:
+        return self.wire.world
+
+    @property
+    def lanes(self) -> tuple[int, ...]:
+        """The lanes that this worker carries."""
+        return self.assignment.lanes_of[self.world.rank]
