@@ -1,10 +1,7 @@
-"""Performs what membership decides: keeps this worker's door, meets the others at one, opens the next generation.
+"""Who takes part: decides it, performs it, and guards every step while workers come and go.
 
-`door` is the store that each worker keeps, `guest` a visit at another's, `forming` opens the wire of a generation,
-`recovery` runs the state machine of `lockstep.elastic.membership` with them.
+`membership` decides, without a socket. `recovery` performs its actions: `endpoint` is the small store that each worker
+keeps, `client` reaches another's, `opener` opens the wire of a generation. `guard` stands around each step;
+`first_worker`, `requests`, `probation` and `newcomer` are its parts, `copies` replaces a worker by a fork of another.
+`rendezvous` and `founding` bring the first workers, and later ones, together.
 """
-
-from lockstep.elastic.endpoint import Door
-from lockstep.elastic.recovery import Recovery
-
-__all__ = ["Door", "Recovery"]

@@ -1,15 +1,15 @@
-"""A visit at another worker's door.
+"""How a worker reaches the endpoint of another one.
 
-# Note [Doors that fall silent]
+# Note [Endpoints that fall silent]
 # Once connected, the kernel gives the connection up when the other host is silent (Note [A link that is silent] in
 # wire/network/keepalive.py). Before that, a TCPStore waits without limit for the first word of its server, which may be
 # that of a worker that is stopped, or whose link is lost at that moment. So the connection is cut when it takes too
 # long.
 
-# Note [Doors that close]
-# A worker may die between a knock and a call. Refused, a TCPStore tries again until its limit, more than once, and
+# Note [Endpoints that close]
+# A worker may die between a probe and a claim. Refused, a TCPStore tries again until its limit, more than once, and
 # cannot be told not to: seconds in which all others wait. So it connects on a thread of its own, which is left to
-# its limit when the door refuses meanwhile.
+# its limit when the endpoint refuses meanwhile.
 """
 
 import errno
@@ -27,40 +27,40 @@ from typing import Any
 from torch.distributed import DistNetworkError, DistStoreError, Store, TCPStore  # type: ignore[attr-defined]
 
 from lockstep.elastic.endpoint import ANSWER_S
-from lockstep.elastic.membership.view import Claim, Decision, Health, Member, claim_to_json
+from lockstep.elastic.membership.view import Claim, Decision, Liveness, Member, claim_to_json
 from lockstep.wire.network.keepalive import LINK_S, Sockets, notice_silence, open_sockets
 
-KNOCK_S = 1.0
-KNOCKS = 3
-"""How often a door that does not even refuse is knocked at before its host counts as unreachable."""
+PROBE_S = 1.0
+PROBES = 3
+"""How often an endpoint that does not even refuse is probed before its host counts as unreachable."""
 MOST_AT_ONCE = 64
 REFUSED_S = 0.05
-"""How often it is looked whether a door that has not let us in refuses."""
+"""How often an endpoint that has not accepted a connection is probed meanwhile."""
 CUT_S = 0.1
 """How much longer than its own limit a store may take to connect: cut off earlier, it would try again."""
 
 
-class Guest:
-    """Stands at the door of a worker that is alive. Raises RuntimeError when that worker dies."""
+class EndpointClient:
+    """A connection to the endpoint of a worker that is alive. Raises RuntimeError when that worker dies."""
 
-    def __init__(self, door: str, timeout_s: float = ANSWER_S) -> None:
-        self.store: Store = _connect(door, min(timeout_s, LINK_S))
+    def __init__(self, address: str, timeout_s: float = ANSWER_S) -> None:
+        self.store: Store = _connect(address, min(timeout_s, LINK_S))
         self.store.set_timeout(timedelta(seconds=timeout_s))
 
     def uid(self) -> str:
         return self.store.get("uid").decode()
 
-    def charter(self) -> dict[str, Any] | None:
-        """What the worker tells newcomers; None if it is not a member itself."""
-        return dict(json.loads(self.store.get("charter"))) if self.store.check(["charter"]) else None
+    def terms(self) -> dict[str, Any] | None:
+        """What newcomers must know; None if the worker is not a member itself."""
+        return dict(json.loads(self.store.get("terms"))) if self.store.check(["terms"]) else None
 
-    def call(self, claim: Claim) -> int:
-        """Leaves a claim; gives the number under which it is answered."""
+    def send_claim(self, claim: Claim) -> int:
+        """Sends a claim; gives the number under which the decision will stand."""
         number = int(self.store.add("calls", 1)) - 1
         self.store.set(f"call/{number}", claim_to_json(claim))
         return number
 
-    def answer(self, number: int, limit_s: float) -> Decision | None:
+    def await_decision(self, number: int, limit_s: float) -> Decision | None:
         """What was decided; None if nothing was within `limit_s`."""
         try:
             self.store.wait([f"answer/{number}"], timedelta(seconds=limit_s))
@@ -71,33 +71,36 @@ class Guest:
         return decision
 
 
-def _connect(door: str, limit_s: float) -> Store:
-    """See Note [Doors that fall silent]."""
-    host, port = door.rsplit(":", 1)
+def _connect(address: str, limit_s: float) -> Store:
+    """See Note [Endpoints that fall silent]."""
+    host, port = address.rsplit(":", 1)
     before = open_sockets()
     with _cut_off_after(limit_s, int(port), before):
         client = partial(TCPStore, host, int(port), None, False, timedelta(seconds=limit_s), wait_for_workers=False)
-        store = _unless_refused(door, client)
+        store = _unless_refused(address, client)
     for number in _connections_to(int(port), before):
         notice_silence(number)
     return store
 
 
-def _unless_refused(door: str, connect: Callable[[], Store]) -> Store:
-    """What `connect` gives or raises; DistNetworkError as soon as the door refuses. See Note [Doors that close]."""
+def _unless_refused(address: str, connect: Callable[[], Store]) -> Store:
+    """What `connect` gives or raises; DistNetworkError as soon as the endpoint refuses.
+
+    See Note [Endpoints that close].
+    """
     connected: Future[Store] = Future()
-    threading.Thread(target=_tell_of, args=(connect, connected), name="lockstep-guest", daemon=True).start()
+    threading.Thread(target=_connect_into, args=(connect, connected), name="lockstep-client", daemon=True).start()
     while True:
         with suppress(TimeoutError):
             return connected.result(REFUSED_S)
-        if not connected.done() and _knock(door) is Health.DEAD:
-            raise DistNetworkError(f"nobody is at the door {door} any more")
+        if not connected.done() and _probe(address) is Liveness.DEAD:
+            raise DistNetworkError(f"nobody listens at {address} any more")
 
 
-def _tell_of(connect: Callable[[], Store], connected: "Future[Store]") -> None:
+def _connect_into(connect: Callable[[], Store], connected: "Future[Store]") -> None:
     try:
         connected.set_result(connect())
-    except BaseException as error:  # noqa: BLE001 - handed to whoever waits for the connection
+    except BaseException as error:  # noqa: BLE001 - raised where the connection is awaited
         connected.set_exception(error)
 
 
@@ -131,37 +134,37 @@ def _peer_port(number: int) -> int | None:
     return None
 
 
-def knock(member: Member, *, any_uid: bool = False) -> Health:
+def probe(member: Member, *, any_uid: bool = False) -> Liveness:
     """Whether a worker is alive: its kernel refuses the connection as soon as its process has ended."""
-    for _ in range(KNOCKS):
-        health = _knock(member.door)
-        if health is not Health.UNREACHABLE:
+    for _ in range(PROBES):
+        health = _probe(member.address)
+        if health is not Liveness.UNREACHABLE:
             break
-    if any_uid or health is not Health.ALIVE:
+    if any_uid or health is not Liveness.ALIVE:
         return health
-    return _health_of(member)
+    return _liveness_of(member)
 
 
-def knock_all(members: Collection[Member]) -> dict[str, Health]:
+def probe_all(members: Collection[Member]) -> dict[str, Liveness]:
     """Whether each worker is alive, by uid. Takes no longer for a host full of workers than for one of them."""
     with ThreadPoolExecutor(max_workers=MOST_AT_ONCE) as pool:
-        return dict(zip((member.uid for member in members), pool.map(knock, members), strict=True))
+        return dict(zip((member.uid for member in members), pool.map(probe, members), strict=True))
 
 
-def _knock(door: str) -> Health:
-    host, port = door.rsplit(":", 1)
+def _probe(address: str) -> Liveness:
+    host, port = address.rsplit(":", 1)
     try:
-        socket.create_connection((host, int(port)), KNOCK_S).close()
+        socket.create_connection((host, int(port)), PROBE_S).close()
     except ConnectionRefusedError:
-        return Health.DEAD
+        return Liveness.DEAD
     except OSError as error:
-        return Health.DEAD if error.errno == errno.ECONNRESET else Health.UNREACHABLE
-    return Health.ALIVE
+        return Liveness.DEAD if error.errno == errno.ECONNRESET else Liveness.UNREACHABLE
+    return Liveness.ALIVE
 
 
-def _health_of(member: Member) -> Health:
+def _liveness_of(member: Member) -> Liveness:
     """DEAD too if the port has gone over to another process. One that is too busy to say counts as the one it was."""
     try:
-        return Health.ALIVE if Guest(member.door, KNOCK_S).uid() == member.uid else Health.DEAD
+        return Liveness.ALIVE if EndpointClient(member.address, PROBE_S).uid() == member.uid else Liveness.DEAD
     except (RuntimeError, OSError):
-        return Health.DEAD if _knock(member.door) is Health.DEAD else Health.ALIVE
+        return Liveness.DEAD if _probe(member.address) is Liveness.DEAD else Liveness.ALIVE

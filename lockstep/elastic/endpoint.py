@@ -1,12 +1,12 @@
-"""The small store that every worker keeps: when a generation must be formed, all meet at the door of one of them.
+"""The small store that every worker keeps: where others reach it to join, and to form the next generation.
 
-# Note [Doors of the dead]
-# A refused connection is how a worker is known to be dead, so nobody else may hold its door open: a process that
-# the worker forks (a DataLoader's) closes its copies of all sockets at the door's port.
+# Note [Endpoints of the dead]
+# A refused connection is how a worker is known to be dead, so nobody else may keep its endpoint open: a process
+# that the worker forks (a DataLoader's) closes its copies of all sockets at the endpoint's port.
 
-# Note [Calls]
-# Whoever calls takes a number, writes its claim under it, and waits for an answer under the same number. One that dies
-# in between leaves a number without a claim: it is looked at again, and nobody waits for it.
+# Note [Claims by number]
+# A worker that sends a claim takes a number, writes the claim under it, and waits for the decision under the same
+# number. One that dies in between leaves a number without a claim: it is looked at again, and nobody waits for it.
 """
 
 import json
@@ -35,8 +35,8 @@ UNWRITTEN_S = 0.05
 """How long a number that somebody took may stay without a claim before it is looked for others too."""
 
 
-class Door:
-    """This worker's own store, at `member.door`. One owner, who calls `close`."""
+class Endpoint:
+    """This worker's own store, at `member.address`. One owner, who calls `close`."""
 
     def __init__(self, slot: int, host: str = LOOPBACK, *, everywhere: bool = False, fresh: bool = False) -> None:
         """Listens on loopback alone, unless workers come from `everywhere`. `fresh`: see `Member`."""
@@ -62,23 +62,23 @@ class Door:
         self._answered: list[int] = []
         _open.add(self)
 
-    def tell(self, charter: dict[str, Any]) -> None:
+    def publish(self, terms: dict[str, Any]) -> None:
         """What newcomers must know before they can ask to be admitted."""
-        self.store.set("charter", json.dumps(charter))
+        self.store.set("terms", json.dumps(terms))
 
-    def has_call(self) -> bool:
-        """Whether somebody has called, or is about to, and was not heard yet. 15 us."""
+    def has_claim(self) -> bool:
+        """Whether a claim has come, or is about to, that was not read yet. 15 us."""
         return bool(self._unwritten) or self.store.add("calls", 0) > self._seen
 
-    def calls(self) -> list[Claim]:
-        """The claims that have come since the last look. See Note [Calls]."""
+    def claims(self) -> list[Claim]:
+        """The claims that have come since the last look. See Note [Claims by number]."""
         total = self.store.add("calls", 0)
         self._unwritten |= set(range(self._seen, total))
         self._seen = total
         return [self._read(number) for number in sorted(self._unwritten) if self.store.check([f"call/{number}"])]
 
-    def await_call(self, limit_s: float) -> None:
-        """Returns when a call is written that was not heard yet, or after `limit_s`. See Note [Calls]."""
+    def await_claim(self, limit_s: float) -> None:
+        """Returns when a claim is written that was not read yet, or after `limit_s`. See Note [Claims by number]."""
         until_s = time.monotonic() + limit_s
         for number in [*sorted(self._unwritten), self._seen]:
             with suppress(DistStoreError):
@@ -86,8 +86,8 @@ class Door:
                 self.store.wait([f"call/{number}"], timedelta(seconds=max(0.001, left_s)))
                 return
 
-    def answer(self, uid: str, decision: Decision) -> None:
-        """Answers the latest call of a worker that has been heard."""
+    def send_decision(self, uid: str, decision: Decision) -> None:
+        """Answers the latest claim that was read of a worker."""
         number = self._numbers.pop(uid, None)
         if number is not None:
             self.store.set(f"answer/{number}", decision.to_json())
@@ -99,7 +99,7 @@ class Door:
             self.store.wait([f"heard/{number}" for number in self._answered], timedelta(seconds=LINGER_S))
 
     def close(self) -> None:
-        """Nobody is let in any more: who knocks is refused, or finds another name as long as the store is in use."""
+        """Nobody is let in any more: a probe is refused, or finds another name as long as the store is in use."""
         _open.discard(self)
         self.store.set("uid", "")
         self.store = None  # type: ignore[assignment]  # the server ends with the last reference
@@ -112,12 +112,12 @@ class Door:
         return claim
 
 
-_open: "weakref.WeakSet[Door]" = weakref.WeakSet()
+_open: "weakref.WeakSet[Endpoint]" = weakref.WeakSet()
 
 
 def _close_in_forked_process() -> None:
-    """See Note [Doors of the dead]."""
-    ports = {door.port for door in _open}
+    """See Note [Endpoints of the dead]."""
+    ports = {endpoint.port for endpoint in _open}
     for number in map(int, os.listdir("/proc/self/fd")) if ports else ():
         with suppress(OSError):
             if stat.S_ISSOCK(os.fstat(number).st_mode) and _local_port(number) in ports:

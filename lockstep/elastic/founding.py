@@ -1,4 +1,4 @@
-"""How a worker comes into a run: with the others at its start, or later, through a member's door."""
+"""How a worker comes into a run: with the others at its start, or later, through a member's endpoint."""
 
 import json
 import os
@@ -10,9 +10,9 @@ from typing import Any
 
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 
-from lockstep.elastic.client import Guest, knock
-from lockstep.elastic.endpoint import Door
-from lockstep.elastic.membership import Health, Member
+from lockstep.elastic.client import EndpointClient, probe
+from lockstep.elastic.endpoint import Endpoint
+from lockstep.elastic.membership import Liveness, Member
 from lockstep.errors import BadEnvironment, PeerGone
 from lockstep.launch.status import StatusReader
 from lockstep.settings.environments.place import LOOPBACK, Place
@@ -21,36 +21,36 @@ PATIENCE_S = 60.0
 """How long a newcomer looks for a member before it gives up."""
 
 
-def open_door(place: Place) -> Door:
-    """This worker's door, where the workers of the run can reach it."""
+def open_endpoint(place: Place) -> Endpoint:
+    """This worker's endpoint, where the workers of the run can reach it."""
     slot, fresh = place.world.rank if place.slot is None else place.slot, bool(place.doors)
     if place.world.on_one_host:
-        return Door(slot, LOOPBACK, fresh=fresh)
-    return Door(slot, _own_address(place), everywhere=True, fresh=fresh)
+        return Endpoint(slot, LOOPBACK, fresh=fresh)
+    return Endpoint(slot, _own_address(place), everywhere=True, fresh=fresh)
 
 
-def meet_founders(place: Place, door: Door, store: Store | None) -> tuple[Member, ...]:
+def gather_founders(place: Place, endpoint: Endpoint, store: Store | None) -> tuple[Member, ...]:
     """Collective. All workers of the first generation, in order of their slots, which is that of their ranks."""
     if store is None:
-        return (door.member,)
+        return (endpoint.member,)
     try:
-        store.set(f"lockstep/founder/{place.world.rank}", json.dumps(vars(door.member)))
-        told = [store.get(f"lockstep/founder/{rank}") for rank in range(place.world.size)]
+        store.set(f"lockstep/founder/{place.world.rank}", json.dumps(vars(endpoint.member)))
+        found = [store.get(f"lockstep/founder/{rank}") for rank in range(place.world.size)]
     except DistError as error:
         raise PeerGone(0, f"the store that it keeps does not answer ({str(error).splitlines()[0]})") from error
-    return tuple(Member(**json.loads(text)) for text in told)
+    return tuple(Member(**json.loads(text)) for text in found)
 
 
 @dataclass(frozen=True)
-class Directory:
-    """Where a newcomer finds members: at the doors it was told of, and those on the launcher's page."""
+class MemberDirectory:
+    """Where a newcomer finds members: at the endpoints that the launcher gave it, and those on the launcher's page."""
 
     place: Place
     page: StatusReader | None
     clock: Callable[[], float] = time.monotonic
 
     def terms(self) -> dict[str, Any]:
-        """What a living member tells newcomers. Waits for one for a while."""
+        """What newcomers must know, from a living member. Waits for one for a while."""
         until_s = self.clock() + PATIENCE_S
         while True:
             for port in self._ports():
@@ -71,11 +71,11 @@ class Directory:
         return written or listed
 
 
-def _ask(door: str) -> dict[str, Any] | None:
-    if knock(Member("", 0, door), any_uid=True) is not Health.ALIVE:
+def _ask(address: str) -> dict[str, Any] | None:
+    if probe(Member("", 0, address), any_uid=True) is not Liveness.ALIVE:
         return None
     try:
-        return Guest(door, 5.0).charter()
+        return EndpointClient(address, 5.0).terms()
     except DistError:
         return None
 

@@ -27,7 +27,7 @@ from lockstep.elastic.membership.machine import AllPrepared, Commit, Prepared
 from lockstep.elastic.newcomer import Handoff
 from lockstep.elastic.opener import FORM_S
 from lockstep.elastic.probation import Probation, misfits
-from lockstep.elastic.recovery import Hangs, LeftOut, Recovery
+from lockstep.elastic.recovery import LeftOut, MemberHangs, Recovery
 from lockstep.elastic.requests import Requests, Signals
 from lockstep.errors import Disagreement, Misuse, WorkerLost, told_as_lost
 from lockstep.events import Copied, Events, GenerationFormed, JoinBegan, RecoveryBegan
@@ -137,7 +137,7 @@ class Guard:
 
     @property
     def _own_slot(self) -> int:
-        return 0 if self.recovery is None else self.recovery.door.member.slot
+        return 0 if self.recovery is None else self.recovery.endpoint.member.slot
 
     @property
     def _first_is_awaited(self) -> bool:
@@ -191,12 +191,12 @@ class Guard:
     def prepared(self) -> None:
         """This worker has done its part of the step, and is about to signal it."""
         if self.recovery is not None:
-            self.recovery.tell(Prepared())
+            self.recovery.record(Prepared())
 
     def committed(self, record: StepRecord) -> None:
         """All workers have prepared: the step counts."""
         if self.recovery is not None:
-            self.recovery.tell(AllPrepared())
+            self.recovery.record(AllPrepared())
         self._requests.agree(record.wishes)
         self.first.is_needed |= record.wishes[Wish.FIRST]
         self._committed()
@@ -284,7 +284,7 @@ class Guard:
 
     @property
     def _is_on_probation(self) -> bool:
-        return self.recovery is not None and self.recovery.door.member.uid in self._probation.uids
+        return self.recovery is not None and self.recovery.endpoint.member.uid in self._probation.uids
 
     def _prove(self) -> None:
         """Newcomers that have agreed on a whole turn carry lanes from now on. See Note [Probation] in probation.py."""
@@ -343,7 +343,7 @@ class Guard:
                 committed = isinstance(outcome, Commit)
         except LeftOut as left:
             self._leave(left)
-        except Hangs as hang:
+        except MemberHangs as hang:
             raise self._hung(hang, failure) from hang
         self._enter_generation()
         if self.copier is not None:
@@ -358,8 +358,8 @@ class Guard:
             self._await_company()
         return committed
 
-    def _hung(self, hang: Hangs, failure: Exception | None) -> WorkerLost:
-        """Who keeps all waiting: the coordinator knows, the others know of whom they have heard nothing."""
+    def _hung(self, hang: MemberHangs, failure: Exception | None) -> WorkerLost:
+        """Who keeps all waiting: the coordinator knows, the others know of whom nothing has come."""
         if isinstance(failure, WorkerLost) and not hang.slots:
             return failure
         rank = self.generation.slots.index(hang.slots[0]) if hang.slots else 0
@@ -392,7 +392,7 @@ class Guard:
         self._state.progress.is_copied()
         self._events.worker = slot
         self._events.emit(Copied, slot)
-        self.recovery.begin_anew(slot, self.copier.has_called)
+        self.recovery.restart_as(slot, self.copier.has_called)
         return True
 
     def _refuse_vain_attempts(self, failure: Exception) -> None:
@@ -414,9 +414,9 @@ class Guard:
             if isinstance(self._status, NoStatus) or self._clock() > until_s:
                 self.first.give_up()
                 return
-            if self.recovery.hosts:
-                self.recovery.door.await_call(1.0)
-                self.recovery.hears()  # one that is alone decides at once, and admits only those it has heard of
+            if self.recovery.is_coordinator:
+                self.recovery.endpoint.await_claim(1.0)
+                self.recovery.has_claims()  # one that is alone decides at once, and admits only those it has heard of
             self.recovery.reform(self._hand_state_over, admit=True)
             self._enter_generation()
 
@@ -431,7 +431,7 @@ class Guard:
     def _hand_state_over(self, decision: Decision, wire: Wire) -> None:
         """Collective. The wire of a new generation is open: newcomers are given the state as it is before its step."""
         assert self.recovery is not None
-        me = self.recovery.door.member.uid
+        me = self.recovery.endpoint.member.uid
         if not completes(self.recovery.membership.claim, decision.step) or me in decision.newcomers:
             self._engine.abandon()
         source = decision.view.rank_of(decision.host.uid)
@@ -476,7 +476,7 @@ class Guard:
         """The launcher, and newcomers that ask, learn where this worker stands."""
         world, port = self.generation.world, 0
         if self.recovery is not None:
-            port = self.recovery.door.port
+            port = self.recovery.endpoint.port
             self.recovery.publish()
         self._status.place(world.generation, world.rank, world.size, port, len(self.generation.lanes))
 
@@ -500,11 +500,11 @@ class Guard:
 
     def _somebody_asks_to_join(self) -> bool:
         now_s = self._clock()
-        hosts = self.recovery is not None and self.recovery.hosts and self.admits
+        hosts = self.recovery is not None and self.recovery.is_coordinator and self.admits
         if self.recovery is None or not hosts or now_s - self._looked_s < LOOK_S:
             return False
         self._looked_s = now_s
-        return self.recovery.hears()
+        return self.recovery.has_claims()
 
     def _report(self, failure: Exception | None, committed: bool, before: Generation | None, took_s: float) -> None:
         assert self.recovery is not None

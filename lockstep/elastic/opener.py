@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from lockstep.elastic.client import knock
-from lockstep.elastic.membership.view import Health, View
+from lockstep.elastic.client import probe
+from lockstep.elastic.membership.view import Liveness, View
 from lockstep.errors import PeerGone
 from lockstep.settings.environment import set_unless_told
 from lockstep.settings.options import Settings
@@ -33,7 +33,7 @@ FORM_S = 30.0
 
 
 @dataclass(frozen=True)
-class Opener:
+class WireOpener:
     """Opens wires of the kind that the run uses. `on_one_host`: all workers of the run are on one."""
 
     settings: Settings
@@ -90,7 +90,7 @@ class Watch:
     def __call__(self) -> None:
         others = [(rank, member) for rank, member in enumerate(self.view.members) if rank != self.own_rank]
         for rank, member in others:
-            if knock(member) is not Health.ALIVE:
+            if probe(member) is not Liveness.ALIVE:
                 raise PeerGone(rank, "it is gone")
         if time.monotonic() > self.until_s:
             raise PeerGone(others[0][0], f"not all had come after {FORM_S:g} s")

@@ -53,12 +53,12 @@ class FaultWatch:
         recovery = guard.recovery
         assert recovery is not None
         may_be_copied = self._fault.kind is FaultKind.KILL and copier is not None
-        if not (self._slot == max(guard.generation.slots) if may_be_copied else recovery.hosts):
+        if not (self._slot == max(guard.generation.slots) if may_be_copied else recovery.is_coordinator):
             return
 
         def is_near() -> bool:
             is_asked = may_be_copied and copier is not None and (copier.is_asked() or copier.has_declined)
-            is_called = recovery.hosts and recovery.hears()
+            is_called = recovery.is_coordinator and recovery.has_claims()
             return is_asked or is_called or guard.is_given_up(self._fault.slot)
 
         with self._run.patience(minutes=REPLACED_WITHIN_S / 60):

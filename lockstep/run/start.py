@@ -18,10 +18,10 @@ from lockstep.chance import fold, set_generators
 from lockstep.determinism.hardware import gpu_name, hardware
 from lockstep.determinism.operators import named_once
 from lockstep.determinism.process import settle_process
-from lockstep.elastic.founding import Directory, meet_founders, open_door
+from lockstep.elastic.founding import MemberDirectory, gather_founders, open_endpoint
 from lockstep.elastic.guard import Elasticity
 from lockstep.elastic.membership import Member, founded, joining
-from lockstep.elastic.opener import Opener
+from lockstep.elastic.opener import WireOpener
 from lockstep.elastic.recovery import Recovery
 from lockstep.elastic.rendezvous import open_store
 from lockstep.errors import BadArgument, BadEnvironment, Disagreement, advise, told_as_lost
@@ -124,7 +124,7 @@ def _found(options: Options, place: Place, overrides: Overrides, status: StatusW
     settings = _with_device(resolve(options, overrides, world), options, overrides, world.local_rank, world.local_size)
     settings = replace(settings, wire=wire_on(settings.device, options.wire, options.algorithm, settings.wire, world))
     context = _context(settings, overrides, status, place)
-    opener, can_recover = Opener(settings, world.on_one_host), _can_recover(settings, place)
+    opener, can_recover = WireOpener(settings, world.on_one_host), _can_recover(settings, place)
     with context.events.waiting(Wait.START), told_as_lost(0, "lockstep.start"):
         store = open_store(place, settings.timeout_s, active.num_before()) if world.size > 1 else None
         watch = do_nothing if can_recover else None
@@ -134,11 +134,11 @@ def _found(options: Options, place: Place, overrides: Overrides, status: StatusW
     context = replace(context, settings=settings)
     slots, elasticity = tuple(range(world.size)), None
     if can_recover:
-        door = open_door(place)
+        endpoint = open_endpoint(place)
         with context.events.waiting(Wait.START), told_as_lost(0, "lockstep.start"):
-            members = meet_founders(place, door, store)
+            members = gather_founders(place, endpoint, store)
         slots = tuple(member.slot for member in members)
-        recovery = Recovery(founded(door.member, members), door, opener, opened, _terms(settings), no_members)
+        recovery = Recovery(founded(endpoint.member, members), endpoint, opener, opened, _terms(settings), no_members)
         elasticity = Elasticity(recovery, False, _control(overrides, settings), place.port)
     run = _make_run(context, Generation(opened, slots, settings.assignment), elasticity, place)
     run.guard.publish()
@@ -149,7 +149,7 @@ def _found(options: Options, place: Place, overrides: Overrides, status: StatusW
 def _join(options: Options, place: Place, overrides: Overrides, status: StatusWriter | NoStatus) -> Run:
     """A worker that comes later: alone until it is admitted. See Note [Newcomers] in elastic/guard.py."""
     page = None if overrides.status_fd is None else StatusReader(overrides.status_fd)
-    directory = Directory(place, page)
+    directory = MemberDirectory(place, page)
     terms = directory.terms()
     _leave_unless_same(terms["run"])
     given = replace(overrides, lanes=terms["lanes"], seed=terms["seed"], threads=terms["threads"], assignment=None)
@@ -160,9 +160,9 @@ def _join(options: Options, place: Place, overrides: Overrides, status: StatusWr
     settings = _with_device(settings, options, overrides, slot, terms["num_founders"])
     _refuse_difference(terms, _terms(settings), place)
     context = _context(settings, overrides, status, place)
-    wire, door = in_process(World()), open_door(place)
-    opener = Opener(settings, place.world.on_one_host)
-    recovery = Recovery(joining(door.member)[0], door, opener, wire, _terms(settings), directory.members)
+    wire, endpoint = in_process(World()), open_endpoint(place)
+    opener = WireOpener(settings, place.world.on_one_host)
+    recovery = Recovery(joining(endpoint.member)[0], endpoint, opener, wire, _terms(settings), directory.members)
     elasticity = Elasticity(recovery, True, _control(overrides, settings), place.port)
     return _make_run(context, Generation(wire, (0,), settings.assignment), elasticity, place)
 

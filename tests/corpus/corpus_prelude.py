@@ -69,13 +69,13 @@ class Watch:
             _await(lambda: self.run.guard.signals.leave)
         elif wanted > self.run.size and guard.recovery is not None and self.slot == max(guard.generation.slots):
             copier, recovery = guard.copier, guard.recovery
-            _await(lambda: (copier is not None and copier.is_asked()) or recovery.hears())
+            _await(lambda: (copier is not None and copier.is_asked()) or recovery.has_claims())
 
     def _await_newcomer(self) -> None:
         """A replacement that runs the script from the top needs a moment. It is waited for once."""
         recovery = self.run.guard.recovery
-        if recovery is not None and recovery.hosts and PLAN.get("awaits_newcomer") and _first_time("awaited"):
-            _await(recovery.hears)
+        if recovery is not None and recovery.is_coordinator and PLAN.get("awaits_newcomer") and _first_time("awaited"):
+            _await(recovery.has_claims)
             self.run.guard.look_for_newcomers()
 
 

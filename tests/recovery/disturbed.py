@@ -173,14 +173,14 @@ class Invitations:
         """Returns when all who are due at this step are at this worker's door."""
         due = [invitation for invitation in self.invitations if invitation.arrival.step == run.step]
         recovery = run.guard.recovery
-        if not due or recovery is None or not recovery.hosts:
+        if not due or recovery is None or not recovery.is_coordinator:
             return
         members = recovery.membership.view.members
-        doors = ",".join(f"{member.slot}:{member.door.rsplit(':', 1)[1]}" for member in members)
-        awaited = [f"call/{recovery.door._seen + number}" for number in range(len(due))]
+        doors = ",".join(f"{member.slot}:{member.address.rsplit(':', 1)[1]}" for member in members)
+        awaited = [f"call/{recovery.endpoint._seen + number}" for number in range(len(due))]
         for invitation in due:
             os.write(invitation.writer, doors.encode())
-        recovery.door.store.wait(awaited, timedelta(seconds=LIMIT_S))
+        recovery.endpoint.store.wait(awaited, timedelta(seconds=LIMIT_S))
 
 
 @contextmanager

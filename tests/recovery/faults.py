@@ -5,7 +5,7 @@ are `before NAME` and `after NAME` of
 
 - what a step asks of its guard, and when it computes and waits: begins, computes, waits, prepares, commits, recovers,
   heals;
-- what membership has performed: CloseWire, Knock, Call, Listen, Answer, Open, FindMembers;
+- what membership has performed: CloseWire, Probe, SendClaim, GatherClaims, SendDecision, Open, FindMembers;
 - reduce, the reduction of a bucket, on the thread that does it;
 - record exchange, commit exchange, hand_over; and `send in` and `receive in` each of these: a commit is sent by
   messages or, in shared memory, by semaphores;

@@ -15,8 +15,8 @@ def _await_the_newcomer(number: int, work: Work) -> None:
     """Three steps before the end, whoever lost the first host is at the door of the next, or was admitted."""
     recovery = work.run.guard.recovery
     assert recovery is not None
-    if work.run.step == 5 and work.run.size < 3 and recovery.hosts and not recovery._newcomers:
-        recovery.door.await_call(LIMIT_S)
+    if work.run.step == 5 and work.run.size < 3 and recovery.is_coordinator and not recovery._newcomers:
+        recovery.endpoint.await_claim(LIMIT_S)
 
 
 @pytest.mark.parametrize("model", ["mlp", "conv"])
@@ -53,7 +53,7 @@ def test_the_slot_of_a_worker_that_joined_and_was_lost_is_taken_again() -> None:
     assert {sizes[-1] for sizes in told.values("sizes")} == {3}
 
 
-@pytest.mark.parametrize("point", sampled(["after Call", "before Open", "before hand_over", "after hand_over"], 2))
+@pytest.mark.parametrize("point", sampled(["after SendClaim", "before Open", "before hand_over", "after hand_over"], 2))
 def test_one_that_joins_is_killed_before_it_has_the_state(point: str) -> None:
     told = disturbed(SHORT, 2, Plan((Fault(2, None, point),), (Arrival(2, 2),)))
     assert {sizes[-1] for sizes in told.values("sizes")} == {2}
@@ -75,7 +75,9 @@ def test_the_one_that_gives_the_state_is_killed_while_giving(when: str, nth: int
     assert {sizes[-1] for sizes in told.values("sizes")} == {3}
 
 
-@pytest.mark.parametrize("point", sampled(["before Listen", "before Answer", "after Answer", "after Open"], 2))
+@pytest.mark.parametrize(
+    "point", sampled(["before GatherClaims", "before SendDecision", "after SendDecision", "after Open"], 2)
+)
 def test_the_host_is_killed_while_it_admits_another(point: str) -> None:
     plan = Plan((Fault(0, 3, point),), (Arrival(2, 3),), extra=_await_the_newcomer)
     told = disturbed(SHORT, 3, plan)
@@ -83,7 +85,7 @@ def test_the_host_is_killed_while_it_admits_another(point: str) -> None:
 
 
 def test_the_host_is_killed_when_it_has_answered_the_newcomer_and_not_the_member() -> None:
-    plan = Plan((Fault(0, 3, "before Answer", 2),), (Arrival(2, 3),), extra=_await_the_newcomer)
+    plan = Plan((Fault(0, 3, "before SendDecision", 2),), (Arrival(2, 3),), extra=_await_the_newcomer)
     told = disturbed(SHORT, 3, plan)
     assert {sizes[-1] for sizes in told.values("sizes")} == {3}
 

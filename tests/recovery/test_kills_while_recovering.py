@@ -6,8 +6,8 @@ from faults import Fault, sampled
 from trainings import Training
 
 SHORT = Training()
-HOST = ["recovers", "CloseWire", "Listen", "Answer", "Open", "hand_over"]
-GUEST = ["recovers", "CloseWire", "Knock", "Call", "Open", "hand_over"]
+HOST = ["recovers", "CloseWire", "GatherClaims", "SendDecision", "Open", "hand_over"]
+GUEST = ["recovers", "CloseWire", "Probe", "SendClaim", "Open", "hand_over"]
 WHEN = ["before", "after"]
 
 
@@ -23,7 +23,7 @@ def test_one_that_comes_to_the_door_is_killed_at_any_action(action: str, when: s
     assert {sizes[-1] for sizes in told.values("sizes")} == {2}
 
 
-@pytest.mark.parametrize("action", ["Listen", "Answer", "Open"])
+@pytest.mark.parametrize("action", ["GatherClaims", "SendDecision", "Open"])
 def test_the_second_host_is_killed_after_the_first(action: str) -> None:
     faults = (Fault(0, 2, "before waits"), Fault(1, 2, f"after {action}"))
     told = disturbed(SHORT, 4, Plan(faults))
@@ -31,7 +31,7 @@ def test_the_second_host_is_killed_after_the_first(action: str) -> None:
 
 
 def test_the_host_is_killed_when_it_has_answered_one_and_not_the_other() -> None:
-    disturbed(SHORT, 4, Plan((Fault(3, 2, "before waits"), Fault(0, 2, "before Answer", 2))))
+    disturbed(SHORT, 4, Plan((Fault(3, 2, "before waits"), Fault(0, 2, "before SendDecision", 2))))
 
 
 @pytest.mark.parametrize("first", ["before send in commit exchange", "after prepares"])
@@ -51,14 +51,14 @@ def test_a_kill_in_the_step_that_is_computed_again_costs_nothing(worker: int) ->
 
 
 def test_everyone_but_one_is_killed_while_recovering() -> None:
-    faults = (Fault(3, 2, "before waits"), Fault(0, 2, "after Answer"), Fault(1, 2, "before Open"))
+    faults = (Fault(3, 2, "before waits"), Fault(0, 2, "after SendDecision"), Fault(1, 2, "before Open"))
     told = disturbed(SHORT, 4, Plan(faults))
     assert [sizes[-1] for sizes in told.values("sizes")] == [1]
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("wire", ["gloo", "hierarchical"])
-@pytest.mark.parametrize(("worker", "point"), [(0, "after Answer"), (1, "before Open")])
+@pytest.mark.parametrize(("worker", "point"), [(0, "after SendDecision"), (1, "before Open")])
 def test_a_generation_that_fails_to_form_is_formed_again_on_any_wire(wire: str, worker: int, point: str) -> None:
     faults = (Fault(2, 2, "before waits"), Fault(worker, 2, point))
     disturbed(Training(options=(("wire", wire),)), 4, Plan(faults))

@@ -52,7 +52,7 @@ def test_a_worker_killed_while_the_others_import_start_or_replicate_makes_all_st
     moments = ("before start", "in start", "in replicate")
     at_first = f"""
 import lockstep.run.run, lockstep.run.start
-from lockstep.run.start import meet_founders
+from lockstep.run.start import gather_founders
 def reach(moment):
     mark = os.path.join({str(tmp_path)!r}, "died " + moment)
     if rank == {victim} and not os.path.exists(mark):
@@ -60,9 +60,9 @@ def reach(moment):
         os.kill(os.getpid(), signal.SIGKILL)
 def in_start(*given):
     reach("in start")
-    return meet_founders(*given)
+    return gather_founders(*given)
 reach("before start")
-lockstep.run.start.meet_founders = in_start
+lockstep.run.start.gather_founders = in_start
 joined = lockstep.run.run.join
 lockstep.run.run.join = lambda *given: reach("in replicate") or joined(*given)
 """

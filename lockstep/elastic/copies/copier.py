@@ -48,7 +48,7 @@ class Copier:
         made = fork(request, self._launcher_pid)
         if isinstance(made, Copied):
             self._copied = made
-            made.await_call()
+            made.await_claim()
             return None
         self._control, self._ready = Control(request.control_fd), made
         self._control.tell_started()

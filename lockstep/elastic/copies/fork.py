@@ -30,7 +30,7 @@ from lockstep.settings.environment import take_environment
 from lockstep.wire.network.keepalive import let_go
 
 READY_S = 10.0
-"""How long the original waits for the copy to be at a member's door."""
+"""How long the original waits for the copy to be at a member's endpoint."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Copied:
     slot: int
     _ready: int
 
-    def await_call(self) -> None:
+    def await_claim(self) -> None:
         """Returns when the copy has asked to be admitted, or has ended."""
         poll = select.poll()
         poll.register(self._ready, select.POLLIN)

@@ -5,17 +5,17 @@ touches a socket, a clock or a tensor: `lockstep.elastic` performs the actions.
 """
 
 from lockstep.elastic.membership.decision import Outnumbered, decide
-from lockstep.elastic.membership.machine import Membership, Stage, founded, joining
-from lockstep.elastic.membership.view import Claim, Decision, Health, Member, View
+from lockstep.elastic.membership.machine import Membership, MembershipStage, founded, joining
+from lockstep.elastic.membership.view import Claim, Decision, Liveness, Member, View
 
 __all__ = [
     "Claim",
     "Decision",
-    "Health",
+    "Liveness",
     "Member",
     "Membership",
+    "MembershipStage",
     "Outnumbered",
-    "Stage",
     "View",
     "decide",
     "founded",

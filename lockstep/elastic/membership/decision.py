@@ -1,8 +1,8 @@
-"""What the one at whose door all have met decides for all of them.
+"""What the coordinator decides for all.
 
 # Note [Complete or redo]
-# A worker goes past a step when it has heard from every member that it has done its part. Who has done its part and
-# has not heard from all does not know whether the gradient in its memory is complete; but if anybody has gone past the
+# A worker goes past a step when every member has signalled that it has done its part. A worker that has done its part
+# and misses a signal does not know whether the gradient in its memory is complete; but if anybody has gone past the
 # step, it is. So then all who are left complete the step. If nobody has, it is computed again: from the same samples,
 # with the same random numbers, to the same bits; so it does not matter what a worker that died had made of it.
 
@@ -25,7 +25,7 @@ from lockstep.elastic.membership.view import Claim, Decision, Member, View
 
 
 class Outnumbered(Exception):  # noqa: N818 - a verdict, not an accident
-    """Those who met may not go on: the others may be alive without them."""
+    """Those whose claims have come may not go on: the others may be alive without them."""
 
 
 def decide(claims: Collection[Claim], lost: Collection[Member], silent: Collection[Member]) -> Decision:

@@ -1,23 +1,24 @@
 """One worker's part in forming generations: `membership.on(event)` gives the next state and what to do.
 
-# Note [Meeting at a door]
-# Every worker keeps a small store, its door. When a generation breaks, or is to change, everyone goes to the door of
-# the longest member that is alive. That worker gathers a claim from every member, or the certainty that it is dead,
-# decides (see decision.py) and answers all. If it dies before somebody has its answer, that one goes to the next door;
-# those who have the answer fail to form the generation and go there too. A generation's number is higher than all that
-# its members have heard of, so no two are taken for one another.
+# Note [The coordinator]
+# Every worker keeps a small store, its endpoint. When a generation breaks, or is to change, every worker sends its
+# claim to the coordinator: the member of longest standing that is alive. The coordinator gathers a claim from every
+# member, or the certainty that it is dead, decides (see decision.py) and sends all the decision. If it dies before some
+# worker has the decision, that one turns to the next coordinator; those who have it fail to form the generation and
+# turn there too. A generation's number is higher than all that its members know of, so no two are taken for one
+# another.
 
-# Note [The longest member hosts]
-# All must go to the same door although they may have heard of different decisions: a generation can be formed for some
+# Note [The longest member coordinates]
+# All must find the same coordinator although they may know of different decisions: a generation can be formed for some
 # and fail for others. What all know alike is who was there before them: a worker is admitted by a decision that names
 # all members, and takes part only when all of them have that decision. So the order is that of admission; founders, and
-# only they, stand in the order of their slots. A worker that knows a longer member alive goes there; whoever was
-# admitted later comes to it. By slot alone, a replacement would stand before those who do not know yet that it is in.
-# Newcomers at the door of the longest member need not move either when others are admitted before them.
+# only they, stand in the order of their slots. A worker that knows a longer member alive turns to it; those admitted
+# later turn to this one. By slot alone, a replacement would stand before those who do not know yet that it is in.
+# Newcomers need not look for another coordinator either when others are admitted before them.
 
 # Note [Until all have met]
 # While a generation is not formed, `known` only grows: by the members of each decision that failed, newcomers
-# included. So whoever may have the state is waited for, until it calls or is found dead.
+# included. So every worker that may have the state is waited for, until its claim comes or it is found dead.
 """
 
 from collections.abc import Iterable
@@ -25,7 +26,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from lockstep.elastic.membership.decision import Outnumbered, completes, decide
-from lockstep.elastic.membership.view import Claim, Decision, Health, Member, View
+from lockstep.elastic.membership.view import Claim, Decision, Liveness, Member, View
 
 ASKED_TO_LEAVE = "it was asked to leave"
 
@@ -34,12 +35,12 @@ ASKED_TO_LEAVE = "it was asked to leave"
 
 @dataclass(frozen=True)
 class Prepared:
-    """This worker has done its part of the step under way, and says so to all."""
+    """This worker has done its part of the step under way, and is about to signal that to all."""
 
 
 @dataclass(frozen=True)
 class AllPrepared:
-    """Every member has said that it has done its part of the step under way: all have its gradient."""
+    """Every member has signalled that it has done its part of the step under way: all have its gradient."""
 
 
 @dataclass(frozen=True)
@@ -53,42 +54,42 @@ class Leaving:
 
 
 @dataclass(frozen=True)
-class Known:
-    """A newcomer has heard who the members are."""
+class MembersFound:
+    """A newcomer has learned who the members are."""
 
     members: tuple[Member, ...]
 
 
 @dataclass(frozen=True)
 class Probed:
-    """Somebody knocked at a member's door."""
+    """A member was probed."""
 
     uid: str
-    health: Health
+    health: Liveness
 
 
 @dataclass(frozen=True)
-class Called:
-    """A worker has come to this one's door.
+class ClaimReceived:
+    """The claim of another worker has come.
 
-    May be told at any time: what cannot be decided now is kept. A worker that keeps the door (see
-    `Membership.keeps_door`) must look for callers at the beginning of a step at least: when it is alone, or all others
-    are dead, it decides at once, and admits only those it has heard of.
+    At any time: what cannot be decided now is kept. The coordinator (see `Membership.is_coordinator`) must look for
+    claims at the beginning of a step at least: when it is alone, or all others are dead, it decides at once, and admits
+    only those whose claims have come.
     """
 
     claim: Claim
 
 
 @dataclass(frozen=True)
-class Answered:
-    """The one at whose door we are has decided."""
+class DecisionReceived:
+    """The coordinator has decided."""
 
     decision: Decision
 
 
 @dataclass(frozen=True)
-class HostLost:
-    """The one at whose door we are does not answer any more."""
+class CoordinatorLost:
+    """The coordinator does not answer any more."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +101,23 @@ class Formed:
 class Unformed:
     """The wire of the decided generation could not be opened.
 
-    Also when somebody in it does not come: it may not have heard of the decision, and never will, if the host is gone.
+    Also when somebody in it does not come: it may not have the decision, and never will, if the host is gone.
     """
 
 
-Event = Prepared | AllPrepared | Broken | Leaving | Known | Probed | Called | Answered | HostLost | Formed | Unformed
+Event = (
+    Prepared
+    | AllPrepared
+    | Broken
+    | Leaving
+    | MembersFound
+    | Probed
+    | ClaimReceived
+    | DecisionReceived
+    | CoordinatorLost
+    | Formed
+    | Unformed
+)
 
 # -- what to do -----------------------------------------------------------------------------------------------
 
@@ -129,30 +142,30 @@ class Redo:
 
 
 @dataclass(frozen=True)
-class Knock:
-    """Find out whether a member is alive; tell by Probed."""
+class Probe:
+    """Find out whether a member is alive; report by Probed."""
 
     member: Member
 
 
 @dataclass(frozen=True)
-class Call:
-    """Bring the claim to the host's door; tell its answer by Answered, or HostLost."""
+class SendClaim:
+    """Send the claim to the coordinator; report by DecisionReceived, or CoordinatorLost."""
 
     host: Member
     claim: Claim
 
 
 @dataclass(frozen=True)
-class Listen:
-    """Wait for claims at this worker's door, and knock at the doors of those who are missing."""
+class GatherClaims:
+    """Wait for claims at this worker's endpoint, and probe the members that are missing."""
 
     missing: tuple[Member, ...]
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Tell a worker that has called what was decided."""
+class SendDecision:
+    """Send the decision to a worker whose claim has come."""
 
     uid: str
     decision: Decision
@@ -160,14 +173,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Open:
-    """Open the wire of the decided generation, give newcomers the state; tell by Formed or Unformed."""
+    """Open the wire of the decided generation, give newcomers the state; report by Formed or Unformed."""
 
     decision: Decision
 
 
 @dataclass(frozen=True)
 class FindMembers:
-    """Find out who the members are now; tell by Known."""
+    """Find out who the members are now; report by MembersFound."""
 
 
 @dataclass(frozen=True)
@@ -177,18 +190,18 @@ class Leave:
     reason: str
 
 
-Action = CloseWire | Commit | Redo | Knock | Call | Listen | Answer | Open | FindMembers | Leave
+Action = CloseWire | Commit | Redo | Probe | SendClaim | GatherClaims | SendDecision | Open | FindMembers | Leave
 Next = tuple["Membership", tuple[Action, ...]]
 
 
-class Stage(Enum):
+class MembershipStage(Enum):
     """What a worker is doing about its membership."""
 
     MEMBER = "in a generation"
     JOINING = "not a member yet, looking for one"
-    SEEKING = "looking for the door at which all meet"
-    CLAIMING = "at another's door, awaiting the decision"
-    GATHERING = "gathering claims at its own door"
+    SEEKING = "looking for the coordinator"
+    CLAIMING = "awaiting the coordinator's decision"
+    GATHERING = "gathering claims, as the coordinator"
     FORMING = "opening the wire of the new generation"
     OUT = "not part of the run any more"
 
@@ -199,12 +212,12 @@ class Membership:
 
     `known` are those who may be members: of the view, or of a generation that could not be formed. `dead` and `silent`
     (by uid) are what was found out about them since the generation broke; `claims` are those of all who are at this
-    worker's door and not answered yet.
+    worker's endpoint and not answered yet.
     """
 
     me: Member
     view: View
-    stage: Stage
+    stage: MembershipStage
     step: int = 0
     prepared: bool = False
     leaving: bool = False
@@ -225,16 +238,16 @@ class Membership:
                 return replace(self, leaving=True), ()
             case Broken():
                 return _first(CloseWire(), replace(self, known=self.view.members)._seek_anew())
-            case Known(members):
+            case MembersFound(members):
                 others = tuple(member for member in members if member.uid != self.me.uid)
                 return replace(self, known=others, dead=frozenset(), silent=frozenset())._seek()
             case Probed(uid, health):
                 return self._probed(uid, health)
-            case Called(claim):
+            case ClaimReceived(claim):
                 return self._called(claim)
-            case Answered(decision):
+            case DecisionReceived(decision):
                 return self._follow(decision)
-            case HostLost():
+            case CoordinatorLost():
                 return self._look_again()
             case Formed():
                 return self._formed()
@@ -246,19 +259,19 @@ class Membership:
         return Claim(self.me, self.view.generation, self.step, self.prepared, self.leaving)
 
     @property
-    def keeps_door(self) -> bool:
-        """Whether all meet at this worker's door, newcomers too: it asks for a change when somebody waits there."""
+    def is_coordinator(self) -> bool:
+        """Whether claims go to this worker, newcomers' too: it asks for a change when one has come."""
         longest = min(self.view.members, key=lambda member: member.seniority, default=None)
         return longest is not None and longest.uid == self.me.uid
 
-    @property
-    def waiting(self) -> tuple[Claim, ...]:
-        """Newcomers at this worker's door that a change would admit.
+    def asks_for_change(self, newcomers: Iterable[Claim]) -> bool:
+        """Whether a claim asks for another generation: that of a member, or of one of `newcomers` with a free slot.
 
         One whose slot has a member waits for nothing yet: it is dead itself, or that member is and will be missed.
         """
         taken = {member.slot for member in self.view.members}
-        return tuple(claim for claim in self.claims if claim.is_newcomer and claim.member.slot not in taken)
+        is_from_member = any(not claim.is_newcomer for claim in self.claims)
+        return is_from_member or any(claim.member.slot not in taken for claim in newcomers)
 
     # -- steps ----------------------------------------------------------------------------------------------
 
@@ -266,52 +279,52 @@ class Membership:
         assert self.prepared, "a step that this worker has no part in cannot count"
         return replace(self, step=self.step + 1, prepared=False), (Commit(self.step),)
 
-    # -- finding the door -----------------------------------------------------------------------------------
+    # -- finding the coordinator -----------------------------------------------------------------------------------
 
     def _seek_anew(self) -> Next:
         return replace(self, dead=frozenset(), silent=frozenset(), decision=None)._seek()
 
     def _seek(self) -> Next:
-        """To the door of the longest member that is not known to be gone. See Note [Meeting at a door]."""
+        """Turns to the longest member that is not known to be gone. See Note [The coordinator]."""
         candidates = [member for member in self.known if member.uid not in self.dead | self.silent]
         if not candidates:
-            return replace(self, stage=Stage.JOINING), (FindMembers(),)
+            return replace(self, stage=MembershipStage.JOINING), (FindMembers(),)
         host = min(candidates, key=lambda member: member.seniority)
         if host.uid == self.me.uid:
-            return replace(self, stage=Stage.GATHERING)._settle()
-        return replace(self, stage=Stage.SEEKING), (Knock(host),)
+            return replace(self, stage=MembershipStage.GATHERING)._settle()
+        return replace(self, stage=MembershipStage.SEEKING), (Probe(host),)
 
-    def _probed(self, uid: str, health: Health) -> Next:
+    def _probed(self, uid: str, health: Liveness) -> Next:
         state = self._noting(uid, health)
-        if self.stage is Stage.GATHERING:
+        if self.stage is MembershipStage.GATHERING:
             return state._settle()
-        if self.stage is not Stage.SEEKING:
+        if self.stage is not MembershipStage.SEEKING:
             return state, ()
-        if health is Health.ALIVE:
+        if health is Liveness.ALIVE:
             host = next(member for member in self.known if member.uid == uid)
-            return replace(state, stage=Stage.CLAIMING), (Call(host, self.claim),)
+            return replace(state, stage=MembershipStage.CLAIMING), (SendClaim(host, self.claim),)
         return state._seek()
 
-    def _noting(self, uid: str, health: Health) -> "Membership":
-        dead = self.dead | {uid} if health is Health.DEAD else self.dead
-        silent = self.silent | {uid} if health is Health.UNREACHABLE else self.silent - {uid}
+    def _noting(self, uid: str, health: Liveness) -> "Membership":
+        dead = self.dead | {uid} if health is Liveness.DEAD else self.dead
+        silent = self.silent | {uid} if health is Liveness.UNREACHABLE else self.silent - {uid}
         return replace(self, dead=dead, silent=silent)
 
     def _look_again(self) -> Next:
         if self.leaving:  # the others may have decided without it already: nobody would come to meet it
-            return replace(self, stage=Stage.OUT), (Leave(ASKED_TO_LEAVE),)
+            return replace(self, stage=MembershipStage.OUT), (Leave(ASKED_TO_LEAVE),)
         if self.view.generation == 0:
-            return replace(self, stage=Stage.JOINING), (FindMembers(),)
+            return replace(self, stage=MembershipStage.JOINING), (FindMembers(),)
         return self._seek_anew()
 
     # -- deciding for all -----------------------------------------------------------------------------------
 
     def _called(self, claim: Claim) -> Next:
         others = tuple(known for known in self.claims if known.member.uid != claim.member.uid)
-        # Whoever calls is neither dead nor silent, whatever a knock before had told.
+        # Whoever calls is neither dead nor silent, whatever a probe before had told.
         heard = replace(self, claims=(*others, claim), dead=self.dead - {claim.member.uid})
         heard = replace(heard, silent=self.silent - {claim.member.uid})
-        return heard._settle() if self.stage is Stage.GATHERING else (heard, ())
+        return heard._settle() if self.stage is MembershipStage.GATHERING else (heard, ())
 
     def _settle(self) -> Next:
         """Decides once nobody is missing."""
@@ -319,18 +332,18 @@ class Membership:
         heard = {claim.member.uid for claim in claims}
         missing = [member for member in self.known if member.uid not in heard | self.dead | self.silent]
         if missing:
-            return self, (Listen(tuple(missing)),)
+            return self, (GatherClaims(tuple(missing)),)
         try:
             decision = decide(claims, self._those(self.dead - heard), self._those(self.silent - heard))
         except Outnumbered:
-            return replace(self, stage=Stage.OUT), (Leave(self._outnumbered()),)
+            return replace(self, stage=MembershipStage.OUT), (Leave(self._outnumbered()),)
         return self._answer(decision)
 
     def _answer(self, decision: Decision) -> Next:
-        """Newcomers that could not be admitted this time are not answered: they stay at the door."""
+        """Newcomers that could not be admitted this time are not answered: they wait on."""
         admitted = set(decision.newcomers)
         staying = tuple(claim for claim in self.claims if claim.is_newcomer and claim.member.uid not in admitted)
-        answers = tuple(Answer(claim.member.uid, decision) for claim in self.claims if claim not in staying)
+        answers = tuple(SendDecision(claim.member.uid, decision) for claim in self.claims if claim not in staying)
         return _after(answers, replace(self, claims=staying)._follow(decision))
 
     def _those(self, uids: Iterable[str]) -> tuple[Member, ...]:
@@ -347,30 +360,36 @@ class Membership:
 
     def _follow(self, decision: Decision) -> Next:
         if self.me.uid in decision.view:
-            return replace(self, stage=Stage.FORMING, decision=decision), (Open(decision),)
+            return replace(self, stage=MembershipStage.FORMING, decision=decision), (Open(decision),)
         reason = ASKED_TO_LEAVE if self.leaving else "the others have gone on without it"
-        return replace(self, stage=Stage.OUT, decision=decision), (Leave(reason),)
+        return replace(self, stage=MembershipStage.OUT, decision=decision), (Leave(reason),)
 
     def _formed(self) -> Next:
         assert self.decision is not None
         decision, claim = self.decision, self.claim
         me = decision.view.members[decision.view.rank_of(self.me.uid)]
         member = replace(
-            self, me=me, stage=Stage.MEMBER, view=decision.view, step=decision.step, prepared=False, decision=None
+            self,
+            me=me,
+            stage=MembershipStage.MEMBER,
+            view=decision.view,
+            step=decision.step,
+            prepared=False,
+            decision=None,
         )
         if not claim.is_newcomer and completes(claim, decision.step):
             return member, (Commit(claim.step),)
         return member, (Redo(decision.step),)
 
     def _unformed(self) -> Next:
-        """Its number is used up, and newcomers go back to the door: they may have no state, or half of one.
+        """Its number is used up, and newcomers ask again: they may have no state, or half of one.
 
         See Note [Until all have met].
         """
         assert self.decision is not None
         decision = self.decision
         if self.view.generation == 0:
-            return replace(self, stage=Stage.JOINING, decision=None), (CloseWire(), FindMembers())
+            return replace(self, stage=MembershipStage.JOINING, decision=None), (CloseWire(), FindMembers())
         again = replace(
             self,
             view=replace(self.view, generation=decision.view.generation),
@@ -381,12 +400,12 @@ class Membership:
 
 def founded(me: Member, members: tuple[Member, ...]) -> Membership:
     """A member of the first generation."""
-    return Membership(me, View(1, members), Stage.MEMBER)
+    return Membership(me, View(1, members), MembershipStage.MEMBER)
 
 
 def joining(me: Member) -> Next:
     """A newcomer: it finds the members and asks to be admitted."""
-    return Membership(me, View(0, ()), Stage.JOINING), (FindMembers(),)
+    return Membership(me, View(0, ()), MembershipStage.JOINING), (FindMembers(),)
 
 
 def _first(action: Action, then: Next) -> Next:

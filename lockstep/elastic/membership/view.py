@@ -7,7 +7,7 @@ from enum import Enum
 
 @dataclass(frozen=True)
 class Member:
-    """A worker for its whole life. `slot` is its name for people, `door` the address of the store it keeps.
+    """A worker for its whole life. `slot` is its name for people, `address` that of its endpoint.
 
     `since` is the generation that admitted it; 0 for founders, and for a newcomer as long as it is not admitted. One
     that is `fresh` has run the script from the top while the others trained: its own variables began anew.
@@ -15,13 +15,13 @@ class Member:
 
     uid: str
     slot: int
-    door: str
+    address: str
     since: int = 0
     fresh: bool = False
 
     @property
     def seniority(self) -> tuple[int, int]:
-        """Smaller for those who have been members for longer. See Note [The longest member hosts] in machine.py."""
+        """Smaller for longer members. See Note [The longest member coordinates] in machine.py."""
         return self.since, self.slot
 
 
@@ -45,7 +45,7 @@ class View:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a worker says of itself at the door where a new generation is formed.
+    """What a worker says of itself to the coordinator, when a new generation is formed.
 
     It has applied or may apply all steps before `step`. `prepared`: it has done its part of `step`, and has the whole
     gradient if anybody has gone past that step. `generation` is the last that it was part of; 0 for a newcomer, who has
@@ -72,9 +72,9 @@ class Claim:
 class Decision:
     """The next generation, the same value for everyone in it, and for everyone left out.
 
-    The step to compute is `step`: whoever claimed the one before has its gradient and completes it first. `newcomers`
-    (by uid) are given the state by a member that has it. `lost` did not answer, `left` wanted to leave or could not
-    be kept.
+    The step to compute is `step`: a worker that claimed the one before has its gradient and completes it first.
+    `newcomers` (by uid) are given the state by a member that has it. `lost` did not answer, `left` wanted to leave or
+    could not be kept.
     """
 
     view: View
@@ -85,7 +85,7 @@ class Decision:
 
     @property
     def host(self) -> Member:
-        """At whose door the generation opens its wire: the first member that is not new."""
+        """At whose endpoint the generation opens its wire: the first member that is not new."""
         return next(member for member in self.view.members if member.uid not in self.newcomers)
 
     def to_json(self) -> str:
@@ -98,8 +98,8 @@ class Decision:
         return cls(view, told["step"], tuple(told["newcomers"]), _members(told["lost"]), _members(told["left"]))
 
 
-class Health(Enum):
-    """What knocking at a worker's door tells: its kernel says that it is gone, it is there, or nobody answers."""
+class Liveness(Enum):
+    """What a probe finds: the worker's kernel says that it is gone, it is there, or nothing answers."""
 
     DEAD = "dead"
     ALIVE = "alive"

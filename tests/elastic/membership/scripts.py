@@ -5,7 +5,7 @@ import random
 from histories import drive, make, part, settle
 from simulation import Simulation
 
-from lockstep.elastic.membership import Stage
+from lockstep.elastic.membership import MembershipStage
 
 
 def _all_have_met(simulation: Simulation, newcomer: str) -> bool:
@@ -91,7 +91,7 @@ def leaver_whose_host_left_without_answering() -> Simulation:
     for uid in ("w0", "w1"):
         simulation.ask_to_leave(uid)
     one = simulation.workers["w1"]
-    drive(simulation, lambda: one.machine.stage is Stage.CLAIMING and not one.todo)
+    drive(simulation, lambda: one.machine.stage is MembershipStage.CLAIMING and not one.todo)
     drive(simulation, lambda: simulation.workers["w2"].machine.view.generation == 2, resting=frozenset({"w1"}))
     make(simulation, "w1", "lose_host")
     settle(simulation, random.Random(0))
@@ -104,7 +104,7 @@ def cut_when_only_the_host_knows_who_left() -> Simulation:
     simulation.ask_to_leave("w2")
     others = [simulation.workers[uid] for uid in ("w1", "w2")]
     for other in others:
-        drive(simulation, lambda other=other: other.machine.stage is Stage.CLAIMING and not other.todo)
+        drive(simulation, lambda other=other: other.machine.stage is MembershipStage.CLAIMING and not other.todo)
     drive(simulation, lambda: simulation.workers["w0"].opening is not None, resting=frozenset({"w1", "w2"}))
     part(simulation, frozenset({"w1", "w2"}), random.Random(0), 600)
     return simulation

@@ -1,4 +1,4 @@
-"""One simulated worker: where it is in a step, what it has sent and heard, who stands at its door."""
+"""One simulated worker: where it is in a step, what it has sent and heard, whose claims wait at its endpoint."""
 
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ class Send:
 
 @dataclass
 class Worker:
-    """One process: its machine, its part in the step, its door."""
+    """One process: its machine, its part in the step, its endpoint."""
 
     machine: Membership
     todo: deque[Any] = field(default_factory=deque)
@@ -64,8 +64,8 @@ class Worker:
     prepared: dict[tuple[int, int], set[str]] = field(default_factory=lambda: defaultdict(set))
     slices: dict[tuple[int, int], set[str]] = field(default_factory=lambda: defaultdict(set))  # whose stand in its sum
     change_agreed: bool = False
-    door: list[Claim] = field(default_factory=list)  # calls not read yet
-    serials: dict[str, int] = field(default_factory=dict)  # the latest call of each that has come to this door
+    inbox: list[Claim] = field(default_factory=list)  # claims not read yet
+    serials: dict[str, int] = field(default_factory=dict)  # the latest claim of each that has come here
     answers: dict[str, tuple[int, Decision]] = field(default_factory=dict)
     call: tuple[str, int] | None = None
     knocks: set[str] = field(default_factory=set)

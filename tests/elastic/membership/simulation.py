@@ -11,7 +11,7 @@ from typing import Any
 
 from simulated import Gradient, Message, Phase, Send, Worker
 
-from lockstep.elastic.membership import Claim, Decision, Health, Member, Stage, founded, joining, machine
+from lockstep.elastic.membership import Claim, Decision, Liveness, Member, MembershipStage, founded, joining, machine
 from lockstep.lanes import Assignment
 
 NUM_LANES = 5
@@ -87,26 +87,26 @@ class Simulation:
         """All that this worker can do next."""
         if not worker.is_there:
             return []
-        arriving: list[Move] = [("read", None)] if worker.door else []
+        arriving: list[Move] = [("read", None)] if worker.inbox else []
         arriving += [
             ("deliver", source)
             for source in self.workers
             if self.queues[source, worker.uid] and not self.severed(source, worker.uid)
         ]
         if worker.todo:
-            return [*arriving[bool(worker.door) :], ("act", None), *self._breaks(worker)]
+            return [*arriving[bool(worker.inbox) :], ("act", None), *self._breaks(worker)]
         match worker.machine.stage:
-            case Stage.MEMBER:
+            case MembershipStage.MEMBER:
                 return [*arriving, *self._steps(worker), *self._breaks(worker)]
-            case Stage.JOINING:
+            case MembershipStage.JOINING:
                 return [*arriving, *self._finds(worker)]
-            case Stage.SEEKING:
+            case MembershipStage.SEEKING:
                 return [*arriving, *(("probe", uid) for uid in sorted(worker.knocks))]
-            case Stage.GATHERING:
+            case MembershipStage.GATHERING:
                 return [*arriving, *self._gathers(worker)]
-            case Stage.CLAIMING:
+            case MembershipStage.CLAIMING:
                 return [*arriving, *self._awaits(worker)]
-            case Stage.FORMING:
+            case MembershipStage.FORMING:
                 return [*arriving, *self._opens(worker)]
         return arriving
 
@@ -137,7 +137,11 @@ class Simulation:
     def _breaks(self, worker: Worker) -> list[Move]:
         """An exchange may fail once somebody from whom something is still needed is gone or has closed its wire."""
         sends = all(isinstance(item, Send) for item in worker.todo)  # else it performs actions: no exchange that fails
-        if worker.machine.stage is not Stage.MEMBER or worker.phase not in (Phase.REDUCING, Phase.WAITING) or not sends:
+        if (
+            worker.machine.stage is not MembershipStage.MEMBER
+            or worker.phase not in (Phase.REDUCING, Phase.WAITING)
+            or not sends
+        ):
             return []
         exchanged = worker.lanes_of if worker.phase is Phase.REDUCING else worker.prepared
         needed = {member.uid for member in worker.machine.view.members} - set(exchanged[worker.moment])
@@ -149,7 +153,7 @@ class Simulation:
         if worker.change_agreed:
             return self._tell(worker, machine.Broken())
         self._require(worker.applied == list(range(worker.machine.step)), "a step began before the update of the last")
-        while worker.machine.keeps_door and worker.door:
+        while worker.machine.is_coordinator and worker.inbox:
             self._do_read(worker, None)
         view, worker.phase = worker.machine.view, Phase.REDUCING
         lanes = Assignment.even(NUM_LANES, len(view.members)).lanes_of[view.rank_of(worker.uid)]
@@ -159,7 +163,9 @@ class Simulation:
         return None
 
     def _asks_for_change(self, worker: Worker) -> bool:
-        return worker.machine.leaving or (worker.machine.keeps_door and bool(worker.machine.waiting))
+        return worker.machine.leaving or (
+            worker.machine.is_coordinator and worker.machine.asks_for_change(_newcomers(worker.machine.claims))
+        )
 
     def _send_all(self, worker: Worker, message: Message) -> None:
         others = (member.uid for member in worker.machine.view.members if member.uid != worker.uid)
@@ -210,7 +216,7 @@ class Simulation:
         return [("find", uid) for uid in known] or [("give_up", None)]
 
     def _do_find(self, worker: Worker, uid: str) -> None:
-        self._tell(worker, machine.Known(self.workers[uid].machine.view.members))
+        self._tell(worker, machine.MembersFound(self.workers[uid].machine.view.members))
 
     def _do_give_up(self, worker: Worker, _: None) -> None:
         worker.why_left = "nobody has the state"
@@ -222,15 +228,15 @@ class Simulation:
 
     def _do_probe(self, worker: Worker, uid: str) -> None:
         worker.knocks.discard(uid)
-        health = Health.ALIVE if self.workers[uid].is_there else Health.DEAD
+        health = Liveness.ALIVE if self.workers[uid].is_there else Liveness.DEAD
         if self.severed(worker.uid, uid):
-            health = Health.UNREACHABLE
-        if health is Health.ALIVE:
+            health = Liveness.UNREACHABLE
+        if health is Liveness.ALIVE:
             worker.told_alive.add(uid)
         self._tell(worker, machine.Probed(uid, health))
 
     def _do_read(self, worker: Worker, _: None) -> None:
-        self._tell(worker, machine.Called(worker.door.pop(0)))
+        self._tell(worker, machine.ClaimReceived(worker.inbox.pop(0)))
 
     def _awaits(self, worker: Worker) -> list[Move]:
         assert worker.call is not None
@@ -241,10 +247,10 @@ class Simulation:
 
     def _do_fetch(self, worker: Worker, _: None) -> None:
         assert worker.call is not None
-        self._tell(worker, machine.Answered(self.workers[worker.call[0]].answers[worker.uid][1]))
+        self._tell(worker, machine.DecisionReceived(self.workers[worker.call[0]].answers[worker.uid][1]))
 
     def _do_lose_host(self, worker: Worker, _: None) -> None:
-        self._tell(worker, machine.HostLost())
+        self._tell(worker, machine.CoordinatorLost())
 
     # -- opening the wire -----------------------------------------------------------------------------------------
 
@@ -276,9 +282,9 @@ class Simulation:
         if self.gone(seen_from, uid):
             return False
         host, serial = other.call or ("", 0)
-        awaits = other.machine.stage is Stage.CLAIMING and not other.todo
+        awaits = other.machine.stage is MembershipStage.CLAIMING and not other.todo
         answered = awaits and self.workers[host].answers.get(uid) == (serial, decision)
-        about_to_be = awaits and machine.Answer(uid, decision) in self.workers[host].todo
+        about_to_be = awaits and machine.SendDecision(uid, decision) in self.workers[host].todo
         return other.opening == decision or machine.Open(decision) in other.todo or answered or about_to_be
 
     def _state_to_give(self, decision: Decision) -> list[int] | None:
@@ -326,13 +332,13 @@ class Simulation:
             case machine.Redo(step):
                 self._require(worker.applied == list(range(step)), f"{worker.uid} computes {step} on {worker.applied}")
                 worker.gradient, worker.phase = None, Phase.OUTSIDE
-            case machine.Knock(member):
+            case machine.Probe(member):
                 worker.knocks, worker.told_alive = {member.uid}, set()
-            case machine.Listen(missing):
+            case machine.GatherClaims(missing):
                 worker.knocks = {member.uid for member in missing}
-            case machine.Call(host, claim):
+            case machine.SendClaim(host, claim):
                 self._bring(worker, host.uid, claim)
-            case machine.Answer(uid, decision):
+            case machine.SendDecision(uid, decision):
                 worker.answers[uid] = (worker.serials[uid], decision)
             case machine.Open(decision):
                 worker.opening, worker.wire = decision, decision.view.generation
@@ -360,7 +366,7 @@ class Simulation:
         keeper, serial = self.workers[host], len(self.history)
         worker.call = (host, serial)
         if not self.gone(worker, host):
-            keeper.door = [*(call for call in keeper.door if call.member.uid != worker.uid), claim]
+            keeper.inbox = [*(call for call in keeper.inbox if call.member.uid != worker.uid), claim]
             keeper.serials[worker.uid] = serial
 
     def _leave(self, worker: Worker, reason: str) -> None:
@@ -398,7 +404,7 @@ def settled(simulation: Simulation, step: int) -> bool:
     present = simulation.present
     uids = sorted(worker.uid for worker in present)
     return all(
-        worker.machine.stage is Stage.MEMBER
+        worker.machine.stage is MembershipStage.MEMBER
         and worker.machine.step >= step
         and not worker.machine.leaving
         and sorted(member.uid for member in worker.machine.view.members) == uids
@@ -408,3 +414,7 @@ def settled(simulation: Simulation, step: int) -> bool:
 
 def furthest(workers: Sequence[Worker]) -> int:
     return max((worker.machine.step for worker in workers), default=0)
+
+
+def _newcomers(claims: Sequence[Claim]) -> list[Claim]:
+    return [claim for claim in claims if claim.is_newcomer]

@@ -80,7 +80,7 @@ def one_worker_looks_for_the_highest_slot(patch: Patch) -> None:
         candidates = [member for member in self.known if member.uid not in gone]
         if self.me.slot != 1 or not candidates or candidates[-1].uid == self.me.uid:
             return right(self)
-        return replace(self, stage=machine.Stage.SEEKING), (machine.Knock(candidates[-1]),)
+        return replace(self, stage=machine.MembershipStage.SEEKING), (machine.Probe(candidates[-1]),)
 
     patch.setattr(Membership, "_seek", seek)
 
@@ -97,7 +97,7 @@ def forgets_the_newcomers_of_a_failed_generation(patch: Patch) -> None:
         new = self.decision.newcomers
         state, actions = right(self)
         known = tuple(member for member in state.known if member.uid not in new)
-        if state.stage is machine.Stage.GATHERING:
+        if state.stage is machine.MembershipStage.GATHERING:
             state, actions = replace(state, known=known)._settle()
             return state, (machine.CloseWire(), *actions)
         return replace(state, known=known), actions
@@ -119,7 +119,7 @@ def decides_without_those_who_live_but_have_not_called(patch: Patch) -> None:
     right = Membership._probed
 
     def probed(self: Membership, uid: str, health: Any) -> machine.Next:
-        if self.stage is machine.Stage.GATHERING:
+        if self.stage is machine.MembershipStage.GATHERING:
             return replace(self, dead=self.dead | {uid})._settle()
         return right(self, uid, health)
 

@@ -14,7 +14,7 @@ def test_all_who_live_go_on_together(script: Callable[[], Simulation]) -> None:
 
 def test_a_replacement_does_not_become_the_host_before_those_who_were_there() -> None:
     simulation = scripts.newcomer_waiting_while_a_lower_slot_is_admitted()
-    keepers = [worker.uid for worker in simulation.present if worker.machine.keeps_door]
+    keepers = [worker.uid for worker in simulation.present if worker.machine.is_coordinator]
     assert keepers == ["w1"]
 
 

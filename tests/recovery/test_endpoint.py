@@ -1,0 +1,65 @@
+"""Calls at a worker's door."""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from lockstep.elastic.client import EndpointClient
+from lockstep.elastic.endpoint import Endpoint
+from lockstep.elastic.membership import founded
+from lockstep.elastic.membership.view import Claim, Member, claim_to_json
+from lockstep.elastic.recovery import Recovery
+
+
+@pytest.fixture
+def door() -> Iterator[Endpoint]:
+    door = Endpoint(0)
+    yield door
+    door.close()
+
+
+def claim(slot: int) -> Claim:
+    return Claim(Member(f"uid {slot}", slot, "127.0.0.1:1", fresh=True), generation=0, step=0)
+
+
+def test_a_call_is_heard_once(door: Endpoint) -> None:
+    assert not door.has_claim()
+    EndpointClient(door.member.address).send_claim(claim(1))
+    assert door.has_claim()
+    assert [heard.member.slot for heard in door.claims()] == [1]
+    assert not door.has_claim()
+    assert door.claims() == []
+
+
+def test_a_call_that_is_looked_at_before_it_is_written_is_heard_afterwards(door: Endpoint) -> None:
+    store = EndpointClient(door.member.address).store
+    number = store.add("calls", 1) - 1
+    assert door.claims() == []
+    assert door.has_claim(), "whoever has taken a number is about to call"
+    store.set(f"call/{number}", claim_to_json(claim(2)))
+    assert door.has_claim()
+    assert [heard.member.slot for heard in door.claims()] == [2]
+    assert not door.has_claim()
+
+
+def keeper(door: Endpoint, *members: Member) -> Recovery:
+    """Of a worker that keeps the door for a generation with these members too."""
+    nothing = cast(Any, None)
+    return Recovery(founded(door.member, (door.member, *members)), door, nothing, nothing, nothing, nothing)
+
+
+def test_a_member_that_was_given_no_state_and_comes_again_before_anybody_is_missed_is_heard(door: Endpoint) -> None:
+    again = claim(1)
+    recovery = keeper(door, again.member)
+    EndpointClient(door.member.address).send_claim(again)
+    recovery.has_claims()
+    assert recovery.membership.claims == (again,)
+
+
+def test_a_newcomer_is_kept_at_the_door_until_one_may_be_admitted(door: Endpoint) -> None:
+    recovery = keeper(door)
+    EndpointClient(door.member.address).send_claim(claim(1))
+    assert recovery.has_claims()
+    assert recovery.has_claims()
+    assert recovery.membership.claims == ()
