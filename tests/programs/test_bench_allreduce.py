@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from launches import FORKING, start_lockstep
 from marked import MARK, survivors
+from report_keys import RECORDED, keys
 from workers import on_workers
 
 from lockstep.cli.bench import command
@@ -36,6 +37,7 @@ def test_a_short_benchmark_reports_every_size_on_every_number_of_workers(
     ended = CliRunner().invoke(command, ["allreduce", *words], catch_exceptions=False)
     assert ended.exit_code == 0, ended.output
     report = json.loads(ended.stdout)
+    assert keys(report) == set(RECORDED["allreduce"])
     assert report["algorithm"] == "shared"
     assert {"cores", "cpu", "torch", "threads_per_worker"} <= report["machine"].keys()
     assert [(row["workers"], row["bytes"]) for row in report["rows"]] == [(2, 4), (2, 65536), (3, 4), (3, 65536)]

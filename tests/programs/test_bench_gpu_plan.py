@@ -1,12 +1,14 @@
 """What is measured on a GPU, and what is made of the times. Nothing runs here, and no GPU is needed."""
 
 import io
+import json
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 from click.testing import CliRunner
+from report_keys import RECORDED, keys
 from rich.console import Console
 
 from lockstep.cli.bench import command
@@ -135,6 +137,12 @@ def test_ratios_of_sides_are_made_within_rounds() -> None:
     assert [found[f"ratio_to_plain_fused{end}"] for end in ("_low", "", "_high")] == [1, 2, 3]
     assert (found["ms_low"], found["ms"], found["ms_high"]) == (2000, 2000, 12000)
     assert found["ratio_to_ddp"] is None
+
+
+def test_a_report_of_a_gpu_has_the_keys_that_it_always_had() -> None:
+    made = row({name: [1.0] for name in SIDES}, rounds=1)
+    report = make_report([made], MACHINE, mps=False, stopped=False)
+    assert keys(json.loads(json.dumps(report))) == set(RECORDED["gpu"])
 
 
 def test_a_side_that_failed_has_a_reason_and_no_times() -> None:

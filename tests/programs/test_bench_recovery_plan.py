@@ -1,9 +1,11 @@
 """What is killed and when, and what is made of the log of commits. Nothing is launched here."""
 
 import fcntl
+import json
 from pathlib import Path
 
 import pytest
+from report_keys import RECORDED, keys
 
 from lockstep.errors import BadArgument
 from lockstep.programs.bench.launching import ResultsDiffer
@@ -252,6 +254,11 @@ def test_other_bits_after_a_loss_are_never_reported_as_a_recovery(side: Side) ->
 def test_other_bits_of_the_baseline_are_told() -> None:
     assert benchmark({}).run()["baseline_bits_agree"] is True
     assert benchmark({RESTART_10.name: "wrong"}).run()["baseline_bits_agree"] is False
+
+
+def test_a_report_of_recoveries_has_the_keys_that_it_always_had() -> None:
+    report = json.loads(json.dumps(benchmark({}).run()))
+    assert keys(report) == set(RECORDED["recovery"])
 
 
 def test_all_runs_that_were_planned_are_told_of() -> None:
