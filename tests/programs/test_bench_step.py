@@ -11,7 +11,7 @@ from launches import FORKING
 from report_keys import RECORDED, keys
 
 from lockstep.cli.bench import command
-from lockstep.programs.bench.plan import SIDES
+from lockstep.programs.bench.step.plan import SIDES
 from lockstep.run.launching import process
 
 
