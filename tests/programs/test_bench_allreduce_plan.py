@@ -18,7 +18,6 @@ from lockstep.programs.bench.allreduce.plan import (
     AllreducePlan,
     crowding,
     make_plans,
-    make_report,
     make_row,
     show,
 )
@@ -173,7 +172,7 @@ def test_the_table_has_one_line_for_each_row_and_fits_100_columns() -> None:
     sizes = {4 * KiB: small, 128 * MiB: large}
     rows = [row_of(AllreducePart(count, size, 1), *sides) for count in (2, 16) for size, sides in sizes.items()]
     shown = io.StringIO()
-    show(make_report("halving_doubling", rows, MACHINE), Console(file=shown))
+    show({"algorithm": "halving_doubling", "rows": rows, "machine": MACHINE}, Console(file=shown))
     lines = shown.getvalue().splitlines()
     assert "…" not in shown.getvalue()
     assert max(map(len, lines)) <= 100

@@ -16,7 +16,6 @@ from lockstep.programs.bench.allreduce.plan import (
     USUAL_SIZES,
     AllreducePlan,
     make_plans,
-    make_report,
     make_row,
     show,
 )
@@ -92,7 +91,7 @@ def test_the_table_of_a_gpu_names_it_and_fits_100_columns() -> None:
     plan = AllreducePlan(4, (64 * KiB, 256 * MiB), "shared", rounds=1, device="cuda")
     rows = [make_row(part, [dict.fromkeys(SIDES, 0.0123)], dict.fromkeys(SIDES, 1.0), {}) for part in plan.parts]
     shown = io.StringIO()
-    show(make_report("shared", rows, MACHINE), Console(file=shown))
+    show({"algorithm": "shared", "rows": rows, "machine": MACHINE}, Console(file=shown))
     assert "NVIDIA H200, CUDA 13.0" in shown.getvalue()
     assert "2·W·P bytes" in shown.getvalue()
     assert max(map(len, shown.getvalue().splitlines())) <= 100

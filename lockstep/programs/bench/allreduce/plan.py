@@ -119,14 +119,8 @@ def bench_allreduce(
 ) -> dict[str, Any]:
     """Measures every plan, one after the other; gives the report. `variables` are for workers. Main thread only."""
     measured = bench_launched(plans, WORKER, follow, threads=1, environment=variables or {}, is_run=False)
-    return make_report(plans[0].algorithm, measured["rows"], measured["machine"], plans[0].device, bool(variables))
-
-
-def make_report(
-    algorithm: str, rows: Sequence[dict[str, Any]], machine: dict[str, Any], device: str = CPU, mps: bool = False
-) -> dict[str, Any]:
-    about = {"bench": "allreduce", "machine": machine, "algorithm": algorithm}
-    return {**about, "rows": list(rows), "device": device, "mps": mps}
+    about = {"algorithm": plans[0].algorithm, "device": plans[0].device, "mps": bool(variables)}
+    return {"bench": "allreduce", **measured, **about}
 
 
 def make_row(

@@ -219,14 +219,8 @@ class Trainee:
         return self._side
 
     def do(self, word: str, **options: Any) -> Words:
-        tasks: dict[str, Callable[..., Words]] = {
-            "open": self.open,
-            "prepare": self.prepare,
-            "write": self.write,
-            "compare": self.compare,
-            "block": self.block,
-        }
-        answer = tasks[word](**options)
+        tasks: list[Callable[..., Words]] = [self.open, self.prepare, self.write, self.compare, self.block]
+        answer = {task.__name__: task for task in tasks}[word](**options)
         if self._on_gpu:  # while others have their turn, it holds no more than its state and its graphs' memory
             torch.cuda.empty_cache()
         return answer

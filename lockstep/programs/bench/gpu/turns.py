@@ -21,37 +21,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.programs.bench.gpu import plan as gpu
 from lockstep.programs.bench.gpu.children import SideProcess, Words, start_sides
-from lockstep.programs.bench.gpu.plan import (
-    CAPTURED,
-    COMPILED,
-    FLAT,
-    LOCKSTEP,
-    REDUCED,
-    GpuOutcome,
-    GpuStepPlan,
-    drawn_order,
-    make_report,
-    make_row,
-    reference_among,
-)
+from lockstep.programs.bench.gpu.plan import GpuOutcome, GpuStepPlan
 from lockstep.programs.bench.launch import result_folder
 from lockstep.programs.bench.rounds import Follow, RoundsDone
 
-SLOW_TO_PREPARE = (COMPILED, REDUCED)
+SLOW_TO_PREPARE = (gpu.COMPILED, gpu.REDUCED)
 """They compile on the CPU for a minute, so they begin first, and the others prepare meanwhile."""
 
 
+Take = Callable[[dict[str, Any]], None]
+"""Takes the row of a plan as soon as it is measured."""
+
+
 def bench_gpu_steps(
-    plans: Sequence[GpuStepPlan],
-    follow: Follow,
-    take: Callable[[dict[str, Any]], None],
-    variables: Mapping[str, str],
+    plans: Sequence[GpuStepPlan], follow: Follow, take: Take, variables: Mapping[str, str]
 ) -> dict[str, Any]:
     """Measures every plan, one after the other; gives the report. `variables` are for every process.
 
-    `take` is given the row of a plan as soon as it is measured. After Ctrl-C the report has what was measured until
-    then, and says that it was stopped.
+    After Ctrl-C the report has what was measured until then, and says that it was stopped.
     """
     rows: list[dict[str, Any]] = []
     machine: dict[str, Any] = {}
@@ -63,11 +52,11 @@ def bench_gpu_steps(
             stopped = True
             break
         machine, stopped = outcome.machine or machine, outcome.stopped
-        rows.append(make_row(plan, outcome))
+        rows.append(gpu.make_row(plan, outcome))
         take(rows[-1])
         if stopped:
             break
-    return make_report(rows, machine, mps=bool(variables), stopped=stopped)
+    return gpu.make_report(rows, machine, mps=bool(variables), stopped=stopped)
 
 
 def measure(plan: GpuStepPlan, follow: Follow, variables: Mapping[str, str]) -> GpuOutcome:
@@ -141,7 +130,7 @@ class Turns:
     def _choose_reference(self) -> None:
         """The best reference that is there has written its evidence down."""
         while left := self._left:
-            name = reference_among([child.name for child in left])
+            name = gpu.reference_among([child.name for child in left])
             answers = next(child for child in left if child.name == name).ask(word="write")
             if answers is not None:
                 self._outcome.reference = name
@@ -172,7 +161,7 @@ class Turns:
 
     def _round(self, number: int) -> None:
         by_name = {child.name: child for child in self._left}
-        for name in drawn_order(number, list(by_name)):
+        for name in gpu.drawn_order(number, list(by_name)):
             answers = by_name[name].ask(word="block", steps=self._plan.steps)
             if answers is not None:
                 self._outcome.seconds.setdefault(name, []).append(answers[0]["seconds"] / self._plan.steps)
@@ -201,7 +190,7 @@ class Tolerance:
 IN_FLOAT32 = Tolerance(gradients=1e-2, movement=5e-2)
 IN_BFLOAT16 = Tolerance(gradients=0.25, movement=0.6)
 
-EQUAL_BITS = (CAPTURED, FLAT)
+EQUAL_BITS = (gpu.CAPTURED, gpu.FLAT)
 """What must hold the bits of LOCKSTEP: a graph runs the kernels that it was captured from, a flat update the same."""
 
 
@@ -228,9 +217,9 @@ def objection_of_replicas(side: str, answers: Sequence[Words]) -> str | None:
 
 def objections_of_bits(digests: Mapping[str, str]) -> dict[str, str]:
     """Those of lockstep's other exact sides that hold other bits than lockstep, each with a sentence."""
-    wanted = digests.get(LOCKSTEP)
+    wanted = digests.get(gpu.LOCKSTEP)
     odd = [side for side in EQUAL_BITS if wanted is not None and digests.get(side, wanted) != wanted]
     return {
-        side: f"{side} disagrees with {LOCKSTEP}: both are exact, but after three steps their bits are not equal"
+        side: f"{side} disagrees with {gpu.LOCKSTEP}: both are exact, but after three steps their bits are not equal"
         for side in odd
     }

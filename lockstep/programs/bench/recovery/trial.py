@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
 from lockstep.programs.bench.launch import BenchStopped, ResultsDiffer, result_folder
+from lockstep.programs.bench.recovery import plan as kills
 from lockstep.programs.bench.recovery.log import (
     TrainingResult,
     TrainingTask,
@@ -24,22 +25,7 @@ from lockstep.programs.bench.recovery.log import (
     read_workers,
     shut_gate,
 )
-from lockstep.programs.bench.recovery.plan import (
-    PROBE_STEPS,
-    RESTART,
-    SURVIVORS,
-    KillRound,
-    Measured,
-    PlannedKill,
-    RecoveryPlan,
-    RecoverySide,
-    RecoveryTimes,
-    make_report,
-    make_rounds,
-    num_steps,
-    recovery_from,
-    usual_step_s,
-)
+from lockstep.programs.bench.recovery.plan import KillRound, PlannedKill, RecoveryPlan, RecoverySide, RecoveryTimes
 from lockstep.programs.bench.rounds import Follow, RoundsDone
 from lockstep.run.environment import process_environment
 from lockstep.run.launching.guard import Guard
@@ -82,12 +68,6 @@ class TrialResult:
     recovery: RecoveryTimes | None
 
 
-class RunsTrials(Protocol):
-    """What `RecoveryBench` needs of `Trials`."""
-
-    def run(self, side: RecoverySide, steps: int, kill: PlannedKill | None = None) -> TrialResult: ...
-
-
 def bench_recovery(plan: RecoveryPlan, follow: Follow) -> dict[str, Any]:
     """Measures the plan; gives the report. Main thread only.
 
@@ -104,24 +84,24 @@ class RecoveryBench:
     """Goes through a plan. `expected` holds the digests of undisturbed runs, once they are known."""
 
     plan: RecoveryPlan
-    trials: RunsTrials
+    trials: "Trials"
     follow: Follow
     expected: dict[bool, str] = field(default_factory=dict)
     baseline_agrees: bool = True
     runs: int = 0
 
     def run(self) -> dict[str, Any]:
-        probe = self._try(SURVIVORS, PROBE_STEPS)
-        steps = {side.name: num_steps(side, probe.step_s, self.plan.after_s) for side in self.plan.sides}
-        for side in (SURVIVORS, RESTART) if self.plan.baseline else (SURVIVORS,):
+        probe = self._try(kills.SURVIVORS, kills.PROBE_STEPS)
+        steps = {side.name: kills.num_steps(side, probe.step_s, self.plan.after_s) for side in self.plan.sides}
+        for side in (kills.SURVIVORS, kills.RESTART) if self.plan.baseline else (kills.SURVIVORS,):
             self.expected[side.is_lockstep] = self._try(side, steps[side.name]).training.digest
-        checking, *rounds = make_rounds(self.plan)
+        checking, *rounds = kills.make_rounds(self.plan)
         self._round(checking, steps)
         measured = [self._round(each, steps) for each in rounds]
         agrees = self.baseline_agrees if self.plan.baseline else None
-        return make_report(self.plan, rounds, measured, steps, agrees, probe.training.machine)
+        return kills.make_report(self.plan, rounds, measured, steps, agrees, probe.training.machine)
 
-    def _round(self, each: KillRound, steps: Mapping[str, int]) -> Measured:
+    def _round(self, each: KillRound, steps: Mapping[str, int]) -> kills.Measured:
         """The sides' recoveries, by name, in the order of the plan."""
         found = {side.name: self._recover(side, steps[side.name], each.kill) for side in each.order}
         return {side.name: found[side.name] for side in self.plan.sides}
@@ -171,8 +151,8 @@ class Trials:
             killed_s = None if kill is None else self._kill(side, kill, program, place)
             self._await(side, program, STEPS_S, "the end of the run", lambda: program.exit_code is not None)
         commits = read_commits(place)
-        recovery = None if killed_s is None else recovery_from(commits, killed_s, self._plan.workers)
-        return TrialResult(TrainingResult.find(place), usual_step_s(commits), recovery)
+        recovery = None if killed_s is None else kills.recovery_from(commits, killed_s, self._plan.workers)
+        return TrialResult(TrainingResult.find(place), kills.usual_step_s(commits), recovery)
 
     def _make_ready(self, side: RecoverySide, program: "LauncherProcess", place: Path) -> None:
         """All workers wait at the gate, and all spares are warm."""
@@ -188,7 +168,7 @@ class Trials:
         victim = read_workers(place)[kill.victim]
         is_reached = lambda: last_step(read_commits(place)) >= kill.step  # noqa: E731
         self._await(side, program, STEPS_S, f"step {kill.step}", is_reached)
-        self._watch.rest(kill.fraction * usual_step_s(read_commits(place)))
+        self._watch.rest(kill.fraction * kills.usual_step_s(read_commits(place)))
         killed_s = time.monotonic()
         os.kill(victim, signal.SIGKILL)
         return killed_s
