@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 Named = Mapping[str, Tensor]
-NUM_STEPS = 3
-"""From so many steps evidence is taken."""
+NUM_STEPS = 3  # from so many steps evidence is taken
 
 
 @dataclass(frozen=True)

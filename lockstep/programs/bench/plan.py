@@ -11,9 +11,7 @@ from lockstep.errors import BadArgument
 CPU, CUDA = "cpu", "cuda"
 DEVICES = (CPU, CUDA)
 
-NUM_BATCHES = 4
-"""How many different batches a model is trained on, over and over."""
-
+NUM_BATCHES = 4  # how many different batches a model is trained on, over and over
 _RESULT = "result.json"
 
 

@@ -3,8 +3,7 @@
 import math
 from collections.abc import Sequence
 
-Times = Sequence[float] | None
-"""One for each round, or none at all."""
+Times = Sequence[float] | None  # one for each round, or none at all
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:

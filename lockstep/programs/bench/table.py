@@ -10,11 +10,8 @@ WIDTH = 100
 NONE = "–"
 
 ReportRow = dict[str, Any]
-Columns = Sequence[tuple[str, Callable[[ReportRow], str]]]
-"""A heading, and how the cell below it is made of a row."""
-
-_OF_TEXT = ("", "model", "side")
-"""The headings of columns that hold text; all others hold numbers."""
+Columns = Sequence[tuple[str, Callable[[ReportRow], str]]]  # a heading, and how the cell below it is made of a row
+_OF_TEXT = ("", "model", "side")  # the headings of columns that hold text; all others hold numbers
 
 
 def show_table(columns: Columns, rows: Iterable[ReportRow], console: "Console") -> None:

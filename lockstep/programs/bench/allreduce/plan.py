@@ -12,7 +12,6 @@ from lockstep.programs.bench.plan import CPU, BenchRecord
 from lockstep.programs.bench.rounds import Follow
 from lockstep.programs.bench.spread import quantile, ratios, spread
 from lockstep.programs.bench.table import Columns, machine_line, show_notes, show_table
-from lockstep.run.launching.status import MAX_SLOTS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,8 +27,7 @@ SHARED = "shared"
 USUAL_SIZES = {"cpu": "4KiB..128MiB", "cuda": "64KiB..256MiB"}
 """By device. On a GPU, below 64 KiB, a reduction takes as long as starting its kernels."""
 
-TENSORS = 4
-"""What each worker holds of one size: one for each side, and what the copy is made from."""
+TENSORS = 4  # what each worker holds of one size: one for each side, and what the copy is made from
 
 
 @dataclass(frozen=True)
@@ -58,8 +56,6 @@ class AllreducePlan(BenchRecord):
     def __post_init__(self) -> None:
         if self.workers < 2:
             raise BadArgument(f"an all-reduce needs 2 workers or more, not {self.workers}")
-        if self.workers > MAX_SLOTS:
-            raise BadArgument(f"one host runs {MAX_SLOTS} workers at most, not {self.workers}")
         if self.device != CPU and self.algorithm != SHARED:
             raise BadArgument(
                 f"--algorithm {self.algorithm} is for the CPU: leave it out, and the wire between GPUs is measured"

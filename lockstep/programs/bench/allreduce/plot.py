@@ -16,8 +16,7 @@ INK, PALE, GRID = "#333333", "#666666", "#e4e4e4"
 
 COLOURS = {LOCKSTEP: "#1f6fb2", GLOO: "#d9822b", FLOOR: "#8a8a8a"}
 LABELS = {LOCKSTEP: "lockstep", GLOO: "Gloo", FLOOR: "copy (floor)"}
-DASHES = (None, "7 4", "2 4", "10 3 2 3")
-"""One for each number of workers, from the first on; the last for all others."""
+DASHES = (None, "7 4", "2 4", "10 3 2 3")  # one for each number of workers, from the first on; the last for all others
 
 
 @dataclass(frozen=True)

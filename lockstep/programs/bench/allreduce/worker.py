@@ -60,20 +60,15 @@ from lockstep.world import World
 
 TIMEOUT_S = 120.0
 BLOCK_S = 0.05
-LEAST, MOST = 3, 2000
-"""How many operations a block has: enough for BLOCK_S, within these bounds."""
-
-COPY_BYTES, COPIES = 2**30, 4
-"""What is copied to measure the speed of a GPU's memory: far more than any cache holds."""
-
+LEAST, MOST = 3, 2000  # how many operations a block has: enough for BLOCK_S, within these bounds
+COPY_BYTES, COPIES = 2**30, 4  # what is copied to measure the speed of a GPU's memory: far more than any cache holds
 ON_CPU = torch.device(CPU)
 
 Reduce = Callable[[Tensor], None]
 """Collective. Afterwards the tensor holds the sum of all workers' tensors."""
 
 Clock = Callable[[], float]
-Wait = Callable[[], None]
-"""Returns once the device has done all that it was given."""
+Wait = Callable[[], None]  # returns once the device has done all that it was given
 
 
 def main(plan: AllreducePlan, folder: Path) -> None:
@@ -241,16 +236,14 @@ def repetitions(operation_s: float) -> int:
     return min(MOST, max(LEAST, round(BLOCK_S / operation_s)))
 
 
-def time_each(
-    side: AllreduceSide, transport: Transport, count: int, clock: Clock = time.perf_counter
-) -> OperationTimes:
+def time_each(side: AllreduceSide, transport: Transport, count: int) -> OperationTimes:
     """Collective. All workers start together; one operation goes ahead untimed, for caches."""
     exchange(transport, torch.zeros(1, dtype=torch.uint8))
     side.operate()
-    stamps = [clock()]
+    stamps = [time.perf_counter()]
     for _ in range(count):
         side.operate()
-        stamps.append(clock())
+        stamps.append(time.perf_counter())
     mine = torch.tensor(stamps, dtype=torch.float64).view(torch.uint8)
     return slowest([record.view(torch.float64) for record in exchange(transport, mine)])
 

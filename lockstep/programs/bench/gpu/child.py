@@ -49,9 +49,7 @@ from lockstep.world import World
 ORDINARY_STEPS = 3
 """Before a capture by hand, on a stream of their own: libraries set themselves up, the optimizer makes its state."""
 
-WARM_STEPS = 12
-"""Enough for everything that is learned or captured in the first steps."""
-
+WARM_STEPS = 12  # enough for everything that is learned or captured in the first steps
 UNTIMED_STEPS = 3
 """At the beginning of a block. The memory that a block gave back at its end is taken again in the first of them."""
 
@@ -63,9 +61,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 """What each of lockstep's sides says to `lockstep.start`."""
 
-MODES = {gpu.COMPILED: None, gpu.REDUCED: "reduce-overhead"}
-"""The modes of torch.compile."""
-
+MODES = {gpu.COMPILED: None, gpu.REDUCED: "reduce-overhead"}  # the modes of torch.compile
 EXACT = (gpu.DETERMINISTIC, gpu.DDP_DETERMINISTIC, gpu.LOCKSTEP, gpu.CAPTURED, gpu.FLAT)
 """Sides with deterministic kernels only."""
 

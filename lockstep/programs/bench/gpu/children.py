@@ -20,15 +20,9 @@ from lockstep.run.environment import process_environment
 PROGRAM = "lockstep.programs.bench.gpu.child"
 SOCKET = "turns"
 
-ARRIVAL_S = 180.0
-"""How long the processes may take until they have loaded torch."""
-
-ANSWER_S = 300.0
-"""How long a child may take for any task: compiling a model is the longest."""
-
-TURNS_S = 24 * 3600
-"""For how long a side may have to wait for its turn."""
-
+ARRIVAL_S = 180.0  # how long the processes may take until they have loaded torch
+ANSWER_S = 300.0  # how long a child may take for any task: compiling a model is the longest
+TURNS_S = 24 * 3600  # for how long a side may have to wait for its turn
 LEAVE_S = 10.0
 HELLO_S = 10.0
 LAST_LINES = 6
@@ -57,13 +51,10 @@ class Talk:
         connection.connect(str(path))
         return cls(connection)
 
-    def say(self, **words: Any) -> bool:
-        """Whether the other end is still there to hear it."""
-        try:
+    def say(self, **words: Any) -> None:
+        """One that is gone does not hear it."""
+        with suppress(OSError):
             self._connection.sendall((json.dumps(words) + "\n").encode())
-        except OSError:
-            return False
-        return True
 
     def hear(self, timeout_s: float | None = None) -> Words | None:
         """What the other end says next; None if it is gone, or silent for `timeout_s`."""
@@ -103,14 +94,14 @@ class SideProcess:
             for talk in self._talks.values():
                 talk.say(**words)
 
-    def answers(self, timeout_s: float = ANSWER_S) -> list[Words] | None:
+    def answers(self) -> list[Words] | None:
         """What each of its processes answers, by rank; None if one is gone or silent, and the child has failed."""
         if self.failure is not None:
             return None
-        heard = [self._talks[rank].hear(timeout_s) for rank in sorted(self._talks)]
+        heard = [self._talks[rank].hear(ANSWER_S) for rank in sorted(self._talks)]
         found = [answer for answer in heard if answer is not None]
         if len(found) < self._num_members:
-            self.fail(f"no answer within {timeout_s:g} s")
+            self.fail(f"no answer within {ANSWER_S:g} s")
             return None
         return found
 

@@ -35,18 +35,12 @@ SIDES = (
 )  # fmt: skip
 """The ways to train on one worker."""
 
-SIDES_OF_SEVERAL = (DDP_GLOO, DDP, LOCKSTEP, NOT_EXACT, CAPTURED, FLAT)
-"""The ways to train on several workers."""
-
+SIDES_OF_SEVERAL = (DDP_GLOO, DDP, LOCKSTEP, NOT_EXACT, CAPTURED, FLAT)  # the ways to train on several workers
 USUAL_OF_SEVERAL = (DDP_GLOO, LOCKSTEP, CAPTURED)
 """NCCL refuses workers that share a GPU: "ddp", which is DDP over NCCL, is measured only where it is asked for."""
 
-REFERENCES_IN_ORDER = (FUSED, DDP_GLOO, DDP)
-"""The first of them that is there is what the others are held against."""
-
-NEEDS_CUDA = (REDUCED, BY_HAND, CAPTURED, FLAT)
-"""Sides that are CUDA graphs, and nothing else."""
-
+REFERENCES_IN_ORDER = (FUSED, DDP_GLOO, DDP)  # the first of them that is there is what the others are held against
+NEEDS_CUDA = (REDUCED, BY_HAND, CAPTURED, FLAT)  # sides that are CUDA graphs, and nothing else
 GPU_REFERENCES = {
     "mlp": ReferenceModel(64, steps=100),
     "gpt10m": ReferenceModel(16, steps=20),
@@ -73,9 +67,9 @@ class GpuStepPlan(BenchRecord):
     def __post_init__(self) -> None:
         allowed = SIDES if self.workers == 1 else SIDES_OF_SEVERAL
         odd = [side for side in self.sides if side not in allowed]
-        if odd or not self.sides:
-            what = f"{', '.join(odd)} cannot be measured" if odd else "there are no sides to measure"
-            raise BadArgument(f"{what} on {count_of(self.workers)}: choose from {', '.join(allowed)}")
+        if odd:
+            where = count_of(self.workers)
+            raise BadArgument(f"{', '.join(odd)} cannot be measured on {where}: choose from {', '.join(allowed)}")
         divisor = f"a number of workers that divides {self.batch_size}"
         refuse_unequal_shares(self.model, self.batch_size, self.workers, divisor)
 

@@ -31,8 +31,7 @@ SLOW_TO_PREPARE = (gpu.COMPILED, gpu.REDUCED)
 """They compile on the CPU for a minute, so they begin first, and the others prepare meanwhile."""
 
 
-Take = Callable[[dict[str, Any]], None]
-"""Takes the row of a plan as soon as it is measured."""
+Take = Callable[[dict[str, Any]], None]  # takes the row of a plan as soon as it is measured
 
 
 def bench_gpu_steps(

@@ -29,17 +29,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 BEFORE = 5
-WINDOW = 10
-"""A worker is killed after BEFORE steps at least, in any of the WINDOW steps that follow."""
-
-AFTER = 10
-"""So many steps follow at least."""
-
-AFTER_S = 6.0
-"""A run of lockstep goes on for about so long after the kill, for the replacement to come."""
-
-PROBE_STEPS = 16
-"""From so many steps it is learned how long one takes."""
+WINDOW = 10  # a worker is killed after BEFORE steps at least, in any of the WINDOW steps that follow
+AFTER = 10  # so many steps follow at least
+AFTER_S = 6.0  # a run of lockstep goes on for about so long after the kill, for the replacement to come
+PROBE_STEPS = 16  # from so many steps it is learned how long one takes
 
 
 @dataclass(frozen=True)
@@ -78,7 +71,6 @@ class RecoveryPlan:
     lanes: int
     kills: int
     baseline: bool = True
-    after_s: float = AFTER_S
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -144,12 +136,12 @@ def make_rounds(plan: RecoveryPlan) -> list[KillRound]:
     return rounds
 
 
-def num_steps(side: RecoverySide, step_s: float, after_s: float) -> int:
+def num_steps(side: RecoverySide, step_s: float) -> int:
     """How long a run of the side is, in whole epochs.
 
     A replacement takes seconds to come, during which lockstep goes on; the baseline goes on only when all are there.
     """
-    after = max(AFTER, math.ceil(after_s / step_s)) if side.is_lockstep else AFTER
+    after = max(AFTER, math.ceil(AFTER_S / step_s)) if side.is_lockstep else AFTER
     return NUM_BATCHES * math.ceil((BEFORE + WINDOW + after) / NUM_BATCHES)
 
 
@@ -196,8 +188,7 @@ def usual_step_s(commits: Sequence[CommitEntry]) -> float:
 
 # -- the report -------------------------------------------------------------------------------------------------
 
-Measured = dict[str, RecoveryTimes]
-"""The recovery of every side in one round, by name."""
+Measured = dict[str, RecoveryTimes]  # the recovery of every side in one round, by name
 
 
 def make_report(

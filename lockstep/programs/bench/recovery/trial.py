@@ -46,12 +46,8 @@ By default torchrun keeps one store for all attempts. Restarted workers then fin
 and fail or hang (https://github.com/pytorch/pytorch/issues/135712); with it, every attempt has a store of its own.
 """
 
-START_S = 120.0
-"""How long workers may take to be ready."""
-
-STEPS_S = 240.0
-"""How long a run may take then."""
-
+START_S = 120.0  # how long workers may take to be ready
+STEPS_S = 240.0  # how long a run may take then
 LOOK_S = 0.02
 END_S = 10.0
 QUIET_S = 0.5
@@ -92,7 +88,7 @@ class RecoveryBench:
 
     def run(self) -> dict[str, Any]:
         probe = self._try(kills.SURVIVORS, kills.PROBE_STEPS)
-        steps = {side.name: kills.num_steps(side, probe.step_s, self.plan.after_s) for side in self.plan.sides}
+        steps = {side.name: kills.num_steps(side, probe.step_s) for side in self.plan.sides}
         for side in (kills.SURVIVORS, kills.RESTART) if self.plan.baseline else (kills.SURVIVORS,):
             self.expected[side.is_lockstep] = self._try(side, steps[side.name]).training.digest
         checking, *rounds = kills.make_rounds(self.plan)
