@@ -21,9 +21,9 @@ from workers import on_workers
 from lockstep.errors import BadEnvironment
 from lockstep.programs.bench.gpu import child, children
 from lockstep.programs.bench.gpu import plan as gpu
-from lockstep.programs.bench.gpu.children import SideProcess, Talk, last_lines, meet, start_sides
+from lockstep.programs.bench.gpu.children import JsonConnection, SideProcess, last_lines, meet, start_sides
 from lockstep.programs.bench.gpu.plan import GpuOutcome, GpuStepPlan
-from lockstep.programs.bench.gpu.turns import Turns
+from lockstep.programs.bench.gpu.turns import SideTurns
 from lockstep.programs.bench.mps import multi_process_service
 from lockstep.programs.bench.rounds import RoundsDone
 
@@ -34,15 +34,15 @@ TINY = {"batch_size": 4, "context": 8, "width": 24, "num_blocks": 1, "num_tokens
 SCRIPT = """
 import json, os, signal, sys
 from pathlib import Path
-from lockstep.programs.bench.gpu.children import Talk
+from lockstep.programs.bench.gpu.children import JsonConnection
 folder, side, answers, dies_at = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), sys.argv[4]
 if dies_at == "start":
     sys.exit("it never came")
-talk = Talk.to(folder / "turns")
-talk.say(side=side, rank=0)
+connection = JsonConnection.to(folder / "turns")
+connection.send(side=side, rank=0)
 print(2 * (sys.argv[5] + chr(10)), file=sys.stderr, flush=True)
 num_blocks = 0
-while (words := talk.hear()) is not None:
+while (words := connection.receive()) is not None:
     num_blocks += words["word"] == "block"
     if dies_at == f"interrupt in round {num_blocks}":
         os.kill(os.getppid(), signal.SIGINT)
@@ -50,7 +50,7 @@ while (words := talk.hear()) is not None:
         log.write(side + " " + words["word"] + chr(10))
     if words["word"] == dies_at:
         sys.exit("it had no more memory")
-    talk.say(**answers[words["word"]])
+    connection.send(**answers[words["word"]])
 """
 
 ANSWERS: dict[str, dict[str, Any]] = {
@@ -91,7 +91,7 @@ class Scripted:
     def outcome(self, rounds: int = 2) -> GpuOutcome:
         meet(self.listener, self.children, time.monotonic)
         names = tuple(child.name for child in self.children)
-        return Turns(GpuStepPlan("mlp", 1, names, 4, rounds), self.children, self.progress.append).taken()
+        return SideTurns(GpuStepPlan("mlp", 1, names, 4, rounds), self.children, self.progress.append).taken()
 
     def heard(self) -> list[str]:
         return (self.folder / "heard").read_text().splitlines()
@@ -226,7 +226,7 @@ def test_only_the_end_of_a_log_is_shown(tmp_path: Path) -> None:
 def measured(num_workers: int, sides: Sequence[str], folder: Path, mark: str) -> Iterator[GpuOutcome]:
     plan = GpuStepPlan("gpt10m", num_workers, tuple(sides), steps=1, rounds=1, device="cpu", sizes=TINY)
     with start_sides(plan, folder, {MARK: mark}) as children:
-        yield Turns(plan, children, lambda progress: None).taken()
+        yield SideTurns(plan, children, lambda progress: None).taken()
 
 
 def test_a_real_side_is_timed_and_one_that_cannot_be_is_named(
@@ -257,15 +257,17 @@ class Driver(threading.Thread):
         self.answers: list[list[dict[str, Any] | None]] = []
 
     def run(self) -> None:
-        talks = [Talk(self._listener.accept()[0]) for _ in range(2)]
-        ranks = [hello["rank"] for talk in talks if (hello := talk.hear(60)) is not None]
-        talks = [talk for _, talk in sorted(zip(ranks, talks, strict=True), key=lambda pair: pair[0])]
+        connections = [JsonConnection(self._listener.accept()[0]) for _ in range(2)]
+        ranks = [hello["rank"] for connection in connections if (hello := connection.receive(60)) is not None]
+        connections = [
+            connection for _, connection in sorted(zip(ranks, connections, strict=True), key=lambda pair: pair[0])
+        ]
         for words in self._words:
-            for talk in talks:
-                talk.say(**words)
-            self.answers.append([talk.hear(60) for talk in talks])
-        for talk in talks:
-            talk.close()
+            for connection in connections:
+                connection.send(**words)
+            self.answers.append([connection.receive(60) for connection in connections])
+        for connection in connections:
+            connection.close()
 
 
 @pytest.mark.parametrize("name", [gpu.LOCKSTEP, gpu.DDP_GLOO])

@@ -1,7 +1,7 @@
 """How far apart times are, and their ratios: made within a round, where both sides met the same machine."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 Times = Sequence[float] | None  # one for each round, or none at all
 
@@ -13,6 +13,15 @@ def quantile(values: Sequence[float], fraction: float) -> float:
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def by_side(rounds: Sequence[Mapping[str, float]], sides: Sequence[str]) -> dict[str, list[float]]:
+    return {side: [times[side] for times in rounds] for side in sides}
+
+
+def medians(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Of each side's times in ms, by the key that it has in a report."""
+    return {f"{side}_ms": quantile(values, 0.5) for side, values in times.items()}
 
 
 def spread(name: str, values: Times, low: float = 0.0, high: float = 1.0) -> dict[str, float | None]:

@@ -10,7 +10,7 @@ from lockstep.programs.bench.allreduce.sizes import named
 from lockstep.programs.bench.launch import bench_launched
 from lockstep.programs.bench.plan import CPU, BenchRecord
 from lockstep.programs.bench.rounds import Follow
-from lockstep.programs.bench.spread import quantile, ratios, spread
+from lockstep.programs.bench.spread import by_side, medians, ratios, spread
 from lockstep.programs.bench.table import Columns, machine_line, show_notes, show_table
 
 if TYPE_CHECKING:
@@ -119,30 +119,30 @@ def bench_allreduce(
     return {"bench": "allreduce", **measured, **about}
 
 
+Rounds = Sequence[Mapping[str, float]]  # for each round the time of every side
+
+
 def make_row(
-    part: AllreducePart,
-    rounds: Sequence[Mapping[str, float]],
-    p95: Mapping[str, float],
-    repetitions: Mapping[str, int],
+    part: AllreducePart, rounds: Rounds, p95: Mapping[str, float], counts: Mapping[str, int]
 ) -> dict[str, Any]:
     """One size: medians over rounds, ratios, and the rounds themselves, in ms per operation and of the slowest worker.
 
-    `p95` is of each side's single operations, and `repetitions` how many of them a block has.
+    `p95` is of each side's single operations, and `counts` how many of them a block has.
     """
-    times = {side: [blocks[side] for blocks in rounds] for side in SIDES}
-    middle = {side: quantile(times[side], 0.5) for side in SIDES}
+    times = by_side(rounds, SIDES)
+    middle = medians(times)
     return {
         "workers": part.workers,
         "bytes": part.num_bytes,
-        **{f"{side}_ms": middle[side] for side in SIDES},
+        **middle,
         "lockstep_p95_ms": p95[LOCKSTEP],
         "gloo_p95_ms": p95[GLOO],
-        "bandwidth_gb_per_s": part.num_bytes / middle[LOCKSTEP] / 1e6,  # the tensor's bytes, whatever was moved for it
-        "gloo_bandwidth_gb_per_s": part.num_bytes / middle[GLOO] / 1e6,
+        "bandwidth_gb_per_s": part.num_bytes / middle["lockstep_ms"] / 1e6,  # whatever had to be moved for it
+        "gloo_bandwidth_gb_per_s": part.num_bytes / middle["gloo_ms"] / 1e6,
         **spread("ratio_to_gloo", ratios(times[GLOO], times[LOCKSTEP]), low=0.25, high=0.75),
-        "ratio_to_floor": middle[LOCKSTEP] / middle[FLOOR],
+        "ratio_to_floor": middle["lockstep_ms"] / middle["floor_ms"],
         "rounds": part.rounds,
-        "repetitions": repetitions,
+        "repetitions": counts,
         "rounds_ms": times,
     }
 

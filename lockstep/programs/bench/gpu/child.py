@@ -25,7 +25,7 @@ from lockstep.errors import BadArgument, BadEnvironment
 from lockstep.gradients.fingerprint import combined, fingerprints
 from lockstep.programs.bench.evidence import NUM_STEPS, Evidence, distance
 from lockstep.programs.bench.gpu import plan as gpu
-from lockstep.programs.bench.gpu.children import SOCKET, Talk, Words
+from lockstep.programs.bench.gpu.children import SOCKET, JsonConnection, Words
 from lockstep.programs.bench.machine import describe_machine
 from lockstep.programs.bench.sides import (
     LockstepSide,
@@ -200,7 +200,7 @@ def digest(evidence: Evidence) -> str:
 # -- the process ------------------------------------------------------------------------------------------------
 
 
-class Trainee:
+class SideWorker:
     """One side and its answers to every word; all members of a side hear the same ones."""
 
     def __init__(self, plan: gpu.GpuStepPlan, name: str, folder: Path, world: World, stack: ExitStack) -> None:
@@ -276,12 +276,12 @@ class Trainee:
 def main(plan: gpu.GpuStepPlan, name: str, folder: Path) -> None:
     torch.set_num_threads(1)
     world = find_place(process_environment()).world
-    talk = Talk.to(folder / SOCKET)
-    talk.say(side=name, rank=world.rank)
+    connection = JsonConnection.to(folder / SOCKET)
+    connection.send(side=name, rank=world.rank)
     with ExitStack() as stack:
-        trainee = Trainee(plan, name, folder, world, stack)
-        while (words := talk.hear()) is not None:
-            talk.say(**trainee.do(**words))
+        worker = SideWorker(plan, name, folder, world, stack)
+        while (words := connection.receive()) is not None:
+            connection.send(**worker.do(**words))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ ON_THIS_HOST = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 Words = dict[str, Any]
 
 
-class Talk:
+class JsonConnection:
     """One end of a conversation between the process that measures and a child: JSON objects, one a line.
 
     It owns a connected socket, so that nothing a library prints is ever taken for an answer.
@@ -45,18 +45,18 @@ class Talk:
         self._lines = connection.makefile("r", encoding="utf-8")
 
     @classmethod
-    def to(cls, path: Path) -> "Talk":
+    def to(cls, path: Path) -> "JsonConnection":
         """Connects to the socket that listens at `path`."""
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(str(path))
         return cls(connection)
 
-    def say(self, **words: Any) -> None:
+    def send(self, **words: Any) -> None:
         """One that is gone does not hear it."""
         with suppress(OSError):
             self._connection.sendall((json.dumps(words) + "\n").encode())
 
-    def hear(self, timeout_s: float | None = None) -> Words | None:
+    def receive(self, timeout_s: float | None = None) -> Words | None:
         """What the other end says next; None if it is gone, or silent for `timeout_s`."""
         self._connection.settimeout(timeout_s)
         try:
@@ -78,27 +78,27 @@ class SideProcess:
         self.name, self.process = name, process
         self.failure: str | None = None
         self._log, self._num_members = log, num_members
-        self._talks: dict[int, Talk] = {}
+        self._connections: dict[int, JsonConnection] = {}
 
     @property
     def is_there(self) -> bool:
         """All its processes have called."""
-        return len(self._talks) == self._num_members
+        return len(self._connections) == self._num_members
 
-    def take(self, rank: int, talk: Talk) -> None:
-        self._talks[rank] = talk
+    def take(self, rank: int, connection: JsonConnection) -> None:
+        self._connections[rank] = connection
 
     def send(self, **words: Any) -> None:
         """All its processes hear it; returns at once."""
         if self.failure is None:
-            for talk in self._talks.values():
-                talk.say(**words)
+            for connection in self._connections.values():
+                connection.send(**words)
 
     def answers(self) -> list[Words] | None:
         """What each of its processes answers, by rank; None if one is gone or silent, and the child has failed."""
         if self.failure is not None:
             return None
-        heard = [self._talks[rank].hear(ANSWER_S) for rank in sorted(self._talks)]
+        heard = [self._connections[rank].receive(ANSWER_S) for rank in sorted(self._connections)]
         found = [answer for answer in heard if answer is not None]
         if len(found) < self._num_members:
             self.fail(f"no answer within {ANSWER_S:g} s")
@@ -125,9 +125,9 @@ class SideProcess:
 
     def dismiss(self, at_once: bool = False) -> None:
         """Nothing more is said: its processes end by themselves, once they have done what they were asked for."""
-        for talk in self._talks.values():
-            talk.close()
-        self._talks.clear()
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
         if at_once:
             self._signal(signal.SIGTERM)
 
@@ -162,14 +162,7 @@ def _lines(log: Path) -> list[str]:
 def start_sides(plan: GpuStepPlan, folder: Path, variables: Mapping[str, str]) -> Iterator[list[SideProcess]]:
     """A child for every side, started all at once; those that could not start have failed. None is left afterwards."""
     with ExitStack() as stack:
-        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-        try:
-            listener.bind(str(folder / SOCKET))
-        except OSError as error:  # a path of more than 107 bytes, above all
-            raise BadEnvironment(
-                f"nobody can listen at {folder / SOCKET}: {error}. Set TMPDIR to a short path"
-            ) from error
-        listener.listen(128)
+        listener = stack.enter_context(_listen(folder / SOCKET))
         children: list[SideProcess] = []
         for number, name in enumerate(plan.sides):
             children.append(_start(plan, name, folder, f"side-{number}", variables))
@@ -183,6 +176,17 @@ def start_sides(plan: GpuStepPlan, folder: Path, variables: Mapping[str, str]) -
         stack.push(leave)
         meet(listener, children, time.monotonic)
         yield children
+
+
+def _listen(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(str(path))
+    except OSError as error:  # a path of more than 107 bytes, above all
+        listener.close()
+        raise BadEnvironment(f"nobody can listen at {path}: {error}. Set TMPDIR to a short path") from error
+    listener.listen(128)
+    return listener
 
 
 def _start(plan: GpuStepPlan, name: str, folder: Path, place: str, variables: Mapping[str, str]) -> SideProcess:
@@ -229,9 +233,9 @@ def meet(listener: socket.socket, children: Sequence[SideProcess], clock: Callab
 
 
 def _admit(listener: socket.socket, children: Mapping[str, SideProcess]) -> None:
-    talk = Talk(listener.accept()[0])
-    hello = talk.hear(HELLO_S)
+    connection = JsonConnection(listener.accept()[0])
+    hello = connection.receive(HELLO_S)
     if hello is None or hello.get("side") not in children:
-        talk.close()
+        connection.close()
         return
-    children[hello["side"]].take(hello["rank"], talk)
+    children[hello["side"]].take(hello["rank"], connection)

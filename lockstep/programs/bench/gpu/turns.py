@@ -62,10 +62,10 @@ def measure(plan: GpuStepPlan, follow: Follow, variables: Mapping[str, str]) -> 
     """What became of the sides of one plan; none of their processes is left."""
     follow(plan, RoundsDone(0, plan.rounds, "starting its processes"))
     with result_folder() as folder, start_sides(plan, folder, variables) as children:
-        return Turns(plan, children, lambda progress: follow(plan, progress)).taken()
+        return SideTurns(plan, children, lambda progress: follow(plan, progress)).taken()
 
 
-class Turns:
+class SideTurns:
     """Measures the sides whose children are there. What fails or disagrees is left out, and the others go on."""
 
     def __init__(

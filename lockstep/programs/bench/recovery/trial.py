@@ -70,9 +70,8 @@ def bench_recovery(plan: RecoveryPlan, follow: Follow) -> dict[str, Any]:
     Raises `ResultsDiffer` if a loss changed lockstep's bits.
     """
     with result_folder() as folder, Signals() as signals, Guard() as guard:
-        return RecoveryBench(
-            plan, Trials(plan, folder, SignalWatch(signals), guard, process_environment()), follow
-        ).run()
+        trials = Trials(plan, folder, SignalWatch(signals), guard, process_environment())
+        return RecoveryBench(plan, trials, follow).run()
 
 
 @dataclass
@@ -136,56 +135,55 @@ class Trials:
 
     def run(self, side: RecoverySide, steps: int, kill: PlannedKill | None = None) -> TrialResult:
         """Raises `BenchStopped` if the run did not come to its end; what it wrote is then kept."""
-        place = self._folder / side.name
+        place, workers = self._folder / side.name, self._plan.workers
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
         command = command_of(side, self._plan, TrainingTask(self._plan.model, steps, str(place), side.save_every))
         launcher = start_launcher(command, self._environment, place / "output.log", self._guard)
         with shut_gate(place) as open_gate, launcher as program:
-            self._make_ready(side, program, place)
+            trial = Trial(side, program, place, self._watch)
+            trial.make_ready(workers)
             open_gate()
-            killed_s = None if kill is None else self._kill(side, kill, program, place)
-            self._await(side, program, STEPS_S, "the end of the run", lambda: program.exit_code is not None)
+            killed_s = None if kill is None else trial.carry_out(kill)
+            trial.wait_for("the end of the run", STEPS_S, lambda: program.exit_code is not None)
         commits = read_commits(place)
-        recovery = None if killed_s is None else kills.recovery_from(commits, killed_s, self._plan.workers)
+        recovery = None if killed_s is None else kills.recovery_from(commits, killed_s, workers)
         return TrialResult(TrainingResult.find(place), kills.usual_step_s(commits), recovery)
 
-    def _make_ready(self, side: RecoverySide, program: "LauncherProcess", place: Path) -> None:
-        """All workers wait at the gate, and all spares are warm."""
-        everyone = set(range(self._plan.workers))
-        self._await(side, program, START_S, "the workers", lambda: read_workers(place).keys() == everyone)
-        for pid in read_workers(place).values():
-            program.note(pid)
-        quiet = Quiet()
-        self._await(side, program, START_S, "the spare", lambda: are_warm(program.pid, side.spares, quiet))
 
-    def _kill(self, side: RecoverySide, kill: PlannedKill, program: "LauncherProcess", place: Path) -> float:
+@dataclass(frozen=True)
+class Trial:
+    """A run of one side that is under way; its files are in `place`."""
+
+    side: RecoverySide
+    program: "LauncherProcess"
+    place: Path
+    watch: "SignalWatch"
+
+    def make_ready(self, num_workers: int) -> None:
+        """All workers wait at the gate, and all spares are warm."""
+        everyone, quiet = set(range(num_workers)), Quiet()
+        self.wait_for("the workers", START_S, lambda: read_workers(self.place).keys() == everyone)
+        for pid in read_workers(self.place).values():
+            self.program.note(pid)
+        self.wait_for("the spare", START_S, lambda: are_warm(self.program.pid, self.side.spares, quiet))
+
+    def carry_out(self, kill: PlannedKill) -> float:
         """The victim is dead; when it was killed."""
-        victim = read_workers(place)[kill.victim]
-        is_reached = lambda: last_step(read_commits(place)) >= kill.step  # noqa: E731
-        self._await(side, program, STEPS_S, f"step {kill.step}", is_reached)
-        self._watch.rest(kill.fraction * kills.usual_step_s(read_commits(place)))
+        victim = read_workers(self.place)[kill.victim]
+        self.wait_for(f"step {kill.step}", STEPS_S, lambda: last_step(read_commits(self.place)) >= kill.step)
+        self.watch.rest(kill.fraction * kills.usual_step_s(read_commits(self.place)))
         killed_s = time.monotonic()
         os.kill(victim, signal.SIGKILL)
         return killed_s
 
-    def _await(
-        self,
-        side: RecoverySide,
-        program: "LauncherProcess",
-        within_s: float,
-        awaited: str,
-        is_reached: Callable[[], bool],
-    ) -> None:
-        """Waits until `is_reached()`. A launcher that ends in any way but well has failed."""
-        self._watch.until(lambda: program.exit_code is not None or is_reached(), within_s, f"{side.title}: {awaited}")
-        if program.exit_code or not is_reached():
-            raise BenchStopped(
-                f"✗ {side.title}: the run ended with exit code {program.exit_code} before {awaited}. "
-                f"Its output: {program.output}",
-                1,
-                interrupted=False,
-            )
+    def wait_for(self, awaited: str, within_s: float, is_there: Callable[[], bool]) -> None:
+        """A launcher that ends before, or in any way but well, has failed."""
+        title, program = self.side.title, self.program
+        self.watch.until(lambda: program.exit_code is not None or is_there(), within_s, f"{title}: {awaited}")
+        if program.exit_code or not is_there():
+            ended = f"the run ended with exit code {program.exit_code} before {awaited}"
+            raise BenchStopped(f"✗ {title}: {ended}. Its output: {program.output}", 1, interrupted=False)
 
 
 def command_of(side: RecoverySide, plan: RecoveryPlan, task: TrainingTask) -> list[str]:

@@ -1,13 +1,13 @@
 """What a step benchmark measures, and what is made of the times. Without torch."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from lockstep.programs.bench.launch import bench_launched
 from lockstep.programs.bench.plan import REFERENCES, BenchRecord, count_of, models_named, refuse_unequal_shares
 from lockstep.programs.bench.rounds import Follow
-from lockstep.programs.bench.spread import quantile, ratios, spread
+from lockstep.programs.bench.spread import by_side, medians, ratios, spread
 from lockstep.programs.bench.table import Columns, machine_line, show_notes, show_table, spread_cell
 
 if TYPE_CHECKING:
@@ -71,18 +71,9 @@ def make_row(
     plan: CpuStepPlan, rounds: Sequence[Mapping[str, float]], parameters: int, differences: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Medians over rounds, ratios with their range, and the rounds themselves, in ms per step."""
-    times = {side: [times[side] for times in rounds] for side in SIDES}
-    row = {
-        "model": plan.model,
-        "workers": plan.workers,
-        "parameters": parameters,
-        "batch_size": REFERENCES[plan.model].batch_size,
-        "steps": plan.steps,
-        "rounds": plan.rounds,
-        "difference_from_lockstep": differences,
-        "rounds_ms": times,
-    }
-    row |= {f"{side}_ms": quantile(times[side], 0.5) for side in SIDES}
+    times = by_side(rounds, SIDES)
+    about = {"parameters": parameters, "batch_size": REFERENCES[plan.model].batch_size}
+    row = {**asdict(plan), **about, "difference_from_lockstep": differences, "rounds_ms": times, **medians(times)}
     for name, (above, below) in RATIOS.items():
         row |= spread(name, ratios(times[above], times[below]))
     return row
