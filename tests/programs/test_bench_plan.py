@@ -3,6 +3,10 @@
 import io
 import itertools
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -10,7 +14,7 @@ from rich.console import Console
 from lockstep.errors import BadArgument
 from lockstep.programs.bench.launch import ResultsDiffer, accept
 from lockstep.programs.bench.plan import REFERENCES, BenchResult
-from lockstep.programs.bench.progress import ProgressLines
+from lockstep.programs.bench.progress import ProgressLines, show_progress
 from lockstep.programs.bench.rounds import RoundsDone, order
 from lockstep.programs.bench.step.plan import SIDES, CpuStepPlan, make_plans, make_row, show
 
@@ -72,6 +76,22 @@ def test_progress_is_found_in_output_that_comes_in_pieces() -> None:
     for piece in (b"lockstep 0.1 ...\nbench-prog", b"ress 1 8\nbench-progress 2 8\nbench", b"-progress 3 8"):
         lines(piece)
     assert found == [RoundsDone(1, 8), RoundsDone(2, 8)]
+
+
+def test_off_a_terminal_there_is_a_line_for_what_has_words_and_for_the_end_of_a_part() -> None:
+    plan, text = CpuStepPlan("mlp", workers=2, steps=1, rounds=2), io.StringIO()
+    with show_progress(Console(file=text), [plan]) as follow:
+        for progress in (RoundsDone(0, 2, "warming up [1]"), RoundsDone(0, 2), RoundsDone(1, 2), RoundsDone(2, 2)):
+            follow(plan, progress)
+    assert text.getvalue() == "mlp on 2 workers: warming up [1]\nmlp on 2 workers: done\n"
+
+
+def test_the_command_line_of_benchmarks_loads_neither_torch_nor_rich() -> None:
+    code = "import sys, lockstep.cli.bench; print([name for name in ('torch', 'rich') if name in sys.modules])"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    assert (
+        subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True).stdout == "[]\n"
+    )
 
 
 def test_a_result_survives_its_file(tmp_path) -> None:  # type: ignore[no-untyped-def]

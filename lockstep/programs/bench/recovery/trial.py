@@ -69,6 +69,7 @@ def bench_recovery(plan: RecoveryPlan, follow: Follow) -> dict[str, Any]:
 
     Raises `ResultsDiffer` if a loss changed lockstep's bits.
     """
+    follow(plan, RoundsDone(0, plan.rounds))
     with result_folder() as folder, Signals() as signals, Guard() as guard:
         trials = Trials(plan, folder, SignalWatch(signals), guard, process_environment())
         return RecoveryBench(plan, trials, follow).run()
@@ -120,7 +121,8 @@ class RecoveryBench:
         facts = f"undisturbed, {1000 * trial.step_s:.0f} ms a step"
         if trial.recovery is not None:
             facts = f"next step after {trial.recovery.next_s:.2f} s"
-        self.follow(self.plan, RoundsDone(self.runs, self.plan.rounds, f"{side.title}: {facts}"))
+        doing = f"run {self.runs} of {self.plan.rounds}, {side.title}: {facts}"
+        self.follow(self.plan, RoundsDone(self.runs, self.plan.rounds, doing))
         return trial
 
 
