@@ -58,10 +58,7 @@ def order(sides: Sequence[str], round_number: int) -> tuple[str, ...]:
 def timed_rounds(
     parts: Sequence[BenchPart], part: BenchPart, sides: Sequence[str], time_block: Callable[[str], T]
 ) -> list[dict[str, T]]:
-    """In a worker: for each round of the part a block of every side, interleaved. Collective, as blocks are.
-
-    Every worker prints its progress; the launcher shows what worker 0 prints.
-    """
+    """In a worker: for each round of the part a block of every side, interleaved. Prints its progress. Collective."""
     before, total = part.rounds * parts.index(part), part.rounds * len(parts)
     rounds = []
     for number in range(part.rounds):

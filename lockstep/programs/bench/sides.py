@@ -123,14 +123,13 @@ class LockstepSide(TrainingSide):
         optimizer = AdamW(kit.model.parameters(), fused=True, capturable=captured)
         run.replicate(kit.model, optimizer)
         super().__init__(kit, optimizer)
-        self._run, forward = run, kit.forward(kit.model)
+        self._run, self._captured, forward = run, captured, kit.forward(kit.model)
 
         def lane(*batch: Tensor) -> Tensor:
             loss = forward((batch[0], batch[1]))
             loss.backward()
             return loss
 
-        self._captured = captured
         self._lane: Any = run.captured(lane, optimizer=optimizer) if captured else lane
 
     def excuse(self) -> str | None:

@@ -105,6 +105,9 @@ class AllreduceSide(Protocol):
         """Collective, but for the floor."""
 
 
+Sides = Mapping[str, AllreduceSide]  # by name
+
+
 class LockstepReduction:
     """In place, in memory that the wire gave, one lane for each worker: as a bucket of gradients is added."""
 
@@ -194,7 +197,7 @@ class AllreduceSite:
         finally:
             self.wire.reducer.release(ours.tensor)
 
-    def blocks(self, part: AllreducePart, sides: Mapping[str, AllreduceSide]) -> dict[str, TimeBlock]:
+    def blocks(self, part: AllreducePart, sides: Sides) -> dict[str, TimeBlock]:
         """By name, all that is timed: the ways to add, and the floor."""
         every = {**sides, FLOOR: MemoryCopy(part.num_bytes // ELEMENT_BYTES, self.device)}
         return {name: partial(time_each, side, self.wire.transport) for name, side in every.items()}
@@ -217,7 +220,7 @@ class GpuSite(AllreduceSite):
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def blocks(self, part: AllreducePart, sides: Mapping[str, AllreduceSide]) -> dict[str, TimeBlock]:
+    def blocks(self, part: AllreducePart, sides: Sides) -> dict[str, TimeBlock]:
         transport = self.wire.transport
         timed = {name: partial(time_together, side, transport, self.wait) for name, side in sides.items()}
         return {**timed, FLOOR: lambda count: self._floor(part)}
@@ -307,9 +310,7 @@ def measure(plan: AllreducePlan, site: AllreduceSite) -> BenchResult:
     return BenchResult(None, tuple(rows), machine)
 
 
-def _time_part(
-    plan: AllreducePlan, part: AllreducePart, sides: Mapping[str, AllreduceSide], site: AllreduceSite
-) -> dict[str, Any]:
+def _time_part(plan: AllreducePlan, part: AllreducePart, sides: Sides, site: AllreduceSite) -> dict[str, Any]:
     """Collective. The row of one size."""
     for side in sides.values():
         side.tensor.zero_()  # other sums would grow with every operation, until they are infinite
@@ -329,7 +330,7 @@ RIGHT = -1
 _PERIOD = 251  # a prime: a slice that lands in another's place shows
 
 
-def object_to(part: AllreducePart, sides: Mapping[str, AllreduceSide], transport: Transport) -> str | None:
+def object_to(part: AllreducePart, sides: Sides, transport: Transport) -> str | None:
     """Collective. The sentence that stops the benchmark, the same on every worker, or None if all sums are right."""
     rank = transport.world.rank
     found = torch.tensor([first_wrong(sides[name], rank, part.workers) for name in COMPARED])

@@ -91,17 +91,21 @@ def make_plans(
     models: Sequence[str], workers: Sequence[int], sides: Sequence[str] | None, steps: int | None, rounds: int
 ) -> tuple[GpuStepPlan, ...]:
     """A plan for every model on every number of workers, each once; raises before anything runs."""
-    names = models_named(models, GPU_REFERENCES)
-    for name in names:
-        if name not in GPU_REFERENCES:
-            known = ", ".join(GPU_REFERENCES)
-            raise BadArgument(f"the model {name!r} is not measured on a GPU: choose from {known} or all")
     usual = {count: SIDES if count == 1 else USUAL_OF_SEVERAL for count in workers}
     return tuple(
         GpuStepPlan(name, count, tuple(dict.fromkeys(sides or those)), steps or GPU_REFERENCES[name].steps, rounds)
-        for name in names
+        for name in _known_models(models)
         for count, those in usual.items()
     )
+
+
+def _known_models(words: Sequence[str]) -> list[str]:
+    names = models_named(words, GPU_REFERENCES)
+    odd = [name for name in names if name not in GPU_REFERENCES]
+    if odd:
+        known = ", ".join(GPU_REFERENCES)
+        raise BadArgument(f"the model {odd[0]!r} is not measured on a GPU: choose from {known} or all")
+    return names
 
 
 def require_packages(plans: Sequence[GpuStepPlan]) -> None:

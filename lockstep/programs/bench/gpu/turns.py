@@ -76,6 +76,7 @@ class SideTurns:
 
     def taken(self) -> GpuOutcome:
         outcome = self._outcome
+        self._open()
         self._prepare()
         self._agree()
         self._follow(RoundsDone(0, self._plan.rounds))
@@ -94,15 +95,17 @@ class SideTurns:
     def _doing(self, what: str) -> None:
         self._follow(RoundsDone(0, self._plan.rounds, what))
 
-    def _prepare(self) -> None:
-        """Every child that can be is warm. All but the slow warm up one after the other, for the GPU's memory."""
-        outcome = self._outcome
+    def _open(self) -> None:
+        """Every child that can has made its side."""
         self._doing("making models and optimizers")
         for child in self._children:
             child.send(word="open")
         for child in self._children:
             if (answers := child.answers()) is not None:
-                outcome.coarse = answers[0]["coarse"]
+                self._outcome.coarse = answers[0]["coarse"]
+
+    def _prepare(self) -> None:
+        """Every child that can be is warm. All but the slow warm up one after the other, for the GPU's memory."""
         slow = [child for child in self._children if child.name in SLOW_TO_PREPARE]
         for child in slow:
             child.send(word="prepare")
@@ -110,21 +113,20 @@ class SideTurns:
             self._doing(f"warming up {child.name}")
             answers = child.answers() if child in slow else child.ask(word="prepare")
             if answers is not None:
-                outcome.parameters, outcome.machine = answers[0]["parameters"], answers[0]["machine"]
+                self._outcome.parameters, self._outcome.machine = answers[0]["parameters"], answers[0]["machine"]
 
     def _agree(self) -> None:
         """Every side that is left computes what the reference does; the others have their reason."""
-        outcome = self._outcome
         self._doing("computing the reference")
         self._choose_reference()
         for child in self._left:
-            if child.name not in outcome.evidence:
+            if child.name not in self._outcome.evidence:
                 self._doing(f"comparing {child.name} with it")
                 if (answers := child.ask(word="compare")) is not None:
                     self._judge(child.name, answers)
-        digests = {name: found["digest"] for name, found in outcome.evidence.items() if name not in outcome.reasons}
+        digests = {child.name: self._outcome.evidence[child.name]["digest"] for child in self._left}
         odd = objections_of_bits({name: digest for name, digest in digests.items() if digest is not None})
-        outcome.reasons.update({name: f"refused: {sentence}" for name, sentence in odd.items()})
+        self._outcome.reasons.update({name: f"refused: {sentence}" for name, sentence in odd.items()})
 
     def _choose_reference(self) -> None:
         """The best reference that is there has written its evidence down."""

@@ -232,10 +232,7 @@ class LauncherProcess:
             await_end([self.pid], END_S)
             family += [pid for pid in descendants(self.pid) if pid not in family]
             if not await_end(family, 1.0):
-                for pid in family:
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                await_end(family, 1.0)
+                kill_all(family)
             self._process.wait()
         for group in self._noted:
             self._guard.clear(group)
@@ -310,6 +307,13 @@ def are_warm(launcher_pid: int, num_spares: int, quiet: Quiet) -> bool:
     sleeping = [pid for pid, found in spares.items() if found is not None and found.state == "S"]
     loaded = [pid for pid in sleeping if "libtorch_python" in _read(pid, "maps")] if is_quiet else []
     return len(loaded) == len(spares) == num_spares
+
+
+def kill_all(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    await_end(pids, 1.0)
 
 
 def descendants(pid: int) -> list[int]:
