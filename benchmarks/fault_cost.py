@@ -14,13 +14,11 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-import torch
-
 import lockstep
 from lockstep.data import GlobalBatch
 from lockstep.gradients.fingerprint import Drift, combined, fingerprints
 from lockstep.gradients.record import StepRecord, Wish
-from lockstep.programs.bench.sides import NUM_BATCHES, LockstepSide
+from lockstep.programs.bench.sides import LockstepSide, make_kit
 from lockstep.programs.bench.spread import quantile
 from lockstep.programs.models import reference_workload
 from lockstep.run.run import Run
@@ -81,10 +79,7 @@ def switches(run: Run) -> tuple[Callable[[], None], Callable[[], None]]:
 
 def main(model: str, pairs: int) -> None:
     with lockstep.start(seed=0, drift_every=0) as run:
-        workload = reference_workload(model)
-        generator = torch.Generator().manual_seed(0)
-        batches = [workload.make_batch(generator) for _ in range(NUM_BATCHES)]
-        side = LockstepSide(workload, workload.make_model(), batches, run)
+        side = LockstepSide(make_kit(reference_workload(model)), run)
         for number in range(10):
             side.step(number)
         on, off = switches(run)

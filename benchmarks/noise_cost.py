@@ -11,12 +11,11 @@ two hundred steps between two measurements, is what `noise_every=200` costs.
 import statistics
 import sys
 import time
-
-import torch
+from dataclasses import replace
 
 import lockstep
 from lockstep.gradients.squares import SquaresPlan
-from lockstep.programs.bench.sides import NUM_BATCHES, LockstepSide
+from lockstep.programs.bench.sides import LockstepSide, make_kit
 from lockstep.programs.bench.spread import quantile
 from lockstep.programs.models import reference_workload
 
@@ -26,20 +25,17 @@ EVERY = 200
 
 def main(model: str, pairs: int) -> None:
     with lockstep.start(seed=0, noise_every=0) as run:
-        workload = reference_workload(model)
-        generator = torch.Generator().manual_seed(0)
-        batches = [workload.make_batch(generator) for _ in range(NUM_BATCHES)]
-        side = LockstepSide(workload, workload.make_model(), batches, run)
+        side = LockstepSide(make_kit(reference_workload(model)), run)
         for number in range(10):
             side.step(number)
         engine = run._engine
-        assert engine is not None
-        plans = {"with": SquaresPlan(1, run._noise.weigh), "without": SquaresPlan(0)}
+        squares = {"with": SquaresPlan(1, run._noise.weigh), "without": SquaresPlan(0)}
+        plans = {name: replace(engine._options, squares=plan) for name, plan in squares.items()}
         added, times = [], []
         for pair in range(pairs):
             taken = {}
             for name in ("with", "without") if pair % 2 else ("without", "with"):
-                engine.squares = plans[name]
+                engine._options = plans[name]
                 began_s = time.perf_counter()
                 side.step(pair)
                 taken[name] = time.perf_counter() - began_s

@@ -12,10 +12,9 @@ import sys
 
 from rich.console import Console
 
-from lockstep.programs.bench.following import following
-from lockstep.programs.bench.gpu.measuring import bench_gpu_steps
-from lockstep.programs.bench.gpu.plan import DDP, DETERMINISTIC, FUSED, LOCKSTEP, NOT_EXACT, Plan
-from lockstep.programs.bench.gpu.table import show_row
+from lockstep.programs.bench.gpu.plan import DDP, DETERMINISTIC, FUSED, LOCKSTEP, NOT_EXACT, GpuStepPlan, show_row
+from lockstep.programs.bench.gpu.turns import bench_gpu_steps
+from lockstep.programs.bench.progress import show_progress
 
 SIZES = {
     "mlp": {"batch_size": 8, "width": 16},
@@ -25,9 +24,9 @@ SIDES = (FUSED, DETERMINISTIC, DDP, LOCKSTEP, NOT_EXACT)
 
 
 def main(model: str) -> None:
-    plan = Plan(model, 1, SIDES, steps=100, rounds=20, device="cpu", sizes=SIZES[model])
+    plan = GpuStepPlan(model, 1, SIDES, steps=100, rounds=20, device="cpu", sizes=SIZES[model])
     console = Console()
-    with following(Console(stderr=True), [plan]) as follow:
+    with show_progress(Console(stderr=True), [plan]) as follow:
         bench_gpu_steps([plan], follow, lambda row: show_row(row, console), {})
 
 

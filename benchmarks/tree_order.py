@@ -12,8 +12,7 @@ import torch
 
 from lockstep.elastic.rendezvous import open_store
 from lockstep.lanes import Branch, Reduction, Root
-from lockstep.programs.bench.allreduce.sides import Lockstep
-from lockstep.programs.bench.allreduce.timing import repetitions, time_block
+from lockstep.programs.bench.allreduce.worker import LockstepReduction, repetitions, time_each
 from lockstep.programs.bench.spread import quantile
 from lockstep.settings.environment import find_place, process_environment
 from lockstep.wire import Wire, in_shared_memory
@@ -33,16 +32,16 @@ def compare(wire: Wire, num_bytes: int) -> list[float]:
     """Collective. The ratio of every round."""
     reductions = {"tree": one_root_each(wire.world.size), "ranks": in_rank_order(wire.world.size)}
     sides = {
-        name: Lockstep(wire, lambda t, whole=whole: wire.reducer.reduce(whole, [t], t), num_bytes // 4)
+        name: LockstepReduction(wire, lambda t, whole=whole: wire.reducer.reduce(whole, [t], t), num_bytes // 4)
         for name, whole in reductions.items()
     }
     for side in sides.values():
         side.tensor.zero_()
-    count = repetitions(time_block(sides["tree"], 20, wire.transport).mean_ms / 1000)
+    count = repetitions(time_each(sides["tree"], wire.transport, 20).mean_ms / 1000)
     ratios = []
     for number in range(ROUNDS):
         order = list(sides) if number % 2 else list(sides)[::-1]
-        times = {name: time_block(sides[name], count, wire.transport).mean_ms for name in order}
+        times = {name: time_each(sides[name], wire.transport, count).mean_ms for name in order}
         ratios.append(times["tree"] / times["ranks"])
     for side in sides.values():
         wire.reducer.release(side.tensor)

@@ -4,30 +4,42 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lockstep.cli.run import Whole
 from lockstep.errors import BadArgument
 from lockstep.launch.status import MAX_SLOTS
-from lockstep.programs.bench.allreduce.algorithms import SHARED, parse_algorithm
-from lockstep.programs.bench.allreduce.gpu.plan import SIZES_ON_GPU
-from lockstep.programs.bench.allreduce.plan import check_memory, crowding
-from lockstep.programs.bench.allreduce.plan import make_plans as make_allreduce_plans
+from lockstep.programs.bench.allreduce import plan as allreduces
 from lockstep.programs.bench.allreduce.sizes import parse_sizes
-from lockstep.programs.bench.devices import CPU, CUDA, DEVICES, refuse_unless_gpu, refuse_unless_on, require_gpu
 from lockstep.programs.bench.gpu import plan as gpu
-from lockstep.programs.bench.plan import REFERENCES, Plan, make_plans
-from lockstep.programs.bench.recovery.plan import make_plan as make_recovery_plan
+from lockstep.programs.bench.launch import BenchStopped
+from lockstep.programs.bench.mps import multi_process_service
+from lockstep.programs.bench.plan import (
+    CPU,
+    CUDA,
+    DEVICES,
+    REFERENCES,
+    refuse_unless_gpu,
+    refuse_unless_on,
+    require_gpu,
+)
+from lockstep.programs.bench.progress import show_progress
+from lockstep.programs.bench.recovery import plan as recoveries
+from lockstep.programs.bench.rounds import BenchPart, Follow
+from lockstep.programs.bench.step import plan as steps_on_cpu
 
-SIZES = "4KiB..128MiB"
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Report = dict[str, Any]
 
 
-class Counts(click.ParamType):  # type: ignore[type-arg]
+class WorkerCounts(click.ParamType):  # type: ignore[type-arg]
     """Whole numbers from `least` on, with commas between them: "2,4"."""
 
     name = "numbers"
@@ -39,8 +51,8 @@ class Counts(click.ParamType):  # type: ignore[type-arg]
         return tuple(self.each.convert(word.strip(), param, ctx) for word in value.split(","))
 
 
-class Parsed(click.ParamType):  # type: ignore[type-arg]
-    """What a function makes of a word; what it refuses is told with the option's name."""
+class ParsedWord(click.ParamType):  # type: ignore[type-arg]
+    """What a function makes of a word; what it refuses is reported with the option's name."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
@@ -53,7 +65,7 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
 
 
-class Picture(click.ParamType):  # type: ignore[type-arg]
+class SvgFile(click.ParamType):  # type: ignore[type-arg]
     """An .svg file that can be written, in a folder that exists."""
 
     name = "file"
@@ -78,13 +90,40 @@ on_device = click.option(
     "--device", type=click.Choice(DEVICES), default=CPU, show_default=True, help="Where the workers compute."
 )
 under_mps = click.option("--mps", is_flag=True, help="On a GPU: let workers share it by NVIDIA's MPS.")
+in_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+
+
+def report_on(
+    parts: Sequence[BenchPart],
+    measure: Callable[[Follow], Report],
+    show: Callable[[Report, "Console"], None],
+    as_json: bool,
+) -> Report:
+    """Measures the parts with their progress on standard error, and prints the report. Exits if it was stopped."""
+    from rich.console import Console
+
+    try:
+        with show_progress(Console(stderr=True), parts) as follow:
+            report = measure(follow)
+    except BenchStopped as stopped:
+        click.echo(str(stopped), err=True)
+        sys.exit(stopped.exit_code)
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        show(report, Console())
+    return report
+
+
+def flattened(workers: Sequence[tuple[int, ...]]) -> list[int]:
+    return [count for counts in workers for count in counts]
 
 
 @command.command()
 @click.option(
     "--model",
     "models",
-    type=click.Choice([*REFERENCES, "all", *(name for name in gpu.REFERENCES if name not in REFERENCES)]),
+    type=click.Choice([*REFERENCES, "all", *(name for name in gpu.GPU_REFERENCES if name not in REFERENCES)]),
     multiple=True,
     default=("all",),
     show_default=True,
@@ -93,14 +132,14 @@ under_mps = click.option("--mps", is_flag=True, help="On a GPU: let workers shar
 @click.option(
     "-n",
     "--workers",
-    type=Counts(1),
+    type=WorkerCounts(1),
     multiple=True,
     help='Workers, one process each: "2,4"; may be given several times.  [default: 2, on a GPU 1]',
 )
 @on_device
 @click.option(
     "--sides",
-    type=Parsed("names", gpu.parse_sides),
+    type=ParsedWord("names", gpu.parse_sides),
     help='On a GPU: what to measure, such as "plain fused,ddp,lockstep".  [default: all]',
 )
 @under_mps
@@ -108,7 +147,7 @@ under_mps = click.option("--mps", is_flag=True, help="On a GPU: let workers shar
     "--steps", type=Whole(1), help="Timed steps in a block.  [default: about a second's worth, on a GPU less]"
 )
 @click.option("--rounds", type=Whole(1), help=f"Blocks of each side.  [default: 10, on a GPU {gpu.ROUNDS}]")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@in_json
 def step(
     models: tuple[str, ...],
     workers: tuple[tuple[int, ...], ...],
@@ -124,33 +163,14 @@ def step(
     The sides are first shown to compute the same. All models take several minutes, in which the machine
     should do nothing else.
     """
-    counts = [count for counts in workers for count in counts]
+    counts = flattened(workers)
     if device == CUDA:
         step_on_gpu(gpu.make_plans(models, counts or [1], sides, steps, rounds or gpu.ROUNDS), mps, as_json)
         return
     refuse_unless_gpu(device, sides=sides is not None, mps=mps)
     refuse_unless_on(device, models, [*REFERENCES, "all"])
-    step_on_cpu(make_plans(models, counts or [2], steps, rounds or 10), as_json)
-
-
-def step_on_cpu(plans: tuple[Plan, ...], as_json: bool) -> None:
-    from rich.console import Console
-
-    from lockstep.programs.bench.following import following
-    from lockstep.programs.bench.launching import Stopped
-    from lockstep.programs.bench.step import bench_steps
-    from lockstep.programs.bench.table import show
-
-    try:
-        with following(Console(stderr=True), plans) as follow:
-            report = bench_steps(plans, follow)
-    except Stopped as stopped:
-        click.echo(str(stopped), err=True)
-        sys.exit(stopped.exit_code)
-    if as_json:
-        click.echo(json.dumps(report, indent=2))
-    else:
-        show(report, Console())
+    plans = steps_on_cpu.make_plans(models, counts or [2], steps, rounds or 10)
+    report_on(plans, lambda follow: steps_on_cpu.bench_steps(plans, follow), steps_on_cpu.show, as_json)
 
 
 @contextmanager
@@ -163,42 +183,33 @@ def sigterm_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def step_on_gpu(plans: tuple[gpu.Plan, ...], mps: bool, as_json: bool) -> None:
+def step_on_gpu(plans: tuple[gpu.GpuStepPlan, ...], mps: bool, as_json: bool) -> None:
     """Exits with 1 if a side failed or was refused; the report has the others. Ctrl-C keeps what was measured."""
     from rich.console import Console
 
-    from lockstep.programs.bench.following import following
-    from lockstep.programs.bench.gpu.measuring import bench_gpu_steps
-    from lockstep.programs.bench.gpu.rows import is_whole
-    from lockstep.programs.bench.gpu.table import show_machine, show_row
-    from lockstep.programs.bench.mps import multi_process_service
+    from lockstep.programs.bench.gpu.turns import bench_gpu_steps
 
     require_gpu()
     gpu.require_packages(plans)
     console = Console()
 
-    def take(row: dict[str, Any]) -> None:
-        if not as_json:
-            show_row(row, console)
+    def measure(follow: Follow) -> Report:
+        take = (lambda row: None) if as_json else (lambda row: gpu.show_row(row, console))
+        return bench_gpu_steps(plans, follow, take, variables)
 
-    progress = following(Console(stderr=True), plans)
-    with sigterm_as_interrupt(), multi_process_service(mps) as variables, progress as follow:
-        report = bench_gpu_steps(plans, follow, take, variables)
-    if as_json:
-        click.echo(json.dumps(report, indent=2))
-    elif report["rows"]:
-        show_machine(report, console)
+    with sigterm_as_interrupt(), multi_process_service(mps) as variables:
+        report = report_on(plans, measure, gpu.show_machine, as_json)
     if report["stopped"]:
         click.echo("✗ stopped; all processes have ended", err=True)
         sys.exit(130)
-    sys.exit(0 if is_whole(report) else 1)
+    sys.exit(0 if gpu.is_whole(report) else 1)
 
 
 @command.command()
 @click.option(
     "-n",
     "--workers",
-    type=Counts(2),
+    type=WorkerCounts(2),
     multiple=True,
     default=("2",),
     show_default=True,
@@ -208,19 +219,20 @@ def step_on_gpu(plans: tuple[gpu.Plan, ...], mps: bool, as_json: bool) -> None:
 @under_mps
 @click.option(
     "--sizes",
-    type=Parsed("sizes", parse_sizes),
-    help=f'Bytes of the tensor: "4KiB,1MiB", or a range.  [default: {SIZES}, on a GPU {SIZES_ON_GPU}]',
+    type=ParsedWord("sizes", parse_sizes),
+    help='Bytes of the tensor: "4KiB,1MiB", or a range.  '
+    f"[default: {allreduces.USUAL_SIZES[CPU]}, on a GPU {allreduces.USUAL_SIZES[CUDA]}]",
 )
 @click.option(
     "--algorithm",
-    type=Parsed("name", parse_algorithm),
-    default=SHARED,
+    type=ParsedWord("name", allreduces.parse_algorithm),
+    default=allreduces.SHARED,
     show_default=True,
     help="How lockstep adds: in shared memory, or over Gloo by the schedule of this name (ring, direct, ...).",
 )
 @click.option("--rounds", type=Whole(1), default=9, show_default=True, help="Blocks of each side.")
-@click.option("--svg", "picture", type=Picture(), help="Also draw times over sizes into this file.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@click.option("--svg", "picture", type=SvgFile(), help="Also draw times over sizes into this file.")
+@in_json
 def allreduce(
     workers: tuple[tuple[int, ...], ...],
     device: str,
@@ -236,38 +248,23 @@ def allreduce(
     The sums are first shown to be right. All sizes take about half a minute for each number of workers, in which the
     machine should do nothing else.
     """
-    from rich.console import Console
-
-    from lockstep.programs.bench.allreduce.measuring import bench_allreduce
     from lockstep.programs.bench.allreduce.plot import draw
-    from lockstep.programs.bench.allreduce.table import show
-    from lockstep.programs.bench.following import following
-    from lockstep.programs.bench.launching import Stopped
-    from lockstep.programs.bench.mps import multi_process_service
     from lockstep.programs.doctor.gathering.control_groups import ControlGroups
     from lockstep.programs.doctor.gathering.machine import memory
 
     refuse_unless_gpu(device, mps=mps)
-    usual = parse_sizes(SIZES if device == CPU else SIZES_ON_GPU)
-    counts = [count for counts in workers for count in counts]
-    plans = make_allreduce_plans(counts, sizes or usual, algorithm, rounds, device)
+    each = sizes or parse_sizes(allreduces.USUAL_SIZES[device])
+    plans = allreduces.make_plans(flattened(workers), each, algorithm, rounds, device)
     if device == CPU:
-        check_memory(plans, memory(ControlGroups.of_this_process()).left_bytes)
-    if device == CUDA:
-        require_gpu()
-    elif warning := crowding(plans, num_cores=len(os.sched_getaffinity(0))):
-        click.echo(warning, err=True)
-    parts = [part for plan in plans for part in plan.parts]
-    try:
-        with multi_process_service(mps) as variables, following(Console(stderr=True), parts) as follow:
-            report = bench_allreduce(plans, follow, variables)
-    except Stopped as stopped:
-        click.echo(str(stopped), err=True)
-        sys.exit(stopped.exit_code)
-    if as_json:
-        click.echo(json.dumps(report, indent=2))
+        allreduces.check_memory(plans, memory(ControlGroups.of_this_process()).left_bytes)
+        if warning := allreduces.crowding(plans, num_cores=len(os.sched_getaffinity(0))):
+            click.echo(warning, err=True)
     else:
-        show(report, Console())
+        require_gpu()
+    parts = [part for plan in plans for part in plan.parts]
+    with multi_process_service(mps) as variables:
+        measure = lambda follow: allreduces.bench_allreduce(plans, follow, variables)  # noqa: E731
+        report = report_on(parts, measure, allreduces.show, as_json)
     if picture is not None:
         picture.write_text(draw(report), encoding="utf-8")
 
@@ -285,28 +282,14 @@ def allreduce(
 @click.option("--lanes", type=Whole(1), help="Lanes of the run.  [default: twice the workers]")
 @click.option("--kills", type=Whole(1), default=10, show_default=True, help="Kills of each side.")
 @click.option("--baseline/--no-baseline", default=True, help="Whether torchrun is measured too.  [default: yes]")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@in_json
 def recovery(model: str, workers: int, lanes: int | None, kills: int, baseline: bool, as_json: bool) -> None:
     """Time what a killed worker costs: lockstep, lockstep with a spare, and torchrun restarting DDP, in turn.
 
     The bits of every disturbed run are compared with those of an undisturbed one. Every kill has a run of its own;
     all together take ten minutes or more, in which the machine should do nothing else.
     """
-    from rich.console import Console
+    from lockstep.programs.bench.recovery.trial import bench_recovery
 
-    from lockstep.observe.progress import show_progress
-    from lockstep.programs.bench.launching import Stopped
-    from lockstep.programs.bench.recovery.measuring import bench_recovery
-    from lockstep.programs.bench.recovery.table import show
-
-    plan = make_recovery_plan(model, workers, lanes, kills, baseline)
-    try:
-        with show_progress(Console(stderr=True), plan.title, plan.num_runs) as progress:
-            report = bench_recovery(plan, progress.at)
-    except Stopped as stopped:
-        click.echo(str(stopped), err=True)
-        sys.exit(stopped.exit_code)
-    if as_json:
-        click.echo(json.dumps(report, indent=2))
-    else:
-        show(report, Console())
+    plan = recoveries.make_plan(model, workers, lanes, kills, baseline)
+    report_on([plan], lambda follow: bench_recovery(plan, follow), recoveries.show, as_json)

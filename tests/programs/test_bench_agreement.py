@@ -9,10 +9,20 @@ import pytest
 import torch
 from workers import on_workers
 
-from lockstep.programs.bench.agreement import Difference, comparable, compare, refusal, take_evidence
-from lockstep.programs.bench.plan import DDP, ON_BACKEND, ONE_THREAD, Plan
-from lockstep.programs.bench.sides import PlainSide, as_torch_comes, make_sides
-from lockstep.programs.bench.worker import agree, process_group
+from lockstep.programs.bench.sides import LoopSide, TrainingKit
+from lockstep.programs.bench.step.plan import DDP, ON_BACKEND, ONE_THREAD, CpuStepPlan
+from lockstep.programs.bench.step.worker import (
+    CpuSide,
+    StepDifference,
+    agree,
+    as_torch_comes,
+    comparable,
+    compare,
+    make_sides,
+    process_group,
+    refusal,
+    take_evidence,
+)
 from lockstep.programs.models import mlp, reference_workload
 from lockstep.run.start import start
 
@@ -21,33 +31,37 @@ MODEL = SMALL.make_model()
 BATCHES = [SMALL.make_batch(torch.Generator().manual_seed(seed)) for seed in range(4)]
 
 
-class AddingParts(PlainSide):
+def make_side(kind: type[LoopSide] = LoopSide) -> CpuSide:
+    kit = TrainingKit(SMALL, copy.deepcopy(MODEL), BATCHES)
+    return CpuSide(kind(kit, kit.forward(kit.model), torch.optim.AdamW(kit.model.parameters(), fused=True)))
+
+
+class AddingParts(LoopSide):
     """The same mathematics in another order: adds the gradients of two halves."""
 
     def compute(self, number: int) -> None:
-        inputs, classes = self.batches[number % len(self.batches)]
+        inputs, classes = self.batch(number)
         for half in (slice(0, 4), slice(4, 8)):
-            (self.workload.loss(self.model, (inputs[half], classes[half])) / 2).backward()
+            (self._forward((inputs[half], classes[half])) / 2).backward()
 
 
-class HalfTheBatch(PlainSide):
+class HalfTheBatch(LoopSide):
     """As if the other worker's gradient had never arrived."""
 
     def compute(self, number: int) -> None:
-        inputs, classes = self.batches[number % len(self.batches)]
-        self.workload.loss(self.model, (inputs[:4], classes[:4])).backward()
+        inputs, classes = self.batch(number)
+        self._forward((inputs[:4], classes[:4])).backward()
 
 
-class StaleGradient(PlainSide):
+class StaleGradient(LoopSide):
     """The first step is right; all later ones see the first batch again."""
 
     def compute(self, number: int) -> None:
         super().compute(0)
 
 
-def objection_to(kind: type[PlainSide]) -> str | None:
-    sides = [made("plain", 1, SMALL, copy.deepcopy(MODEL), BATCHES) for made in (kind, PlainSide)]
-    return refusal("it", compare(*map(take_evidence, sides)), "mlp", rank=0)
+def objection_to(kind: type[LoopSide]) -> str | None:
+    return refusal("it", compare(take_evidence(make_side(kind)), take_evidence(make_side())), "mlp", rank=0)
 
 
 def test_another_order_of_additions_agrees() -> None:
@@ -63,20 +77,20 @@ def test_a_side_that_goes_wrong_after_the_first_step_is_refused() -> None:
 
 
 def test_a_missing_gradient_is_refused_by_name() -> None:
-    whole = take_evidence(PlainSide("plain", 1, SMALL, copy.deepcopy(MODEL), BATCHES))
+    whole = take_evidence(make_side())
     gradients = {name: value for name, value in whole.gradients.items() if name != "2.bias"}
     assert compare(replace(whole, gradients=gradients), whole).guilty == "2.bias"
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
 def test_a_gradient_that_is_no_number_is_refused(wrong: float) -> None:
-    whole = take_evidence(PlainSide("plain", 1, SMALL, copy.deepcopy(MODEL), BATCHES))
+    whole = take_evidence(make_side())
     gradients = {**whole.gradients, "2.bias": torch.full((16,), wrong)}
     assert refusal("it", compare(replace(whole, gradients=gradients), whole), "mlp", rank=0) is not None
 
 
 def test_a_difference_that_is_no_number_is_refused() -> None:
-    assert refusal("it", Difference(float("nan"), "2.bias", 0.0), "mlp", rank=0) is not None
+    assert refusal("it", StepDifference(float("nan"), "2.bias", 0.0), "mlp", rank=0) is not None
 
 
 def test_only_ddp_is_held_against_lockstep_where_shares_are_normalised_by_themselves() -> None:
@@ -85,7 +99,7 @@ def test_only_ddp_is_held_against_lockstep_where_shares_are_normalised_by_themse
 
 
 def test_a_restarted_side_computes_the_same_again() -> None:
-    side = PlainSide("plain", 1, SMALL, copy.deepcopy(MODEL), BATCHES)
+    side = make_side()
     before, after = take_evidence(side), take_evidence(side)
     assert all(torch.equal(after.movement[name], way) for name, way in before.movement.items())
 
@@ -105,8 +119,8 @@ def objections_of_workers(folder: str, drifting: int | None) -> str | None:
         store = process_group(Path(folder) / "store", run)
         sides = make_sides(SMALL, run, all_threads=1)
         if run.rank == drifting:
-            sides[DDP].optimizer.param_groups[0]["lr"] = 0.1
-        return agree(Plan("mlp", 2, 1, 1), sides, comparable(SMALL, run.size), run, store)[1]
+            sides[DDP].training.optimizer.param_groups[0]["lr"] = 0.1
+        return agree(CpuStepPlan("mlp", 2, 1, 1), sides, comparable(SMALL, run.size), run, store)[1]
 
 
 def test_lockstep_and_ddp_and_the_plain_loop_agree_on_two_workers(tmp_path: Path) -> None:

@@ -12,16 +12,15 @@ import pytest
 from click.testing import CliRunner
 from launches import FORKING, start_lockstep
 from marked import MARK, survivors
+from report_keys import RECORDED, keys
 from workers import on_workers
 
 from lockstep.cli.bench import command
 from lockstep.launch import process
-from lockstep.programs.bench.allreduce.algorithms import parse_algorithm
-from lockstep.programs.bench.allreduce.measuring import accept
-from lockstep.programs.bench.allreduce.plan import Plan
-from lockstep.programs.bench.allreduce.result import Result
-from lockstep.programs.bench.allreduce.rows import make_rows
+from lockstep.programs.bench.allreduce.plan import AllreducePlan, parse_algorithm
 from lockstep.programs.bench.allreduce.worker import main
+from lockstep.programs.bench.launch import accept
+from lockstep.programs.bench.plan import BenchResult
 
 
 def test_a_short_benchmark_reports_every_size_on_every_number_of_workers(
@@ -36,6 +35,7 @@ def test_a_short_benchmark_reports_every_size_on_every_number_of_workers(
     ended = CliRunner().invoke(command, ["allreduce", *words], catch_exceptions=False)
     assert ended.exit_code == 0, ended.output
     report = json.loads(ended.stdout)
+    assert keys(report) == set(RECORDED["allreduce"])
     assert report["algorithm"] == "shared"
     assert {"cores", "cpu", "torch", "threads_per_worker"} <= report["machine"].keys()
     assert [(row["workers"], row["bytes"]) for row in report["rows"]] == [(2, 4), (2, 65536), (3, 4), (3, 65536)]
@@ -46,9 +46,9 @@ def test_a_short_benchmark_reports_every_size_on_every_number_of_workers(
 
 
 def test_a_schedule_over_gloo_can_take_the_place_of_shared_memory(tmp_path: Path) -> None:
-    plan = Plan(3, (4096,), parse_algorithm("halving_doubling"), rounds=1)
+    plan = AllreducePlan(3, (4096,), parse_algorithm("halving_doubling"), rounds=1)
     on_workers(3, main, plan, tmp_path)
-    [row] = make_rows(plan, accept(Result.read(tmp_path)))
+    [row] = accept(BenchResult.find(tmp_path)).rows
     assert plan.algorithm == "halving-doubling"
     check_row(row)
 

@@ -8,9 +8,18 @@ import torch
 from workers import on_workers
 
 from lockstep.elastic.rendezvous import open_store
-from lockstep.programs.bench.allreduce.agreement import RIGHT, first_wrong, object_to, refusal
-from lockstep.programs.bench.allreduce.plan import GLOO, LOCKSTEP, Part
-from lockstep.programs.bench.allreduce.sides import Lockstep, Side, open_gloo, open_sides, reduce_by
+from lockstep.programs.bench.allreduce.plan import GLOO, LOCKSTEP, AllreducePart
+from lockstep.programs.bench.allreduce.worker import (
+    RIGHT,
+    AllreduceSide,
+    AllreduceSite,
+    LockstepReduction,
+    first_wrong,
+    object_to,
+    open_gloo,
+    reduce_by,
+    refusal,
+)
 from lockstep.settings.environment import find_place, process_environment
 from lockstep.wire import in_shared_memory, over_gloo
 from lockstep.wire.schedules.catalogue import CATALOGUE
@@ -21,7 +30,7 @@ Spoil = Callable[[int, torch.Tensor], object]
 class Spoilt:
     """A side whose sum is spoilt after it was right."""
 
-    def __init__(self, side: Side, spoil: Callable[[torch.Tensor], object]) -> None:
+    def __init__(self, side: AllreduceSide, spoil: Callable[[torch.Tensor], object]) -> None:
         self.tensor = side.tensor
         self._side = side
         self._spoil = spoil
@@ -38,9 +47,9 @@ def _object(num_bytes: int, guilty: str, spoil: Spoil) -> str | None:
     with ExitStack() as stack:
         wire = stack.enter_context(in_shared_memory(place.world, store, 20.0))
         group = stack.enter_context(open_gloo(place.world, store, 20.0))
-        sides = stack.enter_context(open_sides(num_bytes, wire, reduce_by("shared", wire), group))
+        sides = stack.enter_context(AllreduceSite(wire, group).open_sides(num_bytes, reduce_by("shared", wire)))
         sides[guilty] = Spoilt(sides[guilty], lambda sum_: spoil(place.world.rank, sum_))
-        return object_to(Part(place.world.size, num_bytes, 1), sides, wire.transport)
+        return object_to(AllreducePart(place.world.size, num_bytes, 1), sides, wire.transport)
 
 
 @pytest.mark.parametrize("num_workers", [2, 3])
@@ -70,7 +79,7 @@ def _add_by_every_algorithm() -> dict[str, int]:
     found = {}
     with over_gloo(place.world, store, 20.0) as wire:
         for name in CATALOGUE["all_reduce"]:
-            side = Lockstep(wire, reduce_by(name, wire), num_elements=1003)
+            side = LockstepReduction(wire, reduce_by(name, wire), num_elements=1003)
             found[name] = first_wrong(side, place.world.rank, place.world.size)
     return found
 
@@ -92,4 +101,4 @@ def test_an_operation_that_does_nothing_is_wrong() -> None:
 
 
 def test_right_everywhere_is_no_objection() -> None:
-    assert refusal(Part(2, 8, 1), [[RIGHT, RIGHT], [RIGHT, RIGHT]]) is None
+    assert refusal(AllreducePart(2, 8, 1), [[RIGHT, RIGHT], [RIGHT, RIGHT]]) is None

@@ -3,7 +3,6 @@
 import io
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,29 +12,32 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from lockstep.errors import BadArgument
-from lockstep.programs.bench.allreduce.measuring import accept, locate
-from lockstep.programs.bench.allreduce.plan import SIDES, Part, Plan, crowding, make_plans, order
-from lockstep.programs.bench.allreduce.result import Result, Times
-from lockstep.programs.bench.allreduce.rows import make_report, make_rows
+from lockstep.programs.bench.allreduce.plan import (
+    SIDES,
+    AllreducePart,
+    AllreducePlan,
+    crowding,
+    make_plans,
+    make_row,
+    show,
+)
 from lockstep.programs.bench.allreduce.sizes import USUAL, KiB, MiB, named, parse_sizes
-from lockstep.programs.bench.allreduce.table import show
-from lockstep.programs.bench.allreduce.timing import BLOCK_S, LEAST, MOST, repetitions, slowest
-from lockstep.programs.bench.launching import ResultsDiffer
-from lockstep.programs.bench.result import Progress
+from lockstep.programs.bench.allreduce.worker import BLOCK_S, LEAST, MOST, repetitions, slowest
+from lockstep.programs.bench.launch import ResultsDiffer, accept
+from lockstep.programs.bench.plan import BenchResult
+from lockstep.programs.bench.rounds import locate, order
 from lockstep.programs.bench.spread import quantile
 
 MACHINE = {"cores": 2, "cpu": "A Processor Of Some Length @ 2.00GHz", "torch": "2.13.0+cpu", "threads_per_worker": 1}
 
 
-def times(num_bytes: int, lockstep: Sequence[float], gloo: Sequence[float], floor: Sequence[float]) -> Times:
-    blocks = [dict(zip(SIDES, each, strict=True)) for each in zip(lockstep, gloo, floor, strict=True)]
-    return Times(num_bytes, blocks, {"lockstep": 9.0, "gloo": 99.0, "floor": 1.0}, dict.fromkeys(SIDES, 3))
+def row_of(part: AllreducePart, *sides: Sequence[float]) -> dict[str, Any]:
+    rounds = [dict(zip(SIDES, each, strict=True)) for each in zip(*sides, strict=True)]
+    return make_row(part, rounds, {"lockstep": 9.0, "gloo": 99.0, "floor": 1.0}, dict.fromkeys(SIDES, 3))
 
 
 def row(*sides: Sequence[float]) -> dict[str, Any]:
-    plan = Plan(2, (1000,), "shared", rounds=len(sides[0]))
-    [made] = make_rows(plan, Result(None, [times(1000, *sides)], {}))
-    return made
+    return row_of(AllreducePart(2, 1000, rounds=len(sides[0])), *sides)
 
 
 @pytest.mark.parametrize(
@@ -90,18 +92,18 @@ def test_an_allreduce_of_one_worker_is_refused() -> None:
 
 
 def test_an_allreduce_plan_reaches_the_workers_unchanged() -> None:
-    plan = Plan(3, (4, 8), "ring", rounds=2)
-    assert Plan.read(plan.written()) == plan
+    plan = AllreducePlan(3, (4, 8), "ring", rounds=2)
+    assert AllreducePlan.read(plan.written()) == plan
 
 
 @pytest.mark.parametrize("first", [0, 3, 6])
 def test_in_three_rounds_every_side_stands_once_in_every_place(first: int) -> None:
-    places = [(place, side) for number in range(first, first + 3) for place, side in enumerate(order(number))]
+    places = [(place, side) for number in range(first, first + 3) for place, side in enumerate(order(SIDES, number))]
     assert sorted(places) == sorted(itertools.product(range(3), SIDES))
 
 
 def test_in_six_rounds_a_side_follows_another_as_often_as_that_follows_it() -> None:
-    follows = [pair for number in range(6) for pair in itertools.pairwise(order(number))]
+    follows = [pair for number in range(6) for pair in itertools.pairwise(order(SIDES, number))]
     assert all(follows.count((a, b)) == follows.count((b, a)) for a, b in itertools.permutations(SIDES, 2))
 
 
@@ -111,18 +113,18 @@ def test_only_more_workers_than_cores_are_warned_of() -> None:
     assert str(crowding(plans, num_cores=2)).startswith("! 4 and 8 workers share 2 cores")
 
 
-def test_rounds_counted_over_all_sizes_are_told_of_the_size_they_belong_to() -> None:
-    plan = Plan(2, (4, 8), "shared", rounds=3)
-    told = [locate(plan, Progress(done, 6)) for done in (0, 1, 3, 4, 6)]
-    small, large = Part(2, 4, 3), Part(2, 8, 3)
-    assert [(part, progress.done) for part, progress in told] == [
+def test_rounds_counted_over_all_sizes_are_shown_of_the_size_they_belong_to() -> None:
+    plan = AllreducePlan(2, (4, 8), "shared", rounds=3)
+    found = [locate(plan.parts, done) for done in (0, 1, 3, 4, 6)]
+    small, large = AllreducePart(2, 4, 3), AllreducePart(2, 8, 3)
+    assert [(part, progress.done) for part, progress in found] == [
         (small, 0),
         (small, 1),
         (small, 3),
         (large, 1),
         (large, 3),
     ]
-    assert {progress.total for _, progress in told} == {3}
+    assert {progress.total for _, progress in found} == {3}
 
 
 def test_the_ratio_to_gloo_is_made_within_rounds_and_has_quartiles() -> None:
@@ -162,21 +164,15 @@ def test_a_quantile_agrees_with_torch(values: list[float], fraction: float) -> N
 
 def test_a_refused_sum_never_becomes_a_row() -> None:
     with pytest.raises(ResultsDiffer, match="wrong on worker 1"):
-        accept(Result("wrong on worker 1", [], {}))
-
-
-def test_an_allreduce_result_survives_its_file(tmp_path: Path) -> None:
-    written = Result(None, [times(8, (1.0, 2.0), (3.0, 4.0), (5.0, 6.0))], {"cores": 2})
-    written.write(tmp_path)
-    assert Result.read(tmp_path) == written
+        accept(BenchResult("wrong on worker 1", (), {}))
 
 
 def test_the_table_has_one_line_for_each_row_and_fits_100_columns() -> None:
-    plans = make_plans((2, 16), (4 * KiB, 128 * MiB), "halving_doubling", rounds=1)
-    small, large = times(4 * KiB, (0.01234,), (22.22,), (0.000123,)), times(128 * MiB, (1234,), (12345,), (999.9,))
-    rows = [row for plan in plans for row in make_rows(plan, Result(None, [small, large], {}))]
+    small, large = ((0.01234,), (22.22,), (0.000123,)), ((1234,), (12345,), (999.9,))
+    sizes = {4 * KiB: small, 128 * MiB: large}
+    rows = [row_of(AllreducePart(count, size, 1), *sides) for count in (2, 16) for size, sides in sizes.items()]
     shown = io.StringIO()
-    show(make_report("halving_doubling", rows, MACHINE), Console(file=shown))
+    show({"algorithm": "halving_doubling", "rows": rows, "machine": MACHINE}, Console(file=shown))
     lines = shown.getvalue().splitlines()
     assert "…" not in shown.getvalue()
     assert max(map(len, lines)) <= 100

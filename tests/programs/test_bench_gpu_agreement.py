@@ -9,16 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch.optim import AdamW
+from safetensors.torch import load_file
 
 from lockstep.errors import BadArgument
-from lockstep.programs.bench.gpu import evidence
+from lockstep.programs.bench.evidence import NUM_STEPS, Evidence
+from lockstep.programs.bench.gpu import child
 from lockstep.programs.bench.gpu import plan as gpu
-from lockstep.programs.bench.gpu.agreement import objection, objection_of_replicas, objections_of_bits
-from lockstep.programs.bench.gpu.opening import make_kit, open_side
-from lockstep.programs.bench.gpu.sides import Loop
+from lockstep.programs.bench.gpu.child import open_side
+from lockstep.programs.bench.gpu.turns import objection, objection_of_replicas, objections_of_bits
+from lockstep.programs.bench.sides import LoopSide, make_kit, plain_side
 from lockstep.programs.large_models import gpt10m
 from lockstep.programs.models import Batch, Workload, mlp, token_loss
+from lockstep.state.tensor_file import write_tensors
 from lockstep.world import World
 
 torch.set_num_threads(1)  # models this small only wait for other threads
@@ -30,15 +32,14 @@ CPU = torch.device("cpu")
 Change = Callable[[list[Batch]], list[Batch]]
 
 
-def make_loop(workload: Workload, change: Change = list) -> Loop:
+def make_loop(workload: Workload, change: Change = list) -> LoopSide:
     kit = make_kit(workload, CPU)
-    kit = replace(kit, batches=change(list(kit.batches)))
-    return Loop(kit, kit.forward(kit.model), AdamW(kit.model.parameters(), fused=True), before=None)
+    return plain_side(replace(kit, batches=change(list(kit.batches))))
 
 
 def objection_to(workload: Workload, change: Change) -> str | None:
-    wanted = evidence.train_anew(make_loop(workload))
-    found = evidence.compare(evidence.train_anew(make_loop(workload, change)), wanted)
+    wanted = child.train_anew(make_loop(workload))
+    found = child.compare(child.train_anew(make_loop(workload, change)), wanted)
     return objection("it", found, "plain fused", workload.rounds_coarsely)
 
 
@@ -70,67 +71,68 @@ def test_other_data_is_refused(workload: Workload, wrong: Change) -> None:
 
 @pytest.mark.parametrize("workload", [COARSE, FINE], ids=["bfloat16", "float32"])
 def test_a_step_that_was_left_out_is_refused(workload: Workload) -> None:
-    wanted, side = evidence.train_anew(make_loop(workload)), make_loop(workload)
-    for number in range(evidence.NUM_STEPS - 1):
+    wanted, side = child.train_anew(make_loop(workload)), make_loop(workload)
+    for number in range(NUM_STEPS - 1):
         side.step(number)
-    found = evidence.compare(evidence.Evidence(side.movement(), side.mean_gradients()), wanted)
+    found = child.compare(child.evidence_now(side), wanted)
     assert objection("it", found, "plain fused", workload.rounds_coarsely) is not None
 
 
 @pytest.mark.parametrize("workload", [COARSE, FINE], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize("factor", [0.5, -1.0])
 def test_a_wrong_update_of_right_gradients_is_refused(workload: Workload, factor: float) -> None:
-    wanted = evidence.train_anew(make_loop(workload))
+    wanted = child.train_anew(make_loop(workload))
     movement = {name: factor * way for name, way in wanted.movement.items()}
-    found = evidence.compare(replace(wanted, movement=movement), wanted)
+    found = child.compare(replace(wanted, movement=movement), wanted)
     assert "its parameters" in str(objection("it", found, "plain fused", workload.rounds_coarsely))
 
 
 def test_the_same_model_in_float32_agrees_with_itself_in_bfloat16() -> None:
-    wanted = evidence.train_anew(make_loop(COARSE))
-    found = evidence.compare(evidence.train_anew(make_loop(replace(COARSE, loss=token_loss))), wanted)
+    wanted = child.train_anew(make_loop(COARSE))
+    found = child.compare(child.train_anew(make_loop(replace(COARSE, loss=token_loss))), wanted)
     assert found["gradients"] > 1e-4
     assert objection("it", found, "plain fused", coarse=True) is None
 
 
-def evidence_of(*numbers: float) -> evidence.Evidence:
-    return evidence.Evidence({"a": torch.tensor(numbers)}, {"a": torch.tensor(numbers)})
+def evidence_of(*numbers: float) -> Evidence:
+    return Evidence({"a": torch.tensor(numbers)}, {"a": torch.tensor(numbers)})
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf])
 def test_what_is_no_number_is_refused(wrong: float) -> None:
-    found = evidence.compare(evidence_of(1.0, wrong), evidence_of(1.0, 1.0))
+    found = child.compare(evidence_of(1.0, wrong), evidence_of(1.0, 1.0))
     assert objection("it", found, "plain fused", coarse=True) is not None
 
 
 def test_a_missing_parameter_is_refused() -> None:
     whole = evidence_of(1.0, 1.0)
-    more = evidence.Evidence({**whole.movement, "b": torch.ones(1)}, whole.gradients)
-    assert objection("it", evidence.compare(whole, more), "plain fused", coarse=True) is not None
+    more = Evidence(whole.gradients, {**whole.movement, "b": torch.ones(1)})
+    assert objection("it", child.compare(whole, more), "plain fused", coarse=True) is not None
 
 
 def test_a_side_that_starts_anew_comes_to_the_same_bits() -> None:
     side = make_loop(COARSE)
     for number in range(5):
         side.step(number)
-    assert evidence.digest(evidence.train_anew(side)) == evidence.digest(evidence.train_anew(make_loop(COARSE)))
+    assert child.digest(child.train_anew(side)) == child.digest(child.train_anew(make_loop(COARSE)))
 
 
 def test_one_changed_bit_changes_the_digest() -> None:
-    assert evidence.digest(evidence_of(1.0, 0.0)) != evidence.digest(evidence_of(1.0, -0.0))
+    assert child.digest(evidence_of(1.0, 0.0)) != child.digest(evidence_of(1.0, -0.0))
 
 
 def test_evidence_survives_its_file(tmp_path: Path) -> None:
-    written = evidence.Evidence({"a b": torch.randn(3, 4).t()}, {"a b": torch.randn(())})
-    evidence.write(written, tmp_path / "evidence")
-    assert evidence.digest(evidence.read(tmp_path / "evidence")) == evidence.digest(written)
+    written = Evidence({"a b": torch.randn(3, 4).t()}, {"a b": torch.randn(())})
+    write_tensors(tmp_path / "evidence", child.tensors_of(written))
+    read = child.evidence_from(load_file(str(tmp_path / "evidence")))
+    assert child.digest(read) == child.digest(written)
 
 
 def test_captured_and_flat_must_hold_the_bits_of_lockstep() -> None:
-    same = {gpu.LOCKSTEP: "a", gpu.CAPTURED: "a", gpu.FLAT: "a", gpu.DETERMINISTIC: "b"}
+    same = {gpu.LOCKSTEP: "a", gpu.CAPTURED: "a", gpu.DETERMINISTIC: "b"}
     assert objections_of_bits(same) == {}
-    assert list(objections_of_bits({**same, gpu.FLAT: "b"})) == [gpu.FLAT]
-    assert objections_of_bits({gpu.CAPTURED: "a", gpu.FLAT: "b"}) == {}
+    assert list(objections_of_bits({**same, gpu.CAPTURED: "b"})) == [gpu.CAPTURED]
+    assert objections_of_bits({gpu.CAPTURED: "a", gpu.DETERMINISTIC: "b"}) == {}
 
 
 def test_workers_of_one_side_with_different_bits_are_refused() -> None:

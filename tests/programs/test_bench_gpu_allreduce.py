@@ -11,16 +11,18 @@ from rich.console import Console
 from workers import on_workers
 
 from lockstep.errors import BadArgument
-from lockstep.programs.bench.allreduce.gpu import worker
-from lockstep.programs.bench.allreduce.gpu.plan import SIZES_ON_GPU
-from lockstep.programs.bench.allreduce.gpu.sides import Memory, floor_ms
-from lockstep.programs.bench.allreduce.gpu.timing import time_block
-from lockstep.programs.bench.allreduce.measuring import accept
-from lockstep.programs.bench.allreduce.plan import SIDES, Plan, make_plans
-from lockstep.programs.bench.allreduce.result import Result, Times
-from lockstep.programs.bench.allreduce.rows import make_report, make_rows
+from lockstep.programs.bench.allreduce.plan import (
+    SIDES,
+    USUAL_SIZES,
+    AllreducePlan,
+    make_plans,
+    make_row,
+    show,
+)
 from lockstep.programs.bench.allreduce.sizes import GiB, KiB, MiB, parse_sizes
-from lockstep.programs.bench.allreduce.table import show
+from lockstep.programs.bench.allreduce.worker import MemoryCopy, bytes_per_s, floor_ms, main_on_gpu, time_together
+from lockstep.programs.bench.launch import accept
+from lockstep.programs.bench.plan import BenchResult
 from lockstep.wire import in_process
 
 MACHINE = {
@@ -34,7 +36,7 @@ MACHINE = {
 
 
 def test_sizes_on_a_gpu_go_from_a_small_bucket_to_the_gradients_of_a_model() -> None:
-    sizes = parse_sizes(SIZES_ON_GPU)
+    sizes = parse_sizes(USUAL_SIZES["cuda"])
     assert (sizes[0], sizes[-1]) == (64 * KiB, 256 * MiB)
 
 
@@ -67,29 +69,29 @@ def test_a_block_waits_for_the_device_before_and_after_its_operations() -> None:
         done.append("clock")
         return next(clock)
 
-    seconds = time_block(Counted(done), 3, in_process().transport, lambda: done.append("wait"), read_clock)
+    times = time_together(Counted(done), in_process().transport, lambda: done.append("wait"), 3, read_clock)
     assert done == ["operate", "wait", "clock", "operate", "operate", "operate", "wait", "clock"]
-    assert seconds == 2.0
+    assert (times.mean_ms, times.each_ms) == (2000, [2000])
 
 
 def test_memory_is_measured_in_bytes_read_and_written() -> None:
-    memory = Memory(4 * KiB, torch.device("cpu"), lambda: None)
-    assert 0 < memory.bytes_per_s() < math.inf
+    copy = MemoryCopy(KiB, torch.device("cpu"))
+    assert 0 < bytes_per_s(copy, lambda: None) < math.inf
 
 
 def test_two_workers_add_right_and_every_size_has_its_times(tmp_path: Path) -> None:
-    plan = Plan(2, (4, 64 * KiB), "shared", rounds=2)
-    on_workers(2, worker.main, plan, tmp_path, copy_bytes=MiB)
-    rows = make_rows(plan, accept(Result.read(tmp_path)))
+    plan = AllreducePlan(2, (4, 64 * KiB), "shared", rounds=2)
+    on_workers(2, main_on_gpu, plan, tmp_path, copy_bytes=MiB)
+    rows = accept(BenchResult.find(tmp_path)).rows
     assert [row["bytes"] for row in rows] == [4, 64 * KiB]
     assert all(math.isfinite(row[f"{side}_ms"]) and row[f"{side}_ms"] > 0 for row in rows for side in SIDES)
 
 
 def test_the_table_of_a_gpu_names_it_and_fits_100_columns() -> None:
-    plan = Plan(4, (64 * KiB, 256 * MiB), "shared", rounds=1, device="cuda")
-    sizes = [Times(size, [dict.fromkeys(SIDES, 0.0123)], dict.fromkeys(SIDES, 1.0), {}) for size in plan.sizes]
+    plan = AllreducePlan(4, (64 * KiB, 256 * MiB), "shared", rounds=1, device="cuda")
+    rows = [make_row(part, [dict.fromkeys(SIDES, 0.0123)], dict.fromkeys(SIDES, 1.0), {}) for part in plan.parts]
     shown = io.StringIO()
-    show(make_report("shared", make_rows(plan, Result(None, sizes, {})), MACHINE), Console(file=shown))
+    show({"algorithm": "shared", "rows": rows, "machine": MACHINE}, Console(file=shown))
     assert "NVIDIA H200, CUDA 13.0" in shown.getvalue()
     assert "2·W·P bytes" in shown.getvalue()
     assert max(map(len, shown.getvalue().splitlines())) <= 100

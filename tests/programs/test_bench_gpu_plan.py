@@ -1,24 +1,38 @@
 """What is measured on a GPU, and what is made of the times. Nothing runs here, and no GPU is needed."""
 
 import io
+import json
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 from click.testing import CliRunner
+from report_keys import RECORDED, keys
 from rich.console import Console
 
 from lockstep.cli.bench import command
 from lockstep.errors import BadArgument, BadEnvironment
 from lockstep.programs import large_models
-from lockstep.programs.bench.gpu import measuring
 from lockstep.programs.bench.gpu import plan as gpu
-from lockstep.programs.bench.gpu.claims import Claim, check_claims
-from lockstep.programs.bench.gpu.plan import REFERENCES, SIDES, Plan, make_plans, order, parse_sides, reference_among
-from lockstep.programs.bench.gpu.rows import is_whole, make_report, make_row
-from lockstep.programs.bench.gpu.table import show_machine, show_row
-from lockstep.programs.bench.gpu.turns import Outcome
+from lockstep.programs.bench.gpu import turns
+from lockstep.programs.bench.gpu.plan import (
+    GPU_REFERENCES,
+    SIDES,
+    GpuOutcome,
+    GpuStepPlan,
+    SpeedClaim,
+    check_claims,
+    drawn_order,
+    is_whole,
+    make_plans,
+    make_report,
+    make_row,
+    parse_sides,
+    reference_among,
+    show_machine,
+    show_row,
+)
 from lockstep.programs.bench.mps import multi_process_service
 from lockstep.programs.models import count_parameters
 from lockstep.programs.packages import require
@@ -26,12 +40,12 @@ from lockstep.programs.packages import require
 MACHINE = {"gpu": "NVIDIA H200", "cores": 16, "torch": "2.11.0", "cuda": "13.0"}
 
 
-def plan(**changes: Any) -> Plan:
-    return Plan(**{"model": "gpt10m", "workers": 1, "sides": SIDES, "steps": 2, "rounds": 3, **changes})
+def plan(**changes: Any) -> GpuStepPlan:
+    return GpuStepPlan(**{"model": "gpt10m", "workers": 1, "sides": SIDES, "steps": 2, "rounds": 3, **changes})
 
 
 def row(seconds: dict[str, list[float]], **changes: Any) -> dict[str, Any]:
-    return make_row(plan(**changes), Outcome(reference=gpu.FUSED, seconds=seconds, parameters=10_000_000))
+    return make_row(plan(**changes), GpuOutcome(reference=gpu.FUSED, seconds=seconds, parameters=10_000_000))
 
 
 def side(made: dict[str, Any], name: str) -> dict[str, Any]:
@@ -52,7 +66,7 @@ def shown(report: dict[str, Any]) -> str:
 
 def test_a_gpu_plan_reaches_the_children_unchanged() -> None:
     made = plan(sizes={"batch_size": 4})
-    assert Plan.read(made.written()) == made
+    assert GpuStepPlan.read(made.written()) == made
 
 
 def test_one_worker_has_every_side_and_several_have_ddp_over_gloo() -> None:
@@ -87,7 +101,7 @@ def test_what_is_no_side_is_refused_with_all_that_are(text: str) -> None:
 
 
 def test_every_round_has_every_side_once_in_an_order_of_its_own() -> None:
-    orders = [order(number, SIDES) for number in range(8)]
+    orders = [drawn_order(number, SIDES) for number in range(8)]
     assert all(sorted(each) == sorted(SIDES) for each in orders)
     assert len({tuple(each) for each in orders}) == 8
 
@@ -108,7 +122,7 @@ def test_a_model_of_the_gpu_has_the_size_it_is_known_by(name: str, count: int) -
 
 
 def test_gpu_plans_know_the_batch_size_of_every_workload() -> None:
-    sizes = {name: reference.batch_size for name, reference in REFERENCES.items()}
+    sizes = {name: reference.batch_size for name, reference in GPU_REFERENCES.items()}
     assert sizes == {name: make().batch_size for name, make in large_models.LARGE_WORKLOADS.items()}
 
 
@@ -137,8 +151,14 @@ def test_ratios_of_sides_are_made_within_rounds() -> None:
     assert found["ratio_to_ddp"] is None
 
 
+def test_a_report_of_a_gpu_has_the_keys_that_it_always_had() -> None:
+    made = row({name: [1.0] for name in SIDES}, rounds=1)
+    report = make_report([made], MACHINE, mps=False, stopped=False)
+    assert keys(json.loads(json.dumps(report))) == set(RECORDED["gpu"])
+
+
 def test_a_side_that_failed_has_a_reason_and_no_times() -> None:
-    outcome = Outcome(seconds={gpu.FUSED: [1.0]}, reasons={gpu.DDP: "failed: out of memory"})
+    outcome = GpuOutcome(seconds={gpu.FUSED: [1.0]}, reasons={gpu.DDP: "failed: out of memory"})
     made = make_row(plan(sides=(gpu.FUSED, gpu.DDP), rounds=1), outcome)
     assert (side(made, gpu.DDP)["ms"], side(made, gpu.DDP)["reason"]) == (None, "failed: out of memory")
     assert not is_whole(make_report([made], MACHINE, mps=False, stopped=False))
@@ -162,12 +182,12 @@ def test_a_claim_is_decided_by_the_median_of_the_rounds() -> None:
     seconds = {gpu.CAPTURED: [1.0, 1.0, 9.0], gpu.BY_HAND: [1.0, 1.0, 1.0]}
     [found] = check_claims(plan(sides=(gpu.CAPTURED, gpu.BY_HAND)), seconds)
     assert (found["ratio"], found["holds"]) == (1.0, True)
-    assert Claim(gpu.CAPTURED, gpu.BY_HAND, 1.05).text == "lockstep captured is within 5 % of graph by hand"
+    assert SpeedClaim(gpu.CAPTURED, gpu.BY_HAND, 1.05).text == "lockstep captured is within 5 % of graph by hand"
 
 
 def test_the_gpu_table_fits_100_columns_and_says_why_a_side_is_missing() -> None:
     seconds = {name: [0.0471, 0.1234, 0.0472] for name in SIDES if name != gpu.COMPILED}
-    outcome = Outcome(gpu.FUSED, seconds, {gpu.COMPILED: "failed: no compiler"}, parameters=124_475_904)
+    outcome = GpuOutcome(gpu.FUSED, seconds, {gpu.COMPILED: "failed: no compiler"}, parameters=124_475_904)
     outcome.evidence = {name: {"gradients": 1.234e-2, "movement": 0.1, "length": 1.0, "digest": None} for name in SIDES}
     outcome.peaks = {name: {"reserved_bytes": 18 * 2**30, "allocated_bytes": 1} for name in SIDES}
     text = shown(make_report([make_row(plan(), outcome)], MACHINE, mps=True, stopped=False))
@@ -179,18 +199,18 @@ def test_the_gpu_table_fits_100_columns_and_says_why_a_side_is_missing() -> None
 
 
 def test_a_report_of_sides_that_all_failed_can_be_shown() -> None:
-    made = make_row(plan(sides=(gpu.FUSED,)), Outcome(reasons={gpu.FUSED: "failed: [no] GPU"}))
+    made = make_row(plan(sides=(gpu.FUSED,)), GpuOutcome(reasons={gpu.FUSED: "failed: [no] GPU"}))
     assert "! plain fused failed: [no] GPU" in shown(make_report([made], {}, mps=False, stopped=False))
 
 
 def test_an_interrupt_ends_the_plans_and_keeps_those_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Outcome(gpu.FUSED, {gpu.FUSED: [1.0, 1.0]}, machine=MACHINE)
-    cut = Outcome(gpu.FUSED, {gpu.FUSED: [1.0]}, machine=MACHINE, stopped=True)
+    whole = GpuOutcome(gpu.FUSED, {gpu.FUSED: [1.0, 1.0]}, machine=MACHINE)
+    cut = GpuOutcome(gpu.FUSED, {gpu.FUSED: [1.0]}, machine=MACHINE, stopped=True)
     plans = [plan(model=name, sides=(gpu.FUSED,)) for name in ("mlp", "gpt10m", "vit")]
     for outcomes, kept in (([whole, KeyboardInterrupt], [2]), ([whole, cut], [2, 1]), ([KeyboardInterrupt], [])):
-        monkeypatch.setattr(measuring, "measure", Mock(side_effect=outcomes))
+        monkeypatch.setattr(turns, "measure", Mock(side_effect=outcomes))
         taken: list[dict[str, Any]] = []
-        report = measuring.bench_gpu_steps(plans, Mock(), taken.append, {})
+        report = turns.bench_gpu_steps(plans, Mock(), taken.append, {})
         assert report["stopped"]
         assert [made["rounds"] for made in report["rows"]] == kept
         assert taken == report["rows"]

@@ -21,12 +21,11 @@ from workers import on_workers
 from lockstep.errors import BadEnvironment
 from lockstep.programs.bench.gpu import child, children
 from lockstep.programs.bench.gpu import plan as gpu
-from lockstep.programs.bench.gpu.children import Child, hired, last_lines, meet
-from lockstep.programs.bench.gpu.plan import Plan
-from lockstep.programs.bench.gpu.talk import Talk
-from lockstep.programs.bench.gpu.turns import Outcome, take_turns
+from lockstep.programs.bench.gpu.children import JsonConnection, SideProcess, last_lines, meet, start_sides
+from lockstep.programs.bench.gpu.plan import GpuOutcome, GpuStepPlan
+from lockstep.programs.bench.gpu.turns import SideTurns
 from lockstep.programs.bench.mps import multi_process_service
-from lockstep.programs.bench.result import Progress
+from lockstep.programs.bench.rounds import RoundsDone
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -35,15 +34,15 @@ TINY = {"batch_size": 4, "context": 8, "width": 24, "num_blocks": 1, "num_tokens
 SCRIPT = """
 import json, os, signal, sys
 from pathlib import Path
-from lockstep.programs.bench.gpu.talk import Talk
+from lockstep.programs.bench.gpu.children import JsonConnection
 folder, side, answers, dies_at = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), sys.argv[4]
 if dies_at == "start":
     sys.exit("it never came")
-talk = Talk.to(folder / "turns")
-talk.say(side=side, rank=0)
+connection = JsonConnection.to(folder / "turns")
+connection.send(side=side, rank=0)
 print(2 * (sys.argv[5] + chr(10)), file=sys.stderr, flush=True)
 num_blocks = 0
-while (words := talk.hear()) is not None:
+while (words := connection.receive()) is not None:
     num_blocks += words["word"] == "block"
     if dies_at == f"interrupt in round {num_blocks}":
         os.kill(os.getppid(), signal.SIGINT)
@@ -51,7 +50,7 @@ while (words := talk.hear()) is not None:
         log.write(side + " " + words["word"] + chr(10))
     if words["word"] == dies_at:
         sys.exit("it had no more memory")
-    talk.say(**answers[words["word"]])
+    connection.send(**answers[words["word"]])
 """
 
 ANSWERS: dict[str, dict[str, Any]] = {
@@ -71,10 +70,10 @@ class Scripted:
         self.listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         self.listener.bind(str(folder / "turns"))
         self.listener.listen()
-        self.children: list[Child] = []
-        self.progress: list[Progress] = []
+        self.children: list[SideProcess] = []
+        self.progress: list[RoundsDone] = []
 
-    def child(self, name: str, dies_at: str = "", says: str = "", **changed: dict[str, Any]) -> Child:
+    def child(self, name: str, dies_at: str = "", says: str = "", **changed: dict[str, Any]) -> SideProcess:
         answers = {word: {**answer, **changed.get(word, {})} for word, answer in ANSWERS.items()}
         log = self.folder / f"{len(self.children)}.log"
         with log.open("wb") as output:
@@ -84,15 +83,15 @@ class Scripted:
                 stderr=output,
                 start_new_session=True,
             )
-        made = Child(name, process, log, num_members=1)
+        made = SideProcess(name, process, log, num_members=1)
         self._stack.callback(made.end)
         self.children.append(made)
         return made
 
-    def outcome(self, rounds: int = 2) -> Outcome:
+    def outcome(self, rounds: int = 2) -> GpuOutcome:
         meet(self.listener, self.children, time.monotonic)
         names = tuple(child.name for child in self.children)
-        return take_turns(Plan("mlp", 1, names, 4, rounds), self.children, self.progress.append)
+        return SideTurns(GpuStepPlan("mlp", 1, names, 4, rounds), self.children, self.progress.append).taken()
 
     def heard(self) -> list[str]:
         return (self.folder / "heard").read_text().splitlines()
@@ -200,7 +199,7 @@ def test_an_interrupt_before_any_round_was_whole_is_passed_on(scripted: Scripted
         scripted.outcome(rounds=5)
 
 
-def test_what_is_done_before_the_first_round_is_told(scripted: Scripted) -> None:
+def test_what_is_done_before_the_first_round_is_shown(scripted: Scripted) -> None:
     scripted.child(gpu.FUSED)
     scripted.child(gpu.DDP)
     scripted.outcome(rounds=2)
@@ -215,7 +214,7 @@ def test_what_is_done_before_the_first_round_is_told(scripted: Scripted) -> None
     assert [progress.done for progress in scripted.progress][-3:] == [0, 1, 2]
 
 
-def test_only_the_end_of_a_log_is_told(tmp_path: Path) -> None:
+def test_only_the_end_of_a_log_is_shown(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("\n".join(f"line {number}" for number in range(100)) + "\n\n")
     assert last_lines(tmp_path / "log").splitlines() == [f"line {number}" for number in range(94, 100)]
 
@@ -224,10 +223,10 @@ def test_only_the_end_of_a_log_is_told(tmp_path: Path) -> None:
 
 
 @contextmanager
-def measured(num_workers: int, sides: Sequence[str], folder: Path, mark: str) -> Iterator[Outcome]:
-    plan = Plan("gpt10m", num_workers, tuple(sides), steps=1, rounds=1, device="cpu", sizes=TINY)
-    with hired(plan, folder, {MARK: mark}) as children:
-        yield take_turns(plan, children, lambda progress: None)
+def measured(num_workers: int, sides: Sequence[str], folder: Path, mark: str) -> Iterator[GpuOutcome]:
+    plan = GpuStepPlan("gpt10m", num_workers, tuple(sides), steps=1, rounds=1, device="cpu", sizes=TINY)
+    with start_sides(plan, folder, {MARK: mark}) as children:
+        yield SideTurns(plan, children, lambda progress: None).taken()
 
 
 def test_a_real_side_is_timed_and_one_that_cannot_be_is_named(
@@ -258,15 +257,17 @@ class Driver(threading.Thread):
         self.answers: list[list[dict[str, Any] | None]] = []
 
     def run(self) -> None:
-        talks = [Talk(self._listener.accept()[0]) for _ in range(2)]
-        ranks = [hello["rank"] for talk in talks if (hello := talk.hear(60)) is not None]
-        talks = [talk for _, talk in sorted(zip(ranks, talks, strict=True), key=lambda pair: pair[0])]
+        connections = [JsonConnection(self._listener.accept()[0]) for _ in range(2)]
+        ranks = [hello["rank"] for connection in connections if (hello := connection.receive(60)) is not None]
+        connections = [
+            connection for _, connection in sorted(zip(ranks, connections, strict=True), key=lambda pair: pair[0])
+        ]
         for words in self._words:
-            for talk in talks:
-                talk.say(**words)
-            self.answers.append([talk.hear(60) for talk in talks])
-        for talk in talks:
-            talk.close()
+            for connection in connections:
+                connection.send(**words)
+            self.answers.append([connection.receive(60) for connection in connections])
+        for connection in connections:
+            connection.close()
 
 
 @pytest.mark.parametrize("name", [gpu.LOCKSTEP, gpu.DDP_GLOO])
@@ -274,7 +275,7 @@ def test_two_workers_of_a_side_hold_the_same_bits_and_the_first_one_compares(
     name: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("t")
-    plan = Plan("gpt10m", 2, (name,), steps=1, rounds=1, device="cpu", sizes=TINY)
+    plan = GpuStepPlan("gpt10m", 2, (name,), steps=1, rounds=1, device="cpu", sizes=TINY)
     words = [
         {"word": "open"},
         {"word": "prepare"},

@@ -3,21 +3,20 @@
 import io
 import itertools
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from lockstep.errors import BadArgument
-from lockstep.programs.bench.launching import Lines, ResultsDiffer
-from lockstep.programs.bench.plan import REFERENCES, SIDES, Plan, make_plans, order
-from lockstep.programs.bench.result import Progress, Result
-from lockstep.programs.bench.rows import make_row
-from lockstep.programs.bench.step import accept
-from lockstep.programs.bench.table import show
-
-
-def result(rounds: list[dict[str, float]], refused: str | None = None) -> Result:
-    return Result(refused, {}, rounds, parameters=10, machine={})
+from lockstep.programs.bench.launch import ResultsDiffer, accept
+from lockstep.programs.bench.plan import REFERENCES, BenchResult
+from lockstep.programs.bench.progress import ProgressLines, show_progress
+from lockstep.programs.bench.rounds import RoundsDone, order
+from lockstep.programs.bench.step.plan import SIDES, CpuStepPlan, make_plans, make_row, show
 
 
 def test_all_means_every_reference_model_once() -> None:
@@ -31,17 +30,17 @@ def test_unequal_shares_are_refused_with_the_numbers_of_workers_that_are_allowed
 
 
 def test_a_plan_reaches_the_workers_unchanged() -> None:
-    plan = Plan("wide", workers=4, steps=7, rounds=2)
-    assert Plan.read(plan.written()) == plan
+    plan = CpuStepPlan("wide", workers=4, steps=7, rounds=2)
+    assert CpuStepPlan.read(plan.written()) == plan
 
 
 def test_in_ten_rounds_every_side_stands_twice_in_every_place() -> None:
-    places = [(place, side) for number in range(10) for place, side in enumerate(order(number))]
+    places = [(place, side) for number in range(10) for place, side in enumerate(order(SIDES, number))]
     assert all(places.count(pair) == 2 for pair in itertools.product(range(5), SIDES))
 
 
 def test_in_ten_rounds_a_side_follows_another_as_often_as_that_follows_it() -> None:
-    follows = [pair for number in range(10) for pair in itertools.pairwise(order(number))]
+    follows = [pair for number in range(10) for pair in itertools.pairwise(order(SIDES, number))]
     assert all(follows.count((a, b)) == follows.count((b, a)) for a, b in itertools.permutations(SIDES, 2))
 
 
@@ -51,14 +50,14 @@ def test_ratios_are_made_within_rounds() -> None:
         {"lockstep": one, "ddp": other, "ddp_on_lockstep": 4.0, "plain_one_thread": 5.0, "plain_all_threads": 2.0}
         for one, other in zip(lockstep, ddp, strict=True)
     ]
-    row = make_row(Plan("mlp", 2, 1, 3), result(rounds))
+    row = make_row(CpuStepPlan("mlp", 2, 1, 3), rounds, 10, {})
     assert (row["speedup_over_ddp_low"], row["speedup_over_ddp"], row["speedup_over_ddp_high"]) == (0.5, 2, 3)
     assert (row["lockstep_ms"], row["ddp_ms"], row["lockstep_over_plain_one_thread"]) == (20, 20, 4)
 
 
 def test_the_table_of_steps_is_whole_in_a_file_and_fits_100_columns() -> None:
     times = dict.fromkeys(SIDES, 1234.56)
-    row = make_row(Plan("wide", 16, 1, 1), result([times]))
+    row = make_row(CpuStepPlan("wide", 16, 1, 1), [times], 10, {})
     machine = {"cores": 128, "processor": "x86_64", "torch": "2.13.0+cpu", "threads_per_worker": 1}
     text = io.StringIO()
     show({"rows": [row], "machine": machine}, Console(file=text))
@@ -68,18 +67,34 @@ def test_the_table_of_steps_is_whole_in_a_file_and_fits_100_columns() -> None:
 
 def test_a_refused_result_never_becomes_a_row() -> None:
     with pytest.raises(ResultsDiffer, match="they disagree"):
-        accept(result([], refused="they disagree"))
+        accept(BenchResult("they disagree", (), {}))
 
 
 def test_progress_is_found_in_output_that_comes_in_pieces() -> None:
-    told: list[Progress] = []
-    lines = Lines(told.append)
+    found: list[RoundsDone] = []
+    lines = ProgressLines(found.append)
     for piece in (b"lockstep 0.1 ...\nbench-prog", b"ress 1 8\nbench-progress 2 8\nbench", b"-progress 3 8"):
         lines(piece)
-    assert told == [Progress(1, 8), Progress(2, 8)]
+    assert found == [RoundsDone(1, 8), RoundsDone(2, 8)]
+
+
+def test_off_a_terminal_there_is_a_line_for_what_has_words_and_for_the_end_of_a_part() -> None:
+    plan, text = CpuStepPlan("mlp", workers=2, steps=1, rounds=2), io.StringIO()
+    with show_progress(Console(file=text), [plan]) as follow:
+        for progress in (RoundsDone(0, 2, "warming up [1]"), RoundsDone(0, 2), RoundsDone(1, 2), RoundsDone(2, 2)):
+            follow(plan, progress)
+    assert text.getvalue() == "mlp on 2 workers: warming up [1]\nmlp on 2 workers: done\n"
+
+
+def test_the_command_line_of_benchmarks_loads_neither_torch_nor_rich() -> None:
+    code = "import sys, lockstep.cli.bench; print([name for name in ('torch', 'rich') if name in sys.modules])"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    assert (
+        subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True).stdout == "[]\n"
+    )
 
 
 def test_a_result_survives_its_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    written = Result(None, {"ddp": {"gradients": math.inf}}, [{"ddp": 1.5}], 10, {"cores": 2})
-    written.write(tmp_path)
-    assert Result.read(tmp_path) == written
+    written = BenchResult(None, ({"ddp": {"gradients": math.inf}}, {"rounds_ms": [1.5]}), {"cores": 2})
+    written.leave(tmp_path)
+    assert BenchResult.find(tmp_path) == written

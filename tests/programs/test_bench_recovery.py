@@ -18,17 +18,22 @@ from workers import on_workers
 from lockstep.cli.bench import command
 from lockstep.launch.orphans import Guard
 from lockstep.launch.signals import Signals
-from lockstep.programs.bench.launching import Stopped
-from lockstep.programs.bench.recovery.gate import Gate
-from lockstep.programs.bench.recovery.plan import SIDES, SPARE, SURVIVORS, Kill, Plan, Side
-from lockstep.programs.bench.recovery.program import Program, Watch
-from lockstep.programs.bench.recovery.recovery import Recovery
-from lockstep.programs.bench.recovery.task import Result, Task
-from lockstep.programs.bench.recovery.trial import Trials
+from lockstep.programs.bench.launch import BenchStopped
+from lockstep.programs.bench.recovery.log import TrainingResult, TrainingTask, shut_gate
+from lockstep.programs.bench.recovery.plan import (
+    SIDES,
+    SPARE,
+    SURVIVORS,
+    PlannedKill,
+    RecoveryPlan,
+    RecoverySide,
+    RecoveryTimes,
+)
+from lockstep.programs.bench.recovery.trial import SignalWatch, Trials, start_launcher
 from lockstep.programs.bench.recovery.worker import main
 
 REPOSITORY = Path(__file__).parents[2]
-PLAN = Plan("mlp", workers=2, lanes=4, kills=1, baseline=False)
+PLAN = RecoveryPlan("mlp", workers=2, lanes=4, kills=1, baseline=False)
 STEPS = 16
 
 # A launcher that dies of SIGTERM without a thought for its child, which leads a session of its own.
@@ -40,7 +45,7 @@ time.sleep(600)
 """
 
 
-def check(recovery: Recovery | None) -> None:
+def check(recovery: RecoveryTimes | None) -> None:
     assert recovery is not None
     assert math.isfinite(recovery.next_s)
     assert recovery.next_s > 0
@@ -52,21 +57,21 @@ def check(recovery: Recovery | None) -> None:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest of the whole training on one worker that nobody kills."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    with Gate(folder) as gate, pytest.MonkeyPatch.context() as patch:
-        gate.open()
+    with shut_gate(folder) as open_gate, pytest.MonkeyPatch.context() as patch:
+        open_gate()
         patch.setenv("LOCKSTEP_LANES", str(PLAN.lanes))
-        on_workers(1, main, Task(PLAN.model, STEPS, str(folder)))
-    return Result.read(folder).digest
+        on_workers(1, main, TrainingTask(PLAN.model, STEPS, str(folder)))
+    return TrainingResult.find(folder).digest
 
 
 @pytest.mark.parametrize(("side", "victim"), [(SURVIVORS, 0), (SPARE, 1)])
 @pytest.mark.soak
-def test_a_kill_is_timed_and_changes_no_bit(side: Side, victim: int, undisturbed: str, tmp_path: Path) -> None:
+def test_a_kill_is_timed_and_changes_no_bit(side: RecoverySide, victim: int, undisturbed: str, tmp_path: Path) -> None:
     with Signals() as signals, Guard() as guard:
-        trials = Trials(PLAN, tmp_path, Watch(signals), guard, dict(os.environ))
-        trial = trials.run(side, STEPS, Kill(victim, step=3, fraction=0.5))
+        trials = Trials(PLAN, tmp_path, SignalWatch(signals), guard, dict(os.environ))
+        trial = trials.run(side, STEPS, PlannedKill(victim, step=3, fraction=0.5))
     check(trial.recovery)
-    assert trial.result.digest == undisturbed
+    assert trial.training.digest == undisturbed
 
 
 @pytest.mark.soak
@@ -109,15 +114,15 @@ def test_ctrl_c_ends_the_benchmark_with_130_and_leaves_nothing(tmp_path: Path) -
 def test_what_a_careless_launcher_leaves_is_ended_too(tmp_path: Path) -> None:
     output, mark = tmp_path / "output.log", uuid4().hex
     with Signals() as signals, Guard() as guard:
-        with Program([sys.executable, "-c", CARELESS], {**os.environ, MARK: mark}, output, guard):
-            Watch(signals).until(lambda: "started" in output.read_text(), 30, "the child")
+        with start_launcher([sys.executable, "-c", CARELESS], {**os.environ, MARK: mark}, output, guard):
+            SignalWatch(signals).until(lambda: "started" in output.read_text(), 30, "the child")
             assert len(survivors(mark)) == 2
         assert survivors(mark) == []
 
 
 def test_waiting_too_long_ends_the_benchmark_with_what_was_waited_for() -> None:
-    with Signals() as signals, pytest.raises(Stopped, match="the spare did not come within 0 s"):
-        Watch(signals).until(lambda: False, 0.0, "the spare")
+    with Signals() as signals, pytest.raises(BenchStopped, match="the spare did not come within 0 s"):
+        SignalWatch(signals).until(lambda: False, 0.0, "the spare")
 
 
 @pytest.mark.parametrize(

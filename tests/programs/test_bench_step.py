@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from launches import FORKING
+from report_keys import RECORDED, keys
 
 from lockstep.cli.bench import command
 from lockstep.launch import process
-from lockstep.programs.bench.plan import SIDES
+from lockstep.programs.bench.step.plan import SIDES
 
 
 def test_a_short_benchmark_reports_every_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,7 +21,9 @@ def test_a_short_benchmark_reports_every_side(tmp_path: Path, monkeypatch: pytes
     words = ["step", "--model", "mlp", "-n", "2", "--steps", "1", "--rounds", "2", "--json"]
     ended = CliRunner().invoke(command, words, catch_exceptions=False)
     assert ended.exit_code == 0, ended.output
-    [row] = json.loads(ended.stdout)["rows"]
+    report = json.loads(ended.stdout)
+    assert keys(report) == set(RECORDED["step"])
+    [row] = report["rows"]
     assert (row["model"], row["workers"]) == ("mlp", 2)
     times = [row[f"{side}_ms"] for side in SIDES]
     ratios = [row[f"speedup_over_ddp{end}"] for end in ("_low", "", "_high")]

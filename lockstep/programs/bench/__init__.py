@@ -1,8 +1,9 @@
-"""What this machine does, measured, side by side with others: training steps here, an all-reduce in `allreduce`,
-the time from a kill to the next step in `recovery`, training steps on a GPU in `gpu`.
+"""What this machine does, measured side by side with others. One harness, and a folder for each subject.
 
-`plan` says what to measure and `step` launches it. `worker` runs in every worker and uses `sides` (the ways
-to train), `agreement` (do they compute the same?) and `timing`; `result` carries the times back. `rows` makes
-the numbers to report, `table` shows them. All benchmarks use `launching`, `following` (progress), `machine` (where
-it was measured), `devices`, `mps` (several processes on one GPU), `spread` and `width` (of tables).
+The harness: `plan` (what is measured, as values), `launch` (workers are started, and what worker 0 leaves is read),
+`rounds` and `progress`, `spread` (medians, ratios), `table`, `machine` (where it was measured), `mps` (one GPU for
+several processes), and, with torch, `sides` (ways to train) and `evidence` (whether two ways compute the same).
+
+The subjects: `step` (a training step), `gpu` (the same on a GPU), `allreduce` and `recovery` (what a killed worker
+costs). In each of them `plan` says what is measured and what is made of the times, without torch.
 """

@@ -36,7 +36,7 @@ def _gpu() -> dict[str, Any]:
 
 
 def _cpu() -> str:
-    """The processor's own name; Arm's kernels tell none, there it is the kind of processor."""
+    """The processor's own name; Arm's kernels give none, there it is the kind of processor."""
     lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines() if _CPUINFO.is_file() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "") or platform.machine()

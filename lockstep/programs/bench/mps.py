@@ -23,49 +23,44 @@ def multi_process_service(wanted: bool) -> Iterator[dict[str, str]]:
     if not wanted:
         yield {}
         return
-    program = _find(CONTROL)
-    folder = Path(tempfile.mkdtemp(prefix="lockstep-mps-"))
-    variables = {"CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(folder / "log")}
-    try:
+    program = shutil.which(CONTROL, path=process_environment().get("PATH"))
+    if program is None:
+        raise BadEnvironment(
+            f"--mps needs the program {CONTROL}, which comes with NVIDIA's driver and was not found: "
+            "add its folder to PATH, or leave --mps out"
+        )
+    with tempfile.TemporaryDirectory(prefix="lockstep-mps-", ignore_cleanup_errors=True) as folder:
+        variables = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
         for path in variables.values():
             Path(path).mkdir()
         _start(program, variables)
         try:
             yield variables
         finally:
-            _quit(program, variables)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _find(name: str) -> str:
-    program = shutil.which(name, path=process_environment().get("PATH"))
-    if program is None:
-        raise BadEnvironment(
-            f"--mps needs the program {name}, which comes with NVIDIA's driver and was not found: "
-            "add its folder to PATH, or leave --mps out"
-        )
-    return program
+            _control([program], variables, "quit\n")  # waits for the processes that still use it, which are ending
 
 
 def _start(program: str, variables: Mapping[str, str]) -> None:
     """The daemon runs, and its server will start with the first process that comes."""
-    done = _control([program, "-d"], variables, "")
-    if done.returncode:
-        said = (done.stdout + done.stderr).strip() or f"exit code {done.returncode}"
+    exit_code, said = _control([program, "-d"], variables, "")
+    if exit_code:
+        said = said.strip() or f"exit code {exit_code}"
         raise BadEnvironment(f"{CONTROL} did not start: {said}. Leave --mps out, or end the service that runs already")
 
 
-def _quit(program: str, variables: Mapping[str, str]) -> None:
-    """Waits for the processes that still use the service, which are ending."""
-    _control([program], variables, "quit\n")
-
-
-def _control(command: list[str], variables: Mapping[str, str], told: str) -> "subprocess.CompletedProcess[str]":
+def _control(command: list[str], variables: Mapping[str, str], words: str) -> tuple[int, str]:
+    """The exit code of the command, and what it printed."""
     environment = {**process_environment(), **variables}
     with tempfile.TemporaryFile("w+") as output:  # a daemon keeps its output open, and a pipe would wait for its end
         done = subprocess.run(
-            command, env=environment, input=told, stdout=output, stderr=output, text=True, timeout=ANSWER_S, check=False
+            command,
+            env=environment,
+            input=words,
+            stdout=output,
+            stderr=output,
+            text=True,
+            timeout=ANSWER_S,
+            check=False,
         )
         output.seek(0)
-        return subprocess.CompletedProcess(command, done.returncode, output.read(), "")
+        return done.returncode, output.read()

@@ -1,85 +1,105 @@
-"""What a step benchmark measures, as a value. Without torch, so that a wrong word is refused at once."""
+"""What benchmarks measure, as values. Without torch, so that a wrong word is refused at once."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
 
 from lockstep.errors import BadArgument
 
-LOCKSTEP, DDP, ON_BACKEND = "lockstep", "ddp", "ddp_on_lockstep"
-ONE_THREAD, ALL_THREADS = "plain_one_thread", "plain_all_threads"
-SIDES = (LOCKSTEP, DDP, ON_BACKEND, ONE_THREAD, ALL_THREADS)
+CPU, CUDA = "cpu", "cuda"
+DEVICES = (CPU, CUDA)
+
+NUM_BATCHES = 4  # how many different batches a model is trained on, over and over
+_RESULT = "result.json"
 
 
 @dataclass(frozen=True)
-class Reference:
-    """A reference model as a plan needs it; `steps` make a block of about a second."""
-
-    batch_size: int
-    steps: int
-
-
-REFERENCES = {
-    "mlp": Reference(64, steps=20),
-    "wide": Reference(256, steps=15),
-    "gpt": Reference(8, steps=3),
-    "cnn": Reference(64, steps=5),
-}
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One model on one number of workers; every round has one block of `steps` timed steps for each side."""
-
-    model: str
-    workers: int
-    steps: int
-    rounds: int
-
-    def __post_init__(self) -> None:
-        batch_size = REFERENCES[self.model].batch_size
-        if batch_size % self.workers:
-            raise BadArgument(
-                f"the global batch of {self.model}, {batch_size} samples, cannot be cut into {self.workers} "
-                "equal shares, and DDP counts unequal ones as equal: "
-                f"use {_listed(_divisors(batch_size))} workers"
-            )
-
-    @property
-    def title(self) -> str:
-        return f"{self.model} on {self.workers} worker{'' if self.workers == 1 else 's'}"
+class BenchRecord:
+    """What one process of a benchmark passes to another, as JSON. Its sequences are tuples."""
 
     def written(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
-    def read(cls, text: str) -> "Plan":
+    def read(cls, text: str) -> Self:
         """What `written` wrote."""
-        return cls(**json.loads(text))
+        fields = json.loads(text)
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+
+    def leave(self, folder: Path) -> None:
+        """`find` finds it in the folder."""
+        (folder / _RESULT).write_text(self.written(), encoding="utf-8")
+
+    @classmethod
+    def find(cls, folder: Path) -> Self:
+        return cls.read((folder / _RESULT).read_text(encoding="utf-8"))
 
 
-def make_plans(models: Sequence[str], workers: Sequence[int], steps: int | None, rounds: int) -> tuple[Plan, ...]:
-    """A plan for every model on every number of workers, each once; raises before anything runs."""
-    names = list(REFERENCES) if "all" in models else list(dict.fromkeys(models))
-    return tuple(
-        Plan(name, count, steps or REFERENCES[name].steps, rounds) for name in names for count in dict.fromkeys(workers)
-    )
+@dataclass(frozen=True)
+class BenchResult(BenchRecord):
+    """What worker 0 leaves: `refused`, a sentence, or the rows of the report; and where they were measured."""
+
+    refused: str | None
+    rows: tuple[dict[str, Any], ...]
+    machine: dict[str, Any]
 
 
-def order(round_number: int) -> tuple[str, ...]:
-    """The sides in the order of one round.
+@dataclass(frozen=True)
+class ReferenceModel:
+    """A model as a plan needs it; `steps` make a block of about a second, on a GPU of a few tenths."""
 
-    In ten rounds every side stands twice in every place, and follows another as often as that follows it.
-    So neither a slow drift of the machine nor what a neighbour left in the caches favours one of them.
-    """
-    shift = round_number // 2 % len(SIDES)
-    turned = SIDES[shift:] + SIDES[:shift]
-    return turned[::-1] if round_number % 2 else turned
+    batch_size: int
+    steps: int
+    package: str | None = None
 
 
-def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+REFERENCES = {
+    "mlp": ReferenceModel(64, steps=20),
+    "wide": ReferenceModel(256, steps=15),
+    "gpt": ReferenceModel(8, steps=3),
+    "cnn": ReferenceModel(64, steps=5),
+}
 
 
-def _listed(numbers: Sequence[int]) -> str:
-    return f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]}"
+def models_named(words: Iterable[str], references: Mapping[str, ReferenceModel]) -> list[str]:
+    """Each once; "all" are all."""
+    return list(references) if "all" in words else list(dict.fromkeys(words))
+
+
+def count_of(workers: int) -> str:
+    return f"{workers} worker{'' if workers == 1 else 's'}"
+
+
+def refuse_unequal_shares(model: str, batch_size: int, workers: int, allowed: str) -> None:
+    """Raises, with the numbers of workers that are `allowed`, if the batch cannot be cut evenly."""
+    if batch_size % workers:
+        raise BadArgument(
+            f"the global batch of {model}, {batch_size} samples, cannot be cut into {workers} "
+            f"equal shares, and DDP counts unequal ones as equal: use {allowed}"
+        )
+
+
+def refuse_unless_gpu(device: str, **given: bool) -> None:
+    """Raises if an option that is only for a GPU was given for another device."""
+    odd = [f"--{name}" for name, is_given in given.items() if is_given]
+    if device != CUDA and odd:
+        raise BadArgument(f"{' and '.join(odd)} is for a GPU alone: add --device cuda, or leave it out")
+
+
+def refuse_unless_on(device: str, models: Sequence[str], allowed: Sequence[str]) -> None:
+    """Raises if a model is not measured on the device."""
+    odd = [model for model in models if model not in allowed]
+    if odd:
+        raise BadArgument(
+            f"the model {odd[0]} is not measured with --device {device}: choose from {', '.join(allowed)}, "
+            "or another --device"
+        )
+
+
+def require_gpu() -> None:
+    """Raises if torch finds no GPU, with the reason. Loads torch."""
+    from lockstep.settings.device import choose, count_gpus
+
+    choose(CUDA, 0, 1, count_gpus())

@@ -1,158 +1,164 @@
-"""The ways to train that are measured against each other. Each has its own copy of the same model.
+"""Ways to train that are measured against each other.
 
 # Note [The same for all]
-# Every side has the same initial weights, the same batches in memory, the same fused AdamW, and one update
-# for each global batch. lockstep asks for deterministic kernels in its process; the other sides run as torch
-# comes, so that is taken back around their blocks.
+# Every side starts from the same weights, drawn on the CPU, and trains on the same batches, which are in memory (on a
+# GPU: in its memory) already, with AdamW at its defaults and gradients set to None: one update for each global batch.
+# The loss carries its own autocast.
 """
 
-import copy
+import os
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.distributed import ProcessGroup
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import AdamW, Optimizer
 
 from lockstep.chance import drawing_from, fold
 from lockstep.lanes import share
-from lockstep.programs.bench import plan
+from lockstep.programs.bench.plan import NUM_BATCHES
 from lockstep.programs.models import Batch, Workload
-from lockstep.run.run import Run
 
-NUM_BATCHES = 4
+Forward = Callable[[Batch], Tensor]
 
 
-class Side(ABC):
-    """One way to train `workload`. `alone`: only worker 0 computes, the others wait."""
+@dataclass(frozen=True)
+class TrainingKit:
+    """What a side is made of: the model and the global batches, on the device. See Note [The same for all]."""
 
-    name: str
-    alone = False
+    workload: Workload
+    model: nn.Module
+    batches: Sequence[Batch]
 
-    def __init__(self, workload: Workload, model: nn.Module, batches: Sequence[Batch]) -> None:
-        self.workload = workload
-        self.model = model
-        self.batches = batches
-        self.optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-        self._initial = copy.deepcopy(model.state_dict())
+    def forward(self, model: Callable[..., Any]) -> Forward:
+        """The loss of a batch by `model`, which is the kit's own or wraps it."""
+        loss = self.workload.loss
+        return lambda batch: loss(model, batch)  # type: ignore[arg-type]
+
+    def cut(self, rank: int, size: int) -> "TrainingKit":
+        """The same with a worker's shares of the batches."""
+        own = [share(len(inputs), rank, size) for inputs, _ in self.batches]
+        cut = [
+            (x[part.start : part.stop], y[part.start : part.stop])
+            for part, (x, y) in zip(own, self.batches, strict=True)
+        ]
+        return replace(self, batches=cut)
+
+
+def make_kit(workload: Workload, device: torch.device | str = "cpu") -> TrainingKit:
+    """Equal in every process that makes it."""
+    with drawing_from(fold(0, "bench", "weights")):
+        model = workload.make_model()
+    generator = torch.Generator().manual_seed(fold(0, "bench", "data"))
+    batches = [workload.make_batch(generator) for _ in range(NUM_BATCHES)]
+    return TrainingKit(workload, model.to(device), [(x.to(device), y.to(device)) for x, y in batches])
+
+
+class TrainingSide(ABC):
+    """One way to train; `step(number)` is the whole update with batch `number`."""
+
+    def __init__(self, kit: TrainingKit, optimizer: Optimizer) -> None:
+        self.model, self.optimizer, self.batches = kit.model, optimizer, kit.batches
+        self._initial = {name: value.detach().clone() for name, value in kit.model.state_dict().items()}
 
     @abstractmethod
     def compute(self, number: int) -> None:
-        """Leaves the gradient of the whole batch `number` in `p.grad`. Collective, unless `alone`."""
-
-    def conditions(self) -> AbstractContextManager[None]:
-        """The process inside is as this side's user would have it."""
-        return as_torch_comes(threads=1)
-
-    def step(self, number: int) -> None:
-        self.compute(number)
-        self.update()
+        """The gradient of batch `number` is in `p.grad`, or on its way there. Collective on several workers."""
 
     def update(self) -> None:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def restart(self) -> None:
-        """The weights are the initial ones, the optimizer has seen nothing: every block computes the same."""
-        self.model.load_state_dict(self._initial)
-        for state in self.optimizer.state.values():
-            for value in state.values():
-                value.zero_()
+    def step(self, number: int) -> None:
+        """Returns once the work is on its way, not when it is done. Collective on several workers."""
+        self.compute(number)
+        self.update()
 
-    def gradients(self) -> dict[str, Tensor]:
-        """Copies of the gradients that stand in `p.grad`, by name."""
-        found = ((name, parameter.grad) for name, parameter in self.model.named_parameters())
-        return {name: gradient.clone() for name, gradient in found if gradient is not None}
+    def batch(self, number: int) -> Batch:
+        return self.batches[number % len(self.batches)]
+
+    def excuse(self) -> str | None:
+        """Why the side, after some steps, does not train in the way that it is named after; None if it does."""
+        return None
+
+    def restart(self) -> None:
+        """The weights are the initial ones, the optimizer has seen nothing. In place: captured graphs stay true."""
+        with torch.no_grad():
+            for name, value in self.model.state_dict().items():
+                value.copy_(self._initial[name])
+            for state in self.optimizer.state.values():
+                for value in state.values():
+                    if isinstance(value, Tensor):
+                        value.zero_()
 
     def movement(self) -> dict[str, Tensor]:
         """How far each parameter is from its initial value, by name."""
-        parameters = self.model.named_parameters()
-        return {name: parameter.detach() - self._initial[name] for name, parameter in parameters}
+        return {name: value.detach() - self._initial[name] for name, value in self.model.named_parameters()}
 
 
-class LockstepSide(Side):
-    """What the README shows."""
+class LoopSide(TrainingSide):
+    """The usual loop; `before` is called at the beginning of every step."""
 
-    name = plan.LOCKSTEP
-
-    def __init__(self, workload: Workload, model: nn.Module, batches: Sequence[Batch], run: Run) -> None:
-        super().__init__(workload, model, batches)
-        self.run = run
-        run.replicate(self.model, self.optimizer)
-
-    def conditions(self) -> AbstractContextManager[None]:
-        return nullcontext()  # as lockstep.start left it
+    def __init__(
+        self, kit: TrainingKit, forward: Forward, optimizer: Optimizer, before: Callable[[], None] | None = None
+    ) -> None:
+        super().__init__(kit, optimizer)
+        self._forward, self._before = forward, before
 
     def compute(self, number: int) -> None:
-        for lane_batch in self.run.lanes(self.batches[number % len(self.batches)]):
-            self.workload.loss(self.model, lane_batch).backward()
+        if self._before is not None:
+            self._before()
+        self._forward(self.batch(number)).backward()
 
 
-class DdpSide(Side):
-    """DistributedDataParallel at its best: bucket views for gradients, a static graph, shares cut before."""
+class LockstepSide(TrainingSide):
+    """What the README shows; if `captured`, with the lane and the update as CUDA graphs."""
 
-    def __init__(self, name: str, workload: Workload, model: nn.Module, batches: Sequence[Batch], run: Run) -> None:
-        shares = [_cut(batch, run.rank, run.size) for batch in batches]
-        super().__init__(workload, model, shares)
-        self.name = name
-        backend = {plan.DDP: "gloo", plan.ON_BACKEND: "lockstep"}[name]
-        group = dist.new_group(backend=backend)
-        self.wrapped = DDP(model, process_group=group, gradient_as_bucket_view=True, static_graph=True)
+    def __init__(self, kit: TrainingKit, run: Any, captured: bool = False) -> None:
+        optimizer = AdamW(kit.model.parameters(), fused=True, capturable=captured)
+        run.replicate(kit.model, optimizer)
+        super().__init__(kit, optimizer)
+        self._run, self._captured, forward = run, captured, kit.forward(kit.model)
 
-    def compute(self, number: int) -> None:
-        self.workload.loss(self.wrapped, self.batches[number % len(self.batches)]).backward()
+        def lane(*batch: Tensor) -> Tensor:
+            loss = forward((batch[0], batch[1]))
+            loss.backward()
+            return loss
 
+        self._lane: Any = run.captured(lane, optimizer=optimizer) if captured else lane
 
-class PlainSide(Side):
-    """The loop without any data parallelism, on the whole batch, in worker 0."""
-
-    alone = True
-
-    def __init__(self, name: str, threads: int, workload: Workload, model: nn.Module, batches: Sequence[Batch]) -> None:
-        super().__init__(workload, model, batches)
-        self.name = name
-        self.threads = threads
-
-    def conditions(self) -> AbstractContextManager[None]:
-        return as_torch_comes(self.threads)
+    def excuse(self) -> str | None:
+        if self._captured and not self._lane.num_graphs:
+            return "run.captured has recorded no graph of this lane, and has said why"
+        return None
 
     def compute(self, number: int) -> None:
-        self.workload.loss(self.model, self.batches[number % len(self.batches)]).backward()
+        for lane_batch in self._run.lanes(self.batch(number)):
+            self._lane(*lane_batch)
 
 
-def make_sides(workload: Workload, run: Run, all_threads: int) -> dict[str, Side]:
-    """Collective. All sides by name, with equal weights and data. See Note [The same for all]."""
-    with drawing_from(fold(0, "bench", "weights")):
-        model = workload.make_model()
-    generator = torch.Generator().manual_seed(fold(0, "bench", "data"))
-    batches = [workload.make_batch(generator) for _ in range(NUM_BATCHES)]
-    sides: list[Side] = [
-        LockstepSide(workload, copy.deepcopy(model), batches, run),
-        DdpSide(plan.DDP, workload, copy.deepcopy(model), batches, run),
-        DdpSide(plan.ON_BACKEND, workload, copy.deepcopy(model), batches, run),
-        PlainSide(plan.ONE_THREAD, 1, workload, copy.deepcopy(model), batches),
-        PlainSide(plan.ALL_THREADS, all_threads, workload, copy.deepcopy(model), batches),
-    ]
-    return {side.name: side for side in sides}
+def plain_side(kit: TrainingKit) -> LoopSide:
+    """The loop without any data parallelism, on the whole batch."""
+    return LoopSide(kit, kit.forward(kit.model), AdamW(kit.model.parameters(), fused=True))
 
 
-@contextmanager
-def as_torch_comes(threads: int) -> Iterator[None]:
-    """Inside, torch may choose any kernel, as it does by default, and uses `threads` threads."""
-    threads_before = torch.get_num_threads()
-    enabled = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(False)
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads_before)
-        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+def ddp_side(kit: TrainingKit, rank: int, size: int, group: ProcessGroup | None = None) -> LoopSide:
+    """DistributedDataParallel at its best: bucket views, a static graph, shares cut before. Collective."""
+    device = next(kit.model.parameters()).device
+    ids = [device] if device.type == "cuda" else None
+    wrapped = DistributedDataParallel(
+        kit.model, device_ids=ids, process_group=group, gradient_as_bucket_view=True, static_graph=True
+    )
+    return LoopSide(kit.cut(rank, size), kit.forward(wrapped), AdamW(kit.model.parameters(), fused=True))
 
 
-def _cut(batch: Batch, rank: int, size: int) -> Batch:
-    own = share(len(batch[0]), rank, size)
-    return batch[0][own.start : own.stop], batch[1][own.start : own.stop]
+def end_process() -> NoReturn:
+    """Ends a worker. Not by Python's own way: when a process group of torch is taken apart, torch's threads and
+    Python's shutdown can wait for each other for ever."""
+    sys.stdout.flush()
+    os._exit(0)

@@ -1,60 +1,49 @@
-"""The report of a step benchmark as a table for people."""
+"""Tables of benchmarks for people, within 100 columns."""
 
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.console import Console
 
-from lockstep.programs.bench.width import widen
+WIDTH = 100
+NONE = "–"
 
-_HEADINGS = (
-    "model",
-    "workers",
-    "lockstep",
-    "DDP",
-    "DDP on\nlockstep",
-    "plain,\n1 thread",
-    "plain,\nall threads",
-    "DDP ÷\nlockstep",
-    "DDP ÷\nDDP on it",
-    "lockstep ÷\n1 thread",
-)
+ReportRow = dict[str, Any]
+Columns = Sequence[tuple[str, Callable[[ReportRow], str]]]  # a heading, and how the cell below it is made of a row
+_OF_TEXT = ("", "model", "side")  # the headings of columns that hold text; all others hold numbers
 
 
-def show(report: dict[str, Any], console: Console) -> None:
-    widen(console)
-    machine = report["machine"]
-    console.print(_table(report["rows"]))
-    console.print(
-        "Milliseconds per step, medians over rounds.\nRatios, made within rounds: median, lowest–highest.\n"
-        f"{machine['cores']} cores, {machine['processor']}, torch {machine['torch']}, "
-        f"{machine['threads_per_worker']} thread per worker.",
-        style="dim",
-        highlight=False,
+def show_table(columns: Columns, rows: Iterable[ReportRow], console: "Console") -> None:
+    """A file or a pipe gets whole tables: rich takes it for a narrow terminal."""
+    from rich import box  # takes longer to import than help may
+    from rich.table import Table
+
+    if not console.is_terminal:
+        console.width = WIDTH
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), collapse_padding=True)
+    for heading, _ in columns:
+        table.add_column(heading, justify="left" if heading in _OF_TEXT else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(make_cell(row) for _, make_cell in columns))
+    console.print(table)
+
+
+def show_notes(text: str, console: "Console") -> None:
+    """What stands below a table."""
+    console.print(text, style="dim", highlight=False)
+
+
+def machine_line(machine: Mapping[str, Any], processor: str = "cpu") -> str:
+    return (
+        f"{machine['cores']} cores, {machine[processor]}, torch {machine['torch']}, "
+        f"{machine['threads_per_worker']} thread per worker."
     )
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    for heading in _HEADINGS:
-        table.add_column(heading, justify="left" if heading == "model" else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*_cells(row))
-    return table
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    sides = ("lockstep", "ddp", "ddp_on_lockstep", "plain_one_thread", "plain_all_threads")
-    return [
-        row["model"],
-        str(row["workers"]),
-        *(f"{row[f'{side}_ms']:.1f}" for side in sides),
-        _ratio(row, "speedup_over_ddp"),
-        _ratio(row, "speedup_of_ddp_on_lockstep"),
-        _ratio(row, "lockstep_over_plain_one_thread"),
-    ]
-
-
-def _ratio(row: dict[str, Any], name: str) -> str:
-    return f"{row[name]:.2f}\n[dim]{row[f'{name}_low']:.2f}–{row[f'{name}_high']:.2f}[/dim]"
+def spread_cell(row: ReportRow, name: str, decimals: int, between: str = " ({})") -> str:
+    """A median with its range; `between` says how the range stands behind it."""
+    if row[name] is None:
+        return ""
+    middle, low, high = (f"{row[name + end]:.{decimals}f}" for end in ("", "_low", "_high"))
+    return f"{middle}[dim]{between.format(f'{low}–{high}')}[/dim]"

@@ -16,12 +16,11 @@ INK, PALE, GRID = "#333333", "#666666", "#e4e4e4"
 
 COLOURS = {LOCKSTEP: "#1f6fb2", GLOO: "#d9822b", FLOOR: "#8a8a8a"}
 LABELS = {LOCKSTEP: "lockstep", GLOO: "Gloo", FLOOR: "copy (floor)"}
-DASHES = (None, "7 4", "2 4", "10 3 2 3")
-"""One for each number of workers, from the first on; the last for all others."""
+DASHES = (None, "7 4", "2 4", "10 3 2 3")  # one for each number of workers, from the first on; the last for all others
 
 
 @dataclass(frozen=True)
-class Curve:
+class TimeCurve:
     """One side on one number of workers: (bytes, ms), by bytes."""
 
     side: str
@@ -60,10 +59,12 @@ def draw(report: dict[str, Any]) -> str:
     return svg.document(WIDTH, max(HEIGHT, TOP + LEGEND_STEP * (len(curves) + 1)), shapes, title)
 
 
-def curves_of(rows: Sequence[dict[str, Any]]) -> list[Curve]:
+def curves_of(rows: Sequence[dict[str, Any]]) -> list[TimeCurve]:
     """The report's rows as curves, the sides of one number of workers together."""
     return [
-        Curve(side, count, tuple(sorted((row["bytes"], row[f"{side}_ms"]) for row in rows if row["workers"] == count)))
+        TimeCurve(
+            side, count, tuple(sorted((row["bytes"], row[f"{side}_ms"]) for row in rows if row["workers"] == count))
+        )
         for count in _counts(rows)
         for side in (GLOO, LOCKSTEP, FLOOR)
     ]
@@ -80,7 +81,7 @@ def _counts(rows: Sequence[dict[str, Any]]) -> list[int]:
     return list(dict.fromkeys(row["workers"] for row in rows))
 
 
-def _axes(curves: Sequence[Curve]) -> tuple[LogAxis, LogAxis]:
+def _axes(curves: Sequence[TimeCurve]) -> tuple[LogAxis, LogAxis]:
     """The axes that hold all points; sizes have some room on both sides, so that one alone stands in the middle."""
     sizes = [size for curve in curves for size, _ in curve.points]
     times = [ms for curve in curves for _, ms in curve.points]
@@ -113,14 +114,14 @@ def _decades(up: LogAxis) -> Iterator[str]:
     yield svg.text(22, middle, words, text_anchor="middle", font_size=13, fill=INK, transform=turned)
 
 
-def _curve(curve: Curve, counts: Sequence[int], across: LogAxis, up: LogAxis) -> Iterator[str]:
+def _curve(curve: TimeCurve, counts: Sequence[int], across: LogAxis, up: LogAxis) -> Iterator[str]:
     points = [(across.at(size), up.at(ms)) for size, ms in curve.points]
     yield svg.polyline(points, class_="curve", **_style(curve, counts))
     for x, y in points:
         yield svg.circle(x, y, 3, fill=COLOURS[curve.side])
 
 
-def _legend(curves: Sequence[Curve], counts: Sequence[int]) -> Iterator[str]:
+def _legend(curves: Sequence[TimeCurve], counts: Sequence[int]) -> Iterator[str]:
     for place, curve in enumerate(curves):
         y = TOP + 8 + LEGEND_STEP * place
         yield svg.line((LEGEND, y), (LEGEND + 34, y), **_style(curve, counts))
@@ -128,6 +129,6 @@ def _legend(curves: Sequence[Curve], counts: Sequence[int]) -> Iterator[str]:
         yield svg.text(LEGEND + 42, y + 4, words, class_="legend", font_size=13, fill=INK)
 
 
-def _style(curve: Curve, counts: Sequence[int]) -> dict[str, svg.Attribute]:
+def _style(curve: TimeCurve, counts: Sequence[int]) -> dict[str, svg.Attribute]:
     dashes = DASHES[min(counts.index(curve.workers), len(DASHES) - 1)]
     return {"stroke": COLOURS[curve.side], "stroke_width": 2, "stroke_dasharray": dashes}

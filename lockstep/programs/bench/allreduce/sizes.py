@@ -11,9 +11,7 @@ KiB, MiB, GiB = 2**10, 2**20, 2**30
 USUAL = (4 * KiB, 16 * KiB, 64 * KiB, 256 * KiB, 1 * MiB, 4 * MiB, 25 * MiB, 128 * MiB)
 """What a range runs through: from a small layer's gradient over DDP's bucket of 25 MiB to a large bucket."""
 
-ELEMENT_BYTES = 4
-"""A float32."""
-
+ELEMENT_BYTES = 4  # a float32
 _UNITS = {"": 1, "b": 1, "kib": KiB, "mib": MiB, "gib": GiB}
 _ALLOWED = 'give sizes such as "4KiB,1MiB" or a range such as "4KiB..128MiB", in B, KiB, MiB or GiB'
 

@@ -1,66 +1,223 @@
-"""What a process of a benchmark on a GPU runs: one side, which does what it is told and then waits for the next word.
+"""What a process of a benchmark on a GPU runs: one side, which does what it is asked for and waits for the next word.
 
     python -m lockstep.programs.bench.gpu.child PLAN SIDE FOLDER
 
-It is alone, or one of several workers under `lockstep run`. It never speaks first but to say who it is.
+It is alone, or one of several workers under `lockstep run`. It never speaks first but to say who it is. Sides that
+need not be deterministic let cuDNN look for its fastest convolutions, as their users would.
 """
 
 import gc
-import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.distributed import FileStore  # type: ignore[attr-defined]
+from torch.optim import AdamW
 
-from lockstep.errors import BadEnvironment
-from lockstep.programs.bench.gpu import evidence
-from lockstep.programs.bench.gpu.children import SOCKET
-from lockstep.programs.bench.gpu.opening import EXACT, open_side
-from lockstep.programs.bench.gpu.plan import Plan
-from lockstep.programs.bench.gpu.sides import Side
-from lockstep.programs.bench.gpu.talk import Talk
+from lockstep.determinism.process import settle_process
+from lockstep.errors import BadArgument, BadEnvironment
+from lockstep.gradients.fingerprint import combined, fingerprints
+from lockstep.programs.bench.evidence import NUM_STEPS, Evidence, distance
+from lockstep.programs.bench.gpu import plan as gpu
+from lockstep.programs.bench.gpu.children import SOCKET, JsonConnection, Words
 from lockstep.programs.bench.machine import describe_machine
+from lockstep.programs.bench.sides import (
+    LockstepSide,
+    LoopSide,
+    TrainingKit,
+    TrainingSide,
+    ddp_side,
+    end_process,
+    make_kit,
+    plain_side,
+)
 from lockstep.programs.large_models import LARGE_WORKLOADS
-from lockstep.programs.models import count_parameters
+from lockstep.programs.models import Workload, count_parameters
+from lockstep.run.start import start
+from lockstep.settings.device import choose, count_gpus
 from lockstep.settings.environment import find_place, process_environment
+from lockstep.state.tensor_file import write_tensors
 from lockstep.world import World
 
-WARM_STEPS = 12
-"""Enough for everything that is learned or captured in the first steps."""
+ORDINARY_STEPS = 3
+"""Before a capture by hand, on a stream of their own: libraries set themselves up, the optimizer makes its state."""
 
+WARM_STEPS = 12  # enough for everything that is learned or captured in the first steps
 UNTIMED_STEPS = 3
 """At the beginning of a block. The memory that a block gave back at its end is taken again in the first of them."""
 
-Words = dict[str, Any]
+OPTIONS: dict[str, dict[str, Any]] = {
+    gpu.LOCKSTEP: {},
+    gpu.NOT_EXACT: {"exact": False},
+    gpu.CAPTURED: {},
+}
+"""What each of lockstep's sides says to `lockstep.start`."""
+
+MODES = {gpu.COMPILED: None, gpu.REDUCED: "reduce-overhead"}  # the modes of torch.compile
+EXACT = (gpu.DETERMINISTIC, gpu.DDP_DETERMINISTIC, gpu.LOCKSTEP, gpu.CAPTURED)
+"""Sides with deterministic kernels only."""
 
 
-class Trainee:
-    """One side and its answers to what it may be told; all members of a side are told the same."""
+# -- sides ------------------------------------------------------------------------------------------------------
 
-    def __init__(self, plan: Plan, name: str, folder: Path, world: World, stack: ExitStack) -> None:
-        self._plan, self._name, self._folder, self._world = plan, name, folder, world
-        self._stack = stack
-        self._side: Side | None = None
+
+class GraphByHand(TrainingSide):
+    """A whole step as one CUDA graph, as a careful user writes it without lockstep.
+
+    Forward, backward and update are in one graph; a batch is copied to where the graph reads it.
+    """
+
+    def __init__(self, kit: TrainingKit) -> None:
+        super().__init__(kit, AdamW(kit.model.parameters(), fused=True, capturable=True))
+        self._forward = kit.forward(kit.model)
+        self._static = (kit.batches[0][0].clone(), kit.batches[0][1].clone())
+        self._graph = self._capture()
+
+    def compute(self, number: int) -> None:
+        for place, value in zip(self._static, self.batch(number), strict=True):
+            place.copy_(value)
+        self._graph.replay()
+
+    def update(self) -> None:
+        """The graph has done it."""
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(ORDINARY_STEPS):
+                self._whole_step()
+        torch.cuda.current_stream().wait_stream(aside)
+        self.optimizer.zero_grad(set_to_none=True)  # the graph makes gradients of its own, anew in every replay
+        torch.cuda.empty_cache()  # what the ordinary steps used is of no use to the graph's own pool
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._whole_step()
+        return graph
+
+    def _whole_step(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self._forward(self._static).backward()
+        self.optimizer.step()
+
+
+def open_side(name: str, workload: Workload, device: str, world: World, folder: Path, stack: ExitStack) -> TrainingSide:
+    """The side of this name, on `device`; the stack closes what it holds. Collective: workers meet in `folder`."""
+    if device == "cpu" and name in gpu.NEEDS_CUDA:
+        raise BadArgument(f"the side {name!r} is a CUDA graph, and there is none on the CPU: leave it out of --sides")
+    torch.backends.cudnn.benchmark = name not in EXACT
+    if name in OPTIONS:
+        run = stack.enter_context(start(seed=0, device=device, **OPTIONS[name]))
+        return LockstepSide(make_kit(workload, run.device), run, captured=name == gpu.CAPTURED)
+    here = choose(device, world.local_rank, world.local_size, count_gpus())  # as lockstep places its workers
+    if here.type == "cuda":
+        torch.cuda.set_device(here)
+    if name in (gpu.DETERMINISTIC, gpu.DDP_DETERMINISTIC):
+        stack.enter_context(settle_process(1, True, here))  # as lockstep does
+    if name in (gpu.DDP, gpu.DDP_DETERMINISTIC, gpu.DDP_GLOO):
+        _open_process_group(name, here, world, folder / f"{name}.store")
+        return ddp_side(make_kit(workload, here), world.rank, world.size)
+    return _side_alone(name, make_kit(workload, here))
+
+
+def _open_process_group(name: str, device: torch.device, world: World, meeting: Path) -> None:
+    over_nccl = name != gpu.DDP_GLOO and device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if over_nccl else "gloo",
+        store=FileStore(str(meeting), world.size),
+        rank=world.rank,
+        world_size=world.size,
+        device_id=device if over_nccl else None,
+    )
+
+
+def _side_alone(name: str, kit: TrainingKit) -> TrainingSide:
+    forward, parameters = kit.forward(kit.model), list(kit.model.parameters())
+    if name == gpu.BY_HAND:
+        return GraphByHand(kit)
+    if name == gpu.PLAIN:
+        return LoopSide(kit, forward, AdamW(parameters))
+    if name not in MODES:
+        return plain_side(kit)
+    begin = torch.compiler.cudagraph_mark_step_begin if name == gpu.REDUCED else None
+    return LoopSide(kit, torch.compile(forward, mode=MODES[name]), AdamW(parameters, fused=True), begin)
+
+
+# -- evidence ---------------------------------------------------------------------------------------------------
+
+
+def train_anew(side: TrainingSide) -> Evidence:
+    """What the side computes in NUM_STEPS steps from the initial weights. Collective."""
+    side.restart()
+    for number in range(NUM_STEPS):
+        side.step(number)
+    return evidence_now(side)
+
+
+def evidence_now(side: TrainingSide) -> Evidence:
+    """Its gradients are the mean of them that AdamW keeps: the last ones count most."""
+    parameters = side.model.named_parameters()
+    means = {name: side.optimizer.state[value]["exp_avg"] for name, value in parameters}
+    return Evidence(means, side.movement())
+
+
+def compare(found: Evidence, wanted: Evidence) -> dict[str, float]:
+    """`gradients` and `movement`: how far apart they are, by the length of the wanted ones; `length`: of the movement.
+
+    `length` is a quotient, 1 for equal ones. All are infinite where a parameter is missing or a number not finite.
+    """
+    movement, length = distance(found.movement, wanted.movement)
+    return {"gradients": distance(found.gradients, wanted.gradients)[0], "movement": movement, "length": length}
+
+
+def tensors_of(evidence: Evidence) -> dict[str, Tensor]:
+    """All of it under names that `evidence_from` takes apart again."""
+    parts = {"movement": evidence.movement, "gradients": evidence.gradients}
+    return {f"{part} {name}": value for part, named in parts.items() for name, value in named.items()}
+
+
+def evidence_from(tensors: Mapping[str, Tensor]) -> Evidence:
+    parts: dict[str, dict[str, Tensor]] = {"movement": {}, "gradients": {}}
+    for key, value in tensors.items():
+        part, _, name = key.partition(" ")
+        parts[part][name] = value
+    return Evidence(**parts)
+
+
+def digest(evidence: Evidence) -> str:
+    """A fingerprint of the bits of all of it. It is made where the tensors are: they may be a gigabyte on a GPU."""
+    return combined(fingerprints(tensors_of(evidence))).hex()
+
+
+# -- the process ------------------------------------------------------------------------------------------------
+
+
+class SideWorker:
+    """One side and its answers to every word; all members of a side hear the same ones."""
+
+    def __init__(self, plan: gpu.GpuStepPlan, name: str, folder: Path, world: World, stack: ExitStack) -> None:
+        self._plan, self._name, self._folder, self._world, self._stack = plan, name, folder, world, stack
+        self._evidence_path = folder / "evidence.safetensors"
+        self._on_gpu = plan.device != "cpu"  # a plan on the CPU is for trying things out
+        self._side: TrainingSide | None = None
 
     @property
-    def side(self) -> Side:
-        assert self._side is not None, "told to train before it was told to open"
+    def side(self) -> TrainingSide:
+        assert self._side is not None, "asked to train before it was asked to open"
         return self._side
 
     def do(self, word: str, **options: Any) -> Words:
-        tasks: dict[str, Callable[..., Words]] = {
-            "open": self.open,
-            "prepare": self.prepare,
-            "write": self.write,
-            "compare": self.compare,
-            "block": self.block,
-        }
-        answer = tasks[word](**options)
-        self._give_back()
+        tasks: list[Callable[..., Words]] = [self.open, self.prepare, self.write, self.compare, self.block]
+        answer = {task.__name__: task for task in tasks}[word](**options)
+        if self._on_gpu:  # while others have their turn, it holds no more than its state and its graphs' memory
+            torch.cuda.empty_cache()
         return answer
 
     def open(self) -> Words:
@@ -71,88 +228,61 @@ class Trainee:
 
     def prepare(self) -> Words:
         """The side is warm."""
-        for number in range(WARM_STEPS):
-            self.side.step(number)
-        self._synchronize()
+        self._train(WARM_STEPS)
         if excuse := self.side.excuse():
             raise BadEnvironment(f"{self._name} cannot be measured here: {excuse}")
-        return {
-            "parameters": count_parameters(self.side.model),
-            "machine": describe_machine(self._plan.device),
-        }
+        return {"parameters": count_parameters(self.side.model), "machine": describe_machine(self._plan.device)}
 
     def write(self) -> Words:
         """The evidence that the others are held against is in the folder."""
-        found = evidence.train_anew(self.side)
+        found = train_anew(self.side)
         if self._world.rank == 0:
-            evidence.write(found, self._evidence_path)
-        return {**evidence.compare(found, found), **self._digest(found)}
+            write_tensors(self._evidence_path, tensors_of(found))
+        return {**compare(found, found), **self._digest(found)}
 
     def compare(self) -> Words:
         """How far this side is from the evidence in the folder; the first worker alone looks, and speaks for all."""
-        found = evidence.train_anew(self.side)
-        apart = evidence.compare(found, evidence.read(self._evidence_path)) if self._world.rank == 0 else {}
+        found, is_first = train_anew(self.side), self._world.rank == 0
+        apart = compare(found, evidence_from(load_file(str(self._evidence_path)))) if is_first else {}
         return {**apart, **self._digest(found)}
 
     def block(self, steps: int) -> Words:
         """The seconds of `steps` steps, and the most memory that the process held in this block."""
         gc.collect()
-        self._forget_peak()
-        for number in range(UNTIMED_STEPS):
-            self.side.step(number)
-        self._synchronize()
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        self._train(UNTIMED_STEPS)
         began_s = time.perf_counter()
+        self._train(steps)
+        seconds = time.perf_counter() - began_s
+        reserved, allocated = torch.cuda.max_memory_reserved, torch.cuda.max_memory_allocated
+        peaks = {"reserved_bytes": reserved, "allocated_bytes": allocated}
+        return {"seconds": seconds, **{name: peak() if self._on_gpu else None for name, peak in peaks.items()}}
+
+    def _train(self, steps: int) -> None:
+        """The device has done the steps."""
         for number in range(steps):
             self.side.step(number)
-        self._synchronize()
-        return {"seconds": time.perf_counter() - began_s, **self._peak()}
-
-    @property
-    def _evidence_path(self) -> Path:
-        return self._folder / "evidence.safetensors"
-
-    def _digest(self, found: evidence.Evidence) -> Words:
-        """Only where bits are compared."""
-        compared = self._world.size > 1 or self._name in EXACT
-        return {"digest": evidence.digest(found) if compared else None}
-
-    # A plan on the CPU, for trying things out, has neither.
-
-    def _synchronize(self) -> None:
-        if self._plan.device != "cpu":
+        if self._on_gpu:
             torch.cuda.synchronize()
 
-    def _forget_peak(self) -> None:
-        if self._plan.device != "cpu":
-            torch.cuda.reset_peak_memory_stats()
-
-    def _peak(self) -> Words:
-        if self._plan.device == "cpu":
-            return {"reserved_bytes": None, "allocated_bytes": None}
-        return {
-            "reserved_bytes": torch.cuda.max_memory_reserved(),
-            "allocated_bytes": torch.cuda.max_memory_allocated(),
-        }
-
-    def _give_back(self) -> None:
-        """While others have their turn, this process holds no more than its state and its graphs' memory."""
-        if self._plan.device != "cpu":
-            torch.cuda.empty_cache()
+    def _digest(self, found: Evidence) -> Words:
+        """Only where bits are compared."""
+        compared = self._world.size > 1 or self._name in EXACT
+        return {"digest": digest(found) if compared else None}
 
 
-def main(plan: Plan, name: str, folder: Path) -> None:
+def main(plan: gpu.GpuStepPlan, name: str, folder: Path) -> None:
     torch.set_num_threads(1)
     world = find_place(process_environment()).world
-    talk = Talk.to(folder / SOCKET)
-    talk.say(side=name, rank=world.rank)
+    connection = JsonConnection.to(folder / SOCKET)
+    connection.send(side=name, rank=world.rank)
     with ExitStack() as stack:
-        trainee = Trainee(plan, name, folder, world, stack)
-        while (words := talk.hear()) is not None:
-            talk.say(**trainee.do(**words))
+        worker = SideWorker(plan, name, folder, world, stack)
+        while (words := connection.receive()) is not None:
+            connection.send(**worker.do(**words))
 
 
 if __name__ == "__main__":
-    main(Plan.read(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
-    # Not by Python's own way: see the end of bench/worker.py.
-    sys.stdout.flush()
-    os._exit(0)
+    main(gpu.GpuStepPlan.read(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+    end_process()

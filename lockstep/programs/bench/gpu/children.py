@@ -1,5 +1,6 @@
 """The processes of a benchmark on a GPU: one for each side, or a launcher with its workers. Without torch."""
 
+import json
 import os
 import select
 import signal
@@ -13,63 +14,99 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import BadEnvironment
-from lockstep.programs.bench.gpu.plan import Plan
-from lockstep.programs.bench.gpu.talk import Talk
+from lockstep.programs.bench.gpu.plan import GpuStepPlan
 from lockstep.settings.environment import process_environment
 
 PROGRAM = "lockstep.programs.bench.gpu.child"
 SOCKET = "turns"
 
-ARRIVAL_S = 180.0
-"""How long the processes may take until they have loaded torch."""
-
-ANSWER_S = 300.0
-"""How long a child may take for anything that it is told: compiling a model is the longest."""
-
+ARRIVAL_S = 180.0  # how long the processes may take until they have loaded torch
+ANSWER_S = 300.0  # how long a child may take for any task: compiling a model is the longest
+TURNS_S = 24 * 3600  # for how long a side may have to wait for its turn
 LEAVE_S = 10.0
 HELLO_S = 10.0
 LAST_LINES = 6
 CAPTURING = "run.captured:"
 
+ON_THIS_HOST = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""What every side's processes find in their environment: process groups of torch's own stay on this host."""
 
-class Child:
-    """One side's processes. Once `failure` says why, it is told nothing more."""
+Words = dict[str, Any]
+
+
+class JsonConnection:
+    """One end of a conversation between the process that measures and a child: JSON objects, one a line.
+
+    It owns a connected socket, so that nothing a library prints is ever taken for an answer.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._lines = connection.makefile("r", encoding="utf-8")
+
+    @classmethod
+    def to(cls, path: Path) -> "JsonConnection":
+        """Connects to the socket that listens at `path`."""
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(str(path))
+        return cls(connection)
+
+    def send(self, **words: Any) -> None:
+        """One that is gone does not hear it."""
+        with suppress(OSError):
+            self._connection.sendall((json.dumps(words) + "\n").encode())
+
+    def receive(self, timeout_s: float | None = None) -> Words | None:
+        """What the other end says next; None if it is gone, or silent for `timeout_s`."""
+        self._connection.settimeout(timeout_s)
+        try:
+            line = self._lines.readline()
+        except OSError:  # also a timeout
+            return None
+        heard: Words | None = json.loads(line) if line.endswith("\n") else None
+        return heard
+
+    def close(self) -> None:
+        self._lines.close()
+        self._connection.close()
+
+
+class SideProcess:
+    """One side's processes. Once `failure` says why, it is asked for nothing more."""
 
     def __init__(self, name: str, process: "subprocess.Popen[bytes]", log: Path, num_members: int) -> None:
-        self.name = name
+        self.name, self.process = name, process
         self.failure: str | None = None
-        self.process = process
-        self._log = log
-        self._num_members = num_members
-        self._talks: dict[int, Talk] = {}
+        self._log, self._num_members = log, num_members
+        self._connections: dict[int, JsonConnection] = {}
 
     @property
     def is_there(self) -> bool:
         """All its processes have called."""
-        return len(self._talks) == self._num_members
+        return len(self._connections) == self._num_members
 
-    def take(self, rank: int, talk: Talk) -> None:
-        self._talks[rank] = talk
+    def take(self, rank: int, connection: JsonConnection) -> None:
+        self._connections[rank] = connection
 
-    def tell(self, **words: Any) -> None:
+    def send(self, **words: Any) -> None:
         """All its processes hear it; returns at once."""
         if self.failure is None:
-            for talk in self._talks.values():
-                talk.say(**words)
+            for connection in self._connections.values():
+                connection.send(**words)
 
-    def answers(self, timeout_s: float = ANSWER_S) -> list[dict[str, Any]] | None:
+    def answers(self) -> list[Words] | None:
         """What each of its processes answers, by rank; None if one is gone or silent, and the child has failed."""
         if self.failure is not None:
             return None
-        heard = [self._talks[rank].hear(timeout_s) for rank in sorted(self._talks)]
+        heard = [self._connections[rank].receive(ANSWER_S) for rank in sorted(self._connections)]
         found = [answer for answer in heard if answer is not None]
         if len(found) < self._num_members:
-            self.fail(f"no answer within {timeout_s:g} s")
+            self.fail(f"no answer within {ANSWER_S:g} s")
             return None
         return found
 
-    def ask(self, **words: Any) -> list[dict[str, Any]] | None:
-        self.tell(**words)
+    def ask(self, **words: Any) -> list[Words] | None:
+        self.send(**words)
         return self.answers()
 
     def fail(self, otherwise: str) -> None:
@@ -84,56 +121,31 @@ class Child:
 
     def remarks(self) -> list[str]:
         """What run.captured said about work that it did not capture, each once."""
-        lines = _lines(self._log)
-        return list(dict.fromkeys(line.strip() for line in lines if CAPTURING in line))
+        return list(dict.fromkeys(line.strip() for line in _lines(self._log) if CAPTURING in line))
 
-    def dismiss(self) -> None:
-        """Nothing more is said: its processes end by themselves, once they have done what they were told."""
-        for talk in self._talks.values():
-            talk.close()
-        self._talks.clear()
+    def dismiss(self, at_once: bool = False) -> None:
+        """Nothing more is said: its processes end by themselves, once they have done what they were asked for."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        if at_once:
+            self._signal(signal.SIGTERM)
 
     def end(self) -> None:
         """None of its processes is left."""
         self.dismiss()
         for signum in (None, signal.SIGTERM, signal.SIGKILL):
             if signum is not None:
-                _send(self.process, signum)
+                self._signal(signum)
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(LEAVE_S)
                 return
 
-
-@contextmanager
-def hired(plan: Plan, folder: Path, variables: Mapping[str, str]) -> Iterator[list[Child]]:
-    """A child for every side, started all at once; those that could not start have failed. None is left afterwards."""
-    with ExitStack() as stack:
-        listener = stack.enter_context(_listening(folder / SOCKET))
-        children = []
-        for number, name in enumerate(plan.sides):
-            child = _start(plan, name, folder, f"side-{number}", variables)
-            stack.callback(child.end)
-            children.append(child)
-        stack.push(_dismissing(children))
-        meet(listener, children, time.monotonic)
-        yield children
-
-
-def meet(listener: socket.socket, children: Sequence[Child], clock: Callable[[], float]) -> None:
-    """All processes of every child have called, or the child has failed."""
-    deadline_s = clock() + ARRIVAL_S
-    by_name = {child.name: child for child in children}
-    with ExitStack() as stack:
-        exits = {_watch(child, stack): child for child in children}
-        while waiting := [child for child in children if not child.is_there and child.failure is None]:
-            watched = [fd for fd, child in exits.items() if child in waiting]
-            calls = listener.fileno()
-            ready, _, _ = select.select([calls, *watched], [], [], max(0.0, deadline_s - clock()))
-            if calls in ready:
-                _admit(listener, by_name)
-                continue  # who called and then ended is told as one that ended, on the next look
-            for child in [exits[fd] for fd in ready] if ready else waiting:
-                child.fail(f"not ready within {ARRIVAL_S:g} s")
+    def _signal(self, signum: signal.Signals) -> None:
+        """To the process and what it started in its group."""
+        if self.process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signum)
 
 
 def last_lines(log: Path) -> str:
@@ -146,23 +158,38 @@ def _lines(log: Path) -> list[str]:
     return [line for line in text.splitlines() if line.strip()]
 
 
-def _admit(listener: socket.socket, children: Mapping[str, Child]) -> None:
-    talk = Talk(listener.accept()[0])
-    hello = talk.hear(HELLO_S)
-    if hello is None or hello.get("side") not in children:
-        talk.close()
-        return
-    children[hello["side"]].take(hello["rank"], talk)
+@contextmanager
+def start_sides(plan: GpuStepPlan, folder: Path, variables: Mapping[str, str]) -> Iterator[list[SideProcess]]:
+    """A child for every side, started all at once; those that could not start have failed. None is left afterwards."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(_listen(folder / SOCKET))
+        children: list[SideProcess] = []
+        for number, name in enumerate(plan.sides):
+            children.append(_start(plan, name, folder, f"side-{number}", variables))
+            stack.callback(children[-1].end)
+
+        def leave(kind: type[BaseException] | None, *_: object) -> None:
+            """All children leave at the same time; after an exception, Ctrl-C above all, at once."""
+            for child in children:
+                child.dismiss(at_once=kind is not None)
+
+        stack.push(leave)
+        meet(listener, children, time.monotonic)
+        yield children
 
 
-def _watch(child: Child, stack: ExitStack) -> int:
-    """A descriptor that can be read once the child's process has ended."""
-    pidfd = os.pidfd_open(child.process.pid)
-    stack.callback(os.close, pidfd)
-    return pidfd
+def _listen(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(str(path))
+    except OSError as error:  # a path of more than 107 bytes, above all
+        listener.close()
+        raise BadEnvironment(f"nobody can listen at {path}: {error}. Set TMPDIR to a short path") from error
+    listener.listen(128)
+    return listener
 
 
-def _start(plan: Plan, name: str, folder: Path, place: str, variables: Mapping[str, str]) -> Child:
+def _start(plan: GpuStepPlan, name: str, folder: Path, place: str, variables: Mapping[str, str]) -> SideProcess:
     log = folder / f"{place}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -173,10 +200,10 @@ def _start(plan: Plan, name: str, folder: Path, place: str, variables: Mapping[s
             stderr=output,
             start_new_session=True,  # Ctrl-C reaches the benchmark alone, and what a child started ends with it
         )
-    return Child(name, process, log, plan.workers)
+    return SideProcess(name, process, log, plan.workers)
 
 
-def command(plan: Plan, name: str, folder: Path, run_dir: Path) -> list[str]:
+def command(plan: GpuStepPlan, name: str, folder: Path, run_dir: Path) -> list[str]:
     """One process that is alone, or `lockstep run` with as many as there are workers; a lost one is not replaced.
 
     Not every side is a run of lockstep, and all of them do nothing while others have their turn.
@@ -188,38 +215,27 @@ def command(plan: Plan, name: str, folder: Path, run_dir: Path) -> list[str]:
     return [sys.executable, "-m", "lockstep", "run", "-n", str(plan.workers), *options, "-m", *words]
 
 
-TURNS_S = 24 * 3600
-"""For how long a side may have to wait for its turn."""
-
-ON_THIS_HOST = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""What every side's processes find in their environment: process groups of torch's own stay on this host."""
-
-
-@contextmanager
-def _listening(path: Path) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX) as listener:
-        try:
-            listener.bind(str(path))
-        except OSError as error:  # a path of more than 107 bytes, above all
-            raise BadEnvironment(f"nobody can listen at {path}: {error}. Set TMPDIR to a short path") from error
-        listener.listen(128)
-        yield listener
-
-
-def _dismissing(children: Sequence[Child]) -> Callable[..., None]:
-    """For an ExitStack: all children leave at the same time; after an exception, Ctrl-C above all, at once."""
-
-    def leave(kind: type[BaseException] | None, *_: Any) -> None:
-        for child in children:
-            child.dismiss()
-            if kind is not None:
-                _send(child.process, signal.SIGTERM)
-
-    return leave
+def meet(listener: socket.socket, children: Sequence[SideProcess], clock: Callable[[], float]) -> None:
+    """All processes of every child have called, or the child has failed."""
+    deadline_s = clock() + ARRIVAL_S
+    with ExitStack() as stack:
+        exits = {os.pidfd_open(child.process.pid): child for child in children}  # readable once it has ended
+        for pidfd in exits:
+            stack.callback(os.close, pidfd)
+        while waiting := [child for child in children if not child.is_there and child.failure is None]:
+            watched = [fd for fd, child in exits.items() if child in waiting]
+            ready, _, _ = select.select([listener.fileno(), *watched], [], [], max(0.0, deadline_s - clock()))
+            if listener.fileno() in ready:
+                _admit(listener, {child.name: child for child in children})
+                continue  # one that called and then ended is seen as ended on the next look
+            for child in [exits[fd] for fd in ready] if ready else waiting:
+                child.fail(f"not ready within {ARRIVAL_S:g} s")
 
 
-def _send(process: "subprocess.Popen[bytes]", signum: signal.Signals) -> None:
-    """To the process and what it started in its group."""
-    if process.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signum)
+def _admit(listener: socket.socket, children: Mapping[str, SideProcess]) -> None:
+    connection = JsonConnection(listener.accept()[0])
+    hello = connection.receive(HELLO_S)
+    if hello is None or hello.get("side") not in children:
+        connection.close()
+        return
+    children[hello["side"]].take(hello["rank"], connection)

@@ -1,61 +1,59 @@
-"""What a step benchmark on a GPU measures, as a value. Without torch, so that a wrong word is refused at once."""
+"""What a step benchmark on a GPU measures, and what is made of the times. Without torch."""
 
-import json
+import math
 import random
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import BadArgument
+from lockstep.programs.bench.plan import (
+    CUDA,
+    BenchRecord,
+    ReferenceModel,
+    count_of,
+    models_named,
+    refuse_unequal_shares,
+)
+from lockstep.programs.bench.spread import Times, ratios, spread
+from lockstep.programs.bench.table import Columns, show_notes, show_table, spread_cell
 from lockstep.programs.packages import require
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 PLAIN, FUSED, DETERMINISTIC = "plain", "plain fused", "plain deterministic"
 DDP, DDP_DETERMINISTIC, DDP_GLOO = "ddp", "ddp deterministic", "ddp gloo"
 COMPILED, REDUCED = "compile", "compile reduce-overhead"
 BY_HAND = "graph by hand"
 LOCKSTEP, NOT_EXACT = "lockstep", "lockstep exact=False"
-CAPTURED, FLAT = "lockstep captured", "lockstep captured flat"
+CAPTURED = "lockstep captured"
 
 SIDES = (
     PLAIN, FUSED, DETERMINISTIC, DDP, DDP_DETERMINISTIC, COMPILED, REDUCED, BY_HAND,
-    LOCKSTEP, NOT_EXACT, CAPTURED, FLAT,
+    LOCKSTEP, NOT_EXACT, CAPTURED,
 )  # fmt: skip
 """The ways to train on one worker."""
 
-SIDES_OF_SEVERAL = (DDP_GLOO, DDP, LOCKSTEP, NOT_EXACT, CAPTURED, FLAT)
-"""The ways to train on several workers."""
-
+SIDES_OF_SEVERAL = (DDP_GLOO, DDP, LOCKSTEP, NOT_EXACT, CAPTURED)  # the ways to train on several workers
 USUAL_OF_SEVERAL = (DDP_GLOO, LOCKSTEP, CAPTURED)
 """NCCL refuses workers that share a GPU: "ddp", which is DDP over NCCL, is measured only where it is asked for."""
 
-REFERENCES_IN_ORDER = (FUSED, DDP_GLOO, DDP)
-"""The first of them that is there is what the others are held against."""
-
-NEEDS_CUDA = (REDUCED, BY_HAND, CAPTURED, FLAT)
-"""Sides that are CUDA graphs, and nothing else."""
-
-
-@dataclass(frozen=True)
-class Reference:
-    """A model as a plan needs it; `steps` make a block of a few tenths of a second on a large GPU."""
-
-    batch_size: int
-    steps: int
-    package: str | None = None
-
-
-REFERENCES = {
-    "mlp": Reference(64, steps=100),
-    "gpt10m": Reference(16, steps=20),
-    "gpt124m": Reference(16, steps=4),
-    "resnet50": Reference(128, steps=4, package="torchvision"),
-    "vit": Reference(64, steps=4, package="torchvision"),
+REFERENCES_IN_ORDER = (FUSED, DDP_GLOO, DDP)  # the first of them that is there is what the others are held against
+NEEDS_CUDA = (REDUCED, BY_HAND, CAPTURED)  # sides that are CUDA graphs, and nothing else
+GPU_REFERENCES = {
+    "mlp": ReferenceModel(64, steps=100),
+    "gpt10m": ReferenceModel(16, steps=20),
+    "gpt124m": ReferenceModel(16, steps=4),
+    "resnet50": ReferenceModel(128, steps=4, package="torchvision"),
+    "vit": ReferenceModel(64, steps=4, package="torchvision"),
 }
 
 ROUNDS = 8
 
 
 @dataclass(frozen=True)
-class Plan:
+class GpuStepPlan(BenchRecord):
     """One model on one number of workers. `sizes` are arguments of the workload, if it is not at its reference size."""
 
     model: str
@@ -63,59 +61,57 @@ class Plan:
     sides: tuple[str, ...]
     steps: int
     rounds: int
-    device: str = "cuda"
+    device: str = CUDA
     sizes: dict[str, int] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        _refuse_odd_sides(self.sides, self.workers)
-        if self.batch_size % self.workers:
-            raise BadArgument(
-                f"the global batch of {self.model}, {self.batch_size} samples, cannot be cut into {self.workers} equal "
-                f"shares, and DDP counts unequal ones as equal: use a number of workers that divides {self.batch_size}"
-            )
+        allowed = SIDES if self.workers == 1 else SIDES_OF_SEVERAL
+        odd = [side for side in self.sides if side not in allowed]
+        if odd:
+            where = count_of(self.workers)
+            raise BadArgument(f"{', '.join(odd)} cannot be measured on {where}: choose from {', '.join(allowed)}")
+        divisor = f"a number of workers that divides {self.batch_size}"
+        refuse_unequal_shares(self.model, self.batch_size, self.workers, divisor)
 
     @property
     def batch_size(self) -> int:
-        return self.sizes.get("batch_size", REFERENCES[self.model].batch_size)
+        return self.sizes.get("batch_size", GPU_REFERENCES[self.model].batch_size)
 
     @property
     def title(self) -> str:
-        return f"{self.model} on {self.workers} worker{'' if self.workers == 1 else 's'}, {self.device}"
+        return f"{self.model} on {count_of(self.workers)}, {self.device}"
 
     @property
     def ddp(self) -> str:
         """The baseline among the sides that is data parallel."""
         return DDP_GLOO if DDP_GLOO in self.sides else DDP
 
-    def written(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def read(cls, text: str) -> "Plan":
-        """What `written` wrote."""
-        fields = json.loads(text)
-        return cls(**{**fields, "sides": tuple(fields["sides"])})
-
 
 def make_plans(
     models: Sequence[str], workers: Sequence[int], sides: Sequence[str] | None, steps: int | None, rounds: int
-) -> tuple[Plan, ...]:
+) -> tuple[GpuStepPlan, ...]:
     """A plan for every model on every number of workers, each once; raises before anything runs."""
-    names = list(REFERENCES) if "all" in models else list(dict.fromkeys(models))
-    for name in names:
-        _refuse_unknown(name)
+    usual = {count: SIDES if count == 1 else USUAL_OF_SEVERAL for count in workers}
     return tuple(
-        Plan(name, count, tuple(dict.fromkeys(sides or usual_sides(count))), steps or REFERENCES[name].steps, rounds)
-        for name in names
-        for count in dict.fromkeys(workers)
+        GpuStepPlan(name, count, tuple(dict.fromkeys(sides or those)), steps or GPU_REFERENCES[name].steps, rounds)
+        for name in _known_models(models)
+        for count, those in usual.items()
     )
 
 
-def require_packages(plans: Sequence[Plan]) -> None:
+def _known_models(words: Sequence[str]) -> list[str]:
+    names = models_named(words, GPU_REFERENCES)
+    odd = [name for name in names if name not in GPU_REFERENCES]
+    if odd:
+        known = ", ".join(GPU_REFERENCES)
+        raise BadArgument(f"the model {odd[0]!r} is not measured on a GPU: choose from {known} or all")
+    return names
+
+
+def require_packages(plans: Sequence[GpuStepPlan]) -> None:
     """Raises if a model comes from a package that is not installed."""
     for plan in plans:
-        package = REFERENCES[plan.model].package
-        if package is not None:
+        if package := GPU_REFERENCES[plan.model].package:
             require(package, plan.model)
 
 
@@ -129,11 +125,7 @@ def parse_sides(text: str) -> tuple[str, ...]:
     return names
 
 
-def usual_sides(num_workers: int) -> tuple[str, ...]:
-    return SIDES if num_workers == 1 else USUAL_OF_SEVERAL
-
-
-def order(round_number: int, sides: Sequence[str]) -> list[str]:
+def drawn_order(round_number: int, sides: Sequence[str]) -> list[str]:
     """The sides in the order of one round, drawn by lot: no side always follows the same neighbour."""
     return random.Random(round_number).sample(list(sides), len(sides))
 
@@ -143,14 +135,182 @@ def reference_among(sides: Sequence[str]) -> str:
     return next((side for side in REFERENCES_IN_ORDER if side in sides), sides[0])
 
 
-def _refuse_unknown(model: str) -> None:
-    if model not in REFERENCES:
-        raise BadArgument(f"the model {model!r} is not measured on a GPU: choose from {', '.join(REFERENCES)} or all")
+# -- claims -----------------------------------------------------------------------------------------------------
 
 
-def _refuse_odd_sides(sides: Sequence[str], num_workers: int) -> None:
-    allowed = SIDES if num_workers == 1 else SIDES_OF_SEVERAL
-    odd = [side for side in sides if side not in allowed]
-    if odd or not sides:
-        what = f"{', '.join(odd)} cannot be measured" if odd else "there are no sides to measure"
-        raise BadArgument(f"{what} on {num_workers} worker{'s' * (num_workers > 1)}: choose from {', '.join(allowed)}")
+@dataclass(frozen=True)
+class SpeedClaim:
+    """`side` takes at most `most` times as long as `base`; `model`: on this one alone."""
+
+    side: str
+    base: str
+    most: float
+    model: str | None = None
+
+    @property
+    def text(self) -> str:
+        if self.most == 1:
+            return f"{self.side} is not slower than {self.base}"
+        if self.most < 1:
+            return f"{self.side} is {1 / self.most:g} times as fast as {self.base}"
+        return f"{self.side} is within {100 * (self.most - 1):g} % of {self.base}"
+
+    def checked(self, seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+        """The median of the ratios within rounds decides; `holds` is None where a side was not timed."""
+        ratio = spread("ratio", ratios(seconds.get(self.side), seconds.get(self.base)))["ratio"]
+        holds = None if ratio is None else ratio <= self.most
+        return {"claim": self.text, "most": self.most, "ratio": ratio, "holds": holds}
+
+
+CLAIMS = (
+    SpeedClaim(LOCKSTEP, DETERMINISTIC, 1.01),
+    SpeedClaim(NOT_EXACT, FUSED, 1.01),
+    SpeedClaim(LOCKSTEP, DDP_DETERMINISTIC, 1.0),
+    SpeedClaim(LOCKSTEP, DDP, 1.0),
+    SpeedClaim(NOT_EXACT, DDP, 1.0),
+    SpeedClaim(CAPTURED, DDP, 0.25, model="gpt10m"),
+    SpeedClaim(CAPTURED, BY_HAND, 1.05),
+)
+
+CLAIMS_OF_SEVERAL = (
+    SpeedClaim(LOCKSTEP, DDP_GLOO, 1.0),
+    SpeedClaim(CAPTURED, DDP_GLOO, 1.0),
+    SpeedClaim(LOCKSTEP, DDP, 1.0),
+)
+
+
+def check_claims(plan: GpuStepPlan, seconds: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
+    """The claims for which the plan names both sides."""
+    every = CLAIMS if plan.workers == 1 else CLAIMS_OF_SEVERAL
+    named = [claim for claim in every if claim.side in plan.sides and claim.base in plan.sides]
+    return [claim.checked(seconds) for claim in named if claim.model in (None, plan.model)]
+
+
+# -- the report -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class GpuOutcome:
+    """What became of the sides. A side is in `seconds`, per step and round by round, or in `reasons` why it is not.
+
+    `stopped`: Ctrl-C came after the first round, and `seconds` has the rounds that were whole.
+    """
+
+    reference: str | None = None
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    evidence: dict[str, dict[str, Any]] = field(default_factory=dict)
+    remarks: dict[str, list[str]] = field(default_factory=dict)
+    peaks: dict[str, dict[str, int | None]] = field(default_factory=dict)
+    parameters: int | None = None
+    coarse: bool = False
+    machine: dict[str, Any] = field(default_factory=dict)
+    stopped: bool = False
+
+
+def make_row(plan: GpuStepPlan, outcome: GpuOutcome) -> dict[str, Any]:
+    """One model on one number of workers: every side, and what the claims come to."""
+    return {
+        "model": plan.model,
+        "workers": plan.workers,
+        "device": plan.device,
+        "parameters": outcome.parameters,
+        "batch_size": plan.batch_size,
+        "steps": plan.steps,
+        "rounds": max(map(len, outcome.seconds.values()), default=0),
+        "reference": outcome.reference,
+        "ddp": plan.ddp,
+        "sides": [_side(name, plan, outcome) for name in plan.sides],
+        "claims": check_claims(plan, outcome.seconds),
+    }
+
+
+def _side(name: str, plan: GpuStepPlan, outcome: GpuOutcome) -> dict[str, Any]:
+    """A side's row; times are null, and `reason` says why, where it was not timed."""
+    times: Times = [1000 * seconds for seconds in outcome.seconds.get(name, ())]
+    bases = {"plain_fused": FUSED, "plain_deterministic": DETERMINISTIC, "ddp": plan.ddp}
+    peaks, found = outcome.peaks.get(name, {}), outcome.evidence.get(name, {})
+    row = {
+        "side": name,
+        "reason": None if times else outcome.reasons.get(name, "failed: it was never timed"),
+        **spread("ms", times),
+        "peak_reserved_bytes": peaks.get("reserved_bytes"),
+        "peak_allocated_bytes": peaks.get("allocated_bytes"),
+        "gradients_apart": _finite(found.get("gradients")),
+        "movement_apart": _finite(found.get("movement")),
+        "movement_length": _finite(found.get("length")),
+        "digest": found.get("digest"),
+        "remarks": outcome.remarks.get(name, []),
+        "rounds_ms": times,
+    }
+    for word, base in bases.items():
+        row |= spread(f"ratio_to_{word}", ratios(outcome.seconds.get(name), outcome.seconds.get(base)))
+    return row
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no infinity."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def make_report(rows: Sequence[dict[str, Any]], machine: dict[str, Any], mps: bool, stopped: bool) -> dict[str, Any]:
+    """`stopped`: by Ctrl-C, so the last row may have fewer rounds than were asked for, and further rows are missing."""
+    return {"bench": "step", "machine": machine, "mps": mps, "stopped": stopped, "rows": list(rows)}
+
+
+def is_whole(report: dict[str, Any]) -> bool:
+    """Whether every side of every row was timed."""
+    return all(side["reason"] is None for row in report["rows"] for side in row["sides"])
+
+
+def show_row(row: dict[str, Any], console: "Console") -> None:
+    """One model on one number of workers."""
+    size = f"{(row['parameters'] or 0) / 1e6:.1f} M parameters, batch {row['batch_size']}"
+    console.print(f"{row['model']}, {size}, {count_of(row['workers'])}", style="bold", highlight=False)
+    show_table(_columns(row["ddp"]), row["sides"], console)
+    for side in row["sides"]:
+        reasons = [] if side["reason"] is None else [f"! {side['side']} {side['reason']}"]
+        for line in (*reasons, *(f"! {side['side']}: {remark}" for remark in side["remarks"])):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for claim in row["claims"]:
+        console.print(_claim_line(claim), highlight=False)
+    console.print()
+
+
+def _columns(ddp: str) -> Columns:
+    return (
+        ("side", lambda side: side["side"]),
+        ("ms", lambda side: (side["reason"] or "").partition(":")[0] or _spread_ms(side)),
+        ("÷ plain fused", lambda side: spread_cell(side, "ratio_to_plain_fused", 3)),
+        (f"÷ {ddp}", lambda side: spread_cell(side, "ratio_to_ddp", 3)),
+        ("GiB", lambda side: _number(side["peak_reserved_bytes"] if side["ms"] else None, 2**30, ".1f")),
+        ("apart", lambda side: _number(side["gradients_apart"], 1, ".0e")),
+    )
+
+
+def _spread_ms(side: dict[str, Any]) -> str:
+    return spread_cell(side, "ms", 2 if side["ms"] < 100 else 1)
+
+
+def _number(value: float | None, unit: int, form: str) -> str:
+    return "" if value is None else f"{value / unit:{form}}"
+
+
+def _claim_line(claim: dict[str, Any]) -> str:
+    holds = {True: "yes", False: "no", None: "not measured"}[claim["holds"]]
+    ratio = "" if claim["ratio"] is None else f" (ratio {claim['ratio']:.3f}, at most {claim['most']:g})"
+    return f"{claim['claim']}: {holds}{ratio}"
+
+
+def show_machine(report: dict[str, Any], console: "Console") -> None:
+    """What stands below all rows, if there are any."""
+    machine = report["machine"]
+    if not report["rows"]:
+        return
+    show_notes(
+        "Milliseconds per step, medians over rounds (lowest–highest). Ratios, made within rounds, likewise.\n"
+        "GiB: the most memory that a side's processes held. Apart: gradients, from the reference's.\n"
+        f"{machine.get('gpu', 'no GPU')}, {machine.get('cores')} cores, torch {machine.get('torch')}, "
+        f"CUDA {machine.get('cuda')}{', under MPS' if report['mps'] else ''}.",
+        console,
+    )

@@ -1,61 +1,69 @@
-"""What a recovery benchmark kills, and when, as a value. Without torch, so that a wrong word is refused at once.
+"""What a recovery benchmark kills, and when, and what is made of the times. Without torch.
 
 # Note [A run for every kill]
 # Every kill has a run of its own, and only one run is there at a time: no side computes while another is measured,
 # every kill finds all workers there, and the bits at the end of every disturbed run are compared with those of an
 # undisturbed one. In a round each side loses the same worker in the same step, at the same point of its own step.
+
+# Note [What counts as going on]
+# A step that was under way may still be committed after the kill, if the victim had done its part: that is luck, not
+# recovery. So the clock stops at the first commit of a group that was formed after the kill, and only at a step that
+# nobody had committed before: steps that are done again bring nothing new. It is read by the worker with rank 0.
 """
 
 import math
 import random
-from dataclasses import dataclass
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
-from lockstep.errors import BadArgument
-from lockstep.programs.bench.plan import REFERENCES
+from lockstep.errors import BadArgument, LockstepError
+from lockstep.programs.bench.plan import NUM_BATCHES, REFERENCES
+from lockstep.programs.bench.recovery.log import CommitEntry, last_step
+from lockstep.programs.bench.spread import quantile, ratios, spread
+from lockstep.programs.bench.table import NONE, Columns, machine_line, show_notes, show_table, spread_cell
 
-NUM_BATCHES = 4
-"""How many batches the data has; a run goes through all of them in every epoch."""
+if TYPE_CHECKING:
+    from rich.console import Console
 
 BEFORE = 5
-WINDOW = 10
-"""A worker is killed after BEFORE steps at least, in any of the WINDOW steps that follow."""
-
-AFTER = 10
-"""So many steps follow at least."""
-
-AFTER_S = 6.0
-"""A run of lockstep goes on for about so long after the kill, for the replacement to come."""
-
-PROBE_STEPS = 16
-"""From so many steps it is learned how long one takes."""
+WINDOW = 10  # a worker is killed after BEFORE steps at least, in any of the WINDOW steps that follow
+AFTER = 10  # so many steps follow at least
+AFTER_S = 6.0  # a run of lockstep goes on for about so long after the kill, for the replacement to come
+PROBE_STEPS = 16  # from so many steps it is learned how long one takes
 
 
 @dataclass(frozen=True)
-class Side:
-    """A way to bear the loss: lockstep, with copies or `spares`; or torchrun, which saves every `save_every` steps."""
+class RecoverySide:
+    """A way to bear the loss: lockstep, with copies or `spares`; or torchrun, which saves every `save_every` steps.
+
+    `most_s`: what lockstep claims of the median time until the next step.
+    """
 
     name: str
     title: str
     copies: bool = True
     spares: int = 0
     save_every: int | None = None
+    most_s: float | None = None
 
     @property
     def is_lockstep(self) -> bool:
         return self.save_every is None
 
 
-SURVIVORS = Side("survivors", "lockstep")
-ANEW = Side("anew", "lockstep --no-copies", copies=False)
-SPARE = Side("spare", "lockstep --no-copies --spares 1", copies=False, spares=1)
-RESTART = Side("restart", "torchrun, saved every step", save_every=1)
-RESTART_10 = Side("restart_10", "torchrun, saved every 10", save_every=10)
-LOCKSTEP_SIDES = (SURVIVORS, ANEW, SPARE)
-SIDES = (*LOCKSTEP_SIDES, RESTART, RESTART_10)
+SURVIVORS = RecoverySide("survivors", "lockstep", most_s=1.0)
+ANEW = RecoverySide("anew", "lockstep --no-copies", copies=False)
+SPARE = RecoverySide("spare", "lockstep --no-copies --spares 1", copies=False, spares=1, most_s=2.0)
+RESTART = RecoverySide("restart", "torchrun, saved every step", save_every=1)
+RESTART_10 = RecoverySide("restart_10", "torchrun, saved every 10", save_every=10)
+SIDES = (SURVIVORS, ANEW, SPARE, RESTART, RESTART_10)
 
 
 @dataclass(frozen=True)
-class Plan:
+class RecoveryPlan:
     """`kills` kills of each side, on one model. See Note [A run for every kill]."""
 
     model: str
@@ -63,7 +71,6 @@ class Plan:
     lanes: int
     kills: int
     baseline: bool = True
-    after_s: float = AFTER_S
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -79,22 +86,22 @@ class Plan:
             )
 
     @property
-    def sides(self) -> tuple[Side, ...]:
-        return SIDES if self.baseline else LOCKSTEP_SIDES
+    def sides(self) -> tuple[RecoverySide, ...]:
+        return tuple(side for side in SIDES if side.is_lockstep or self.baseline)
 
     @property
     def title(self) -> str:
         return f"{self.model} on {self.workers} workers"
 
     @property
-    def num_runs(self) -> int:
-        """The probe, one undisturbed run of each kind, then all rounds: the first one is not timed."""
+    def rounds(self) -> int:
+        """Of progress, which are runs: the probe, one undisturbed run of each kind, then all rounds, one untimed."""
         undisturbed = 2 if self.baseline else 1
         return 1 + undisturbed + (self.kills + 1) * len(self.sides)
 
 
 @dataclass(frozen=True)
-class Kill:
+class PlannedKill:
     """Worker `victim` gets SIGKILL once `step` is committed, when `fraction` of the next step's usual time is over."""
 
     victim: int
@@ -103,16 +110,16 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class Round:
+class KillRound:
     """One kill, suffered by every side in turn, in this order."""
 
-    kill: Kill
-    order: tuple[Side, ...]
+    kill: PlannedKill
+    order: tuple[RecoverySide, ...]
 
 
-def make_plan(model: str, workers: int, lanes: int | None, kills: int, baseline: bool = True) -> Plan:
+def make_plan(model: str, workers: int, lanes: int | None, kills: int, baseline: bool = True) -> RecoveryPlan:
     """Raises before anything runs."""
-    return Plan(model, workers, default_lanes(model, workers) if lanes is None else lanes, kills, baseline)
+    return RecoveryPlan(model, workers, default_lanes(model, workers) if lanes is None else lanes, kills, baseline)
 
 
 def default_lanes(model: str, workers: int) -> int:
@@ -120,21 +127,176 @@ def default_lanes(model: str, workers: int) -> int:
     return max(workers, min(2 * workers, REFERENCES[model].batch_size))
 
 
-def make_rounds(plan: Plan) -> tuple[Round, ...]:
+def make_rounds(plan: RecoveryPlan) -> list[KillRound]:
     """All rounds, the untimed one first: victims, moments and orders by lot, the same ones for the same seed."""
-    lots = random.Random(plan.seed)
-    return tuple(_make_round(plan, lots) for _ in range(plan.kills + 1))
+    lots, rounds = random.Random(plan.seed), []
+    for _ in range(plan.kills + 1):
+        kill = PlannedKill(lots.randrange(plan.workers), lots.randrange(BEFORE, BEFORE + WINDOW), lots.random())
+        rounds.append(KillRound(kill, tuple(lots.sample(plan.sides, len(plan.sides)))))
+    return rounds
 
 
-def _make_round(plan: Plan, lots: random.Random) -> Round:
-    kill = Kill(lots.randrange(plan.workers), lots.randrange(BEFORE, BEFORE + WINDOW), lots.random())
-    return Round(kill, tuple(lots.sample(plan.sides, len(plan.sides))))
-
-
-def num_steps(side: Side, step_s: float, after_s: float) -> int:
+def num_steps(side: RecoverySide, step_s: float) -> int:
     """How long a run of the side is, in whole epochs.
 
     A replacement takes seconds to come, during which lockstep goes on; the baseline goes on only when all are there.
     """
-    after = max(AFTER, math.ceil(after_s / step_s)) if side.is_lockstep else AFTER
+    after = max(AFTER, math.ceil(AFTER_S / step_s)) if side.is_lockstep else AFTER
     return NUM_BATCHES * math.ceil((BEFORE + WINDOW + after) / NUM_BATCHES)
+
+
+# -- from the log to times --------------------------------------------------------------------------------------
+
+
+class NotRecovered(LockstepError):  # noqa: N818
+    """No step was committed after the kill."""
+
+
+@dataclass(frozen=True)
+class RecoveryTimes:
+    """Seconds from the kill until the next step was committed, and until one was by as many workers as before.
+
+    `whole_s` is None if the run ended first. `steps_lost` had been committed and were computed again.
+    """
+
+    next_s: float
+    whole_s: float | None
+    steps_lost: int
+
+
+def recovery_from(commits: Sequence[CommitEntry], killed_s: float, num_workers: int) -> RecoveryTimes:
+    """See Note [What counts as going on]."""
+    old = max(commit.generation for commit in commits if commit.time_s <= killed_s)
+    done = last_step(commit for commit in commits if commit.generation <= old)
+    after = [commit for commit in commits if commit.generation > old and commit.rank == 0]
+    new = [commit for commit in after if commit.step > done]
+    if not new:
+        raise NotRecovered(f"no step after step {done} was committed when a worker had been killed")
+    whole = [commit for commit in new if commit.size == num_workers]
+    return RecoveryTimes(
+        next_s=min(commit.time_s for commit in new) - killed_s,
+        whole_s=min(commit.time_s for commit in whole) - killed_s if whole else None,
+        steps_lost=max(0, done + 1 - min(commit.step for commit in after)),
+    )
+
+
+def usual_step_s(commits: Sequence[CommitEntry]) -> float:
+    """The median time between two commits of the worker with rank 0; 0 as long as there are not two."""
+    times = [commit.time_s for commit in commits if commit.rank == 0]
+    return statistics.median([later - earlier for earlier, later in pairwise(times)] or [0.0])
+
+
+# -- the report -------------------------------------------------------------------------------------------------
+
+Measured = dict[str, RecoveryTimes]  # the recovery of every side in one round, by name
+
+
+def make_report(
+    plan: RecoveryPlan,
+    rounds: Sequence[KillRound],
+    measured: Sequence[Measured],
+    steps: dict[str, int],
+    baseline_agrees: bool | None,
+    machine: dict[str, Any],
+) -> dict[str, Any]:
+    """`baseline_agrees`: whether its disturbed runs all ended with the bits of an undisturbed one; None if not run."""
+    rows = [make_row(side, measured, steps[side.name]) for side in plan.sides]
+    return {
+        "bench": "recovery",
+        "machine": machine,
+        "model": plan.model,
+        "workers": plan.workers,
+        "lanes": plan.lanes,
+        "kills": plan.kills,
+        "rows": rows,
+        "claims": [_claim(side, row) for side, row in zip(plan.sides, rows, strict=True) if side.most_s is not None],
+        "lockstep_bits_agree": True,  # or there would be no report
+        "baseline_bits_agree": baseline_agrees,
+        "rounds": [_round(each, found) for each, found in zip(rounds, measured, strict=True)],
+    }
+
+
+def make_row(side: RecoverySide, measured: Sequence[Measured], steps: int) -> dict[str, Any]:
+    """One side: seconds until the next step and until all were back, steps lost, and how many times DDP's time."""
+    own = [found[side.name] for found in measured]
+    whole = [recovery.whole_s for recovery in own if recovery.whole_s is not None]
+    lost = [recovery.steps_lost for recovery in own]
+    restart = [found[RESTART.name].next_s for found in measured if RESTART.name in found]
+    return {
+        "side": side.name,
+        "title": side.title,
+        "steps": steps,
+        **_quantiles("next", [recovery.next_s for recovery in own]),
+        **_quantiles("whole", whole),
+        "whole_reached": len(whole),
+        "steps_lost": sum(lost),
+        "steps_lost_median": statistics.median(lost),
+        **spread("restart_ratio", ratios(restart, [recovery.next_s for recovery in own])),
+    }
+
+
+def _quantiles(name: str, times_s: Sequence[float]) -> dict[str, float | None]:
+    """Median, nine in ten, and the longest; None where there is no time."""
+    fractions = {"median": 0.5, "p90": 0.9, "max": 1.0}
+    return {f"{name}_{word}_s": quantile(times_s, each) if times_s else None for word, each in fractions.items()}
+
+
+def _claim(side: RecoverySide, row: dict[str, Any]) -> dict[str, Any]:
+    median_s = row["next_median_s"]
+    times = {"most_s": side.most_s, "median_s": median_s, "holds": median_s <= side.most_s}
+    return {"side": side.name, "title": side.title, **times}
+
+
+def _round(each: KillRound, found: Measured) -> dict[str, Any]:
+    return {
+        "victim": each.kill.victim,
+        "step": each.kill.step,
+        "order": [side.name for side in each.order],
+        "recoveries": {name: asdict(recovery) for name, recovery in found.items()},
+    }
+
+
+COLUMNS: Columns = (
+    ("", lambda row: row["title"]),
+    ("next step\nmedian, s", lambda row: f"{row['next_median_s']:.2f}"),
+    ("\np90", lambda row: f"{row['next_p90_s']:.2f}"),
+    ("\nmax", lambda row: f"{row['next_max_s']:.2f}"),
+    ("all back\nmedian, s", lambda row: _all_back(row)),
+    ("steps\nlost", lambda row: str(row["steps_lost"])),
+    ("restart ÷ this\n(range)", lambda row: spread_cell(row, "restart_ratio", 1) or NONE),
+)
+
+
+def show(report: dict[str, Any], console: "Console") -> None:
+    show_table(COLUMNS, [{**row, "kills": report["kills"]} for row in report["rows"]], console)
+    console.print("\n".join([*map(claim_line, report["claims"]), *agreement_lines(report)]), highlight=False)
+    counts = " · ".join(f"{report[name]} {name}" for name in ("workers", "lanes", "kills"))
+    show_notes(
+        "Seconds from SIGKILL until the next new step was committed, and until one was by as many workers as\n"
+        f"before ({NONE}: the run ended first). Steps lost are those of all kills; they were computed again.\n"
+        f"{report['model']} · {counts} of each side, in turn\n{machine_line(report['machine'])}",
+        console,
+    )
+
+
+def _all_back(row: dict[str, Any]) -> str:
+    """The median, and of how many if some runs ended before all workers were back."""
+    if row["whole_median_s"] is None:
+        return NONE
+    few = "" if row["whole_reached"] == row["kills"] else f" ({row['whole_reached']}/{row['kills']})"
+    return f"{row['whole_median_s']:.2f}{few}"
+
+
+def claim_line(claim: dict[str, Any]) -> str:
+    holds = "holds" if claim["holds"] else "does not hold"
+    median_s = f"{claim['median_s']:.2f} s"
+    return f"{claim['title']}: a median of {claim['most_s']:.0f} s or less is claimed, {median_s} measured: {holds}"
+
+
+def agreement_lines(report: dict[str, Any]) -> list[str]:
+    """What is known of the bits at the end of the disturbed runs."""
+    lines = ["lockstep: every disturbed run ended with the bits of an undisturbed one"]
+    if report["baseline_bits_agree"] is not None:
+        did = "did too" if report["baseline_bits_agree"] else "did not always"
+        lines.append(f"torchrun: its runs {did}")
+    return lines

@@ -1,94 +1,330 @@
-"""One run of one side from start to end, with a worker killed on the way or none. Without torch."""
+"""Runs a recovery benchmark: trials, one at a time, each a run of one side from start to end. Without torch."""
 
 import os
+import select
 import shutil
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from lockstep.launch.orphans import Guard
-from lockstep.programs.bench.launching import Stopped
-from lockstep.programs.bench.recovery.command import VARIABLES, command_of
-from lockstep.programs.bench.recovery.commits import last_step, read_commits, read_workers
-from lockstep.programs.bench.recovery.gate import Gate
-from lockstep.programs.bench.recovery.plan import Kill, Plan, Side
-from lockstep.programs.bench.recovery.program import Program, Watch
-from lockstep.programs.bench.recovery.readiness import Warmth
-from lockstep.programs.bench.recovery.recovery import Recovery, recovery_from, usual_step_s
-from lockstep.programs.bench.recovery.task import Result, Task
+from lockstep.launch.process import await_end
+from lockstep.launch.process_stats import vitals
+from lockstep.launch.signals import SCALE, Signals
+from lockstep.programs.bench.launch import BenchStopped, ResultsDiffer, result_folder
+from lockstep.programs.bench.recovery import plan as kills
+from lockstep.programs.bench.recovery.log import (
+    TrainingResult,
+    TrainingTask,
+    last_step,
+    read_commits,
+    read_workers,
+    shut_gate,
+)
+from lockstep.programs.bench.recovery.plan import KillRound, PlannedKill, RecoveryPlan, RecoverySide, RecoveryTimes
+from lockstep.programs.bench.rounds import Follow, RoundsDone
+from lockstep.settings.environment import process_environment
 
-START_S = 120.0
-"""How long workers may take to be ready."""
+WORKER = "lockstep.programs.bench.recovery.worker"
 
-STEPS_S = 240.0
-"""How long a run may take then."""
+VARIABLES = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "OMP_NUM_THREADS": "1",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+}
+"""For all sides: connections stay on this host, and a worker has one thread. The last one is torchrun's.
+
+By default torchrun keeps one store for all attempts. Restarted workers then find the addresses of the dead ones in it,
+and fail or hang (https://github.com/pytorch/pytorch/issues/135712); with it, every attempt has a store of its own.
+"""
+
+START_S = 120.0  # how long workers may take to be ready
+STEPS_S = 240.0  # how long a run may take then
+LOOK_S = 0.02
+END_S = 10.0
+QUIET_S = 0.5
+_EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+_SPARE = "lockstep.launch.spare"
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialResult:
     """What a run gave: the result of its training, the time of a step, and the recovery if a worker was killed."""
 
-    result: Result
+    training: TrainingResult
     step_s: float
-    recovery: Recovery | None
+    recovery: RecoveryTimes | None
+
+
+def bench_recovery(plan: RecoveryPlan, follow: Follow) -> dict[str, Any]:
+    """Measures the plan; gives the report. Main thread only.
+
+    Raises `ResultsDiffer` if a loss changed lockstep's bits.
+    """
+    follow(plan, RoundsDone(0, plan.rounds))
+    with result_folder() as folder, Signals() as signals, Guard() as guard:
+        trials = Trials(plan, folder, SignalWatch(signals), guard, process_environment())
+        return RecoveryBench(plan, trials, follow).run()
+
+
+@dataclass
+class RecoveryBench:
+    """Goes through a plan. `expected` holds the digests of undisturbed runs, once they are known."""
+
+    plan: RecoveryPlan
+    trials: "Trials"
+    follow: Follow
+    expected: dict[bool, str] = field(default_factory=dict)
+    baseline_agrees: bool = True
+    runs: int = 0
+
+    def run(self) -> dict[str, Any]:
+        probe = self._try(kills.SURVIVORS, kills.PROBE_STEPS)
+        steps = {side.name: kills.num_steps(side, probe.step_s) for side in self.plan.sides}
+        for side in (kills.SURVIVORS, kills.RESTART) if self.plan.baseline else (kills.SURVIVORS,):
+            self.expected[side.is_lockstep] = self._try(side, steps[side.name]).training.digest
+        checking, *rounds = kills.make_rounds(self.plan)
+        self._round(checking, steps)
+        measured = [self._round(each, steps) for each in rounds]
+        agrees = self.baseline_agrees if self.plan.baseline else None
+        return kills.make_report(self.plan, rounds, measured, steps, agrees, probe.training.machine)
+
+    def _round(self, each: KillRound, steps: Mapping[str, int]) -> kills.Measured:
+        """The sides' recoveries, by name, in the order of the plan."""
+        found = {side.name: self._recover(side, steps[side.name], each.kill) for side in each.order}
+        return {side.name: found[side.name] for side in self.plan.sides}
+
+    def _recover(self, side: RecoverySide, steps: int, kill: PlannedKill) -> RecoveryTimes:
+        """A faster wrong answer is worth nothing. That the baseline's is wrong is reported, and its times are kept."""
+        trial = self._try(side, steps, kill)
+        if trial.training.digest != self.expected[side.is_lockstep]:
+            if side.is_lockstep:
+                raise ResultsDiffer(
+                    f"{side.title}: worker {kill.victim} was killed after step {kill.step}, and the run ended with "
+                    "other bits than an undisturbed one. Nothing is reported"
+                )
+            self.baseline_agrees = False
+        assert trial.recovery is not None
+        return trial.recovery
+
+    def _try(self, side: RecoverySide, steps: int, kill: PlannedKill | None = None) -> TrialResult:
+        trial = self.trials.run(side, steps, kill)
+        self.runs += 1
+        facts = f"undisturbed, {1000 * trial.step_s:.0f} ms a step"
+        if trial.recovery is not None:
+            facts = f"next step after {trial.recovery.next_s:.2f} s"
+        doing = f"run {self.runs} of {self.plan.rounds}, {side.title}: {facts}"
+        self.follow(self.plan, RoundsDone(self.runs, self.plan.rounds, doing))
+        return trial
 
 
 class Trials:
     """Makes trials, one at a time, below `folder`."""
 
-    def __init__(self, plan: Plan, folder: Path, watch: Watch, guard: Guard, inherited: Mapping[str, str]) -> None:
+    def __init__(
+        self, plan: RecoveryPlan, folder: Path, watch: "SignalWatch", guard: Guard, inherited: Mapping[str, str]
+    ) -> None:
         self._plan, self._folder, self._watch, self._guard = plan, folder, watch, guard
         self._environment = {**inherited, **VARIABLES}
 
-    def run(self, side: Side, steps: int, kill: Kill | None = None) -> Trial:
-        """Raises `Stopped` if the run did not come to its end; what it wrote is then kept."""
-        place = self._folder / side.name
+    def run(self, side: RecoverySide, steps: int, kill: PlannedKill | None = None) -> TrialResult:
+        """Raises `BenchStopped` if the run did not come to its end; what it wrote is then kept."""
+        place, workers = self._folder / side.name, self._plan.workers
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
-        task = Task(self._plan.model, steps, str(place), side.save_every)
-        command = command_of(side, self._plan, task, place / "run")
-        killed_s = None
-        with Gate(place) as gate, Program(command, self._environment, place / "output.log", self._guard) as program:
-            self._make_ready(side, program, place)
-            gate.open()
-            if kill is not None:
-                killed_s = self._kill(side, kill, program, place)
-            self._follow(side, program, STEPS_S, "the end of the run", lambda: program.exit_code is not None)
-        return self._learn(place, killed_s)
+        command = command_of(side, self._plan, TrainingTask(self._plan.model, steps, str(place), side.save_every))
+        launcher = start_launcher(command, self._environment, place / "output.log", self._guard)
+        with shut_gate(place) as open_gate, launcher as program:
+            trial = Trial(side, program, place, self._watch)
+            trial.make_ready(workers)
+            open_gate()
+            killed_s = None if kill is None else trial.carry_out(kill)
+            trial.wait_for("the end of the run", STEPS_S, lambda: program.exit_code is not None)
+        commits = read_commits(place)
+        recovery = None if killed_s is None else kills.recovery_from(commits, killed_s, workers)
+        return TrialResult(TrainingResult.find(place), kills.usual_step_s(commits), recovery)
 
-    def _make_ready(self, side: Side, program: Program, place: Path) -> None:
+
+@dataclass(frozen=True)
+class Trial:
+    """A run of one side that is under way; its files are in `place`."""
+
+    side: RecoverySide
+    program: "LauncherProcess"
+    place: Path
+    watch: "SignalWatch"
+
+    def make_ready(self, num_workers: int) -> None:
         """All workers wait at the gate, and all spares are warm."""
-        everyone = set(range(self._plan.workers))
-        self._follow(side, program, START_S, "the workers", lambda: read_workers(place).keys() == everyone)
-        for pid in read_workers(place).values():
-            program.note(pid)
-        warmth = Warmth(program.pid, side.spares)
-        self._follow(side, program, START_S, "the spare", warmth.reached)
+        everyone, quiet = set(range(num_workers)), Quiet()
+        self.wait_for("the workers", START_S, lambda: read_workers(self.place).keys() == everyone)
+        for pid in read_workers(self.place).values():
+            self.program.note(pid)
+        self.wait_for("the spare", START_S, lambda: are_warm(self.program.pid, self.side.spares, quiet))
 
-    def _kill(self, side: Side, kill: Kill, program: Program, place: Path) -> float:
+    def carry_out(self, kill: PlannedKill) -> float:
         """The victim is dead; when it was killed."""
-        victim = read_workers(place)[kill.victim]
-        reached = f"step {kill.step}"
-        self._follow(side, program, STEPS_S, reached, lambda: last_step(read_commits(place)) >= kill.step)
-        self._watch.rest(kill.fraction * usual_step_s(read_commits(place)))
+        victim = read_workers(self.place)[kill.victim]
+        self.wait_for(f"step {kill.step}", STEPS_S, lambda: last_step(read_commits(self.place)) >= kill.step)
+        self.watch.rest(kill.fraction * kills.usual_step_s(read_commits(self.place)))
         killed_s = time.monotonic()
         os.kill(victim, signal.SIGKILL)
         return killed_s
 
-    def _follow(self, side: Side, program: Program, within_s: float, awaited: str, reached: Callable[[], bool]) -> None:
-        """Waits until `reached()`. A launcher that ends in any way but well has failed."""
-        self._watch.until(lambda: program.exit_code is not None or reached(), within_s, f"{side.title}: {awaited}")
-        if program.exit_code or not reached():
-            raise Stopped(
-                f"✗ {side.title}: the run ended with exit code {program.exit_code} before {awaited}. "
-                f"Its output: {program.output}",
-                1,
-                interrupted=False,
-            )
+    def wait_for(self, awaited: str, within_s: float, is_there: Callable[[], bool]) -> None:
+        """A launcher that ends before, or in any way but well, has failed."""
+        title, program = self.side.title, self.program
+        self.watch.until(lambda: program.exit_code is not None or is_there(), within_s, f"{title}: {awaited}")
+        if program.exit_code or not is_there():
+            ended = f"the run ended with exit code {program.exit_code} before {awaited}"
+            raise BenchStopped(f"✗ {title}: {ended}. Its output: {program.output}", 1, interrupted=False)
 
-    def _learn(self, place: Path, killed_s: float | None) -> Trial:
-        commits = read_commits(place)
-        recovery = None if killed_s is None else recovery_from(commits, killed_s, self._plan.workers)
-        return Trial(Result.read(place), usual_step_s(commits), recovery)
+
+def command_of(side: RecoverySide, plan: RecoveryPlan, task: TrainingTask) -> list[str]:
+    """What a user would type. torchrun sleeps for its interval between two looks at its workers."""
+    options: dict[str, object]
+    if side.is_lockstep:
+        program, flag = ["lockstep", "run"], "--copies" if side.copies else "--no-copies"
+        options = {"--workers": plan.workers, "--lanes": plan.lanes, "--threads": 1, "--spares": side.spares}
+        options["--run-dir"] = task.place / "run"
+    else:
+        program, flag = ["torch.distributed.run"], "--standalone"
+        options = {"--nproc-per-node": plan.workers, "--max-restarts": 3, "--monitor-interval": 0.1}
+    words = [str(word) for option in options.items() for word in option]
+    return [sys.executable, "-m", *program, *words, flag, "-m", WORKER, task.written()]
+
+
+# -- processes --------------------------------------------------------------------------------------------------
+
+
+class LauncherProcess:
+    """A launcher with its workers, lockstep's or torchrun; `output` is where they write."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", output: Path, guard: Guard) -> None:
+        self.pid, self.output = process.pid, output
+        self._process, self._guard = process, guard
+        self._noted: set[int] = set()
+        self.note(process.pid)
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.poll()
+
+    def note(self, group: int) -> None:
+        """The process group is ended with this process: for workers that would outlive their launcher."""
+        if group not in self._noted:
+            self._noted.add(group)
+            self._guard.note(group)
+
+    def end(self) -> None:
+        """Both launchers end their workers when they get SIGTERM; what does not end is killed."""
+        if self._process.poll() is None:
+            family = [self.pid, *descendants(self.pid)]
+            self._process.send_signal(signal.SIGTERM)
+            await_end([self.pid], END_S)
+            family += [pid for pid in descendants(self.pid) if pid not in family]
+            if not await_end(family, 1.0):
+                kill_all(family)
+            self._process.wait()
+        for group in self._noted:
+            self._guard.clear(group)
+
+
+@contextmanager
+def start_launcher(
+    command: Sequence[str], environment: Mapping[str, str], output: Path, guard: Guard
+) -> Iterator[LauncherProcess]:
+    """Afterwards neither the launcher nor any of its descendants is left.
+
+    They are also ended if this process is killed: by the guard, which knows of the launcher and of those noted.
+    """
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for the driver alone, which ends everything in order
+        )
+    program = LauncherProcess(process, output, guard)
+    try:
+        yield program
+    finally:
+        program.end()
+
+
+class SignalWatch:
+    """Waits for what other processes do; a signal or too long a wait ends the benchmark with `BenchStopped`."""
+
+    def __init__(self, signals: Signals, clock: Callable[[], float] = time.monotonic) -> None:
+        self._signals, self._clock = signals, clock
+
+    def until(self, is_reached: Callable[[], object], within_s: float, awaited: str) -> None:
+        """Returns when `is_reached()`; looks fifty times a second."""
+        deadline_s = self._clock() + within_s
+        while not is_reached():
+            if self._clock() > deadline_s:
+                raise BenchStopped(f"✗ {awaited} did not come within {within_s:.0f} s", 1, interrupted=False)
+            self.rest(LOOK_S)
+
+    def rest(self, seconds: float) -> None:
+        """Lets the time pass."""
+        select.select([self._signals], [], [], seconds)
+        for signum in self._signals.take():
+            if signum != SCALE:
+                raise BenchStopped("✗ stopped; all workers have ended", _EXIT_CODES[signum], interrupted=True)
+
+
+class Quiet:
+    """Whether something stands still: it was the same at every look for QUIET_S."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: object = None
+        self._since_s = clock()
+
+    def at(self, seen: object) -> bool:
+        if seen != self._seen:
+            self._seen, self._since_s = seen, self._clock()
+        return self._clock() - self._since_s >= QUIET_S
+
+
+def are_warm(launcher_pid: int, num_spares: int, quiet: Quiet) -> bool:
+    """Whether all spares of a launcher have loaded torch, and now wait for their part without computing."""
+    if not num_spares:
+        return True
+    spares = {pid: vitals(pid) for pid in descendants(launcher_pid) if _SPARE in _read(pid, "cmdline").split("\0")}
+    is_quiet = quiet.at(spares)
+    sleeping = [pid for pid, found in spares.items() if found is not None and found.state == "S"]
+    loaded = [pid for pid in sleeping if "libtorch_python" in _read(pid, "maps")] if is_quiet else []
+    return len(loaded) == len(spares) == num_spares
+
+
+def kill_all(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    await_end(pids, 1.0)
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that `pid` has started, those that these have, and so on."""
+    with suppress(psutil.NoSuchProcess):
+        return [process.pid for process in psutil.Process(pid).children(recursive=True)]
+    return []
+
+
+def _read(pid: int, name: str) -> str:
+    """Empty if the process is gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8", errors="replace")
+    return ""

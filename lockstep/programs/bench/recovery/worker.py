@@ -1,56 +1,116 @@
-"""What every worker of lockstep's sides runs: an ordinary training loop that writes down its commits.
+"""What every worker of a recovery benchmark runs: a training loop that writes down its commits.
 
-python -m lockstep.programs.bench.recovery.worker TASK
+    python -m lockstep.programs.bench.recovery.worker TASK
+
+It is lockstep's loop, or, where the task says how often it saves, the baseline's under torchrun: DDP over Gloo, which
+goes on from a checkpoint if there is one. The baseline is made to be fast: one thread each, shares cut before training
+and held in memory, gradients as views of the buckets, a static graph, a checkpoint on the local disk that is replaced
+as a whole. Of lockstep it imports a few small files only: a restarted worker shall not wait for more than it needs.
 """
 
+import hashlib
+import os
 import sys
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 
-from lockstep.data import GlobalBatch
 from lockstep.programs.bench.machine import describe_machine
-from lockstep.programs.bench.recovery.commits import CommitLog
-from lockstep.programs.bench.recovery.gate import pass_gate
-from lockstep.programs.bench.recovery.plan import NUM_BATCHES
-from lockstep.programs.bench.recovery.task import Result, Task
-from lockstep.programs.bench.recovery.training import Training, make_training
-from lockstep.run.run import Run
-from lockstep.run.start import start
+from lockstep.programs.bench.plan import NUM_BATCHES
+from lockstep.programs.bench.recovery.log import TrainingResult, TrainingTask, open_log, pass_gate
+from lockstep.programs.bench.sides import TrainingSide, ddp_side, end_process, make_kit
+from lockstep.programs.models import reference_workload
+from lockstep.settings.environment import process_environment
+from lockstep.state.tensor_file import memory_of
+
+if TYPE_CHECKING:
+    from lockstep.run.run import Run
+
+_RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
 
-def main(task: Task) -> None:
-    training = make_training(task.model)
-    with start(seed=0) as run, CommitLog(task.place, run.rank) as log:
-        run.replicate(training.model, training.optimizer)
-        loader = run.shard(_loader(training))
+def main(task: TrainingTask) -> None:
+    """lockstep's own loop."""
+    from lockstep.run.start import start
+
+    kit = make_kit(reference_workload(task.model))
+    optimizer = torch.optim.AdamW(kit.model.parameters(), fused=True)
+    inputs, targets = (torch.cat(parts) for parts in zip(*kit.batches, strict=True))
+    with start(seed=0) as run, open_log(task.place, run.rank) as committed:
+        run.replicate(kit.model, optimizer)
+        # The batches, one after the other: from a loader, because a newcomer finds its place in the data by it.
+        loader = run.shard(DataLoader(TensorDataset(inputs, targets), batch_size=kit.workload.batch_size))
         pass_gate(task.place)
         for _ in run.epochs(task.steps // NUM_BATCHES):
             for batch in loader:
-                _step(run, training, batch)
-                log.committed(run.step, run.rank, run.size, generation(run))
+                for lane_batch in run.lanes(batch):
+                    kit.workload.loss(kit.model, lane_batch).backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+                committed(run.step, run.rank, run.size, generation(run))
         if run.rank == 0:
-            Result(run.digest(), describe_machine()).write(task.place)
+            TrainingResult(run.digest(), describe_machine()).leave(task.place)
 
 
-def generation(run: Run) -> int:
+def generation(run: "Run") -> int:
     """How many times the group of workers was formed, the first included."""
     return run.guard.generation.world.generation
 
 
-def _step(run: Run, training: Training, batch: GlobalBatch) -> None:
-    for lane_batch in run.lanes(batch):
-        training.workload.loss(training.model, lane_batch).backward()
-    training.optimizer.step()
-    training.optimizer.zero_grad(set_to_none=True)
+def main_of_baseline(task: TrainingTask) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    side = ddp_side(make_kit(reference_workload(task.model)), rank, size)
+    done = _load(task, side)
+    restarts = int(process_environment()[_RESTARTS])
+    with open_log(task.place, rank) as committed:
+        pass_gate(task.place)
+        for step in range(done + 1, task.steps + 1):
+            side.step(step - 1)
+            if rank == 0:
+                committed(step, rank, size, restarts)
+                _save(task, side, step)
+    if rank == 0:
+        TrainingResult(_digest(side), {}).leave(task.place)
 
 
-def _loader(training: Training) -> DataLoader[tuple[Tensor, ...]]:
-    """The batches, one after the other: from a loader, because a newcomer finds its place in the data by it."""
-    inputs, targets = (torch.cat(parts) for parts in zip(*training.batches, strict=True))
-    return DataLoader(TensorDataset(inputs, targets), batch_size=training.workload.batch_size)
+def _load(task: TrainingTask, side: TrainingSide) -> int:
+    """The state is that of the checkpoint, if there is one; how many steps it has seen."""
+    path = task.place / "checkpoint.pt"
+    if not path.exists():
+        return 0
+    saved = torch.load(path, weights_only=True)
+    side.model.load_state_dict(saved["model"])
+    side.optimizer.load_state_dict(saved["optimizer"])
+    return int(saved["step"])
+
+
+def _save(task: TrainingTask, side: TrainingSide, step: int) -> None:
+    if task.save_every is None or step % task.save_every:
+        return
+    path = task.place / "checkpoint.pt"
+    unfinished = path.with_suffix(".unfinished")
+    torch.save({"model": side.model.state_dict(), "optimizer": side.optimizer.state_dict(), "step": step}, unfinished)
+    os.replace(unfinished, path)
+
+
+def _digest(side: TrainingSide) -> str:
+    """SHA-256 over parameters, buffers and the optimizer's state."""
+    found = hashlib.sha256()
+    states = [side.model.state_dict(), *side.optimizer.state_dict()["state"].values()]
+    for tensor in (value for state in states for value in state.values() if torch.is_tensor(value)):
+        whole = tensor.detach().contiguous()
+        found.update(memory_of(whole))
+    return found.hexdigest()
 
 
 if __name__ == "__main__":
-    main(Task.read(sys.argv[1]))
+    its_task = TrainingTask.read(sys.argv[1])
+    if its_task.save_every is None:
+        main(its_task)
+    else:
+        main_of_baseline(its_task)
+        end_process()

@@ -1,0 +1,94 @@
+"""Launches the workers of a benchmark, and reads what worker 0 leaves. Without torch."""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from lockstep.errors import LockstepError
+from lockstep.launch.launch import Job, launch
+from lockstep.programs.bench.plan import BenchResult
+from lockstep.programs.bench.progress import ProgressLines
+from lockstep.programs.bench.rounds import BenchPart, Follow, RoundsDone, locate
+
+
+class ResultsDiffer(LockstepError):  # noqa: N818
+    """Two sides computed different things, so their times cannot be compared."""
+
+
+@dataclass
+class BenchStopped(LockstepError):  # noqa: N818
+    """The workers did not come to their end; `exit_code` is the launch's."""
+
+    sentence: str
+    exit_code: int
+    interrupted: bool
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+class LaunchedPlan(Protocol):
+    """One launch of workers, which measure its parts one after the other."""
+
+    @property
+    def workers(self) -> int: ...
+
+    @property
+    def parts(self) -> Sequence[BenchPart]: ...
+
+    def written(self) -> str: ...
+
+
+def bench_launched(plans: Sequence[LaunchedPlan], program: str, follow: Follow, **options: Any) -> dict[str, Any]:
+    """Measures every plan, one after the other; gives `machine` and `rows` of the report. Main thread only.
+
+    Workers run the module `program` with the plan and a folder as arguments; `options` are those of the job.
+    """
+    results = [_measure(plan, program, follow, options) for plan in plans]
+    return {"machine": results[-1].machine, "rows": [row for result in results for row in result.rows]}
+
+
+def _measure(plan: LaunchedPlan, program: str, follow: Follow, options: Mapping[str, Any]) -> BenchResult:
+    follow(*locate(plan.parts, 0))
+    with result_folder() as folder:
+        words, count = (plan.written(), str(folder)), plan.workers
+        job = Job(program, folder, module=True, arguments=words, num_workers=count, lanes=count, **options)
+        run_to_end(job, lambda progress: follow(*locate(plan.parts, progress.done)))
+        return accept(BenchResult.find(folder))
+
+
+def accept(result: BenchResult) -> BenchResult:
+    """Raises if the sides did not agree."""
+    if result.refused is not None:
+        raise ResultsDiffer(result.refused)
+    return result
+
+
+def run_to_end(job: Job, follow: Callable[[RoundsDone], None]) -> None:
+    """All workers have done their part, and none is left; raises `BenchStopped` otherwise. Main thread only."""
+    said: list[str] = []
+    outcome = launch(job, show=ProgressLines(follow), say=said.append)
+    if outcome.exit_code:
+        # After an interrupt there is nothing to look up, and the folder that the launcher names goes away.
+        interrupted = outcome.failure is None
+        text = "✗ stopped; all workers have ended" if interrupted else "\n".join(said)
+        raise BenchStopped(text, outcome.exit_code, interrupted)
+
+
+@contextmanager
+def result_folder() -> Iterator[Path]:
+    """A folder that is gone afterwards, unless a worker failed: then the user is pointed to the logs in it."""
+    folder = Path(tempfile.mkdtemp(prefix="lockstep-bench-"))
+    keep = False
+    try:
+        yield folder
+    except BenchStopped as stopped:
+        keep = not stopped.interrupted
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,74 @@
+"""Rounds: in which order sides are timed, and how far that is. Without torch."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+_MARK = "bench-progress "
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RoundsDone:
+    """Rounds done, of how many; `doing` says what is done now, where that is not a round."""
+
+    done: int
+    total: int
+    doing: str = ""
+
+    def written(self) -> str:
+        return f"{_MARK}{self.done} {self.total}"
+
+    @classmethod
+    def read(cls, line: str) -> "RoundsDone | None":
+        """What `written` wrote; None for any other line of a worker's output."""
+        if not line.startswith(_MARK):
+            return None
+        done, total = line.removeprefix(_MARK).split()
+        return cls(int(done), int(total))
+
+
+class BenchPart(Protocol):
+    """What is measured in `rounds` rounds under one title. No two parts of a benchmark are equal."""
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def rounds(self) -> int: ...
+
+
+Follow = Callable[[BenchPart, RoundsDone], None]
+"""Takes how far a part is: before its processes start, and after every round."""
+
+
+def order(sides: Sequence[str], round_number: int) -> tuple[str, ...]:
+    """The sides in the order of one round.
+
+    In as many rounds as there are sides every side stands once in every place; the next ones run backwards, so that a
+    side follows another as often as that follows it. Neither a slow drift of the machine nor what a neighbour left in
+    the caches favours one of them.
+    """
+    shift = round_number % len(sides)
+    turned = (*sides[shift:], *sides[:shift])
+    return turned[::-1] if round_number // len(sides) % 2 else turned
+
+
+def timed_rounds(
+    parts: Sequence[BenchPart], part: BenchPart, sides: Sequence[str], time_block: Callable[[str], T]
+) -> list[dict[str, T]]:
+    """In a worker: for each round of the part a block of every side, interleaved. Prints its progress. Collective."""
+    before, total = part.rounds * parts.index(part), part.rounds * len(parts)
+    rounds = []
+    for number in range(part.rounds):
+        rounds.append({name: time_block(name) for name in order(sides, number)})
+        print(RoundsDone(before + number + 1, total).written(), flush=True)
+    return rounds
+
+
+def locate(parts: Sequence[BenchPart], done: int) -> tuple[BenchPart, RoundsDone]:
+    """The part that rounds counted over all parts have reached, and the rounds of that part alone."""
+    rounds = parts[0].rounds
+    number = max(0, done - 1) // rounds
+    return parts[number], RoundsDone(done - number * rounds, rounds)

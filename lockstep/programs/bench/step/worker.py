@@ -1,0 +1,235 @@
+"""What every worker of a step benchmark runs: make the sides, see that they agree, time them.
+
+    python -m lockstep.programs.bench.step.worker PLAN FOLDER
+
+Worker 0 prints its progress and leaves the result in FOLDER.
+
+# Note [What agrees]
+# Sums in another order differ by rounding. The gradient of the first step shows that sharply: about 1e-6 of
+# its size, for each parameter. AdamW divides by the gradient's own size, so where a gradient is itself only
+# rounding its update may have any sign. After some steps, therefore, only the whole way that the parameters
+# went is compared, and more loosely: two sides that trained on different things end about as far apart as they
+# went. A model with BatchNorm normalises each share by itself: lockstep's lanes and DDP's ranks are the same
+# shares and must agree; the plain loop, on the whole batch, computes something else.
+"""
+
+import gc
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
+
+from lockstep.programs.bench.evidence import NUM_STEPS, Evidence, distance
+from lockstep.programs.bench.machine import describe_machine
+from lockstep.programs.bench.plan import BenchResult
+from lockstep.programs.bench.rounds import timed_rounds
+from lockstep.programs.bench.sides import LockstepSide, TrainingSide, ddp_side, end_process, make_kit, plain_side
+from lockstep.programs.bench.step.plan import (
+    ALL_THREADS,
+    DDP,
+    LOCKSTEP,
+    ON_BACKEND,
+    ONE_THREAD,
+    SIDES,
+    CpuStepPlan,
+    make_row,
+)
+from lockstep.programs.models import Workload, count_parameters, reference_workload
+from lockstep.run.run import Run
+from lockstep.run.start import start
+
+GRADIENT_TOLERANCE = 1e-4
+MOVEMENT_TOLERANCE = 5e-2
+
+
+@dataclass(frozen=True)
+class CpuSide:
+    """A way to train in the worker's process. `threads` is None where the process is as lockstep.start left it.
+
+    lockstep asks for deterministic kernels; the other sides run as torch comes, as their users would have it.
+    `alone`: only worker 0 computes, the others wait.
+    """
+
+    training: TrainingSide
+    threads: int | None = 1
+    alone: bool = False
+
+    def conditions(self) -> AbstractContextManager[None]:
+        """The process inside is as this side's user would have it."""
+        return nullcontext() if self.threads is None else as_torch_comes(self.threads)
+
+
+Sides = Mapping[str, CpuSide]
+
+
+def main(plan: CpuStepPlan, folder: Path) -> None:
+    with start(seed=0, device="cpu") as run:
+        store = process_group(folder / "store", run)
+        workload = reference_workload(plan.model)
+        sides = make_sides(workload, run, all_threads=len(os.sched_getaffinity(0)))
+        differences, refused = agree(plan, sides, comparable(workload, run.size), run, store)
+        rounds = [] if refused else _timed(plan, sides, run)
+        if run.rank == 0:
+            found = {name: asdict(difference) for name, difference in differences.items()}
+            parameters = count_parameters(sides[LOCKSTEP].training.model)
+            rows = () if refused else (make_row(plan, rounds, parameters, found),)
+            BenchResult(refused, rows, describe_machine()).leave(folder)
+
+
+def process_group(path: Path, run: Run) -> Store:
+    """Collective. Afterwards torch's default process group is Gloo's among the same workers, for DDP."""
+    store = FileStore(str(path), run.size)
+    dist.init_process_group("gloo", store=store, rank=run.rank, world_size=run.size)
+    return store
+
+
+def make_sides(workload: Workload, run: Run, all_threads: int) -> dict[str, CpuSide]:
+    """Collective. All sides by name, each with its own copy of the same model."""
+    groups = {DDP: "gloo", ON_BACKEND: "lockstep"}
+    return {
+        LOCKSTEP: CpuSide(LockstepSide(make_kit(workload), run), threads=None),
+        **{
+            name: CpuSide(ddp_side(make_kit(workload), run.rank, run.size, dist.new_group(backend=backend)))
+            for name, backend in groups.items()
+        },
+        ONE_THREAD: CpuSide(plain_side(make_kit(workload)), 1, alone=True),
+        ALL_THREADS: CpuSide(plain_side(make_kit(workload)), all_threads, alone=True),
+    }
+
+
+@contextmanager
+def as_torch_comes(threads: int) -> Iterator[None]:
+    """Inside, torch may choose any kernel, as it does by default, and uses `threads` threads."""
+    threads_before = torch.get_num_threads()
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads_before)
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+
+
+# -- agreement --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepDifference:
+    """How far a side is from lockstep, relative to lockstep's own size; infinite if something is missing."""
+
+    gradients: float
+    guilty: str
+    movement: float
+
+
+def take_evidence(side: CpuSide) -> Evidence:
+    """The gradients of the first step, and the way of a few. Collective, unless the side is `alone`."""
+    training = side.training
+    training.restart()
+    with side.conditions():
+        training.compute(0)
+        found = ((name, parameter.grad) for name, parameter in training.model.named_parameters())
+        gradients = {name: gradient.clone() for name, gradient in found if gradient is not None}
+        training.update()
+        for number in range(1, NUM_STEPS):
+            training.step(number)
+    return Evidence(gradients, training.movement())
+
+
+def comparable(workload: Workload, num_workers: int) -> tuple[str, ...]:
+    """The sides that must agree with lockstep. See Note [What agrees]."""
+    per_share = workload.per_share_statistics and num_workers > 1
+    return (DDP, ON_BACKEND) if per_share else (DDP, ON_BACKEND, ONE_THREAD, ALL_THREADS)
+
+
+def compare(side: Evidence, reference: Evidence) -> StepDifference:
+    """The largest difference of any one gradient, with its name, and that of the movement as a whole."""
+    odd = sorted(side.gradients.keys() ^ reference.gradients.keys())
+    if odd:
+        return StepDifference(math.inf, odd[0], math.inf)
+    each = {
+        name: distance({name: side.gradients[name]}, {name: wanted}, of_zeros=0.0)[0]
+        for name, wanted in reference.gradients.items()
+    }
+    guilty = max(each, key=each.__getitem__)
+    return StepDifference(each[guilty], guilty, distance(side.movement, reference.movement, of_zeros=0.0)[0])
+
+
+def refusal(side: str, difference: StepDifference, model: str, rank: int) -> str | None:
+    """The sentence that stops the benchmark, or None if the side agrees with lockstep to rounding."""
+    where = f"{model}: {side} and lockstep disagree on worker {rank}"
+    if not difference.gradients <= GRADIENT_TOLERANCE:
+        return (
+            f"{where}: the gradient of {difference.guilty} in the first step differs by "
+            f"{difference.gradients:.1e} of its size, more than {GRADIENT_TOLERANCE:.0e}. Nothing was timed"
+        )
+    if not difference.movement <= MOVEMENT_TOLERANCE:
+        return (
+            f"{where}: after {NUM_STEPS} steps the parameters are apart by {difference.movement:.1e} "
+            f"of the way they went, more than {MOVEMENT_TOLERANCE:.0e}. Nothing was timed"
+        )
+    return None
+
+
+def agree(
+    plan: CpuStepPlan, sides: Sides, names: tuple[str, ...], run: Run, store: Store
+) -> tuple[dict[str, StepDifference], str | None]:
+    """Collective. How far each side is from lockstep here, and the first objection of any worker."""
+    reference = take_evidence(sides[LOCKSTEP])
+    here = [name for name in names if run.rank == 0 or not sides[name].alone]
+    differences = {name: compare(take_evidence(sides[name]), reference) for name in here}
+    objections = (refusal(name, differences[name], plan.model, run.rank) for name in here)
+    mine = next((objection for objection in objections if objection), "")
+    store.set(f"objection/{run.rank}", f"{mine}.")  # a store takes no empty value, so each is marked
+    texts = [store.get(f"objection/{rank}").decode()[:-1] for rank in range(run.size)]
+    return differences, next((text for text in texts if text), None)
+
+
+# -- timing -----------------------------------------------------------------------------------------------------
+
+
+def _timed(plan: CpuStepPlan, sides: Sides, run: Run) -> list[dict[str, float]]:
+    """Collective. For each round the milliseconds per step of every side, as the first worker saw them."""
+    return timed_rounds(
+        plan.parts, plan, SIDES, lambda name: time_block(sides[name], plan.steps, run.rank == 0, dist.barrier)
+    )
+
+
+def time_block(side: CpuSide, steps: int, is_first: bool, barrier: Callable[[], None]) -> float:
+    """Collective. The median time of a step in ms; 0 on a worker that only waited, without computing.
+
+    One step goes ahead untimed, for caches and threads. The garbage of others is collected before; then
+    Python's collector runs as always, so that each side pays for its own.
+    """
+    side.training.restart()
+    gc.collect()
+    barrier()
+    median_s = 0.0
+    if is_first or not side.alone:
+        with side.conditions():
+            side.training.step(0)
+            median_s = statistics.median(_time_step(side.training, number) for number in range(1, steps + 1))
+    barrier()
+    return 1000 * median_s
+
+
+def _time_step(side: TrainingSide, number: int) -> float:
+    began_s = time.perf_counter()
+    side.step(number)
+    return time.perf_counter() - began_s
+
+
+if __name__ == "__main__":
+    main(CpuStepPlan.read(sys.argv[1]), Path(sys.argv[2]))
+    end_process()
