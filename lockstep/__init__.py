@@ -8,14 +8,14 @@ from lockstep.version import VERSION
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
-    from lockstep import optim
+    from lockstep import optim, strategies
     from lockstep.errors import LockstepError
     from lockstep.gradients.batchnorm import sync_batchnorm
     from lockstep.run.run import Run
     from lockstep.run.start import start
 
 __version__ = VERSION
-__all__ = ["LockstepError", "Run", "__version__", "optim", "start", "sync_batchnorm"]
+__all__ = ["LockstepError", "Run", "__version__", "optim", "start", "strategies", "sync_batchnorm"]
 
 # Imported when first used, so that the command line, which needs none of them, starts without torch.
 _PLACES = {
@@ -29,8 +29,8 @@ _PLACES = {
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name == "optim":
-        return importlib.import_module("lockstep.optim")
+    if name in ("optim", "strategies"):
+        return importlib.import_module(f"lockstep.{name}")
     if name not in _PLACES:
         raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
     return getattr(importlib.import_module(_PLACES[name]), name)
