@@ -8,8 +8,8 @@ from pathlib import Path
 from lockstep.chance import Generators
 from lockstep.data import GlobalBatch
 from lockstep.determinism.hardware import recorded, refuse_difference
-from lockstep.state.checkpoints.file import Snapshot
 from lockstep.state.run_state import GRADIENT, Parts, check_fits
+from lockstep.state.snapshot import Snapshot
 
 
 class Arrival:

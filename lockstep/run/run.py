@@ -45,7 +45,7 @@ from lockstep.script.site import Site, calling_frame, counts, site_of
 from lockstep.settings.environment import Overrides
 from lockstep.settings.options import Settings
 from lockstep.state.checkpoints import file as checkpoint
-from lockstep.state.checkpoints.options import asked_by_script
+from lockstep.state.checkpoints.plan import script_options
 from lockstep.state.models import Models, RegistrationWatch, Stateful, refuse_new_parameters
 from lockstep.state.progress import Progress
 from lockstep.state.run_state import Parts, restore
@@ -239,7 +239,7 @@ class Run:
         """
         self._stepping.refuse_unless_outside("run.checkpoints")
         self._refuse_without_model("run.checkpoints")
-        self._keeping.begin(asked_by_script(folder, every_steps, every_minutes, keep, resume))
+        self._keeping.begin(script_options(folder, every_steps, every_minutes, keep, resume))
         return self.step
 
     # -- training -------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from lockstep.errors import BadCheckpoint
 from lockstep.state.models import Stateful
-from lockstep.state.packed import Json, pack, unpack
+from lockstep.state.snapshot import Json, bytes_of, pack, unpack
 
 
 def load_exactly(
@@ -113,11 +113,7 @@ def _are_equal(held: Any, saved: Any) -> bool:
     if not isinstance(held, torch.Tensor) or not isinstance(saved, torch.Tensor):
         return False
     alike = held.dtype == saved.dtype and held.shape == saved.shape
-    return alike and torch.equal(_bits(held), _bits(saved.to(held.device)))
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return alike and torch.equal(bytes_of(held), bytes_of(saved.to(held.device)))
 
 
 def _form(value: Any) -> str:

@@ -13,13 +13,12 @@ from lockstep.determinism.hardware import difference, recorded
 from lockstep.errors import BadCheckpoint
 from lockstep.lanes import Assignment
 from lockstep.settings.options import Settings
-from lockstep.state.checkpoints import file as checkpoint
+from lockstep.state import snapshot as checkpoint
+from lockstep.state.checkpoints.file import read_state
 from lockstep.state.exact_state import load_exactly
-from lockstep.state.generators import pack_generators, unpack_generators
 from lockstep.state.models import Models
-from lockstep.state.packed import pack, unpack
 from lockstep.state.progress import Progress, places
-from lockstep.state.schema import read_state
+from lockstep.state.snapshot import pack, pack_generators, unpack, unpack_generators
 from lockstep.wire import Agreement, Plan, Wire
 
 GRADIENT = "grad/"
