@@ -39,9 +39,10 @@ from lockstep.run.replication import join
 from lockstep.run.step_loop import Stage, Stepping, as_global_batch
 from lockstep.run.totals import total_of
 from lockstep.run.untracked import Strangers
-from lockstep.script.place import Loop, Places
-from lockstep.script.schedulers import is_fresh, untracked
-from lockstep.script.site import Site, calling_frame, counts, site_of
+from lockstep.script.call_site import Site, calling_frame, site_of, whole_numbers
+from lockstep.script.place import Places
+from lockstep.script.turns import LaneLoop
+from lockstep.script.unsaved import is_fresh, untracked
 from lockstep.settings.environment import Overrides
 from lockstep.settings.options import Settings
 from lockstep.state.checkpoints import file as checkpoint
@@ -261,10 +262,10 @@ class Run:
         in_training_mode = any(module.training for module in self._models.modules.values())
         frame = calling_frame()
         if train or (train is None and in_training_mode and torch.is_grad_enabled()):
-            return self._training_lanes(whole, Loop(site_of(frame), counts(frame)))
+            return self._training_lanes(whole, LaneLoop(site_of(frame), whole_numbers(frame)))
         if in_training_mode and self._ready_engine().has_buffers:
             # Forward passes in training mode without gradients move BatchNorm's statistics: they are averaged.
-            return self._training_lanes(whole, Loop(site_of(frame), counts(frame), is_step=False))
+            return self._training_lanes(whole, LaneLoop(site_of(frame), whole_numbers(frame), is_step=False))
         return self._evaluating_lanes(whole)
 
     def backward(
@@ -434,7 +435,7 @@ class Run:
 
     # -- inside ---------------------------------------------------------------------------------------------
 
-    def _training_lanes(self, batch: GlobalBatch, loop: Loop) -> Iterator[Any]:
+    def _training_lanes(self, batch: GlobalBatch, loop: LaneLoop) -> Iterator[Any]:
         engine = self._ready_engine()
         if self._watch.noticed:
             refuse_new_parameters(self._models, engine.named)

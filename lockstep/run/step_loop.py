@@ -38,7 +38,8 @@ from lockstep.gradients.record import StepRecord
 from lockstep.lanes import Assignment
 from lockstep.run.noise import NoiseWatch
 from lockstep.run.totals import Visit
-from lockstep.script.place import Loop, Places, Seen, StepPlace
+from lockstep.script.place import Places, StepPlace
+from lockstep.script.turns import LaneLoop, SeenBatch
 from lockstep.state.carried import Carried
 from lockstep.strategies.replicated import Engine
 from lockstep.wire import Wire
@@ -136,7 +137,7 @@ class Stepping:
         self._events = events
         self._loops_since_step = 0
         self._loop = 0
-        self._changed: Seen | None = None
+        self._changed: SeenBatch | None = None
         """The batch of the last loop, if that loop has changed its lanes in place."""
 
     @property
@@ -144,7 +145,7 @@ class Stepping:
         """The lanes that this worker carries now."""
         return self.assignment.lanes_of[self.rank]
 
-    def training(self, batch: GlobalBatch, engine: Engine, loop: Loop) -> Iterator[Any]:
+    def training(self, batch: GlobalBatch, engine: Engine, loop: LaneLoop) -> Iterator[Any]:
         """Yields the data of each lane; when exhausted, the step's gradient stands in `p.grad` on every worker."""
         self._refuse_changed_data(batch)
         self._enter(Stage.TRAINING)
@@ -265,7 +266,7 @@ class Stepping:
         closely = self.surroundings.looks_closely
         return self.places.of_step(batch, outside, self.surroundings.slots[self.rank], self.step, closely=closely)
 
-    def _find_place(self, batch: GlobalBatch, loop: Loop) -> None:
+    def _find_place(self, batch: GlobalBatch, loop: LaneLoop) -> None:
         """Notes where the script is. After a resume it must be there in all that the training depends on."""
         for number in self.places.enter(batch, loop, self.step):
             if number.depends is not None:
@@ -300,7 +301,7 @@ class Stepping:
             self.surroundings.refuses(_out_of_rhythm("optimizer.step()", due, self.step))
 
     def _note_owners(self, place: StepPlace) -> None:
-        """See Note [Chance outside of lanes] in streams.py."""
+        """See Note [Chance outside of lanes] in random_streams.py."""
         for kind, slot in place.settled.items():
             self.places.streams.owners[kind] = slot
             self._events.emit(
@@ -341,7 +342,7 @@ class Stepping:
             versions = versions_of(data)
             yield lane, data
             if batch.position is not None and versions_of(data) != versions:
-                self._changed = Seen.of(batch, 0)
+                self._changed = SeenBatch.of(batch, 0)
             self.carried.end_lane(lane, trains=use == "lane")
             self._events.emit(LaneLeft(self.step, lane))
 

@@ -9,7 +9,7 @@
 #
 # An average of the weights that nobody tracks begins anew too. Of tensors, by themselves, in lists and tables, in
 # modules and in objects of the script, a snapshot has a digest of some elements. Where they are others after a resume
-# it is said, and not refused: they may be room for something that is written in every step.
+# a note says so, and nothing is refused: they may be memory that is written in every step.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lockstep.data.contents import contents
 from lockstep.launch.traceback_lines import is_users
-from lockstep.script.site import Site, look_into
-from lockstep.script.source import Dependence, function_at
+from lockstep.script.call_site import Site, look_into
+from lockstep.script.dependence import Dependence, function_at
 
 Values = Mapping[tuple[str, str], Mapping[str, str]]
 """Values as text by their names, for each function, or class of attributes: `(path, function)`."""
