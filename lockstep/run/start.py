@@ -46,8 +46,7 @@ from lockstep.run.wait_watch import Waiting
 from lockstep.settings.device import choose, count_gpus, in_words, sharing
 from lockstep.settings.environment import Overrides, Place, find_place, process_environment, read_overrides
 from lockstep.settings.options import Asked, Settings, settle, wire_on
-from lockstep.verify.dump import Dump
-from lockstep.verify.trace import Trace
+from lockstep.verify.trace import Dump, Trace
 from lockstep.version import VERSION
 from lockstep.wire import Agreement, Plan, Wire, in_process
 from lockstep.wire.choice import bucket_bytes as suitable_bucket_bytes
