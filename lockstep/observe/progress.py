@@ -32,10 +32,14 @@ class Shown(Protocol):
 
 def show_progress(console: Console, title: str, num_steps: int, clock: Callable[[], float] = time.monotonic) -> Shown:
     """A bar if the console is a terminal, lines if not."""
-    return Bar(console, title, num_steps, clock) if console.is_terminal else Lines(console, title, num_steps)
+    return (
+        ProgressBar(console, title, num_steps, clock)
+        if console.is_terminal
+        else ProgressLines(console, title, num_steps)
+    )
 
 
-class Bar:
+class ProgressBar:
     """Redrawn in this thread when there is news, ten times a second at most, and once more at the end."""
 
     def __init__(
@@ -55,7 +59,7 @@ class Bar:
     def say(self, text: str) -> None:
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def __enter__(self) -> "Bar":
+    def __enter__(self) -> "ProgressBar":
         self._progress.start()
         self._progress.refresh()
         return self
@@ -66,7 +70,7 @@ class Bar:
         self._progress.stop()
 
 
-class Lines:
+class ProgressLines:
     """The first step, the last and about ten in between, a line each."""
 
     def __init__(self, console: Console, title: str, num_steps: int) -> None:
@@ -80,7 +84,7 @@ class Lines:
     def say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def __enter__(self) -> "Lines":
+    def __enter__(self) -> "ProgressLines":
         return self
 
     def __exit__(

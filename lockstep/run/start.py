@@ -36,7 +36,7 @@ from lockstep.events import (
 )
 from lockstep.launch.control import Control
 from lockstep.launch.status import Call, NoStatus, StatusReader, StatusWriter
-from lockstep.observe.console import TOLD, Console
+from lockstep.observe.console import SHOWN, Console
 from lockstep.observe.recorder import Recorder
 from lockstep.run import active
 from lockstep.run.faults import FaultWatch
@@ -182,11 +182,11 @@ def _make_run(
         Console(
             sys.stderr,
             lambda: run.is_first,
-            launcher_tells=overrides.status_fd is not None,
+            launcher_reports=overrides.status_fd is not None,
             run_dir=overrides.run_dir,
             has_failed=lambda: run.failed,
         ),
-        *TOLD,
+        *SHOWN,
     )
     if overrides.run_dir is not None:
         recorder = Recorder(overrides.run_dir, lambda: run.is_first, lambda text: events.emit(Said(text)))
