@@ -48,16 +48,16 @@ class WorkerCounts(click.ParamType):  # type: ignore[type-arg]
     type=Whole(1, MOST_LANES),
     default=8,
     show_default=True,
-    help="Lanes of every run, over the script's own word.",
+    help="Lanes of every run, over what the script says.",
 )
 @click.option("--steps", type=Whole(1), help="Stop each run after this many steps.  [default: all of the script's]")
-@click.option("--seed", type=Whole(0, MOST_SEED), help="Seed of every run, over the script's own word.")
+@click.option("--seed", type=Whole(0, MOST_SEED), help="Seed of every run, over what the script says.")
 @click.option("--threads", type=Whole(1, MOST_THREADS), default=1, show_default=True, help="Threads per worker.")
 @click.option(
     "--device",
     type=Device(),
     metavar="cpu|cuda|cuda:K",
-    help="Where workers compute, over the script's own word.",
+    help="Where workers compute, over what the script says.",
 )
 @click.option(
     "--distance/--no-distance",

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Protocol
 
 from rich.console import Console
@@ -25,9 +24,7 @@ class Shown(Protocol):
 
     def __enter__(self) -> "Shown": ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
 
 def show_progress(console: Console, title: str, num_steps: int, clock: Callable[[], float] = time.monotonic) -> Shown:
@@ -64,9 +61,7 @@ class ProgressBar:
         self._progress.refresh()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._progress.stop()
 
 
@@ -87,7 +82,5 @@ class ProgressLines:
     def __enter__(self) -> "ProgressLines":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Nothing is held."""

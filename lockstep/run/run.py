@@ -48,7 +48,7 @@ from lockstep.settings.options import Settings
 from lockstep.state.checkpoints import file as checkpoint
 from lockstep.state.checkpoints.plan import script_options
 from lockstep.state.models import Models, RegistrationWatch, Stateful, refuse_new_parameters
-from lockstep.state.progress import Progress
+from lockstep.state.progress import DataProgress
 from lockstep.state.run_state import Parts, restore
 from lockstep.strategies.replicated import Engine
 from lockstep.verify.digest import digest
@@ -90,7 +90,7 @@ class Run:
         self._optimizer_hooks: dict[str, Any] = {}
         self._noise = NoiseWatch(self._models, events)
         self._moving = Moving(settings.device)
-        self._progress = Progress()
+        self._progress = DataProgress()
         places = Places(self._models, self._progress)
         self._stepping = Stepping(
             wire.world.rank, settings.seed, settings.assignment, events, self._noise, places, self._moving

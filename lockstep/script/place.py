@@ -29,7 +29,7 @@ from lockstep.script.turns import LaneLoop, Turn
 from lockstep.script.unsaved import begins_anew
 from lockstep.script.values import Changed, Values, begun_anew, changed_since, values
 from lockstep.state.models import Models
-from lockstep.state.progress import Progress
+from lockstep.state.progress import DataProgress
 from lockstep.wire.agreement import Facts, first_difference
 
 LINE = "the line of run.lanes"
@@ -158,7 +158,7 @@ class Places:
     After a resume it also finds what of the script stands elsewhere than when the snapshot was taken.
     """
 
-    def __init__(self, models: Models, progress: Progress) -> None:
+    def __init__(self, models: Models, progress: DataProgress) -> None:
         self.turn = Turn()
         self.streams = Streams()
         self.updates: dict[str, int] = {}

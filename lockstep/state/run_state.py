@@ -17,7 +17,7 @@ from lockstep.state import snapshot as checkpoint
 from lockstep.state.checkpoints.file import read_state
 from lockstep.state.exact_state import load_exactly
 from lockstep.state.models import Models
-from lockstep.state.progress import Progress, places
+from lockstep.state.progress import DataProgress, places
 from lockstep.state.snapshot import pack, pack_generators, unpack, unpack_generators
 from lockstep.wire import Agreement, Plan, Wire
 
@@ -31,7 +31,7 @@ class Parts:
 
     models: Models
     stepping: Any
-    progress: Progress
+    progress: DataProgress
 
     def capture(self) -> checkpoint.Snapshot:
         """Everything that the next step depends on. Its tensors are the live ones, which the next step changes."""
