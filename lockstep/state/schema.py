@@ -12,6 +12,7 @@ import reprlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -96,22 +97,19 @@ def _row(*checks: Check) -> Check:
     return check_each
 
 
-def _list_of(check: Check) -> Check:
+def _each(kind: type, wanted: str, check: Check) -> Check:
+    """A list or a table of entries that are all alike."""
+
     def check_each(value: Any, entry: Entry) -> None:
-        entry.expect(isinstance(value, list), value, "a list")
-        for number, item in enumerate(value):
-            check(item, entry.inside(number))
-
-    return check_each
-
-
-def _by_name(check: Check) -> Check:
-    def check_each(value: Any, entry: Entry) -> None:
-        entry.expect(isinstance(value, dict), value, "a table by name")
-        for name, item in value.items():
+        entry.expect(isinstance(value, kind), value, wanted)
+        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
             check(item, entry.inside(name))
 
     return check_each
+
+
+_list_of = partial(_each, list, "a list")
+_by_name = partial(_each, dict, "a table by name")
 
 
 def _by_number(check: Check) -> Check:
@@ -120,8 +118,7 @@ def _by_number(check: Check) -> Check:
     def check_each(value: Any, entry: Entry) -> None:
         numbered = isinstance(value, dict) and all(name.isdecimal() and len(name) <= 9 for name in value)
         entry.expect(numbered or isinstance(value, list), value, "a table by number, or a list")
-        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
-            check(item, entry.inside(name))
+        _each(type(value), "", check)(value, entry)
 
     return check_each
 
