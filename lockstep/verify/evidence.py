@@ -70,6 +70,11 @@ class RunTrace:
     def num_steps(self) -> int:
         return self.workers[0].num_steps
 
+    @property
+    def last_step(self) -> int:
+        """How many updates were applied at the end, on the worker that came farthest."""
+        return max((step for worker in self.workers for step in worker.states), default=0)
+
     def lanes_of(self, step: int) -> dict[int, Lane]:
         return {lane: record for (at, lane), record in self.lanes.items() if at == step}
 

@@ -60,7 +60,8 @@ def judge_fault(found: TraceDifference, fault: AppliedFault) -> LikelyCause:
 
 
 def _before(found: TraceDifference, fault: AppliedFault) -> LikelyCause | None:
-    is_resumed = fault.slot is None and found.tensors and _first_step(found) == fault.step
+    first_step = found.right.run.workers[found.right.worker].first_step if found.tensors else None
+    is_resumed = fault.slot is None and first_step == fault.step
     if found.step > fault.step or is_resumed:
         return None
     return LikelyCause(
@@ -70,17 +71,10 @@ def _before(found: TraceDifference, fault: AppliedFault) -> LikelyCause | None:
     )
 
 
-def _first_step(found: TraceDifference) -> int:
-    return found.right.run.workers[found.right.worker].first_step
-
-
 def _ended_elsewhere(found: TraceDifference) -> LikelyCause | None:
     if found.tensors:
         return None
-    calm, disturbed = (
-        max((step for worker in side.run.workers for step in worker.states), default=0)
-        for side in (found.left, found.right)
-    )
+    calm, disturbed = found.left.run.last_step, found.right.run.last_step
     return LikelyCause(
         DifferenceCause.COUNT,
         f"It ended after {disturbed} steps, the calm run after {calm}: the loop is ended by something that the script "

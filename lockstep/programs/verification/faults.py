@@ -101,7 +101,8 @@ def _killed(request: Request, calm: RunTrace, kind: FaultKind, step: int, runnin
 def _note(ran: Ran, trace: RunTrace, fault: Fault) -> str | None:
     """What is worth knowing of a run whose bits are equal."""
     if ran.outcome.turned_away:
-        return f"a worker that joins is sent away: {_without_moment(ran.outcome.turned_away[0])}"
+        sentence = re.sub(r"^this worker (?:leaves|cannot join) at step \d+: ", "", ran.outcome.turned_away[0])
+        return f"a worker that joins is sent away: {sentence}"
     if ran.outcome.obstacles and fault.kind is FaultKind.KILL:
         return (
             f"no worker can be copied ({ran.outcome.obstacles[0]}): a new process takes the place of one that is lost"
@@ -111,25 +112,25 @@ def _note(ran: Ran, trace: RunTrace, fault: Fault) -> str | None:
     return None
 
 
-def _without_moment(sentence: str) -> str:
-    return re.sub(r"^this worker (?:leaves|cannot join) at step \d+: ", "", sentence)
-
-
 # -- a run is stopped and resumed ----------------------------------------------------------------------------------
 
 
 def _stopped(request: Request, calm: RunTrace, step: int, may_move: bool, running: Running) -> FaultResult:
     count, other = max(request.counts), resumed_on(request.counts)
     label = f"stopped at step {step}, resumed on {other}"
-    stopping = _saving(request, _job(request, label, FaultKind.STOP, count, Fault(FaultKind.STOP, 0, step - LEAD)))
+    stopping = _with_checkpoints(
+        request, _job(request, label, FaultKind.STOP, count, Fault(FaultKind.STOP, 0, step - LEAD))
+    )
     blank = FaultResult(FaultKind.STOP, label, equal=False)
     ran = _launched(stopping, f"{workers(count)}, stopped at step {step}", running)
     if ran.outcome.exit_code != TERMINATED or not has_happened(stopping.run_dir):
         refuse_end(ran)
         return _failed(blank, ran, calm)
     if not ran.outcome.saved:
-        return replace(blank, cause=_why_not_saved(ran), first_step=step)
-    going_on = _saving(request, replace(_job(request, label, "resumed", other), resume="auto"))
+        late = "the step under way, and writing, may take two seconds together"
+        notes = (note for note in ran.notes if "checkpoint" in note or "saved" in note)
+        return replace(blank, cause=next(notes, f"nothing was saved when the run was stopped: {late}"), first_step=step)
+    going_on = _with_checkpoints(request, replace(_job(request, label, "resumed", other), resume="auto"))
     ran = _launched(going_on, f"{workers(other)}, resumed", running)
     refuse_end(ran)
     if ran.outcome.exit_code:
@@ -140,13 +141,7 @@ def _stopped(request: Request, calm: RunTrace, step: int, may_move: bool, runnin
     return _compared(blank, calm, read_disturbed(label, folders), AppliedFault(first, may_move=may_move), None)
 
 
-def _why_not_saved(ran: Ran) -> str:
-    notes = (note for note in ran.notes if "checkpoint" in note or "saved" in note)
-    late = "nothing was saved when the run was stopped: the step under way, and writing, may take two seconds together"
-    return next(notes, late)
-
-
-def _saving(request: Request, job: Job) -> Job:
+def _with_checkpoints(request: Request, job: Job) -> Job:
     """With checkpoints in a folder of this verification, whatever the script says: its own may hold older ones."""
     return replace(job, checkpoints=(request.folder / "checkpoints").absolute())
 
@@ -173,20 +168,13 @@ def _compared(
     blank: FaultResult, calm: RunTrace, trace: RunTrace, fault: AppliedFault, note: str | None
 ) -> FaultResult:
     found = difference_after(calm, trace)
-    seen = replace(blank, num_steps=_last_step(trace) - min(calm.workers[0].states), digest=_last_digest(trace))
+    last = trace.last_step
+    digest = next((worker.states[last].digest for worker in trace.workers if last in worker.states), "")
+    seen = replace(blank, num_steps=last - calm.workers[0].first_step, digest=digest)
     if found is None:
         return replace(seen, equal=True, cause=note)
     likely = judge_fault(found, fault)
     return replace(seen, cause=str(likely.cause), explanation=likely.explanation, first_step=found.step)
-
-
-def _last_step(trace: RunTrace) -> int:
-    return max((step for worker in trace.workers for step in worker.states), default=0)
-
-
-def _last_digest(trace: RunTrace) -> str:
-    last = _last_step(trace)
-    return next((worker.states[last].digest for worker in trace.workers if last in worker.states), "")
 
 
 def _failed(blank: FaultResult, ran: Ran, calm: RunTrace) -> FaultResult:

@@ -129,5 +129,5 @@ def _lock(descriptor: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        return True
+        pass
     return True
