@@ -19,10 +19,10 @@ import torch
 
 from lockstep.errors import BadArgument, BadCheckpoint
 from lockstep.optim.noise import NoiseScale
+from lockstep.settings.limits import MOST_LANES
 from lockstep.state.snapshot import Snapshot, check_packed, unpack
 
 MOST = 2**63 - 1
-MOST_LANES = 2**20
 
 
 @dataclass(frozen=True)
