@@ -23,7 +23,7 @@ from lockstep.programs.bench.spread import quantile
 from lockstep.programs.models import Workload, reference_workload
 from lockstep.run import run as run_module
 from lockstep.run.run import Run
-from lockstep.script.site import Site
+from lockstep.script.call_site import Site
 
 PAIRS = 300
 WARM_UP = 10

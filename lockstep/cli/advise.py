@@ -24,7 +24,7 @@ def command(run_dir: Path, workers: int | None, wants_json: bool) -> None:
     Reads what the run has measured so far, and may be asked while it goes on. Ends with 1 if that is too little to
     advise from, and says how much more is needed.
     """
-    from lockstep.programs.advice.report import report_on
+    from lockstep.programs.advice import report_on
 
     report = report_on(run_dir, workers)
     click.echo(report.to_json() if wants_json else report.text())

@@ -19,7 +19,7 @@ from lockstep.launch.launch import Job, launch
 from lockstep.launch.status import MAX_SLOTS
 from lockstep.settings.environment import parse_assignment, parse_device
 from lockstep.settings.limits import MOST_LANES, MOST_SEED, MOST_THREADS, as_whole
-from lockstep.state.checkpoints.schedule import parse_every
+from lockstep.state.checkpoints.plan import parse_every
 
 FAULT_BUDGET = 16
 

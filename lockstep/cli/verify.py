@@ -11,7 +11,7 @@ from lockstep.launch.status import MAX_SLOTS
 from lockstep.settings.limits import MOST_LANES, MOST_SEED, MOST_THREADS, as_whole
 
 
-class Counts(click.ParamType):  # type: ignore[type-arg]
+class WorkerCounts(click.ParamType):  # type: ignore[type-arg]
     """Numbers of workers: "1,2,3", "1-4", or both mixed; each once, in the order given."""
 
     name = "counts"
@@ -38,7 +38,7 @@ class Counts(click.ParamType):  # type: ignore[type-arg]
     "-n",
     "--workers",
     "counts",
-    type=Counts(),
+    type=WorkerCounts(),
     default="1,2,3,4",
     show_default=True,
     help="Numbers of workers to compare, such as 1,2,3 or 1-4.",
@@ -48,16 +48,16 @@ class Counts(click.ParamType):  # type: ignore[type-arg]
     type=Whole(1, MOST_LANES),
     default=8,
     show_default=True,
-    help="Lanes of every run, over the script's own word.",
+    help="Lanes of every run, over what the script says.",
 )
 @click.option("--steps", type=Whole(1), help="Stop each run after this many steps.  [default: all of the script's]")
-@click.option("--seed", type=Whole(0, MOST_SEED), help="Seed of every run, over the script's own word.")
+@click.option("--seed", type=Whole(0, MOST_SEED), help="Seed of every run, over what the script says.")
 @click.option("--threads", type=Whole(1, MOST_THREADS), default=1, show_default=True, help="Threads per worker.")
 @click.option(
     "--device",
     type=Device(),
     metavar="cpu|cuda|cuda:K",
-    help="Where workers compute, over the script's own word.",
+    help="Where workers compute, over what the script says.",
 )
 @click.option(
     "--distance/--no-distance",
@@ -84,8 +84,8 @@ def command(as_json: bool, run_dir: Path | None, program: str, module: bool, **o
 
     Everything after PROGRAM is the program's own; what it prints goes to logs. Exit code 0: all the same.
     """
+    from lockstep.programs.verification.report import present
     from lockstep.programs.verification.runs import Request
-    from lockstep.programs.verification.screen import present
 
     (check_module if module else check_script)(program)
     folder = make_folder(run_dir, f"verify-{Path(program).stem}")

@@ -8,8 +8,8 @@ from pathlib import Path
 from lockstep.chance import Generators
 from lockstep.data import GlobalBatch
 from lockstep.determinism.hardware import recorded, refuse_difference
-from lockstep.state.checkpoints.file import Snapshot
 from lockstep.state.run_state import GRADIENT, RunState, check_fits
+from lockstep.state.snapshot import Snapshot
 
 
 class Handoff:

@@ -9,7 +9,7 @@ from lockstep.events import Closed, Event, GenerationFormed, NoiseMeasured, Note
 from lockstep.observe.noise_lines import NoiseLines
 from lockstep.version import VERSION
 
-TOLD = (Started, Note, NoiseMeasured, GenerationFormed, Closed)
+SHOWN = (Started, Note, NoiseMeasured, GenerationFormed, Closed)
 """The kinds of events that are worth a line."""
 
 NOISE_LOG = logging.getLogger("lockstep.noise")
@@ -18,7 +18,7 @@ NOISE_LOG = logging.getLogger("lockstep.noise")
 class Console:
     """Writes the start line and notices to a stream, on the worker that `speaks` now.
 
-    `launcher_tells`: somebody else tells of workers that were lost, who knows more about why. `run_dir` is where the
+    `launcher_reports`: the launcher reports workers that were lost, and knows more about why. `run_dir` is where the
     noise is recorded. A run that `has_failed` gets no advice at its end: there is something else to read.
     """
 
@@ -27,41 +27,34 @@ class Console:
         stream: TextIO,
         speaks: Callable[[], bool] = lambda: True,
         *,
-        launcher_tells: bool = False,
+        launcher_reports: bool = False,
         run_dir: Path | None = None,
         has_failed: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._stream, self._speaks, self._launcher_tells = stream, speaks, launcher_tells
+        self._stream, self._speaks, self._launcher_reports = stream, speaks, launcher_reports
         self._noise, self._has_failed = NoiseLines(run_dir), has_failed
 
     def __call__(self, event: Event) -> None:
-        noise = self._noise.worth(event)  # asked on every worker: who speaks next must know what was told
+        noise = self._noise.lines(event)  # on every worker: the next one that speaks must know what was shown
         if not self._speaks() and not (isinstance(event, Note) and event.one_worker):
             return
         match event:
             case GenerationFormed():
-                for line in changes(event, told_by_launcher=self._launcher_tells):
-                    self._write(line)
+                self._write(*changes(event, reported_by_launcher=self._launcher_reports))
             case Started():
-                self._write(start_line(event))
-                if event.wire:
-                    self._write(f"  wire: {event.wire}")
-                for note in event.notes:
-                    self._write(f"  note: {note}")
+                wire = [f"  wire: {event.wire}"] if event.wire else []
+                self._write(start_line(event), *wire, *(f"  note: {note}" for note in event.notes))
             case Note(text):
                 self._write(f"  note: {text}")
             case NoiseMeasured():
                 NOISE_LOG.info(self._noise.words)
-                self._write_all(noise)
+                self._write(*noise)
             case Closed() if not self._has_failed():
-                self._write_all(noise)
+                self._write(*noise)
 
-    def _write_all(self, lines: list[str]) -> None:
+    def _write(self, *lines: str) -> None:
         for line in lines:
-            self._write(line)
-
-    def _write(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+            print(line, file=self._stream, flush=True)
 
 
 def start_line(event: Started) -> str:
@@ -79,12 +72,13 @@ def start_line(event: Started) -> str:
     return " · ".join(parts)
 
 
-def changes(event: GenerationFormed, *, told_by_launcher: bool) -> list[str]:
+def changes(event: GenerationFormed, *, reported_by_launcher: bool) -> list[str]:
     """What the user should know of workers that came and went."""
     lines = []
     if event.lost:
-        if not told_by_launcher:
-            lines.append(f"! {_workers(event.lost)} lost at step {event.step}{_because(event.cause)}")
+        because = f" ({event.cause})" if event.cause else ""
+        if not reported_by_launcher:
+            lines.append(f"! {_workers(event.lost)} lost at step {event.step}{because}")
         lines.append(f"  {_step_in_words(event)}; {_moved(event)}going on in {event.took_s:.1f} s")
     now = f"{_count(len(event.slots), 'worker')} now"
     if event.left:
@@ -105,24 +99,17 @@ def _step_in_words(event: GenerationFormed) -> str:
 def _moved(event: GenerationFormed) -> str:
     if not event.moved_lanes:
         return ""
-    lanes = f"lane{'' if len(event.moved_lanes) == 1 else 's'} {_listed(event.moved_lanes)}"
-    return f"{lanes} {'moves' if len(event.moved_lanes) == 1 else 'move'} to {_carriers(event.moved_to)}; "
-
-
-def _carriers(slots: tuple[int, ...]) -> str:
-    return f"worker{'' if len(slots) == 1 else 's'} {_listed(slots)}"
+    verb = "moves" if len(event.moved_lanes) == 1 else "move"
+    return f"{_listed('lane', event.moved_lanes)} {verb} to {_listed('worker', event.moved_to)}; "
 
 
 def _workers(slots: tuple[int, ...]) -> str:
-    return f"{_carriers(slots)} {'is' if len(slots) == 1 else 'are'}"
+    return f"{_listed('worker', slots)} {'is' if len(slots) == 1 else 'are'}"
 
 
-def _listed(numbers: tuple[int, ...]) -> str:
-    return " and ".join(", ".join(map(str, numbers)).rsplit(", ", 1))
-
-
-def _because(cause: str) -> str:
-    return f" ({cause})" if cause else ""
+def _listed(word: str, numbers: tuple[int, ...]) -> str:
+    """`lanes 0, 1 and 4`"""
+    return f"{word}{'' if len(numbers) == 1 else 's'} " + " and ".join(", ".join(map(str, numbers)).rsplit(", ", 1))
 
 
 def _count(number: int, word: str) -> str:

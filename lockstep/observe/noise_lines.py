@@ -1,4 +1,4 @@
-"""What people hear of the noise of a run: when there is something to tell, and in which words."""
+"""The noise of a run in words: when a line is worth showing, and the advice at the end."""
 
 import math
 import shlex
@@ -18,7 +18,7 @@ OPTIMIZERS: dict[str, Literal["sgd", "adam"]] = {"sgd": "sgd", "adam": "adam"}
 
 
 class NoiseLines:
-    """Says which lines an event is worth, if it hears every event of a run. `run_dir` is where the record lies.
+    """Gives the lines that each event is worth; it must be given every event. `run_dir` is where the record lies.
 
     A line when the noise is known surely for the first time, another whenever it has doubled or halved since the last
     one, and advice at the end.
@@ -28,9 +28,9 @@ class NoiseLines:
         self._run_dir = None if run_dir is None else run_dir.absolute()
         self._batches: deque[float] = deque(maxlen=RECENT)
         self._newest: NoiseMeasured | None = None
-        self._told: float | None = None
+        self._shown: float | None = None
 
-    def worth(self, event: Event) -> list[str]:
+    def lines(self, event: Event) -> list[str]:
         match event:
             case NoiseMeasured():
                 self._newest = event
@@ -46,9 +46,11 @@ class NoiseLines:
         return "" if self._newest is None else in_words(self._newest, usual(self._batches))
 
     def _news(self, noise: Noise) -> list[str]:
-        if not _is_known(noise) or (self._told is not None and self._told / 2 < noise.critical_batch < self._told * 2):
+        if not _is_known(noise) or (
+            self._shown is not None and self._shown / 2 < noise.critical_batch < self._shown * 2
+        ):
             return []
-        self._told = noise.critical_batch
+        self._shown = noise.critical_batch
         return [f"  {self.words}"]
 
     def _farewell(self) -> list[str]:
@@ -80,7 +82,7 @@ def advice_on(event: NoiseMeasured, batch: float) -> Advice:
 def in_words(event: NoiseMeasured, batch: float) -> str:
     """`noise: critical batch about 812 (610 to 1,090, 40 measurements); the batch is 256`
 
-    Both batches are in the unit of the lanes' weights, samples or tokens, which nobody here knows.
+    Both batches are in the unit of the lanes' weights, samples or tokens, which is not known here.
     """
     noise = seen(event)
     measurements = f"{noise.count} measurement{'' if noise.count == 1 else 's'}"

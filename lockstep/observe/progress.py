@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Protocol
 
 from rich.console import Console
@@ -25,17 +24,19 @@ class Shown(Protocol):
 
     def __enter__(self) -> "Shown": ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
 
 def show_progress(console: Console, title: str, num_steps: int, clock: Callable[[], float] = time.monotonic) -> Shown:
     """A bar if the console is a terminal, lines if not."""
-    return Bar(console, title, num_steps, clock) if console.is_terminal else Lines(console, title, num_steps)
+    return (
+        ProgressBar(console, title, num_steps, clock)
+        if console.is_terminal
+        else ProgressLines(console, title, num_steps)
+    )
 
 
-class Bar:
+class ProgressBar:
     """Redrawn in this thread when there is news, ten times a second at most, and once more at the end."""
 
     def __init__(
@@ -55,18 +56,16 @@ class Bar:
     def say(self, text: str) -> None:
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def __enter__(self) -> "Bar":
+    def __enter__(self) -> "ProgressBar":
         self._progress.start()
         self._progress.refresh()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._progress.stop()
 
 
-class Lines:
+class ProgressLines:
     """The first step, the last and about ten in between, a line each."""
 
     def __init__(self, console: Console, title: str, num_steps: int) -> None:
@@ -80,10 +79,8 @@ class Lines:
     def say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def __enter__(self) -> "Lines":
+    def __enter__(self) -> "ProgressLines":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Nothing is held."""

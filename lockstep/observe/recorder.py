@@ -1,8 +1,8 @@
-"""Writes down the noise of a run, one line for each measurement: `noise.jsonl` in the run folder.
+"""Records the noise of a run, one line for each measurement: `noise.jsonl` in the run folder.
 
 Note [The record of noise]
 A line is one JSON object: the measurement and what follows from it. The newest line that is whole is what is known:
-a resumed run tells steps a second time, and a worker that is killed while it writes leaves half a line. Such a half
+a resumed run records steps a second time, and a worker that is killed while it writes leaves half a line. Such a half
 is ended before the next line, so that it spoils no other. JSON knows no infinity: what is not finite is null. A
 `high` of null means that there is no upper end; null anywhere else makes a line unusable.
 """
@@ -28,7 +28,7 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 class Recorder:
     """Appends every measurement of noise to the record in `folder`, on the worker that `speaks` now.
 
-    Where that fails, `say` is told once, nothing is recorded any more, and training goes on.
+    Where that fails, `say` is called once, nothing is recorded any more, and training goes on.
     """
 
     def __init__(self, folder: Path, speaks: Callable[[], bool], say: Callable[[str], None]) -> None:
@@ -53,27 +53,27 @@ class Recorder:
 
 def line_of(event: NoiseMeasured) -> str:
     """The measurement as a line of the record, without its end. See Note [The record of noise]."""
-    told = {
+    entries = {
         "step": event.step,
         "lanes": event.num_lanes,
         "optimizer": event.optimizer,
-        "plain": _told(event.plain),
-        "preconditioned": None if event.preconditioned is None else _told(event.preconditioned),
+        "plain": _as_json(event.plain),
+        "preconditioned": None if event.preconditioned is None else _as_json(event.preconditioned),
     }
-    return json.dumps(told, allow_nan=False)
+    return json.dumps(entries, allow_nan=False)
 
 
 def event_of(line: str | bytes) -> NoiseMeasured:
-    """The measurement that a line of the record tells; ValueError if it tells none."""
-    told = _object(json.loads(line, parse_float=_finite, parse_constant=_finite))
-    if told.get("optimizer") not in OPTIMIZERS:
-        raise ValueError(f"no optimizer is called {told.get('optimizer')!r}")
-    other = told.get("preconditioned")
+    """The measurement in a line of the record; ValueError if there is none."""
+    entries = _object(json.loads(line, parse_float=_finite, parse_constant=_finite))
+    if entries.get("optimizer") not in OPTIMIZERS:
+        raise ValueError(f"no optimizer is called {entries.get('optimizer')!r}")
+    other = entries.get("preconditioned")
     return NoiseMeasured(
-        step=_whole(told.get("step")),
-        num_lanes=_whole(told.get("lanes"), least=1),
-        optimizer=told["optimizer"],
-        plain=_noise(told.get("plain"), preconditioned=False),
+        step=_whole(entries.get("step")),
+        num_lanes=_whole(entries.get("lanes"), least=1),
+        optimizer=entries["optimizer"],
+        plain=_noise(entries.get("plain"), preconditioned=False),
         preconditioned=None if other is None else _noise(other, preconditioned=True),
     )
 
@@ -91,13 +91,13 @@ def _end_of_half_a_line(file: int) -> str:
     return "" if size == 0 or os.pread(file, 1, size - 1) == b"\n" else "\n"
 
 
-def _told(noise: Noise) -> dict[str, Any]:
-    told = {**asdict(noise), "critical_batch": noise.critical_batch, "sure": noise.sure}
-    return {name: value if math.isfinite(value) else None for name, value in told.items()}
+def _as_json(noise: Noise) -> dict[str, Any]:
+    values = {**asdict(noise), "critical_batch": noise.critical_batch, "sure": noise.sure}
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
-def _noise(told: object, *, preconditioned: bool) -> Noise:
-    values = _object(told)
+def _noise(entry: object, *, preconditioned: bool) -> Noise:
+    values = _object(entry)
     if values.get("preconditioned") is not preconditioned:
         raise ValueError("one kind of noise stands in the place of the other")
     ends = {name: math.inf for name in ("low", "high") if values.get(name, 0) is None}
@@ -105,10 +105,10 @@ def _noise(told: object, *, preconditioned: bool) -> Noise:
     return Noise(**{field.name: _READ[field.type](values.get(field.name)) for field in fields(Noise)})
 
 
-def _object(told: object) -> dict[str, Any]:
-    if not isinstance(told, dict):
-        raise ValueError(f"{told!r} is no JSON object")
-    return told
+def _object(entry: object) -> dict[str, Any]:
+    if not isinstance(entry, dict):
+        raise ValueError(f"{entry!r} is no JSON object")
+    return entry
 
 
 def _finite(digits: str) -> float:

@@ -111,7 +111,7 @@ class GptShape:
     bias: bool = False
 
 
-class Block(nn.Module):
+class GptBlock(nn.Module):
     """Attention to earlier tokens, then an MLP for each token, each normed before and added after."""
 
     def __init__(self, width: int, num_heads: int, bias: bool) -> None:
@@ -146,7 +146,7 @@ class Gpt(nn.Module):
         self.shape = shape
         self.tokens = nn.Embedding(shape.num_tokens, shape.width)
         self.positions = nn.Embedding(shape.context, shape.width)
-        blocks = (Block(shape.width, shape.num_heads, shape.bias) for _ in range(shape.num_blocks))
+        blocks = (GptBlock(shape.width, shape.num_heads, shape.bias) for _ in range(shape.num_blocks))
         self.blocks = nn.Sequential(*blocks)
         self.norm = nn.LayerNorm(shape.width)
         self.apply(_draw_small)

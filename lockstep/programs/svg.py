@@ -49,15 +49,6 @@ def polyline(points: Iterable[Point], **style: Attribute) -> str:
     return element("polyline", points=_points(points), **({"fill": "none"} | style))
 
 
-def polygon(points: Iterable[Point], **style: Attribute) -> str:
-    return element("polygon", points=_points(points), **style)
-
-
-def path(commands: str, **style: Attribute) -> str:
-    """Any curve, in SVG's own path commands."""
-    return element("path", d=commands, **({"fill": "none"} | style))
-
-
 def text(x: float, y: float, words: str, **style: Attribute) -> str:
     """Words with their baseline at y; `text_anchor` is start, middle or end."""
     return element("text", words, x=x, y=y, **({"font_size": 12} | style))
@@ -65,17 +56,12 @@ def text(x: float, y: float, words: str, **style: Attribute) -> str:
 
 def arrow_head(start: Point, end: Point, color: str, size: float = 7) -> str:
     """A head whose tip is at `end`, seen from `start`."""
-    (x, y), (base_x, base_y) = end, _back(start, end, size)
+    (from_x, from_y), (x, y) = start, end
+    length = ((x - from_x) ** 2 + (y - from_y) ** 2) ** 0.5 or 1.0
+    base_x, base_y = x - (x - from_x) * size / length, y - (y - from_y) * size / length
     side_x, side_y = (y - base_y) * 0.45, (base_x - x) * 0.45
     corners = [(x, y), (base_x + side_x, base_y + side_y), (base_x - side_x, base_y - side_y)]
-    return polygon(corners, fill=color)
-
-
-def _back(start: Point, end: Point, distance: float) -> Point:
-    """The point that lies `distance` before `end` on the way from `start`."""
-    (x1, y1), (x2, y2) = start, end
-    length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5 or 1.0
-    return x2 - (x2 - x1) * distance / length, y2 - (y2 - y1) * distance / length
+    return element("polygon", points=_points(corners), fill=color)
 
 
 def _points(points: Iterable[Point]) -> str:

@@ -17,14 +17,12 @@ from lockstep.events import Events, StepCommitted, Wait
 from lockstep.launch.status import NoStatus, StatusWriter
 from lockstep.settings.environment import Overrides
 from lockstep.settings.options import Settings
-from lockstep.state.checkpoints.beginning import begin
-from lockstep.state.checkpoints.checkpoints import Who
+from lockstep.state.checkpoints.file import read_state
 from lockstep.state.checkpoints.folder import newest_good
-from lockstep.state.checkpoints.moments import Saving
-from lockstep.state.checkpoints.options import AUTO, NEVER, Asked, CheckpointPlan, settle
-from lockstep.state.checkpoints.schedule import Every
+from lockstep.state.checkpoints.plan import AUTO, NEVER, CheckpointOptions, CheckpointPlan, Every, plan_checkpoints
+from lockstep.state.checkpoints.resume import begin
+from lockstep.state.checkpoints.saver import AutomaticSaver, SavingWorker
 from lockstep.state.run_state import RunState, in_this_epoch
-from lockstep.state.schema import read_state
 
 SELDOM = Every(minutes=60 * 24 * 365)
 """How often a run is saved that nobody asked to save: only when it must."""
@@ -50,14 +48,14 @@ class Autosave:
     ) -> None:
         self._state, self._guard, self._settings, self._overrides = state, guard, settings, overrides
         self._events, self._status = events, status
-        self._saving: Saving | None = None
+        self._saving: AutomaticSaver | None = None
         self._taken_up = False
 
-    def begin(self, asked: Asked) -> None:
+    def begin(self, asked: CheckpointOptions) -> None:
         """Collective. What the script asks for, under what the command line says."""
         if self._saving is not None:
             raise Misuse("run.checkpoints was called already: one folder takes the checkpoints of a run")
-        self._save_by(settle(asked, self._overrides))
+        self._save_by(plan_checkpoints(asked, self._overrides))
 
     def take_up(self) -> None:
         """Collective, the first time. See Note [Where training begins]."""
@@ -106,7 +104,7 @@ class Autosave:
             self._saving.close()
 
     def _has_checkpoint(self) -> bool:
-        plan = settle(Asked(), self._overrides)
+        plan = plan_checkpoints(CheckpointOptions(), self._overrides)
         return plan.resume != AUTO or newest_good(plan.folder, read_state).path is not None
 
     @property
@@ -114,9 +112,9 @@ class Autosave:
         return self._overrides.resume not in (None, NEVER)
 
     def _save_as_told(self) -> None:
-        asked = Asked(every=None if self._overrides.saves else SELDOM, resume=NEVER)
+        asked = CheckpointOptions(every=None if self._overrides.saves else SELDOM, resume=NEVER)
         try:
-            self._save_by(settle(asked, self._overrides))
+            self._save_by(plan_checkpoints(asked, self._overrides))
         except BadArgument as cannot:
             if self._overrides.saves:
                 raise
@@ -127,15 +125,20 @@ class Autosave:
         """A newcomer does not resume: it is given the state of the run."""
         if not self._guard.is_member:
             plan = replace(plan, resume=NEVER)
-        who = Who(lambda: self._guard.generation.world.rank, self._events.note)
+        worker = SavingWorker(lambda: self._guard.generation.world.rank, self._events.note)
+        wire = shown(self._guard.generation.wire, self._events, Wait.CHECKPOINTS)
         with told_as_lost(self._state.steps.step, "run.checkpoints"):
-            wire = shown(self._guard.generation.wire, self._events, Wait.CHECKPOINTS)
-            saving = begin(plan, self._state, self._settings, wire, who)
+            self._saving = begin(
+                plan,
+                self._state,
+                self._settings,
+                wire,
+                worker,
+                self._save_before_the_end,
+                asked_for=self._overrides.saves or plan.every is not SELDOM,
+            )
         self._guard.deal()
-        saving.is_asked_for = self._overrides.saves or plan.every is not SELDOM
-        saving.at_moment = self._save_before_the_end
-        self._events.subscribe(saving.on_event, StepCommitted)
-        self._saving = saving
+        self._events.subscribe(self._saving.on_event, StepCommitted)
 
     def _save_before_the_end(self) -> None:
         """All have agreed to end before the next step because of a signal: its state is saved first."""

@@ -5,9 +5,8 @@ from typing import Any
 import torch
 
 from lockstep.determinism.hardware import precision
-from lockstep.state.generators import pack_generators, unpack_generators
 from lockstep.state.models import Models
-from lockstep.state.packed import Tensors, from_bytes, to_bytes
+from lockstep.state.snapshot import Tensors, from_bytes, pack_generators, to_bytes, unpack_generators
 from lockstep.wire import Agreement, Plan, Wire, broadcast
 from lockstep.wire.exchange import exchange_bytes
 

@@ -40,17 +40,19 @@ from lockstep.run.replication import join
 from lockstep.run.step_loop import Stage, StepLoop, as_global_batch
 from lockstep.run.totals import total_of
 from lockstep.run.untracked import UntrackedOptimizers
-from lockstep.script.place import Loop, Places
-from lockstep.script.schedulers import is_fresh, untracked
-from lockstep.script.site import Site, calling_frame, counts, site_of
+from lockstep.script.call_site import Site, calling_frame, site_of, whole_numbers
+from lockstep.script.place import Places
+from lockstep.script.turns import LaneLoop
+from lockstep.script.unsaved import is_fresh, untracked
 from lockstep.settings.environment import Overrides
 from lockstep.settings.options import Settings
 from lockstep.state.carried import Carried
 from lockstep.state.checkpoints import file as checkpoint
-from lockstep.state.checkpoints.options import asked_by_script
+from lockstep.state.checkpoints.plan import script_options
+from lockstep.state.checkpoints.resume import restore
 from lockstep.state.models import Models, RegistrationWatch, Stateful, refuse_new_parameters
-from lockstep.state.progress import Progress
-from lockstep.state.run_state import RunState, StepState, restore
+from lockstep.state.progress import DataProgress
+from lockstep.state.run_state import RunState, StepState
 from lockstep.strategies import EngineOptions, Replicas, StepEngine
 from lockstep.verify.digest import digest
 from lockstep.verify.trace import Sources
@@ -72,7 +74,7 @@ class Context:
     events: Events
     status: StatusWriter | NoStatus
     undo: ExitStack
-    progress: Progress
+    progress: DataProgress
 
 
 class Run:
@@ -250,7 +252,7 @@ class Run:
         """
         self._loop.refuse_unless_outside("run.checkpoints")
         self._refuse_without_model("run.checkpoints")
-        self._autosave.begin(asked_by_script(folder, every_steps, every_minutes, keep, resume))
+        self._autosave.begin(script_options(folder, every_steps, every_minutes, keep, resume))
         return self.step
 
     # -- training -------------------------------------------------------------------------------------------
@@ -272,10 +274,10 @@ class Run:
         in_training_mode = any(module.training for module in self._models.modules.values())
         frame = calling_frame()
         if train or (train is None and in_training_mode and torch.is_grad_enabled()):
-            return self._training_lanes(whole, Loop(site_of(frame), counts(frame)))
+            return self._training_lanes(whole, LaneLoop(site_of(frame), whole_numbers(frame)))
         if in_training_mode and self._ready_engine().buffers.slots:
             # Forward passes in training mode without gradients move BatchNorm's statistics: they are averaged.
-            return self._training_lanes(whole, Loop(site_of(frame), counts(frame), is_step=False))
+            return self._training_lanes(whole, LaneLoop(site_of(frame), whole_numbers(frame), is_step=False))
         return self._evaluating_lanes(whole)
 
     def backward(
@@ -437,7 +439,7 @@ class Run:
 
     # -- inside ---------------------------------------------------------------------------------------------
 
-    def _training_lanes(self, batch: GlobalBatch, loop: Loop) -> Iterator[Any]:
+    def _training_lanes(self, batch: GlobalBatch, loop: LaneLoop) -> Iterator[Any]:
         engine = self._ready_engine()
         if self._watch.noticed:
             refuse_new_parameters(self._models, engine.replicas.parameters)

@@ -38,7 +38,7 @@ from lockstep.events import (
 )
 from lockstep.launch.control import Control
 from lockstep.launch.status import NoStatus, StatusReader, StatusWriter
-from lockstep.observe.console import TOLD, Console
+from lockstep.observe.console import SHOWN, Console
 from lockstep.observe.recorder import Recorder
 from lockstep.run import active
 from lockstep.run.faults import FaultWatch
@@ -49,10 +49,9 @@ from lockstep.run.wait_watch import WaitWatch
 from lockstep.settings.device import choose, count_gpus, in_words, sharing
 from lockstep.settings.environment import Overrides, Place, find_place, process_environment, read_overrides
 from lockstep.settings.options import Options, Settings, resolve, wire_on
-from lockstep.state.progress import Progress
-from lockstep.verify.dump import Dump
+from lockstep.state.progress import DataProgress
 from lockstep.verify.trace import READ as TRACED
-from lockstep.verify.trace import Trace
+from lockstep.verify.trace import Dump, Trace
 from lockstep.version import VERSION
 from lockstep.wire import Agreement, Plan, Wire, in_process
 from lockstep.wire.choice import bucket_bytes as suitable_bucket_bytes
@@ -171,7 +170,7 @@ def _context(settings: Settings, overrides: Overrides, status: StatusWriter | No
     """Sets this process up for the run; `undo` puts it back."""
     undo = settle_process(settings.threads, settings.exact, settings.device)
     events = Events(worker=place.world.rank if place.slot is None else place.slot)
-    progress = Progress()
+    progress = DataProgress()
     events.subscribe(StatusReport(status, progress.waited_ns), *READ)
     return Context(settings, overrides, events, status, undo, progress)
 
@@ -185,11 +184,11 @@ def _make_run(context: Context, generation: Generation, elasticity: Elasticity |
         Console(
             sys.stderr,
             lambda: run.is_first,
-            launcher_tells=overrides.status_fd is not None,
+            launcher_reports=overrides.status_fd is not None,
             run_dir=overrides.run_dir,
             has_failed=lambda: run.failed,
         ),
-        *TOLD,
+        *SHOWN,
     )
     if overrides.run_dir is not None:
         events.subscribe(Recorder(overrides.run_dir, lambda: run.is_first, events.note), NoiseMeasured)

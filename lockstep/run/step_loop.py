@@ -36,7 +36,8 @@ from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import StepRecord
 from lockstep.run.noise import NoiseWatch
 from lockstep.run.totals import Visit
-from lockstep.script.place import Loop, Places, Seen, StepPlace
+from lockstep.script.place import Places, StepPlace
+from lockstep.script.turns import LaneLoop, SeenBatch
 from lockstep.state.carried import Carried
 from lockstep.state.run_state import RunState
 from lockstep.strategies.protocol import StepEngine
@@ -119,7 +120,7 @@ class StepLoop:
         self.visits: list[Visit] = []
         self._loops_since_step = 0
         self._loop = 0
-        self._changed: Seen | None = None
+        self._changed: SeenBatch | None = None
         """The batch of the last loop, if that loop has changed its lanes in place."""
 
     @property
@@ -127,7 +128,7 @@ class StepLoop:
         """How many steps are committed: the number of the one under way, or of the next."""
         return self.state.steps.step
 
-    def training(self, batch: GlobalBatch, loop: Loop) -> Iterator[Any]:
+    def training(self, batch: GlobalBatch, loop: LaneLoop) -> Iterator[Any]:
         """Yields the data of each lane; when exhausted, the step's gradient stands in `p.grad` on every worker."""
         self._refuse_changed_data(batch)
         self._enter(Stage.TRAINING)
@@ -248,7 +249,7 @@ class StepLoop:
         slot = generation.slots[generation.world.rank]
         return self.places.of_step(batch, outside, slot, self.step, closely=closely)
 
-    def _find_place(self, batch: GlobalBatch, loop: Loop) -> None:
+    def _find_place(self, batch: GlobalBatch, loop: LaneLoop) -> None:
         """Notes where the script is. After a resume it must be there in all that the training depends on."""
         for number in self.places.enter(batch, loop, self.step):
             if number.depends is not None:
@@ -283,7 +284,7 @@ class StepLoop:
             self._guard.refuse(_out_of_rhythm("optimizer.step()", due, self.step))
 
     def _note_owners(self, place: StepPlace) -> None:
-        """See Note [Chance outside of lanes] in streams.py."""
+        """See Note [Chance outside of lanes] in random_streams.py."""
         for kind, slot in place.settled.items():
             self.places.streams.owners[kind] = slot
             self._events.note(
@@ -322,7 +323,7 @@ class StepLoop:
             versions = versions_of(data)
             yield data
             if batch.position is not None and versions_of(data) != versions:
-                self._changed = Seen.of(batch, 0)
+                self._changed = SeenBatch.of(batch, 0)
             self.carried.end_lane(lane, trains=use == "lane")
             self._events.emit(LaneEnded, lane)
 

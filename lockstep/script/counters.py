@@ -5,15 +5,15 @@
 # anew, while the steps go on. So every snapshot says which whole numbers (and truth values) stood in the script's
 # variables, and what they count: a number counts steps, turns, batches of a pass or passes if it has differed from that
 # by the same amount at every training loop so far. Where a number stands elsewhere after a resume, it is known by name,
-# and if the training depends on it (Note [What depends on a counter] in source.py), the script is refused.
+# and if the training depends on it (Note [What depends on a counter] in dependence.py), the script is refused.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from lockstep.script.site import Counts, Site
-from lockstep.script.source import Dependence, Function, function_at
+from lockstep.script.call_site import Site, WholeNumbers
+from lockstep.script.dependence import Dependence, Function, function_at
 
 
 class Moment(NamedTuple):
@@ -25,7 +25,6 @@ class Moment(NamedTuple):
     passes: int
 
 
-KINDS = Moment._fields
 PASSES = "passes"
 
 
@@ -76,20 +75,20 @@ class OutOfStep:
 
 
 @dataclass
-class Counters:
+class ScriptCounters:
     """Looks at the script's numbers at the beginning of every training loop. See Note [Numbers of the script]."""
 
     _tracks: dict[tuple[str, str], dict[str, Track]] = field(default_factory=dict)
     _loops: int = 0
     _passes: int = 0
 
-    def note(self, counts: Counts, at: Moment) -> None:
+    def note(self, numbers: WholeNumbers, at: Moment) -> None:
         """A training loop begins."""
         self._loops += 1
         everything, self._passes = at.passes != self._passes, at.passes
-        for place, numbers in counts.items():
+        for place, values in numbers.items():
             tracks = self._tracks.setdefault(place, {})
-            for name, value in numbers.items():
+            for name, value in values.items():
                 track = tracks.get(name)
                 if track is None:
                     tracks[name] = Track(
@@ -98,7 +97,7 @@ class Counters:
                 elif everything or track.value != value:
                     self._follow(track, value, at)
 
-    def learned(self, now: Counts) -> list[Number]:
+    def learned(self, now: WholeNumbers) -> list[Number]:
         """The script's numbers as they are `now`, without those that have never changed."""
         return [
             Number(Site(path, 0).file, function, name, value, self._offsets(track))
@@ -119,18 +118,18 @@ class Counters:
         track.value, track.noted = value, self._loops
 
     def _offsets(self, track: Track) -> dict[str, int]:
-        """Whoever counts steps, turns or batches has moved with the last loop."""
+        """A number that counts steps, turns or batches has moved with the last loop."""
         moves = track.noted == self._loops
         return {kind: offset for kind, offset in track.offsets.items() if track.changes and (moves or kind == PASSES)}
 
 
-def out_of_step(numbers: Iterable[Number], counts: Counts, at: Moment) -> list[OutOfStep]:
-    """The numbers of a snapshot that stand elsewhere in `counts` than they should."""
-    here = {(Site(path, 0).file, function): path for path, function in counts}
+def out_of_step(saved: Iterable[Number], numbers: WholeNumbers, at: Moment) -> list[OutOfStep]:
+    """The numbers of a snapshot that stand elsewhere in the script's `numbers` than they should."""
+    here = {(Site(path, 0).file, function): path for path, function in numbers}
     found = []
-    for number in numbers:
+    for number in saved:
         path = here.get((number.file, number.function))
-        value = None if path is None else counts[path, number.function].get(number.name)
+        value = None if path is None else numbers[path, number.function].get(number.name)
         if path is None or value is None:
             continue
         source = function_at(path, number.function)
@@ -146,11 +145,11 @@ def _narrowed(number: Number, source: Function | None) -> Number:
         return number
     anew = source.begins_anew(number.name)
     kept = {kind: offset for kind, offset in number.offsets.items() if (kind == "batch") == anew}
-    return Number(number.file, number.function, number.name, number.value, kept or number.offsets)
+    return replace(number, offsets=kept or number.offsets)
 
 
 def _dependence(number: Number, source: Function | None) -> Dependence | None:
-    """What a loop sets anew by itself says nothing, unless it counts."""
+    """A number that a loop sets anew by itself shows nothing, unless it counts."""
     if source is None or (not number.offsets and source.is_loop_variable(number.name)):
         return None
     return source.dependence(number.name)

@@ -3,19 +3,11 @@
 # Note [The place of a step]
 # Lanes make the numbers independent of the workers. A script's own Python is not: loop counters, a second loop over a
 # batch, a scheduler that nobody tracked. So the place of a step is one explicit value: the line of `run.lanes`, the
-# how manieth loop over the batch it is, the batch and its samples, the epoch, the updates that each optimizer has made,
-# the numbers in its groups, where every loader stands, and the generators outside of lanes. Its fingerprint travels
-# with the step's plan. A difference is named before anything is added.
-
-# Note [Turns]
-# A turn is what a script does again and again: one loop over run.lanes, or several (a critic's and a generator's, one
-# for each of two loaders, the closure of LBFGS). It begins where the script comes again, with another batch, to the
-# line of its first loop; or, if it never does, to that of any other loop of the turn: then it has gone on to another
-# part. The script's own batch may be the same each time (all of a small data set): it counts as another one after an
-# update.
+# number of the loop in its turn, the batch and its samples, the epoch, the updates that each optimizer has made, the
+# numbers in its groups, where every loader stands, and the generators outside of lanes. Its fingerprint travels with
+# the step's plan. A difference is named before anything is added.
 """
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,18 +18,18 @@ from torch.optim import Optimizer
 from lockstep.chance import Generators
 from lockstep.data import GlobalBatch, Position
 from lockstep.data.contents import contents, sampled_contents
-from lockstep.data.cut import opened
 from lockstep.errors import Disagreement
 from lockstep.gradients.fingerprint import combined, fingerprints
 from lockstep.script import rhythm
-from lockstep.script.counters import Counters, Moment, Number, OutOfStep, out_of_step
-from lockstep.script.iterators import begins_anew
+from lockstep.script.call_site import calling_frame, whole_numbers
+from lockstep.script.counters import Moment, Number, OutOfStep, ScriptCounters, out_of_step
+from lockstep.script.random_streams import Streams, is_detail_of_streams, is_of_streams, tolerated
 from lockstep.script.rhythm import Rhythm
-from lockstep.script.site import Counts, Site, calling_frame, counts
-from lockstep.script.streams import Streams, is_detail_of_streams, is_of_streams, tolerated
+from lockstep.script.turns import LaneLoop, Turn
+from lockstep.script.unsaved import begins_anew
 from lockstep.script.values import Changed, Values, begun_anew, changed_since, values
 from lockstep.state.models import Models
-from lockstep.state.progress import Progress
+from lockstep.state.progress import DataProgress
 from lockstep.wire.agreement import Facts, first_difference
 
 LINE = "the line of run.lanes"
@@ -75,46 +67,27 @@ ADVICE = {
 
 
 @dataclass(frozen=True)
-class Loop:
-    """A loop over run.lanes, as the script wrote it: at which line, and with which whole numbers in its variables.
-
-    If it is no step, gradients are off and only buffers are averaged.
-    """
-
-    site: Site
-    counts: Counts
-    is_step: bool = True
-
-
-@dataclass(frozen=True)
 class StepPlace:
-    """The place of one step. See Note [The place of a step]."""
+    """The place of one step, as this worker sees it. See Note [The place of a step]."""
 
-    _facts: Callable[[], dict[str, str]]
-    _details: Callable[[], dict[str, str]]
+    facts: Callable[[], dict[str, str]]
+    """What must be equal on all workers, in the order in which a difference should be named."""
+    details: Callable[[], dict[str, str]]
+    """What helps to explain a difference: written out only if there is one."""
     streams: Streams
     settled: dict[str, int] = field(default_factory=dict)
-    """Who is found to have a generator to itself: to be taken over when the step is committed."""
-
-    def facts(self) -> dict[str, str]:
-        """What must be equal on all workers, in the order in which a difference should be named."""
-        return self._facts()
-
-    def details(self) -> dict[str, str]:
-        """What helps to explain a difference: written out only if there is one."""
-        return self._details()
+    """Workers found to have a generator to themselves (slot by kind): that counts once the step is committed."""
 
     def judge(self, here: int, everyone: Sequence[Facts]) -> Disagreement | None:
         """What worker `here` raises; None if the workers differ only in what may differ."""
         compared = [_without(facts, _is_detail) for facts in everyone]
         first, *others = (_without(facts, is_of_streams) for facts in compared)
-        if all(facts == first for facts in others):
-            alone = tolerated(everyone, self.streams.owners)
-            if alone:
-                self.settled.update(alone)
-                return None
+        alone = tolerated(everyone, self.streams.owners) if all(facts == first for facts in others) else None
+        if alone:
+            self.settled.update(alone)
+            return None
         found = first_difference(here, compared)
-        return replace(found, what=_named(found, everyone), advice=advice(found, everyone))
+        return replace(found, what=_named(found, everyone), advice=_advice(found, everyone))
 
 
 def _without(facts: Facts, is_left_out: Callable[[str], bool]) -> Facts:
@@ -134,95 +107,15 @@ def _named(found: Disagreement, everyone: Sequence[Facts]) -> str:
     return found.what if entry is None else f"{STATE} of {entry.removeprefix(ENTRY)}"
 
 
-def advice(found: Disagreement, everyone: Sequence[Facts]) -> str:
+def _advice(found: Disagreement, everyone: Sequence[Facts]) -> str:
     """What to write instead, and which counters of the script are elsewhere."""
     key = next((word for word in ("updates", "group") if found.what.startswith(word)), found.what)
-    key = "random" if is_of_streams(found.what) else key
-    usual = ADVICE.get(key, Disagreement.advice)
-    return f"{usual}{_counters_elsewhere(found, everyone)}"
-
-
-def _counters_elsewhere(found: Disagreement, everyone: Sequence[Facts]) -> str:
+    usual = ADVICE.get("random" if is_of_streams(found.what) else key, Disagreement.advice)
     mine, theirs = everyone[found.here], everyone[found.there]
     names = [name for name in {**mine, **theirs} if name.startswith(COUNTER) and theirs.get(name) != mine.get(name)]
-    elsewhere = [
-        f"{name.removeprefix(COUNTER)} is {_at(mine, name)} here and {_at(theirs, name)} there" for name in names
-    ]
-    return f" In the script, {'; '.join(elsewhere[:3])}." if elsewhere else ""
-
-
-def _at(facts: Facts, name: str) -> str:
-    return facts.get(name, "as at first")
-
-
-class Turn:
-    """Counts turns, and the loops of the one under way. See Note [Turns]."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        """How many turns were begun before this one."""
-        self.sites: list[Site] = []
-        """The lines of the loops of this turn so far."""
-        self.before: list[Site] = []
-        """Those of the turn before."""
-        self._seen: dict[Site, Seen] = {}
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the turn before had more loops, of which this one has had the first."""
-        return len(self.sites) < len(self.before) and self.before[: len(self.sites)] == self.sites
-
-    def enter(self, batch: GlobalBatch, site: Site, updates: int) -> None:
-        """A loop over `batch` begins."""
-        seen = self._seen.get(site)
-        is_other = seen is None or seen.is_other(batch, updates)
-        self._seen[site] = Seen.of(batch, updates)
-        if self.sites and not (is_other and site in self.sites):
-            self.sites.append(site)
-            return
-        self.number += bool(self.sites)
-        self.before, self.sites = self.sites, [site]
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The batch that a loop last had, and the updates that were made before."""
-
-    loaded: tuple[object, ...]
-    first: Callable[[], Any]
-    updates: int
-
-    @classmethod
-    def of(cls, batch: GlobalBatch, updates: int) -> "Seen":
-        return cls(_loaded(batch), _nobody if batch.position is not None else _reference(batch.whole), updates)
-
-    def is_other(self, batch: GlobalBatch, updates: int) -> bool:
-        if batch.position is not None or self.loaded:
-            return _loaded(batch) != self.loaded
-        leaf = _first_tensor(batch.whole)
-        return leaf is None or self.first() is not leaf or updates > self.updates
-
-
-def _loaded(batch: GlobalBatch) -> tuple[object, ...]:
-    """Which batch of a loader it is; nothing for one that is the script's own."""
-    return () if batch.position is None else (batch.loader, batch.position)
-
-
-def _reference(whole: Any) -> Callable[[], Any]:
-    leaf = _first_tensor(whole)
-    return _nobody if leaf is None else weakref.ref(leaf)
-
-
-def _first_tensor(whole: Any) -> torch.Tensor | None:
-    if isinstance(whole, torch.Tensor):
-        return whole
-    structure = opened(whole)
-    found = (_first_tensor(part) for _, part in structure.parts) if structure is not None else iter(())
-    return next((leaf for leaf in found if leaf is not None), None)
-
-
-def _nobody() -> None:
-    """There is no such tensor, or none any more."""
+    values = [(name.removeprefix(COUNTER), *(f.get(name, "as at first") for f in (mine, theirs))) for name in names]
+    elsewhere = [f"{name} is {here} here and {there} there" for name, here, there in values[:3]]
+    return usual + (f" In the script, {'; '.join(elsewhere)}." if elsewhere else "")
 
 
 class Groups:
@@ -233,18 +126,15 @@ class Groups:
         self._seen: dict[str, tuple[list[Any], dict[str, str]]] = {}
 
     def facts(self) -> dict[str, str]:
-        found: dict[str, str] = {}
+        facts: dict[str, str] = {}
         for label, optimizer in self._models.optimizers.items():
-            found |= self._of(label, optimizer)
-        return found
-
-    def _of(self, label: str, optimizer: Optimizer) -> dict[str, str]:
-        now = [_numbers(group) for group in optimizer.param_groups]
-        before, words = self._seen.get(label, (None, {}))
-        if now != before:
-            words = {GROUP.format(number=n, label=label): _in_words(group) for n, group in enumerate(now)}
-            self._seen[label] = now, words
-        return words
+            now = [_numbers(group) for group in optimizer.param_groups]
+            before, words = self._seen.get(label, (None, {}))
+            if now != before:
+                words = {GROUP.format(number=n, label=label): _in_words(group) for n, group in enumerate(now)}
+                self._seen[label] = now, words
+            facts |= words
+        return facts
 
 
 def _numbers(group: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -263,16 +153,19 @@ def _in_words(group: list[tuple[str, Any]]) -> str:
 
 
 class Places:
-    """Makes the place of each step from what this worker's script has done so far."""
+    """Follows what this worker's script does, and makes the place of each step from it.
 
-    def __init__(self, models: Models, progress: Progress) -> None:
+    After a resume it also finds what of the script stands elsewhere than when the snapshot was taken.
+    """
+
+    def __init__(self, models: Models, progress: DataProgress) -> None:
         self.turn = Turn()
         self.streams = Streams()
         self.updates: dict[str, int] = {}
         """How many updates each optimizer has made, by its label."""
         self.rhythm = Rhythm()
-        self._counters = Counters()
-        self._loop: Loop | None = None
+        self._counters = ScriptCounters()
+        self._loop: LaneLoop | None = None
         self._passes: dict[int | None, int] = {}
         self._updated = False
         self._carries_over = True
@@ -289,7 +182,7 @@ class Places:
         """Whether the loop under way is the first of a turn."""
         return self._loop is not None and self._loop.is_step and len(self.turn.sites) == 1
 
-    def enter(self, batch: GlobalBatch, loop: Loop, step: int) -> list[OutOfStep]:
+    def enter(self, batch: GlobalBatch, loop: LaneLoop, step: int) -> list[OutOfStep]:
         """A loop over `batch` begins. Gives the numbers of the script that are elsewhere after a resume."""
         self._loop = loop
         if not loop.is_step:
@@ -297,11 +190,11 @@ class Places:
         self.turn.enter(batch, loop.site, sum(self.updates.values()))
         position = batch.position or Position()
         at = Moment(step, self.turn.number, position.step, position.epoch)
-        self._counters.note(loop.counts, at)
+        self._counters.note(loop.numbers, at)
         if self._passes.setdefault(batch.loader, at.passes) != at.passes:
             self.rhythm.forget()
         expected, self._expected = self._expected, []
-        return out_of_step(expected, loop.counts, at) if expected else []
+        return out_of_step(expected, loop.numbers, at) if expected else []
 
     def begun_anew(self) -> list[Changed]:
         """The values of the script that begin anew after a resume. See Note [Values of the script] in values.py."""
@@ -321,7 +214,7 @@ class Places:
         running = self._progress.loaders[number].running
         return None if running is None or position.step == 0 else begins_anew(running, passes)
 
-    def looped(self, loop: Loop) -> str | None:
+    def looped(self, loop: LaneLoop) -> str | None:
         """A loop has begun. Gives what was due instead, if the script is out of its rhythm."""
         return self.rhythm.saw(rhythm.loop(str(loop.site))) if loop.is_step else None
 
@@ -359,7 +252,7 @@ class Places:
             "turns": self.turn.number + bool(self.turn.sites),
             "owners": dict(self.streams.owners),
             "rhythm": list(self.rhythm.history),
-            "numbers": [number.to_json() for number in self._counters.learned(counts(frame))],
+            "numbers": [number.to_json() for number in self._counters.learned(whole_numbers(frame))],
             "values": [] if self._first_values is None else changed_since(self._first_values, values(frame)),
         }
 
@@ -387,7 +280,7 @@ class Places:
 
         def facts() -> dict[str, str]:
             self.streams.look(now)
-            of_state = {STATE: self._fingerprint()} if closely else {}
+            of_state = {STATE: combined(fingerprints(self._models.held())).hex()} if closely else {}
             return self._facts(batch, closely or step == 0) | self.streams.facts(slot) | of_state
 
         def details() -> dict[str, str]:
@@ -411,18 +304,13 @@ class Places:
     def _numbers(self) -> dict[str, str]:
         """Those of the script's numbers that have changed since it began to train."""
         assert self._loop is not None
-        learned = self._counters.learned(self._loop.counts)
+        learned = self._counters.learned(self._loop.numbers)
         return {f"{COUNTER}`{number.name}` ({number.file})": str(number.value) for number in learned}
-
-    def _fingerprint(self) -> str:
-        return combined(fingerprints(self._models.held())).hex()
 
     def _entries(self) -> dict[str, str]:
         """The fingerprint of every tensor, so that the first that differs can be named."""
         held = self._models.held()
-        return {
-            f"{STATE}: {name}": str(int(entry)) for name, entry in zip(sorted(held), fingerprints(held), strict=True)
-        }
+        return {f"{ENTRY}{name}": str(int(entry)) for name, entry in zip(sorted(held), fingerprints(held), strict=True)}
 
 
 def _batch_facts(batch: GlobalBatch, looks_at_all: bool) -> dict[str, str]:

@@ -9,7 +9,7 @@
 #
 # An average of the weights that nobody tracks begins anew too. Of tensors, by themselves, in lists and tables, in
 # modules and in objects of the script, a snapshot has a digest of some elements. Where they are others after a resume
-# it is said, and not refused: they may be room for something that is written in every step.
+# a note says so, and nothing is refused: they may be memory that is written in every step.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from numbers import Number
 from types import FrameType
 from typing import Any
@@ -27,8 +28,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lockstep.data.contents import contents
 from lockstep.launch.traceback_lines import is_users
-from lockstep.script.site import Site, look_into
-from lockstep.script.source import Dependence, function_at
+from lockstep.script.call_site import Site, look_into
+from lockstep.script.dependence import Dependence, function_at
 
 Values = Mapping[tuple[str, str], Mapping[str, str]]
 """Values as text by their names, for each function, or class of attributes: `(path, function)`."""
@@ -42,6 +43,7 @@ _SAMPLED = 32
 
 _ELSEWHERE = (torch.nn.Module, Optimizer, Dataset, Sampler, DataLoader)
 """What has a state that is looked after in other ways."""
+_MANY = (list, tuple, deque, set, frozenset, dict)
 
 
 @dataclass(frozen=True)
@@ -119,29 +121,19 @@ def _text(value: Any, depth: int) -> str | None:
     """The value as text, if it is plain."""
     if value is None or isinstance(value, str | bool):
         return repr(value)
-    if isinstance(value, Number):
-        return repr(value.item()) if hasattr(value, "item") else repr(value)
     if isinstance(value, torch.Tensor):
         return repr(value.item()) if value.numel() == 1 and not value.is_meta else None
-    if depth == 0:
-        return None
-    if isinstance(value, list | tuple | deque | set | frozenset | dict):
-        return _text_of_many(value, depth)
-    if _is_of_the_script(type(value)) and not isinstance(value, _ELSEWHERE):
-        return _text_of_table(getattr(value, "__dict__", {}), depth)
-    return None
-
-
-def _text_of_many(value: Any, depth: int) -> str | None:
-    if len(value) > _MOST_ITEMS:
+    if isinstance(value, Number):
+        return repr(value.item()) if hasattr(value, "item") else repr(value)
+    if depth == 0 or (isinstance(value, _MANY) and len(value) > _MOST_ITEMS):
         return None
     if isinstance(value, dict):
         return _text_of_table(value, depth)
-    texts = [_text(one, depth - 1) for one in value]
-    known = [text for text in texts if text is not None]
-    if len(known) < len(texts):
-        return None
-    return f"[{', '.join(sorted(known) if isinstance(value, set | frozenset) else known)}]"
+    if isinstance(value, _MANY):
+        texts = [text for one in value if (text := _text(one, depth - 1)) is not None]
+        ordered = sorted(texts) if isinstance(value, set | frozenset) else texts
+        return f"[{', '.join(ordered)}]" if len(texts) == len(value) else None
+    return _text_of_table(getattr(value, "__dict__", {}), depth) if _is_of_the_script(value) else None
 
 
 def _text_of_table(table: Mapping[Any, Any], depth: int) -> str | None:
@@ -152,18 +144,16 @@ def _text_of_table(table: Mapping[Any, Any], depth: int) -> str | None:
 
 
 def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
-    """Those of more than one element in the value; lists that are very long are none of a training's state."""
+    """Those of more than one element in the value; lists that are very long are no part of a training's state."""
     if isinstance(value, torch.Tensor):
         if _can_be_read(value):
             yield value
     elif isinstance(value, torch.nn.Module):
-        yield from (one for part in (value.parameters(), value.buffers()) for one in part if _can_be_read(one))
-    elif depth == 0:
-        return
-    elif isinstance(value, list | tuple | deque | dict) and len(value) <= _MOST_ITEMS:
+        yield from filter(_can_be_read, chain(value.parameters(), value.buffers()))
+    elif depth > 0 and isinstance(value, list | tuple | deque | dict) and len(value) <= _MOST_ITEMS:
         for one in list(value.values() if isinstance(value, dict) else value):
             yield from _tensors(one, depth - 1)
-    elif _is_of_the_script(type(value)) and not isinstance(value, _ELSEWHERE):
+    elif depth > 0 and _is_of_the_script(value):
         yield from _tensors(getattr(value, "__dict__", {}), depth - 1)
 
 
@@ -177,9 +167,10 @@ def _digest(tensors: Iterable[torch.Tensor]) -> str:
     return contents([tensor.reshape(-1)[:: max(1, tensor.numel() // _SAMPLED)] for tensor in tensors])
 
 
-def _is_of_the_script(kind: type) -> bool:
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return file is not None and is_users(file)
+def _is_of_the_script(value: Any) -> bool:
+    """Whether it is an object of a class of the script, whose state is looked after in no other way."""
+    file = getattr(sys.modules.get(type(value).__module__), "__file__", None)
+    return file is not None and is_users(file) and not isinstance(value, _ELSEWHERE)
 
 
 def _short(text: str) -> str:

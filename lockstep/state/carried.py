@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from lockstep.errors import Misuse
-from lockstep.state.packed import Json, Tensors, from_bytes, pack, to_bytes, unpack
+from lockstep.state.snapshot import Json, Tensors, from_bytes, pack, to_bytes, unpack
 from lockstep.wire import Wire
 from lockstep.wire.exchange import exchange_bytes
 

@@ -2,10 +2,10 @@
 
 # Note [Given and held]
 # What `load_state_dict` is given is not always what is held afterwards. torch's optimizers cast tensors to the dtype of
-# their parameter, so that float32 moments of bfloat16 parameters lose bits; other objects may round or drop what they
-# like. So every object is asked for its state after all have been loaded. Tensors that an optimizer has cast are put
-# back as they were saved. What differs even then is refused. What is held and was not saved is no matter: a later
-# version of torch may know of further settings.
+# their parameter, so that float32 moments of bfloat16 parameters lose bits; other objects may round or drop some of it.
+# So every object is asked for its state after all have been loaded. Tensors that an optimizer has cast are put back as
+# they were saved. What differs even then is refused. What is held and was not saved does not matter: a later version of
+# torch may have further settings.
 """
 
 import reprlib
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from lockstep.errors import BadCheckpoint
 from lockstep.state.models import Stateful
-from lockstep.state.packed import Json, pack, unpack
+from lockstep.state.snapshot import Json, Tensors, bytes_of, pack, unpack
 
 
 def load_exactly(
@@ -49,15 +49,12 @@ def _load(name: str, thing: Stateful, state: Any) -> None:
         ) from error
 
 
-def _copies(name: str, thing: Stateful, packed: Json, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _copies(name: str, thing: Stateful, packed: Json, tensors: Mapping[str, torch.Tensor]) -> Tensors:
     """The tensors that `packed` names, each on the device on which the thing has its own of that name now."""
-    here: dict[str, torch.Tensor] = {}
+    here: Tensors = {}
     pack(thing.state_dict(), name, here)
-    return {wanted: tensors[wanted].to(_device(here.get(wanted)), copy=True) for wanted in _named(packed)}
-
-
-def _device(tensor: torch.Tensor | None) -> torch.device:
-    return torch.device("cpu") if tensor is None else tensor.device
+    devices = {wanted: here[wanted].device if wanted in here else "cpu" for wanted in _named(packed)}
+    return {wanted: tensors[wanted].to(device, copy=True) for wanted, device in devices.items()}
 
 
 def _named(packed: Json) -> Iterator[str]:
@@ -90,7 +87,7 @@ def _uncasted(held: Any, saved: Any) -> Any:
 
 def _held(name: str, thing: Stateful) -> Any:
     """The thing's state in the form in which a snapshot gives it back."""
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: Tensors = {}
     return unpack(pack(thing.state_dict(), name, tensors), tensors)
 
 
@@ -113,11 +110,7 @@ def _are_equal(held: Any, saved: Any) -> bool:
     if not isinstance(held, torch.Tensor) or not isinstance(saved, torch.Tensor):
         return False
     alike = held.dtype == saved.dtype and held.shape == saved.shape
-    return alike and torch.equal(_bits(held), _bits(saved.to(held.device)))
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return alike and torch.equal(bytes_of(held), bytes_of(saved.to(held.device)))
 
 
 def _form(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Where a run is: which epoch, and where each loader stands in its data.
+"""Where a run is in its data: which epoch, and where each loader stands.
 
 # Note [Where an epoch is resumed]
 # A checkpoint saved in the middle of a loader's pass resumes inside that epoch, at the next batch. One saved after
@@ -42,7 +42,7 @@ class LoaderPlace:
 
 
 @dataclass
-class Made:
+class LoaderCounts:
     """How many loaders a run has made. See Note [Numbers of loaders]."""
 
     total: int = 0
@@ -53,7 +53,7 @@ class Made:
 
 
 @dataclass
-class Progress:
+class DataProgress:
     """The epoch under way, the loaders by their numbers and, after a resume, where those still to come must start."""
 
     epoch: int = 0
@@ -61,12 +61,13 @@ class Progress:
     waiting: dict[int, LoaderPlace] = field(default_factory=dict)
     trained_on: set[int | None] = field(default_factory=set)
     passes_before: dict[int, int] = field(default_factory=dict)
-    made: Made = field(default_factory=Made)
+    made: LoaderCounts = field(default_factory=LoaderCounts)
     in_epoch: bool = False
     on_epoch_end: Callable[[], None] | None = None
-    _resumed: Made | None = None
+    _resumed: LoaderCounts | None = None
 
     def epochs(self, count: int) -> Iterator[int]:
+        """The epochs that are left of `count`, from where the run is."""
         self.begins_training()
         while self.epoch < count:
             self._begin()
@@ -124,24 +125,21 @@ class Progress:
             self.made.lost = True
 
     def evaluates(self, batch: GlobalBatch) -> None:
-        """A batch is evaluated: whatever goes on from now need not do it again."""
+        """A batch is evaluated: a run that goes on from here need not do it again."""
         loader = None if batch.loader is None else self.loaders.get(batch.loader)
         if loader is not None and batch.position is not None:
             loader.evaluated = Position(batch.position.epoch, batch.position.step + 1)
 
-    def epoch_to_resume(self) -> int:
-        """See Note [Where an epoch is resumed]."""
-        return self.epoch + 1 if self._epoch_is_done else self.epoch
-
     def state(self) -> dict[str, Any]:
         """What a snapshot holds of it: where the run goes on, behind what was trained."""
-        made = self.made
-        total = made.before_epoch if self.in_epoch and not self._epoch_is_done else made.total
+        made, is_done = self.made, self._epoch_is_done
+        total = made.before_epoch if self.in_epoch and not is_done else made.total
+        loaders = {str(number): loader for number, loader in self.loaders.items()}
         return {
-            "epoch": self.epoch_to_resume(),
-            "loaders": {str(number): _pair(loader.resumes_at) for number, loader in self.loaders.items()},
-            "batches": {str(number): list(loader.batches) for number, loader in self.loaders.items()},
-            "drawn": {str(number): loader.drawn_at(loader.resumes_at) for number, loader in self.loaders.items()},
+            "epoch": self.epoch + is_done,
+            "loaders": {n: [loader.resumes_at.epoch, loader.resumes_at.step] for n, loader in loaders.items()},
+            "batches": {n: list(loader.batches) for n, loader in loaders.items()},
+            "drawn": {n: loader.drawn_at(loader.resumes_at) for n, loader in loaders.items()},
             "trained_on": [number for number, loader in self.loaders.items() if loader.is_trained_on],
             "made": {"before_training": made.before_training, "total": total, "lost": made.lost},
         }
@@ -156,13 +154,14 @@ class Progress:
             )
         self.epoch = state["epoch"]
         self.waiting = places(state)
-        self._resumed = Made(made["total"], made["before_training"]) if made else None
+        self._resumed = LoaderCounts(made["total"], made["before_training"]) if made else None
         for number, loader in self.loaders.items():
             rekey(loader)
             self._place(number, loader)
 
     @property
     def _epoch_is_done(self) -> bool:
+        """See Note [Where an epoch is resumed]."""
         ended = {n for n, loader in self.loaders.items() if loader.position.epoch > self.passes_before.get(n, 0)}
         under_way = any(self.loaders[number].mid_pass for number in self.trained_on if number is not None)
         return bool(self.trained_on & (ended | {None})) and not under_way
@@ -181,7 +180,7 @@ class Progress:
             if place.drawn and not place.num_spent:
                 loader.check_drawn(place.drawn)
 
-    def _go_on_counting(self, resumed: Made) -> None:
+    def _go_on_counting(self, resumed: LoaderCounts) -> None:
         if resumed.before_training != self.made.total:
             raise BadCheckpoint(
                 f"the checkpoint's run had made {resumed.before_training} loaders by run.shard when it began to train, "
@@ -214,11 +213,7 @@ def _numbered(saved: Any) -> dict[int, Any]:
     )
 
 
-def _pair(position: Position) -> list[int]:
-    return [position.epoch, position.step]
-
-
 def _in_words(batches: tuple[str, int | None]) -> str:
     how, size = batches
-    told = "batches of its own sizes" if size is None else f"batches of {size}"
-    return f'{told} (batch="{how}")'
+    sizes = "batches of its own sizes" if size is None else f"batches of {size}"
+    return f'{sizes} (batch="{how}")'

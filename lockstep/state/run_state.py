@@ -10,14 +10,10 @@ import torch
 from lockstep.determinism.hardware import difference, recorded
 from lockstep.errors import BadCheckpoint
 from lockstep.settings.options import Settings
-from lockstep.state.checkpoints import file as checkpoint
 from lockstep.state.exact_state import load_exactly
-from lockstep.state.generators import pack_generators, unpack_generators
 from lockstep.state.models import Models
-from lockstep.state.packed import Json, Tensors, pack, unpack
-from lockstep.state.progress import Progress, places
-from lockstep.state.schema import read_state
-from lockstep.wire import Agreement, Plan, Wire
+from lockstep.state.progress import DataProgress, places
+from lockstep.state.snapshot import Json, Snapshot, Tensors, pack, pack_generators, unpack, unpack_generators
 
 GRADIENT = "grad/"
 """What the names of kept gradients begin with."""
@@ -62,7 +58,7 @@ class RunState:
     """All of a run that the next step depends on: what a snapshot holds."""
 
     models: Models
-    progress: Progress
+    progress: DataProgress
     steps: StepState
     noise: Any
     carried: StatePart
@@ -70,7 +66,7 @@ class RunState:
     engine: StatePart
     device: torch.device
 
-    def capture(self) -> checkpoint.Snapshot:
+    def capture(self) -> Snapshot:
         """A snapshot of now. Its tensors are the live ones, which the next step changes."""
         models = self.models
         tensors = {f"model/{name}": tensor for name, tensor in models.tensors().items()}
@@ -95,9 +91,9 @@ class RunState:
             },
         }
         of_strategy = self.engine.state(tensors)
-        return checkpoint.Snapshot(tensors, {**state, "strategy": of_strategy} if of_strategy else state)
+        return Snapshot(tensors, {**state, "strategy": of_strategy} if of_strategy else state)
 
-    def install(self, snapshot: checkpoint.Snapshot) -> None:
+    def install(self, snapshot: Snapshot) -> None:
         """Afterwards the run stands where the snapshot was taken; the snapshot itself shares no memory with the run.
 
         Nothing is checked and nothing is exchanged. The number of lanes may have changed: they are to be dealt anew.
@@ -116,7 +112,7 @@ class RunState:
         self.places.generators_loaded()
 
 
-def in_this_epoch(state: RunState) -> checkpoint.Snapshot:
+def in_this_epoch(state: RunState) -> Snapshot:
     """A snapshot from which the body of the epoch under way is done again, without the batches it has trained on.
 
     An evaluation that was cut short is then done again, from its beginning.
@@ -135,29 +131,12 @@ def in_this_epoch(state: RunState) -> checkpoint.Snapshot:
     return snapshot
 
 
-def restore(run: RunState, path: Path, settings: Settings, wire: Wire) -> str:
-    """Collective. Nothing is touched unless the whole checkpoint is good, fits, and is the same on all workers.
-
-    Gives what `told_elsewhere` says of it.
-    """
-    Agreement(wire.transport, Plan({"operation": "run.resume", "path": path})).check()
-    snapshot = read_state(path)
-    state = snapshot.state
-    Agreement(
-        wire.transport,
-        Plan({"operation": "run.resume", "checkpoint": state["step"], "epoch": state["epoch"]}),
-    ).check()
-    check(run, snapshot, path, settings)
-    run.install(snapshot)
-    return told_elsewhere(snapshot, settings)
-
-
-def told_elsewhere(snapshot: checkpoint.Snapshot, settings: Settings) -> str:
+def told_elsewhere(snapshot: Snapshot, settings: Settings) -> str:
     """What to tell if the snapshot was taken on another kind of device or with other switches; else nothing."""
     return difference(snapshot.state.get("hardware", {}), recorded(settings.device))
 
 
-def check(run: RunState, snapshot: checkpoint.Snapshot, path: Path, settings: Settings) -> None:
+def check(run: RunState, snapshot: Snapshot, path: Path, settings: Settings) -> None:
     """Refuses a snapshot of another model, of a run with other lanes or another seed than this one was told, or of
     loaders whose place cannot be found with those of this run.
     """
@@ -182,7 +161,7 @@ def _check_told(settings: Settings, state: dict[str, Any], path: Path) -> None:
             )
 
 
-def check_fits(models: Models, snapshot: checkpoint.Snapshot, path: Path) -> None:
+def check_fits(models: Models, snapshot: Snapshot, path: Path) -> None:
     """Names the first way in which the checkpoint is another model's."""
     saved = {name.removeprefix("model/"): t for name, t in snapshot.tensors.items() if name.startswith("model/")}
     here = models.tensors()
@@ -208,7 +187,7 @@ def _form(tensor: torch.Tensor | None) -> str:
 
 
 @torch.no_grad()
-def load_models(models: Models, snapshot: checkpoint.Snapshot) -> None:
+def load_models(models: Models, snapshot: Snapshot) -> None:
     """Models, optimizers and what is tracked hold the snapshot's bits; BadCheckpoint if one of them cannot."""
     for name, tensor in models.tensors().items():
         tensor.copy_(snapshot.tensors[f"model/{name}"])

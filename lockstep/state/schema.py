@@ -12,18 +12,17 @@ import reprlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 
 from lockstep.errors import BadArgument, BadCheckpoint
 from lockstep.optim.noise import NoiseScale
-from lockstep.state.checkpoints.file import Snapshot, read
-from lockstep.state.packed import check_packed, unpack
+from lockstep.settings.limits import MOST_LANES
+from lockstep.state.snapshot import Snapshot, check_packed, unpack
 
 MOST = 2**63 - 1
-MOST_LANES = 2**20
 
 
 @dataclass(frozen=True)
@@ -43,13 +42,6 @@ class Entry:
 
 Check = Callable[[Any, Entry], None]
 """Raises BadCheckpoint, which names the entry, unless the value is as it should be."""
-
-
-def read_state(path: Path) -> Snapshot:
-    """The checkpoint at `path`: undamaged, and of the form that the state of a run has; else BadCheckpoint."""
-    snapshot = read(path)
-    check_form(snapshot, f"checkpoint {path}")
-    return snapshot
 
 
 def check_form(snapshot: Snapshot, what: str) -> None:
@@ -72,28 +64,26 @@ def _whole(least: int, most: int = MOST) -> Check:
     return check
 
 
-def _integer(value: Any, entry: Entry) -> None:
-    entry.expect(type(value) is int, value, "a whole number")
+def _of_type(wanted: str, *kinds: type) -> Check:
+    return lambda value, entry: entry.expect(type(value) in kinds, value, wanted)
 
 
-def _text(value: Any, entry: Entry) -> None:
-    entry.expect(isinstance(value, str), value, "a text")
-
-
-def _truth(value: Any, entry: Entry) -> None:
-    entry.expect(type(value) is bool, value, "true or false")
+_integer = _of_type("a whole number", int)
+_text = _of_type("a text", str)
+_truth = _of_type("true or false", bool)
+_number = _of_type("a number", int, float)
 
 
 def _anything(value: Any, entry: Entry) -> None:
-    """Whatever it is."""
-
-
-def _number(value: Any, entry: Entry) -> None:
-    entry.expect(type(value) in (int, float), value, "a number")
+    """Every value passes."""
 
 
 def _or_none(check: Check) -> Check:
     return lambda value, entry: None if value is None else check(value, entry)
+
+
+def _or_bool(check: Check) -> Check:
+    return lambda value, entry: None if type(value) is bool else check(value, entry)
 
 
 def _row(*checks: Check) -> Check:
@@ -101,28 +91,25 @@ def _row(*checks: Check) -> Check:
 
     def check_each(value: Any, entry: Entry) -> None:
         entry.expect(isinstance(value, list) and len(value) == len(checks), value, f"a list of {len(checks)}")
-        for number, (check, item) in enumerate(zip(checks, value, strict=True)):
-            check(item, entry.inside(number))
+        for number, check in enumerate(checks):
+            check(value[number], entry.inside(number))
 
     return check_each
 
 
-def _list_of(check: Check) -> Check:
+def _each(kind: type, wanted: str, check: Check) -> Check:
+    """A list or a table of entries that are all alike."""
+
     def check_each(value: Any, entry: Entry) -> None:
-        entry.expect(isinstance(value, list), value, "a list")
-        for number, item in enumerate(value):
-            check(item, entry.inside(number))
-
-    return check_each
-
-
-def _by_name(check: Check) -> Check:
-    def check_each(value: Any, entry: Entry) -> None:
-        entry.expect(isinstance(value, dict), value, "a table by name")
-        for name, item in value.items():
+        entry.expect(isinstance(value, kind), value, wanted)
+        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
             check(item, entry.inside(name))
 
     return check_each
+
+
+_list_of = partial(_each, list, "a list")
+_by_name = partial(_each, dict, "a table by name")
 
 
 def _by_number(check: Check) -> Check:
@@ -131,14 +118,13 @@ def _by_number(check: Check) -> Check:
     def check_each(value: Any, entry: Entry) -> None:
         numbered = isinstance(value, dict) and all(name.isdecimal() and len(name) <= 9 for name in value)
         entry.expect(numbered or isinstance(value, list), value, "a table by number, or a list")
-        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
-            check(item, entry.inside(name))
+        _each(type(value), "", check)(value, entry)
 
     return check_each
 
 
 def _fields(needed: Mapping[str, Check], later: Mapping[str, Check]) -> Check:
-    """A table that has all of `needed`, may have those of `later`, and whatever else."""
+    """A table that has all of `needed`, may have those of `later`, and any others."""
 
     def check_each(value: Any, entry: Entry) -> None:
         entry.expect(isinstance(value, dict), value, "a table by name")
@@ -186,16 +172,6 @@ def _noise(value: Any, entry: Entry) -> None:
             raise BadCheckpoint(f"{entry.path} cannot be used: {error}") from error
 
 
-def _or_bool(check: Check) -> Check:
-    return lambda value, entry: None if type(value) is bool else check(value, entry)
-
-
-def _generators(value: Any, entry: Entry) -> None:
-    _fields({"torch": _of_torch, "cuda": _or_none(_of_cuda), "python": _of_python, "numpy": _or_none(_of_numpy)}, {})(
-        value, entry
-    )
-
-
 def _of_torch(value: Any, entry: Entry) -> None:
     _try(lambda: torch.Generator().set_state(value), entry)
 
@@ -220,12 +196,16 @@ def _of_numpy(value: Any, entry: Entry) -> None:
 
 
 def _try(put: Callable[[], object], entry: Entry) -> None:
-    """A generator of nobody's knows best whether it can be put into a state."""
+    """A new generator, put into the state, shows whether it is one."""
     try:
         put()
     except (TypeError, ValueError, RuntimeError, OverflowError, KeyError, IndexError) as error:
         raise BadCheckpoint(f"{entry.path} is not the state of a generator: {error}") from error
 
+
+_GENERATORS = _fields(
+    {"torch": _of_torch, "cuda": _or_none(_of_cuda), "python": _of_python, "numpy": _or_none(_of_numpy)}, {}
+)
 
 STATE: Mapping[str, Check] = {
     "step": _whole(0),
@@ -234,11 +214,11 @@ STATE: Mapping[str, Check] = {
     "seed": _integer,
     "loss": _packed(_or_none(_number)),
     "loaders": _by_number(_row(_whole(0), _whole(0))),
-    "generators": _packed(_generators),
+    "generators": _packed(_GENERATORS),
     "optimizers": _by_name(_packed(_optimizer)),
     "tracked": _by_name(_packed()),
 }
-"""The entries that every snapshot has. See `Parts.capture`."""
+"""The entries that every snapshot has."""
 
 LATER: Mapping[str, Check] = {
     "noise": _noise,

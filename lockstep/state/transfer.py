@@ -1,49 +1,32 @@
-"""Hands a snapshot from one worker to others over the wire: no file, no pickle.
+"""Sends a snapshot from one worker to others over the wire: no file, no pickle.
 
 # Note [How a snapshot travels]
 # The size and the SHA-256 of a JSON text; the text (the state, and each tensor's name, dtype and shape); the bytes of
-# all tensors one behind the other in pieces; and the SHA-256 of text and bytes. Both sides cut the pieces from the text
-# alone, so it is checked before any piece is awaited: a backend may abort when two sides disagree on a size. No dtype
-# is looked up that is not listed here, and the snapshot is given out only if the last digest fits.
+# all tensors in a row, cut into pieces; and the SHA-256 of text and bytes. Both sides cut the pieces by the text alone,
+# so it is checked before any piece is awaited: a backend may abort when two sides disagree on a size. No dtype is
+# looked up that is not listed here, and the snapshot is given out only if the last digest fits.
 """
 
 import ctypes
 import hashlib
 import json
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from lockstep.errors import BadCheckpoint
-from lockstep.state.checkpoints.file import Snapshot
-from lockstep.state.packed import DTYPES
 from lockstep.state.schema import check_form
+from lockstep.state.snapshot import DTYPES, Snapshot, bytes_of, forms_of
 from lockstep.state.tensor_file import memory_of
-from lockstep.wire.transport import SNAPSHOT, Pending, Transport
+from lockstep.wire.transport import SNAPSHOT, Transport
 
 PIECE_BYTES = 64 * 1024 * 1024
 TEXT_BYTES_AT_MOST = 1024 * 1024 * 1024
 DIGEST_BYTES = 32
 
 
-@dataclass(frozen=True)
-class Form:
-    """What a tensor is, without its bytes."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """Bytes `start` to `stop` of tensor number `tensor`."""
 
     tensor: int
@@ -58,21 +41,27 @@ def send_snapshot(
     tag: int = SNAPSHOT,
     piece_bytes: int = PIECE_BYTES,
 ) -> None:
-    """Gives `snapshot` to the workers `targets`, each of which calls `receive_snapshot`.
+    """Sends `snapshot` to the workers `targets`, each of which calls `receive_snapshot`.
 
     Costs the snapshot's bytes to each target, and memory for one piece. The snapshot must not change meanwhile.
     """
-    text = _text(snapshot, piece_bytes)
+
+    def send(flat: torch.Tensor, digest: Any = None) -> None:
+        pending = [transport.send(flat, target, tag) for target in targets]
+        if digest is not None:
+            digest.update(memory_of(flat))  # while the bytes are on their way
+        for sent in pending:
+            sent.wait()
+
+    content = {"piece_bytes": piece_bytes, "state": snapshot.state, "tensors": forms_of(snapshot.tensors)}
+    text = json.dumps(content).encode()
     digest = hashlib.sha256(text)
-    _wait(_post(transport, _tensor(len(text).to_bytes(8, "little") + digest.digest()), targets, tag))
-    _wait(_post(transport, _tensor(text), targets, tag))
+    send(_tensor(len(text).to_bytes(8, "little") + digest.digest()))
+    send(_tensor(text))
     tensors = list(snapshot.tensors.values())
     for spans in pieces([tensor.nbytes for tensor in tensors], piece_bytes):
-        piece = torch.cat([_flat(tensors[span.tensor])[span.start : span.stop].cpu() for span in spans])
-        on_their_way = _post(transport, piece, targets, tag)
-        digest.update(memory_of(piece))
-        _wait(on_their_way)
-    _wait(_post(transport, _tensor(digest.digest()), targets, tag))
+        send(torch.cat([bytes_of(tensors[span.tensor])[span.start : span.stop].cpu() for span in spans]), digest)
+    send(_tensor(digest.digest()))
 
 
 def receive_snapshot(transport: Transport, source: int, tag: int = SNAPSHOT) -> Snapshot:
@@ -81,24 +70,22 @@ def receive_snapshot(transport: Transport, source: int, tag: int = SNAPSHOT) -> 
     """
     text = _receive_text(transport, source, tag)
     digest = hashlib.sha256(text)
-    state, forms, piece_bytes = _parsed(text, source)
-    tensors = {form.name: torch.empty(form.shape, dtype=form.dtype, device="cpu") for form in forms}
-    flats = [_flat(tensor) for tensor in tensors.values()]
-    for spans in pieces([form.nbytes for form in forms], piece_bytes):
-        piece = torch.empty(sum(span.stop - span.start for span in spans), dtype=torch.uint8, device="cpu")
-        transport.receive(piece, source, tag).wait()
+    snapshot, piece_bytes = _parsed(text, source)
+    flats = [bytes_of(tensor) for tensor in snapshot.tensors.values()]
+    for spans in pieces([flat.nbytes for flat in flats], piece_bytes):
+        sizes = [span.stop - span.start for span in spans]
+        piece = _received(transport, sum(sizes), source, tag)
         digest.update(memory_of(piece))
-        for span, part in zip(spans, piece.split([span.stop - span.start for span in spans]), strict=True):
+        for span, part in zip(spans, piece.split(sizes), strict=True):
             flats[span.tensor][span.start : span.stop] = part
-    if _receive(transport, DIGEST_BYTES, source, tag) != digest.digest():
+    if _bytes(_received(transport, DIGEST_BYTES, source, tag)) != digest.digest():
         raise BadCheckpoint(_damaged(source))
-    snapshot = Snapshot(tensors, state)
     check_form(snapshot, f"the snapshot from worker {source}")
     return snapshot
 
 
 def pieces(sizes_bytes: Sequence[int], piece_bytes: int) -> Iterator[list[Span]]:
-    """The tensors' bytes, one behind the other, cut into pieces of `piece_bytes`; the last may be shorter."""
+    """The tensors' bytes in a row, cut into pieces of `piece_bytes`; the last may be shorter."""
     piece: list[Span] = []
     room = piece_bytes
     for tensor, size in enumerate(sizes_bytes):
@@ -115,20 +102,12 @@ def pieces(sizes_bytes: Sequence[int], piece_bytes: int) -> Iterator[list[Span]]
         yield piece
 
 
-def _text(snapshot: Snapshot, piece_bytes: int) -> bytes:
-    forms = [
-        [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
-        for name, tensor in snapshot.tensors.items()
-    ]
-    return json.dumps({"piece_bytes": piece_bytes, "state": snapshot.state, "tensors": forms}).encode()
-
-
 def _receive_text(transport: Transport, source: int, tag: int) -> bytes:
-    head = _receive(transport, 8 + DIGEST_BYTES, source, tag)
+    head = _bytes(_received(transport, 8 + DIGEST_BYTES, source, tag))
     size = int.from_bytes(head[:8], "little")
     if not 0 < size <= TEXT_BYTES_AT_MOST:
         raise BadCheckpoint(f"worker {source} announced a snapshot with a text of {size} bytes: it cannot be one")
-    text = _receive(transport, size, source, tag)
+    text = _bytes(_received(transport, size, source, tag))
     if hashlib.sha256(text).digest() != head[8:]:
         raise BadCheckpoint(_damaged(source))
     return text
@@ -138,42 +117,34 @@ def _damaged(source: int) -> str:
     return f"the snapshot from worker {source} was damaged on its way: its SHA-256 does not fit"
 
 
-def _parsed(text: bytes, source: int) -> tuple[dict[str, Any], list[Form], int]:
+def _parsed(text: bytes, source: int) -> tuple[Snapshot, int]:
+    """The snapshot with tensors still to be filled, and the size of the pieces in which their bytes come."""
     try:
-        told = json.loads(text)
-        forms = [Form(str(name), DTYPES[dtype], _shape(shape)) for name, dtype, shape in told["tensors"]]
-        state, piece_bytes = told["state"], told["piece_bytes"]
+        content = json.loads(text)
+        forms = [(str(name), DTYPES[dtype], _shape(shape)) for name, dtype, shape in content["tensors"]]
+        state, piece_bytes = content["state"], content["piece_bytes"]
         if not isinstance(state, dict) or type(piece_bytes) is not int or not 0 < piece_bytes <= PIECE_BYTES:
             raise ValueError(f"a {type(state).__name__} in pieces of {piece_bytes!r} bytes")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BadCheckpoint(f"worker {source} sent a snapshot that cannot be read: {error!r}") from error
-    return state, forms, piece_bytes
+    tensors = {name: torch.empty(shape, dtype=dtype, device="cpu") for name, dtype, shape in forms}
+    return Snapshot(tensors, state), piece_bytes
 
 
-def _shape(sizes: Any) -> tuple[int, ...]:
+def _shape(sizes: Any) -> list[int]:
     if not all(type(size) is int and size >= 0 for size in sizes):
         raise ValueError(f"no shape: {sizes}")
-    return tuple(sizes)
+    return list(sizes)
 
 
-def _post(transport: Transport, flat: torch.Tensor, targets: Sequence[int], tag: int) -> list[Pending]:
-    return [transport.send(flat, target, tag) for target in targets]
-
-
-def _wait(on_their_way: list[Pending]) -> None:
-    for pending in on_their_way:
-        pending.wait()
-
-
-def _receive(transport: Transport, num_bytes: int, source: int, tag: int) -> bytes:
+def _received(transport: Transport, num_bytes: int, source: int, tag: int) -> torch.Tensor:
     place = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
     transport.receive(place, source, tag).wait()
-    return ctypes.string_at(place.data_ptr(), num_bytes)
+    return place
 
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor; a view of it where it is contiguous."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+def _bytes(flat: torch.Tensor) -> bytes:
+    return ctypes.string_at(flat.data_ptr(), flat.nbytes)
 
 
 def _tensor(data: bytes) -> torch.Tensor:

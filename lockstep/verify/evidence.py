@@ -1,14 +1,14 @@
-"""What the workers of one run wrote down, read back as values. Without torch."""
+"""What the workers of runs wrote, read back as values; and where runs of one script first differ. Without torch."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 
 @dataclass(frozen=True)
-class State:
+class TracedState:
     """Digests of everything that is trained, by name, in the model's own order; and of all of it together.
 
     States are equal if these are. `rates` are the learning rates at that moment, `batch` the number of the next batch
@@ -37,8 +37,8 @@ class Lane:
 class WorkerTrace:
     """One worker's states, by the number of updates applied, and the last one that it wrote."""
 
-    states: Mapping[int, State]
-    last: State
+    states: Mapping[int, TracedState]
+    last: TracedState
 
     @property
     def first_step(self) -> int:
@@ -70,12 +70,17 @@ class RunTrace:
     def num_steps(self) -> int:
         return self.workers[0].num_steps
 
+    @property
+    def last_step(self) -> int:
+        """How many updates were applied at the end, on the worker that came farthest."""
+        return max((step for worker in self.workers for step in worker.states), default=0)
+
     def lanes_of(self, step: int) -> dict[int, Lane]:
         return {lane: record for (at, lane), record in self.lanes.items() if at == step}
 
 
 def trace_path(folder: Path, rank: int, pid: int | None = None) -> Path:
-    """Where worker `rank` writes down what it computes; with a `pid`, that process, which has taken its place."""
+    """Where worker `rank` writes what it computes; with a `pid`, that process, which has taken its place."""
     return folder / (f"worker-{rank}.jsonl" if pid is None else f"worker-{rank}-{pid}.jsonl")
 
 
@@ -128,8 +133,8 @@ def _worker(entries: list[Entry]) -> WorkerTrace:
     return WorkerTrace(states=dict(states), last=states[-1][1])
 
 
-def _state(entry: Entry) -> State:
-    return State(
+def _state(entry: Entry) -> TracedState:
+    return TracedState(
         entry["digest"], entry["tensors"], frozenset(entry["buffers"]), entry.get("rates", {}), entry.get("batch")
     )
 
@@ -137,3 +142,85 @@ def _state(entry: Entry) -> State:
 def _lane(entry: Entry) -> Lane:
     gradients = {name: (digest, norm) for name, (digest, norm) in entry["gradients"].items()}
     return Lane(entry["rank"], entry["data"], entry["threads"], entry["chance"], gradients)
+
+
+# -- where runs first differ -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TracedWorker:
+    """One worker of one run."""
+
+    run: RunTrace
+    worker: int
+
+    def state(self, step: int) -> TracedState | None:
+        """Its state after `step` updates; None if it did not come that far."""
+        return self.run.workers[self.worker].states.get(step)
+
+    def __str__(self) -> str:
+        return self.run.label if self.worker == 0 else f"worker {self.worker} of {self.run.label}"
+
+
+@dataclass(frozen=True)
+class TraceDifference:
+    """The first difference: it shows after `step` updates (0: before the first), first in `tensors[0]`.
+
+    No tensors mean that one side had ended before.
+    """
+
+    step: int
+    left: TracedWorker
+    right: TracedWorker
+    tensors: tuple[str, ...]
+
+    @property
+    def between_replicas(self) -> bool:
+        """Whether the two sides are workers of the same run."""
+        return self.left.run is self.right.run
+
+
+def first_difference(runs: Sequence[RunTrace]) -> TraceDifference | None:
+    """The earliest difference between the workers of a run, or between a run and the first one.
+
+    At the same step the workers of one run come before different runs: they say more about the cause.
+    """
+    steps = sorted({step for run in runs for worker in run.workers for step in worker.states})
+    replicas = ((TracedWorker(run, 0), TracedWorker(run, rank)) for run in runs for rank in range(1, len(run.workers)))
+    pairs = [*replicas, *((TracedWorker(runs[0], 0), TracedWorker(run, 0)) for run in runs[1:])]
+    found = (difference for step in steps for pair in pairs if (difference := _compare(step, *pair)))
+    return next(found, None)
+
+
+def is_equal(run: RunTrace, first: RunTrace) -> bool:
+    """Whether all workers of `run` had the same bits as `first` after every step."""
+    return first_difference([first, run]) is None
+
+
+def difference_after(calm: RunTrace, disturbed: RunTrace) -> TraceDifference | None:
+    """The earliest difference between a calm run and one to which something happened.
+
+    Its workers need not have been there all the time: each is held against the calm run where it was, and one of them
+    must have come to the same end.
+    """
+    steps = sorted({step for worker in disturbed.workers for step in worker.states})
+    pairs = [(TracedWorker(calm, 0), TracedWorker(disturbed, number)) for number in range(len(disturbed.workers))]
+    there = ((step, pair) for step in steps for pair in pairs if pair[1].state(step) is not None)
+    found = (difference for step, pair in there if (difference := _compare(step, *pair)))
+    end = max(calm.workers[0].states)
+    has_end = any(end in worker.states for worker in disturbed.workers)
+    missing = None if has_end else TraceDifference(end, TracedWorker(calm, 0), TracedWorker(disturbed, 0), ())
+    return next(found, None) or missing
+
+
+def _compare(step: int, left: TracedWorker, right: TracedWorker) -> TraceDifference | None:
+    ours, theirs = left.state(step), right.state(step)
+    if ours is None and theirs is None:
+        return None
+    if ours is None or theirs is None:
+        return TraceDifference(step, left, right, ())
+    if ours.digest == theirs.digest:
+        return None
+    names = dict.fromkeys([*ours.tensors, *theirs.tensors])
+    differing = tuple(name for name in names if ours.tensors.get(name) != theirs.tensors.get(name))
+    return TraceDifference(step, left, right, differing)

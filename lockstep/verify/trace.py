@@ -1,4 +1,4 @@
-"""Writes down what a worker computed, step by step and lane by lane, as digests: the evidence of `compare`.
+"""Writes what a worker computed, step by step and lane by lane, as digests (see evidence.py); and its final state.
 
 A JSON object per line; `kind` is "start", "state" (after `step` updates), "lane", "step" (the gradient of all lanes),
 "nondeterministic", "end".
@@ -27,6 +27,7 @@ from lockstep.events import (
     StepBegan,
     StepCommitted,
 )
+from lockstep.state.tensor_file import write_tensors
 from lockstep.verify.digest import combined, digest_of
 from lockstep.verify.evidence import trace_path
 
@@ -126,8 +127,19 @@ class Trace:
         print(json.dumps({"rank": self._rank, **entry}), file=self._file, flush=True)
 
 
+class Dump:
+    """A subscriber that writes every tensor of `state()` to one safetensors file when the run ends."""
+
+    def __init__(self, path: Path, state: Callable[[], Mapping[str, Any]]) -> None:
+        self._path, self._state = path, state
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Closed):
+            write_tensors(self._path, {name: v for name, v in self._state().items() if torch.is_tensor(v)})
+
+
 def _norm(gradient: torch.Tensor) -> float:
-    """How large it is: tells differences of rounding from others, which digests cannot."""
+    """How large it is: this distinguishes differences of rounding from others, which digests cannot."""
     return float(gradient.detach().abs().double().norm())
 
 

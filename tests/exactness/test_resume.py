@@ -9,7 +9,7 @@ from training import Job, loader_of, make, train_step
 from workers import on_workers
 
 import lockstep
-from lockstep.state.checkpoints.buffers import Buffers
+from lockstep.state.checkpoints.saver import HostCopies
 
 JOB = Job("conv", epochs=6, augment=True)
 
@@ -102,7 +102,7 @@ def _digests_after_two_steps_from_one_snapshot() -> list[str]:
     parts = run._state
     batches = list(zip(range(3), loader, strict=False))
     train_step(run, JOB, model, optimizer, batches[0][1])
-    snapshot = Buffers().copied(parts.capture())
+    snapshot = HostCopies().copied(parts.capture())
     digests = []
     for _ in range(2):
         parts.install(snapshot, num_workers=1)

@@ -16,14 +16,11 @@ from workers import on_workers, outcomes
 import lockstep
 from lockstep.errors import BadCheckpoint, Disagreement
 from lockstep.events import Note
-from lockstep.settings.environment import Overrides
-from lockstep.state.checkpoints.beginning import begin
-from lockstep.state.checkpoints.checkpoints import Who
 from lockstep.state.checkpoints.file import read_manifest
 from lockstep.state.checkpoints.folder import name_of, newest_good
-from lockstep.state.checkpoints.moments import Saving
-from lockstep.state.checkpoints.options import Asked, settle
-from lockstep.state.checkpoints.schedule import Every
+from lockstep.state.checkpoints.plan import CheckpointPlan, Every
+from lockstep.state.checkpoints.resume import begin
+from lockstep.state.checkpoints.saver import AutomaticSaver, SavingWorker
 
 JOB = Job("conv", epochs=3, augment=True)
 STEPS = 12
@@ -41,17 +38,19 @@ class Trainer:
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.7)
         self.run.replicate(self.model, self.optimizer, scheduler=self.scheduler)
         self.first, self.second, self.evaluation = (self.run.shard(loader_of(JOB)) for _ in range(3))
-        self.saving: Saving | None = None
+        self.saving: AutomaticSaver | None = None
+        self.at_moment: Callable[[], object] = lambda: None
         self.now_s = 0.0
         self.seconds_before: dict[int, Callable[[], float]] = {}
 
     def checkpoints(self, folder: Path, every: Every = EACH_STEP, keep: int = 99, resume: str = "auto") -> int:
         """What `run.checkpoints` does."""
         run = self.run
-        parts = run._state
-        plan = settle(Asked(folder, every, keep, resume), Overrides())
-        who = Who(lambda: run.rank, self._say)
-        self.saving = begin(plan, parts, run._settings, run.guard.generation.wire, who, clock=lambda: self.now_s)
+        plan = CheckpointPlan(folder, every, keep, resume)
+        worker, clock = SavingWorker(lambda: run.rank, self._say), lambda: self.now_s
+        wire = run.guard.generation.wire
+        self.saving = begin(plan, run._state, run._settings, wire, worker, lambda: self.at_moment(), clock=clock)
+        run.guard.deal()
         run._events.subscribe(self.saving.on_event)
         for index, loader in run._progress.loaders.items():
             loader._lanes = lambda index=index: self._lanes_to_load(index)
@@ -69,7 +68,7 @@ class Trainer:
 
     def wait_for_every_save(self) -> None:
         assert self.saving is not None
-        self.saving.at_moment = lambda: self.saving.checkpoints._writer.wait(20)
+        self.at_moment = lambda: self.saving.checkpoints._writer.wait(20)
 
     def close(self) -> None:
         if self.saving is not None:
@@ -190,7 +189,7 @@ def train_and_die_while_saving(folder: str, step: int, call: int, all_die: bool)
     if trainer.run.rank == 0:
         sys.addaudithook(count)
     elif all_die:
-        trainer.saving.at_moment = die_at_the_step
+        trainer.at_moment = die_at_the_step
     digest = trainer.train()
     trainer.close()
     return digest

@@ -19,10 +19,8 @@ from lockstep.events import NoiseMeasured
 from lockstep.observe.recorder import FILE, Recorder, line_of
 from lockstep.optim.advice import TooLittle, advise
 from lockstep.optim.noise import NoiseScale
-from lockstep.programs.advice import record
-from lockstep.programs.advice.crew import crew_of
-from lockstep.programs.advice.record import find
-from lockstep.programs.advice.report import report_on
+from lockstep.programs import advice
+from lockstep.programs.advice import find, report_on, use_of
 
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; "
 COMMAND = "from lockstep.cli.main import main; sys.argv[0] = 'lockstep'; main()"
@@ -65,16 +63,16 @@ def _train(folder: str) -> list[float]:
 
 def test_a_real_run_is_advised_by_what_it_has_measured(tmp_path: Path) -> None:
     critical, count = on_workers(2, _train, str(tmp_path))[0]
-    advice = report_on(tmp_path).advice
-    assert (advice.critical_batch, advice.count) == (critical, count)
-    assert (advice.batch, advice.lanes, advice.optimizer) == (32, 8, "sgd")
+    found = report_on(tmp_path).advice
+    assert (found.critical_batch, found.count) == (critical, count)
+    assert (found.batch, found.lanes, found.optimizer) == (32, 8, "sgd")
 
 
 def test_json_is_one_object_with_the_workers_that_were_asked_about(tmp_path: Path) -> None:
     ended = advised("--run", str(run_folder(tmp_path, measured(412))), "--json", "--workers", "16")
-    told = json.loads(ended.stdout)
-    assert (told["step"], told["batch"], told["position"]) == (412, 256, "below")
-    assert (told["crew"]["workers"], told["crew"]["what"]) == (16, "grow")
+    report = json.loads(ended.stdout)
+    assert (report["step"], report["batch"], report["position"]) == (412, 256, "below")
+    assert (report["crew"]["workers"], report["crew"]["what"]) == (16, "grow")
 
 
 def test_too_little_is_exit_code_1_and_says_how_many_more(tmp_path: Path) -> None:
@@ -113,19 +111,19 @@ def test_a_record_without_a_line_that_can_be_read_is_told_as_that(tmp_path: Path
 
 def test_the_newest_line_counts_although_a_resumed_run_was_further_before(tmp_path: Path) -> None:
     resumed = measured(51, noise(3000))
-    assert find(run_folder(tmp_path, measured(50), measured(99), resumed)).newest == resumed
+    assert find(run_folder(tmp_path, measured(50), measured(99), resumed))[0] == resumed
 
 
 def test_a_line_that_is_being_written_is_passed_over(tmp_path: Path) -> None:
     torn = line_of(measured(3))[:-1]
-    assert find(run_folder(tmp_path, measured(1), measured(2), torn=torn)).newest.step == 2
+    assert find(run_folder(tmp_path, measured(1), measured(2), torn=torn))[0].step == 2
 
 
 def test_a_record_longer_than_what_is_read_gives_its_newest_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record, "TAIL_BYTES", 2000)
-    assert find(run_folder(tmp_path, *map(measured, range(30)))).newest.step == 29
+    monkeypatch.setattr(advice, "TAIL_BYTES", 2000)
+    assert find(run_folder(tmp_path, *map(measured, range(30))))[0].step == 29
 
 
 def test_the_short_last_batch_of_a_run_is_not_advised_on(tmp_path: Path) -> None:
@@ -137,13 +135,13 @@ def test_the_short_last_batch_of_a_run_is_not_advised_on(tmp_path: Path) -> None
 def test_the_batches_of_an_earlier_run_in_the_folder_do_not_count(tmp_path: Path) -> None:
     earlier = [measured(step, noise(batch=64)) for step in range(60)]
     now = [measured(step, noise(batch=512, count=step + 1)) for step in range(20)]
-    assert find(run_folder(tmp_path, *earlier, *now)).batch == 512
+    assert find(run_folder(tmp_path, *earlier, *now))[1] == 512
 
 
 def test_an_adam_is_advised_by_the_noise_it_sees(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, measured(adam=noise(3000, preconditioned=True)))
-    advice = report_on(folder).advice
-    assert (advice.critical_batch, advice.preconditioned, advice.caveat) == (3000, True, None)
+    found = report_on(folder).advice
+    assert (found.critical_batch, found.preconditioned, found.caveat) == (3000, True, None)
 
 
 def test_an_adam_whose_own_noise_is_unknown_is_warned(tmp_path: Path) -> None:
@@ -161,7 +159,7 @@ ADAM = advise(noise(4000, preconditioned=True), batch=256, lanes=8, optimizer="a
 
 
 def test_as_many_workers_as_lanes_split_the_batch() -> None:
-    crew = crew_of(8, SGD)
+    crew = use_of(8, SGD)
     assert (crew.what, crew.batch, crew.rate) == ("split", 256, 1)
     assert (
         crew.text() == "8 workers: split the batch of 256 (1 lane each), with the same numbers; nothing else changes."
@@ -169,27 +167,27 @@ def test_as_many_workers_as_lanes_split_the_batch() -> None:
 
 
 def test_workers_that_do_not_divide_the_lanes_are_told_that_fewer_are_as_fast() -> None:
-    assert "(2 lanes at most, so 4 are as fast)" in crew_of(7, SGD).text()
+    assert "(2 lanes at most, so 4 are as fast)" in use_of(7, SGD).text()
 
 
 def test_more_workers_than_lanes_grow_the_batch_up_to_the_critical_one() -> None:
-    crew = crew_of(125, SGD)
+    crew = use_of(125, SGD)
     assert (crew.what, crew.lanes, crew.batch, crew.rate) == ("grow", 125, 4000, 125 / 8)
-    assert crew_of(126, SGD).what == "cut"
+    assert use_of(126, SGD).what == "cut"
 
 
 def test_growing_by_half_is_what_the_model_of_steps_and_samples_says() -> None:
-    crew = crew_of(12, SGD)
+    crew = use_of(12, SGD)
     assert crew.steps == pytest.approx((1 + 4000 / 384) / (1 + 4000 / 256))
     assert crew.samples == pytest.approx((1 + 384 / 4000) / (1 + 256 / 4000))
 
 
 def test_an_adam_grows_its_rate_by_the_square_root() -> None:
-    assert crew_of(32, ADAM).rate == 2
-    assert "grow the batch to 1,024, learning rate × 2: " in crew_of(32, ADAM).text()
+    assert use_of(32, ADAM).rate == 2
+    assert "grow the batch to 1,024, learning rate × 2: " in use_of(32, ADAM).text()
 
 
 def test_past_the_critical_batch_more_workers_cut_the_same_batch() -> None:
-    crew = crew_of(1000, SGD)
+    crew = use_of(1000, SGD)
     assert (crew.lanes, crew.batch, crew.steps, crew.samples, crew.rate) == (1000, 256, 1, 1, 1)
     assert "start with lanes=1000 and keep the batch of 256" in crew.text()

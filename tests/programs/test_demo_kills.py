@@ -150,12 +150,12 @@ def test_nobody_is_killed_after_the_last_step() -> None:
 def test_a_run_that_has_lost_a_worker_says_the_words_that_the_killer_waits_for() -> None:
     for committed in (False, True):
         lost = GenerationFormed(2, (0, 2), (1,), (), (), (2,), (0,), committed, "gone", 0.1, step=5)
-        assert any(GOES_ON in line for line in changes(lost, told_by_launcher=True))
+        assert any(GOES_ON in line for line in changes(lost, reported_by_launcher=True))
 
 
 def test_a_run_that_a_worker_has_joined_does_not_say_them() -> None:
     joined = GenerationFormed(2, (0, 1, 2), (), (), (1,), (), (), False, "", 0.1, step=5)
-    assert not any(GOES_ON in line for line in changes(joined, told_by_launcher=True))
+    assert not any(GOES_ON in line for line in changes(joined, reported_by_launcher=True))
 
 
 # -- who lives ------------------------------------------------------------------------------------------------

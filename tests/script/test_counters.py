@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from lockstep.script.counters import Counters, Moment, Number, out_of_step
+from lockstep.script.counters import Moment, Number, ScriptCounters, out_of_step
 
 PLACE = ("train.py", "main")
 
 
-def _watched(num_passes: int, batches: int = 5) -> tuple[Counters, dict[str, int], int]:
+def _watched(num_passes: int, batches: int = 5) -> tuple[ScriptCounters, dict[str, int], int]:
     """A script that counts batches, steps and passes, with a flag that changes and a number that does not."""
-    counters, step, numbers = Counters(), 0, {}
+    counters, step, numbers = ScriptCounters(), 0, {}
     for epoch in range(num_passes):
         for i in range(batches):
             numbers = {"i": i, "steps": step, "epoch": epoch, "batch_size": 64, "patience": epoch // 2}

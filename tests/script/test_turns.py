@@ -3,8 +3,8 @@
 import torch
 
 from lockstep.data import GlobalBatch, Position
-from lockstep.script.place import Turn
-from lockstep.script.site import Site
+from lockstep.script.call_site import Site
+from lockstep.script.turns import Turn
 
 A, B, C = (Site("train.py", line) for line in (3, 9, 20))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lockstep.script.source import function_at
+from lockstep.script.dependence import function_at
 from lockstep.script.values import begun_anew, changed_since, values
 
 SCRIPT = """

@@ -13,8 +13,8 @@ from torch import nn
 
 import lockstep
 from lockstep.errors import BadArgument, BadCheckpoint
-from lockstep.state.checkpoints.file import Snapshot, read, write
-from lockstep.state.packed import pack, unpack
+from lockstep.state.checkpoints.file import read, write
+from lockstep.state.snapshot import Snapshot, pack, unpack
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 trees = st.recursive(

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from lockstep.errors import BadCheckpoint
-from lockstep.state.checkpoints.file import Snapshot, read, read_manifest, write
+from lockstep.state.checkpoints.file import read, read_manifest, write
 from lockstep.state.checkpoints.folder import Retention, name_of, newest_good, next_serial, remove_leftovers
-from lockstep.state.checkpoints.lock import held_for_reading, new_partial
+from lockstep.state.checkpoints.lock import new_partial, read_lock
+from lockstep.state.snapshot import Snapshot
 from lockstep.version import VERSION
 
 
@@ -104,7 +105,7 @@ def test_the_only_good_checkpoint_stays_among_damaged_ones(tmp_path: Path) -> No
 
 def test_a_checkpoint_that_is_being_read_is_not_removed(tmp_path: Path) -> None:
     put(tmp_path, 1, 2)
-    with held_for_reading(tmp_path / name_of(1)):
+    with read_lock(tmp_path / name_of(1)):
         Retention(tmp_path, keep=1).prune()
         assert names(tmp_path) == [name_of(1), name_of(2)]
     Retention(tmp_path, keep=1).prune()
@@ -113,7 +114,7 @@ def test_a_checkpoint_that_is_being_read_is_not_removed(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_is_replaced_while_it_is_read_stays_readable(tmp_path: Path) -> None:
     put(tmp_path, 1)
-    with held_for_reading(tmp_path / name_of(1)):
+    with read_lock(tmp_path / name_of(1)):
         put(tmp_path, 1)
         assert len(names(tmp_path)) == 2  # the old one, which has lost its name
     remove_leftovers(tmp_path)

@@ -14,9 +14,11 @@ import pytest
 import torch
 from workers import Outcome, fork, gather, on_workers
 
-from lockstep.state.checkpoints.checkpoints import Checkpoints, Who
-from lockstep.state.checkpoints.file import Snapshot, read, verify, write
+from lockstep.state.checkpoints.file import read, verify, write
 from lockstep.state.checkpoints.folder import Retention, name_of, newest_good, next_serial, remove_leftovers
+from lockstep.state.checkpoints.plan import CheckpointPlan, Every
+from lockstep.state.checkpoints.saver import Checkpoints, SavingWorker
+from lockstep.state.snapshot import Snapshot
 
 ELEMENTS = 20_000
 
@@ -148,7 +150,7 @@ def train_on_a_full_disk(folder: str) -> list[object]:
     place = Path(folder)
     how = _small_disk(place)
     said: list[str] = []
-    checkpoints = Checkpoints(place, every_steps=1, keep=4, who=Who(lambda: 0, said.append))
+    checkpoints = Checkpoints(CheckpointPlan(place, Every(1), keep=4), SavingWorker(lambda: 0, said.append))
     for step in range(1, 5):
         size = 100 if step in (1, 4) else 400_000
         checkpoints.between_steps(step, lambda s=step, n=size: Snapshot({"w": torch.zeros(n)}, {"step": s}))

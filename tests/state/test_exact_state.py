@@ -13,8 +13,8 @@ from torch.optim import lr_scheduler as schedules
 import lockstep
 from lockstep.errors import BadCheckpoint
 from lockstep.run.run import Run
-from lockstep.state.packed import pack
 from lockstep.state.run_state import load_models
+from lockstep.state.snapshot import pack
 from lockstep.verify.digest import digest, digest_of
 
 

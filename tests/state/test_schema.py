@@ -19,11 +19,11 @@ from workers import on_workers, outcomes
 import lockstep
 from lockstep.errors import BadArgument, BadCheckpoint
 from lockstep.run.run import Run
-from lockstep.state.checkpoints.file import Snapshot, read, write
+from lockstep.state.checkpoints.file import read, write
 from lockstep.state.checkpoints.folder import name_of, next_serial
-from lockstep.state.packed import DEEPEST, check_packed, pack, unpack
 from lockstep.state.run_state import check
 from lockstep.state.schema import LATER, STATE, check_form
+from lockstep.state.snapshot import DEEPEST, Snapshot, check_packed, pack, unpack
 
 
 def begun() -> Run:

@@ -10,8 +10,7 @@ from workers import on_workers, outcomes
 
 import lockstep
 from lockstep.errors import BadCheckpoint
-from lockstep.state.checkpoints.file import Snapshot
-from lockstep.state.generators import pack_generators
+from lockstep.state.snapshot import Snapshot, pack_generators
 from lockstep.state.transfer import SNAPSHOT, pieces, receive_snapshot, send_snapshot
 from lockstep.verify.digest import digest
 from lockstep.wire.transport import Pending

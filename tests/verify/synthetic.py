@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from lockstep.verify.evidence import Lane, RunTrace, State, WorkerTrace
+from lockstep.verify.evidence import Lane, RunTrace, TracedState, WorkerTrace
 
 NUM_STEPS = 3
 NUM_LANES = 4
@@ -30,10 +30,10 @@ def make_run(num_workers: int, num_steps: int = NUM_STEPS) -> RunTrace:
     return RunTrace(label, (worker,) * num_workers, lanes)
 
 
-def state(step: int, changed: Sequence[str] = ()) -> State:
+def state(step: int, changed: Sequence[str] = ()) -> TracedState:
     names = (*PARAMETERS, *BUFFERS, *OPTIMIZER)
     tensors = {name: f"{name} {step}{' changed' * (name in changed)}" for name in names}
-    return State(str(tensors), tensors, frozenset(BUFFERS))
+    return TracedState(str(tensors), tensors, frozenset(BUFFERS))
 
 
 def with_state(run: RunTrace, step: int, *changed: str, worker: int | None = None) -> RunTrace:

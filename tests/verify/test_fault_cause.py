@@ -5,18 +5,17 @@ from dataclasses import replace
 import pytest
 from synthetic import PARAMETERS, make_run, with_lane, with_state
 
-from lockstep.verify.cause import Cause, Verdict, told_of_sum
-from lockstep.verify.compare import difference_after
-from lockstep.verify.evidence import RunTrace, WorkerTrace
-from lockstep.verify.fault_cause import Happened, judge_fault
+from lockstep.verify.cause import DifferenceCause, LikelyCause, explain_sum
+from lockstep.verify.evidence import RunTrace, WorkerTrace, difference_after
+from lockstep.verify.fault_cause import AppliedFault, judge_fault
 
-FAULT = Happened(step=2, slot=1)
-RESUME = Happened(step=2)
+FAULT = AppliedFault(step=2, slot=1)
+RESUME = AppliedFault(step=2)
 CALM = make_run(2, num_steps=6)
 OTHER = {name: (f"other {name}", 1.5) for name in PARAMETERS}
 
 
-def verdict(disturbed: RunTrace, happened: Happened) -> Verdict:
+def verdict(disturbed: RunTrace, happened: AppliedFault) -> LikelyCause:
     found = difference_after(CALM, disturbed)
     assert found is not None
     return judge_fault(found, happened)
@@ -34,7 +33,7 @@ def part(run: RunTrace, first: int, last: int) -> WorkerTrace:
 
 def test_a_gradient_that_differs_once_lanes_have_moved_means_state_carried_by_hand() -> None:
     said = verdict(with_lane(differing_after(3), 2, 3, gradients=OTHER, worker=0), FAULT)
-    assert said.cause is Cause.CARRIED
+    assert said.cause is DifferenceCause.CARRIED
     assert "lane 3 (worker 1 in the calm run, worker 0 here)" in said.explanation
     assert "run.carried" in said.explanation
 
@@ -46,26 +45,28 @@ def test_a_lane_that_has_moved_is_named_before_one_that_has_not() -> None:
 
 def test_a_gradient_that_differs_only_once_the_new_worker_computes_means_untracked_state() -> None:
     said = verdict(with_lane(differing_after(6), 5, 3, gradients=OTHER), FAULT)
-    assert said.cause is Cause.UNTRACKED
+    assert said.cause is DifferenceCause.UNTRACKED
     assert "run.replicate(model, optimizer, name=object)" in said.explanation
 
 
-@pytest.mark.parametrize(("may_move", "cause"), [(True, Cause.UNTRACKED), (False, Cause.CARRIED)])
-def test_after_a_resume_a_gradient_is_judged_by_whether_lanes_may_move(may_move: bool, cause: Cause) -> None:
+@pytest.mark.parametrize(("may_move", "cause"), [(True, DifferenceCause.UNTRACKED), (False, DifferenceCause.CARRIED)])
+def test_after_a_resume_a_gradient_is_judged_by_whether_lanes_may_move(may_move: bool, cause: DifferenceCause) -> None:
     disturbed = with_lane(differing_after(3), 2, 0, gradients=OTHER)
     assert verdict(disturbed, replace(RESUME, may_move=may_move)).cause is cause
 
 
 def test_other_data_mean_an_order_that_is_not_found_again() -> None:
     said = verdict(with_lane(differing_after(3), 2, 1, data="other"), RESUME)
-    assert said.cause is Cause.DATA
+    assert said.cause is DifferenceCause.DATA
     assert "lane 1" in said.explanation
 
 
 def test_other_threads_and_generators_are_told_as_without_a_fault() -> None:
-    assert verdict(with_lane(differing_after(3), 2, 1, threads=2), FAULT).cause is Cause.THREADS
-    assert verdict(with_lane(differing_after(3), 2, 1, chance={"torch": "other"}), FAULT).cause is Cause.RANDOM
-    assert verdict(differing_after(3, "mean"), FAULT).cause is Cause.BUFFER
+    assert verdict(with_lane(differing_after(3), 2, 1, threads=2), FAULT).cause is DifferenceCause.THREADS
+    assert (
+        verdict(with_lane(differing_after(3), 2, 1, chance={"torch": "other"}), FAULT).cause is DifferenceCause.RANDOM
+    )
+    assert verdict(differing_after(3, "mean"), FAULT).cause is DifferenceCause.BUFFER
 
 
 def test_a_rate_that_differs_is_named_with_both_values() -> None:
@@ -78,34 +79,34 @@ def test_a_rate_that_differs_is_named_with_both_values() -> None:
     found = difference_after(rated(CALM, 0.4, 0.3, 0.2, 0.1), rated(differing_after(3), 0.4, 0.3, 0.2, 0.4))
     assert found is not None
     said = judge_fault(found, RESUME)
-    assert said.cause is Cause.UNTRACKED
+    assert said.cause is DifferenceCause.UNTRACKED
     assert "the learning rate of optimizer, group 0 is 0.4 and was 0.1" in said.explanation
 
 
 def test_an_update_that_differs_alone_means_untracked_state() -> None:
     said = verdict(differing_after(4), FAULT)
-    assert said.cause is Cause.UNTRACKED
+    assert said.cause is DifferenceCause.UNTRACKED
     assert "average of weights" in said.explanation
 
 
 @pytest.mark.parametrize("num_steps", [4, 8])
 def test_another_number_of_steps_means_a_count_of_the_scripts_own(num_steps: int) -> None:
     said = verdict(make_run(2, num_steps), RESUME)
-    assert said.cause is Cause.COUNT
+    assert said.cause is DifferenceCause.COUNT
     assert f"ended after {num_steps} steps, the calm run after 6" in said.explanation
 
 
 @pytest.mark.parametrize("happened", [FAULT, RESUME])
-def test_a_difference_before_the_fault_means_random_numbers(happened: Happened) -> None:
+def test_a_difference_before_the_fault_means_random_numbers(happened: AppliedFault) -> None:
     said = verdict(differing_after(1), happened)
-    assert said.cause is Cause.RANDOM
+    assert said.cause is DifferenceCause.RANDOM
     assert "before anything had happened" in said.explanation
 
 
 def test_a_state_that_differs_where_the_run_was_resumed_was_set_by_the_script() -> None:
     stopped, resumed = part(CALM, 0, 2), part(differing_after(2), 2, 6)
     said = verdict(replace(CALM, workers=(stopped, resumed)), RESUME)
-    assert said.cause is Cause.UNTRACKED
+    assert said.cause is DifferenceCause.UNTRACKED
     assert "before its first step" in said.explanation
 
 
@@ -115,9 +116,9 @@ def with_norms(run: RunTrace, *norms: float) -> RunTrace:
 
 @pytest.mark.parametrize(("norms", "is_sum"), [((12.0, 16.0), True), ((10.5, 14.0), True), ((3.0, 4.0), False)])
 def test_a_first_gradient_larger_by_the_number_of_lanes_means_a_sum(norms: tuple[float, float], is_sum: bool) -> None:
-    told = told_of_sum(with_norms(make_run(1), 3.0, 4.0), with_norms(make_run(1), *norms))
+    told = explain_sum(with_norms(make_run(1), 3.0, 4.0), with_norms(make_run(1), *norms))
     assert ('run.backward(loss, reduction="sum")' in told) is is_sum
 
 
 def test_traces_without_gradients_say_nothing_of_sums() -> None:
-    assert told_of_sum(make_run(1), make_run(1)) == ""
+    assert explain_sum(make_run(1), make_run(1)) == ""

@@ -13,7 +13,7 @@ from synthetic import make_run
 from lockstep.programs.verification.faults import AFTER, FEWEST_STEPS, LEAD, FaultResult, fault_step, resumed_on
 from lockstep.programs.verification.report import as_json, show
 from lockstep.programs.verification.runs import Request
-from lockstep.programs.verification.verify import Report
+from lockstep.programs.verification.verify import VerifyReport
 from lockstep.settings.faults import Fault, FaultKind, parse_fault
 from lockstep.verify.evidence import RunTrace, WorkerTrace
 
@@ -76,12 +76,12 @@ REFUSED = FaultResult(FaultKind.STOP, "stopped", False, "Misuse: `i` is 0", 7, "
 PARTED = FaultResult(FaultKind.KILL, "copied", False, "a cause", 5, "The gradient differs.", 3, "ab")
 
 
-def report(*faults: FaultResult, **changes: object) -> Report:
+def report(*faults: FaultResult, **changes: object) -> VerifyReport:
     runs = {"1": make_run(1), "2": make_run(2)}
-    return replace(Report(Request("train.py", Path("runs"), (1, 2)), runs, faults=faults), **changes)  # type: ignore[arg-type]
+    return replace(VerifyReport(Request("train.py", Path("runs"), (1, 2)), runs, faults=faults), **changes)  # type: ignore[arg-type]
 
 
-def shown(told: Report) -> str:
+def shown(told: VerifyReport) -> str:
     console = Console(file=io.StringIO(), width=200)
     show(told, console)
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]

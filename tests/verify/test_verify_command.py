@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from launches import start_lockstep
 
-from lockstep.cli.verify import Counts
+from lockstep.cli.verify import WorkerCounts
 
 SCRIPT = """
 import numpy, torch, lockstep
@@ -160,7 +160,7 @@ def test_a_script_without_a_training_step_is_told_so(bench: Bench) -> None:
     [("1,2,3", (1, 2, 3)), ("1-4", (1, 2, 3, 4)), ("4, 1-2,2", (4, 1, 2)), ("2", (2,)), ("1 - 3", (1, 2, 3))],
 )
 def test_numbers_of_workers_are_read_from_lists_and_spans(text: str, counts: tuple[int, ...]) -> None:
-    assert Counts().convert(text, None, None) == counts
+    assert WorkerCounts().convert(text, None, None) == counts
 
 
 @pytest.mark.parametrize("text", ["", "0,1", "3-1", "two", "1,,2", "1-", "-2", "1.5", "1", "99999999999", "²"])

@@ -1,4 +1,4 @@
-"""`lockstep verify`: runs a script on several numbers of workers and compares what each computed.
+"""`lockstep verify`: runs a script on several numbers of workers, and with faults, and compares what each computed.
 
-`verify` starts the runs and asks `lockstep.verify` what their traces say; `report` and `screen` tell it.
+`verify` starts the runs and asks `lockstep.verify` what their traces show; `report` prints it.
 """

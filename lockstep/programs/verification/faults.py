@@ -24,9 +24,8 @@ from lockstep.programs.verification.runs import (
     workers,
 )
 from lockstep.settings.faults import FAULT, Fault, FaultKind, forget, has_happened
-from lockstep.verify.compare import difference_after
-from lockstep.verify.evidence import RunTrace, read_disturbed
-from lockstep.verify.fault_cause import Happened, judge_fault
+from lockstep.verify.evidence import RunTrace, difference_after, read_disturbed
+from lockstep.verify.fault_cause import AppliedFault, judge_fault
 
 FEWEST_STEPS = 4
 LEAD = 2
@@ -40,7 +39,7 @@ FAULT_BUDGET = 4
 
 @dataclass(frozen=True)
 class FaultResult:
-    """What a disturbed run came to. `cause` is why it differs or has failed, or a note on one that is equal."""
+    """The result of a disturbed run. `cause` is why it differs or has failed, or a note on one that is equal."""
 
     kind: FaultKind
     label: str
@@ -53,7 +52,7 @@ class FaultResult:
 
 
 def disturb(request: Request, calm: RunTrace, running: Running) -> list[FaultResult]:
-    """What comes of each fault; nothing if the script makes too few steps. `calm` is the run on the most workers."""
+    """The result of each fault; nothing if the script makes too few steps. `calm` is the run on the most workers."""
     step = fault_step(calm)
     if step is None:
         return []
@@ -96,13 +95,14 @@ def _killed(request: Request, calm: RunTrace, kind: FaultKind, step: int, runnin
     if ran.outcome.exit_code or not has_happened(job.run_dir):
         return _failed(blank, ran, calm)
     trace = read_disturbed(label, [trace_folder(job.run_dir)])
-    return _compared(blank, calm, trace, Happened(step, fault.slot), _note(ran, trace, fault))
+    return _compared(blank, calm, trace, AppliedFault(step, fault.slot), _note(ran, trace, fault))
 
 
 def _note(ran: Ran, trace: RunTrace, fault: Fault) -> str | None:
     """What is worth knowing of a run whose bits are equal."""
     if ran.outcome.turned_away:
-        return f"a worker that joins is sent away: {_without_moment(ran.outcome.turned_away[0])}"
+        sentence = re.sub(r"^this worker (?:leaves|cannot join) at step \d+: ", "", ran.outcome.turned_away[0])
+        return f"a worker that joins is sent away: {sentence}"
     if ran.outcome.obstacles and fault.kind is FaultKind.KILL:
         return (
             f"no worker can be copied ({ran.outcome.obstacles[0]}): a new process takes the place of one that is lost"
@@ -112,25 +112,25 @@ def _note(ran: Ran, trace: RunTrace, fault: Fault) -> str | None:
     return None
 
 
-def _without_moment(sentence: str) -> str:
-    return re.sub(r"^this worker (?:leaves|cannot join) at step \d+: ", "", sentence)
-
-
 # -- a run is stopped and resumed ----------------------------------------------------------------------------------
 
 
 def _stopped(request: Request, calm: RunTrace, step: int, may_move: bool, running: Running) -> FaultResult:
     count, other = max(request.counts), resumed_on(request.counts)
     label = f"stopped at step {step}, resumed on {other}"
-    stopping = _saving(request, _job(request, label, FaultKind.STOP, count, Fault(FaultKind.STOP, 0, step - LEAD)))
+    stopping = _with_checkpoints(
+        request, _job(request, label, FaultKind.STOP, count, Fault(FaultKind.STOP, 0, step - LEAD))
+    )
     blank = FaultResult(FaultKind.STOP, label, equal=False)
     ran = _launched(stopping, f"{workers(count)}, stopped at step {step}", running)
     if ran.outcome.exit_code != TERMINATED or not has_happened(stopping.run_dir):
         refuse_end(ran)
         return _failed(blank, ran, calm)
     if not ran.outcome.saved:
-        return replace(blank, cause=_why_not_saved(ran), first_step=step)
-    going_on = _saving(request, replace(_job(request, label, "resumed", other), resume="auto"))
+        late = "the step under way, and writing, may take two seconds together"
+        notes = (note for note in ran.notes if "checkpoint" in note or "saved" in note)
+        return replace(blank, cause=next(notes, f"nothing was saved when the run was stopped: {late}"), first_step=step)
+    going_on = _with_checkpoints(request, replace(_job(request, label, "resumed", other), resume="auto"))
     ran = _launched(going_on, f"{workers(other)}, resumed", running)
     refuse_end(ran)
     if ran.outcome.exit_code:
@@ -138,16 +138,10 @@ def _stopped(request: Request, calm: RunTrace, step: int, may_move: bool, runnin
     folders = [trace_folder(job.run_dir) for job in (stopping, going_on)]
     resumed = read_disturbed(label, folders[1:])
     first = min((worker.first_step for worker in resumed.workers), default=step)
-    return _compared(blank, calm, read_disturbed(label, folders), Happened(first, may_move=may_move), None)
+    return _compared(blank, calm, read_disturbed(label, folders), AppliedFault(first, may_move=may_move), None)
 
 
-def _why_not_saved(ran: Ran) -> str:
-    told = [note for note in ran.notes if "checkpoint" in note or "saved" in note]
-    late = "nothing was saved when the run was stopped: the step under way, and writing, may take two seconds together"
-    return told[0] if told else late
-
-
-def _saving(request: Request, job: Job) -> Job:
+def _with_checkpoints(request: Request, job: Job) -> Job:
     """With checkpoints in a folder of this verification, whatever the script says: its own may hold older ones."""
     return replace(job, checkpoints=(request.folder / "checkpoints").absolute())
 
@@ -170,30 +164,25 @@ def _launched(job: Job, label: str, running: Running) -> Ran:
     return launched(job, label, running)
 
 
-def _compared(blank: FaultResult, calm: RunTrace, trace: RunTrace, happened: Happened, note: str | None) -> FaultResult:
+def _compared(
+    blank: FaultResult, calm: RunTrace, trace: RunTrace, fault: AppliedFault, note: str | None
+) -> FaultResult:
     found = difference_after(calm, trace)
-    seen = replace(blank, num_steps=_last_step(trace) - min(calm.workers[0].states), digest=_last_digest(trace))
+    last = trace.last_step
+    digest = next((worker.states[last].digest for worker in trace.workers if last in worker.states), "")
+    seen = replace(blank, num_steps=last - calm.workers[0].first_step, digest=digest)
     if found is None:
         return replace(seen, equal=True, cause=note)
-    verdict = judge_fault(found, happened)
-    return replace(seen, cause=str(verdict.cause), explanation=verdict.explanation, first_step=found.step)
-
-
-def _last_step(trace: RunTrace) -> int:
-    return max((step for worker in trace.workers for step in worker.states), default=0)
-
-
-def _last_digest(trace: RunTrace) -> str:
-    last = _last_step(trace)
-    return next((worker.states[last].digest for worker in trace.workers if last in worker.states), "")
+    likely = judge_fault(found, fault)
+    return replace(seen, cause=str(likely.cause), explanation=likely.explanation, first_step=found.step)
 
 
 def _failed(blank: FaultResult, ran: Ran, calm: RunTrace) -> FaultResult:
     """A run that refused to go on says why itself."""
-    failure, told = ran.outcome.failure, "\n".join(ran.said)
+    failure, output = ran.outcome.failure, "\n".join(ran.output)
     if failure is None:
-        return replace(blank, cause=told or _why_nothing_happened(ran, calm))
-    return replace(blank, cause=failure.sentence or told, first_step=failure.step, explanation=told)
+        return replace(blank, cause=output or _why_nothing_happened(ran, calm))
+    return replace(blank, cause=failure.sentence or output, first_step=failure.step, explanation=output)
 
 
 def _why_nothing_happened(ran: Ran, calm: RunTrace) -> str:

@@ -13,12 +13,10 @@ from lockstep.launch.output import log_path
 from lockstep.verify.evidence import RunTrace, read_run, trace_path, trace_paths
 
 Running = Callable[[str], AbstractContextManager[object]]
-"""Told what is run now; the context lasts as long as the run."""
-
+"""Called with what is run now; the context lasts as long as the run."""
 
 NOTE = "  note: "
 """What a line of the run's own begins with, among those of the script."""
-
 
 BEGIN_ALIKE = "let it begin at the same point each time"
 
@@ -27,7 +25,7 @@ class CannotVerify(LockstepError):  # noqa: N818
     """A run failed, or left nothing to compare. The text is ready to be shown."""
 
     def __init__(self, text: str, exit_code: int = 1, cause: str = "") -> None:
-        """`cause` is what the run itself said, as a whole; in the text it may be cut short."""
+        """`cause` is the run's own sentence, as a whole; in the text it may be cut short."""
         super().__init__(text)
         self.exit_code, self.cause = exit_code, cause
 
@@ -66,26 +64,26 @@ def workers(count: int) -> str:
 
 
 def run_calm(request: Request, variant: Variant, running: Running) -> RunTrace:
-    """Launches one variant, to which nothing happens, and reads what its workers wrote down."""
+    """Launches one variant, to which nothing happens, and reads what its workers wrote."""
     ran = launched(job_of(request, variant), variant.label, running)
     refuse_end(ran)
     if ran.outcome.exit_code:
         failure = ran.outcome.failure
-        raise CannotVerify("\n".join(ran.said), cause="" if failure is None else failure.sentence)
+        raise CannotVerify("\n".join(ran.output), cause="" if failure is None else failure.sentence)
     return _read(request, variant)
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What a launch came to, and what the launcher told meanwhile."""
+    """The outcome of a launch, and the lines that the launcher wrote meanwhile."""
 
     job: Job
     outcome: Outcome
-    said: list[str]
+    output: list[str]
 
     @property
     def notes(self) -> list[str]:
-        """What the run wanted its user to know; worker 0 has told it."""
+        """The notes of the run to its user, in the log of worker 0."""
         lines = log_path(self.job.run_dir, 0).read_text(encoding="utf-8", errors="replace").splitlines()
         return [line.removeprefix(NOTE) for line in lines if line.startswith(NOTE)]
 
@@ -95,16 +93,16 @@ def launched(job: Job, label: str, running: Running) -> Ran:
     job.run_dir.mkdir(parents=True, exist_ok=True)
     for path in trace_paths(trace_folder(job.run_dir)):
         path.unlink()
-    said: list[str] = []
+    output: list[str] = []
     with running(label):
-        outcome = launch(job, show=lambda _: None, say=said.append)
-    return Ran(job, outcome, said)
+        outcome = launch(job, show=lambda _: None, say=output.append)
+    return Ran(job, outcome, output)
 
 
 def refuse_end(ran: Ran) -> None:
     """Raises if the user, or the environment, has ended the run: then nothing can be said of the script."""
     if ran.outcome.exit_code in (CTRL_C, TERMINATED, ENVIRONMENT):
-        raise CannotVerify("\n".join(ran.said), ran.outcome.exit_code)
+        raise CannotVerify("\n".join(ran.output), ran.outcome.exit_code)
 
 
 def job_of(request: Request, variant: Variant) -> Job:
@@ -127,7 +125,7 @@ def job_of(request: Request, variant: Variant) -> Job:
         device=request.device,
         assignment=variant.assignment.lanes_of,
         environment=environment,
-        is_run=False,  # a script that starts none is told so here, by its traces
+        is_run=False,  # a script that starts no run is found here by its traces
     )
 
 

@@ -1,4 +1,4 @@
-"""Runs a script on several numbers of workers and holds the bits of every step against each other."""
+"""Runs a script on several numbers of workers and compares the bits of every step."""
 
 import re
 from dataclasses import dataclass, field, replace
@@ -16,23 +16,22 @@ from lockstep.programs.verification.runs import (
     run_calm,
     workers,
 )
-from lockstep.verify.cause import Verdict, judge, told_of_sum
-from lockstep.verify.compare import Difference, first_difference
-from lockstep.verify.evidence import RunTrace
+from lockstep.verify.cause import LikelyCause, explain_sum, judge
+from lockstep.verify.evidence import RunTrace, TraceDifference, first_difference
 
 
 @dataclass(frozen=True)
-class Report:
-    """What came out. `runs` are all that must be equal, the first is the reference.
+class VerifyReport:
+    """The result. `runs` are all that must be equal, the first is the reference.
 
-    `faults` are the runs to which something happened; `untested` says why there are none, though they were wanted.
-    `summed` tells of a loss that is a sum, if that explains the distance.
+    `faults` are the runs to which something happened; `untested` says why there are none, though they were asked for.
+    `summed` explains the distance where the loss is a sum.
     """
 
     request: Request
     runs: dict[str, RunTrace]
-    difference: Difference | None = None
-    verdict: Verdict | None = None
+    difference: TraceDifference | None = None
+    likely_cause: LikelyCause | None = None
     distance: dict[str, float] = field(default_factory=dict)
     summed: str = ""
     faults: tuple[FaultResult, ...] = ()
@@ -47,21 +46,21 @@ class Report:
         return next(iter(self.runs.values()))
 
 
-def verify(request: Request, running: Running) -> Report:
+def verify(request: Request, running: Running) -> VerifyReport:
     """Runs the script in every way that must give the same bits; compares, explains a difference."""
     planned = variants(request)
     runs = {variant.name: run_calm(request, variant, running) for variant in planned}
     _check_beginnings(request, list(runs.values()))
-    report = Report(request, runs, first_difference(list(runs.values())))
+    report = VerifyReport(request, runs, first_difference(list(runs.values())))
     if report.difference is not None:
-        verdict = judge(report.difference, lambda: _again(request, planned, report, running))
-        report = replace(report, verdict=verdict)
+        likely = judge(report.difference, lambda: _again(request, planned, report, running))
+        report = replace(report, likely_cause=likely)
     if request.distance:
         report = _with_distance(report, planned[0], running)
     return _with_faults(report, running) if request.faults else report
 
 
-def _with_faults(report: Report, running: Running) -> Report:
+def _with_faults(report: VerifyReport, running: Running) -> VerifyReport:
     """Only where the calm runs are equal: what differs without a fault says nothing about one."""
     if report.difference is not None:
         return replace(report, untested="the runs differ without any")
@@ -90,7 +89,7 @@ def interleaved(num_lanes: int, num_workers: int) -> Assignment:
     return Assignment(tuple(tuple(range(rank, num_lanes, num_workers)) for rank in range(num_workers)))
 
 
-def _again(request: Request, planned: list[Variant], report: Report, running: Running) -> RunTrace:
+def _again(request: Request, planned: list[Variant], report: VerifyReport, running: Running) -> RunTrace:
     """The left run of the difference, a second time, as far as the difference."""
     assert report.difference is not None
     first = next(v for v in planned if report.runs[v.name] is report.difference.left.run)
@@ -114,7 +113,7 @@ def _check_beginnings(request: Request, runs: list[RunTrace]) -> None:
             )
 
 
-def _with_distance(report: Report, first: Variant, running: Running) -> Report:
+def _with_distance(report: VerifyReport, first: Variant, running: Running) -> VerifyReport:
     """How far each parameter is from one lane on one worker, which is plain PyTorch on the whole batch."""
     request = report.request
     one = Variant("one-lane", "one lane on 1 worker", Assignment.even(1, 1), request.steps, dump=True)
@@ -125,7 +124,7 @@ def _with_distance(report: Report, first: Variant, running: Running) -> Report:
         raise CannotVerify(f"{failed}\n{advice}", failed.exit_code) from failed
     distances = _measure(*(dump_path(request.folder / variant.name) for variant in (first, one)))
     distances = only_parameters(distances, alone.workers[0].last.buffers)
-    return replace(report, distance=distances, summed=told_of_sum(report.reference, alone))
+    return replace(report, distance=distances, summed=explain_sum(report.reference, alone))
 
 
 def only_parameters(distances: dict[str, float], buffers: frozenset[str]) -> dict[str, float]:

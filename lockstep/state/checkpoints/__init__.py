@@ -1,1 +1,1 @@
-"""Many checkpoints of one run: when they are due, written beside the training, kept, found again, and agreed upon."""
+"""The checkpoints of a run: one on disk, a folder of them, when they are due, how they are saved and resumed from."""

@@ -17,7 +17,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from lockstep.errors import BadArgument, BadCheckpoint
-from lockstep.state.checkpoints.lock import MANIFEST, held_for_reading, new_partial
+from lockstep.state.checkpoints.lock import MANIFEST, new_partial, read_lock
+from lockstep.state.schema import check_form
+from lockstep.state.snapshot import Snapshot, Tensors
 from lockstep.state.tensor_file import write_tensors
 from lockstep.version import VERSION
 
@@ -35,14 +36,6 @@ FORMAT = 2
 FILE_BYTES = 1024 * 1024 * 1024
 
 _DIGEST_KEY, _NO_DIGEST, _END = '"manifest_sha256": "', "0" * 64, '"\n}'
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """What a checkpoint holds: tensors by name, and everything else as JSON values."""
-
-    tensors: dict[str, torch.Tensor]
-    state: dict[str, Any]
 
 
 def write(
@@ -54,8 +47,8 @@ def write(
 ) -> str:
     """Puts a checkpoint at `path`, replacing one that stands there; gives the manifest's SHA-256.
 
-    See Note [Whole or not there]. `serial` tells which of two checkpoints in a folder was written later, for clocks may
-    be set back.
+    See Note [Whole or not there]. Of two checkpoints in a folder, the one with the higher `serial` was written later:
+    clocks may be set back.
     """
     _check_place(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,16 +60,23 @@ def write(
 
 
 def read(path: Path) -> Snapshot:
-    """The checkpoint at `path`, every file checked against the manifest; else BadCheckpoint. Nobody removes it now."""
-    with held_for_reading(path):
+    """The checkpoint at `path`, every file checked against the manifest; else BadCheckpoint."""
+    with read_lock(path):
         manifest = verify(path)
-        tensors: dict[str, torch.Tensor] = {}
+        tensors: Tensors = {}
         for name in manifest["files"]:
             try:
                 tensors |= load_file(path / name)
             except (SafetensorError, OSError) as error:
                 raise BadCheckpoint(f"checkpoint {path}: {name} cannot be read: {error}") from error
     return Snapshot(tensors, manifest["state"])
+
+
+def read_state(path: Path) -> Snapshot:
+    """The checkpoint at `path`: undamaged, and of the form that the state of a run has; else BadCheckpoint."""
+    snapshot = read(path)
+    check_form(snapshot, f"checkpoint {path}")
+    return snapshot
 
 
 def verify(path: Path) -> dict[str, Any]:
@@ -93,12 +93,15 @@ def verify(path: Path) -> dict[str, Any]:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest alone, checked against its own digest. See Note [Every bit counts]."""
+    """The manifest alone, checked against its own digest. The form of its state is not checked.
+
+    See Note [Every bit counts].
+    """
     if not path.is_dir():
         raise BadCheckpoint(f"there is no checkpoint at {path}" + _nearby(path))
     try:
         text = (path / MANIFEST).read_bytes().decode()
-        body, digest = _parted(text)
+        body, digest = _split(text)
         manifest = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise BadCheckpoint(f"checkpoint {path}: {MANIFEST} is missing or damaged ({error})") from error
@@ -107,15 +110,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
     found = manifest.get("format")
     if found != FORMAT:
         raise BadCheckpoint(f"checkpoint {path} has format {found!r:.40}; this version reads {FORMAT}")
-    _check_manifest(path, manifest)
-    return dict(manifest)
-
-
-def _check_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
-    """What is in the state is for those to check who know what it means."""
     for name, kind in (("serial", int), ("files", dict), ("state", dict)):
         if type(manifest.get(name)) is not kind:
             raise BadCheckpoint(f"checkpoint {path}: {MANIFEST} has no usable entry {name!r}")
+    return dict(manifest)
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -133,11 +131,11 @@ def _write_files(folder: Path, snapshot: Snapshot, about: Mapping[str, Any], fil
     run = {"lanes": state.get("num_lanes"), "seed": state.get("seed")}
     versions = {"lockstep": VERSION, "torch": torch.__version__}
     manifest = {"format": FORMAT, "step": state.get("step"), **about, "run": run, "versions": versions, "files": files}
-    text = _written({**manifest, "state": state})
+    text = _with_digest({**manifest, "state": state})
     (folder / MANIFEST).write_bytes(text.encode())
     _sync(folder / MANIFEST)
     _sync(folder)
-    return _parted(text)[1]
+    return _split(text)[1]
 
 
 def _in_files(tensors: Mapping[str, torch.Tensor], file_bytes: int) -> list[dict[str, torch.Tensor]]:
@@ -153,13 +151,13 @@ def _in_files(tensors: Mapping[str, torch.Tensor], file_bytes: int) -> list[dict
     return groups
 
 
-def _written(manifest: Mapping[str, Any]) -> str:
+def _with_digest(manifest: Mapping[str, Any]) -> str:
     text = json.dumps({**manifest, "manifest_sha256": _NO_DIGEST}, indent=1)
     digest = hashlib.sha256(text.encode()).hexdigest()
     return text.removesuffix(_NO_DIGEST + _END) + digest + _END
 
 
-def _parted(text: str) -> tuple[str, str]:
+def _split(text: str) -> tuple[str, str]:
     """A manifest's text without its digest, and the digest."""
     digest = text[-len(_NO_DIGEST + _END) : -len(_END)]
     front = text.removesuffix(digest + _END)

@@ -2,37 +2,38 @@
 
 # Note [Newest]
 # The newest checkpoint is the one that was written last: each has a serial number, one more than the highest in its
-# folder. Not the highest step: a run that was begun anew, or from an earlier checkpoint, goes on from its own.
+# folder. It need not have the highest step: a run that began again, or went on from an earlier checkpoint, goes on
+# from its own.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep.errors import BadCheckpoint
 from lockstep.state.checkpoints.file import is_checkpoint, read_manifest, verify
-from lockstep.state.checkpoints.lock import held_for_reading, leftovers, remove_unless_held
+from lockstep.state.checkpoints.lock import leftovers, read_lock, remove_unless_locked
 
 _NAME = re.compile(r"step-(\d{8,})")
 
 
-class Refused(NamedTuple):
+class RefusedCheckpoint(NamedTuple):
     """A checkpoint that is not used, and why."""
 
     path: Path
     reason: str
 
 
-class Found(NamedTuple):
-    """What a look into a folder came to; `path` is None where there is no good checkpoint."""
+class NewestGood(NamedTuple):
+    """The newest good checkpoint of a folder, None where there is none, and those that were refused before it."""
 
     path: Path | None
-    refused: list[Refused]
+    refused: list[RefusedCheckpoint]
 
 
-class Listed(NamedTuple):
+class ListedCheckpoint(NamedTuple):
     """A checkpoint whose manifest is good; its other files were not looked at."""
 
     path: Path
@@ -42,16 +43,12 @@ class Listed(NamedTuple):
     def serial(self) -> int:
         return int(self.manifest["serial"])
 
-    @property
-    def digest(self) -> str:
-        return str(self.manifest["manifest_sha256"])
-
 
 def name_of(step: int) -> str:
     return f"step-{step:08}"
 
 
-def newest_good(folder: Path, usable: Callable[[Path], object] = verify) -> Found:
+def newest_good(folder: Path, usable: Callable[[Path], object] = verify) -> NewestGood:
     """The newest checkpoint in `folder` that `usable` does not refuse by BadCheckpoint, and those refused before it.
 
     `verify` refuses those of which some file is not as it was written. They stay where they are. See Note [Newest].
@@ -59,15 +56,15 @@ def newest_good(folder: Path, usable: Callable[[Path], object] = verify) -> Foun
     listed, refused = listing(folder)
     for entry in listed:
         try:
-            with held_for_reading(entry.path):
+            with read_lock(entry.path):
                 usable(entry.path)
-            return Found(entry.path, refused)
+            return NewestGood(entry.path, refused)
         except BadCheckpoint as error:
-            refused.append(Refused(entry.path, str(error)))
-    return Found(None, refused)
+            refused.append(RefusedCheckpoint(entry.path, str(error)))
+    return NewestGood(None, refused)
 
 
-def listing(folder: Path) -> tuple[list[Listed], list[Refused]]:
+def listing(folder: Path) -> tuple[list[ListedCheckpoint], list[RefusedCheckpoint]]:
     """The checkpoints in `folder` by their manifests, newest first; and those whose manifest is damaged."""
     listed, refused = [], []
     for path in sorted(folder.glob("step-*"), reverse=True):
@@ -76,9 +73,9 @@ def listing(folder: Path) -> tuple[list[Listed], list[Refused]]:
         try:
             if path.is_symlink():
                 raise BadCheckpoint(f"{path} is a link, which is not followed")
-            listed.append(Listed(path, read_manifest(path)))
+            listed.append(ListedCheckpoint(path, read_manifest(path)))
         except BadCheckpoint as error:
-            refused.append(Refused(path, str(error)))
+            refused.append(RefusedCheckpoint(path, str(error)))
     return sorted(listed, key=lambda entry: entry.serial, reverse=True), refused
 
 
@@ -89,7 +86,7 @@ def next_serial(folder: Path) -> int:
 
 def remove_leftovers(folder: Path) -> list[Path]:
     """Removes what killed writers and removers left, not what is being written; gives what it removed."""
-    return [path for path in leftovers(folder) if remove_unless_held(path)]
+    return [path for path in leftovers(folder) if remove_unless_locked(path)]
 
 
 @dataclass
@@ -114,17 +111,16 @@ class Retention:
         for number, entry in enumerate(listed):
             good += self._is_good(entry)
             if good == self.keep:
-                return self._remove(listed[number + 1 :])
+                old = [entry.path for entry in listed[number + 1 :] if is_checkpoint(entry.path)]
+                return [path for path in old if remove_unless_locked(path)]
         return []
 
-    def _is_good(self, entry: Listed) -> bool:
-        if entry.digest not in self._good:
+    def _is_good(self, entry: ListedCheckpoint) -> bool:
+        digest = entry.manifest["manifest_sha256"]
+        if digest not in self._good:
             try:
                 verify(entry.path)
             except BadCheckpoint:
                 return False
-            self._good.add(entry.digest)
+            self._good.add(digest)
         return True
-
-    def _remove(self, old: Sequence[Listed]) -> list[Path]:
-        return [entry.path for entry in old if is_checkpoint(entry.path) and remove_unless_held(entry.path)]

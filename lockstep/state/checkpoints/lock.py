@@ -1,10 +1,10 @@
-"""Who uses a checkpoint's folder now, known to all processes by locks that end with their holder.
+"""Locks on a checkpoint's folder, which end with the process that holds them.
 
-# Note [Locks that die with their holder]
-# The manifest of a checkpoint is locked (flock): for itself alone by whoever writes or removes the folder, together
-# with others by whoever reads it. The kernel ends the lock with the process, however it ends, so a folder that was
-# left by a killed writer is told from one in use without process numbers, which are used again and differ between
-# containers. On a file system without such locks everything is taken for free.
+# Note [Locks that end with their process]
+# The manifest of a checkpoint is locked (flock): exclusively by a process that writes or removes the folder, shared by
+# those that read it. The kernel ends a lock with its process, however that ends. So a folder that a killed writer left
+# is distinguished from one in use without process numbers, which are used again and differ between containers. On a
+# file system without such locks every folder counts as not in use.
 """
 
 import fcntl
@@ -21,20 +21,20 @@ PARTIAL = ".partial"
 
 @contextmanager
 def new_partial(path: Path) -> Iterator[Path]:
-    """A new folder beside `path`, held by this process; what stands under the folder's name afterwards is removed."""
-    partial, descriptor = _held_partial(path)
+    """A new folder beside `path`, locked by this process; what has the folder's name afterwards is removed."""
+    partial, descriptor = _locked_partial(path)
     try:
         yield partial
     finally:
         if _is_there(partial, descriptor):
             shutil.rmtree(partial, ignore_errors=True)
-        _let_go(descriptor)
-        remove_unless_held(partial)  # an older checkpoint, when the two were exchanged; someone may be reading it
+        _unlock(descriptor)
+        remove_unless_locked(partial)  # an older checkpoint, when the two were exchanged; someone may be reading it
 
 
 @contextmanager
-def held_for_reading(path: Path) -> Iterator[None]:
-    """While inside, nobody removes the checkpoint at `path`. Says nothing if there is none."""
+def read_lock(path: Path) -> Iterator[None]:
+    """While inside, nobody removes the checkpoint at `path`, if there is one."""
     try:
         descriptor = os.open(path / MANIFEST, os.O_RDONLY)
     except OSError:
@@ -44,10 +44,10 @@ def held_for_reading(path: Path) -> Iterator[None]:
         _lock(descriptor, fcntl.LOCK_SH)
         yield
     finally:
-        _let_go(descriptor)
+        _unlock(descriptor)
 
 
-def remove_unless_held(path: Path) -> bool:
+def remove_unless_locked(path: Path) -> bool:
     """Removes a checkpoint, or what is left of one, unless someone writes or reads it; whether it is gone.
 
     It loses its name first, so that a remover that is killed leaves no half checkpoint under a good name.
@@ -63,7 +63,7 @@ def remove_unless_held(path: Path) -> bool:
             return False
         return _remove(path)
     finally:
-        _let_go(descriptor)
+        _unlock(descriptor)
 
 
 def leftovers(folder: Path) -> list[Path]:
@@ -71,8 +71,8 @@ def leftovers(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob(f".*{PARTIAL}") if path.is_dir() and not path.is_symlink())
 
 
-def _held_partial(path: Path) -> tuple[Path, int]:
-    """Someone who looks for leftovers may take the folder before it is held: then another one is made."""
+def _locked_partial(path: Path) -> tuple[Path, int]:
+    """A process that removes leftovers may take the folder before it is locked: then another one is made."""
     while True:
         partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=PARTIAL, dir=path.parent))
         try:
@@ -89,13 +89,13 @@ def _held_partial(path: Path) -> tuple[Path, int]:
 
 
 def _is_there(folder: Path, descriptor: int) -> bool:
-    """Whether the folder's manifest is the one that is held."""
+    """Whether the folder's manifest is the one that is locked."""
     with suppress(OSError):
         return os.path.samestat(os.stat(folder / MANIFEST), os.fstat(descriptor))
     return False
 
 
-def _let_go(descriptor: int) -> None:
+def _unlock(descriptor: int) -> None:
     """Also for a process that was forked meanwhile and has a copy of the descriptor."""
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
@@ -107,7 +107,7 @@ def _remove(path: Path) -> bool:
     if not path.name.endswith(PARTIAL):
         nameless = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=PARTIAL, dir=path.parent))
         path.rename(nameless)  # onto an empty folder
-    # The manifest goes last: until then the folder is known to be held.
+    # The manifest goes last: until then the folder is known to be locked.
     for entry in nameless.iterdir():
         if entry.is_file() and entry.name != MANIFEST:
             entry.unlink()
@@ -129,5 +129,5 @@ def _lock(descriptor: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        return True
+        pass
     return True

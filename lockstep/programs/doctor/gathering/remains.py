@@ -96,7 +96,7 @@ def _numbers_mean_the_same(pid: int) -> bool:
 
 
 def _is_held(partial: Path) -> bool:
-    """Whether somebody writes it now. See Note [Locks that die with their holder]."""
+    """Whether somebody writes it now. See Note [Locks that end with their process]."""
     try:
         with open(partial / MANIFEST, "rb") as manifest:
             fcntl.flock(manifest, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -29,7 +29,8 @@ def save_and_load(folder: Path) -> None:
     """Raises what keeps a checkpoint from being written to `folder`, or from being read as it was."""
     import torch
 
-    from lockstep.state.checkpoints.file import Snapshot, read, write
+    from lockstep.state.checkpoints.file import read, write
+    from lockstep.state.snapshot import Snapshot
 
     tensors = {
         "float": torch.randn(5, 3),

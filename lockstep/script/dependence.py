@@ -1,4 +1,4 @@
-"""What a script's source says about its counters: which a loop begins anew, and on which the training depends.
+"""Whether the training depends on a variable of the script, and which variables a loop begins anew, by the source.
 
 Pure: source text goes in. What cannot be read, or parsed, says nothing.
 
@@ -27,22 +27,21 @@ _RATES = frozenset({"lr", "weight_decay", "momentum", "betas", "alpha", "eps"})
 _LOOPS = (ast.For, ast.While)
 _TESTED = (ast.If, ast.While, ast.IfExp)
 _ASSIGNS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
+_DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 @dataclass(frozen=True)
 class Dependence:
-    """A line of the script at which the training depends on a counter, and how, in words."""
+    """A line of the script at which the training depends on a variable, and how, in words."""
 
-    name: str
     line: int
     how: str
 
 
 @dataclass(frozen=True)
 class Function:
-    """The source of the function that a line is in; of a module, what is outside of functions too."""
+    """The source of a function, or class; of a module, what is outside of functions too."""
 
-    path: str
     node: ast.AST
 
     def dependence(self, name: str, *, again: bool = False, in_calls: bool = True) -> Dependence | None:
@@ -52,58 +51,53 @@ class Function:
         """
         nodes = [node for part in (_repeated(self.node) if again else [self.node]) for node in ast.walk(part)]
         tainted = _computed_from(nodes, name)
-        found = [self._dependence(node, tainted, name, in_calls) for node in nodes]
-        lines = [dependence for dependence in found if dependence is not None]
-        return min(lines, key=lambda dependence: dependence.line, default=None)
+        found = (self._decides(node, tainted) or _goes_into(node, tainted, name, in_calls) for node in nodes)
+        return min(filter(None, found), key=lambda dependence: dependence.line, default=None)
 
-    def _dependence(self, node: ast.AST, tainted: set[str], name: str, in_calls: bool) -> Dependence | None:
-        if isinstance(node, _TESTED) and _mentions(node.test, tainted):
-            call = _first_training_call(node) or self._skipped_call(node)
-            if call is not None:
-                return Dependence(name, node.lineno, f"decides whether {call} is called")
-            if isinstance(node, ast.While) or _has(node, ast.Break, ast.Return):
-                return Dependence(name, node.lineno, "decides when the loop ends")
-        return _goes_into(node, tainted, name, in_calls)
-
-    def _skipped_call(self, node: ast.AST) -> str | None:
-        """A call that trains, behind a `continue`, in the same loop."""
-        if not _has(node, ast.Continue):
+    def _decides(self, node: ast.AST, tainted: set[str]) -> Dependence | None:
+        if not isinstance(node, _TESTED) or not _mentions(node.test, tainted):
             return None
-        loops = [loop for loop in ast.walk(self.node) if isinstance(loop, _LOOPS) and node in ast.walk(loop)]
-        end = getattr(node, "end_lineno", 0)
-        behind = (
-            [call for call in ast.walk(loops[-1]) if isinstance(call, ast.Call) and call.lineno > end] if loops else []
-        )
-        return next((f"{ast.unparse(call.func)}()" for call in behind if _trains(call)), None)
+        call = next(_training_calls(node), None) or self._skipped_call(node)
+        if call is not None:
+            return Dependence(node.lineno, f"decides whether {ast.unparse(call.func)}() is called")
+        if isinstance(node, ast.While) or _has(node, ast.Break, ast.Return):
+            return Dependence(node.lineno, "decides when the loop ends")
+        return None
+
+    def _skipped_call(self, node: ast.If | ast.While | ast.IfExp) -> ast.Call | None:
+        """A call that trains, behind a `continue`, in the same loop."""
+        loops = [loop for loop in self._loops() if node in ast.walk(loop)] if _has(node, ast.Continue) else []
+        behind = (call for call in _training_calls(loops[-1]) if call.lineno > (node.end_lineno or 0)) if loops else ()
+        return next(iter(behind), None)
+
+    def _loops(self) -> list[ast.For | ast.While]:
+        return [node for node in ast.walk(self.node) if isinstance(node, _LOOPS)]
 
     def begins_anew(self, name: str) -> bool:
         """Whether a loop gives the name its first value again: as its own variable, or inside of it."""
-        loops = (node for node in ast.walk(self.node) if isinstance(node, _LOOPS))
-        return self.is_loop_variable(name) or any(
-            _sets_constant(node, name) for loop in loops for node in ast.walk(loop)
-        )
+        inside = (node for loop in self._loops() for node in ast.walk(loop))
+        return self.is_loop_variable(name) or any(_sets_constant(node, name) for node in inside)
 
     def is_carried(self, name: str) -> bool:
         """Whether a turn of a loop may read what an earlier one left in the name: no loop that sets it does so first.
 
         What no loop sets by its name, but has changed, was changed inside: it is carried too.
         """
-        loops = [loop for loop in ast.walk(self.node) if isinstance(loop, _LOOPS) and _sets(loop, name)]
-        return not loops or any(_reads_before_it_sets(loop, name) for loop in loops)
+        loops = [loop for loop in self._loops() if _sets(loop, name)]
+        return not loops or any(not _is_target(loop, name) and _is_read_first(loop.body, name) for loop in loops)
 
     def is_loop_variable(self, name: str) -> bool:
         """Whether a `for` sets the name."""
-        return any(isinstance(node, ast.For) and _is_named(node.target, name) for node in ast.walk(self.node))
+        return any(_is_target(loop, name) for loop in self._loops())
 
 
 def function_at(path: str, name: str) -> Function | None:
     """The function, or class, `name` of a file; the whole file for `<module>`."""
     tree = _parsed(path)
     if tree is None or name == "<module>":
-        return None if tree is None else Function(path, tree)
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    found = [node for node in ast.walk(tree) if isinstance(node, kinds) and node.name == name]
-    return Function(path, found[-1]) if found else None
+        return None if tree is None else Function(tree)
+    found = [node for node in ast.walk(tree) if isinstance(node, _DEFINES) and node.name == name]
+    return Function(found[-1]) if found else None
 
 
 @lru_cache(maxsize=32)
@@ -142,14 +136,8 @@ def _assigned_by(node: ast.AST, tainted: set[str]) -> list[str]:
 
 
 def _sets(node: ast.AST, name: str) -> bool:
-    if isinstance(node, ast.For) and _is_named(node.target, name):
-        return True
-    return any(isinstance(inner, _ASSIGNS) and name in _targets(inner) for inner in ast.walk(node))
-
-
-def _reads_before_it_sets(loop: ast.For | ast.While, name: str) -> bool:
-    """Statements are looked at in their order, up to the first that sets the name in any case."""
-    return not (isinstance(loop, ast.For) and _is_named(loop.target, name)) and _is_read_first(loop.body, name) is True
+    assigns = (inner for inner in ast.walk(node) if isinstance(inner, _ASSIGNS))
+    return _is_target(node, name) or any(name in _targets(inner) for inner in assigns)
 
 
 def _is_read_first(statements: Iterable[ast.stmt], name: str) -> bool | None:
@@ -173,27 +161,25 @@ def _is_read_first_inside(block: ast.For | ast.While | ast.With, name: str) -> b
     head += [item.context_expr for item in block.items] if isinstance(block, ast.With) else []
     if any(_mentions(part, {name}) for part in head):
         return True
-    if isinstance(block, ast.For) and _is_named(block.target, name):
-        return False
-    return _is_read_first(block.body, name)
+    return False if _is_target(block, name) else _is_read_first(block.body, name)
 
 
 def _goes_into(node: ast.AST, tainted: set[str], name: str, in_calls: bool) -> Dependence | None:
-    if isinstance(node, ast.For) and _is_range(node.iter) and _is_named(node.target, name):
-        return Dependence(name, node.lineno, "decides how long the loop goes on")
-    takes = isinstance(node, ast.Call) and (_takes_rates(node) if in_calls else _trains(node))
-    if isinstance(node, ast.Call) and takes and any(_mentions(part, tainted) for part in _arguments(node)):
-        return Dependence(name, node.lineno, f"goes into {ast.unparse(node)}")
-    if isinstance(node, ast.Call) and _is_backward(node) and _mentions(node.func, tainted):
-        return Dependence(name, node.lineno, f"goes into {ast.unparse(node)}")
+    if _is_target(node, name) and _is_range(node):
+        return Dependence(node.lineno, "decides how long the loop goes on")  # type: ignore[attr-defined]
+    if isinstance(node, ast.Call):
+        takes = _takes_rates(node) if in_calls else _trains(node)
+        is_backward = isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
+        given = takes and any(_mentions(part, tainted) for part in _arguments(node))
+        if given or (is_backward and _mentions(node.func, tainted)):
+            return Dependence(node.lineno, f"goes into {ast.unparse(node)}")
     if isinstance(node, ast.Assign) and _mentions(node.value, tainted) and any(map(_is_rate, node.targets)):
-        return Dependence(name, node.lineno, f"goes into {ast.unparse(node.targets[0])}")
+        return Dependence(node.lineno, f"goes into {ast.unparse(node.targets[0])}")
     return None
 
 
-def _first_training_call(node: ast.AST) -> str | None:
-    calls = [call for call in ast.walk(node) if isinstance(call, ast.Call) and _trains(call)]
-    return f"{ast.unparse(calls[0].func)}()" if calls else None
+def _training_calls(node: ast.AST) -> Iterator[ast.Call]:
+    return (call for call in ast.walk(node) if isinstance(call, ast.Call) and _trains(call))
 
 
 def _trains(call: ast.Call) -> bool:
@@ -202,11 +188,6 @@ def _trains(call: ast.Call) -> bool:
         return False
     owner = ast.unparse(call.func.value).lower()
     return not any(word in owner for word in _BARS)
-
-
-def _is_backward(call: ast.Call) -> bool:
-    """`loss.backward()`."""
-    return isinstance(call.func, ast.Attribute) and call.func.attr == "backward"
 
 
 def _takes_rates(call: ast.Call) -> bool:
@@ -219,9 +200,15 @@ def _has(node: ast.AST, *kinds: type[ast.AST]) -> bool:
     return any(isinstance(inner, kinds) for inner in ast.walk(node))
 
 
+def _is_target(node: ast.AST, name: str) -> bool:
+    """Whether it is a `for` that sets the name."""
+    return isinstance(node, ast.For) and _mentions(node.target, {name})
+
+
 def _is_range(node: ast.AST) -> bool:
-    """`range(...)`, also inside of a progress bar."""
-    return any(isinstance(call, ast.Call) and _is_named(call.func, "range") for call in ast.walk(node))
+    """Whether it is a loop over `range(...)`, also inside of a progress bar."""
+    parts = ast.walk(node.iter) if isinstance(node, ast.For) else iter(())
+    return any(isinstance(call, ast.Call) and _mentions(call.func, {"range"}) for call in parts)
 
 
 def _is_rate(target: ast.AST) -> bool:
@@ -231,9 +218,8 @@ def _is_rate(target: ast.AST) -> bool:
     return isinstance(target, ast.Attribute) and target.attr in _RATES
 
 
-def _arguments(call: ast.Call) -> Iterator[ast.AST]:
-    yield from call.args
-    yield from (keyword.value for keyword in call.keywords)
+def _arguments(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(keyword.value for keyword in call.keywords)]
 
 
 def _mentions(node: ast.AST, names: set[str]) -> bool:
@@ -243,10 +229,6 @@ def _mentions(node: ast.AST, names: set[str]) -> bool:
 def _targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> list[str]:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     return [name for target in targets for inner in ast.walk(target) if (name := _written(inner)) is not None]
-
-
-def _is_named(node: ast.AST, name: str) -> bool:
-    return any(_written(inner) == name for inner in ast.walk(node))
 
 
 def _written(node: ast.AST) -> str | None:
@@ -260,4 +242,4 @@ def _written(node: ast.AST) -> str | None:
 
 def _sets_constant(node: ast.AST, name: str) -> bool:
     is_constant = isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-    return is_constant and any(_is_named(target, name) for target in node.targets)  # type: ignore[attr-defined]
+    return is_constant and any(_mentions(target, {name}) for target in node.targets)  # type: ignore[attr-defined]

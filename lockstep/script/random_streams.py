@@ -1,11 +1,10 @@
-"""The generators outside of lanes, as steps see them: equal on all workers, or known to be one worker's own.
+"""Where the generators outside of lanes stand: equal on all workers, or known to be one worker's own.
 
 # Note [Chance outside of lanes]
 # What a script draws outside of run.lanes must be the same on every worker, so every step compares where the
-# generators stand. A worker that draws alone (an evaluation on rank 0) does no harm as long as nobody else draws from
-# that generator any more: its numbers are then nobody's business. So one worker, known by its slot, may have a
-# generator to itself. As soon as any other draws there too, the workers are refused: they would draw different
-# numbers.
+# generators stand. A worker that draws alone (an evaluation on rank 0) does no harm as long as no other worker draws
+# from that generator any more. So one worker, known by its slot, may have a generator to itself. As soon as another
+# draws there too, the workers are refused: they would draw different numbers.
 """
 
 import ctypes
@@ -31,9 +30,9 @@ def _moved_name(kind: str) -> str:
 
 
 class Streams:
-    """Where this worker's generators stood when its last step began, and who has one to itself.
+    """Where this worker's generators stood when its last step began, and which worker has one to itself.
 
-    `owners` gives the slot of the worker that has a generator to itself, by kind. See Note [Chance outside of lanes].
+    `owners` gives that worker's slot, by kind of generator. See Note [Chance outside of lanes].
     """
 
     def __init__(self) -> None:
@@ -83,7 +82,7 @@ def drawn_alone(everyone: Sequence[Facts], kind: str) -> int | None:
 
 
 def tolerated(everyone: Sequence[Facts], owners: Mapping[str, int]) -> dict[str, int] | None:
-    """Who has which generators to itself from now on, if that is all in which the workers differ; else None."""
+    """The slots that have generators to themselves from now on, if the workers differ in nothing else; else None."""
     slots = {int(facts[SLOT]) for facts in everyone}
     found: dict[str, int] = {}
     for kind in KINDS:

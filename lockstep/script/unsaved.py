@@ -1,30 +1,38 @@
-"""Iterators that a script has put around a pass over a loader, and that count, or hold other data, by themselves.
+"""Objects of the script that begin anew after a resume because nothing saves them, found by the garbage collector.
+
+Iterators around a pass over a loader, and schedulers of a run's optimizers that nobody tracks.
 
 # Note [Iterators that begin anew]
 # After a resume a pass goes on in its middle, and so does a counter that lockstep can read (counters.py). But
 # `islice(loader, 4)` counts inside of an iterator of the standard library, where nobody can read it, and
-# `zip(loader, rows)` goes through `rows` from the beginning. So the first batch of a pass that goes on in its middle is
-# asked who holds the pass: the garbage collector knows.
+# `zip(loader, rows)` goes through `rows` from the beginning. So at the first batch of a pass that goes on in its
+# middle, the iterators that hold the pass are looked at: the garbage collector knows them.
 """
 
 import gc
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, count, cycle, islice, repeat, takewhile
 from types import GeneratorType
 from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 _MOST_WRAPPERS = 4
 _TRANSPARENT = (enumerate, map, filter, chain, takewhile, GeneratorType)
 """They take one for each that they give, and know of nothing else. What a generator function counts can be read."""
 _ENDLESS = (count, cycle, repeat)
 
+_DEPTH = 2
+"""How far a scheduler may be inside of something that is tracked: an attribute of an attribute."""
+
 
 def begins_anew(running: object, passes: Collection[object]) -> str | None:
     """What around the pass `running` begins anew although the pass does not, in words; None if nothing does.
 
-    `passes` are those of all loaders of the run.
+    `passes` are those of all loaders of the run. See Note [Iterators that begin anew].
     """
-    inner = running
+    inner: object | None = running
     for _ in range(_MOST_WRAPPERS):
         holders = list(_holders(inner))
         for holder in holders:
@@ -35,6 +43,26 @@ def begins_anew(running: object, passes: Collection[object]) -> str | None:
         if inner is None:
             return None
     return None
+
+
+def untracked(optimizers: Iterable[Optimizer], tracked: Iterable[Any]) -> list[LRScheduler]:
+    """The schedulers of these optimizers that are not among what is tracked, nor inside of it.
+
+    torch marks an optimizer that was given to a scheduler. Only where there is a mark are all objects looked at.
+    """
+    marked = [optimizer for optimizer in optimizers if hasattr(optimizer.step, "_wrapped_by_lr_sched")]
+    if not marked:
+        return []
+    known = {id(found) for thing in tracked for found in _schedulers_in(thing, _DEPTH)}
+    alive = [thing for thing in gc.get_objects() if issubclass(type(thing), LRScheduler)]
+    inner = {id(found) for scheduler in alive for found in _schedulers_in(scheduler, 1) if found is not scheduler}
+    mine = [thing for thing in alive if any(getattr(thing, "optimizer", None) is one for one in marked)]
+    return [scheduler for scheduler in mine if id(scheduler) not in known | inner]
+
+
+def is_fresh(scheduler: LRScheduler) -> bool:
+    """Whether it has not made a step yet: it was made as if training began."""
+    return scheduler.last_epoch <= 0
 
 
 def _holders(inner: object) -> Iterator[object]:
@@ -61,3 +89,14 @@ def _zipped(holder: object) -> Iterator[Any]:
     for referent in gc.get_referents(holder):
         if type(referent) is tuple:
             yield from (one for one in referent if hasattr(one, "__next__"))
+
+
+def _schedulers_in(thing: Any, depth: int) -> Iterator[LRScheduler]:
+    if isinstance(thing, LRScheduler):
+        yield thing
+    if isinstance(thing, list | tuple):
+        for item in thing:
+            yield from _schedulers_in(item, depth)
+    elif depth > 0 and not isinstance(thing, Optimizer):
+        for value in list(getattr(thing, "__dict__", {}).values()):
+            yield from _schedulers_in(value, depth - 1)

@@ -10,11 +10,12 @@ import pytest
 import torch
 from workers import on_workers
 
-from lockstep.state.checkpoints import writer as writer_module
-from lockstep.state.checkpoints.buffers import Buffers
-from lockstep.state.checkpoints.checkpoints import Checkpoints, Who
-from lockstep.state.checkpoints.file import Snapshot, read, write
+from lockstep.state.checkpoints import saver
+from lockstep.state.checkpoints.file import read, write
 from lockstep.state.checkpoints.folder import name_of, newest_good
+from lockstep.state.checkpoints.plan import CheckpointPlan, Every
+from lockstep.state.checkpoints.saver import Checkpoints, HostCopies, SavingWorker
+from lockstep.state.snapshot import Snapshot
 
 
 class Training:
@@ -23,10 +24,9 @@ class Training:
     def __init__(self, folder: Path, keep: int = 3) -> None:
         self.weight = torch.zeros(4)
         self.rank = 0
-        self.now_s = 0.0
         self.said: list[str] = []
-        who = Who(lambda: self.rank, self.said.append)
-        self.checkpoints = Checkpoints(folder, every_steps=2, keep=keep, who=who, clock=lambda: self.now_s)
+        worker = SavingWorker(lambda: self.rank, self.said.append)
+        self.checkpoints = Checkpoints(CheckpointPlan(folder, Every(2), keep), worker)
         self.step = 0
 
     def capture(self) -> Snapshot:
@@ -57,7 +57,7 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         released.wait(20)
         return write(path, snapshot, serial)
 
-    monkeypatch.setattr(writer_module, "write", later)
+    monkeypatch.setattr(saver, "write", later)
     yield released
     released.set()
 
@@ -114,30 +114,20 @@ def test_a_worker_that_becomes_rank_0_saves_at_the_next_interval(training: Train
 
 
 def test_the_same_memory_is_used_for_every_copy() -> None:
-    buffers = Buffers()
+    copies = HostCopies()
     weight = torch.randn(3, 5).T
-    first = buffers.copied(Snapshot({"w": weight}, {})).tensors["w"]
-    again = buffers.copied(Snapshot({"w": weight + 1}, {})).tensors["w"]
+    first = copies.copied(Snapshot({"w": weight}, {})).tensors["w"]
+    again = copies.copied(Snapshot({"w": weight + 1}, {})).tensors["w"]
     assert first.data_ptr() == again.data_ptr()
     assert torch.equal(again, weight + 1)
 
 
 def test_memory_follows_a_tensor_whose_form_changes() -> None:
-    buffers = Buffers()
-    buffers.copied(Snapshot({"w": torch.zeros(3)}, {}))
-    copy = buffers.copied(Snapshot({"w": torch.ones(2, dtype=torch.int8), "new": torch.ones(1)}, {}))
+    copies = HostCopies()
+    copies.copied(Snapshot({"w": torch.zeros(3)}, {}))
+    copy = copies.copied(Snapshot({"w": torch.ones(2, dtype=torch.int8), "new": torch.ones(1)}, {}))
     assert copy.tensors["w"].tolist() == [1, 1]
     assert copy.tensors["new"].tolist() == [1.0]
-
-
-def test_the_stall_is_the_time_of_the_copy_and_not_of_the_disk(training: Training, slow_disk: threading.Event) -> None:
-    def slow_copy() -> Snapshot:
-        training.now_s += 0.25
-        return Snapshot({}, {"step": 2})
-
-    training.checkpoints.between_steps(2, slow_copy)
-    training.now_s += 100
-    assert training.checkpoints.stall_s == 0.25
 
 
 def failing(error: Exception, times: int) -> Callable[..., str]:
@@ -157,7 +147,7 @@ def test_a_failed_save_is_said_once_in_a_row_and_the_next_is_tried_again(
 ) -> None:
     training.train(2)
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    monkeypatch.setattr(writer_module, "write", failing(full, times=2))
+    monkeypatch.setattr(saver, "write", failing(full, times=2))
     training.train(6)
     assert names(training.checkpoints.folder) == [name_of(2), name_of(8)]
     (text,) = training.said
@@ -169,7 +159,7 @@ def test_an_error_that_comes_back_after_a_good_save_is_said_again(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(2):
-        monkeypatch.setattr(writer_module, "write", failing(OSError(errno.EIO, "disk error"), times=1))
+        monkeypatch.setattr(saver, "write", failing(OSError(errno.EIO, "disk error"), times=1))
         training.train(4)
     assert len(training.said) == 2
 
@@ -178,7 +168,7 @@ def test_an_error_that_will_come_again_is_said_once_and_as_what_it_means(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lacking = ModuleNotFoundError("No module named 'numpy'")
-    monkeypatch.setattr(writer_module, "write", failing(lacking, times=3))
+    monkeypatch.setattr(saver, "write", failing(lacking, times=3))
     training.train(7)
     (text,) = training.said
     assert text.startswith(f"{name_of(2)} could not be saved in {training.checkpoints.folder}: ModuleNotFoundError: No")

@@ -5,7 +5,7 @@ import random
 import torch
 
 from lockstep.chance import Generators
-from lockstep.script.streams import Streams, fact_name, tolerated
+from lockstep.script.random_streams import Streams, fact_name, tolerated
 
 TORCH = fact_name("torch")
 

@@ -1,4 +1,4 @@
-"""State as plain JSON plus tensors by name: nothing is pickled, nothing in a file can run.
+"""A snapshot of a run: tensors by name, and everything else as plain JSON. Nothing is pickled, nothing in it can run.
 
 A state_dict is a tree of dicts, lists, tuples, numbers and tensors. `pack` writes the tree as JSON values in which a
 tensor is a name; `unpack` is its inverse, for what `check_packed` does not refuse.
@@ -9,10 +9,12 @@ import json
 import math
 import reprlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from lockstep.chance import Generators
 from lockstep.errors import BadArgument, BadCheckpoint
 
 Json = Any
@@ -26,7 +28,15 @@ DTYPES = {
 """The dtypes that are looked up by name."""
 
 DEEPEST = 60
-"""How many containers may stand in each other: the functions here recurse, and Python bounds that."""
+"""How many containers may be nested: the functions here recurse, and Python bounds that."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that a run goes on from: tensors by name, and everything else as JSON values."""
+
+    tensors: Tensors
+    state: dict[str, Json]
 
 
 def pack(value: Any, path: str, tensors: Tensors, depth: int = 0) -> Json:
@@ -113,26 +123,51 @@ def _is_hashable(packed: Json) -> bool:
     return not packed.keys() & {"dict", "list"} and all(map(_is_hashable, packed.get("tuple", ())))
 
 
+def forms_of(tensors: Mapping[str, torch.Tensor]) -> list[list[Any]]:
+    """The name, dtype and shape of every tensor, as JSON values."""
+    return [[name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in tensors.items()]
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor as a flat one; a view of it where it is contiguous."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
 def to_bytes(state: Json, tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """A small state as bytes: the length of a text, the text, and the bytes of all tensors one behind the other."""
-    forms = [[name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in tensors.items()]
-    text = json.dumps({"state": state, "tensors": forms}).encode()
-    return len(text).to_bytes(8, "little") + text + b"".join(map(_bytes, tensors.values()))
+    """A small state as bytes: the length of a JSON text, the text, and the bytes of all tensors in a row."""
+    text = json.dumps({"state": state, "tensors": forms_of(tensors)}).encode()
+    flats = [tensor.detach().cpu().contiguous() for tensor in tensors.values()]
+    content = (ctypes.string_at(flat.data_ptr(), flat.nbytes) for flat in flats)
+    return len(text).to_bytes(8, "little") + text + b"".join(content)
 
 
 def from_bytes(content: bytes) -> tuple[Json, Tensors]:
     """What `to_bytes` was given, with tensors on the CPU."""
     end = 8 + int.from_bytes(content[:8], "little")
-    told = json.loads(content[8:end])
+    header = json.loads(content[8:end])
     tensors: Tensors = {}
-    for name, dtype, shape in told["tensors"]:
+    for name, dtype, shape in header["tensors"]:
         tensors[name] = torch.empty(shape, dtype=DTYPES[dtype], device="cpu")
         size = tensors[name].nbytes
         ctypes.memmove(tensors[name].data_ptr(), content[end : end + size], size)
         end += size
-    return told["state"], tensors
+    return header["state"], tensors
 
 
-def _bytes(tensor: torch.Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous()
-    return ctypes.string_at(flat.data_ptr(), flat.nbytes)
+def pack_generators(tensors: Tensors) -> Json:
+    """The states of the generators outside of lanes; tensors go into `tensors`."""
+    now = Generators.now()
+    numpy = None
+    if now.numpy is not None:
+        name, keys, *rest = now.numpy
+        numpy = [name, [int(key) for key in keys], *rest]
+    states = {"torch": now.torch_cpu, "cuda": now.torch_cuda, "python": now.python, "numpy": numpy}
+    return pack(states, "generators", tensors)
+
+
+def unpack_generators(packed: Json, tensors: Tensors) -> None:
+    """Puts the generators back. Those that are not in use here, or were not in use there, go on as they are."""
+    saved: dict[str, Any] = unpack(packed, tensors)
+    numpy = None if saved["numpy"] is None else tuple(saved["numpy"])
+    cuda = saved["cuda"] if torch.cuda.is_initialized() else None
+    Generators(saved["torch"], cuda, saved["python"], numpy).restore()

@@ -4,8 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import NUM_STEPS, OPTIMIZER, PARAMETERS, make_run, state, with_state
 
-from lockstep.verify.compare import difference_after, first_difference, is_equal
-from lockstep.verify.evidence import RunTrace, State, WorkerTrace
+from lockstep.verify.evidence import (
+    RunTrace,
+    TracedState,
+    WorkerTrace,
+    difference_after,
+    first_difference,
+    is_equal,
+)
 
 
 def test_equal_runs_have_no_difference() -> None:
@@ -53,7 +59,7 @@ def test_a_run_that_ends_early_differs_where_it_is_missing() -> None:
 
 
 def test_a_tensor_that_only_one_run_has_differs() -> None:
-    less = State("digest", {name: digest for name, digest in state(0).tensors.items() if name != "bias"})
+    less = TracedState("digest", {name: digest for name, digest in state(0).tensors.items() if name != "bias"})
     found = first_difference([make_run(1), RunTrace("2 workers", (WorkerTrace({0: less}, less),))])
     assert found is not None
     assert (found.step, found.tensors) == (0, ("bias",))

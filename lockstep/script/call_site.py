@@ -1,4 +1,4 @@
-"""Where the user's script is, seen from inside one of its calls: its line, and the whole numbers it counts with.
+"""The line of the script that called into lockstep, and the variables of the script's own calls there.
 
 # Note [Looking into frames]
 # Before Python 3.13 a function's `f_locals` is a dictionary that keeps what it has seen until it is filled again: it
@@ -46,12 +46,12 @@ class Site:
         return f"{self.file}:{self.line}"
 
 
-Counts = Mapping[tuple[str, str], Mapping[str, int]]
+WholeNumbers = Mapping[tuple[str, str], Mapping[str, int]]
 """Whole numbers and truth values by their names, for each function, or class of attributes: `(path, function)`."""
 
 
 def calling_frame() -> FrameType:
-    """The innermost call that is not lockstep's own: who called into lockstep."""
+    """The innermost call that is not lockstep's own: the one that called into lockstep."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_ours(frame.f_code.co_filename):
         frame = frame.f_back
@@ -62,9 +62,9 @@ def site_of(frame: FrameType) -> Site:
     return Site(frame.f_code.co_filename, frame.f_lineno)
 
 
-def counts(frame: FrameType) -> Counts:
+def whole_numbers(frame: FrameType) -> WholeNumbers:
     """The whole numbers in the variables of the script's own calls, and in the attributes of their `self`."""
-    return look_into(frame, _whole_numbers)
+    return look_into(frame, _only_whole)
 
 
 def look_into(frame: FrameType, read: Callable[[Mapping[str, Any]], Found]) -> dict[tuple[str, str], Found]:
@@ -82,7 +82,7 @@ def look_into(frame: FrameType, read: Callable[[Mapping[str, Any]], Found]) -> d
     return found
 
 
-def _whole_numbers(variables: Mapping[str, Any]) -> dict[str, int]:
+def _only_whole(variables: Mapping[str, Any]) -> dict[str, int]:
     return {name: value for name, value in variables.items() if type(value) in _WHOLE and -_LARGEST < value < _LARGEST}
 
 

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from lockstep.script.source import Function, function_at
+from lockstep.script.dependence import Function, function_at
 
 LOOP = "for i, batch in enumerate(loader):\n    for x in run.lanes(batch): loss(x).backward()\n"
 
@@ -62,19 +62,19 @@ HARMLESS = {
 @pytest.mark.parametrize("case", DEPENDS)
 def test_what_depends_on_a_counter_is_found(case: str) -> None:
     name, text, how = DEPENDS[case]
-    found = Function("train.py", ast.parse(text)).dependence(name)
+    found = Function(ast.parse(text)).dependence(name)
     assert found is not None
     assert how in found.how
 
 
 @pytest.mark.parametrize("case", HARMLESS)
 def test_a_counter_that_is_only_shown_decides_nothing(case: str) -> None:
-    assert Function("train.py", ast.parse(HARMLESS[case])).dependence("i") is None
+    assert Function(ast.parse(HARMLESS[case])).dependence("i") is None
 
 
 def test_a_loop_variable_and_one_that_is_set_to_zero_in_a_loop_begin_anew() -> None:
     text = "steps = 0\nfor epoch in epochs:\n    seen = 0\n    for i, b in enumerate(loader):\n        steps += 1\n"
-    function = Function("train.py", ast.parse(text))
+    function = Function(ast.parse(text))
     assert [function.begins_anew(name) for name in ("i", "seen", "steps")] == [True, True, False]
 
 

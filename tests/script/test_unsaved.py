@@ -5,7 +5,7 @@ from itertools import count, islice
 
 import pytest
 
-from lockstep.script.iterators import begins_anew
+from lockstep.script.unsaved import begins_anew
 
 
 def numbers() -> Iterator[int]:

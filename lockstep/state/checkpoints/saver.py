@@ -1,0 +1,262 @@
+"""Saves a run while it trains: copied in memory at the right moments, written by a thread, the newest kept.
+
+# Note [Who saves]
+# All workers hold the same bits after a step, so one is enough: the worker with rank 0, alone, decides that a
+# checkpoint is due and writes it. Nothing is exchanged. The others keep the time as though they had saved, so that a
+# worker that becomes rank 0 goes on with the schedule. Its first save is then due at most one interval later.
+
+# Note [Moments]
+# A snapshot must be one from which the script can go on as though nothing had happened. There are two such moments.
+# When a loader that is trained on is asked for its next batch in the middle of its pass, the body of the training loop
+# is done, schedules, draws and evaluations included; but no loader may have handed out anything since the step was
+# committed, for of two loaders that are read in turn the first may have gone on already. Batches that were evaluated
+# since do not matter.
+# And when an epoch's body has ended. Batches that come from no loader leave the second moment only.
+
+# Note [Errors of the writer]
+# A full disk, a folder without permission, a file system that went away: the checkpoint before stays, one line reports
+# what happened, and the next that is due is tried again. The line comes once for the same error in a row. Any other
+# error comes from the program or its environment and will come again: it is reported once, as what it means for the
+# run. The line waits in `news` for the thread that trains: subscribers of a run need not know of threads.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from lockstep.data import Position
+from lockstep.events import Event, StepCommitted
+from lockstep.state.checkpoints.file import write
+from lockstep.state.checkpoints.folder import Retention, name_of, next_serial, remove_leftovers
+from lockstep.state.checkpoints.plan import CheckpointPlan, CheckpointSchedule
+from lockstep.state.run_state import RunState
+from lockstep.state.snapshot import Snapshot
+
+LIMIT_S = 30.0
+
+
+@dataclass(frozen=True)
+class SavingWorker:
+    """This worker as its checkpoints see it: its rank now, and a way to say something to the user."""
+
+    rank: Callable[[], int]
+    say: Callable[[str], None]
+
+
+class HostCopies:
+    """CPU memory into which snapshots are copied, used again every time: training changes the tensors themselves.
+
+    It holds one snapshot at a time, the last one copied.
+    """
+
+    def __init__(self) -> None:
+        self._copies: dict[str, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def copied(self, snapshot: Snapshot) -> Snapshot:
+        """The same snapshot in this memory. Nothing is allocated for a name that has the size and dtype of before."""
+        self._copies = {name: self._place_for(name, tensor) for name, tensor in snapshot.tensors.items()}
+        for name, tensor in snapshot.tensors.items():
+            self._copies[name].copy_(tensor, non_blocking=tensor.is_cuda)
+        for device in {tensor.device for tensor in snapshot.tensors.values() if tensor.is_cuda}:
+            torch.cuda.synchronize(device)
+        return Snapshot(dict(self._copies), snapshot.state)
+
+    def _place_for(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        known = self._copies.get(name)
+        if known is not None and known.shape == tensor.shape and known.dtype == tensor.dtype:
+            return known
+        # A GPU copies into pinned memory at the full speed of its link.
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
+
+
+class Writer:
+    """The thread that writes one snapshot at a time, and the result of its last save. No error ends the training."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.folder = folder
+        self.last_good: Path | None = None
+        """The newest checkpoint that this worker has written."""
+        self.news: deque[str] = deque()
+        self._retention = Retention(folder, keep)
+        self._thread: threading.Thread | None = None
+        self._last_error = ""
+
+    @property
+    def is_busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, snapshot: Snapshot) -> None:
+        """Begins to write `snapshot`, which nobody changes until `is_busy` is false. Only when it is not busy."""
+        assert not self.is_busy, "one save at a time"
+        # A daemon: a disk that never answers must not keep the process alive after `wait` has given up.
+        self._thread = threading.Thread(target=self._save, args=(snapshot,), name="lockstep-checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self, limit_s: float) -> bool:
+        """Whether nothing is being written any more, after at most `limit_s`."""
+        if self._thread is not None:
+            self._thread.join(max(0.0, limit_s))
+        return not self.is_busy
+
+    def _save(self, snapshot: Snapshot) -> None:
+        path = self.folder / name_of(snapshot.state["step"])
+        try:
+            remove_leftovers(self.folder)
+            digest = write(path, snapshot, next_serial(self.folder))
+            self.last_good, self._last_error = path, ""
+            self._retention.written(digest)
+            self._retention.prune()
+        except Exception as error:  # noqa: BLE001 - no failed save ends a training
+            self._report(path.name, error)
+
+    def _report(self, name: str, error: Exception) -> None:
+        """See Note [Errors of the writer]."""
+        kind = str(error.strerror) if isinstance(error, OSError) else type(error).__name__
+        if kind == self._last_error:
+            return
+        self._last_error = kind
+        if isinstance(error, OSError):
+            kept = f"; {self.last_good.name} stays" if self.last_good is not None else ""
+            why = f"{error.strerror or error} ({self.folder}){kept}, and the next that is due is tried again"
+            self.news.append(f"{name} could not be saved: {why}")
+        else:
+            self.news.append(
+                f"{name} could not be saved in {self.folder}: {kind}: {error}. The disk is not the cause, so every "
+                "later checkpoint fails in the same way, until that is mended. Training goes on without new ones."
+            )
+
+
+class Checkpoints:
+    """Saves the run to the plan's folder while it trains, from `step` on. One owner, who calls `close`."""
+
+    def __init__(
+        self, plan: CheckpointPlan, worker: SavingWorker, step: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.folder = plan.folder
+        self._worker, self._clock = worker, clock
+        self._schedule = CheckpointSchedule(plan.every, step, clock())
+        self._writer = Writer(plan.folder, plan.keep)
+        self._copies = HostCopies()
+        self._said_put_off = False
+
+    def between_steps(self, step: int, capture: Callable[[], Snapshot]) -> None:
+        """Called where a step is wholly done and the next has not begun. If due, `capture()` is copied, and written
+        by a thread; the training waits for the copy only. If a save is under way, this one is put off."""
+        self._say_news()
+        now_s = self._clock()
+        if not self._schedule.due(step, now_s):
+            return
+        if self._worker.rank() == 0 and self._writer.is_busy:
+            self._say_put_off(step)
+            return
+        if self._worker.rank() == 0:
+            self._writer.start(self._copies.copied(capture()))
+        self._schedule.done(step, now_s)  # on every worker: see Note [Who saves]
+
+    def save_now(self, step: int, capture: Callable[[], Snapshot], limit_s: float = LIMIT_S) -> Path | None:
+        """Saves `step` and waits for it: the checkpoint's path; None if it could not be written within `limit_s`, or
+        on a worker that does not save. For a run that is asked to end."""
+        if self._worker.rank() != 0:
+            return None
+        deadline_s = self._clock() + limit_s
+        if self._writer.wait(limit_s) and not self._has(step):
+            self._writer.start(self._copies.copied(capture()))
+            self._schedule.done(step, self._clock())
+            self._writer.wait(deadline_s - self._clock())
+        self._say_news()
+        return self._writer.last_good if not self._writer.is_busy and self._has(step) else None
+
+    def close(self, limit_s: float = LIMIT_S) -> None:
+        """Waits for the writer, for at most `limit_s`. What it has not finished by then becomes a checkpoint only if
+        the process lives on long enough. May be called twice."""
+        if not self._writer.wait(limit_s):
+            self._worker.say(
+                f"a checkpoint was still being written to {self.folder} after {limit_s:g} s: not waited for"
+            )
+        self._say_news()
+
+    def _has(self, step: int) -> bool:
+        return self._writer.last_good is not None and self._writer.last_good.name == name_of(step)
+
+    def _say_news(self) -> None:
+        while self._writer.news:
+            self._worker.say(self._writer.news.popleft())
+
+    def _say_put_off(self, step: int) -> None:
+        if not self._said_put_off:
+            self._said_put_off = True
+            self._worker.say(
+                f"the checkpoint of step {step} waits: the one before is still being written to {self.folder}. "
+                "Checkpoints are due more often than this disk takes them; this is said once."
+            )
+
+
+class AutomaticSaver:
+    """Saves what is due at the moments at which one worker's run can be saved. See Note [Moments].
+
+    `at_moment` is called at every moment, after what was due is saved: the place for `save_now` when a run is to end.
+    It must not end the run itself: it may be called from inside of a loader, which cannot be closed there. Where
+    checkpoints were not `asked_for`, nothing is said of a script that has no moments. One owner, who calls `close`.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        parts: RunState,
+        say: Callable[[str], None],
+        at_moment: Callable[[], None] = lambda: None,
+        *,
+        asked_for: bool = True,
+    ) -> None:
+        self.checkpoints = checkpoints
+        self._parts, self._say, self._at_moment = parts, say, at_moment
+        self._may_say_no_moment = asked_for
+        self._at_commit: dict[int, Position] | None = None
+        parts.progress.on_epoch_end = self._moment
+
+    def on_event(self, event: Event) -> None:
+        """To be subscribed to the run's events."""
+        if isinstance(event, StepCommitted):
+            self._at_commit = {n: loader.position for n, loader in self._parts.progress.loaders.items()}
+            self._say_if_there_is_no_moment()
+
+    def loader_asks(self, index: int) -> None:
+        """Loader number `index` is about to load its next batch."""
+        loader = self._parts.progress.loaders[index]
+        may_be = loader.is_trained_on and loader.position.step > 0
+        if self._at_commit is not None and may_be and self._nothing_is_pending(self._at_commit):
+            self._at_commit = None
+            self._moment()
+
+    def save_now(self, limit_s: float = LIMIT_S) -> Path | None:
+        """Saves this moment and waits for it. Only to be called by `at_moment`."""
+        return self.checkpoints.save_now(self._parts.steps.step, self._parts.capture, limit_s)
+
+    def close(self, limit_s: float = LIMIT_S) -> None:
+        """Waits for a save that is under way."""
+        self._parts.progress.on_epoch_end = None
+        self.checkpoints.close(limit_s)
+
+    def _nothing_is_pending(self, at_commit: dict[int, Position]) -> bool:
+        """Whether every batch that was handed out since the commit was evaluated."""
+        passes = {number: loader for number, loader in self._parts.progress.loaders.items() if loader.mid_pass}
+        return all(loader.position in (at_commit.get(n), loader.evaluated) for n, loader in passes.items())
+
+    def _moment(self) -> None:
+        self.checkpoints.between_steps(self._parts.steps.step, self._parts.capture)
+        self._at_moment()
+
+    def _say_if_there_is_no_moment(self) -> None:
+        progress = self._parts.progress
+        if self._may_say_no_moment and progress.trained_on == {None} and not progress.in_epoch:
+            self._may_say_no_moment = False
+            self._say(
+                "no checkpoint is saved by itself: the batches come from no loader of run.shard, and the loop is not "
+                "in run.epochs, at whose ends it could be. Use one of them, or call run.save yourself."
+            )
