@@ -15,13 +15,13 @@ from lockstep.elastic.endpoint import Door
 from lockstep.elastic.membership import Health, Member
 from lockstep.errors import BadEnvironment, PeerGone
 from lockstep.launch.status import StatusReader
-from lockstep.settings.environments.place import LOOPBACK, Place
+from lockstep.settings.environments.place import LOOPBACK, LaunchPlace
 
 PATIENCE_S = 60.0
 """How long a newcomer looks for a member before it gives up."""
 
 
-def open_door(place: Place) -> Door:
+def open_door(place: LaunchPlace) -> Door:
     """This worker's door, where the workers of the run can reach it."""
     slot, fresh = place.world.rank if place.slot is None else place.slot, bool(place.doors)
     if place.world.on_one_host:
@@ -29,7 +29,7 @@ def open_door(place: Place) -> Door:
     return Door(slot, _own_address(place), everywhere=True, fresh=fresh)
 
 
-def meet_founders(place: Place, door: Door, store: Store | None) -> tuple[Member, ...]:
+def meet_founders(place: LaunchPlace, door: Door, store: Store | None) -> tuple[Member, ...]:
     """Collective. All workers of the first generation, in order of their slots, which is that of their ranks."""
     if store is None:
         return (door.member,)
@@ -45,7 +45,7 @@ def meet_founders(place: Place, door: Door, store: Store | None) -> tuple[Member
 class Directory:
     """Where a newcomer finds members: at the doors it was told of, and those on the launcher's page."""
 
-    place: Place
+    place: LaunchPlace
     page: StatusReader | None
     clock: Callable[[], float] = time.monotonic
 
@@ -84,7 +84,7 @@ def _lives(pid: int) -> bool:
     return os.path.exists(f"/proc/{pid}")
 
 
-def _own_address(place: Place) -> str:
+def _own_address(place: LaunchPlace) -> str:
     """The address under which the others reach this host: worker 0's is known to all, others look where they call."""
     if place.world.rank == 0 and not place.agent_store:
         return place.address

@@ -43,7 +43,7 @@ from lockstep.gradients.record import StepRecord, Wish
 from lockstep.lanes import Assignment, present_lanes
 from lockstep.launch.control import Control
 from lockstep.launch.exits import LEFT_OUT, OutOfPlace
-from lockstep.launch.status import Call, NoStatus, Phase, StatusWriter, Trait
+from lockstep.launch.status import Collective, NoStatus, Phase, StatusWriter, Trait
 from lockstep.state.run_state import Parts, load_models
 from lockstep.state.transfer import receive_snapshot, send_snapshot
 from lockstep.strategies.replicated import Engine
@@ -114,7 +114,7 @@ class Continuity:
     def may_be_copied(self, control: Control, ports: Callable[[], Collection[int]]) -> Copier:
         """The launcher may ask for copies of this worker by `control`. `ports` are those of lockstep's own sockets."""
         self.copier = Copier(control, os.getppid(), ports, self._parts.progress.loader_pids)
-        self._status.is_known_as(Trait.MAY_BE_COPIED)
+        self._status.add_trait(Trait.MAY_BE_COPIED)
         return self.copier
 
     @property
@@ -480,7 +480,7 @@ class Continuity:
         stepping.rank = self._wire.world.rank
         self._deal()
         if stepping.statistics is not None:
-            stepping.statistics.transport = Waits(self._wire, self._status).at(Call.STATISTICS).transport
+            stepping.statistics.transport = Waits(self._wire, self._status).at(Collective.STATISTICS).transport
         if self.engine is not None:
             self.engine.rewire()
         self.place()

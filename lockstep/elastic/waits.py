@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from lockstep.launch.status import Call, NoStatus, StatusWriter
+from lockstep.launch.status import Collective, NoStatus, StatusWriter
 from lockstep.wire import Wire
 from lockstep.wire.transport import Pending, Transport
 from lockstep.world import World
@@ -17,7 +17,7 @@ class Waits:
     wire: Wire
     status: StatusWriter | NoStatus
 
-    def at(self, call: Call) -> Wire:
+    def at(self, call: Collective) -> Wire:
         """The wire as it is now, for a call outside of reductions. What a worker does between two waits is its own."""
         return replace(self.wire, transport=_Shown(self.wire.transport, self.status, call))
 
@@ -25,7 +25,7 @@ class Waits:
 class _Shown:
     """A transport whose waits are shown."""
 
-    def __init__(self, transport: Transport, status: StatusWriter | NoStatus, call: Call) -> None:
+    def __init__(self, transport: Transport, status: StatusWriter | NoStatus, call: Collective) -> None:
         self._transport, self._status, self._call = transport, status, call
         self.world: World = transport.world
 
@@ -46,7 +46,7 @@ class _Shown:
 class _ShownPending:
     pending: Pending
     status: StatusWriter | NoStatus
-    call: Call
+    call: Collective
 
     def wait(self) -> None:
         with self.status.awaiting(self.call):

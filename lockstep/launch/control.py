@@ -31,14 +31,14 @@ class CopyRequest:
 
 
 @dataclass(frozen=True)
-class Started:
+class CopyStarted:
     """A copy runs, as this process."""
 
     pid: int
 
 
 @dataclass(frozen=True)
-class Declined:
+class CopyDeclined:
     """The worker cannot be copied for this slot, and why."""
 
     slot: int
@@ -67,7 +67,7 @@ class Control:
         told = json.loads(message)
         return CopyRequest(told["slot"], told["variables"], *files)
 
-    def tell_started(self) -> None:
+    def report_started(self) -> None:
         self._tell({"pid": os.getpid()})
 
     def decline(self, request: CopyRequest, why: str) -> None:
@@ -110,7 +110,7 @@ class ControlLine:
             return False
         return True
 
-    def answer(self) -> Started | Declined | None:
+    def answer(self) -> CopyStarted | CopyDeclined | None:
         """What the worker has said next; None if nothing, or it has gone."""
         try:
             message = self._socket.recv(_MESSAGE_BYTES)
@@ -118,8 +118,8 @@ class ControlLine:
             return None
         told = json.loads(message) if message else {}
         if "pid" in told:
-            return Started(told["pid"])
-        return Declined(told["slot"], told["why"]) if told else None
+            return CopyStarted(told["pid"])
+        return CopyDeclined(told["slot"], told["why"]) if told else None
 
     def close(self) -> None:
         self._socket.close()

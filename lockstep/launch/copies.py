@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from lockstep.launch.control import ControlLine
 from lockstep.launch.output import Log, Tee
-from lockstep.launch.process import WorkerProcess
 from lockstep.launch.status import StatusRow, Trait
 from lockstep.settings.environments.lockstep_run import Bootstrap
 
@@ -15,7 +14,7 @@ _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WorkerSpec:
     """A worker that is to be started: its number, its variables, its log."""
 
     boot: Bootstrap
@@ -24,11 +23,10 @@ class Wanted:
 
 
 @dataclass(frozen=True, eq=False)
-class Copy:
+class PendingCopy:
     """A copy that a worker was asked for, until its process is known."""
 
-    wanted: Wanted
-    original: WorkerProcess
+    spec: WorkerSpec
     tee: Tee
     control: ControlLine
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lockstep.errors import Disagreement, WorkerLost
 from lockstep.launch.exits import LEFT_OUT, MISPLACED, OutOfPlace
-from lockstep.launch.memory import told_with_memory
+from lockstep.launch.memory import with_memory_facts
 from lockstep.launch.traceback_lines import Frame, original, user_frames, user_traceback
 
 RAISED, QUIT, KILLED, EXITED = "raised", "quit", "killed", "exited"
@@ -35,7 +35,8 @@ class Failure:
     secondary: bool
     time_s: float
     how: str = RAISED
-    pid: int | None = None
+    worker_id: str = ""
+    """Names the worker for good: its pool has no other with this id."""
     traceback: str = ""
 
     @classmethod
@@ -46,19 +47,30 @@ class Failure:
         """
         if isinstance(exception, OutOfPlace):
             told = str(exception)
-            return cls(rank, step, str(MISPLACED), told, (), False, time.monotonic(), EXITED, os.getpid(), told + "\n")
+            return cls(
+                rank,
+                step,
+                str(MISPLACED),
+                told,
+                (),
+                False,
+                time.monotonic(),
+                EXITED,
+                id_of_process(os.getpid()),
+                told + "\n",
+            )
         quits = isinstance(exception, SystemExit)
         kind, message = original(type(exception).__name__, str(exception))
         return cls(
             rank=rank,
             step=step,
             kind=repr(exception.code) if isinstance(exception, SystemExit) else kind,
-            message="" if quits else told_with_memory(kind, message),
+            message="" if quits else with_memory_facts(kind, message),
             frames=user_frames(exception),
             secondary=not quits and _tells_of_another(exception, rank if rank_now is None else rank_now),
             time_s=time.monotonic(),
             how=QUIT if quits else RAISED,
-            pid=os.getpid(),
+            worker_id=id_of_process(os.getpid()),
             traceback=user_traceback(exception),
         )
 
@@ -95,6 +107,11 @@ class Failure:
         return cls(**{**fields, "frames": tuple(Frame(*frame) for frame in fields["frames"])})
 
 
+def id_of_process(pid: int) -> str:
+    """The id of a worker that is a process of this host."""
+    return f"pid {pid}"
+
+
 def report_path(folder: Path, rank: int) -> Path:
     return folder / f"worker-{rank}.failure.json"
 
@@ -112,20 +129,19 @@ def write_report(failure: Failure, folder: Path) -> None:
 
 
 # Note [Notices]
-# A worker that has failed writes one line into a pipe that all workers share: the number of its process, if its report
-# lies in the folder; the number and the report itself, cut short, if the disk has no room for it. A line that is not
-# longer than PIPE_BUF is written whole.
+# A worker that has failed writes one line into a pipe that all workers share: its id, and behind a tab, if the disk has
+# no room for its report, the report itself, cut short. A line that is not longer than PIPE_BUF is written whole.
 
 
 def notice_of(failure: Failure, has_report: bool) -> bytes:
     """The line for the launcher's pipe. See Note [Notices]."""
-    return f"{failure.pid}\n".encode() if has_report else f"{failure.pid} {_cut_short(failure)}\n".encode()
+    return f"{failure.worker_id}\t{'' if has_report else _cut_short(failure)}\n".encode()
 
 
-def read_notice(line: bytes) -> tuple[int, Failure | None]:
-    """The process that has failed, and its report where it did not find room in the folder."""
-    pid, _, report = line.decode().partition(" ")
-    return int(pid), Failure.from_json(report) if report else None
+def read_notice(line: bytes) -> tuple[str, Failure | None]:
+    """The id of the worker that has failed, and its report where it did not find room in the folder."""
+    worker_id, _, report = line.decode().partition("\t")
+    return worker_id, Failure.from_json(report) if report else None
 
 
 def _cut_short(failure: Failure) -> str:

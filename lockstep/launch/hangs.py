@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from lockstep.launch.idleness import Idleness, Seen
+from lockstep.launch.idleness import IdlenessTracker, Observation
 from lockstep.launch.process_stats import Activity
-from lockstep.launch.status import Call, Phase, StatusRow
+from lockstep.launch.status import Collective, Phase, StatusRow
 
 STOPPED_S = 0.5
 LEAST_S, USUAL_STEPS, SLACK_S = 5.0, 5, 1.2
@@ -36,13 +36,13 @@ HANG_S = 300.0
 
 STEP = "step"
 CALLS: Mapping[int, str] = {
-    Call.START: "lockstep.start",
-    Call.REPLICATE: "run.replicate",
-    Call.RESUME: "run.resume",
-    Call.CHECKPOINTS: "run.checkpoints",
-    Call.TOTAL: "run.total",
-    Call.STATISTICS: STEP,
-    Call.END: "the end of the run",
+    Collective.START: "lockstep.start",
+    Collective.REPLICATE: "run.replicate",
+    Collective.RESUME: "run.resume",
+    Collective.CHECKPOINTS: "run.checkpoints",
+    Collective.TOTAL: "run.total",
+    Collective.STATISTICS: STEP,
+    Collective.END: "the end of the run",
 }
 _STOPPED = "T"
 # Waits for a disk, or is held by a debugger.
@@ -50,13 +50,13 @@ _BUSY_WITHOUT_CPU = ("D", "t")
 
 
 @dataclass(frozen=True)
-class Look:
+class WorkerView:
     """One worker as it was seen just now; `state` is the letter that the kernel gives its process.
 
     `joins`: it was started after the founders. Nobody waits for it before it is a member.
     """
 
-    pid: int
+    id: str
     row: StatusRow
     state: str
     joins: bool = False
@@ -67,7 +67,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Stopped:
+class StoppedWorker:
     """A process that somebody stopped, while the others go on."""
 
     slot: int
@@ -122,24 +122,26 @@ class Hung:
     is_all: bool = False
 
 
-Finding = Stopped | Late | Idle | Hung
+HangFinding = StoppedWorker | Late | Idle | Hung
 
 
 @dataclass
-class Watch:
+class HangDetector:
     """Remembers what was seen, from one look to the next. Times are on the monotonic clock of the host."""
 
     hang_s: float = HANG_S
     _last_s: float | None = None
     _counts_from_s: float = 0.0
-    _stopped_from_s: dict[int, float] = field(default_factory=dict)
-    _idleness: Idleness = field(default_factory=Idleness)
-    _idle_s: dict[int, float] = field(default_factory=dict)
-    """For how long the suspects have been idle, by process, as they were last observed."""
+    _stopped_from_s: dict[str, float] = field(default_factory=dict)
+    _idleness: IdlenessTracker = field(default_factory=IdlenessTracker)
+    _idle_s: dict[str, float] = field(default_factory=dict)
+    """For how long the suspects have been idle, by id, as they were last observed."""
     _observed_s: float = float("-inf")
     _told: set[tuple[str, int, int]] = field(default_factory=set)
 
-    def look(self, now_s: float, looks: Mapping[int, Look], activity: Callable[[int], Activity]) -> list[Finding]:
+    def look(
+        self, now_s: float, looks: Mapping[int, WorkerView], activity: Callable[[int], Activity | None]
+    ) -> list[HangFinding]:
         """What is wrong now. What is late is found once; a stopped or hung worker until it is gone.
 
         `activity(slot)` is what a worker and its children have done until now: asked only about suspects.
@@ -166,13 +168,15 @@ class Watch:
         self._stopped_from_s.clear()
         self._idleness.forget()
 
-    def _find_stopped(self, now_s: float, looks: Mapping[int, Look]) -> list[Finding]:
-        stopped = {look.pid: slot for slot, look in looks.items() if look.state == _STOPPED}
-        self._stopped_from_s = {pid: self._stopped_from_s.get(pid, now_s) for pid in stopped}
-        seconds = {slot: now_s - self._stopped_from_s[pid] for pid, slot in stopped.items()}
-        return [Stopped(slot, stopped_s) for slot, stopped_s in seconds.items() if stopped_s >= STOPPED_S]
+    def _find_stopped(self, now_s: float, looks: Mapping[int, WorkerView]) -> list[HangFinding]:
+        stopped = {look.id: slot for slot, look in looks.items() if look.state == _STOPPED}
+        self._stopped_from_s = {worker: self._stopped_from_s.get(worker, now_s) for worker in stopped}
+        seconds = {slot: now_s - self._stopped_from_s[worker] for worker, slot in stopped.items()}
+        return [StoppedWorker(slot, stopped_s) for slot, stopped_s in seconds.items() if stopped_s >= STOPPED_S]
 
-    def _find_late(self, now_s: float, crowd: Mapping[int, Look], activity: Callable[[int], Activity]) -> list[Finding]:
+    def _find_late(
+        self, now_s: float, crowd: Mapping[int, WorkerView], activity: Callable[[int], Activity | None]
+    ) -> list[HangFinding]:
         waited_s = {slot: self._waited_s(now_s, look.row) for slot, look in crowd.items() if is_waiting(look.row)}
         missing = {slot: look for slot, look in crowd.items() if slot not in waited_s}
         if any(look.row.patient_until_ns / 1e9 > now_s for look in missing.values()):
@@ -190,34 +194,40 @@ class Watch:
     def _waited_s(self, now_s: float, row: StatusRow) -> float:
         return now_s - max(row.since_ns / 1e9, self._counts_from_s)
 
-    def _silent_s(self, now_s: float, rows: Mapping[int, Look]) -> float:
+    def _silent_s(self, now_s: float, rows: Mapping[int, WorkerView]) -> float:
         """For how long nobody has said anything on the page, while all are members and none has ended."""
         if not all(look.row.is_member and not look.row.is_ending for look in rows.values()):
             return 0.0
-        return now_s - max(self._counts_from_s, *(look.row.said_ns / 1e9 for look in rows.values()))
+        return now_s - max(self._counts_from_s, *(look.row.updated_ns / 1e9 for look in rows.values()))
 
-    def _observe(self, now_s: float, suspects: Mapping[int, Look], activity: Callable[[int], Activity]) -> None:
+    def _observe(
+        self, now_s: float, suspects: Mapping[int, WorkerView], activity: Callable[[int], Activity | None]
+    ) -> None:
         if not suspects:
             self._idleness.forget()
             self._idle_s = {}
         elif now_s - self._observed_s >= OBSERVED_S:
             self._observed_s = now_s
             idlers = {slot: look for slot, look in suspects.items() if look.state not in _BUSY_WITHOUT_CPU}
-            seen = {look.pid: Seen(activity(slot), look.row.said_ns) for slot, look in idlers.items()}
+            seen = {
+                look.id: Observation(done, look.row.updated_ns)
+                for slot, look in idlers.items()
+                if (done := activity(slot)) is not None
+            }
             self._idle_s = self._idleness.look(now_s, seen)
 
     def _find_missing(
-        self, crowd: Mapping[int, Look], waited_s: Mapping[int, float], missing: Mapping[int, Look]
-    ) -> list[Finding]:
+        self, crowd: Mapping[int, WorkerView], waited_s: Mapping[int, float], missing: Mapping[int, WorkerView]
+    ) -> list[HangFinding]:
         late = _latest(crowd, waited_s, tuple(sorted(missing)))
         if late is None:
             return []
-        idle_s = {slot: self._idle_s.get(look.pid, 0.0) for slot, look in missing.items()}
+        idle_s = {slot: self._idle_s.get(look.id, 0.0) for slot, look in missing.items()}
         hung = [Hung((slot,), seconds) for slot, seconds in idle_s.items() if seconds >= self.limit_s]
         return [*self._once(late, late.what, missing), *hung]
 
-    def _find_idle(self, everyone: Mapping[int, Look]) -> list[Finding]:
-        idle_s = min(self._idle_s.get(look.pid, 0.0) for look in everyone.values())
+    def _find_idle(self, everyone: Mapping[int, WorkerView]) -> list[HangFinding]:
+        idle_s = min(self._idle_s.get(look.id, 0.0) for look in everyone.values())
         if idle_s < IDLE_S:
             return []
         first = next(iter(everyone.values())).row
@@ -225,7 +235,7 @@ class Watch:
         hung = [Hung(idle.slots, idle_s, is_all=True)] if idle_s >= self.limit_s else []
         return [*self._once(idle, "idle", everyone), *hung]
 
-    def _find_deadlock(self, crowd: Mapping[int, Look], waited_s: Mapping[int, float]) -> list[Finding]:
+    def _find_deadlock(self, crowd: Mapping[int, WorkerView], waited_s: Mapping[int, float]) -> list[HangFinding]:
         """All wait. That is a recovery, or the moment before they go on; else something is broken."""
         rows = {slot: look.row for slot, look in crowd.items()}
         if not rows or any(row.phase == Phase.RECOVERING or row.is_ending for row in rows.values()):
@@ -238,13 +248,13 @@ class Watch:
         hung = [Hung(late.waiting, shortest_s, is_all=True)] if shortest_s >= max(self.limit_s, limit_s) else []
         return [*self._once(late, late.what, {}), *hung]
 
-    def _once(self, finding: Late | Idle, what: str, asked: Mapping[int, Look]) -> list[Finding]:
+    def _once(self, finding: Late | Idle, what: str, asked: Mapping[int, WorkerView]) -> list[HangFinding]:
         """The finding, if it is news; then those who are named will be `asked` where they are."""
         key = (what, finding.generation, finding.step)
         if key in self._told:
             return []
         self._told.add(key)
-        self._idleness.excuse(look.pid for look in asked.values())
+        self._idleness.excuse(look.id for look in asked.values())
         return [finding]
 
 
@@ -258,7 +268,7 @@ def call_of(row: StatusRow) -> str:
     return CALLS.get(row.detail_a, STEP) if row.phase == Phase.AWAITING else STEP
 
 
-def _latest(crowd: Mapping[int, Look], waited_s: Mapping[int, float], missing: tuple[int, ...]) -> Late | None:
+def _latest(crowd: Mapping[int, WorkerView], waited_s: Mapping[int, float], missing: tuple[int, ...]) -> Late | None:
     """The wait that has lasted longest beyond its limit; None if none has."""
     rows = {slot: look.row for slot, look in crowd.items()}
     step_limit_s = _step_limit_s(_usual_s(rows))

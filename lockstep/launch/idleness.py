@@ -20,11 +20,11 @@ IDLE_WAKES_PER_S, IDLE_WAKES = 1.0, 2
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observation:
     """A worker as it was seen: what its processes had done, and when it last said something on its page."""
 
     activity: Activity
-    said_ns: int
+    updated_ns: int
 
 
 @dataclass(frozen=True)
@@ -32,40 +32,40 @@ class _Watched:
     idle_from_s: float
     window_s: float
     """When the present window began."""
-    then: Seen
+    then: Observation
     """What was seen at that time."""
 
 
 @dataclass
-class Idleness:
-    """Remembers what was seen of suspects, by process, from one look to the next."""
+class IdlenessTracker:
+    """Remembers what was seen of suspects, by id, from one look to the next."""
 
     longest_s: float = 0.0
     """The longest idleness after which a worker went on by itself."""
-    _watched: dict[int, _Watched] = field(default_factory=dict)
-    _excused: set[int] = field(default_factory=set)
+    _watched: dict[str, _Watched] = field(default_factory=dict)
+    _excused: set[str] = field(default_factory=set)
 
-    def look(self, now_s: float, seen: Mapping[int, Seen]) -> dict[int, float]:
-        """For how long each process has been idle. Who is not looked at is forgotten."""
+    def look(self, now_s: float, seen: Mapping[str, Observation]) -> dict[str, float]:
+        """For how long each worker has been idle. A worker that is not looked at is forgotten."""
         before, self._watched = self._watched, {}
-        for pid, now in seen.items():
-            self._watched[pid] = self._followed(now_s, now, before.get(pid), pid in self._excused)
+        for worker, now in seen.items():
+            self._watched[worker] = self._followed(now_s, now, before.get(worker), worker in self._excused)
         self._excused.clear()
-        return {pid: now_s - watched.idle_from_s for pid, watched in self._watched.items()}
+        return {worker: now_s - watched.idle_from_s for worker, watched in self._watched.items()}
 
     def forget(self) -> None:
         self._watched = {}
 
-    def excuse(self, pids: Iterable[int]) -> None:
-        """What these processes do until the next look is no sign of work: they answer a question."""
-        self._excused.update(pids)
+    def excuse(self, workers: Iterable[str]) -> None:
+        """What these workers do until the next look is no sign of work: they answer a question."""
+        self._excused.update(workers)
 
-    def _followed(self, now_s: float, now: Seen, before: _Watched | None, is_excused: bool) -> _Watched:
+    def _followed(self, now_s: float, now: Observation, before: _Watched | None, is_excused: bool) -> _Watched:
         if before is None:
             return _Watched(now_s, now_s, now)
         if is_excused:
             return _Watched(before.idle_from_s, now_s, now)
-        if works(before.then, now, now_s - before.window_s):
+        if shows_work(before.then, now, now_s - before.window_s):
             self.longest_s = max(self.longest_s, now_s - before.idle_from_s)
             return _Watched(now_s, now_s, now)
         if now_s - before.window_s >= WINDOW_S:
@@ -73,11 +73,11 @@ class Idleness:
         return before
 
 
-def works(then: Seen, now: Seen, seconds: float) -> bool:
+def shows_work(then: Observation, now: Observation, seconds: float) -> bool:
     """Whether what was seen at two times shows work between. See Note [Signs of work]."""
     before, after = then.activity, now.activity
     return (
-        now.said_ns != then.said_ns
+        now.updated_ns != then.updated_ns
         or after.processes != before.processes
         or after.io_bytes != before.io_bytes
         or after.cpu_s - before.cpu_s > IDLE_CPU_S

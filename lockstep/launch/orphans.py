@@ -18,10 +18,10 @@ from contextlib import suppress
 from types import TracebackType
 
 
-class Guard:
+class OrphanGuard:
     """Owns the guard process. While it is open, no noted process group outlives this process."""
 
-    def __enter__(self) -> "Guard":
+    def __enter__(self) -> "OrphanGuard":
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__],
             stdin=subprocess.PIPE,

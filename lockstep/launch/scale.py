@@ -13,7 +13,7 @@ from types import TracebackType
 
 from lockstep.errors import BadArgument, BadEnvironment
 from lockstep.launch.output import is_full
-from lockstep.launch.process_stats import vitals
+from lockstep.launch.process_stats import process_state
 from lockstep.launch.signals import SCALE
 from lockstep.launch.status import MAX_SLOTS
 from lockstep.settings.limits import as_whole
@@ -31,7 +31,7 @@ class Registered:
     def __enter__(self) -> "Registered":
         if (pid := find_launcher(self._folder)) is not None:
             raise BadArgument(f"a run is under way in {self._folder} (pid {pid}): give another --run-dir, or end it")
-        ours = vitals(os.getpid())
+        ours = process_state(os.getpid())
         fields = {"pid": os.getpid(), "start_time": None if ours is None else ours.start_ticks}
         try:
             _write_whole(_card(self._folder), json.dumps(fields))
@@ -82,7 +82,7 @@ def find_launcher(folder: Path) -> int | None:
         pid, start_time = int(fields["pid"]), fields["start_time"]
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    there = vitals(pid)
+    there = process_state(pid)
     return pid if there is not None and there.state != "Z" and there.start_ticks == start_time else None
 
 

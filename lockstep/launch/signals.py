@@ -1,4 +1,4 @@
-"""Signals as something to wait for, instead of something that interrupts."""
+"""The signals that the launcher gets, as something to wait for instead of something that interrupts."""
 
 import signal
 import socket
@@ -8,10 +8,10 @@ SCALE = signal.SIGUSR1
 WATCHED = (signal.SIGINT, signal.SIGTERM, SCALE)
 
 
-class Signals:
+class LauncherSignals:
     """While it is open, SIGINT, SIGTERM and SIGUSR1 only make `fileno()` readable. Main thread only."""
 
-    def __enter__(self) -> "Signals":
+    def __enter__(self) -> "LauncherSignals":
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
@@ -21,6 +21,10 @@ class Signals:
 
     def fileno(self) -> int:
         return self._reader.fileno()
+
+    def add(self, signum: signal.Signals) -> None:
+        """As if this process had got the signal."""
+        self._writer.send(bytes([signum]))
 
     def take(self) -> list[signal.Signals]:
         """The signals that have come since the last call, in order."""

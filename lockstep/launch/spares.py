@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from lockstep.launch.orphans import Guard
+from lockstep.launch.orphans import OrphanGuard
 from lockstep.launch.process import WorkerProcess, await_end
 
 _KILL_WAIT_S = 1.0
@@ -22,24 +22,26 @@ class Spare:
 
 
 class Spares:
-    """Owns the spares of a launch: `wanted` of them at most.
+    """Owns the spares of a launch.
 
     A spare that dies is no failure. It is missed when a worker is needed, and the next one is taken.
     """
 
-    def __init__(self, wanted: int, guard: Guard, make: Callable[[int], WorkerProcess]) -> None:
+    def __init__(self, guard: OrphanGuard, make: Callable[[int], WorkerProcess]) -> None:
         """`make` starts a process that reads its part from the given pipe."""
-        self._wanted, self._guard, self._make = wanted, guard, make
+        self._guard, self._make = guard, make
         self._waiting: list[Spare] = []
 
-    def fill(self) -> None:
-        """As many spares are waiting as are wanted. One that cannot be started is done without."""
+    def keep(self, number: int) -> None:
+        """So many spares are waiting, not more. One that cannot be started is done without."""
+        self._end(self._waiting[number:])
+        del self._waiting[number:]
         with suppress(OSError):
-            while len(self._waiting) < self._wanted:
+            while len(self._waiting) < number:
                 self._waiting.append(self._start())
 
     def take(self, variables: Mapping[str, str]) -> WorkerProcess | None:
-        """A living spare, told that it is the worker which the variables say; None if there is none."""
+        """A living spare that has got the variables of the worker it becomes; None if there is none."""
         while self._waiting:
             spare = self._waiting.pop(0)
             try:
@@ -53,8 +55,7 @@ class Spares:
 
     def close(self) -> None:
         """No spare is left."""
-        self._end(self._waiting)
-        self._waiting, self._wanted = [], 0
+        self.keep(0)
 
     def _start(self) -> Spare:
         reader, writer = os.pipe()

@@ -52,11 +52,9 @@ class Phase(IntEnum):
     RECOVERING = 4
     JOINING = 5
     """Asks the members to admit it."""
-    SAVING = 6
-    """Waits for its last checkpoint to be written."""
-    ENDED = 7
-    AWAITING = 8
-    """Waits for other workers in a call (`Call`)."""
+    ENDED = 6
+    AWAITING = 7
+    """Waits for other workers in a call (`Collective`)."""
 
 
 class Trait(IntFlag):
@@ -68,7 +66,7 @@ class Trait(IntFlag):
     """Its script has asked for `run.rank` before it trained: it may have made things that worker 0 alone has."""
 
 
-class Call(IntEnum):
+class Collective(IntEnum):
     """Where a worker waits for all others, apart from reductions."""
 
     START = 1
@@ -101,7 +99,7 @@ class StatusRow:
     since_ns: int = 0
     """When the phase began."""
     detail_a: int = 0
-    """While REDUCING: the number of the bucket, from 0. While AWAITING: which `Call`."""
+    """While REDUCING: the number of the bucket, from 0. While AWAITING: which `Collective`."""
     detail_b: int = 0
     """While REDUCING: how many buckets there are."""
     usual_step_ns: int = 0
@@ -125,7 +123,7 @@ class StatusRow:
         return self.pid > 0
 
     @property
-    def said_ns(self) -> int:
+    def updated_ns(self) -> int:
         """When the worker last wrote something here."""
         return max(self.since_ns, self.committed_ns)
 
@@ -136,7 +134,7 @@ class StatusRow:
     @property
     def is_ending(self) -> bool:
         """Whether the worker has closed its run: nobody can join it there any more."""
-        return self.phase == Phase.ENDED or (self.phase == Phase.AWAITING and self.detail_a == Call.END)
+        return self.phase == Phase.ENDED or (self.phase == Phase.AWAITING and self.detail_a == Collective.END)
 
 
 class StatusPage:
@@ -231,7 +229,7 @@ class StatusWriter:
         row[PHASE] = phase
 
     @contextmanager
-    def awaiting(self, call: Call) -> Iterator[None]:
+    def awaiting(self, call: Collective) -> Iterator[None]:
         """Inside, the worker waits for all others; afterwards it does what it did before, unless the wait failed."""
         before = self._place
         self.enter(Phase.AWAITING, self._row[STEP], call)
@@ -256,7 +254,7 @@ class StatusWriter:
         """Whether the launcher has said that nobody will come in this slot any more."""
         return bool(_ROW.unpack_from(self._memory, slot * _ROW.size)[PID] == NOBODY)
 
-    def is_known_as(self, trait: Trait) -> None:
+    def add_trait(self, trait: Trait) -> None:
         """The worker has this trait from now on."""
         self._row[TRAITS] |= trait
 
@@ -304,7 +302,7 @@ class NoStatus:
         pass
 
     @contextmanager
-    def awaiting(self, call: Call) -> Iterator[None]:
+    def awaiting(self, call: Collective) -> Iterator[None]:
         yield
 
     @contextmanager
@@ -317,7 +315,7 @@ class NoStatus:
     def is_given_up(self, slot: int) -> bool:
         return True
 
-    def is_known_as(self, trait: Trait) -> None:
+    def add_trait(self, trait: Trait) -> None:
         pass
 
     def move_to(self, slot: int) -> None:

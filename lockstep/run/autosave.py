@@ -14,7 +14,7 @@ from lockstep.elastic.guard import Continuity
 from lockstep.elastic.waits import Waits
 from lockstep.errors import BadArgument, Misuse, WorkerLost, told_as_lost
 from lockstep.events import Events, Said, StepCommitted
-from lockstep.launch.status import Call
+from lockstep.launch.status import Collective
 from lockstep.settings.environment import Overrides
 from lockstep.settings.options import Settings
 from lockstep.state.checkpoints.beginning import begin
@@ -129,7 +129,7 @@ class Keeping:
             plan = replace(plan, resume=NEVER)
         who = Who(lambda: self._waits.wire.world.rank, lambda text: self._events.emit(Said(text)))
         with told_as_lost(self._parts.stepping.step, "run.checkpoints"):
-            saving = begin(plan, self._parts, self._settings, self._waits.at(Call.CHECKPOINTS), who)
+            saving = begin(plan, self._parts, self._settings, self._waits.at(Collective.CHECKPOINTS), who)
         saving.is_asked_for = self._overrides.saves or plan.every is not SELDOM
         saving.at_moment = self._save_before_the_end
         self._events.subscribe(saving.on_event, StepCommitted)

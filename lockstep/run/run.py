@@ -28,7 +28,7 @@ from lockstep.gradients.record import SUMMED, Wish
 from lockstep.gradients.squares import SquaresPlan
 from lockstep.gradients.updates import FlatUpdates, check_flat
 from lockstep.launch.exits import TERMINATED
-from lockstep.launch.status import Call, NoStatus, Phase, StatusWriter, Trait
+from lockstep.launch.status import Collective, NoStatus, Phase, StatusWriter, Trait
 from lockstep.optim.noise import Noise
 from lockstep.run import active
 from lockstep.run.autosave import Keeping
@@ -123,7 +123,7 @@ class Run:
         So if worker 0 is lost there, nobody else becomes 0 as long as a replacement may come, and it is waited for.
         """
         if not self._sites:
-            self._status.is_known_as(Trait.READS_RANK)
+            self._status.add_trait(Trait.READS_RANK)
             self.continuity.needs_first = True
         return self.continuity.rank
 
@@ -194,7 +194,7 @@ class Run:
         self._models.add(module, optimizers, tracked)
         place_on(self.device, module, optimizers)
         with told_as_lost(self._stepping.step, "run.replicate"):
-            join(self._models, self._waits.at(Call.REPLICATE))
+            join(self._models, self._waits.at(Collective.REPLICATE))
         self._stepping.places.streams.look(Generators.now())
         for label, optimizer in self._models.optimizers.items():
             if label not in self._optimizer_hooks:
@@ -343,7 +343,7 @@ class Run:
         self._stepping.refuse_unless_outside("run.total")
         try:
             with told_as_lost(self._stepping.step, "run.total"):
-                return total_of(value, self._stepping.visits, self._waits.at(Call.TOTAL), self._stepping.step)
+                return total_of(value, self._stepping.visits, self._waits.at(Collective.TOTAL), self._stepping.step)
         except Disagreement as failure:
             self._keeping.rescue(self.continuity.parts(failure, "run.total"))
         except WorkerLost as lost:
@@ -385,7 +385,7 @@ class Run:
         if not self.continuity.is_member:
             return self.step
         with told_as_lost(self._stepping.step, "run.resume"):
-            wire = self._waits.at(Call.RESUME)
+            wire = self._waits.at(Collective.RESUME)
             elsewhere = restore(self._parts, _checked_path("run.resume", path), self._settings, wire)
         if elsewhere:
             self._events.emit(Said(elsewhere))
@@ -398,7 +398,7 @@ class Run:
         if self._closed or os.getpid() != self.continuity.pid:  # what the worker has forked takes no part
             return
         self._closed = True
-        self._status.enter(Phase.SAVING, self._stepping.step)
+        self._status.enter(Phase.OUTSIDE, self._stepping.step)
         self._keeping.close()
         self._stepping.stage = Stage.CLOSED
         self._events.emit(Closed(self._stepping.step))
@@ -517,7 +517,7 @@ class Run:
         self.continuity.engine = self._engine
         if self._tracing:
             self._engine.sight = lambda lane, grads: self._events.emit(LaneEnded(self._stepping.step, lane, grads))
-        self._stepping.statistics = connect(self._modules(), self._waits.at(Call.STATISTICS).transport)
+        self._stepping.statistics = connect(self._modules(), self._waits.at(Collective.STATISTICS).transport)
         self._stepping.least = self._least()
         self._watch.noticed = True
 
@@ -564,7 +564,7 @@ class Run:
 
     def _part(self) -> None:
         """All workers should end at the same step; one that ends early is named to those that go on."""
-        with self._status.awaiting(Call.END), suppress(LockstepError):
+        with self._status.awaiting(Collective.END), suppress(LockstepError):
             Agreement(self._wire.transport, Plan({"operation": "end of the run", "step": self._stepping.step})).check()
 
 

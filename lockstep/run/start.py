@@ -35,7 +35,7 @@ from lockstep.events import (
     StepCommitted,
 )
 from lockstep.launch.control import Control
-from lockstep.launch.status import Call, NoStatus, StatusReader, StatusWriter
+from lockstep.launch.status import Collective, NoStatus, StatusReader, StatusWriter
 from lockstep.observe.console import TOLD, Console
 from lockstep.observe.recorder import Recorder
 from lockstep.run import active
@@ -44,7 +44,7 @@ from lockstep.run.run import Run
 from lockstep.run.signals import handled
 from lockstep.run.wait_watch import Waiting
 from lockstep.settings.device import choose, count_gpus, in_words, sharing
-from lockstep.settings.environment import Overrides, Place, find_place, process_environment, read_overrides
+from lockstep.settings.environment import LaunchPlace, Overrides, find_place, process_environment, read_overrides
 from lockstep.settings.options import Asked, Settings, settle, wire_on
 from lockstep.verify.dump import Dump
 from lockstep.verify.trace import Trace
@@ -113,14 +113,14 @@ def start(
     return run
 
 
-def _found(asked: Asked, place: Place, overrides: Overrides, status: StatusWriter | NoStatus) -> Run:
+def _found(asked: Asked, place: LaunchPlace, overrides: Overrides, status: StatusWriter | NoStatus) -> Run:
     """Collective. A worker of the first generation."""
     world = replace(place.world, generation=1)
     settings = _with_device(settle(asked, overrides, world), asked, overrides, world.local_rank, world.local_size)
     settings = replace(settings, wire=wire_on(settings.device, asked.wire, asked.algorithm, settings.wire, world))
     undo = settle_process(settings.threads, settings.exact, settings.device)
     opener = Opener(settings, world.on_one_host)
-    with status.awaiting(Call.START), told_as_lost(0, "lockstep.start"):
+    with status.awaiting(Collective.START), told_as_lost(0, "lockstep.start"):
         store = open_store(place, settings.timeout_s, active.num_before()) if world.size > 1 else None
         watch = do_nothing if _can_recover(settings, place) else None
         opened = in_process(world) if store is None else opener.open(world, store, watch)
@@ -130,7 +130,7 @@ def _found(asked: Asked, place: Place, overrides: Overrides, status: StatusWrite
     run = _make_run(settings, opened, place, overrides, undo, events, status)
     if _can_recover(settings, place):
         door = open_door(place)
-        with status.awaiting(Call.START), told_as_lost(0, "lockstep.start"):
+        with status.awaiting(Collective.START), told_as_lost(0, "lockstep.start"):
             members = meet_founders(place, door, store)
         run.continuity.recovery = _recovery(founded(door.member, members), door, opener, opened, run, no_members)
         _make_copyable(run, place, overrides, settings, undo)
@@ -141,7 +141,7 @@ def _found(asked: Asked, place: Place, overrides: Overrides, status: StatusWrite
     return run
 
 
-def _join(asked: Asked, place: Place, overrides: Overrides, status: StatusWriter | NoStatus) -> Run:
+def _join(asked: Asked, place: LaunchPlace, overrides: Overrides, status: StatusWriter | NoStatus) -> Run:
     """A worker that comes later: alone until it is admitted. See Note [Newcomers] in guard.py."""
     page = None if overrides.status_fd is None else StatusReader(overrides.status_fd)
     directory = Directory(place, page)
@@ -170,7 +170,7 @@ def _join(asked: Asked, place: Place, overrides: Overrides, status: StatusWriter
 def _make_run(
     settings: Settings,
     wire: Wire,
-    place: Place,
+    place: LaunchPlace,
     overrides: Overrides,
     undo: ExitStack,
     events: Events,
@@ -206,7 +206,7 @@ def _make_run(
     return run
 
 
-def _status(place: Place, overrides: Overrides) -> StatusWriter | NoStatus:
+def _status(place: LaunchPlace, overrides: Overrides) -> StatusWriter | NoStatus:
     """This worker's row on the launcher's page, from now on; the run lets go of it."""
     if overrides.status_fd is None or place.slot is None:
         return Waiting(place.world) if place.world.size > 1 else NoStatus()
@@ -224,7 +224,7 @@ def _recovery(
     return Recovery(membership, door, opener, wire, run.continuity.hand_over, find_members)
 
 
-def _make_copyable(run: Run, place: Place, overrides: Overrides, settings: Settings, undo: ExitStack) -> None:
+def _make_copyable(run: Run, place: LaunchPlace, overrides: Overrides, settings: Settings, undo: ExitStack) -> None:
     """The launcher may ask this worker for a copy of itself. See Note [Replacement by a copy] in control.py."""
     recovery = run.continuity.recovery
     if overrides.control_fd is None or recovery is None or settings.device.type != "cpu" or settings.threads > 1:
@@ -238,7 +238,7 @@ def no_members() -> tuple[Member, ...]:
     raise AssertionError("a member looked for members")
 
 
-def _can_recover(settings: Settings, place: Place) -> bool:
+def _can_recover(settings: Settings, place: LaunchPlace) -> bool:
     """Not alone, where nobody comes; and not under torchrun, whose agent ends all workers when one is lost."""
     alone = place.world.size == 1 and place.slot is None
     return settings.recover and not alone and place.launcher != "torchrun"
@@ -279,7 +279,7 @@ def _leave_unless_same(run: int) -> None:
         raise SystemExit(0)
 
 
-def _refuse_difference(theirs: dict[str, Any], mine: dict[str, Any], place: Place) -> None:
+def _refuse_difference(theirs: dict[str, Any], mine: dict[str, Any], place: LaunchPlace) -> None:
     for name, value in mine.items():
         if theirs[name] != value:
             raise Disagreement(name, place.world.rank, str(value), 0, str(theirs[name]))
@@ -349,7 +349,7 @@ def _device_in_words(asked: Asked, overrides: Overrides, settings: Settings) -> 
     return in_words(shared, gpu_name(settings.device))
 
 
-def _started(place: Place, settings: Settings, wire: Wire, device: str) -> Started:
+def _started(place: LaunchPlace, settings: Settings, wire: Wire, device: str) -> Started:
     return Started(
         script=Path(sys.argv[0]).name or "python",
         num_workers=place.world.size,

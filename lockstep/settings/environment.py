@@ -12,14 +12,14 @@ from pathlib import Path
 
 from lockstep.errors import BadEnvironment
 from lockstep.settings.environments import alone, lockstep_run, mpi, slurm, torchrun
-from lockstep.settings.environments.place import Place
+from lockstep.settings.environments.place import LaunchPlace
 from lockstep.settings.environments.variables import optional
 from lockstep.settings.faults import FAULT, Fault, parse_fault
 from lockstep.settings.limits import MOST_LANES, MOST_SEED, MOST_THREADS, as_whole
 
 __all__ = [
+    "LaunchPlace",
     "Overrides",
-    "Place",
     "find_place",
     "parse_assignment",
     "parse_device",
@@ -63,7 +63,7 @@ def set_unless_told(name: str, value: str) -> None:
     os.environ.setdefault(name, value)
 
 
-def find_place(environ: Mapping[str, str]) -> Place:
+def find_place(environ: Mapping[str, str]) -> LaunchPlace:
     """The place that the launcher of this process gave it. See Note [Who is asked first]."""
     answers = (ask(environ) for ask in _ENVIRONMENTS)
     return next(place for place in answers if place is not None)

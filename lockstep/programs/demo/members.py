@@ -3,7 +3,7 @@
 import os
 from contextlib import closing, suppress
 
-from lockstep.launch.process_stats import vitals
+from lockstep.launch.process_stats import process_state
 from lockstep.launch.status import StatusReader
 from lockstep.programs.demo.kills import Member
 
@@ -42,5 +42,5 @@ def _living(page: StatusReader) -> list[Member]:
 
 
 def _lives(pid: int) -> bool:
-    found = vitals(pid)
+    found = process_state(pid)
     return found is not None and found.state not in "ZX"

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from lockstep.errors import LockstepError
-from lockstep.launch.launch import Job, Outcome, launch
+from lockstep.launch.launch import Job, LaunchOutcome, launch
 from lockstep.observe.progress import Shown, show_progress
 from lockstep.programs.demo.recipe import Recipe
 from lockstep.programs.demo.result import Reader, Result, workers
@@ -40,7 +40,7 @@ def show_step(shown: Shown, result: Result) -> None:
     shown.at(len(result.losses), f"loss {result.losses[-1]:.3f}  {result.tokens_per_s:>6,.0f} tokens/s")
 
 
-def finished(result: Result, outcome: Outcome) -> Result:
+def finished(result: Result, outcome: LaunchOutcome) -> Result:
     """The result of a run that came to its end; raises DidNotFinish if it did not."""
     if outcome.exit_code:
         raise DidNotFinish(result.num_workers, outcome.exit_code)

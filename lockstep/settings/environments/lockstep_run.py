@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.errors import BadEnvironment
-from lockstep.settings.environments.place import LOOPBACK, Place, check_world
+from lockstep.settings.environments.place import LOOPBACK, LaunchPlace, check_world
 from lockstep.settings.environments.variables import optional, port, text, whole
 from lockstep.settings.limits import as_whole
 from lockstep.world import World
@@ -109,12 +109,12 @@ def read_doors(text: str) -> Doors:
     return doors
 
 
-def place(environ: Mapping[str, str]) -> Place | None:
+def place(environ: Mapping[str, str]) -> LaunchPlace | None:
     if MARK not in environ:
         return None
     rank, size = whole(environ, RANK), whole(environ, SIZE, at_least=1)
     world = check_world(World(rank, size, rank, size), RANK, SIZE)
-    return Place(
+    return LaunchPlace(
         launcher="lockstep run",
         world=world,
         address=LOOPBACK,

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from lockstep.launch.orphans import Guard
-from lockstep.launch.signals import Signals
+from lockstep.launch.orphans import OrphanGuard
+from lockstep.launch.signals import LauncherSignals
 from lockstep.programs.bench.launching import ResultsDiffer, result_folder
 from lockstep.programs.bench.recovery.plan import (
     LOCKSTEP_SIDES,
@@ -37,7 +37,7 @@ def bench_recovery(plan: Plan, follow: Follow) -> dict[str, Any]:
 
     Raises `ResultsDiffer` if a loss changed lockstep's bits.
     """
-    with result_folder() as folder, Signals() as signals, Guard() as guard:
+    with result_folder() as folder, LauncherSignals() as signals, OrphanGuard() as guard:
         trials = Trials(plan, folder, Watch(signals), guard, process_environment())
         return Benchmark(plan, trials, follow).run()
 

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from lockstep.launch.orphans import Guard
+from lockstep.launch.orphans import OrphanGuard
 from lockstep.launch.process import await_end
-from lockstep.launch.signals import SCALE, Signals
+from lockstep.launch.signals import SCALE, LauncherSignals
 from lockstep.programs.bench.launching import Stopped
 
 LOOK_S = 0.02
@@ -26,7 +26,9 @@ class Program:
     They are also ended if this process is killed: by the guard, which knows of the launcher and of those noted.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], output: Path, guard: Guard) -> None:
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], output: Path, guard: OrphanGuard
+    ) -> None:
         self._command, self._environment, self.output, self._guard = command, environment, output, guard
         self._noted: set[int] = set()
 
@@ -82,7 +84,7 @@ class Program:
 class Watch:
     """Waits for what other processes do; a signal or too long a wait ends the benchmark with `Stopped`."""
 
-    def __init__(self, signals: Signals, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, signals: LauncherSignals, clock: Callable[[], float] = time.monotonic) -> None:
         self._signals, self._clock = signals, clock
 
     def until(self, reached: Callable[[], object], within_s: float, awaited: str) -> None:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lockstep.launch.process_stats import Vitals, vitals
+from lockstep.launch.process_stats import ProcessState, process_state
 from lockstep.programs.bench.recovery.program import descendants
 
 QUIET_S = 0.5
@@ -37,7 +37,7 @@ class Warmth:
         if not self._num_spares:
             return True
         spares = find_spares(self._launcher_pid)
-        rested = self._quiet.at([vitals(pid) for pid in spares])
+        rested = self._quiet.at([process_state(pid) for pid in spares])
         return rested and len(spares) == self._num_spares and all(_is_waiting(pid) for pid in spares)
 
 
@@ -46,7 +46,7 @@ def find_spares(launcher_pid: int) -> list[int]:
 
 
 def _is_waiting(pid: int) -> bool:
-    found: Vitals | None = vitals(pid)
+    found: ProcessState | None = process_state(pid)
     return found is not None and found.state == "S" and _LOADED in _read(pid, "maps")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.launch.orphans import Guard
+from lockstep.launch.orphans import OrphanGuard
 from lockstep.programs.bench.launching import Stopped
 from lockstep.programs.bench.recovery.command import VARIABLES, command_of
 from lockstep.programs.bench.recovery.commits import last_step, read_commits, read_workers
@@ -38,7 +38,9 @@ class Trial:
 class Trials:
     """Makes trials, one at a time, below `folder`."""
 
-    def __init__(self, plan: Plan, folder: Path, watch: Watch, guard: Guard, inherited: Mapping[str, str]) -> None:
+    def __init__(
+        self, plan: Plan, folder: Path, watch: Watch, guard: OrphanGuard, inherited: Mapping[str, str]
+    ) -> None:
         self._plan, self._folder, self._watch, self._guard = plan, folder, watch, guard
         self._environment = {**inherited, **VARIABLES}
 
