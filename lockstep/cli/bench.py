@@ -244,8 +244,8 @@ def allreduce(
     from lockstep.programs.bench.following import following
     from lockstep.programs.bench.launching import Stopped
     from lockstep.programs.bench.mps import multi_process_service
-    from lockstep.programs.doctor.gathering.control_groups import ControlGroups
-    from lockstep.programs.doctor.gathering.machine import memory
+    from lockstep.programs.doctor.control_groups import ControlGroups
+    from lockstep.programs.doctor.machine import memory
 
     refuse_unless_gpu(device, mps=mps)
     usual = parse_sizes(SIZES if device == CPU else SIZES_ON_GPU)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from launches import FORKING, start_lockstep
 
+from lockstep.programs.doctor import saving
 from lockstep.programs.doctor.checks import CHECKS
-from lockstep.programs.doctor.gathering import saving
 
 COMMAND = "from lockstep.cli.main import main; import sys; sys.argv[0] = 'lockstep'; main()"
 

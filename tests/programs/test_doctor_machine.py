@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from lockstep.launch.scale import Registered
-from lockstep.programs.doctor.gathering import machine
-from lockstep.programs.doctor.gathering.control_groups import ControlGroups
-from lockstep.programs.doctor.gathering.remains import dead_runs, find_orphans, partial_checkpoints, torch_files
+from lockstep.programs.doctor import machine
+from lockstep.programs.doctor.control_groups import ControlGroups
+from lockstep.programs.doctor.leftovers import dead_runs, find_orphans, partial_checkpoints, torch_files
 
 
 def groups(root: Path, paths: str, files: dict[str, str]) -> ControlGroups:
