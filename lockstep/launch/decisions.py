@@ -3,8 +3,8 @@
 # Note [Who goes on]
 # Members (workers that stand in a generation) go on by themselves when one of them is lost; the supervisor only fills
 # the free slot with a joiner. When nobody can go on (no generation was formed yet, the last member is gone, or a
-# survivor says that it could not recover) there is a *crisis*: nothing is started any more, the others get a moment
-# to tell what they know, and then `judge` says whether everything starts again or the run is over.
+# survivor reports that it could not recover) there is a *crisis*: nothing is started any more, the others get a moment
+# to report, and then `judge` decides whether everything starts again or the run is over.
 
 # Note [The fault budget]
 # A lost worker costs one of the budget, and a step that nobody had committed before gives one back, up to the whole: so
@@ -54,7 +54,7 @@ class Rescaled:
 
 @dataclass(frozen=True)
 class Condemned:
-    """The worker was told of and killed by the supervisor itself; its end will follow."""
+    """The watchdog has named the worker and killed it; its end will follow."""
 
     slot: int
 
@@ -91,7 +91,7 @@ class SendSignal:
 
 @dataclass(frozen=True)
 class Dismiss:
-    """End a worker that was not admitted yet, without a word."""
+    """End a worker that was not admitted yet, silently."""
 
     slot: int
 
@@ -120,7 +120,7 @@ class SupervisorState:
     num_misplaced: int = 0
     """Joiners that did not find their place in the script."""
     turned_away: tuple[Failure, ...] = ()
-    """Joiners that told why they cannot take part."""
+    """Joiners that reported why they cannot take part."""
     exits: Mapping[int, Failure] = field(default_factory=dict)
     """Members that left with an exit code of their own just now: losses, unless the others do so too."""
     finished: bool = False
@@ -130,7 +130,7 @@ class SupervisorState:
     waited: frozenset[int] = frozenset()
     """Slots that failed while they waited for the others in a call: because of a loss, if there was one."""
     unreported: tuple[Failure, ...] = ()
-    """Losses of the crisis that were not told yet: they are, if everything starts again."""
+    """Losses of the crisis that were not said yet: they are, if everything starts again."""
     num_killed: int = 0
     """Since the workers were last started from the top."""
     num_lost: int = 0
@@ -197,7 +197,7 @@ def decide(state: SupervisorState, event: Event, page: Page) -> tuple[Supervisor
 
 
 def judge(state: SupervisorState) -> Restart | Over:
-    """What a crisis comes to, once everybody had a moment to tell what they know."""
+    """What a crisis comes to, once every worker had a moment to report."""
     lost = state.num_killed > 0
     followers = [failure for failure in state.failures if failure.secondary or (lost and failure.rank in state.waited)]
     own = [failure for failure in state.failures if failure.is_error and failure not in followers]
@@ -272,7 +272,7 @@ def _fail(state: SupervisorState, failure: Failure, ended: bool, page: Page, act
 
 
 def _lose_joiner(state: SupervisorState, failure: Failure, actions: list[Action]) -> SupervisorState:
-    """Members never noticed it. One that was lost, or only tells of another's failure, is tried again."""
+    """Members never noticed it. One that was lost, or only reports another's failure, is tried again."""
     retried = failure.is_loss or failure.secondary
     condemned = state.workers[failure.rank].condemned
     state = _charged(_without(state, failure.rank))
@@ -292,8 +292,8 @@ def _misplaced(state: SupervisorState, failure: Failure, actions: list[Action]) 
         actions.append(Say(f"! worker {failure.rank} gives its place up: {failure.message}"))
     state = replace(state, num_misplaced=state.num_misplaced + 1, turned_away=(*state.turned_away, failure))
     if state.num_misplaced == MISPLACED_TRIES:
-        told = f"{MISPLACED_TRIES} new workers have not found their place in the script"
-        actions.append(Say(f"  {told}: no more are started, and the others go on"))
+        misplaced = f"{MISPLACED_TRIES} new workers have not found their place in the script"
+        actions.append(Say(f"  {misplaced}: no more are started, and the others go on"))
     return state
 
 
@@ -307,7 +307,7 @@ def _lose(
 ) -> SupervisorState:
     """`is_survived`: others, who are not there any more, have come to the end of the script without it."""
     others = _members(state, page)
-    if not failure.is_loss and not others and not is_survived:  # its own word, which it would say again
+    if not failure.is_loss and not others and not is_survived:  # its own exit code: it would leave with it again
         return _in_crisis(state, failure)
     state = _counted(state, failure, page.get(failure.rank, StatusRow()).generation)
     if not (others or is_survived) or state.exhausted or state.failures:

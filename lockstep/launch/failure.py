@@ -23,7 +23,7 @@ class Failure:
 
     `how` is RAISED (then `kind` is the exception's class), QUIT (it called `sys.exit`, with `kind`), KILLED (`kind` is
     the signal) or EXITED (it ended without a report, and `kind` is the exit code). `rank` is the worker's slot, its
-    name for people. `secondary` says that it only tells of another worker's failure. `time_s` is on the host's
+    name for people. `secondary` says that it only reports another worker's failure. `time_s` is on the host's
     monotonic clock, which all its processes share. `traceback` is the whole story, for the log.
     """
 
@@ -46,19 +46,8 @@ class Failure:
         `rank_now` is its number among the present members, by which they call each other, where it differs.
         """
         if isinstance(exception, OutOfPlace):
-            told = str(exception)
-            return cls(
-                rank,
-                step,
-                str(MISPLACED),
-                told,
-                (),
-                False,
-                time.monotonic(),
-                EXITED,
-                id_of_process(os.getpid()),
-                told + "\n",
-            )
+            why, now_s, own_id = str(exception), time.monotonic(), id_of_process(os.getpid())
+            return cls(rank, step, str(MISPLACED), why, (), False, now_s, EXITED, own_id, why + "\n")
         quits = isinstance(exception, SystemExit)
         kind, message = original(type(exception).__name__, str(exception))
         return cls(
@@ -67,7 +56,7 @@ class Failure:
             kind=repr(exception.code) if isinstance(exception, SystemExit) else kind,
             message="" if quits else with_memory_facts(kind, message),
             frames=user_frames(exception),
-            secondary=not quits and _tells_of_another(exception, rank if rank_now is None else rank_now),
+            secondary=not quits and _reports_another(exception, rank if rank_now is None else rank_now),
             time_s=time.monotonic(),
             how=QUIT if quits else RAISED,
             worker_id=id_of_process(os.getpid()),
@@ -76,7 +65,7 @@ class Failure:
 
     @property
     def sentence(self) -> str:
-        """What it told, in one sentence; nothing if it ended without a word."""
+        """What it reported, in one sentence; nothing if it reported nothing."""
         parts = [self.kind, self.message] if self.how == RAISED else [self.message]
         return ": ".join(part for part in parts if part)
 
@@ -171,7 +160,7 @@ def first_failure(failures: Iterable[Failure]) -> Failure:
     return min(failures, key=lambda failure: (failure.secondary, failure.time_s))
 
 
-def _tells_of_another(exception: BaseException, rank: int) -> bool:
+def _reports_another(exception: BaseException, rank: int) -> bool:
     return any(
         isinstance(link, WorkerLost) or (isinstance(link, Disagreement) and link.here != rank)
         for link in _chain(exception)

@@ -137,7 +137,7 @@ class HangDetector:
     _idle_s: dict[str, float] = field(default_factory=dict)
     """For how long the suspects have been idle, by id, as they were last observed."""
     _observed_s: float = float("-inf")
-    _told: set[tuple[str, int, int]] = field(default_factory=set)
+    _found: set[tuple[str, int, int]] = field(default_factory=set)
 
     def look(
         self, now_s: float, looks: Mapping[int, WorkerView], activity: Callable[[int], Activity | None]
@@ -160,8 +160,8 @@ class HangDetector:
         return max(self.hang_s, LEARNED_TIMES * self._idleness.longest_s)
 
     def forget(self) -> None:
-        """All workers are started from the top: what was told of those before may be told of them."""
-        self._told.clear()
+        """All workers are started from the top: what was found of those before may be found of them."""
+        self._found.clear()
 
     def _start_anew(self, now_s: float) -> None:
         self._counts_from_s = now_s
@@ -195,7 +195,7 @@ class HangDetector:
         return now_s - max(row.since_ns / 1e9, self._counts_from_s)
 
     def _silent_s(self, now_s: float, rows: Mapping[int, WorkerView]) -> float:
-        """For how long nobody has said anything on the page, while all are members and none has ended."""
+        """For how long nobody has written anything on the page, while all are members and none has ended."""
         if not all(look.row.is_member and not look.row.is_ending for look in rows.values()):
             return 0.0
         return now_s - max(self._counts_from_s, *(look.row.updated_ns / 1e9 for look in rows.values()))
@@ -251,9 +251,9 @@ class HangDetector:
     def _once(self, finding: Late | Idle, what: str, asked: Mapping[int, WorkerView]) -> list[HangFinding]:
         """The finding, if it is news; then those who are named will be `asked` where they are."""
         key = (what, finding.generation, finding.step)
-        if key in self._told:
+        if key in self._found:
             return []
-        self._told.add(key)
+        self._found.add(key)
         self._idleness.excuse(look.id for look in asked.values())
         return [finding]
 

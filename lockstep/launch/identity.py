@@ -19,7 +19,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass
 class Identity:
-    """What a process that was launched is. `pid` tells it from processes that it forks."""
+    """What a process that was launched is. `pid` distinguishes it from processes that it forks."""
 
     boot: Bootstrap | None = None
     pid: int = 0

@@ -2,7 +2,7 @@
 
 # Note [Signs of work]
 # A worker works while it, or a process that it has started, uses the processor, reads or writes, starts or ends a
-# process, says something new on its page, or is woken again and again: a thread that waits for a network is woken for
+# process, writes something new on its page, or is woken again and again: a thread that waits for a network is woken for
 # every piece. Every process is woken now and then by a timer of a library, so a rate of about one a second does not
 # count. Neither does what a process with such a timer uses of the processor, nor what it does when it is asked where it
 # is: it wakes up and writes its answer.
@@ -21,7 +21,7 @@ IDLE_WAKES_PER_S, IDLE_WAKES = 1.0, 2
 
 @dataclass(frozen=True)
 class Observation:
-    """A worker as it was seen: what its processes had done, and when it last said something on its page."""
+    """A worker as it was seen: what its processes had done, and when it last wrote something on its page."""
 
     activity: Activity
     updated_ns: int

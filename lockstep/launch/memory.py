@@ -1,4 +1,4 @@
-"""Memory that ran out: whether the kernel killed something for it, and what an exception should tell of it."""
+"""Memory that ran out: whether the kernel killed something for it, and how much was free."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Telling the user about a failure or a loss, in at most six lines."""
+"""The launcher's messages to the user, at most six lines each."""
 
 import os
 import re
@@ -83,14 +83,14 @@ def late_message(late: Late | Idle, looks: Mapping[int, WorkerView], places: Map
     """
     if isinstance(late, Idle):
         who = "the worker does nothing" if len(late.slots) == 1 else f"all {len(late.slots)} workers do nothing"
-        told = f"! step {late.step} does not get on: {who}, since {late.seconds:.0f} s"
-        return f"{told}\n    {_each(late.slots, looks, places, now_s)}"
+        headline = f"! step {late.step} does not get on: {who}, since {late.seconds:.0f} s"
+        return f"{headline}\n    {_each(late.slots, looks, places, now_s)}"
     waiting: dict[str, list[int]] = {}
     for slot in late.waiting:
         waiting.setdefault(_waits_in(looks[slot].row), []).append(slot)
-    told = ", ".join(f"{_runs(slots)} ({what})" for what, slots in waiting.items())
+    waits = ", ".join(f"{_runs(slots)} ({what})" for what, slots in waiting.items())
     missing = _each(late.missing, looks, places, now_s) if late.missing else "nobody"
-    return f"! {_late_what(late)}\n    waiting: {told}    missing: {missing}"
+    return f"! {_late_what(late)}\n    waiting: {waits}    missing: {missing}"
 
 
 def hung_message(hung: Hung) -> str:
@@ -140,9 +140,9 @@ def _waits_in(row: StatusRow) -> str:
 
 def _each(slots: tuple[int, ...], looks: Mapping[int, WorkerView], places: Mapping[int, Frame], now_s: float) -> str:
     """Where each worker is, up to a few."""
-    told = [_where(slot, looks[slot], places.get(slot), now_s) for slot in slots[:_MOST_NAMED]]
+    named = [_where(slot, looks[slot], places.get(slot), now_s) for slot in slots[:_MOST_NAMED]]
     more = [f"and {len(slots) - _MOST_NAMED} more"] if len(slots) > _MOST_NAMED else []
-    return ", ".join(told + more)
+    return ", ".join(named + more)
 
 
 def _where(slot: int, look: WorkerView, place: Frame | None, now_s: float) -> str:
@@ -225,16 +225,9 @@ def _hint(failure: Failure) -> list[str]:
 
 
 def _others(num_others: int, num_failed_too: int) -> str:
-    told = ""
-    if num_failed_too:
-        told += f"{_count(num_failed_too)} failed too. "
-    if num_others:
-        told += f"{_count(num_others)} {'was' if num_others == 1 else 'were'} fine. "
-    return told
-
-
-def _count(number: int) -> str:
-    return "1 other worker" if number == 1 else f"{number} other workers"
+    failed = f"{count(num_failed_too, 'other worker')} failed too. " if num_failed_too else ""
+    fine = f"{count(num_others, 'other worker')} {'was' if num_others == 1 else 'were'} fine. " if num_others else ""
+    return failed + fine
 
 
 def _near(path: str) -> str:

@@ -36,10 +36,10 @@ class Registered:
         try:
             _write_whole(_card(self._folder), json.dumps(fields))
         except OSError as error:
-            told = f"nothing can be written in {self._folder}: {error.strerror}"
+            why = f"nothing can be written in {self._folder}: {error.strerror}"
             if not is_full(error):
-                raise BadEnvironment(told) from error
-            self._say(f"! {told}. The run goes on; `lockstep scale` does not reach it")
+                raise BadEnvironment(why) from error
+            self._say(f"! {why}. The run goes on; `lockstep scale` does not reach it")
         return self
 
     def __exit__(
@@ -76,7 +76,7 @@ def read_wanted(folder: Path) -> int | None:
 
 
 def find_launcher(folder: Path) -> int | None:
-    """The process that runs the launch in `folder` now; None if it has ended, whoever has its number since."""
+    """The process that runs the launch in `folder` now; None if it has ended."""
     try:
         fields = json.loads(_card(folder).read_text(encoding="utf-8"))
         pid, start_time = int(fields["pid"]), fields["start_time"]

@@ -251,7 +251,7 @@ class StatusWriter:
         self._row[SAVED] = 1
 
     def is_given_up(self, slot: int) -> bool:
-        """Whether the launcher has said that nobody will come in this slot any more."""
+        """Whether the launcher has given the slot up: nobody will come in it any more."""
         return bool(_ROW.unpack_from(self._memory, slot * _ROW.size)[PID] == NOBODY)
 
     def add_trait(self, trait: Trait) -> None:
@@ -309,26 +309,16 @@ class NoStatus:
     def patient(self, seconds: float) -> Iterator[None]:
         yield
 
-    def saved(self) -> None:
-        pass
-
     def is_given_up(self, slot: int) -> bool:
         return True
 
-    def add_trait(self, trait: Trait) -> None:
-        pass
-
-    def move_to(self, slot: int) -> None:
-        pass
-
-    def place(self, generation: int, rank: int, size: int, door_port: int, num_lanes: int) -> None:
-        pass
-
-    def committed(self, step: int, usual_step_ns: int, data_ns: int = 0) -> None:
-        pass
-
     def close(self) -> None:
         pass
+
+    def _ignore(self, *_: object, **__: object) -> None:
+        pass
+
+    saved = add_trait = move_to = place = committed = _ignore
 
 
 def _rows(memory: mmap.mmap) -> dict[int, StatusRow]:

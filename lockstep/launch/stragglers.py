@@ -8,7 +8,7 @@
 # that was given few has more of what every worker has to do. Longer than it does, because waiting has other causes:
 # on a GPU the lanes are only begun in a worker's own time, and computed while it waits.
 #
-# It is told of when two windows in a row agree, so that one pause (an evaluation, a checkpoint) names nobody. They
+# It is named when two windows in a row agree, so that one pause (an evaluation, a checkpoint) names nobody. They
 # begin when all have learned their usual step, which leaves out warming up, and anew when workers or lanes change.
 """
 
@@ -86,7 +86,7 @@ class Slow:
 
 @dataclass(frozen=True)
 class CaughtUp:
-    """A worker that was told of as slow is so no longer."""
+    """A worker that was named as slow is so no longer."""
 
     slot: int
 
@@ -141,7 +141,7 @@ def _middle(others: list[TimeSpent], number: Callable[[TimeSpent], float]) -> fl
 
 @dataclass(frozen=True)
 class _LastReport:
-    """When a worker was last told of as slow, and with what; None once it has caught up."""
+    """When a worker was last named as slow, and with which cause; None once it has caught up."""
 
     now_s: float
     cause: SlowCause | None
@@ -149,12 +149,12 @@ class _LastReport:
 
 @dataclass
 class StragglerDetector:
-    """Remembers what was seen, from one look to the next, and tells only what is news."""
+    """Remembers what was seen, from one look to the next, and gives only what is news."""
 
     window_steps: int = 20
     window_s: float = 5.0
     again_s: float = 300.0
-    """The least time between two tales of the same slow worker."""
+    """The least time between two reports of the same slow worker."""
     _began: Mapping[int, StatusRow] = field(default_factory=dict)
     """The rows at the beginning of the window; none while there is nothing to compare."""
     _before: Mapping[int, TimeSpent] = field(default_factory=dict)
@@ -170,7 +170,7 @@ class StragglerDetector:
             )
 
     def look(self, now_s: float, rows: Mapping[int, StatusRow]) -> list[PaceFinding]:
-        """Who is slow, or no longer so, and was not told of yet: something only when the second window in a row ends.
+        """Who is slow, or no longer so, and was not named yet: something only when the second window in a row ends.
 
         `rows` are those of all workers that run; `now_s` is on any clock that goes forward.
         """

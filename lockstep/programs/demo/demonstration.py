@@ -25,7 +25,7 @@ MORE_LOSSES = 4
 
 
 class DidNotFinish(LockstepError):  # noqa: N818
-    """A run of the demo ended early; what there is to tell has been told. `exit_code` is the launch's."""
+    """A run of the demo ended early; why has been said. `exit_code` is the launch's."""
 
     def __init__(self, num_workers: int, exit_code: int) -> None:
         super().__init__(f"the demo ended early, in its run on {workers(num_workers)}")
@@ -91,7 +91,7 @@ def demonstrate(
 
 
 def check_recipe(recipe: Recipe, worker_counts: Sequence[int]) -> None:
-    """Raises unless the demo can be run with these words."""
+    """Raises unless the demo can be run so."""
     if recipe.steps < 1:
         raise BadArgument(f"the demo needs at least 1 step, not {recipe.steps}")
     if not worker_counts or len(set(worker_counts)) < len(worker_counts):

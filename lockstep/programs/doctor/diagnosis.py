@@ -10,7 +10,7 @@ GiB = 1024**3
 
 
 class Level(StrEnum):
-    """How bad it is. UNKNOWN: the machine does not tell, so nothing is claimed."""
+    """How bad it is. UNKNOWN: the machine does not show it, so nothing is claimed."""
 
     OK = "ok"
     UNKNOWN = "unknown"

@@ -124,9 +124,9 @@ def resolve_own_name(waited_s: float) -> HostName:
 
 def gpus() -> Gpus:
     """Without the tool the kernel's names count. MPS is the daemon by which several processes share a GPU."""
-    told = _ask_tool()
-    names = tuple(name for name, _ in told) if told is not None else _names_by_kernel()
-    free_bytes = tuple(free for _, free in told) if told is not None else None
+    found = _ask_tool()
+    names = tuple(name for name, _ in found) if found is not None else _names_by_kernel()
+    free_bytes = tuple(free for _, free in found) if found is not None else None
     return Gpus(names, free_bytes, _cuda_of_torch(), bool(names) and _mps_runs())
 
 
@@ -205,8 +205,8 @@ def _ask_tool() -> list[tuple[str, int]] | None:
 
 
 def _names_by_kernel() -> tuple[str, ...]:
-    told = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    found = (re.search(r"^Model:\s*(.+)$", path.read_text(), re.MULTILINE) for path in told)
+    files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    found = (re.search(r"^Model:\s*(.+)$", path.read_text(), re.MULTILINE) for path in files)
     return tuple(match[1].strip() if match else "GPU" for match in found)
 
 

@@ -53,7 +53,7 @@ class Bootstrap:
 
 
 def variables(boot: Bootstrap, num_workers: int, port: int) -> dict[str, str]:
-    """The variables that tell a worker all of `boot`, how many there are, and where worker 0 listens."""
+    """The variables that give a worker all of `boot`, how many there are, and where worker 0 listens."""
     optional_ones = {LISTEN_FD: boot.listen_fd, STATUS_FD: boot.status_fd, DOORS: write_doors(boot.doors) or None}
     return {
         MARK: "lockstep run",
