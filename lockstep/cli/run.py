@@ -42,7 +42,7 @@ class Whole(click.ParamType):  # type: ignore[type-arg]
         return number
 
 
-class Parsed(click.ParamType):  # type: ignore[type-arg]
+class ParsedOption(click.ParamType):  # type: ignore[type-arg]
     """What `parse` makes of the text; the words of its ValueError say what is allowed."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
@@ -74,7 +74,7 @@ def parse_resume(text: str) -> str:
     return str(Path(text).absolute())
 
 
-Device = partial(Parsed, "device", parse_device)
+Device = partial(ParsedOption, "device", parse_device)
 
 
 class Screen:
@@ -114,7 +114,7 @@ class Screen:
 )
 @click.option(
     "--assignment",
-    type=Parsed("lanes", lambda text: Assignment(parse_assignment(text))),
+    type=ParsedOption("lanes", lambda text: Assignment(parse_assignment(text))),
     help='Lanes of each worker, such as "0,1;2,3". Even by default.',
 )
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Folder for logs and reports.  [default: runs/NAME-K]")
@@ -141,7 +141,7 @@ class Screen:
 )
 @click.option(
     "--hang-s",
-    type=Parsed("seconds", parse_seconds),
+    type=ParsedOption("seconds", parse_seconds),
     default=HANG_S,
     show_default=True,
     help="A worker that keeps others waiting and shows no sign of work for so long is ended and replaced. More if the "
@@ -149,7 +149,7 @@ class Screen:
 )
 @click.option(
     "--resume",
-    type=Parsed("resume", parse_resume),
+    type=ParsedOption("resume", parse_resume),
     metavar="auto|never|PATH",
     help="Go on from the newest good checkpoint, from none, or from this one. With --run-dir of an earlier run, "
     "auto continues it.  [default: the script's word, else never]",

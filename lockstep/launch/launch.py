@@ -13,7 +13,7 @@ from lockstep.launch.local_pool import LocalPool
 from lockstep.launch.messages import apart_message, failure_message
 from lockstep.launch.output import clear_earlier, log_path
 from lockstep.launch.pool import OpenPool
-from lockstep.launch.scale import Registered
+from lockstep.launch.scale import registered
 from lockstep.launch.signals import LauncherSignals
 from lockstep.launch.supervisor import Supervisor
 
@@ -61,7 +61,7 @@ def launch(
     The folder `job.run_dir` must exist. Main thread only: Ctrl-C and SIGTERM end the workers, not this function.
     """
     began_s = time.monotonic()
-    with LauncherSignals() as signals, Registered(job.run_dir, say):
+    with LauncherSignals() as signals, registered(job.run_dir, say):
         clear_earlier(job.run_dir)
         shown = ShownOutput(show, signals)
         with open_pool(job, shown, say, signals) as pool:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
-from types import TracebackType
 
 from lockstep.errors import BadEnvironment
 from lockstep.launch.control import ControlLine, CopyDeclined, CopyStarted
@@ -19,7 +18,7 @@ from lockstep.launch.memory import MemoryKills, count_memory_kills
 from lockstep.launch.orphans import OrphanGuard
 from lockstep.launch.output import Log, Logs, Tee
 from lockstep.launch.pool import ExitStatus, WorkerEvent, speaking_slot
-from lockstep.launch.process import WorkerProcess, await_end, members
+from lockstep.launch.process import NO_SLOT, WorkerProcess, await_end, members
 from lockstep.launch.process_stats import Activity, activity, process_state, survives_signal
 from lockstep.launch.signals import LauncherSignals
 from lockstep.launch.spares import Spares
@@ -74,9 +73,7 @@ class LocalPool:
             self._owned = owned.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._owned.close()
 
     # -- starting workers --------------------------------------------------------------------------------------
@@ -146,7 +143,7 @@ class LocalPool:
         own: Mapping[str, str],
         fds: list[int],
         log: Log | None = None,
-        slot: int | None = None,
+        slot: int = NO_SLOT,
     ) -> WorkerProcess:
         variables = {**self._job.variables_of_all(self._inherited), **own}
         return WorkerProcess.start(command, variables, Tee(self._show, log), fds, slot)

@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from types import TracebackType
 
 
 class OrphanGuard:
@@ -46,15 +45,13 @@ class OrphanGuard:
         with suppress(BrokenPipeError):  # a guard that somebody killed is missed only if we are killed as well
             self._process.stdin.write(line.encode())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
 
-def watch() -> None:
+def main() -> None:
     """Returns when the launcher has gone, and everything that it had noted with it."""
     noted: set[int] = set()
     for line in sys.stdin:
@@ -65,4 +62,4 @@ def watch() -> None:
 
 
 if __name__ == "__main__":
-    watch()
+    main()

@@ -40,7 +40,7 @@ class WorkerProcess:
         environment: Mapping[str, str],
         tee: Tee,
         pass_fds: Collection[int],
-        slot: int | None = None,
+        slot: int = NO_SLOT,
     ) -> "WorkerProcess":
         """The worker owns the tee from now on; if it cannot be started, nothing is left of either."""
         control = ControlLine()
@@ -61,7 +61,7 @@ class WorkerProcess:
         finally:
             tee.handed_down()
             control.handed_down()
-        return cls(popen, os.pidfd_open(popen.pid), tee, control, NO_SLOT if slot is None else slot)
+        return cls(popen, os.pidfd_open(popen.pid), tee, control, slot)
 
     @classmethod
     def adopt(cls, pid: int, tee: Tee, control: ControlLine, slot: int) -> "WorkerProcess | None":

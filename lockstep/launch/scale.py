@@ -6,10 +6,9 @@ workers into `wanted` beside it and wakes the launcher with a signal.
 
 import json
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 
 from lockstep.errors import BadArgument, BadEnvironment
 from lockstep.launch.output import is_full
@@ -19,34 +18,28 @@ from lockstep.launch.status import MAX_SLOTS
 from lockstep.settings.limits import as_whole
 
 
-class Registered:
-    """While it is open, `launcher.json` says that this process is the launcher of the run in `folder`.
+@contextmanager
+def registered(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Inside, `launcher.json` says that this process is the launcher of the run in `folder`.
 
     A run for which there is no room for that goes on without; see Note [A full disk] in output.py.
     """
-
-    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
-        self._folder, self._say = folder, say
-
-    def __enter__(self) -> "Registered":
-        if (pid := find_launcher(self._folder)) is not None:
-            raise BadArgument(f"a run is under way in {self._folder} (pid {pid}): give another --run-dir, or end it")
-        ours = process_state(os.getpid())
-        fields = {"pid": os.getpid(), "start_time": None if ours is None else ours.start_ticks}
-        try:
-            _write_whole(_card(self._folder), json.dumps(fields))
-        except OSError as error:
-            why = f"nothing can be written in {self._folder}: {error.strerror}"
-            if not is_full(error):
-                raise BadEnvironment(why) from error
-            self._say(f"! {why}. The run goes on; `lockstep scale` does not reach it")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    if (pid := find_launcher(folder)) is not None:
+        raise BadArgument(f"a run is under way in {folder} (pid {pid}): give another --run-dir, or end it")
+    ours = process_state(os.getpid())
+    try:
+        card = {"pid": os.getpid(), "start_time": None if ours is None else ours.start_ticks}
+        _write_whole(_card(folder), json.dumps(card))
+    except OSError as error:
+        why = f"nothing can be written in {folder}: {error.strerror}"
+        if not is_full(error):
+            raise BadEnvironment(why) from error
+        say(f"! {why}. The run goes on; `lockstep scale` does not reach it")
+    try:
+        yield
+    finally:
         with suppress(OSError):
-            _card(self._folder).unlink()
+            _card(folder).unlink()
 
 
 def ask_for(folder: Path, num_workers: int) -> None:

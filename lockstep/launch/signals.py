@@ -2,7 +2,7 @@
 
 import signal
 import socket
-from types import FrameType, TracebackType
+from types import FrameType
 
 SCALE = signal.SIGUSR1
 WATCHED = (signal.SIGINT, signal.SIGTERM, SCALE)
@@ -33,9 +33,7 @@ class LauncherSignals:
         except BlockingIOError:
             return []
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         signal.set_wakeup_fd(self._wakeup_before)

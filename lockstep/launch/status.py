@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from types import TracebackType
 
 MAX_SLOTS = 1024
 _FIELDS = 19
@@ -137,13 +136,28 @@ class StatusRow:
         return self.phase == Phase.ENDED or (self.phase == Phase.AWAITING and self.detail_a == Collective.END)
 
 
-class StatusPage:
+class StatusReader:
+    """Any process's look at the whole page."""
+
+    def __init__(self, fd: int, prot: int = mmap.PROT_READ) -> None:
+        self._memory = mmap.mmap(fd, _PAGE_BYTES, prot=prot)
+
+    def rows(self) -> dict[int, StatusRow]:
+        """The rows that somebody has written, by slot."""
+        rows = enumerate(_ROW.iter_unpack(self._memory))
+        return {slot: StatusRow(*row) for slot, row in rows if row[PID] > 0}
+
+    def close(self) -> None:
+        self._memory.close()
+
+
+class StatusPage(StatusReader):
     """Owns the page, and its `fd`, which workers inherit."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("lockstep-status")
         os.ftruncate(self.fd, _PAGE_BYTES)
-        self._memory = mmap.mmap(self.fd, _PAGE_BYTES)
+        super().__init__(self.fd, mmap.PROT_READ | mmap.PROT_WRITE)
 
     def row(self, slot: int) -> StatusRow:
         """What the worker in `slot` has written."""
@@ -156,45 +170,27 @@ class StatusPage:
             seen = again
         return StatusRow(*seen)
 
-    def rows(self) -> dict[int, StatusRow]:
-        """The rows that somebody has written, by slot."""
-        return _rows(self._memory)
-
     def clear(self, slot: int) -> None:
         """The row is as if no worker had ever written it: for a slot that is given to a new process."""
-        _check(slot)
-        _ROW.pack_into(self._memory, slot * _ROW.size, *[0] * _FIELDS)
+        self._overwrite(slot, pid=0)
 
     def give_up(self, slot: int) -> None:
         """Nobody will come in this slot any more."""
+        self._overwrite(slot, pid=NOBODY)
+
+    def _overwrite(self, slot: int, pid: int) -> None:
         _check(slot)
-        _ROW.pack_into(self._memory, slot * _ROW.size, NOBODY, *[0] * (_FIELDS - 1))
+        _ROW.pack_into(self._memory, slot * _ROW.size, pid, *[0] * (_FIELDS - 1))
 
     def close(self) -> None:
-        self._memory.close()
+        super().close()
         os.close(self.fd)
 
     def __enter__(self) -> "StatusPage":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class StatusReader:
-    """Any process's look at the whole page."""
-
-    def __init__(self, fd: int) -> None:
-        self._memory = mmap.mmap(fd, _PAGE_BYTES, prot=mmap.PROT_READ)
-
-    def rows(self) -> dict[int, StatusRow]:
-        """The rows that somebody has written, by slot."""
-        return _rows(self._memory)
-
-    def close(self) -> None:
-        self._memory.close()
 
 
 class StatusWriter:
@@ -319,10 +315,6 @@ class NoStatus:
         pass
 
     saved = add_trait = move_to = place = committed = _ignore
-
-
-def _rows(memory: mmap.mmap) -> dict[int, StatusRow]:
-    return {slot: StatusRow(*row) for slot, row in enumerate(_ROW.iter_unpack(memory)) if row[PID] > 0}
 
 
 def _check(slot: int) -> None:

@@ -1,7 +1,7 @@
 """Tells of others that keep this worker waiting, where no launcher watches.
 
 # Note [Waits that nobody watches]
-# Under `lockstep run` the launcher sees who waits for whom (launching/lateness.py). Started by hand, or by Slurm, MPI
+# Under `lockstep run` the launcher sees who waits for whom (launch/hangs.py). Started by hand, or by Slurm, MPI
 # or torchrun, a worker that hangs would be waited for in silence until timeout_s. So every worker has a thread that
 # looks once a second whether its worker waits, and for whom, and says so when that lasts unusually long. To say it
 # once, only worker 0 does; if worker 0 is waited for, the first of the others.

@@ -121,7 +121,7 @@ def test_a_survivor_that_could_not_recover_starts_all_again_only_after_a_kill():
     assert judge(without_one) == Over(lost, ())
 
 
-def test_whoever_fails_in_a_call_of_all_workers_because_one_was_killed_there_starts_all_again():
+def test_a_worker_that_fails_in_a_call_of_all_workers_because_one_was_killed_there_starts_all_again():
     waiting = {slot: StatusRow(pid=100 + slot, phase=Phase.AWAITING, detail_a=Collective.START) for slot in range(3)}
     alone = failure(1, RAISED, step=None, kind="BadEnvironment")
     killed_later, _ = after(initial_state(3, 16), Failed(alone), Failed(failure(0, step=None)), page=waiting)

@@ -99,7 +99,7 @@ def test_before_the_usual_step_is_learned_a_minute_is_allowed():
 
 
 @pytest.mark.parametrize("call", set(Collective) - {Collective.STATISTICS})
-def test_whoever_is_missing_in_a_call_of_all_workers_is_named_after_ten_seconds(call):
+def test_a_worker_missing_in_a_call_of_all_workers_is_named_after_ten_seconds(call):
     missing = look(2, Phase.OUTSIDE)
     after_s, late = first(Late, watch_over({0: waiting_in(call, 0), 2: missing}, BEGAN_S + 20))
     assert 10 < after_s <= 11
@@ -113,7 +113,7 @@ def test_a_founder_that_never_called_start_is_named_and_a_joiner_that_did_not_is
     assert watch_over({**WAITS, 1: replace(unstarted, joins=True)}, BEGAN_S + 50) == []
 
 
-def test_whoever_is_missing_where_the_others_wait_in_batch_norm_or_recover_is_named_as_in_a_step():
+def test_a_worker_missing_where_the_others_wait_in_batch_norm_or_recover_is_named_as_in_a_step():
     for waiting in (waiting_in(Collective.STATISTICS, 0), look(0, Phase.RECOVERING)):
         waiting = replace(waiting, row=replace(waiting.row, usual_step_ns=USUAL_NS))
         after_s, late = first(Late, watch_over({0: waiting, 2: look(2, Phase.COMPUTING)}, BEGAN_S + 20))

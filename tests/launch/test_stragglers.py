@@ -243,7 +243,7 @@ work = st.builds(Work, *[st.floats(0.0, 1.0)] * 3, lanes=st.integers(0, 4))
 
 
 @given(st.lists(work, min_size=1, max_size=6))
-def test_whoever_is_named_takes_longer_than_the_others_by_the_step_and_by_the_lane(team):
+def test_a_named_worker_takes_longer_than_the_others_by_the_step_and_by_the_lane(team):
     taken_s = max(one.step_s() for one in team)
     assume(taken_s > 1e-3)
     row = StatusRow(pid=1, generation=1)
@@ -351,7 +351,7 @@ def test_every_cause_is_told_in_two_lines(cause):
     assert len(pace_message(Slow(0, 1e6, 40, cause, 1.0, 0.0, 0.9, 3)).splitlines()) == 2
 
 
-def test_the_lookout_says_who_is_slow_and_when_it_has_caught_up():
+def test_the_watchdog_says_who_is_slow_and_when_it_has_caught_up():
     workers, said = Workers(), []
     running = {slot: f"worker {slot}" for slot in workers.rows}
     pool = SimpleNamespace(running=running, row=lambda slot: workers.rows[slot], state=lambda slot: "R", activity=None)

@@ -14,7 +14,7 @@ from lockstep.errors import BadArgument, LockstepError
 from lockstep.launch.launch import Job, LaunchOutcome, launch
 from lockstep.launch.local_pool import LocalPool
 from lockstep.observe.progress import Shown, show_progress
-from lockstep.programs.demo.kills import STEPS_PER_KILL, Kill, Killer, KillPlan, living_members
+from lockstep.programs.demo.kills import STEPS_PER_KILL, Killer, KillPlan, KillRecord, living_members
 from lockstep.programs.demo.recipe import Recipe
 from lockstep.programs.demo.result import DemoResult, DemoVerdict, Reader, judge, judge_disturbed, workers
 
@@ -38,7 +38,7 @@ class Disturbed:
 
     undisturbed: DemoResult
     result: DemoResult
-    kills: tuple[Kill, ...]
+    kills: tuple[KillRecord, ...]
     verdict: DemoVerdict
 
     @property

@@ -24,7 +24,7 @@ class LivingWorker:
 
 
 @dataclass(frozen=True)
-class Kill:
+class KillRecord:
     """One kill. `pause_s` is the time until the next step that was committed without the victim; None until then."""
 
     number: int
@@ -90,7 +90,7 @@ class Killer:
         clock: Callable[[], float],
         say: Callable[[str], None],
     ) -> None:
-        self.kills: list[Kill] = []
+        self.kills: list[KillRecord] = []
         self._plan, self._members, self._kill, self._clock, self._say = plan, members, kill, clock, say
         self._killed_s = 0.0
         self._goes_on = True
@@ -117,7 +117,7 @@ class Killer:
         self._say(
             f"kill {number} of {self._plan.num_kills}: worker {victim.slot} (pid {victim.pid}) at step {victim.step}"
         )
-        self.kills.append(Kill(number, victim))
+        self.kills.append(KillRecord(number, victim))
         self._goes_on = False
         self._killed_s = self._clock()
         self._kill(victim.slot)

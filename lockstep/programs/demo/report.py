@@ -16,7 +16,7 @@ from rich.text import Text
 from lockstep.errors import BadEnvironment
 from lockstep.programs.demo.curves import LossCurve, draw
 from lockstep.programs.demo.demonstration import Demonstration, Disturbed
-from lockstep.programs.demo.kills import Kill
+from lockstep.programs.demo.kills import KillRecord
 from lockstep.programs.demo.result import DemoResult, DemoVerdict, listed, workers
 from lockstep.version import VERSION
 
@@ -228,7 +228,7 @@ is `{disturbed.result.digest}`. By SIGKILL ended:
 """
 
 
-def _sentence(kill: Kill) -> str:
+def _sentence(kill: KillRecord) -> str:
     victim = kill.victim
     pause = "" if kill.pause_s is None else f"; the next step was done {kill.pause_s:.2f} s later"
     return f"worker {victim.slot} (pid {victim.pid}) at step {victim.step}{pause}"
@@ -253,7 +253,7 @@ def _disturbed_as_json(disturbed: Disturbed) -> dict[str, Any]:
     }
 
 
-def _kill_as_json(kill: Kill) -> dict[str, Any]:
+def _kill_as_json(kill: KillRecord) -> dict[str, Any]:
     victim = kill.victim
     return {"worker": victim.slot, "pid": victim.pid, "step": victim.step, "pause_s": kill.pause_s}
 
