@@ -105,7 +105,7 @@ class LocalPool:
         self._page.clear(slot)
         clear_report(self._job.run_dir, slot)
         boot = Bootstrap(
-            rank=slot,
+            slot=slot,
             parent_pid=os.getpid(),
             run_dir=self._job.run_dir.absolute(),
             notice_fd=self._notice_fd,

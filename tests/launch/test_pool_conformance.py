@@ -143,13 +143,15 @@ def test_what_runs_in_a_slot_is_killed_for_its_replacement_and_that_is_no_event(
     assert stage.exits() == {}
 
 
-def test_an_ended_worker_takes_along_what_it_has_started(stage):
+def test_a_worker_that_is_ended_dies_even_if_it_ignores_sigterm_with_what_it_has_started(stage):
     stage.start(2)
+    stage.order(1, "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
     stage.order(1, "print('child', subprocess.Popen(['sleep', '1000']).pid, flush=True)")
     stage.wait_until(lambda: re.search(r"child \d+\n", stage.log(1)))
     child = psutil.Process(int(stage.log(1).split("child ")[1]))
     stage.pool.end(1)
     stage.wait_until(lambda: 1 in stage.exits())
+    assert stage.exits() == {1: ExitStatus("SIGKILL", is_killed=True)}
     stage.wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 

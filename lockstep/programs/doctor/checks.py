@@ -102,7 +102,7 @@ def saving(facts: Facts) -> CheckResult:
     if facts.saving_error:
         return problem(
             f"a checkpoint cannot be saved and loaded: {facts.saving_error}",
-            f"{sys.executable} -m lockstep.programs.doctor.saving (shows where it fails)",
+            f"{sys.executable} -m lockstep.programs.doctor.checkpoint_trial (shows where it fails)",
         )
     return ok("a checkpoint can be saved and loaded")
 

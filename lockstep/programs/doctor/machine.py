@@ -17,6 +17,7 @@ from threading import Thread
 
 import psutil
 
+from lockstep.programs.doctor.checkpoint_trial import try_saving
 from lockstep.programs.doctor.checks import NEEDED, OURS
 from lockstep.programs.doctor.control_groups import ControlGroups
 from lockstep.programs.doctor.diagnosis import MiB
@@ -33,7 +34,6 @@ from lockstep.programs.doctor.facts import (
     Software,
 )
 from lockstep.programs.doctor.leftovers import leftovers
-from lockstep.programs.doctor.saving import try_saving
 from lockstep.version import VERSION
 
 RESOLVING_S = 1.0

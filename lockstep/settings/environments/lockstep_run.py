@@ -36,20 +36,18 @@ Doors = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """What a worker needs to know before the user's script runs. A founder of the run has no `doors`."""
+    """What a worker needs to know before the user's script runs. A founder of the run has no `doors`.
 
-    rank: int
+    `slot` is the number under which it was launched; a joiner calls it its rank until it is admitted.
+    """
+
+    slot: int
     parent_pid: int
     run_dir: Path
     notice_fd: int
     listen_fd: int | None
     status_fd: int | None = None
     doors: Doors = ()
-
-    @property
-    def slot(self) -> int:
-        """The number under which the worker was launched: also what a joiner calls its rank until it is admitted."""
-        return self.rank
 
 
 def variables(boot: Bootstrap, num_workers: int, port: int) -> dict[str, str]:
@@ -60,7 +58,7 @@ def variables(boot: Bootstrap, num_workers: int, port: int) -> dict[str, str]:
         PARENT_PID: str(boot.parent_pid),
         RUN_DIR: str(boot.run_dir),
         NOTICE_FD: str(boot.notice_fd),
-        RANK: str(boot.rank),
+        RANK: str(boot.slot),
         SIZE: str(_size(boot, num_workers)),
         PORT: str(port),
         SLOT: str(boot.slot),
@@ -70,7 +68,7 @@ def variables(boot: Bootstrap, num_workers: int, port: int) -> dict[str, str]:
 
 def torch_distributed(boot: Bootstrap, num_workers: int, free_port: int) -> dict[str, str]:
     """What a script needs that opens a process group of torch.distributed itself, at a port that nobody uses."""
-    rank, size = str(boot.rank), str(_size(boot, num_workers))
+    rank, size = str(boot.slot), str(_size(boot, num_workers))
     return dict(zip(TORCH_DISTRIBUTED, (rank, rank, size, size, LOOPBACK, str(free_port)), strict=True))
 
 
@@ -84,7 +82,7 @@ def bootstrap(environ: Mapping[str, str]) -> Bootstrap | None:
     if MARK not in environ:
         return None
     return Bootstrap(
-        rank=whole(environ, RANK),
+        slot=whole(environ, RANK),
         parent_pid=whole(environ, PARENT_PID),
         run_dir=Path(text(environ, RUN_DIR)),
         notice_fd=whole(environ, NOTICE_FD),

@@ -1,6 +1,6 @@
 """Trying whether a checkpoint can be written and read: in a process of its own, because that needs torch.
 
-    python -m lockstep.programs.doctor.saving
+    python -m lockstep.programs.doctor.checkpoint_trial
 
 tries it in the open, and shows where it fails.
 """
