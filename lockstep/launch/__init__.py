@@ -2,13 +2,13 @@
 
 Decide (pure, tested without a process):
 - `decisions`  what follows from an event: which worker is replaced, when all start again, when the run is over
-- `hangs`      which worker is stopped, late or hung, with `idleness`; `stragglers`: which is slow, and with what
+- `hangs`      which worker is stopped, late or hung; `stragglers`: which is slow, and with what
 - `messages`   how that is said
 
 Do:
 - `launch`     runs a `job` to its end with a `supervisor`, which performs what was decided, and a `watchdog`
 - `pool`       the seam: all that these two ask of the workers. `local_pool` is the variant of this host, made of
-  `process`, `spares`, `copies`, `output` and `orphans`; other engines are other variants
+  `process`, `replacements`, `output` and `orphans`; other engines are other variants
 - `worker`, `spare`  what the processes run; they write the `status` page and reports of `failure`
 - `scale`      how another process reaches the launcher of a run
 

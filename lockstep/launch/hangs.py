@@ -4,7 +4,7 @@
 # Workers wait for each other in steps (a reduction, a recovery) and in calls that all of them make. A step is late when
 # a worker has waited in it much longer than a whole step usually takes, a call when it has waited for PLACE_S. Those it
 # waits for are missing, and are named. They may be evaluating, compiling or uploading, so they are left alone as long
-# as there is any sign of work (Note [Signs of work] in idleness.py). One that has shown none for `hang_s` is hung. It
+# as there is any sign of work (Note [Signs of work]). One that has shown none for `hang_s` is hung. It
 # is not if it waits for a disk or is held by a debugger, nor if it has asked for patience.
 #
 # If nobody waits, and none of the workers shows a sign of work, all of them hang. If all wait, each for the others,
@@ -12,13 +12,19 @@
 #
 # A stopped process (state T) can do nothing at all. A whole job that was suspended is none of these: when every worker
 # is stopped, or when the supervisor itself did not run, all clocks start anew.
+
+# Note [Signs of work]
+# A worker works while it, or a process that it has started, uses the processor, reads or writes, starts or ends a
+# process, writes something new on its page, or is woken again and again: a thread that waits for a network is woken for
+# every piece. Every process is woken now and then by a timer of a library, so a rate of about one a second does not
+# count. Neither does what a process with such a timer uses of the processor, nor what it does when it is asked where it
+# is: it wakes up and writes its answer.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from lockstep.launch.idleness import IdlenessTracker, Observation
 from lockstep.launch.process_stats import Activity
 from lockstep.launch.status import Collective, Phase, StatusRow
 
@@ -33,6 +39,11 @@ OBSERVED_S = 1.0
 LEARNED_TIMES = 2.0
 """A worker may be idle for so many times as long as one has been before that went on."""
 HANG_S = 300.0
+
+WINDOW_S = 5.0
+# What a process that does nothing may do in a window.
+IDLE_CPU_S = 0.02
+IDLE_WAKES_PER_S, IDLE_WAKES = 1.0, 2
 
 STEP = "step"
 CALLS: Mapping[int, str] = {
@@ -123,6 +134,60 @@ class Hung:
 
 
 HangFinding = StoppedWorker | Late | Idle | Hung
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A worker as it was seen: what its processes had done, and when it last wrote something on its page."""
+
+    activity: Activity
+    updated_ns: int
+
+
+@dataclass(frozen=True)
+class _Watched:
+    idle_from_s: float
+    window_s: float
+    """When the present window began."""
+    then: Observation
+    """What was seen at that time."""
+
+
+@dataclass
+class IdlenessTracker:
+    """Remembers what was seen of suspects, by id, from one look to the next."""
+
+    longest_s: float = 0.0
+    """The longest idleness after which a worker went on by itself."""
+    _watched: dict[str, _Watched] = field(default_factory=dict)
+    _excused: set[str] = field(default_factory=set)
+
+    def look(self, now_s: float, seen: Mapping[str, Observation]) -> dict[str, float]:
+        """For how long each worker has been idle. A worker that is not looked at is forgotten."""
+        before, self._watched = self._watched, {}
+        for worker, now in seen.items():
+            self._watched[worker] = self._followed(now_s, now, before.get(worker), worker in self._excused)
+        self._excused.clear()
+        return {worker: now_s - watched.idle_from_s for worker, watched in self._watched.items()}
+
+    def forget(self) -> None:
+        self._watched = {}
+
+    def excuse(self, workers: Iterable[str]) -> None:
+        """What these workers do until the next look is no sign of work: they answer a question."""
+        self._excused.update(workers)
+
+    def _followed(self, now_s: float, now: Observation, before: _Watched | None, is_excused: bool) -> _Watched:
+        if before is None:
+            return _Watched(now_s, now_s, now)
+        if is_excused:
+            return _Watched(before.idle_from_s, now_s, now)
+        if shows_work(before.then, now, now_s - before.window_s):
+            self.longest_s = max(self.longest_s, now_s - before.idle_from_s)
+            return _Watched(now_s, now_s, now)
+        if now_s - before.window_s >= WINDOW_S:
+            return _Watched(before.idle_from_s, now_s, now)
+        return before
 
 
 @dataclass
@@ -290,3 +355,19 @@ def _usual_s(rows: Mapping[int, StatusRow]) -> float | None:
 
 def _step_limit_s(usual_s: float | None) -> float:
     return NOT_LEARNED_S if usual_s is None else max(LEAST_S, USUAL_STEPS * usual_s) + SLACK_S
+
+
+def shows_work(then: Observation, now: Observation, seconds: float) -> bool:
+    """Whether what was seen at two times shows work between. See Note [Signs of work]."""
+    before, after = then.activity, now.activity
+    return (
+        now.updated_ns != then.updated_ns
+        or after.processes != before.processes
+        or after.io_bytes != before.io_bytes
+        or after.cpu_s - before.cpu_s > IDLE_CPU_S
+        or _most_wakes(before, after) > IDLE_WAKES_PER_S * seconds + IDLE_WAKES
+    )
+
+
+def _most_wakes(before: Activity, after: Activity) -> int:
+    return max((wakes - before.wakes.get(thread, 0) for thread, wakes in after.wakes.items()), default=0)

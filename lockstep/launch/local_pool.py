@@ -11,7 +11,6 @@ from functools import partial
 
 from lockstep.errors import BadEnvironment
 from lockstep.launch.control import ControlLine, CopyDeclined, CopyStarted
-from lockstep.launch.copies import PendingCopy, WorkerSpec, adopting_orphans, copied_slot
 from lockstep.launch.failure import Failure, clear_report, read_notice, read_report
 from lockstep.launch.job import RESUME, Job
 from lockstep.launch.memory import MemoryKills, count_memory_kills
@@ -20,8 +19,8 @@ from lockstep.launch.output import Log, Logs, Tee
 from lockstep.launch.pool import ExitStatus, WorkerEvent, speaking_slot
 from lockstep.launch.process import NO_SLOT, WorkerProcess, await_end, members
 from lockstep.launch.process_stats import Activity, activity, process_state, survives_signal
+from lockstep.launch.replacements import PendingCopy, Spares, WorkerSpec, adopting_orphans, copied_slot
 from lockstep.launch.signals import LauncherSignals
-from lockstep.launch.spares import Spares
 from lockstep.launch.stacks import STACK_SIGNAL, StackFile
 from lockstep.launch.status import StatusPage, StatusRow
 from lockstep.settings.environment import process_environment

@@ -9,8 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.launch.hangs import STEP, HangDetector, HangFinding, Hung, Idle, Late, StoppedWorker, WorkerView
-from lockstep.launch.idleness import IdlenessTracker, Observation
+from lockstep.launch.hangs import (
+    STEP,
+    HangDetector,
+    HangFinding,
+    Hung,
+    Idle,
+    IdlenessTracker,
+    Late,
+    Observation,
+    StoppedWorker,
+    WorkerView,
+)
 from lockstep.launch.messages import hung_message, late_message
 from lockstep.launch.process_stats import Activity
 from lockstep.launch.stacks import innermost

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 
-from lockstep.launch.idleness import Observation, shows_work
+from lockstep.launch.hangs import Observation, shows_work
 from lockstep.launch.process_stats import activity, survives_signal
 
 
