@@ -243,3 +243,8 @@ def test_an_allocation_that_failed_tells_how_much_was_asked_for_and_how_much_was
 
 def test_a_memory_error_of_python_tells_what_was_free():
     assert re.fullmatch(r"out of memory: \d+\.\d GiB free on this host", fail(MemoryError()).message)
+
+
+def test_a_killed_worker_whose_id_is_not_known_is_named_by_its_slot_alone():
+    killed = failure_with(how=KILLED, kind="SIGKILL", step=None, message="out of memory")
+    assert failure_message(killed, 0, LOG).startswith("✗ worker 2 was killed by SIGKILL: out of memory\n")

@@ -342,3 +342,16 @@ def test_the_place_is_the_innermost_call_in_user_code(tmp_path):
 @given(st.text())
 def test_what_is_not_a_stack_gives_no_place(text):
     assert innermost(text) is None
+
+
+# -- pools that know less of their workers -------------------------------------------------------------------------
+
+
+def test_a_worker_whose_activity_is_not_known_is_late_and_never_hung():
+    assert kinds(watch_over(ONE_MISSING, BEGAN_S + 3 * HANG_S, activity=lambda slot: None)) == {Late}
+
+
+def test_a_worker_whose_state_is_not_known_is_named_without_it():
+    looks = {**WAITS, 2: look(2, Phase.COMPUTING, state="")}
+    late = Late(1, 1877, STEP, 6.2, 0.41, (0, 1, 3), (2,))
+    assert late_message(late, looks, {}, BEGAN_S + 4.1).endswith("missing: 2 (since 4.1 s)")
