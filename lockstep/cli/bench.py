@@ -249,8 +249,8 @@ def allreduce(
     machine should do nothing else.
     """
     from lockstep.programs.bench.allreduce.plot import draw
-    from lockstep.programs.doctor.gathering.control_groups import ControlGroups
-    from lockstep.programs.doctor.gathering.machine import memory
+    from lockstep.programs.doctor.control_groups import ControlGroups
+    from lockstep.programs.doctor.machine import memory
 
     refuse_unless_gpu(device, mps=mps)
     each = sizes or parse_sizes(allreduces.USUAL_SIZES[device])

@@ -12,14 +12,13 @@ from rich.console import Console
 from lockstep.cli.run import Device, Whole
 from lockstep.launch.exits import CTRL_C
 from lockstep.launch.status import MAX_SLOTS
+from lockstep.programs.demo.demonstration import DidNotFinish, demonstrate
 from lockstep.programs.demo.recipe import Recipe
 from lockstep.programs.demo.report import as_json, show_report, write_report
-from lockstep.programs.demo.show import demonstrate
-from lockstep.programs.demo.training import DidNotFinish
 from lockstep.settings.limits import as_whole
 
 
-class Counts(click.ParamType):  # type: ignore[type-arg]
+class DemoWorkerCounts(click.ParamType):  # type: ignore[type-arg]
     """Numbers of workers: "1,2,3"."""
 
     name = "numbers"
@@ -34,7 +33,9 @@ class Counts(click.ParamType):  # type: ignore[type-arg]
 
 @click.command(name="demo")
 @click.option("--steps", type=Whole(1), default=Recipe.steps, show_default=True, help="Steps of training in each run.")
-@click.option("--workers", type=Counts(), default="1,2,3", show_default=True, help="How many workers, run after run.")
+@click.option(
+    "--workers", type=DemoWorkerCounts(), default="1,2,3", show_default=True, help="How many workers, run after run."
+)
 @click.option(
     "--device",
     type=Device(),

@@ -32,17 +32,12 @@ def command(ctx: click.Context, num_workers: int | None, runs: Path, wants_json:
 
     Changes nothing. Ends with 0 if nothing stops a run (warnings may hinder it), with 3 if something does.
     """
-    from lockstep.programs.doctor.diagnosis import diagnose
-    from lockstep.programs.doctor.gathering import gather
-    from lockstep.programs.doctor.screen import lines
+    from lockstep.programs.doctor.checks import diagnose
+    from lockstep.programs.doctor.machine import gather
     from lockstep.settings.environment import process_environment
 
     if runs.exists() and not runs.is_dir():
         raise BadArgument(f"--runs {runs} is no folder: name the one that holds the folders of runs")
     diagnosis = diagnose(gather(num_workers, runs, process_environment()))
-    if wants_json:
-        click.echo(json.dumps(diagnosis.as_json()))
-    else:
-        for line in lines(diagnosis):
-            click.echo(line)
+    click.echo(json.dumps(diagnosis.as_json()) if wants_json else "\n".join(diagnosis.lines()))
     ctx.exit(diagnosis.exit_code)

@@ -4,6 +4,8 @@ import difflib
 import importlib.util
 import shlex
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,60 +42,43 @@ class Whole(click.ParamType):  # type: ignore[type-arg]
         return number
 
 
-class Seconds(click.ParamType):  # type: ignore[type-arg]
-    """A number of seconds, more than 0."""
+class ParsedOption(click.ParamType):  # type: ignore[type-arg]
+    """What `parse` makes of the text; the words of its ValueError say what is allowed."""
 
-    name = "seconds"
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name, self._parse = name, parse
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            seconds = float(value)
-        except ValueError:
-            seconds = 0.0
-        if not 0 < seconds < float("inf"):
-            self.fail(f"{value!r} is not allowed: give seconds, more than 0", param, ctx)
-        return seconds
-
-
-class Lanes(click.ParamType):  # type: ignore[type-arg]
-    """The lanes of each worker, every lane once: "0,1;2,3"."""
-
-    name = "lanes"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Assignment:
-        try:
-            return Assignment(parse_assignment(value))
+            return self._parse(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
-class Device(click.ParamType):  # type: ignore[type-arg]
-    """ "cpu", "cuda" or "cuda:1"."""
-
-    name = "device"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        try:
-            return parse_device(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
+def parse_seconds(text: str | float) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ValueError(f"{text!r} is not allowed: give seconds, more than 0")
+    return seconds
 
 
-class Resume(click.ParamType):  # type: ignore[type-arg]
-    """ "auto", "never", or the path of a checkpoint that exists."""
+def parse_resume(text: str) -> str:
+    """ "auto", "never", or the whole path of a checkpoint that exists."""
+    if text in ("auto", "never"):
+        return text
+    if not Path(text).exists():
+        raise ValueError(f"there is no checkpoint {text}: give auto, never, or the path of one")
+    return str(Path(text).absolute())
 
-    name = "resume"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value in ("auto", "never"):
-            return str(value)
-        if not Path(value).exists():
-            self.fail(f"there is no checkpoint {value}: give auto, never, or the path of one", param, ctx)
-        return str(Path(value).absolute())
+Device = partial(ParsedOption, "device", parse_device)
 
 
 class Screen:
-    """Worker 0's output and the launcher's own words on one terminal, each on lines of its own."""
+    """Worker 0's output and the launcher's messages on one terminal, each on lines of its own."""
 
     def __init__(self) -> None:
         self._in_line = False
@@ -127,7 +112,11 @@ class Screen:
     metavar="cpu|cuda|cuda:K",
     help="Where workers compute, over the script's own word.  [default: each its own GPU, the CPU where there is none]",
 )
-@click.option("--assignment", type=Lanes(), help='Lanes of each worker, such as "0,1;2,3". Even by default.')
+@click.option(
+    "--assignment",
+    type=ParsedOption("lanes", lambda text: Assignment(parse_assignment(text))),
+    help='Lanes of each worker, such as "0,1;2,3". Even by default.',
+)
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Folder for logs and reports.  [default: runs/NAME-K]")
 @click.option(
     "--copies/--no-copies",
@@ -152,7 +141,7 @@ class Screen:
 )
 @click.option(
     "--hang-s",
-    type=Seconds(),
+    type=ParsedOption("seconds", parse_seconds),
     default=HANG_S,
     show_default=True,
     help="A worker that keeps others waiting and shows no sign of work for so long is ended and replaced. More if the "
@@ -160,7 +149,7 @@ class Screen:
 )
 @click.option(
     "--resume",
-    type=Resume(),
+    type=ParsedOption("resume", parse_resume),
     metavar="auto|never|PATH",
     help="Go on from the newest good checkpoint, from none, or from this one. With --run-dir of an earlier run, "
     "auto continues it.  [default: the script's word, else never]",
@@ -182,25 +171,13 @@ class Screen:
 @click.argument("program", metavar="PROGRAM")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
+    program: str,
+    module: bool,
     workers: int,
-    lanes: int | None,
-    seed: int | None,
-    threads: int | None,
-    device: str | None,
     assignment: Assignment | None,
     run_dir: Path | None,
-    copies: bool,
-    spares: int,
-    fault_budget: int,
-    hang_s: float,
-    resume: str | None,
-    checkpoints: Path | None,
     checkpoint_every: str | None,
-    checkpoint_keep: int | None,
-    torch_distributed: bool,
-    module: bool,
-    program: str,
-    arguments: tuple[str, ...],
+    **settings: Any,
 ) -> None:
     """Start PROGRAM, a script, on one or more workers of this host.
 
@@ -208,7 +185,7 @@ def command(
     A worker that is lost is replaced while the others go on; see also `lockstep scale`.
     """
     (check_module if module else check_script)(program)
-    check_assignment(assignment, workers, lanes)
+    check_assignment(assignment, workers, settings["lanes"])
     check_workers(workers)
     if checkpoint_every is not None:
         parse_every(checkpoint_every)
@@ -216,22 +193,10 @@ def command(
         program=program,
         run_dir=make_folder(run_dir, program),
         module=module,
-        arguments=arguments,
         num_workers=workers,
-        threads=threads,
-        lanes=lanes,
-        seed=seed,
-        device=device,
         assignment=None if assignment is None else assignment.lanes_of,
-        copies=copies,
-        spares=spares,
-        fault_budget=fault_budget,
-        hang_s=hang_s,
-        resume=resume,
-        checkpoints=checkpoints,
         checkpoint_every=checkpoint_every,
-        checkpoint_keep=checkpoint_keep,
-        torch_distributed=torch_distributed,
+        **settings,  # the other options have the names of the job's fields
     )
     screen = Screen()
     outcome = launch(job, show=screen.show, say=screen.say)

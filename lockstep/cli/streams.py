@@ -16,7 +16,7 @@ class CannotWrite(BadEnvironment):
 
 
 class Output(io.TextIOWrapper):
-    """Standard output that tells in a sentence why it cannot be written. A reader who has gone is left to click."""
+    """Standard output that says in a sentence why it cannot be written. A reader that has gone is left to click."""
 
     @classmethod
     def over(cls, stream: TextIO) -> "Output":
@@ -26,13 +26,13 @@ class Output(io.TextIOWrapper):
         try:
             return super().write(text)
         except OSError as error:
-            raise _told(error) from error
+            raise _explained(error) from error
 
     def flush(self) -> None:
         try:
             super().flush()
         except OSError as error:
-            raise _told(error) from error
+            raise _explained(error) from error
 
 
 def complain(text: str) -> None:
@@ -48,7 +48,7 @@ def discard_output() -> None:
     os.close(nowhere)
 
 
-def _told(error: OSError) -> Exception:
+def _explained(error: OSError) -> Exception:
     if isinstance(error, BrokenPipeError):
         return error
     return CannotWrite(f"the output cannot be written: {error.strerror}")

@@ -15,13 +15,13 @@ from lockstep.elastic.endpoint import Endpoint
 from lockstep.elastic.membership import Liveness, Member
 from lockstep.errors import BadEnvironment, PeerGone
 from lockstep.launch.status import StatusReader
-from lockstep.settings.environments.place import LOOPBACK, Place
+from lockstep.settings.environments.place import LOOPBACK, LaunchPlace
 
 PATIENCE_S = 60.0
 """How long a newcomer looks for a member before it gives up."""
 
 
-def open_endpoint(place: Place) -> Endpoint:
+def open_endpoint(place: LaunchPlace) -> Endpoint:
     """This worker's endpoint, where the workers of the run can reach it."""
     slot, fresh = place.world.rank if place.slot is None else place.slot, bool(place.doors)
     if place.world.on_one_host:
@@ -29,7 +29,7 @@ def open_endpoint(place: Place) -> Endpoint:
     return Endpoint(slot, _own_address(place), everywhere=True, fresh=fresh)
 
 
-def gather_founders(place: Place, endpoint: Endpoint, store: Store | None) -> tuple[Member, ...]:
+def gather_founders(place: LaunchPlace, endpoint: Endpoint, store: Store | None) -> tuple[Member, ...]:
     """Collective. All workers of the first generation, in order of their slots, which is that of their ranks."""
     if store is None:
         return (endpoint.member,)
@@ -45,7 +45,7 @@ def gather_founders(place: Place, endpoint: Endpoint, store: Store | None) -> tu
 class MemberDirectory:
     """Where a newcomer finds members: at the endpoints that the launcher gave it, and those on the launcher's page."""
 
-    place: Place
+    place: LaunchPlace
     page: StatusReader | None
     clock: Callable[[], float] = time.monotonic
 
@@ -84,7 +84,7 @@ def _lives(pid: int) -> bool:
     return os.path.exists(f"/proc/{pid}")
 
 
-def _own_address(place: Place) -> str:
+def _own_address(place: LaunchPlace) -> str:
     """The address under which the others reach this host: worker 0's is known to all, others look where they call."""
     if place.world.rank == 0 and not place.agent_store:
         return place.address

@@ -114,7 +114,7 @@ class Guard:
         if elasticity is None or elasticity.control is None:
             return None
         recovery, port = elasticity.recovery, elasticity.store_port
-        self._status.is_known_as(Trait.MAY_BE_COPIED)
+        self._status.add_trait(Trait.MAY_BE_COPIED)
         return Copier(
             elasticity.control, os.getppid(), lambda: {port, *recovery.ports}, self._state.progress.loader_pids
         )

@@ -9,7 +9,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from lockstep.elastic.client import probe
 from lockstep.elastic.membership.view import Liveness, View
 from lockstep.errors import PeerGone
-from lockstep.settings.environment import set_unless_told
+from lockstep.settings.environment import set_default_variable
 from lockstep.settings.options import Settings
 from lockstep.wire import (
     Agreement,
@@ -49,10 +49,10 @@ class WireOpener:
             case "gpu":
                 return in_gpu_memory(world, store, timeout_s, device, watch=watch)
             case "nccl":
-                set_unless_told(*NCCL_LEFT_TO_US)
+                set_default_variable(*NCCL_LEFT_TO_US)
                 return over_nccl(world, store, timeout_s, device, exact=exact, watch=watch)
             case "cuda":
-                set_unless_told(*NCCL_LEFT_TO_US)
+                set_default_variable(*NCCL_LEFT_TO_US)
                 return over_gpus(world, store, timeout_s, device, exact=exact, watch=watch)
             case "shared":
                 return in_shared_memory(world, store, timeout_s, watch=watch)

@@ -16,14 +16,14 @@ from datetime import timedelta
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from lockstep.errors import BadEnvironment
-from lockstep.settings.environments.place import LOOPBACK, Place
+from lockstep.settings.environments.place import LOOPBACK, LaunchPlace
 
-_opened: dict[Place, Store] = {}
+_opened: dict[LaunchPlace, Store] = {}
 _of_parents: list[Store] = []
 """The stores of the process that this one was forked from: to end them would be to wait for its threads."""
 
 
-def open_store(place: Place, timeout_s: float, run: int = 0) -> Store:
+def open_store(place: LaunchPlace, timeout_s: float, run: int = 0) -> Store:
     """The store that all workers of a run share. Collective: returns once worker 0, or the agent, answers.
 
     `timeout_s` bounds the wait here, and is the store's own limit for every later wait. `run` counts the runs of the
@@ -47,7 +47,7 @@ def _leave_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-def _open(place: Place, timeout: timedelta) -> Store:
+def _open(place: LaunchPlace, timeout: timedelta) -> Store:
     if place.port == 0:
         return HashStore()
     if place.agent_store:
@@ -58,11 +58,11 @@ def _open(place: Place, timeout: timedelta) -> Store:
     return _host(place, timeout)
 
 
-def _connect(address: str, place: Place, timeout: timedelta) -> Store:
+def _connect(address: str, place: LaunchPlace, timeout: timedelta) -> Store:
     return TCPStore(address, place.port, place.world.size, False, timeout, wait_for_workers=False)
 
 
-def _host(place: Place, timeout: timedelta) -> Store:
+def _host(place: LaunchPlace, timeout: timedelta) -> Store:
     """See Note [Only loopback]. The store owns the socket from here on."""
     if not place.world.on_one_host:
         return TCPStore(place.address, place.port, place.world.size, True, timeout, wait_for_workers=False)
@@ -87,7 +87,7 @@ def _listen(port: int) -> int:
         return listener.detach()
 
 
-def _explain(place: Place, timeout_s: float, error: Exception) -> str:
+def _explain(place: LaunchPlace, timeout_s: float, error: Exception) -> str:
     rank, reason = place.world.rank, str(error).splitlines()[0]
     if rank == 0 and not place.agent_store:
         return (

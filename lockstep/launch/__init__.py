@@ -1,9 +1,16 @@
-"""`lockstep run`: starts the workers of a job on this host, looks after them, and tells one story of how they ended.
+"""`lockstep run`: starts the workers of a job, follows them to their end, and says in one story how they ended.
 
-Decided without a process: `supervision` (who is replaced, when everything starts again, when it is over), `lateness`
-(who is late, hung or stopped), `idleness` (who shows no sign of work), `slowness` and `telling` (how that is said).
-Done: `launch` runs a `job` with a `supervisor`, which follows a `crew` of `process`es and `spares`, and a `lookout`
-that watches them. `worker` and `spare` are what the processes run; they write the `status` page and reports of
-`failure`. `guard` ends what a killed launcher leaves behind, and `scaling` is how somebody else reaches the launcher.
-Nothing here imports torch, except a spare.
+Decide (pure, tested without a process):
+- `decisions`  what follows from an event: which worker is replaced, when all start again, when the run is over
+- `hangs`      which worker is stopped, late or hung; `stragglers`: which is slow, and with what
+- `messages`   how that is said
+
+Do:
+- `launch`     runs a `job` to its end with a `supervisor`, which performs what was decided, and a `watchdog`
+- `pool`       the seam: all that these two ask of the workers. `local_pool` is the variant of this host, made of
+  `process`, `replacements`, `output` and `orphans`; other engines are other variants
+- `worker`, `spare`  what the processes run; they write the `status` page and reports of `failure`
+- `scale`      how another process reaches the launcher of a run
+
+Nothing here imports torch, except a spare in its own process.
 """

@@ -31,14 +31,14 @@ class CopyRequest:
 
 
 @dataclass(frozen=True)
-class Started:
+class CopyStarted:
     """A copy runs, as this process."""
 
     pid: int
 
 
 @dataclass(frozen=True)
-class Declined:
+class CopyDeclined:
     """The worker cannot be copied for this slot, and why."""
 
     slot: int
@@ -64,18 +64,18 @@ class Control:
             return None
         if not message or len(files) != _FILES:
             return None
-        told = json.loads(message)
-        return CopyRequest(told["slot"], told["variables"], *files)
+        fields = json.loads(message)
+        return CopyRequest(fields["slot"], fields["variables"], *files)
 
-    def tell_started(self) -> None:
-        self._tell({"pid": os.getpid()})
+    def report_started(self) -> None:
+        self._send({"pid": os.getpid()})
 
     def decline(self, request: CopyRequest, why: str) -> None:
         os.close(request.output_fd)
         os.close(request.control_fd)
-        self._tell({"slot": request.slot, "why": why})
+        self._send({"slot": request.slot, "why": why})
 
-    def _tell(self, message: Mapping[str, object]) -> None:
+    def _send(self, message: Mapping[str, object]) -> None:
         with suppress(BlockingIOError, ConnectionError):  # a launcher that has gone takes its workers along
             self._socket.send(json.dumps(message).encode())
 
@@ -110,16 +110,16 @@ class ControlLine:
             return False
         return True
 
-    def answer(self) -> Started | Declined | None:
-        """What the worker has said next; None if nothing, or it has gone."""
+    def answer(self) -> CopyStarted | CopyDeclined | None:
+        """What the worker has sent next; None if nothing, or it has gone."""
         try:
             message = self._socket.recv(_MESSAGE_BYTES)
         except (BlockingIOError, ConnectionError):
             return None
-        told = json.loads(message) if message else {}
-        if "pid" in told:
-            return Started(told["pid"])
-        return Declined(told["slot"], told["why"]) if told else None
+        fields = json.loads(message) if message else {}
+        if "pid" in fields:
+            return CopyStarted(fields["pid"])
+        return CopyDeclined(fields["slot"], fields["why"]) if fields else None
 
     def close(self) -> None:
         self._socket.close()

@@ -1,4 +1,4 @@
-"""Exit codes: those of `lockstep run`, and those by which a worker tells its launcher why it goes."""
+"""Exit codes: those of `lockstep run`, and those by which a worker's launcher knows why it ends."""
 
 DONE, USER_ERROR, USAGE, ENVIRONMENT, WORKER_LOST = 0, 1, 2, 3, 4
 CTRL_C, TERMINATED = 130, 143

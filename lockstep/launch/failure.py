@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lockstep.errors import Disagreement, WorkerLost
 from lockstep.launch.exits import LEFT_OUT, MISPLACED, OutOfPlace
-from lockstep.launch.memory import told_with_memory
+from lockstep.launch.memory import with_memory_facts
 from lockstep.launch.traceback_lines import Frame, original, user_frames, user_traceback
 
 RAISED, QUIT, KILLED, EXITED = "raised", "quit", "killed", "exited"
@@ -23,7 +23,7 @@ class Failure:
 
     `how` is RAISED (then `kind` is the exception's class), QUIT (it called `sys.exit`, with `kind`), KILLED (`kind` is
     the signal) or EXITED (it ended without a report, and `kind` is the exit code). `rank` is the worker's slot, its
-    name for people. `secondary` says that it only tells of another worker's failure. `time_s` is on the host's
+    name for people. `secondary` says that it only reports another worker's failure. `time_s` is on the host's
     monotonic clock, which all its processes share. `traceback` is the whole story, for the log.
     """
 
@@ -35,7 +35,8 @@ class Failure:
     secondary: bool
     time_s: float
     how: str = RAISED
-    pid: int | None = None
+    worker_id: str = ""
+    """Names the worker for good: its pool has no other with this id."""
     traceback: str = ""
 
     @classmethod
@@ -45,26 +46,26 @@ class Failure:
         `rank_now` is its number among the present members, by which they call each other, where it differs.
         """
         if isinstance(exception, OutOfPlace):
-            told = str(exception)
-            return cls(rank, step, str(MISPLACED), told, (), False, time.monotonic(), EXITED, os.getpid(), told + "\n")
+            why, now_s, own_id = str(exception), time.monotonic(), id_of_process(os.getpid())
+            return cls(rank, step, str(MISPLACED), why, (), False, now_s, EXITED, own_id, why + "\n")
         quits = isinstance(exception, SystemExit)
         kind, message = original(type(exception).__name__, str(exception))
         return cls(
             rank=rank,
             step=step,
             kind=repr(exception.code) if isinstance(exception, SystemExit) else kind,
-            message="" if quits else told_with_memory(kind, message),
+            message="" if quits else with_memory_facts(kind, message),
             frames=user_frames(exception),
-            secondary=not quits and _tells_of_another(exception, rank if rank_now is None else rank_now),
+            secondary=not quits and _reports_another(exception, rank if rank_now is None else rank_now),
             time_s=time.monotonic(),
             how=QUIT if quits else RAISED,
-            pid=os.getpid(),
+            worker_id=id_of_process(os.getpid()),
             traceback=user_traceback(exception),
         )
 
     @property
     def sentence(self) -> str:
-        """What it told, in one sentence; nothing if it ended without a word."""
+        """What it reported, in one sentence; nothing if it reported nothing."""
         parts = [self.kind, self.message] if self.how == RAISED else [self.message]
         return ": ".join(part for part in parts if part)
 
@@ -95,6 +96,11 @@ class Failure:
         return cls(**{**fields, "frames": tuple(Frame(*frame) for frame in fields["frames"])})
 
 
+def id_of_process(pid: int) -> str:
+    """The id of a worker that is a process of this host."""
+    return f"pid {pid}"
+
+
 def report_path(folder: Path, rank: int) -> Path:
     return folder / f"worker-{rank}.failure.json"
 
@@ -112,20 +118,19 @@ def write_report(failure: Failure, folder: Path) -> None:
 
 
 # Note [Notices]
-# A worker that has failed writes one line into a pipe that all workers share: the number of its process, if its report
-# lies in the folder; the number and the report itself, cut short, if the disk has no room for it. A line that is not
-# longer than PIPE_BUF is written whole.
+# A worker that has failed writes one line into a pipe that all workers share: its id, and behind a tab, if the disk has
+# no room for its report, the report itself, cut short. A line that is not longer than PIPE_BUF is written whole.
 
 
 def notice_of(failure: Failure, has_report: bool) -> bytes:
     """The line for the launcher's pipe. See Note [Notices]."""
-    return f"{failure.pid}\n".encode() if has_report else f"{failure.pid} {_cut_short(failure)}\n".encode()
+    return f"{failure.worker_id}\t{'' if has_report else _cut_short(failure)}\n".encode()
 
 
-def read_notice(line: bytes) -> tuple[int, Failure | None]:
-    """The process that has failed, and its report where it did not find room in the folder."""
-    pid, _, report = line.decode().partition(" ")
-    return int(pid), Failure.from_json(report) if report else None
+def read_notice(line: bytes) -> tuple[str, Failure | None]:
+    """The id of the worker that has failed, and its report where it did not find room in the folder."""
+    worker_id, _, report = line.decode().partition("\t")
+    return worker_id, Failure.from_json(report) if report else None
 
 
 def _cut_short(failure: Failure) -> str:
@@ -155,7 +160,7 @@ def first_failure(failures: Iterable[Failure]) -> Failure:
     return min(failures, key=lambda failure: (failure.secondary, failure.time_s))
 
 
-def _tells_of_another(exception: BaseException, rank: int) -> bool:
+def _reports_another(exception: BaseException, rank: int) -> bool:
     return any(
         isinstance(link, WorkerLost) or (isinstance(link, Disagreement) and link.here != rank)
         for link in _chain(exception)

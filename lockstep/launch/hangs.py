@@ -4,7 +4,7 @@
 # Workers wait for each other in steps (a reduction, a recovery) and in calls that all of them make. A step is late when
 # a worker has waited in it much longer than a whole step usually takes, a call when it has waited for PLACE_S. Those it
 # waits for are missing, and are named. They may be evaluating, compiling or uploading, so they are left alone as long
-# as there is any sign of work (Note [Signs of work] in idleness.py). One that has shown none for `hang_s` is hung. It
+# as there is any sign of work (Note [Signs of work]). One that has shown none for `hang_s` is hung. It
 # is not if it waits for a disk or is held by a debugger, nor if it has asked for patience.
 #
 # If nobody waits, and none of the workers shows a sign of work, all of them hang. If all wait, each for the others,
@@ -12,15 +12,21 @@
 #
 # A stopped process (state T) can do nothing at all. A whole job that was suspended is none of these: when every worker
 # is stopped, or when the supervisor itself did not run, all clocks start anew.
+
+# Note [Signs of work]
+# A worker works while it, or a process that it has started, uses the processor, reads or writes, starts or ends a
+# process, writes something new on its page, or is woken again and again: a thread that waits for a network is woken for
+# every piece. Every process is woken now and then by a timer of a library, so a rate of about one a second does not
+# count. Neither does what a process with such a timer uses of the processor, nor what it does when it is asked where it
+# is: it wakes up and writes its answer.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from lockstep.launch.idleness import Idleness, Seen
 from lockstep.launch.process_stats import Activity
-from lockstep.launch.status import Call, Phase, StatusRow
+from lockstep.launch.status import Collective, Phase, StatusRow
 
 STOPPED_S = 0.5
 LEAST_S, USUAL_STEPS, SLACK_S = 5.0, 5, 1.2
@@ -34,15 +40,20 @@ LEARNED_TIMES = 2.0
 """A worker may be idle for so many times as long as one has been before that went on."""
 HANG_S = 300.0
 
+WINDOW_S = 5.0
+# What a process that does nothing may do in a window.
+IDLE_CPU_S = 0.02
+IDLE_WAKES_PER_S, IDLE_WAKES = 1.0, 2
+
 STEP = "step"
 CALLS: Mapping[int, str] = {
-    Call.START: "lockstep.start",
-    Call.REPLICATE: "run.replicate",
-    Call.RESUME: "run.resume",
-    Call.CHECKPOINTS: "run.checkpoints",
-    Call.TOTAL: "run.total",
-    Call.STATISTICS: STEP,
-    Call.END: "the end of the run",
+    Collective.START: "lockstep.start",
+    Collective.REPLICATE: "run.replicate",
+    Collective.RESUME: "run.resume",
+    Collective.CHECKPOINTS: "run.checkpoints",
+    Collective.TOTAL: "run.total",
+    Collective.STATISTICS: STEP,
+    Collective.END: "the end of the run",
 }
 _STOPPED = "T"
 # Waits for a disk, or is held by a debugger.
@@ -50,13 +61,13 @@ _BUSY_WITHOUT_CPU = ("D", "t")
 
 
 @dataclass(frozen=True)
-class Look:
+class WorkerView:
     """One worker as it was seen just now; `state` is the letter that the kernel gives its process.
 
     `joins`: it was started after the founders. Nobody waits for it before it is a member.
     """
 
-    pid: int
+    id: str
     row: StatusRow
     state: str
     joins: bool = False
@@ -67,7 +78,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Stopped:
+class StoppedWorker:
     """A process that somebody stopped, while the others go on."""
 
     slot: int
@@ -122,24 +133,80 @@ class Hung:
     is_all: bool = False
 
 
-Finding = Stopped | Late | Idle | Hung
+HangFinding = StoppedWorker | Late | Idle | Hung
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A worker as it was seen: what its processes had done, and when it last wrote something on its page."""
+
+    activity: Activity
+    updated_ns: int
+
+
+@dataclass(frozen=True)
+class _Watched:
+    idle_from_s: float
+    window_s: float
+    """When the present window began."""
+    then: Observation
+    """What was seen at that time."""
 
 
 @dataclass
-class Watch:
+class IdlenessTracker:
+    """Remembers what was seen of suspects, by id, from one look to the next."""
+
+    longest_s: float = 0.0
+    """The longest idleness after which a worker went on by itself."""
+    _watched: dict[str, _Watched] = field(default_factory=dict)
+    _excused: set[str] = field(default_factory=set)
+
+    def look(self, now_s: float, seen: Mapping[str, Observation]) -> dict[str, float]:
+        """For how long each worker has been idle. A worker that is not looked at is forgotten."""
+        before, self._watched = self._watched, {}
+        for worker, now in seen.items():
+            self._watched[worker] = self._followed(now_s, now, before.get(worker), worker in self._excused)
+        self._excused.clear()
+        return {worker: now_s - watched.idle_from_s for worker, watched in self._watched.items()}
+
+    def forget(self) -> None:
+        self._watched = {}
+
+    def excuse(self, workers: Iterable[str]) -> None:
+        """What these workers do until the next look is no sign of work: they answer a question."""
+        self._excused.update(workers)
+
+    def _followed(self, now_s: float, now: Observation, before: _Watched | None, is_excused: bool) -> _Watched:
+        if before is None:
+            return _Watched(now_s, now_s, now)
+        if is_excused:
+            return _Watched(before.idle_from_s, now_s, now)
+        if shows_work(before.then, now, now_s - before.window_s):
+            self.longest_s = max(self.longest_s, now_s - before.idle_from_s)
+            return _Watched(now_s, now_s, now)
+        if now_s - before.window_s >= WINDOW_S:
+            return _Watched(before.idle_from_s, now_s, now)
+        return before
+
+
+@dataclass
+class HangDetector:
     """Remembers what was seen, from one look to the next. Times are on the monotonic clock of the host."""
 
     hang_s: float = HANG_S
     _last_s: float | None = None
     _counts_from_s: float = 0.0
-    _stopped_from_s: dict[int, float] = field(default_factory=dict)
-    _idleness: Idleness = field(default_factory=Idleness)
-    _idle_s: dict[int, float] = field(default_factory=dict)
-    """For how long the suspects have been idle, by process, as they were last observed."""
+    _stopped_from_s: dict[str, float] = field(default_factory=dict)
+    _idleness: IdlenessTracker = field(default_factory=IdlenessTracker)
+    _idle_s: dict[str, float] = field(default_factory=dict)
+    """For how long the suspects have been idle, by id, as they were last observed."""
     _observed_s: float = float("-inf")
-    _told: set[tuple[str, int, int]] = field(default_factory=set)
+    _found: set[tuple[str, int, int]] = field(default_factory=set)
 
-    def look(self, now_s: float, looks: Mapping[int, Look], activity: Callable[[int], Activity]) -> list[Finding]:
+    def look(
+        self, now_s: float, looks: Mapping[int, WorkerView], activity: Callable[[int], Activity | None]
+    ) -> list[HangFinding]:
         """What is wrong now. What is late is found once; a stopped or hung worker until it is gone.
 
         `activity(slot)` is what a worker and its children have done until now: asked only about suspects.
@@ -158,21 +225,23 @@ class Watch:
         return max(self.hang_s, LEARNED_TIMES * self._idleness.longest_s)
 
     def forget(self) -> None:
-        """All workers are started from the top: what was told of those before may be told of them."""
-        self._told.clear()
+        """All workers are started from the top: what was found of those before may be found of them."""
+        self._found.clear()
 
     def _start_anew(self, now_s: float) -> None:
         self._counts_from_s = now_s
         self._stopped_from_s.clear()
         self._idleness.forget()
 
-    def _find_stopped(self, now_s: float, looks: Mapping[int, Look]) -> list[Finding]:
-        stopped = {look.pid: slot for slot, look in looks.items() if look.state == _STOPPED}
-        self._stopped_from_s = {pid: self._stopped_from_s.get(pid, now_s) for pid in stopped}
-        seconds = {slot: now_s - self._stopped_from_s[pid] for pid, slot in stopped.items()}
-        return [Stopped(slot, stopped_s) for slot, stopped_s in seconds.items() if stopped_s >= STOPPED_S]
+    def _find_stopped(self, now_s: float, looks: Mapping[int, WorkerView]) -> list[HangFinding]:
+        stopped = {look.id: slot for slot, look in looks.items() if look.state == _STOPPED}
+        self._stopped_from_s = {worker: self._stopped_from_s.get(worker, now_s) for worker in stopped}
+        seconds = {slot: now_s - self._stopped_from_s[worker] for worker, slot in stopped.items()}
+        return [StoppedWorker(slot, stopped_s) for slot, stopped_s in seconds.items() if stopped_s >= STOPPED_S]
 
-    def _find_late(self, now_s: float, crowd: Mapping[int, Look], activity: Callable[[int], Activity]) -> list[Finding]:
+    def _find_late(
+        self, now_s: float, crowd: Mapping[int, WorkerView], activity: Callable[[int], Activity | None]
+    ) -> list[HangFinding]:
         waited_s = {slot: self._waited_s(now_s, look.row) for slot, look in crowd.items() if is_waiting(look.row)}
         missing = {slot: look for slot, look in crowd.items() if slot not in waited_s}
         if any(look.row.patient_until_ns / 1e9 > now_s for look in missing.values()):
@@ -190,34 +259,40 @@ class Watch:
     def _waited_s(self, now_s: float, row: StatusRow) -> float:
         return now_s - max(row.since_ns / 1e9, self._counts_from_s)
 
-    def _silent_s(self, now_s: float, rows: Mapping[int, Look]) -> float:
-        """For how long nobody has said anything on the page, while all are members and none has ended."""
+    def _silent_s(self, now_s: float, rows: Mapping[int, WorkerView]) -> float:
+        """For how long nobody has written anything on the page, while all are members and none has ended."""
         if not all(look.row.is_member and not look.row.is_ending for look in rows.values()):
             return 0.0
-        return now_s - max(self._counts_from_s, *(look.row.said_ns / 1e9 for look in rows.values()))
+        return now_s - max(self._counts_from_s, *(look.row.updated_ns / 1e9 for look in rows.values()))
 
-    def _observe(self, now_s: float, suspects: Mapping[int, Look], activity: Callable[[int], Activity]) -> None:
+    def _observe(
+        self, now_s: float, suspects: Mapping[int, WorkerView], activity: Callable[[int], Activity | None]
+    ) -> None:
         if not suspects:
             self._idleness.forget()
             self._idle_s = {}
         elif now_s - self._observed_s >= OBSERVED_S:
             self._observed_s = now_s
             idlers = {slot: look for slot, look in suspects.items() if look.state not in _BUSY_WITHOUT_CPU}
-            seen = {look.pid: Seen(activity(slot), look.row.said_ns) for slot, look in idlers.items()}
+            seen = {
+                look.id: Observation(done, look.row.updated_ns)
+                for slot, look in idlers.items()
+                if (done := activity(slot)) is not None
+            }
             self._idle_s = self._idleness.look(now_s, seen)
 
     def _find_missing(
-        self, crowd: Mapping[int, Look], waited_s: Mapping[int, float], missing: Mapping[int, Look]
-    ) -> list[Finding]:
+        self, crowd: Mapping[int, WorkerView], waited_s: Mapping[int, float], missing: Mapping[int, WorkerView]
+    ) -> list[HangFinding]:
         late = _latest(crowd, waited_s, tuple(sorted(missing)))
         if late is None:
             return []
-        idle_s = {slot: self._idle_s.get(look.pid, 0.0) for slot, look in missing.items()}
+        idle_s = {slot: self._idle_s.get(look.id, 0.0) for slot, look in missing.items()}
         hung = [Hung((slot,), seconds) for slot, seconds in idle_s.items() if seconds >= self.limit_s]
         return [*self._once(late, late.what, missing), *hung]
 
-    def _find_idle(self, everyone: Mapping[int, Look]) -> list[Finding]:
-        idle_s = min(self._idle_s.get(look.pid, 0.0) for look in everyone.values())
+    def _find_idle(self, everyone: Mapping[int, WorkerView]) -> list[HangFinding]:
+        idle_s = min(self._idle_s.get(look.id, 0.0) for look in everyone.values())
         if idle_s < IDLE_S:
             return []
         first = next(iter(everyone.values())).row
@@ -225,7 +300,7 @@ class Watch:
         hung = [Hung(idle.slots, idle_s, is_all=True)] if idle_s >= self.limit_s else []
         return [*self._once(idle, "idle", everyone), *hung]
 
-    def _find_deadlock(self, crowd: Mapping[int, Look], waited_s: Mapping[int, float]) -> list[Finding]:
+    def _find_deadlock(self, crowd: Mapping[int, WorkerView], waited_s: Mapping[int, float]) -> list[HangFinding]:
         """All wait. That is a recovery, or the moment before they go on; else something is broken."""
         rows = {slot: look.row for slot, look in crowd.items()}
         if not rows or any(row.phase == Phase.RECOVERING or row.is_ending for row in rows.values()):
@@ -238,13 +313,13 @@ class Watch:
         hung = [Hung(late.waiting, shortest_s, is_all=True)] if shortest_s >= max(self.limit_s, limit_s) else []
         return [*self._once(late, late.what, {}), *hung]
 
-    def _once(self, finding: Late | Idle, what: str, asked: Mapping[int, Look]) -> list[Finding]:
+    def _once(self, finding: Late | Idle, what: str, asked: Mapping[int, WorkerView]) -> list[HangFinding]:
         """The finding, if it is news; then those who are named will be `asked` where they are."""
         key = (what, finding.generation, finding.step)
-        if key in self._told:
+        if key in self._found:
             return []
-        self._told.add(key)
-        self._idleness.excuse(look.pid for look in asked.values())
+        self._found.add(key)
+        self._idleness.excuse(look.id for look in asked.values())
         return [finding]
 
 
@@ -258,7 +333,7 @@ def call_of(row: StatusRow) -> str:
     return CALLS.get(row.detail_a, STEP) if row.phase == Phase.AWAITING else STEP
 
 
-def _latest(crowd: Mapping[int, Look], waited_s: Mapping[int, float], missing: tuple[int, ...]) -> Late | None:
+def _latest(crowd: Mapping[int, WorkerView], waited_s: Mapping[int, float], missing: tuple[int, ...]) -> Late | None:
     """The wait that has lasted longest beyond its limit; None if none has."""
     rows = {slot: look.row for slot, look in crowd.items()}
     step_limit_s = _step_limit_s(_usual_s(rows))
@@ -280,3 +355,19 @@ def _usual_s(rows: Mapping[int, StatusRow]) -> float | None:
 
 def _step_limit_s(usual_s: float | None) -> float:
     return NOT_LEARNED_S if usual_s is None else max(LEAST_S, USUAL_STEPS * usual_s) + SLACK_S
+
+
+def shows_work(then: Observation, now: Observation, seconds: float) -> bool:
+    """Whether what was seen at two times shows work between. See Note [Signs of work]."""
+    before, after = then.activity, now.activity
+    return (
+        now.updated_ns != then.updated_ns
+        or after.processes != before.processes
+        or after.io_bytes != before.io_bytes
+        or after.cpu_s - before.cpu_s > IDLE_CPU_S
+        or _most_wakes(before, after) > IDLE_WAKES_PER_S * seconds + IDLE_WAKES
+    )
+
+
+def _most_wakes(before: Activity, after: Activity) -> int:
+    return max((wakes - before.wakes.get(thread, 0) for thread, wakes in after.wakes.items()), default=0)

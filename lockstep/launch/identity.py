@@ -10,7 +10,7 @@ import os
 import signal
 from dataclasses import dataclass
 
-from lockstep.launch.stacks import answer_when_asked
+from lockstep.launch.stacks import answer_stack_queries
 from lockstep.settings.environment import process_environment
 from lockstep.settings.environments.lockstep_run import Bootstrap, bootstrap
 
@@ -19,7 +19,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass
 class Identity:
-    """What a process that was launched is. `pid` tells it from processes that it forks."""
+    """What a process that was launched is. `pid` distinguishes it from processes that it forks."""
 
     boot: Bootstrap | None = None
     pid: int = 0
@@ -40,7 +40,7 @@ def settle(*, is_copy: bool = False) -> None:
     OURS.boot, OURS.pid, OURS.is_copy = bootstrap(process_environment()), os.getpid(), is_copy
     if OURS.boot is not None:
         die_with(OURS.boot.parent_pid)
-        answer_when_asked(OURS.boot.run_dir, OURS.boot.slot)
+        answer_stack_queries(OURS.boot.run_dir, OURS.boot.slot)
 
 
 def die_with(parent_pid: int) -> None:

@@ -9,7 +9,7 @@ from lockstep.launch.hangs import HANG_S
 from lockstep.settings.environments import lockstep_run
 from lockstep.settings.environments.lockstep_run import Bootstrap
 
-# A launcher further out may have set these; its words are not true for our workers.
+# A launcher further out may have set these; they are not true for our workers.
 _NOT_INHERITED = (
     lockstep_run.LISTEN_FD,
     lockstep_run.STATUS_FD,
@@ -29,7 +29,7 @@ class Job:
 
     `fault_budget` lost workers are borne, and each new step gives one back; `spares` processes stand by to take their
     places. A worker that others wait for is ended when it has shown no sign of work for `hang_s`. `resume` ("auto",
-    "never" or a path) and the words on checkpoints go over those of the script. With `torch_distributed`, workers have
+    "never" or a path) and what is set of checkpoints go over the script. With `torch_distributed`, workers have
     the variables with which a script opens a process group of its own.
     """
 
@@ -67,8 +67,8 @@ class Job:
         """The variables that every worker has: the user's, then the job's extra ones, then what the launch fixes."""
         kept = {name: value for name, value in inherited.items() if name not in _NOT_INHERITED}
         return {
-            "OMP_NUM_THREADS": "1",  # where neither the user nor the job tells another number
-            "TORCH_CPP_LOG_LEVEL": "FATAL",  # its store logs every worker that goes, with a trace; we tell it shorter
+            "OMP_NUM_THREADS": "1",  # where neither the user nor the job sets another number
+            "TORCH_CPP_LOG_LEVEL": "FATAL",  # its store logs every worker that goes, with a trace; we say it shorter
             **kept,
             **self.environment,
             **self._settings(),

@@ -5,21 +5,23 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lockstep.launch.crew import Crew
+from lockstep.launch.decisions import Over
 from lockstep.launch.exits import CTRL_C, DONE, ENVIRONMENT, TERMINATED, USER_ERROR, WORKER_LOST
 from lockstep.launch.failure import Failure
 from lockstep.launch.job import Job
-from lockstep.launch.messages import render, tell_apart
-from lockstep.launch.output import log_path
-from lockstep.launch.supervision import Over
+from lockstep.launch.local_pool import LocalPool
+from lockstep.launch.messages import apart_message, failure_message
+from lockstep.launch.output import clear_earlier, log_path
+from lockstep.launch.pool import OpenPool
+from lockstep.launch.scale import registered
+from lockstep.launch.signals import LauncherSignals
 from lockstep.launch.supervisor import Supervisor
-from lockstep.settings.environment import process_environment
 
-__all__ = ["Job", "Outcome", "launch"]
+__all__ = ["Job", "LaunchOutcome", "launch"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LaunchOutcome:
     """How a launch ended; `failure` is the first failure, if the run failed.
 
     `saved`: workers that were asked to end have saved the run first. `turned_away` says why new workers could not take
@@ -34,64 +36,78 @@ class Outcome:
     obstacles: tuple[str, ...] = ()
 
 
-def launch(job: Job, *, show: Callable[[bytes], None], say: Callable[[str], None]) -> Outcome:
+class ShownOutput:
+    """Passes output on to `show`. When that fails, `error` says why, and the launch ends as by SIGTERM."""
+
+    def __init__(self, show: Callable[[bytes], None], signals: LauncherSignals) -> None:
+        self._show, self._signals = show, signals
+        self.error: OSError | None = None
+
+    def __call__(self, output: bytes) -> None:
+        if self.error is None:
+            try:
+                self._show(output)
+            except OSError as error:
+                self.error = error
+                self._signals.add(signal.SIGTERM)
+
+
+def launch(
+    job: Job, *, show: Callable[[bytes], None], say: Callable[[str], None], open_pool: OpenPool = LocalPool
+) -> LaunchOutcome:
     """Runs the job to its end; afterwards no process of it is left.
 
-    The output of the worker with rank 0 goes to `show` as it comes, and what the launcher itself has to tell to `say`.
+    The output of the worker with rank 0 goes to `show` as it comes, and the launcher's own messages to `say`.
     The folder `job.run_dir` must exist. Main thread only: Ctrl-C and SIGTERM end the workers, not this function.
     """
     began_s = time.monotonic()
-    with Crew(job, process_environment(), show, say) as crew:
-        supervisor = Supervisor(job, crew, say)
-        end = supervisor.run()
-        if isinstance(end, Over):
-            _tell(job, end, supervisor.num_well(end), say)
-            supervisor.end_others()
-        saved = crew.has_saved
-        ran_apart = end is None and supervisor.ran_apart
-    if crew.unshown is not None and not isinstance(end, Over):
-        say(_tell_unshown(job, crew.unshown, supervisor.num_workers))
-        return Outcome(ENVIRONMENT, None, time.monotonic() - began_s, saved)
+    with LauncherSignals() as signals, registered(job.run_dir, say):
+        clear_earlier(job.run_dir)
+        shown = ShownOutput(show, signals)
+        with open_pool(job, shown, say, signals) as pool:
+            supervisor = Supervisor(job, pool, signals, say)
+            end = supervisor.run()
+            if isinstance(end, Over):
+                say(_failure_of_run(job, end, supervisor.num_well(end)))
+                supervisor.end_others()
+            saved = any(row.saved for row in pool.rows().values())
+            ran_apart = end is None and supervisor.ran_apart
+    num_workers = supervisor.num_workers
+    if shown.error is not None and not isinstance(end, Over):
+        say(f"✗ the output cannot be written: {shown.error.strerror}; {_all_ended(job, num_workers)}")
+        return LaunchOutcome(ENVIRONMENT, None, time.monotonic() - began_s, saved)
     if ran_apart:
-        say(tell_apart(supervisor.num_workers))
-        return Outcome(USER_ERROR, None, time.monotonic() - began_s)
+        say(apart_message(num_workers))
+        return LaunchOutcome(USER_ERROR, None, time.monotonic() - began_s)
     if isinstance(end, signal.Signals):
-        say(_tell_interrupt(job, end, supervisor.num_workers))
-    return Outcome(
+        by = "Ctrl-C" if end == signal.SIGINT else end.name
+        say(f"✗ stopped by {by}; {_all_ended(job, num_workers)}")
+    return LaunchOutcome(
         _exit_code(end),
         end.first if isinstance(end, Over) else None,
         time.monotonic() - began_s,
         saved,
         supervisor.turned_away,
-        tuple(crew.obstacles),
+        tuple(pool.obstacles),
     )
-
-
-def exit_code_of(failure: Failure) -> int:
-    if failure.is_loss or failure.kind == "WorkerLost":
-        return WORKER_LOST
-    return ENVIRONMENT if failure.kind == "BadEnvironment" else USER_ERROR
 
 
 def _exit_code(end: signal.Signals | Over | None) -> int:
     if isinstance(end, Over):
-        return WORKER_LOST if end.why else exit_code_of(end.first)
+        first = end.first
+        if end.why or first.is_loss or first.kind == "WorkerLost":
+            return WORKER_LOST
+        return ENVIRONMENT if first.kind == "BadEnvironment" else USER_ERROR
     return DONE if end is None else CTRL_C if end == signal.SIGINT else TERMINATED
 
 
-def _tell(job: Job, over: Over, num_well: int, say: Callable[[str], None]) -> None:
+def _failure_of_run(job: Job, over: Over, num_well: int) -> str:
     too = sum(not failure.secondary for failure in over.others)
-    say(render(over.first, num_well, log_path(job.run_dir, over.first.rank), num_failed_too=too, why=over.why))
+    return failure_message(
+        over.first, num_well, log_path(job.run_dir, over.first.rank), num_failed_too=too, why=over.why
+    )
 
 
-def _tell_interrupt(job: Job, signum: signal.Signals, num_workers: int) -> str:
-    by = "Ctrl-C" if signum == signal.SIGINT else signum.name
-    return f"✗ stopped by {by}; {_all(num_workers)} ended. Logs: {job.run_dir}"
-
-
-def _tell_unshown(job: Job, error: OSError, num_workers: int) -> str:
-    return f"✗ the output cannot be written: {error.strerror}; {_all(num_workers)} ended. Logs: {job.run_dir}"
-
-
-def _all(num_workers: int) -> str:
-    return "the worker has" if num_workers == 1 else f"all {num_workers} workers have"
+def _all_ended(job: Job, num_workers: int) -> str:
+    workers = "the worker has" if num_workers == 1 else f"all {num_workers} workers have"
+    return f"{workers} ended. Logs: {job.run_dir}"

@@ -1,8 +1,10 @@
-"""Memory that ran out: whether the kernel killed something for it, and what an exception should tell of it."""
+"""Memory that ran out: whether the kernel killed something for it, and how much was free."""
 
 import re
 from collections.abc import Callable
 from pathlib import Path
+
+import psutil
 
 _RECENT_S = 2.0
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -25,7 +27,10 @@ class MemoryKills:
 
 
 def count_memory_kills() -> int:
-    """How often the kernel killed a process of this control group for memory; 0 where it does not say."""
+    """How often the kernel killed a process of this control group for memory; 0 where it does not say.
+
+    psutil knows no control groups.
+    """
     try:
         groups = Path("/proc/self/cgroup").read_text().splitlines()
         ours = next(line.removeprefix("0::/") for line in groups if line.startswith("0::/"))
@@ -39,24 +44,14 @@ def _oom_kills(events: str) -> int:
     return int(counts.get("oom_kill", 0))
 
 
-def told_with_memory(kind: str, message: str) -> str:
+def with_memory_facts(kind: str, message: str) -> str:
     """The message of an exception; if memory had run out, led by how much was asked for and how much was free."""
     if kind not in ("MemoryError", "OutOfMemoryError") and not _ALLOCATION.search(message):
         return message
     asked = _ASKED.search(message)
     amount = f"{_gib(int(asked[1]))} asked for, " if asked else ""
-    available = _available_bytes()
-    free = "" if available is None else f"{_gib(available)} free on this host"
-    facts = f"out of memory: {amount}{free}".rstrip(", :")
+    facts = f"out of memory: {amount}{_gib(psutil.virtual_memory().available)} free on this host"
     return f"{facts}. {message}" if message else facts
-
-
-def _available_bytes() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable:")))
-    except (OSError, StopIteration, ValueError):
-        return None
 
 
 def _gib(num_bytes: int) -> str:

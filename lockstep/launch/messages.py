@@ -1,4 +1,4 @@
-"""Telling the user about a failure or a loss, in at most six lines."""
+"""The launcher's messages to the user, at most six lines each."""
 
 import os
 import re
@@ -7,9 +7,9 @@ from pathlib import Path
 
 from lockstep.errors import explained
 from lockstep.launch.failure import EXITED, KILLED, QUIT, RAISED, Failure
-from lockstep.launch.hangs import STEP, Hung, Idle, Late, Look, Stopped, call_of
-from lockstep.launch.status import Call, Phase, StatusRow
-from lockstep.launch.stragglers import CaughtUp, Cause, Slow
+from lockstep.launch.hangs import STEP, Hung, Idle, Late, StoppedWorker, WorkerView, call_of
+from lockstep.launch.status import Collective, Phase, StatusRow
+from lockstep.launch.stragglers import CaughtUp, Slow, SlowCause
 from lockstep.launch.traceback_lines import Frame
 
 _LONGEST = 300
@@ -18,15 +18,17 @@ _MOST_TIMES = 100
 _MOST_NAMED = 4
 # What torch says where init_process_group finds none of its variables.
 _UNSET = re.compile("environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected, but not set")
-_SPENT_ON = {Cause.DATA: "loading", Cause.COMPUTE: "its lanes", Cause.OTHER: "between steps"}
+_SPENT_ON = {SlowCause.DATA: "loading", SlowCause.COMPUTE: "its lanes", SlowCause.OTHER: "between steps"}
 _ADVICE = {
-    Cause.DATA: "its loader needs more processes (num_workers), or its disk is slow or busy",
-    Cause.COMPUTE: "look for another load on its cores; an assignment (LOCKSTEP_ASSIGNMENT) can take lanes from it",
-    Cause.OTHER: "look at what it alone does between steps, such as evaluating, saving or logging",
+    SlowCause.DATA: "its loader needs more processes (num_workers), or its disk is slow or busy",
+    SlowCause.COMPUTE: "look for another load on its cores; an assignment (LOCKSTEP_ASSIGNMENT) can take lanes from it",
+    SlowCause.OTHER: "look at what it alone does between steps, such as evaluating, saving or logging",
 }
 
 
-def render(failure: Failure, num_others: int, log_path: Path, *, num_failed_too: int = 0, why: str = "") -> str:
+def failure_message(
+    failure: Failure, num_others: int, log_path: Path, *, num_failed_too: int = 0, why: str = ""
+) -> str:
     """What failed and where, `why` that ends the run, how the others are, and where to read on.
 
     `num_others` workers were well until then; `num_failed_too` failed as well, each for a reason of its own.
@@ -35,24 +37,24 @@ def render(failure: Failure, num_others: int, log_path: Path, *, num_failed_too:
     return "\n".join([*lines, f"  {_others(num_others, num_failed_too)}Full log: {_near(str(log_path))}"])
 
 
-def tell_loss(failure: Failure) -> str:
+def loss_message(failure: Failure) -> str:
     """One line for a worker that was lost while the run goes on."""
     return f"! {_headline(failure)}"
 
 
-def tell_joiner(failure: Failure, retried: bool) -> str:
+def joiner_message(failure: Failure, retried: bool) -> str:
     """One line for a new worker that was lost before the others admitted it."""
     return f"! {_headline(failure)}, before it had joined: {'' if retried else 'not '}tried again"
 
 
-def tell_again(num_workers: int, has_trained: bool) -> str:
+def restart_message(num_workers: int, has_trained: bool) -> str:
     workers = "the worker starts" if num_workers == 1 else f"all {num_workers} workers start"
     if not has_trained:
         return f"  no step was made yet: {workers} again"
     return f"  nobody is left who could go on: {workers} again, from the newest checkpoint"
 
 
-def tell_apart(num_workers: int) -> str:
+def apart_message(num_workers: int) -> str:
     """One line for workers that were nobody's run."""
     return (
         f"✗ nobody called lockstep.start: each of the {num_workers} workers ran the whole script by itself. Write "
@@ -61,37 +63,37 @@ def tell_apart(num_workers: int) -> str:
     )
 
 
-def tell_apart_so_far(num_workers: int, seconds: float) -> str:
+def apart_warning(num_workers: int, seconds: float) -> str:
     return (
         f"! nobody has called lockstep.start for {seconds:.0f} s: without it each of the {num_workers} workers runs "
         "the whole script by itself"
     )
 
 
-def tell_stopped(stopped: Stopped, look: Look) -> str:
-    name = f"worker {stopped.slot} (pid {look.pid})"
+def stopped_message(stopped: StoppedWorker, look: WorkerView) -> str:
+    name = f"worker {stopped.slot} ({look.id})"
     moment = f" at step {look.row.step}" if look.row.is_member else ""
     return f"! {name} is stopped{moment} (state T, since {stopped.seconds:.1f} s): it is ended and replaced"
 
 
-def tell_late(late: Late | Idle, looks: Mapping[int, Look], places: Mapping[int, Frame], now_s: float) -> str:
+def late_message(late: Late | Idle, looks: Mapping[int, WorkerView], places: Mapping[int, Frame], now_s: float) -> str:
     """Two lines: how late the step or call is, and who waits for whom; `places` are where the guilty are in their code.
 
     If nobody is missing, all of them wait for each other.
     """
     if isinstance(late, Idle):
         who = "the worker does nothing" if len(late.slots) == 1 else f"all {len(late.slots)} workers do nothing"
-        told = f"! step {late.step} does not get on: {who}, since {late.seconds:.0f} s"
-        return f"{told}\n    {_each(late.slots, looks, places, now_s)}"
+        headline = f"! step {late.step} does not get on: {who}, since {late.seconds:.0f} s"
+        return f"{headline}\n    {_each(late.slots, looks, places, now_s)}"
     waiting: dict[str, list[int]] = {}
     for slot in late.waiting:
         waiting.setdefault(_waits_in(looks[slot].row), []).append(slot)
-    told = ", ".join(f"{_runs(slots)} ({what})" for what, slots in waiting.items())
+    waits = ", ".join(f"{_runs(slots)} ({what})" for what, slots in waiting.items())
     missing = _each(late.missing, looks, places, now_s) if late.missing else "nobody"
-    return f"! {_late_what(late)}\n    waiting: {told}    missing: {missing}"
+    return f"! {_late_what(late)}\n    waiting: {waits}    missing: {missing}"
 
 
-def tell_hung(hung: Hung) -> str:
+def hung_message(hung: Hung) -> str:
     """One line, below that which has named the guilty."""
     for_s = f"for {hung.seconds:.0f} s (--hang-s)"
     if not hung.is_all:
@@ -101,7 +103,7 @@ def tell_hung(hung: Hung) -> str:
     return f"  {who} {verb} no sign of work {for_s}: {end} ended"
 
 
-def tell_pace(news: Slow | CaughtUp) -> str:
+def pace_message(news: Slow | CaughtUp) -> str:
     """Two lines for a slow worker: how slow, in what, and what to do. One for a worker that has caught up."""
     if isinstance(news, CaughtUp):
         return f"  worker {news.slot} has caught up: it is not slow any more"
@@ -130,25 +132,25 @@ def _late_what(late: Late) -> str:
 def _waits_in(row: StatusRow) -> str:
     """What a worker waits in."""
     if row.phase == Phase.AWAITING:
-        return "batch norm" if row.detail_a == Call.STATISTICS else call_of(row)
+        return "batch norm" if row.detail_a == Collective.STATISTICS else call_of(row)
     if row.phase == Phase.RECOVERING:
         return "recovery"
     return f"reduce, bucket {row.detail_a + 1} of {row.detail_b}" if row.detail_b else "reduce"
 
 
-def _each(slots: tuple[int, ...], looks: Mapping[int, Look], places: Mapping[int, Frame], now_s: float) -> str:
+def _each(slots: tuple[int, ...], looks: Mapping[int, WorkerView], places: Mapping[int, Frame], now_s: float) -> str:
     """Where each worker is, up to a few."""
-    told = [_where(slot, looks[slot], places.get(slot), now_s) for slot in slots[:_MOST_NAMED]]
+    named = [_where(slot, looks[slot], places.get(slot), now_s) for slot in slots[:_MOST_NAMED]]
     more = [f"and {len(slots) - _MOST_NAMED} more"] if len(slots) > _MOST_NAMED else []
-    return ", ".join(told + more)
+    return ", ".join(named + more)
 
 
-def _where(slot: int, look: Look, place: Frame | None, now_s: float) -> str:
-    state = f"{_STATES.get(look.state, 'ending')}, state {look.state}"
-    since = f", since {now_s - look.row.since_ns / 1e9:.1f} s" if look.row.has_started else ""
-    unstarted = "" if look.row.has_started else ", has not called lockstep.start"
+def _where(slot: int, look: WorkerView, place: Frame | None, now_s: float) -> str:
+    state = [f"{_STATES.get(look.state, 'ending')}, state {look.state}"] if look.state else []
+    since_s = now_s - look.row.since_ns / 1e9
+    since = f"since {since_s:.1f} s" if look.row.has_started else "has not called lockstep.start"
     where = "" if place is None else f"; {_near(place.file)}:{place.line} {place.source}".rstrip()
-    return f"{slot} ({state}{since}{unstarted}{where})"
+    return f"{slot} ({', '.join([*state, since])}{where})"
 
 
 def _runs(slots: Iterable[int]) -> str:
@@ -175,15 +177,18 @@ def listed(slots: Iterable[int], noun: str) -> str:
 def _headline(failure: Failure) -> str:
     moment = "" if failure.step is None else f" at step {failure.step}"
     if failure.how == KILLED:
-        name = f"worker {failure.rank} (pid {failure.pid})"
-        return f"{name} was killed by {failure.kind}{moment}{_colon(failure.message)}"
+        return f"{_named(failure)} was killed by {failure.kind}{moment}{_colon(failure.message)}"
     if failure.how == QUIT:
         return f"worker {failure.rank} called sys.exit({_one_line(failure.kind)}){_place_and_step(failure)}"
     if failure.is_loss:
-        return f"worker {failure.rank} (pid {failure.pid}) was left out by the others{moment}"
+        return f"{_named(failure)} was left out by the others{moment}"
     if failure.how == EXITED:
         return f"worker {failure.rank} exited with code {failure.kind}{moment}"
     return f"worker {failure.rank} failed{moment}: {failure.kind}{_colon(_one_line(failure.message))}"
+
+
+def _named(failure: Failure) -> str:
+    return f"worker {failure.rank}" + (f" ({failure.worker_id})" if failure.worker_id else "")
 
 
 def _place_and_step(failure: Failure) -> str:
@@ -220,16 +225,9 @@ def _hint(failure: Failure) -> list[str]:
 
 
 def _others(num_others: int, num_failed_too: int) -> str:
-    told = ""
-    if num_failed_too:
-        told += f"{_count(num_failed_too)} failed too. "
-    if num_others:
-        told += f"{_count(num_others)} {'was' if num_others == 1 else 'were'} fine. "
-    return told
-
-
-def _count(number: int) -> str:
-    return "1 other worker" if number == 1 else f"{number} other workers"
+    failed = f"{count(num_failed_too, 'other worker')} failed too. " if num_failed_too else ""
+    fine = f"{count(num_others, 'other worker')} {'was' if num_others == 1 else 'were'} fine. " if num_others else ""
+    return failed + fine
 
 
 def _near(path: str) -> str:

@@ -15,13 +15,12 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
-from types import TracebackType
 
 
-class Guard:
+class OrphanGuard:
     """Owns the guard process. While it is open, no noted process group outlives this process."""
 
-    def __enter__(self) -> "Guard":
+    def __enter__(self) -> "OrphanGuard":
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__],
             stdin=subprocess.PIPE,
@@ -46,15 +45,13 @@ class Guard:
         with suppress(BrokenPipeError):  # a guard that somebody killed is missed only if we are killed as well
             self._process.stdin.write(line.encode())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
 
-def watch() -> None:
+def main() -> None:
     """Returns when the launcher has gone, and everything that it had noted with it."""
     noted: set[int] = set()
     for line in sys.stdin:
@@ -65,4 +62,4 @@ def watch() -> None:
 
 
 if __name__ == "__main__":
-    watch()
+    main()

@@ -2,7 +2,7 @@
 
 # Note [A full disk]
 # Training does not depend on what the launcher writes down. Where a disk is full it says so once, goes on without, and
-# tries again with whatever comes next.
+# tries again with what comes next.
 """
 
 import errno
@@ -46,9 +46,9 @@ def clear_earlier(folder: Path) -> None:
 class Log:
     """Owns the log of one slot. See Note [A full disk]."""
 
-    def __init__(self, folder: Path, slot: int, tell: Callable[[OSError], None]) -> None:
-        """`tell` hears of everything that could not be written."""
-        self._folder, self._slot, self._tell = folder, slot, tell
+    def __init__(self, folder: Path, slot: int, report: Callable[[OSError], None]) -> None:
+        """`report` is called for everything that could not be written."""
+        self._folder, self._slot, self._report = folder, slot, report
         self._fd: int | None = None
         self._has_gap = False
 
@@ -80,7 +80,7 @@ class Log:
 
     def _miss(self, error: OSError) -> None:
         self._has_gap = True
-        self._tell(error)
+        self._report(error)
 
 
 class Logs:
@@ -89,14 +89,14 @@ class Logs:
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self._folder, self._say = folder, say
         self._logs: dict[int, Log] = {}
-        self._said = False
+        self._has_reported = False
 
     def of(self, slot: int) -> Log:
-        """The log of the slot. Whoever comes later than the first is told from it by a line between."""
+        """The log of the slot. A line separates what a later worker writes from what the one before wrote."""
         if slot in self._logs:
             self._logs[slot].write(b"--- here another process takes over as this worker ---\n")
             return self._logs[slot]
-        log = Log(self._folder, slot, self._tell)
+        log = Log(self._folder, slot, self._report)
         log.open()
         self._logs[slot] = log
         return log
@@ -105,10 +105,10 @@ class Logs:
         for log in self._logs.values():
             log.close()
 
-    def _tell(self, error: OSError) -> None:
+    def _report(self, error: OSError) -> None:
         """Once for all logs."""
-        if not self._said:
-            self._said = True
+        if not self._has_reported:
+            self._has_reported = True
             self._say(
                 f"! the logs in {self._folder} cannot be written: {error.strerror}. Training goes on, and its output "
                 "still comes to the screen; the logs go on when they can"

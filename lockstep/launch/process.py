@@ -7,10 +7,13 @@ import subprocess
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import psutil
 
 from lockstep.launch.control import ControlLine
-from lockstep.launch.output import Tee
+from lockstep.launch.failure import id_of_process
+from lockstep.launch.output import Log, Tee
 from lockstep.settings.environments.lockstep_run import CONTROL_FD
 
 NO_SLOT = -1
@@ -25,7 +28,7 @@ class WorkerProcess:
     tee: Tee
     control: ControlLine
     slot: int
-    """The number under which it was launched; a spare has none (NO_SLOT) until it gets its part."""
+    """The number under which it was launched; a spare has none (NO_SLOT)."""
     exit_status: int | None = None
     """None while it runs; then its exit code, or minus the signal that killed it."""
     ended_s: float = 0.0
@@ -68,13 +71,22 @@ class WorkerProcess:
         except ProcessLookupError:
             return None
 
+    def employed(self, slot: int, log: Log) -> "WorkerProcess":
+        """The same process, a spare until now, as a worker: what it has written so far goes to the log too."""
+        self.tee.log = log
+        return replace(self, slot=slot)
+
     @property
     def pid(self) -> int:
         return self.process.pid
 
     @property
+    def id(self) -> str:
+        return id_of_process(self.pid)
+
+    @property
     def group(self) -> int:
-        return self.process.pid
+        return self.pid
 
     def note_end(self) -> None:
         """Keeps how the process ended, and leaves it unreaped. One that even SIGKILL did not end counts as killed."""
@@ -120,8 +132,8 @@ class Adopted:
 
 
 def members(groups: Collection[int]) -> list[int]:
-    """The processes that belong to the groups now, their leaders included."""
-    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _group(pid) in groups]
+    """The processes that belong to the groups now, their leaders included. psutil has no process groups."""
+    return [pid for pid in psutil.pids() if _group(pid) in groups] if groups else []
 
 
 def await_end(pids: Collection[int], within_s: float) -> bool:

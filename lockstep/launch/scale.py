@@ -6,47 +6,40 @@ workers into `wanted` beside it and wakes the launcher with a signal.
 
 import json
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 
 from lockstep.errors import BadArgument, BadEnvironment
 from lockstep.launch.output import is_full
-from lockstep.launch.process_stats import vitals
+from lockstep.launch.process_stats import process_state
 from lockstep.launch.signals import SCALE
 from lockstep.launch.status import MAX_SLOTS
 from lockstep.settings.limits import as_whole
 
 
-class Registered:
-    """While it is open, `launcher.json` says that this process is the launcher of the run in `folder`.
+@contextmanager
+def registered(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Inside, `launcher.json` says that this process is the launcher of the run in `folder`.
 
     A run for which there is no room for that goes on without; see Note [A full disk] in output.py.
     """
-
-    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
-        self._folder, self._say = folder, say
-
-    def __enter__(self) -> "Registered":
-        if (pid := find_launcher(self._folder)) is not None:
-            raise BadArgument(f"a run is under way in {self._folder} (pid {pid}): give another --run-dir, or end it")
-        ours = vitals(os.getpid())
-        fields = {"pid": os.getpid(), "start_time": None if ours is None else ours.start_ticks}
-        try:
-            _write_whole(_card(self._folder), json.dumps(fields))
-        except OSError as error:
-            told = f"nothing can be written in {self._folder}: {error.strerror}"
-            if not is_full(error):
-                raise BadEnvironment(told) from error
-            self._say(f"! {told}. The run goes on; `lockstep scale` does not reach it")
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    if (pid := find_launcher(folder)) is not None:
+        raise BadArgument(f"a run is under way in {folder} (pid {pid}): give another --run-dir, or end it")
+    ours = process_state(os.getpid())
+    try:
+        card = {"pid": os.getpid(), "start_time": None if ours is None else ours.start_ticks}
+        _write_whole(_card(folder), json.dumps(card))
+    except OSError as error:
+        why = f"nothing can be written in {folder}: {error.strerror}"
+        if not is_full(error):
+            raise BadEnvironment(why) from error
+        say(f"! {why}. The run goes on; `lockstep scale` does not reach it")
+    try:
+        yield
+    finally:
         with suppress(OSError):
-            _card(self._folder).unlink()
+            _card(folder).unlink()
 
 
 def ask_for(folder: Path, num_workers: int) -> None:
@@ -76,13 +69,13 @@ def read_wanted(folder: Path) -> int | None:
 
 
 def find_launcher(folder: Path) -> int | None:
-    """The process that runs the launch in `folder` now; None if it has ended, whoever has its number since."""
+    """The process that runs the launch in `folder` now; None if it has ended."""
     try:
         fields = json.loads(_card(folder).read_text(encoding="utf-8"))
         pid, start_time = int(fields["pid"]), fields["start_time"]
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    there = vitals(pid)
+    there = process_state(pid)
     return pid if there is not None and there.state != "Z" and there.start_ticks == start_time else None
 
 

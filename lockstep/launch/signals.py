@@ -1,17 +1,17 @@
-"""Signals as something to wait for, instead of something that interrupts."""
+"""The signals that the launcher gets, as something to wait for instead of something that interrupts."""
 
 import signal
 import socket
-from types import FrameType, TracebackType
+from types import FrameType
 
 SCALE = signal.SIGUSR1
 WATCHED = (signal.SIGINT, signal.SIGTERM, SCALE)
 
 
-class Signals:
+class LauncherSignals:
     """While it is open, SIGINT, SIGTERM and SIGUSR1 only make `fileno()` readable. Main thread only."""
 
-    def __enter__(self) -> "Signals":
+    def __enter__(self) -> "LauncherSignals":
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
@@ -22,6 +22,10 @@ class Signals:
     def fileno(self) -> int:
         return self._reader.fileno()
 
+    def add(self, signum: signal.Signals) -> None:
+        """As if this process had got the signal."""
+        self._writer.send(bytes([signum]))
+
     def take(self) -> list[signal.Signals]:
         """The signals that have come since the last call, in order."""
         try:
@@ -29,9 +33,7 @@ class Signals:
         except BlockingIOError:
             return []
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         signal.set_wakeup_fd(self._wakeup_before)

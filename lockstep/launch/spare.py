@@ -1,4 +1,4 @@
-"""A spare: a process that has loaded what takes long, and waits to be told which worker it is.
+"""A spare: a process that has loaded what takes long, and waits for the part of the worker that it becomes.
 
     python -m lockstep.launch.spare FD site.py [arguments]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lockstep.launch.traceback_lines import Frame, is_users
 
-ASK = signal.SIGUSR2
+STACK_SIGNAL = signal.SIGUSR2
 _CALL = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -23,25 +23,25 @@ def stack_path(folder: Path, slot: int) -> Path:
     return folder / f"worker-{slot}.stack"
 
 
-def answer_when_asked(folder: Path, slot: int) -> None:
+def answer_stack_queries(folder: Path, slot: int) -> None:
     """From now on this process answers; where the file cannot be written, it ignores the question."""
     try:
         fd = os.open(stack_path(folder, slot), _FLAGS, 0o644)
     except OSError:
-        signal.signal(ASK, signal.SIG_IGN)
+        signal.signal(STACK_SIGNAL, signal.SIG_IGN)
     else:
-        faulthandler.register(ASK, file=fd, all_threads=False, chain=False)
+        faulthandler.register(STACK_SIGNAL, file=fd, all_threads=False, chain=False)
 
 
 @dataclass(frozen=True)
-class Question:
+class StackFile:
     """A worker that is about to be asked, and how much it had answered to earlier questions."""
 
     path: Path
     skip_bytes: int
 
     @classmethod
-    def to(cls, folder: Path, slot: int) -> "Question":
+    def of(cls, folder: Path, slot: int) -> "StackFile":
         path = stack_path(folder, slot)
         return cls(path, path.stat().st_size if path.exists() else 0)
 

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from types import TracebackType
 
 MAX_SLOTS = 1024
 _FIELDS = 19
@@ -52,11 +51,9 @@ class Phase(IntEnum):
     RECOVERING = 4
     JOINING = 5
     """Asks the members to admit it."""
-    SAVING = 6
-    """Waits for its last checkpoint to be written."""
-    ENDED = 7
-    AWAITING = 8
-    """Waits for other workers in a call (`Call`)."""
+    ENDED = 6
+    AWAITING = 7
+    """Waits for other workers in a call (`Collective`)."""
 
 
 class Trait(IntFlag):
@@ -68,7 +65,7 @@ class Trait(IntFlag):
     """Its script has asked for `run.rank` before it trained: it may have made things that worker 0 alone has."""
 
 
-class Call(IntEnum):
+class Collective(IntEnum):
     """Where a worker waits for all others, apart from reductions."""
 
     START = 1
@@ -101,7 +98,7 @@ class StatusRow:
     since_ns: int = 0
     """When the phase began."""
     detail_a: int = 0
-    """While REDUCING: the number of the bucket, from 0. While AWAITING: which `Call`."""
+    """While REDUCING: the number of the bucket, from 0. While AWAITING: which `Collective`."""
     detail_b: int = 0
     """While REDUCING: how many buckets there are."""
     usual_step_ns: int = 0
@@ -125,7 +122,7 @@ class StatusRow:
         return self.pid > 0
 
     @property
-    def said_ns(self) -> int:
+    def updated_ns(self) -> int:
         """When the worker last wrote something here."""
         return max(self.since_ns, self.committed_ns)
 
@@ -136,16 +133,31 @@ class StatusRow:
     @property
     def is_ending(self) -> bool:
         """Whether the worker has closed its run: nobody can join it there any more."""
-        return self.phase == Phase.ENDED or (self.phase == Phase.AWAITING and self.detail_a == Call.END)
+        return self.phase == Phase.ENDED or (self.phase == Phase.AWAITING and self.detail_a == Collective.END)
 
 
-class StatusPage:
+class StatusReader:
+    """Any process's look at the whole page."""
+
+    def __init__(self, fd: int, prot: int = mmap.PROT_READ) -> None:
+        self._memory = mmap.mmap(fd, _PAGE_BYTES, prot=prot)
+
+    def rows(self) -> dict[int, StatusRow]:
+        """The rows that somebody has written, by slot."""
+        rows = enumerate(_ROW.iter_unpack(self._memory))
+        return {slot: StatusRow(*row) for slot, row in rows if row[PID] > 0}
+
+    def close(self) -> None:
+        self._memory.close()
+
+
+class StatusPage(StatusReader):
     """Owns the page, and its `fd`, which workers inherit."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("lockstep-status")
         os.ftruncate(self.fd, _PAGE_BYTES)
-        self._memory = mmap.mmap(self.fd, _PAGE_BYTES)
+        super().__init__(self.fd, mmap.PROT_READ | mmap.PROT_WRITE)
 
     def row(self, slot: int) -> StatusRow:
         """What the worker in `slot` has written."""
@@ -158,45 +170,27 @@ class StatusPage:
             seen = again
         return StatusRow(*seen)
 
-    def rows(self) -> dict[int, StatusRow]:
-        """The rows that somebody has written, by slot."""
-        return _rows(self._memory)
-
     def clear(self, slot: int) -> None:
         """The row is as if no worker had ever written it: for a slot that is given to a new process."""
-        _check(slot)
-        _ROW.pack_into(self._memory, slot * _ROW.size, *[0] * _FIELDS)
+        self._overwrite(slot, pid=0)
 
     def give_up(self, slot: int) -> None:
         """Nobody will come in this slot any more."""
+        self._overwrite(slot, pid=NOBODY)
+
+    def _overwrite(self, slot: int, pid: int) -> None:
         _check(slot)
-        _ROW.pack_into(self._memory, slot * _ROW.size, NOBODY, *[0] * (_FIELDS - 1))
+        _ROW.pack_into(self._memory, slot * _ROW.size, pid, *[0] * (_FIELDS - 1))
 
     def close(self) -> None:
-        self._memory.close()
+        super().close()
         os.close(self.fd)
 
     def __enter__(self) -> "StatusPage":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class StatusReader:
-    """Any process's look at the whole page."""
-
-    def __init__(self, fd: int) -> None:
-        self._memory = mmap.mmap(fd, _PAGE_BYTES, prot=mmap.PROT_READ)
-
-    def rows(self) -> dict[int, StatusRow]:
-        """The rows that somebody has written, by slot."""
-        return _rows(self._memory)
-
-    def close(self) -> None:
-        self._memory.close()
 
 
 class StatusWriter:
@@ -231,7 +225,7 @@ class StatusWriter:
         row[PHASE] = phase
 
     @contextmanager
-    def awaiting(self, call: Call) -> Iterator[None]:
+    def awaiting(self, call: Collective) -> Iterator[None]:
         """Inside, the worker waits for all others; afterwards it does what it did before, unless the wait failed."""
         before = self._place
         self.enter(Phase.AWAITING, self._row[STEP], call)
@@ -253,10 +247,10 @@ class StatusWriter:
         self._row[SAVED] = 1
 
     def is_given_up(self, slot: int) -> bool:
-        """Whether the launcher has said that nobody will come in this slot any more."""
+        """Whether the launcher has given the slot up: nobody will come in it any more."""
         return bool(_ROW.unpack_from(self._memory, slot * _ROW.size)[PID] == NOBODY)
 
-    def is_known_as(self, trait: Trait) -> None:
+    def add_trait(self, trait: Trait) -> None:
         """The worker has this trait from now on."""
         self._row[TRAITS] |= trait
 
@@ -304,37 +298,23 @@ class NoStatus:
         pass
 
     @contextmanager
-    def awaiting(self, call: Call) -> Iterator[None]:
+    def awaiting(self, call: Collective) -> Iterator[None]:
         yield
 
     @contextmanager
     def patient(self, seconds: float) -> Iterator[None]:
         yield
 
-    def saved(self) -> None:
-        pass
-
     def is_given_up(self, slot: int) -> bool:
         return True
-
-    def is_known_as(self, trait: Trait) -> None:
-        pass
-
-    def move_to(self, slot: int) -> None:
-        pass
-
-    def place(self, generation: int, rank: int, size: int, door_port: int, num_lanes: int) -> None:
-        pass
-
-    def committed(self, step: int, usual_step_ns: int, data_ns: int = 0) -> None:
-        pass
 
     def close(self) -> None:
         pass
 
+    def _ignore(self, *_: object, **__: object) -> None:
+        pass
 
-def _rows(memory: mmap.mmap) -> dict[int, StatusRow]:
-    return {slot: StatusRow(*row) for slot, row in enumerate(_ROW.iter_unpack(memory)) if row[PID] > 0}
+    saved = add_trait = move_to = place = committed = _ignore
 
 
 def _check(slot: int) -> None:

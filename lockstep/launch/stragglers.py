@@ -8,7 +8,7 @@
 # that was given few has more of what every worker has to do. Longer than it does, because waiting has other causes:
 # on a GPU the lanes are only begun in a worker's own time, and computed while it waits.
 #
-# It is told of when two windows in a row agree, so that one pause (an evaluation, a checkpoint) names nobody. They
+# It is named when two windows in a row agree, so that one pause (an evaluation, a checkpoint) names nobody. They
 # begin when all have learned their usual step, which leaves out warming up, and anew when workers or lanes change.
 """
 
@@ -26,7 +26,7 @@ WAITING_SHARE = 0.2
 _LEAST_S = 1e-6
 
 
-class Cause(StrEnum):
+class SlowCause(StrEnum):
     """What a worker spends its own time on."""
 
     DATA = "data"
@@ -38,12 +38,12 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True)
-class Took:
+class TimeSpent:
     """What one worker spent a window's time on."""
 
     num_steps: int
     num_lanes: int
-    own_s: Mapping[Cause, float]
+    own_s: Mapping[SlowCause, float]
     waiting_s: float
 
     @property
@@ -61,9 +61,9 @@ class Took:
         """The part of its time in which it waited."""
         return self.waiting_s / (self.waiting_s + self.step_s * self.num_steps)
 
-    def needs_s(self, cause: Cause, num_lanes: int) -> float:
+    def needs_s(self, cause: SlowCause, num_lanes: int) -> float:
         """What it would spend by the step if it carried so many lanes: what is between steps stays as it is."""
-        times = 1.0 if cause is Cause.OTHER else num_lanes / max(self.num_lanes, 1)
+        times = 1.0 if cause is SlowCause.OTHER else num_lanes / max(self.num_lanes, 1)
         return self.own_s[cause] / self.num_steps * times
 
 
@@ -74,7 +74,7 @@ class Slow:
     slot: int
     times: float
     num_steps: int
-    cause: Cause
+    cause: SlowCause
     cause_s: float
     """What it spends on the cause by the step."""
     others_s: float
@@ -86,37 +86,37 @@ class Slow:
 
 @dataclass(frozen=True)
 class CaughtUp:
-    """A worker that was told of as slow is so no longer."""
+    """A worker that was named as slow is so no longer."""
 
     slot: int
 
 
-Finding = Slow | CaughtUp
+PaceFinding = Slow | CaughtUp
 
 
-def took(before: StatusRow, after: StatusRow) -> Took:
+def time_spent(before: StatusRow, after: StatusRow) -> TimeSpent:
     """What a worker's time went into between two looks at its row. See Note [Where the time goes] in status.py."""
     data_ns = after.data_ns - before.data_ns
     compute_ns = after.compute_ns - before.compute_ns
     waiting_ns = after.waiting_ns - before.waiting_ns
     other_ns = max(0, after.committed_ns - before.committed_ns - data_ns - compute_ns - waiting_ns)
-    own_s = {Cause.DATA: data_ns / 1e9, Cause.COMPUTE: compute_ns / 1e9, Cause.OTHER: other_ns / 1e9}
-    return Took(after.step - before.step, after.num_lanes, own_s, waiting_ns / 1e9)
+    own_s = {SlowCause.DATA: data_ns / 1e9, SlowCause.COMPUTE: compute_ns / 1e9, SlowCause.OTHER: other_ns / 1e9}
+    return TimeSpent(after.step - before.step, after.num_lanes, own_s, waiting_ns / 1e9)
 
 
-def together(first: Took, second: Took) -> Took:
+def combined(first: TimeSpent, second: TimeSpent) -> TimeSpent:
     """What a worker spent in two windows, one after the other."""
-    own_s = {cause: first.own_s[cause] + second.own_s[cause] for cause in Cause}
-    return Took(first.num_steps + second.num_steps, second.num_lanes, own_s, first.waiting_s + second.waiting_s)
+    own_s = {cause: first.own_s[cause] + second.own_s[cause] for cause in SlowCause}
+    return TimeSpent(first.num_steps + second.num_steps, second.num_lanes, own_s, first.waiting_s + second.waiting_s)
 
 
-def slow_workers(window: Mapping[int, Took]) -> dict[int, Slow]:
+def slow_workers(window: Mapping[int, TimeSpent]) -> dict[int, Slow]:
     """The workers that slow the others down in this window, by slot. See Note [Slow]."""
     found = {slot: _compared(slot, window) for slot in window}
     return {slot: slow for slot, slow in found.items() if slow is not None}
 
 
-def _compared(slot: int, window: Mapping[int, Took]) -> Slow | None:
+def _compared(slot: int, window: Mapping[int, TimeSpent]) -> Slow | None:
     mine = window[slot]
     # One that carries no lane has nothing to do, and is no measure for those that have.
     others = [took for other, took in window.items() if other != slot and took.num_lanes]
@@ -126,41 +126,41 @@ def _compared(slot: int, window: Mapping[int, Took]) -> Slow | None:
     waiting = _middle(others, lambda o: o.waiting_share)
     if times < SLOW_TIMES or waiting - mine.waiting_share < WAITING_SHARE:
         return None
-    cause = max(Cause, key=lambda cause: mine.needs_s(cause, mine.num_lanes) - _others_s(cause, mine, others))
+    cause = max(SlowCause, key=lambda cause: mine.needs_s(cause, mine.num_lanes) - _others_s(cause, mine, others))
     cause_s = mine.needs_s(cause, mine.num_lanes)
     return Slow(slot, times, mine.num_steps, cause, cause_s, _others_s(cause, mine, others), waiting, len(others))
 
 
-def _others_s(cause: Cause, mine: Took, others: list[Took]) -> float:
+def _others_s(cause: SlowCause, mine: TimeSpent, others: list[TimeSpent]) -> float:
     return _middle(others, lambda other: other.needs_s(cause, mine.num_lanes))
 
 
-def _middle(others: list[Took], number: Callable[[Took], float]) -> float:
+def _middle(others: list[TimeSpent], number: Callable[[TimeSpent], float]) -> float:
     return median(number(other) for other in others)
 
 
 @dataclass(frozen=True)
-class _Told:
-    """When a worker was last told of as slow, and with what; None once it has caught up."""
+class _LastReport:
+    """When a worker was last named as slow, and with which cause; None once it has caught up."""
 
     now_s: float
-    cause: Cause | None
+    cause: SlowCause | None
 
 
 @dataclass
-class Slowness:
-    """Remembers what was seen, from one look to the next, and tells only what is news."""
+class StragglerDetector:
+    """Remembers what was seen, from one look to the next, and gives only what is news."""
 
     window_steps: int = 20
     window_s: float = 5.0
     again_s: float = 300.0
-    """The least time between two tales of the same slow worker."""
+    """The least time between two reports of the same slow worker."""
     _began: Mapping[int, StatusRow] = field(default_factory=dict)
     """The rows at the beginning of the window; none while there is nothing to compare."""
-    _before: Mapping[int, Took] = field(default_factory=dict)
+    _before: Mapping[int, TimeSpent] = field(default_factory=dict)
     """The window before; none if workers or lanes have changed since."""
-    _told: dict[int, _Told] = field(default_factory=dict)
-    """By process: a replacement has a clean slate."""
+    _last_reports: dict[tuple[int, int], _LastReport] = field(default_factory=dict)
+    """By slot and process: a replacement has a clean slate."""
 
     def __post_init__(self) -> None:
         if not (self.window_steps >= 1 and self.window_s > 0 and self.again_s >= 0):
@@ -169,8 +169,8 @@ class Slowness:
                 f"or more, not {self.window_steps!r}, {self.window_s!r} and {self.again_s!r}"
             )
 
-    def look(self, now_s: float, rows: Mapping[int, StatusRow]) -> list[Finding]:
-        """Who is slow, or no longer so, and was not told of yet: something only when the second window in a row ends.
+    def look(self, now_s: float, rows: Mapping[int, StatusRow]) -> list[PaceFinding]:
+        """Who is slow, or no longer so, and was not named yet: something only when the second window in a row ends.
 
         `rows` are those of all workers that run; `now_s` is on any clock that goes forward.
         """
@@ -180,7 +180,7 @@ class Slowness:
             return []
         if not self._is_over(members):
             return []
-        window = {slot: took(self._began[slot], row) for slot, row in members.items()}
+        window = {slot: time_spent(self._began[slot], row) for slot, row in members.items()}
         before, self._before, self._began = self._before, window, members
         return self._news(now_s, before, window) if before else []
 
@@ -194,8 +194,8 @@ class Slowness:
     def _begin_anew(self, members: Mapping[int, StatusRow]) -> None:
         self._began = members if all(row.usual_step_ns for row in members.values()) else {}
         self._before = {}
-        pids = {row.pid for row in members.values()}
-        self._told = {pid: told for pid, told in self._told.items() if pid in pids}
+        workers = {(slot, row.pid) for slot, row in members.items()}
+        self._last_reports = {worker: last for worker, last in self._last_reports.items() if worker in workers}
 
     def _is_over(self, members: Mapping[int, StatusRow]) -> bool:
         """Whether every member has done all the steps of a window, and spent its time."""
@@ -205,27 +205,29 @@ class Slowness:
     def _pairs(self, members: Mapping[int, StatusRow]) -> list[tuple[StatusRow, StatusRow]]:
         return [(row, self._began[slot]) for slot, row in members.items()]
 
-    def _news(self, now_s: float, before: Mapping[int, Took], window: Mapping[int, Took]) -> list[Finding]:
+    def _news(
+        self, now_s: float, before: Mapping[int, TimeSpent], window: Mapping[int, TimeSpent]
+    ) -> list[PaceFinding]:
         slow_before, slow_now = slow_workers(before), slow_workers(window)
-        slow_in_both = slow_workers({slot: together(before[slot], window[slot]) for slot in window})
-        found: list[Finding] = []
+        slow_in_both = slow_workers({slot: combined(before[slot], window[slot]) for slot in window})
+        found: list[PaceFinding] = []
         for slot in window:
             verdicts = [verdicts.get(slot) for verdicts in (slow_before, slow_now, slow_in_both)]
-            found += self._told_of(now_s, slot, verdicts)
+            found += self._news_of(now_s, slot, verdicts)
         return found
 
-    def _told_of(self, now_s: float, slot: int, verdicts: list[Slow | None]) -> list[Finding]:
+    def _news_of(self, now_s: float, slot: int, verdicts: list[Slow | None]) -> list[PaceFinding]:
         """The finding about one worker, if it is news, from the window before, this one, and both together."""
-        pid = self._began[slot].pid
-        told = self._told.get(pid)
+        worker = (slot, self._began[slot].pid)
+        last = self._last_reports.get(worker)
         before, now, slow = verdicts
         if slow is not None and before is not None and now is not None and before.cause == now.cause == slow.cause:
-            if told is not None and (told.cause == slow.cause or now_s - told.now_s < self.again_s):
+            if last is not None and (last.cause == slow.cause or now_s - last.now_s < self.again_s):
                 return []
-            self._told[pid] = _Told(now_s, slow.cause)
+            self._last_reports[worker] = _LastReport(now_s, slow.cause)
             return [slow]
-        if before is None and now is None and told is not None and told.cause is not None:
-            self._told[pid] = _Told(told.now_s, None)
+        if before is None and now is None and last is not None and last.cause is not None:
+            self._last_reports[worker] = _LastReport(last.now_s, None)
             return [CaughtUp(slot)]
         return []
 

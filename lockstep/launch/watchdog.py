@@ -1,21 +1,17 @@
-"""Looks after the workers: finds those that are stopped, late or hung, tells of them, and ends what will not go on.
+"""Watches the workers of a pool: names those that are stopped, late, hung or slow, and kills those that will not go on.
 
-What is late or hung is decided in hangs.py. Here processes are seen, asked where they are, and killed: the rest is
-a death like any other. Who is slow is decided in stragglers.py, and only told.
+hangs.py decides which worker is stopped, late or hung, stragglers.py which is slow. Here the pool is asked, findings
+are said, and workers are killed: what follows is a death like any other. No worker is killed for being slow.
 """
 
 import signal
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from lockstep.launch.crew import Crew
-from lockstep.launch.hangs import Hung, Idle, Late, Look, Stopped, Watch
-from lockstep.launch.messages import tell_hung, tell_late, tell_pace, tell_stopped
-from lockstep.launch.process import members
-from lockstep.launch.process_stats import Activity, activity, handles, vitals
-from lockstep.launch.stacks import ASK, Question
-from lockstep.launch.stragglers import Slowness
+from lockstep.launch.hangs import HangDetector, Hung, Idle, Late, StoppedWorker, WorkerView
+from lockstep.launch.messages import hung_message, late_message, pace_message, stopped_message
+from lockstep.launch.pool import StackQuery, WorkerPool
+from lockstep.launch.stragglers import StragglerDetector
 from lockstep.launch.traceback_lines import Frame
 
 ANSWER_S = 1.0
@@ -23,83 +19,75 @@ _ENDED = ("Z", "X")
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Something that was found late, and the guilty, who were asked where they are."""
+class PendingReport:
+    """Something late that is not reported yet: the guilty were asked where they are, and have until `until_s`."""
 
     finding: Late | Idle
-    questions: dict[int, Question]
+    queries: Mapping[int, StackQuery]
     until_s: float
 
 
 @dataclass
-class Lookout:
-    """Watches over a crew, look by look."""
+class Watchdog:
+    """Watches over a pool, look by look."""
 
-    crew: Crew
-    run_dir: Path
+    pool: WorkerPool
     say: Callable[[str], None]
-    slowness: Slowness = field(default_factory=Slowness)
-    watch: Watch = field(default_factory=Watch)
-    _asked: Asked | None = None
-    condemned: dict[int, str] = field(default_factory=dict)
-    """What was wrong with the processes that were killed here."""
+    stragglers: StragglerDetector = field(default_factory=StragglerDetector)
+    hangs: HangDetector = field(default_factory=HangDetector)
+    condemned: dict[str, str] = field(default_factory=dict)
+    """What was wrong with the workers that were killed here, by id."""
+    _pending: PendingReport | None = None
 
     def look(self, now_s: float, joiners: Collection[int] = ()) -> list[int]:
-        """Tells what is wrong; gives the slots of the workers that were ended for it.
+        """Says what is wrong; gives the slots of the workers that were killed for it.
 
         `joiners` were started after the founders.
         """
-        looks = self._looks(joiners)
-        condemned: list[int] = []
-        for finding in self.watch.look(now_s, looks, self._activity):
+        views = self._views(joiners)
+        killed: list[int] = []
+        for finding in self.hangs.look(now_s, views, self.pool.activity):
             match finding:
                 case Late() | Idle():
                     self._ask(finding, now_s)
-                case Stopped(slot):
-                    self._condemn([slot], "it was stopped", tell_stopped(finding, looks[slot]))
-                    condemned.append(slot)
-                case Hung(slots) if self._asked is None:  # else what is late is told first
-                    self._condemn(slots, "it did nothing", tell_hung(finding))
-                    condemned += slots
-        self._tell_asked(looks, now_s)
-        for news in self.slowness.look(now_s, {slot: look.row for slot, look in looks.items()}):
-            self.say(tell_pace(news))
-        return condemned
+                case StoppedWorker(slot):
+                    killed += self._kill([slot], "it was stopped", stopped_message(finding, views[slot]))
+                case Hung(slots) if self._pending is None:  # else what is late is reported first
+                    killed += self._kill(slots, "it did nothing", hung_message(finding))
+        self._report_late(views, now_s)
+        for news in self.stragglers.look(now_s, {slot: view.row for slot, view in views.items()}):
+            self.say(pace_message(news))
+        return killed
 
-    def _looks(self, joiners: Collection[int]) -> dict[int, Look]:
-        seen = {slot: vitals(worker.pid) for slot, worker in self.crew.running.items()}
-        return {
-            slot: Look(self.crew.running[slot].pid, self.crew.row(slot), found.state, slot in joiners)
-            for slot, found in seen.items()
-            if found is not None and found.state not in _ENDED and self.crew.running[slot].pid not in self.condemned
+    def _views(self, joiners: Collection[int]) -> dict[int, WorkerView]:
+        views = {
+            slot: WorkerView(id, self.pool.row(slot), self.pool.state(slot), slot in joiners)
+            for slot, id in self.pool.running.items()
+            if id not in self.condemned
         }
+        return {slot: view for slot, view in views.items() if view.state not in _ENDED}
 
-    def _activity(self, slot: int) -> Activity:
-        return activity(members({self.crew.running[slot].group}))
-
-    def _condemn(self, slots: Collection[int], why: str, told: str) -> None:
-        self.say(told)
-        for worker in [self.crew.running[slot] for slot in slots]:
-            self.condemned[worker.pid] = why
-            worker.send(signal.SIGKILL)
+    def _kill(self, slots: Collection[int], why: str, message: str) -> Collection[int]:
+        self.say(message)
+        for slot in slots:
+            self.condemned[self.pool.running[slot]] = why
+            self.pool.send(slot, signal.SIGKILL)
+        return slots
 
     def _ask(self, finding: Late | Idle, now_s: float) -> None:
-        """Asks those who can answer: a process that has just begun would die of the question."""
-        able = [slot for slot in finding.guilty if handles(self.crew.running[slot].pid, ASK)]
-        questions = {slot: Question.to(self.run_dir, slot) for slot in able}
-        self._asked = Asked(finding, questions, now_s + ANSWER_S)
-        for slot in able:
-            self.crew.running[slot].send(ASK)
+        asked = {slot: self.pool.ask_stack(slot) for slot in finding.guilty}
+        queries = {slot: query for slot, query in asked.items() if query is not None}
+        self._pending = PendingReport(finding, queries, now_s + ANSWER_S)
 
-    def _tell_asked(self, looks: dict[int, Look], now_s: float) -> None:
-        """Tells what was found once all have answered, or have had their time; not of one who has gone meanwhile."""
-        if self._asked is None:
+    def _report_late(self, views: Mapping[int, WorkerView], now_s: float) -> None:
+        """Says what is late once all have answered, or have had their time; nothing if a worker of it has gone."""
+        if self._pending is None:
             return
-        finding, questions = self._asked.finding, self._asked.questions
-        answers = {slot: question.answer() for slot, question in questions.items()}
+        finding, queries = self._pending.finding, self._pending.queries
+        answers = {slot: query.answer() for slot, query in queries.items()}
         places: dict[int, Frame] = {slot: frame for slot, frame in answers.items() if frame is not None}
-        if len(places) < len(questions) and now_s < self._asked.until_s:
+        if len(places) < len(queries) and now_s < self._pending.until_s:
             return
-        self._asked = None
-        if all(slot in looks for slot in finding.named):
-            self.say(tell_late(finding, looks, places, now_s))
+        self._pending = None
+        if all(slot in views for slot in finding.named):
+            self.say(late_message(finding, views, places, now_s))

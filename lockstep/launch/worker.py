@@ -51,12 +51,12 @@ def _end_by(exception: BaseException, code: int) -> None:
     """Ends the process, unless it should end in Python's own way: nobody launched it, or the script forked it."""
     if OURS.boot is None or not OURS.is_worker:
         return
-    is_told = code not in (0, *_OF_LOCKSTEP) or isinstance(exception, OutOfPlace)
+    is_reported = code not in (0, *_OF_LOCKSTEP) or isinstance(exception, OutOfPlace)
     try:
-        if is_told:
+        if is_reported:
             _report(exception, OURS.boot)
     finally:
-        if is_told or OURS.is_copy:
+        if is_reported or OURS.is_copy:
             _leave(code)
 
 
@@ -81,7 +81,7 @@ def _run(arguments: list[str]) -> None:
 
 
 def _report(exception: BaseException, boot: Bootstrap) -> None:
-    """The failure lies in the run's folder, and the launcher has been told. It writes the log from there."""
+    """The failure lies in the run's folder, and the launcher knows. It writes the log from there."""
     advise(exception)
     step, rank_now = _failed_run()
     failure = Failure.of(exception, boot.slot, step, rank_now)

@@ -136,7 +136,7 @@ class Run:
         So if worker 0 is lost there, nobody else becomes 0 as long as a replacement may come, and it is waited for.
         """
         if not self._sites:
-            self._status.is_known_as(Trait.READS_RANK)
+            self._status.add_trait(Trait.READS_RANK)
             self.guard.first.is_needed = True
         return self.guard.rank
 

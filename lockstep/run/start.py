@@ -47,7 +47,7 @@ from lockstep.run.signals import handled
 from lockstep.run.status_report import READ, StatusReport
 from lockstep.run.wait_watch import WaitWatch
 from lockstep.settings.device import choose, count_gpus, in_words, sharing
-from lockstep.settings.environment import Overrides, Place, find_place, process_environment, read_overrides
+from lockstep.settings.environment import LaunchPlace, Overrides, find_place, process_environment, read_overrides
 from lockstep.settings.options import Options, Settings, resolve, wire_on
 from lockstep.state.progress import DataProgress
 from lockstep.verify.trace import READ as TRACED
@@ -117,7 +117,7 @@ def start(
     return run
 
 
-def _found(options: Options, place: Place, overrides: Overrides, status: StatusWriter | NoStatus) -> Run:
+def _found(options: Options, place: LaunchPlace, overrides: Overrides, status: StatusWriter | NoStatus) -> Run:
     """Collective. A worker of the first generation."""
     world = replace(place.world, generation=1)
     settings = _with_device(resolve(options, overrides, world), options, overrides, world.local_rank, world.local_size)
@@ -145,7 +145,7 @@ def _found(options: Options, place: Place, overrides: Overrides, status: StatusW
     return run
 
 
-def _join(options: Options, place: Place, overrides: Overrides, status: StatusWriter | NoStatus) -> Run:
+def _join(options: Options, place: LaunchPlace, overrides: Overrides, status: StatusWriter | NoStatus) -> Run:
     """A worker that comes later: alone until it is admitted. See Note [Newcomers] in elastic/guard.py."""
     page = None if overrides.status_fd is None else StatusReader(overrides.status_fd)
     directory = MemberDirectory(place, page)
@@ -166,7 +166,7 @@ def _join(options: Options, place: Place, overrides: Overrides, status: StatusWr
     return _make_run(context, Generation(wire, (0,), settings.assignment), elasticity, place)
 
 
-def _context(settings: Settings, overrides: Overrides, status: StatusWriter | NoStatus, place: Place) -> Context:
+def _context(settings: Settings, overrides: Overrides, status: StatusWriter | NoStatus, place: LaunchPlace) -> Context:
     """Sets this process up for the run; `undo` puts it back."""
     undo = settle_process(settings.threads, settings.exact, settings.device)
     events = Events(worker=place.world.rank if place.slot is None else place.slot)
@@ -175,7 +175,7 @@ def _context(settings: Settings, overrides: Overrides, status: StatusWriter | No
     return Context(settings, overrides, events, status, undo, progress)
 
 
-def _make_run(context: Context, generation: Generation, elasticity: Elasticity | None, place: Place) -> Run:
+def _make_run(context: Context, generation: Generation, elasticity: Elasticity | None, place: LaunchPlace) -> Run:
     overrides, events, undo = context.overrides, context.events, context.undo
     run = Run(context, generation, elasticity)
     if isinstance(context.status, WaitWatch):
@@ -208,7 +208,7 @@ def _make_run(context: Context, generation: Generation, elasticity: Elasticity |
     return run
 
 
-def _status(place: Place, overrides: Overrides) -> StatusWriter | NoStatus:
+def _status(place: LaunchPlace, overrides: Overrides) -> StatusWriter | NoStatus:
     """This worker's row on the launcher's page, from now on; the run lets go of it."""
     if overrides.status_fd is None or place.slot is None:
         return WaitWatch(place.world) if place.world.size > 1 else NoStatus()
@@ -227,7 +227,7 @@ def no_members() -> tuple[Member, ...]:
     raise AssertionError("a member looked for members")
 
 
-def _can_recover(settings: Settings, place: Place) -> bool:
+def _can_recover(settings: Settings, place: LaunchPlace) -> bool:
     """Not alone, where nobody comes; and not under torchrun, whose agent ends all workers when one is lost."""
     alone = place.world.size == 1 and place.slot is None
     return settings.recover and not alone and place.launcher != "torchrun"
@@ -267,7 +267,7 @@ def _leave_unless_same(run: int) -> None:
         raise SystemExit(0)
 
 
-def _refuse_difference(theirs: dict[str, Any], mine: dict[str, Any], place: Place) -> None:
+def _refuse_difference(theirs: dict[str, Any], mine: dict[str, Any], place: LaunchPlace) -> None:
     for name, value in mine.items():
         if theirs[name] != value:
             raise Disagreement(name, place.world.rank, str(value), 0, str(theirs[name]))
@@ -311,7 +311,7 @@ def _device_in_words(options: Options, overrides: Overrides, settings: Settings)
     return in_words(shared, gpu_name(settings.device))
 
 
-def _announce(context: Context, place: Place, wire: Wire, device: str) -> None:
+def _announce(context: Context, place: LaunchPlace, wire: Wire, device: str) -> None:
     settings = context.settings
     context.events.emit(
         Started,

@@ -17,7 +17,7 @@ from lockstep.events import (
     WaitBegan,
     WaitEnded,
 )
-from lockstep.launch.status import Call, NoStatus, Phase, StatusWriter
+from lockstep.launch.status import Collective, NoStatus, Phase, StatusWriter
 
 READ = (StepBegan, LaneBegan, WaitBegan, WaitEnded, StepCommitted, RecoveryBegan, JoinBegan, Closed)
 """The events that it reads."""
@@ -26,13 +26,13 @@ REMEMBERED = 31
 LEARN_EVERY = 8
 
 _CALLS = {
-    Wait.START: Call.START,
-    Wait.REPLICATE: Call.REPLICATE,
-    Wait.RESUME: Call.RESUME,
-    Wait.CHECKPOINTS: Call.CHECKPOINTS,
-    Wait.TOTAL: Call.TOTAL,
-    Wait.STATISTICS: Call.STATISTICS,
-    Wait.END: Call.END,
+    Wait.START: Collective.START,
+    Wait.REPLICATE: Collective.REPLICATE,
+    Wait.RESUME: Collective.RESUME,
+    Wait.CHECKPOINTS: Collective.CHECKPOINTS,
+    Wait.TOTAL: Collective.TOTAL,
+    Wait.STATISTICS: Collective.STATISTICS,
+    Wait.END: Collective.END,
 }
 
 

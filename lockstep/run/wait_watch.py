@@ -1,7 +1,7 @@
 """Tells of others that keep this worker waiting, where no launcher watches.
 
 # Note [Waits that nobody watches]
-# Under `lockstep run` the launcher sees who waits for whom (launching/lateness.py). Started by hand, or by Slurm, MPI
+# Under `lockstep run` the launcher sees who waits for whom (launch/hangs.py). Started by hand, or by Slurm, MPI
 # or torchrun, a worker that hangs would be waited for in silence until timeout_s. So every worker has a thread that
 # looks once a second whether its worker waits, and for whom, and says so when that lasts unusually long. To say it
 # once, only worker 0 does; if worker 0 is waited for, the first of the others.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from lockstep.launch.status import Call, NoStatus, Phase
+from lockstep.launch.status import Collective, NoStatus, Phase
 from lockstep.wire import Wire
 from lockstep.world import World
 
@@ -23,13 +23,13 @@ LONG_S = 10.0
 """A wait that is told lasts so long, and twice as long as any before that has ended."""
 
 _WORDS = {
-    Call.START: "lockstep.start",
-    Call.REPLICATE: "run.replicate",
-    Call.RESUME: "run.resume",
-    Call.CHECKPOINTS: "run.checkpoints",
-    Call.TOTAL: "run.total",
-    Call.STATISTICS: "synchronised batch norm",
-    Call.END: "the end of the run",
+    Collective.START: "lockstep.start",
+    Collective.REPLICATE: "run.replicate",
+    Collective.RESUME: "run.resume",
+    Collective.CHECKPOINTS: "run.checkpoints",
+    Collective.TOTAL: "run.total",
+    Collective.STATISTICS: "synchronised batch norm",
+    Collective.END: "the end of the run",
 }
 
 
@@ -48,7 +48,7 @@ class LookedAtWait:
 
     def where(self) -> str:
         if self.phase == Phase.AWAITING:
-            return f"at {_WORDS[Call(self.call)]}"
+            return f"at {_WORDS[Collective(self.call)]}"
         return "to form the next generation" if self.phase == Phase.RECOVERING else f"in step {self.step}"
 
 
@@ -90,7 +90,7 @@ class WaitWatch(NoStatus):
         self._wait = LookedAtWait(phase, step, a, now_s)
 
     @contextmanager
-    def awaiting(self, call: Call) -> Iterator[None]:
+    def awaiting(self, call: Collective) -> Iterator[None]:
         before = self._wait
         self.enter(Phase.AWAITING, before.step, call)
         yield

@@ -12,20 +12,20 @@ from pathlib import Path
 
 from lockstep.errors import BadEnvironment
 from lockstep.settings.environments import alone, lockstep_run, mpi, slurm, torchrun
-from lockstep.settings.environments.place import Place
+from lockstep.settings.environments.place import LaunchPlace
 from lockstep.settings.environments.variables import optional
 from lockstep.settings.faults import FAULT, Fault, parse_fault
 from lockstep.settings.limits import MOST_LANES, MOST_SEED, MOST_THREADS, as_whole
 
 __all__ = [
+    "LaunchPlace",
     "Overrides",
-    "Place",
     "find_place",
     "parse_assignment",
     "parse_device",
     "process_environment",
     "read_overrides",
-    "set_unless_told",
+    "set_default_variable",
     "take_environment",
     "with_variable",
 ]
@@ -58,12 +58,12 @@ def with_variable(name: str, value: str) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def set_unless_told(name: str, value: str) -> None:
+def set_default_variable(name: str, value: str) -> None:
     """The variable is set for this process from now on, to `value` unless the user has set it."""
     os.environ.setdefault(name, value)
 
 
-def find_place(environ: Mapping[str, str]) -> Place:
+def find_place(environ: Mapping[str, str]) -> LaunchPlace:
     """The place that the launcher of this process gave it. See Note [Who is asked first]."""
     answers = (ask(environ) for ask in _ENVIRONMENTS)
     return next(place for place in answers if place is not None)
@@ -71,7 +71,7 @@ def find_place(environ: Mapping[str, str]) -> Place:
 
 @dataclass(frozen=True)
 class Overrides:
-    """What the command line or a variable sets over the script's own words; None where it is silent."""
+    """What the command line or a variable sets over the script's own settings; None where it sets nothing."""
 
     lanes: int | None = None
     seed: int | None = None
@@ -96,7 +96,7 @@ class Overrides:
 
     @property
     def saves(self) -> bool:
-        """Whether anything was said about checkpoints."""
+        """Whether anything was set about checkpoints."""
         return any((self.resume, self.checkpoints, self.checkpoint_every, self.checkpoint_keep))
 
     @property
@@ -106,7 +106,7 @@ class Overrides:
 
 
 def read_overrides(environ: Mapping[str, str]) -> Overrides:
-    """The overrides of this process. `usual_threads` is OMP_NUM_THREADS, which only counts where nobody else told."""
+    """The overrides of this process. `usual_threads` is OMP_NUM_THREADS: it only counts where nothing else is set."""
     return Overrides(
         lanes=optional(environ, "LOCKSTEP_LANES", at_least=1, at_most=MOST_LANES),
         seed=optional(environ, "LOCKSTEP_SEED", at_most=MOST_SEED),

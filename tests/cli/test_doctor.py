@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from launches import FORKING, start_lockstep
 
+from lockstep.programs.doctor import checkpoint_trial
 from lockstep.programs.doctor.checks import CHECKS
-from lockstep.programs.doctor.gathering import saving
 
 COMMAND = "from lockstep.cli.main import main; import sys; sys.argv[0] = 'lockstep'; main()"
 
@@ -42,7 +42,7 @@ def test_a_run_that_was_killed_is_found_in_the_folder_that_is_named(told) -> Non
 
 
 def test_json_is_one_object_whose_problems_are_the_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saving, "subprocess", FORKING)
+    monkeypatch.setattr(checkpoint_trial, "subprocess", FORKING)
     forked = start_lockstep("doctor", "-n", "100000", "--json", "--runs", str(tmp_path), cwd=tmp_path)
     out, _ = forked.communicate(timeout=60)
     told = json.loads(out)

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from lockstep.cli import run as cli
-from lockstep.launch.launch import Job, Outcome
+from lockstep.launch.launch import Job, LaunchOutcome
 
 REPOSITORY = Path(__file__).parents[2]
 TYPED = [
@@ -29,7 +29,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Job]:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     (tmp_path / "package").mkdir()
-    monkeypatch.setattr(cli, "launch", lambda job, **_: jobs.append(job) or Outcome(130, None, 1.0, saved=True))
+    monkeypatch.setattr(cli, "launch", lambda job, **_: jobs.append(job) or LaunchOutcome(130, None, 1.0, saved=True))
     return jobs
 
 
@@ -47,7 +47,7 @@ def test_the_command_that_goes_on_starts_the_same_job_in_the_same_folder_from_it
 
 
 def test_where_nothing_was_saved_no_command_is_told(launched, monkeypatch):
-    monkeypatch.setattr(cli, "launch", lambda job, **_: Outcome(130, None, 1.0))
+    monkeypatch.setattr(cli, "launch", lambda job, **_: LaunchOutcome(130, None, 1.0))
     assert CliRunner().invoke(cli.command, ["train.py"]).stderr == ""
 
 

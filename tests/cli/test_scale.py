@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from lockstep.cli.scale import command
 from lockstep.errors import BadArgument
-from lockstep.launch.scale import Registered, ask_for, find_launcher, read_wanted
+from lockstep.launch.scale import ask_for, find_launcher, read_wanted, registered
 
 
 def test_a_number_that_is_none_is_refused(tmp_path):
@@ -48,7 +48,7 @@ def test_a_process_that_has_the_number_of_a_dead_launcher_is_not_taken_for_it(tm
 
 
 def test_the_launcher_is_found_while_it_runs_and_not_after(tmp_path):
-    with Registered(tmp_path, print):
+    with registered(tmp_path, print):
         assert find_launcher(tmp_path) == os.getpid()
     assert find_launcher(tmp_path) is None
     assert list(tmp_path.iterdir()) == []
@@ -58,7 +58,7 @@ def test_the_launcher_is_woken_and_reads_the_number(tmp_path: Path) -> None:
     woken: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda signum, frame: woken.append(signum))
     try:
-        with Registered(tmp_path, print):
+        with registered(tmp_path, print):
             ask_for(tmp_path, 5)
         assert (woken, read_wanted(tmp_path)) == ([signal.SIGUSR1], 5)
     finally:

@@ -12,7 +12,7 @@ from workers import on_workers
 
 import lockstep
 from lockstep.errors import BadArgument
-from lockstep.launch.status import Call, Phase, StatusPage, StatusReader
+from lockstep.launch.status import Collective, Phase, StatusPage, StatusReader
 from lockstep.settings.environments.lockstep_run import RANK, SLOT, STATUS_FD
 
 
@@ -34,27 +34,27 @@ class Page:
 def _train(fd: int, folder: str) -> list[int]:
     os.environ |= {STATUS_FD: str(fd), SLOT: os.environ[RANK]}
     page = Page(fd)
-    page.comes_late_to(Phase.AWAITING, Call.START)
+    page.comes_late_to(Phase.AWAITING, Collective.START)
     run = lockstep.start(lanes=2)
     model = lockstep.sync_batchnorm(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    page.comes_late_to(Phase.AWAITING, Call.REPLICATE)
+    page.comes_late_to(Phase.AWAITING, Collective.REPLICATE)
     run.replicate(model, optimizer)
-    page.comes_late_to(Phase.AWAITING, Call.CHECKPOINTS)
+    page.comes_late_to(Phase.AWAITING, Collective.CHECKPOINTS)
     run.checkpoints(Path(folder, "checkpoints"), resume="never")
     run.save(Path(folder, "saved"))
     for x, y in run.lanes((torch.rand(8, 2), torch.zeros(8, dtype=torch.long))):
-        page.comes_late_to(Phase.AWAITING, Call.STATISTICS)
+        page.comes_late_to(Phase.AWAITING, Collective.STATISTICS)
         F.cross_entropy(model(x), y).backward()
         page.comes_late_to(Phase.REDUCING)
     optimizer.step()
-    page.comes_late_to(Phase.AWAITING, Call.TOTAL)
+    page.comes_late_to(Phase.AWAITING, Collective.TOTAL)
     run.total(1)
-    page.comes_late_to(Phase.AWAITING, Call.RESUME)
+    page.comes_late_to(Phase.AWAITING, Collective.RESUME)
     step = run.resume(Path(folder, "saved"))
     with closing(StatusReader(fd)) as reader:
         phase = reader.rows()[int(os.environ[RANK])].phase
-    page.comes_late_to(Phase.AWAITING, Call.END)
+    page.comes_late_to(Phase.AWAITING, Collective.END)
     run.close()
     return [step, phase]
 

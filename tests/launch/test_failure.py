@@ -25,7 +25,7 @@ from lockstep.launch.failure import (
     report_path,
     write_report,
 )
-from lockstep.launch.messages import render
+from lockstep.launch.messages import failure_message
 from lockstep.launch.traceback_lines import Frame, is_users
 from lockstep.run import active
 
@@ -44,7 +44,7 @@ failures = st.builds(
     secondary=st.booleans(),
     time_s=st.floats(0, 1e9),
     how=st.sampled_from([RAISED, KILLED, EXITED]),
-    pid=st.none() | st.integers(1),
+    worker_id=st.text(),
     traceback=words,
 )
 
@@ -176,7 +176,7 @@ def failure_with(**fields: object) -> Failure:
 
 def test_a_failure_is_told_with_its_place_the_others_and_the_log():
     frame = Frame(str(Path("train.py").absolute()), 57, "collate", "x = torch.stack(rows)")
-    assert render(failure_with(frames=(frame,)), 3, LOG).splitlines() == [
+    assert failure_message(failure_with(frames=(frame,)), 3, LOG).splitlines() == [
         "✗ worker 2 failed at step 412: ValueError: bad sample 10442",
         "    train.py:57  in collate     x = torch.stack(rows)",
         "  3 other workers were fine. Full log: runs/mnist-3/worker-2.log",
@@ -187,7 +187,7 @@ def test_a_worker_that_called_exit_is_told_with_the_code_the_line_and_the_step()
     with pytest.raises(SystemExit) as caught:
         sys.exit(3)
     failure = replace(Failure.of(caught.value, 1, 12), frames=(Frame(str(Path("train.py").absolute()), 57, "", ""),))
-    assert render(failure, 3, LOG).startswith("✗ worker 1 called sys.exit(3) at train.py:57, step 12\n")
+    assert failure_message(failure, 3, LOG).startswith("✗ worker 1 called sys.exit(3) at train.py:57, step 12\n")
 
 
 def test_a_process_group_that_finds_no_variables_is_told_which_option_sets_them(monkeypatch):
@@ -195,28 +195,28 @@ def test_a_process_group_that_finds_no_variables_is_told_which_option_sets_them(
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ValueError, match="RANK") as caught:
         torch.distributed.init_process_group("gloo")
-    assert "`lockstep run --torch-distributed` sets it" in render(Failure.of(caught.value, 0, None), 0, LOG)
+    assert "`lockstep run --torch-distributed` sets it" in failure_message(Failure.of(caught.value, 0, None), 0, LOG)
 
 
 def test_a_worker_alone_has_no_others_to_tell_of():
-    assert render(failure_with(), 0, LOG).endswith("\n  Full log: runs/mnist-3/worker-2.log")
+    assert failure_message(failure_with(), 0, LOG).endswith("\n  Full log: runs/mnist-3/worker-2.log")
 
 
 def test_workers_that_failed_for_their_own_reasons_are_not_called_fine():
-    told = render(failure_with(), 0, LOG, num_failed_too=3)
+    told = failure_message(failure_with(), 0, LOG, num_failed_too=3)
     assert "3 other workers failed too." in told
     assert "fine" not in told
 
 
 def test_out_of_memory_is_said_where_the_kernel_says_it():
-    killed = failure_with(how=KILLED, kind="SIGKILL", pid=812, step=None, message="out of memory")
-    assert render(killed, 0, LOG).startswith("✗ worker 2 (pid 812) was killed by SIGKILL: out of memory\n")
+    killed = failure_with(how=KILLED, kind="SIGKILL", worker_id="pid 812", step=None, message="out of memory")
+    assert failure_message(killed, 0, LOG).startswith("✗ worker 2 (pid 812) was killed by SIGKILL: out of memory\n")
 
 
 @given(failures, st.integers(0, 9), st.integers(0, 9))
 def test_no_failure_takes_more_than_six_lines(failure, others, too):
     printable = failure_with(frames=tuple(Frame("f.py", 1, "f", "x") for _ in failure.frames), message=failure.message)
-    assert len(render(printable, others, LOG, num_failed_too=too).splitlines()) <= 6
+    assert len(failure_message(printable, others, LOG, num_failed_too=too).splitlines()) <= 6
 
 
 class Run:
@@ -243,3 +243,8 @@ def test_an_allocation_that_failed_tells_how_much_was_asked_for_and_how_much_was
 
 def test_a_memory_error_of_python_tells_what_was_free():
     assert re.fullmatch(r"out of memory: \d+\.\d GiB free on this host", fail(MemoryError()).message)
+
+
+def test_a_killed_worker_whose_id_is_not_known_is_named_by_its_slot_alone():
+    killed = failure_with(how=KILLED, kind="SIGKILL", step=None, message="out of memory")
+    assert failure_message(killed, 0, LOG).startswith("✗ worker 2 was killed by SIGKILL: out of memory\n")

@@ -10,7 +10,7 @@ from launches import start_lockstep
 from lockstep.elastic import rendezvous
 from lockstep.elastic.rendezvous import open_store
 from lockstep.errors import BadEnvironment
-from lockstep.settings.environments.place import Place
+from lockstep.settings.environments.place import LaunchPlace
 from lockstep.world import World
 
 
@@ -34,8 +34,8 @@ def listening_addresses() -> set[str]:
     return {connection.laddr.ip for connection in connections if connection.status == psutil.CONN_LISTEN}
 
 
-def place(rank: int, port: int, listen_fd: int | None = None) -> Place:
-    return Place("lockstep run", World(rank, 2, rank, 2), "127.0.0.1", port, listen_fd)
+def place(rank: int, port: int, listen_fd: int | None = None) -> LaunchPlace:
+    return LaunchPlace("lockstep run", World(rank, 2, rank, 2), "127.0.0.1", port, listen_fd)
 
 
 def test_workers_meet_at_the_socket_that_worker_0_inherits():
@@ -66,7 +66,7 @@ def test_the_runs_of_a_script_share_a_store_and_no_key():
 
 
 def test_alone_there_is_a_store_and_no_socket_at_all():
-    store = open_store(Place("alone", World(0, 1), "127.0.0.1", 0), 10)
+    store = open_store(LaunchPlace("alone", World(0, 1), "127.0.0.1", 0), 10)
     store.set("word", "spoken")
     assert store.get("word") == b"spoken"
     assert listening_addresses() == set()
@@ -75,7 +75,7 @@ def test_alone_there_is_a_store_and_no_socket_at_all():
 def test_under_an_agent_every_worker_is_a_client_of_its_store():
     agent = open_store(place(0, port := free_port()), 10)
     zero, one = (
-        open_store(Place("torchrun", World(rank, 2, rank, 2), "127.0.0.1", port, agent_store=True), 10)
+        open_store(LaunchPlace("torchrun", World(rank, 2, rank, 2), "127.0.0.1", port, agent_store=True), 10)
         for rank in range(2)
     )
     zero.set("word", "spoken")

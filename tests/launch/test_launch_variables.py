@@ -13,8 +13,8 @@ from lockstep.launch.memory import MemoryKills
 from lockstep.settings.environment import find_place, read_overrides
 from lockstep.settings.environments.lockstep_run import Bootstrap, bootstrap, read_doors, variables, write_doors
 
-FOUNDER = Bootstrap(rank=1, parent_pid=812, run_dir=Path("/runs/x-1"), notice_fd=7, listen_fd=None, status_fd=9)
-JOINER = replace(FOUNDER, rank=5, doors=((0, 41001), (2, 41007)))
+FOUNDER = Bootstrap(slot=1, parent_pid=812, run_dir=Path("/runs/x-1"), notice_fd=7, listen_fd=None, status_fd=9)
+JOINER = replace(FOUNDER, slot=5, doors=((0, 41001), (2, 41007)))
 JOB = Job(program="train.py", run_dir=Path("runs/x-1"), num_workers=2, assignment=((0,), (1,)))
 
 

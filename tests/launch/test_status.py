@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lockstep.launch.status import (
     MAX_SLOTS,
-    Call,
+    Collective,
     NoStatus,
     Phase,
     StatusPage,
@@ -65,14 +65,14 @@ def test_a_wait_is_shown_while_it_lasts_and_stays_where_it_fails():
     with StatusPage() as page:
         writer = StatusWriter(page.fd, 0)
         writer.enter(Phase.REDUCING, 12, 1, 3)
-        with writer.awaiting(Call.TOTAL):
+        with writer.awaiting(Collective.TOTAL):
             during = page.row(0)
         after = page.row(0)
-        with pytest.raises(ZeroDivisionError), writer.awaiting(Call.END):
+        with pytest.raises(ZeroDivisionError), writer.awaiting(Collective.END):
             raise ZeroDivisionError
         failed = page.row(0)
         writer.close()
-    assert (during.phase, during.step, during.detail_a) == (Phase.AWAITING, 12, Call.TOTAL)
+    assert (during.phase, during.step, during.detail_a) == (Phase.AWAITING, 12, Collective.TOTAL)
     assert (after.phase, after.step, after.detail_a, after.detail_b) == (Phase.REDUCING, 12, 1, 3)
     assert (failed.is_ending, during.is_ending, after.is_ending) == (True, False, False)
 
@@ -81,7 +81,7 @@ def test_waits_in_calls_count_as_waiting_and_not_as_compute():
     with StatusPage() as page:
         writer = StatusWriter(page.fd, 0)
         writer.enter(Phase.COMPUTING, 3)
-        with writer.awaiting(Call.STATISTICS):
+        with writer.awaiting(Collective.STATISTICS):
             since_ns = page.row(0).since_ns
             while time.monotonic_ns() == since_ns:
                 pass
@@ -144,7 +144,7 @@ def test_a_reader_sees_the_rows_that_somebody_has_written():
     with StatusPage() as page:
         for slot in (5, 2):
             writer = StatusWriter(page.fd, slot)
-            writer.enter(Phase.SAVING, slot)
+            writer.enter(Phase.OUTSIDE, slot)
             writer.close()
         reader = StatusReader(page.fd)
         rows = reader.rows()

@@ -16,8 +16,8 @@ from marked import MARK, survivors
 from workers import on_workers
 
 from lockstep.cli.bench import command
-from lockstep.launch.orphans import Guard
-from lockstep.launch.signals import Signals
+from lockstep.launch.orphans import OrphanGuard
+from lockstep.launch.signals import LauncherSignals
 from lockstep.programs.bench.launch import BenchStopped
 from lockstep.programs.bench.recovery.log import TrainingResult, TrainingTask, shut_gate
 from lockstep.programs.bench.recovery.plan import (
@@ -67,7 +67,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(("side", "victim"), [(SURVIVORS, 0), (SPARE, 1)])
 @pytest.mark.soak
 def test_a_kill_is_timed_and_changes_no_bit(side: RecoverySide, victim: int, undisturbed: str, tmp_path: Path) -> None:
-    with Signals() as signals, Guard() as guard:
+    with LauncherSignals() as signals, OrphanGuard() as guard:
         trials = Trials(PLAN, tmp_path, SignalWatch(signals), guard, dict(os.environ))
         trial = trials.run(side, STEPS, PlannedKill(victim, step=3, fraction=0.5))
     check(trial.recovery)
@@ -113,7 +113,7 @@ def test_ctrl_c_ends_the_benchmark_with_130_and_leaves_nothing(tmp_path: Path) -
 
 def test_what_a_careless_launcher_leaves_is_ended_too(tmp_path: Path) -> None:
     output, mark = tmp_path / "output.log", uuid4().hex
-    with Signals() as signals, Guard() as guard:
+    with LauncherSignals() as signals, OrphanGuard() as guard:
         with start_launcher([sys.executable, "-c", CARELESS], {**os.environ, MARK: mark}, output, guard):
             SignalWatch(signals).until(lambda: "started" in output.read_text(), 30, "the child")
             assert len(survivors(mark)) == 2
@@ -121,7 +121,7 @@ def test_what_a_careless_launcher_leaves_is_ended_too(tmp_path: Path) -> None:
 
 
 def test_waiting_too_long_ends_the_benchmark_with_what_was_waited_for() -> None:
-    with Signals() as signals, pytest.raises(BenchStopped, match="the spare did not come within 0 s"):
+    with LauncherSignals() as signals, pytest.raises(BenchStopped, match="the spare did not come within 0 s"):
         SignalWatch(signals).until(lambda: False, 0.0, "the spare")
 
 

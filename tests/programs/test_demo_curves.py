@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.programs.demo.curves import BOTTOM, LEFT, RIGHT, TOP, Curve, draw, ticks
+from lockstep.programs.demo.curves import BOTTOM, LEFT, RIGHT, TOP, LossCurve, draw, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 FALLING = [5.5, 4.0, 3.2, 2.9]
-THREE = [Curve(f"{count} workers", FALLING) for count in (1, 2, 3)]
+THREE = [LossCurve(f"{count} workers", FALLING) for count in (1, 2, 3)]
 
 
-def parsed(curves: list[Curve], title: str = "Loss") -> ElementTree.Element:
+def parsed(curves: list[LossCurve], title: str = "Loss") -> ElementTree.Element:
     return ElementTree.fromstring(draw(curves, title, "all alike"))
 
 
@@ -43,7 +43,7 @@ def test_the_legend_names_every_curve() -> None:
 
 
 def test_a_smaller_loss_lies_lower_and_a_later_step_further_right() -> None:
-    (line,) = lines(parsed([Curve("one", FALLING)]))
+    (line,) = lines(parsed([LossCurve("one", FALLING)]))
     across, down = zip(*points(line), strict=True)
     assert list(across) == sorted(set(across))
     assert list(down) == sorted(set(down))
@@ -54,14 +54,14 @@ def test_a_title_with_signs_that_xml_reserves_stays_a_title() -> None:
 
 
 def test_a_loss_that_is_not_a_number_leaves_a_gap() -> None:
-    (line,) = lines(parsed([Curve("one", [3.0, float("nan"), 2.0, float("inf"), 2.5, 2.4])]))
+    (line,) = lines(parsed([LossCurve("one", [3.0, float("nan"), 2.0, float("inf"), 2.5, 2.4])]))
     assert line.attrib["d"].count("M") == 3
     assert len(points(line)) == 4
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30))
 def test_every_point_lies_between_the_axes(values: list[float]) -> None:
-    (line,) = lines(parsed([Curve("one", values)]))
+    (line,) = lines(parsed([LossCurve("one", values)]))
     assert len(points(line)) == len(values)
     assert all(LEFT <= x <= RIGHT and TOP <= y <= BOTTOM for x, y in points(line))
 

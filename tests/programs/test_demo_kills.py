@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from io import StringIO
 from itertools import pairwise
 
@@ -14,32 +14,40 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from lockstep.events import GenerationFormed
-from lockstep.launch.status import Phase, StatusPage, StatusWriter
+from lockstep.launch.process_stats import process_state
+from lockstep.launch.status import Phase, StatusPage, StatusRow, StatusWriter
 from lockstep.observe.console import changes
-from lockstep.programs.demo.disturbance import Disturbed
-from lockstep.programs.demo.kills import GOES_ON, STEPS_PER_KILL, Kill, Killer, Member, Plan, choose
-from lockstep.programs.demo.members import living_members
+from lockstep.programs.demo.demonstration import Demonstration, Disturbed
+from lockstep.programs.demo.kills import (
+    GOES_ON,
+    STEPS_PER_KILL,
+    Killer,
+    KillPlan,
+    KillRecord,
+    LivingWorker,
+    choose,
+    living_members,
+)
 from lockstep.programs.demo.recipe import Recipe
 from lockstep.programs.demo.report import as_json, page, picture, show_report
-from lockstep.programs.demo.result import Result, judge, judge_disturbed
-from lockstep.programs.demo.show import Demonstration
+from lockstep.programs.demo.result import DemoResult, judge, judge_disturbed
 
 WENT_ON = f"  step 5 was not applied; {GOES_ON} 0.1 s"
 END = {"steps": 3, "digest": "ab" * 32, "held_out_loss": 2.5, "written": "def f(): pass"}
-plans = st.builds(Plan, st.integers(STEPS_PER_KILL, 2000), st.integers(2, 8), st.integers(0, 99))
+plans = st.builds(KillPlan, st.integers(STEPS_PER_KILL, 2000), st.integers(2, 8), st.integers(0, 99))
 
 
-def members(*slots: int) -> list[Member]:
-    return [Member(slot, 100 + slot, step=5) for slot in slots]
+def members(*slots: int) -> list[LivingWorker]:
+    return [LivingWorker(slot, 100 + slot, step=5) for slot in slots]
 
 
-def result(losses: tuple[float, ...] = (5.5, 4.0, 3.0), **end: object) -> Result:
-    return Result(3, 100, 6.0, {"torch": "2.11.0", "parameters": 1234}, list(losses), {**END, **end})
+def result(losses: tuple[float, ...] = (5.5, 4.0, 3.0), **end: object) -> DemoResult:
+    return DemoResult(3, 100, 6.0, {"torch": "2.11.0", "parameters": 1234}, list(losses), {**END, **end})
 
 
-def demonstration(disturbed: Result, num_kills: int = 1) -> Demonstration:
+def demonstration(disturbed: DemoResult, num_kills: int = 1) -> Demonstration:
     calm = result()
-    kills = tuple(Kill(number, Member(1, 812, 2), 0.25) for number in range(1, num_kills + 1))
+    kills = tuple(KillRecord(number, LivingWorker(1, 812, 2), 0.25) for number in range(1, num_kills + 1))
     verdict = judge_disturbed(calm, disturbed, num_kills)
     recipe = replace(Recipe(), steps=3)
     return Demonstration(recipe, (calm,), judge([calm]), Disturbed(calm, disturbed, kills, verdict))
@@ -49,28 +57,28 @@ def demonstration(disturbed: Result, num_kills: int = 1) -> Demonstration:
 
 
 @given(plans)
-def test_kills_are_some_steps_apart_and_leave_the_ends_of_the_run_out(plan: Plan) -> None:
+def test_kills_are_some_steps_apart_and_leave_the_ends_of_the_run_out(plan: KillPlan) -> None:
     moments = [0, *(plan.due(number) for number in range(1, plan.num_kills + 1)), plan.steps]
     assert plan.num_kills >= 1
     assert all(late - early >= STEPS_PER_KILL // 2 for early, late in pairwise(moments))
 
 
 @given(plans)
-def test_every_worker_has_its_turn_before_any_has_a_second(plan: Plan) -> None:
+def test_every_worker_has_its_turn_before_any_has_a_second(plan: KillPlan) -> None:
     first = [plan.order(number)[0] for number in range(1, plan.num_workers + 1)]
     assert sorted(first) == list(range(plan.num_workers))
 
 
 def test_another_seed_kills_in_another_order() -> None:
-    assert len({tuple(Plan(360, 3, seed).order(1)) for seed in range(20)}) > 1
+    assert len({tuple(KillPlan(360, 3, seed).order(1)) for seed in range(20)}) > 1
 
 
 def test_the_same_seed_kills_in_the_same_order() -> None:
-    assert Plan(360, 3, 7).order(2) == Plan(360, 3, 7).order(2)
+    assert KillPlan(360, 3, 7).order(2) == KillPlan(360, 3, 7).order(2)
 
 
 @given(plans, st.data())
-def test_the_first_of_the_order_who_lives_is_killed(plan: Plan, data: st.DataObject) -> None:
+def test_the_first_of_the_order_who_lives_is_killed(plan: KillPlan, data: st.DataObject) -> None:
     living = data.draw(st.sets(st.integers(0, plan.num_workers - 1), min_size=2))
     victim = choose(plan, 1, members(*living))
     assert victim is not None
@@ -78,8 +86,8 @@ def test_the_first_of_the_order_who_lives_is_killed(plan: Plan, data: st.DataObj
 
 
 @pytest.mark.parametrize("living", [members(), members(0), members(2)])
-def test_the_last_who_lives_is_never_killed(living: list[Member]) -> None:
-    assert choose(Plan(360, 3, 0), 1, living) is None
+def test_the_last_who_lives_is_never_killed(living: list[LivingWorker]) -> None:
+    assert choose(KillPlan(360, 3, 0), 1, living) is None
 
 
 # -- the killer -----------------------------------------------------------------------------------------------
@@ -92,11 +100,11 @@ class Scene:
         self.living, self.now_s = list(living), 10.0
         self.killed: list[int] = []
         self.said: list[str] = []
-        plan = Plan(36, 3, seed=0)  # three kills, after 9, 18 and 27 steps
+        plan = KillPlan(36, 3, seed=0)  # three kills, after 9, 18 and 27 steps
         self.killer = Killer(plan, self._members, self.killed.append, lambda: self.now_s, self.said.append)
 
-    def _members(self) -> list[Member]:
-        return [member for member in members(*self.living) if member.pid not in self.killed]
+    def _members(self) -> list[LivingWorker]:
+        return [member for member in members(*self.living) if member.slot not in self.killed]
 
 
 def test_nobody_is_killed_before_the_first_kill_is_due() -> None:
@@ -109,8 +117,8 @@ def test_nobody_is_killed_before_the_first_kill_is_due() -> None:
 def test_a_kill_is_told_with_its_number_its_victim_and_the_step() -> None:
     scene = Scene(0, 1, 2)
     scene.killer.stepped(9)
-    (pid,) = scene.killed
-    assert scene.said == [f"kill 1 of 3: worker {pid - 100} (pid {pid}) at step 5"]
+    (slot,) = scene.killed
+    assert scene.said == [f"kill 1 of 3: worker {slot} (pid {100 + slot}) at step 5"]
 
 
 def test_a_kill_waits_until_two_live() -> None:
@@ -134,7 +142,7 @@ def test_the_pause_ends_with_the_first_step_after_the_others_went_on() -> None:
     scene.killer.stepped(9)
     scene.now_s = 10.01
     scene.killer.stepped(10)  # was under way, and complete without the victim
-    scene.killer.heard(WENT_ON)
+    scene.killer.read_line(WENT_ON)
     scene.now_s = 10.5
     scene.killer.stepped(11)
     assert scene.killer.kills[0].pause_s == pytest.approx(0.5)
@@ -168,19 +176,30 @@ def write_row(page: StatusPage, slot: int, generation: int, phase: Phase = Phase
     writer.close()
 
 
-def test_without_a_launch_nobody_is_a_member() -> None:
-    assert living_members() == []
+@dataclass
+class Pool:
+    """What the demo asks of a pool, answered by a page and by the kernel."""
+
+    page: StatusPage
+    running: dict[int, str]
+
+    def row(self, slot: int) -> StatusRow:
+        return self.page.row(slot)
+
+    def state(self, slot: int) -> str:
+        return process_state(self.page.row(slot).pid).state
 
 
 def test_those_of_the_newest_generation_who_have_not_ended_are_members() -> None:
     with StatusPage() as page:
+        assert living_members(Pool(page, {})) == []
         write_row(page, 0, generation=2)
         write_row(page, 1, generation=1)
         write_row(page, 2, generation=0)
         write_row(page, 4, generation=2)
         write_row(page, 5, generation=2, phase=Phase.ENDED)
-        found = living_members()
-    assert found == [Member(0, os.getpid(), 41), Member(4, os.getpid(), 41)]
+        found = living_members(Pool(page, dict.fromkeys([0, 1, 2, 4, 5], "us")))
+    assert found == [LivingWorker(0, os.getpid(), 41), LivingWorker(4, os.getpid(), 41)]
 
 
 def test_a_worker_that_is_dead_and_was_not_replaced_yet_is_no_member() -> None:
@@ -194,7 +213,7 @@ def test_a_worker_that_is_dead_and_was_not_replaced_yet_is_no_member() -> None:
         dead = subprocess.Popen([sys.executable, "-c", "\n".join(words), str(page.fd)], pass_fds=[page.fd])
         os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)  # as the launcher does: it stays a zombie
         assert page.row(1).pid == dead.pid
-        assert [member.slot for member in living_members()] == [0]
+        assert [member.slot for member in living_members(Pool(page, {0: "us", 1: "dead"}))] == [0]
         dead.wait()
 
 
@@ -218,7 +237,7 @@ def test_another_loss_in_a_step_that_was_told_is_not_equal() -> None:
 
 
 def test_a_loss_that_nobody_told_is_no_difference() -> None:
-    silent = replace(result(losses=(5.5, float("nan"), 3.0)), untold={2})
+    silent = replace(result(losses=(5.5, float("nan"), 3.0)), unreported={2})
     assert judge_disturbed(result(), silent, 6).equal
 
 
@@ -254,7 +273,7 @@ def test_the_picture_marks_every_kill() -> None:
 
 
 def test_the_object_for_machines_has_null_where_no_loss_was_told() -> None:
-    silent = replace(result(losses=(5.5, float("nan"), 3.0)), untold={2})
+    silent = replace(result(losses=(5.5, float("nan"), 3.0)), unreported={2})
     found = json.loads(json.dumps(as_json(demonstration(silent)), allow_nan=False))
     assert found["disturbed"]["losses"] == [5.5, None, 3.0]
     assert found["disturbed"]["kills"] == [{"worker": 1, "pid": 812, "step": 2, "pause_s": 0.25}]

@@ -9,21 +9,21 @@ import pytest
 from rich.console import Console
 
 from lockstep.errors import BadEnvironment
+from lockstep.programs.demo.demonstration import Demonstration
 from lockstep.programs.demo.recipe import Recipe
 from lockstep.programs.demo.report import as_json, page, picture, readable, show_report, write_report
-from lockstep.programs.demo.result import Reader, Result, judge, listed
-from lockstep.programs.demo.show import Demonstration
+from lockstep.programs.demo.result import DemoResult, Reader, judge, listed
 
 ABOUT = {"torch": "2.11.0", "parameters": 1234}
 END = {"steps": 3, "digest": "ab" * 32, "held_out_loss": 2.5, "written": "def f():\n    return 1"}
 
 
-def result(num_workers: int, losses: tuple[float, ...] = (5.5, 4.0, 3.0), **end: object) -> Result:
+def result(num_workers: int, losses: tuple[float, ...] = (5.5, 4.0, 3.0), **end: object) -> DemoResult:
     times = {"first_step_s": 10.0, "last_step_s": 14.0}
-    return Result(num_workers, 100, 6.0, ABOUT, list(losses), {**END, **end}, **times)
+    return DemoResult(num_workers, 100, 6.0, ABOUT, list(losses), {**END, **end}, **times)
 
 
-def demonstration(*results: Result) -> Demonstration:
+def demonstration(*results: DemoResult) -> Demonstration:
     return Demonstration(replace(Recipe(), steps=3), results, judge(results))
 
 
@@ -35,7 +35,7 @@ def output_of_a_run() -> bytes:
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 10_000])
 def test_output_is_read_alike_in_pieces_of_any_size(piece_bytes: int) -> None:
-    found, others, clock = Result(2, 100), [], iter([10.0, 12.0, 14.0])
+    found, others, clock = DemoResult(2, 100), [], iter([10.0, 12.0, 14.0])
     reader = Reader(found, lambda: next(clock), lambda _: None, others.append)
     output = output_of_a_run()
     for begin in range(0, len(output), piece_bytes):
@@ -44,9 +44,9 @@ def test_output_is_read_alike_in_pieces_of_any_size(piece_bytes: int) -> None:
     assert others == ["lockstep 0.1 · 2 workers"]
 
 
-def told(*steps: int) -> Result:
+def told(*steps: int) -> DemoResult:
     """What a reader makes of these steps, each with half its number as loss."""
-    found = Result(2, 100)
+    found = DemoResult(2, 100)
     reader = Reader(found, lambda: 0.0, lambda _: None, lambda _: None)
     reader(b"".join(json.dumps({"step": step, "loss": step / 2}).encode() + b"\n" for step in steps))
     return found
@@ -54,8 +54,8 @@ def told(*steps: int) -> Result:
 
 def test_a_step_that_nobody_told_is_left_out_and_known_to_be() -> None:
     found = told(1, 2, 4)
-    assert [loss for step, loss in enumerate(found.losses, start=1) if step not in found.untold] == [0.5, 1.0, 2.0]
-    assert found.untold == {3}
+    assert [loss for step, loss in enumerate(found.losses, start=1) if step not in found.unreported] == [0.5, 1.0, 2.0]
+    assert found.unreported == {3}
     assert found.lost_steps == 0
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.programs.doctor.amounts import GiB, MiB
-from lockstep.programs.doctor.checks import CHECKS, accelerators, leftovers, network, resources, software
-from lockstep.programs.doctor.diagnosis import diagnose
+from lockstep.programs.doctor import checks
+from lockstep.programs.doctor.checks import CHECKS, diagnose
+from lockstep.programs.doctor.diagnosis import CheckResult, GiB, Level, MiB
 from lockstep.programs.doctor.facts import (
     Cores,
     Disk,
@@ -21,16 +21,13 @@ from lockstep.programs.doctor.facts import (
     HostName,
     Leftovers,
     Limits,
-    Memory,
+    MemoryFacts,
     Network,
     Orphan,
-    Saving,
-    SharedMemory,
+    SharedMemoryFacts,
     Software,
 )
-from lockstep.programs.doctor.finding import Finding, Level
-from lockstep.programs.doctor.gathering.gpus import parse
-from lockstep.programs.doctor.screen import lines
+from lockstep.programs.doctor.machine import parse_gpus
 
 INSTALLED = {
     "torch-lockstep": "0.1.0",
@@ -47,12 +44,12 @@ HEALTHY = Facts(
     host_name=HostName("node1", ("10.0.0.1",), 0.01, 1.0),
     disk=Disk("runs", 50 * GiB),
     cores=Cores(8),
-    memory=Memory(16 * GiB),
-    shared_memory=SharedMemory(8 * GiB, 8 * GiB),
+    memory=MemoryFacts(16 * GiB),
+    shared_memory=SharedMemoryFacts(8 * GiB, 8 * GiB),
     limits=Limits(4096, 65536, inf),
     network=Network(("lo", "eth0"), loopback_works=True),
     leftovers=Leftovers((), (), (), ()),
-    saving=Saving(""),
+    saving_error="",
     gpus=Gpus(()),
 )
 NOTHING_KNOWN = Facts(4, Software((3, 11), "0.1.0", INSTALLED), HostName("node1", ("10.0.0.1",), 0.0), Disk("runs"))
@@ -71,59 +68,64 @@ def left(**found: Any) -> Facts:
 
 
 def test_a_healthy_machine_has_neither_problem_nor_warning() -> None:
-    assert {finding.level for finding in diagnose(HEALTHY).findings} == {Level.OK}
+    assert {finding.level for finding in diagnose(HEALTHY).results.values()} == {Level.OK}
 
 
 PROBLEMS = [
-    (software.python, but(software=Software((3, 10, 2), "0.1.0", INSTALLED)), "Python 3.10.2 is too old", "python3.11"),
-    (software.distributions, with_installed(torch=None), "torch is not installed", '"torch>=2.11"'),
-    (software.distributions, with_installed(torch="2.9.1"), "torch 2.9.1 is too old, lockstep needs 2.11", "torch"),
-    (software.distributions, with_installed(safetensors="0.4.9"), "safetensors 0.4.9", '"safetensors>=0.5"'),
-    (software.saving, but(saving=Saving("ModuleNotFoundError: numpy")), "loaded: ModuleNotFoundError", "shows where"),
-    (resources.threads, but(threads="many"), "OMP_NUM_THREADS=many", "unset OMP_NUM_THREADS"),
-    (resources.memory, but(memory=Memory(600 * MiB)), "600 MiB free; 4 workers take 1.0 GiB", "-n 2 "),
-    (resources.memory, but(memory=Memory(16 * GiB, GiB, 300 * MiB)), "limited to 1.0 GiB", "-n 1 "),
-    (resources.shared_memory, but(shared_memory=SharedMemory(64 * MiB, 3 * MiB)), "3 MiB free of 64 MiB", "--shm-size"),
-    (resources.memfd, but(shared_memory=SharedMemory(GiB, GiB, memfd=False)), "memfd_create", "seccomp"),
-    (resources.open_files, but(limits=Limits(70, 4096, inf)), "70 at a time; 4 workers may need 80", "ulimit -n 4096"),
-    (resources.open_files, but(limits=Limits(70, inf, inf)), "may need 80", "ulimit -n 65536"),
-    (resources.open_files, but(limits=Limits(70, 79, inf)), "the hard limit is 79", "limits.conf"),
-    (resources.processes, but(limits=Limits(4096, 4096, 20)), "20 more processes", "--pids-limit"),
-    (resources.disk, but(disk=Disk("runs", 5 * MiB)), "5 MiB free in runs", "du -sh runs/*"),
-    (resources.disk, but(disk=Disk("/", 50 * GiB, writable=False)), "nothing can be written in /", "--run-dir"),
-    (network.loopback, but(network=Network(("lo",), loopback_works=False)), "127.0.0.1", "ip link set lo up"),
+    (checks.python, but(software=Software((3, 10, 2), "0.1.0", INSTALLED)), "Python 3.10.2 is too old", "python3.11"),
+    (checks.distributions, with_installed(torch=None), "torch is not installed", '"torch>=2.11"'),
+    (checks.distributions, with_installed(torch="2.9.1"), "torch 2.9.1 is too old, lockstep needs 2.11", "torch"),
+    (checks.distributions, with_installed(safetensors="0.4.9"), "safetensors 0.4.9", '"safetensors>=0.5"'),
+    (checks.saving, but(saving_error="ModuleNotFoundError: numpy"), "loaded: ModuleNotFoundError", "shows where"),
+    (checks.threads, but(threads="many"), "OMP_NUM_THREADS=many", "unset OMP_NUM_THREADS"),
+    (checks.memory, but(memory=MemoryFacts(600 * MiB)), "600 MiB free; 4 workers take 1.0 GiB", "-n 2 "),
+    (checks.memory, but(memory=MemoryFacts(16 * GiB, GiB, 300 * MiB)), "limited to 1.0 GiB", "-n 1 "),
     (
-        network.gloo_interfaces,
+        checks.shared_memory,
+        but(shared_memory=SharedMemoryFacts(64 * MiB, 3 * MiB)),
+        "3 MiB free of 64 MiB",
+        "--shm-size",
+    ),
+    (checks.memfd, but(shared_memory=SharedMemoryFacts(GiB, GiB, memfd=False)), "memfd_create", "seccomp"),
+    (checks.open_files, but(limits=Limits(70, 4096, inf)), "70 at a time; 4 workers may need 80", "ulimit -n 4096"),
+    (checks.open_files, but(limits=Limits(70, inf, inf)), "may need 80", "ulimit -n 65536"),
+    (checks.open_files, but(limits=Limits(70, 79, inf)), "the hard limit is 79", "limits.conf"),
+    (checks.processes, but(limits=Limits(4096, 4096, 20)), "20 more processes", "--pids-limit"),
+    (checks.disk, but(disk=Disk("runs", 5 * MiB)), "5 MiB free in runs", "du -sh runs/*"),
+    (checks.disk, but(disk=Disk("/", 50 * GiB, writable=False)), "nothing can be written in /", "--run-dir"),
+    (checks.loopback, but(network=Network(("lo",), loopback_works=False)), "127.0.0.1", "ip link set lo up"),
+    (
+        checks.gloo_interfaces,
         but(network=Network(("lo", "eth0"), True, ("eth0", "ib0"))),
         "names ib0, and this host has lo, eth0",
         "unset GLOO_SOCKET_IFNAME",
     ),
 ]
 WARNINGS = [
-    (software.lockstep, with_installed(**{"torch-lockstep": None}), "is not installed", "pip install -e ."),
-    (software.lockstep, with_installed(**{"torch-lockstep": "0.0.9"}), "the installation says 0.0.9", "pip install"),
-    (software.llvmlite, with_installed(llvmlite=None), "llvmlite is not installed", "torch-lockstep[fast]"),
-    (software.llvmlite, with_installed(llvmlite="0.44.1"), "0.44.1 is older than 0.45", "torch-lockstep[fast]"),
-    (resources.cores, but(cores=Cores(2)), "2 usable; 4 workers would take turns", "lockstep run -n 2 "),
-    (resources.cores, but(cores=Cores(8, 1.5)), "8 cores in sight, of which the container may use 1.5", "-n 1 "),
-    (resources.threads, but(threads="4"), "16 threads on 8 cores", "export OMP_NUM_THREADS=1"),
-    (accelerators.gpus, but(gpus=Gpus(("NVIDIA H200",))), "1 GPU: NVIDIA H200; but this torch", "a torch with CUDA"),
-    (resources.shared_memory, but(shared_memory=SharedMemory(64 * MiB, 64 * MiB)), "bus error", "--shm-size"),
-    (resources.shared_memory, but(shared_memory=SharedMemory(GiB, 64 * MiB)), "64 MiB free of 1.0 GiB", "ls -lS"),
-    (resources.open_files, but(limits=Limits(256, 4096, inf)), "256 at a time", "ulimit -n 4096"),
-    (resources.disk, but(disk=Disk("my runs", GiB)), "1.0 GiB free in my runs", "du -sh 'my runs'/*"),
-    (network.host_name, but(host_name=HostName("node1", (), 0.1, 1.0)), "does not resolve", "/etc/hosts"),
-    (network.host_name, but(host_name=HostName("node1", waited_s=1.0)), "not resolved within 1 s", "/etc/hosts"),
-    (network.host_name, but(host_name=HostName("node1", ("10.0.0.1",), 0.8, 1.0)), "takes 0.8 s", "/etc/hosts"),
-    (leftovers.orphans, left(orphans=(Orphan(7, 3, "python t.py"), Orphan(9, 3, "x"))), "7 (python t.py)", "kill 7 9"),
-    (leftovers.dead_runs, left(dead_runs=("runs/a b",)), "runs/a b", "rm 'runs/a b/launcher.json'"),
+    (checks.lockstep, with_installed(**{"torch-lockstep": None}), "is not installed", "pip install -e ."),
+    (checks.lockstep, with_installed(**{"torch-lockstep": "0.0.9"}), "the installation says 0.0.9", "pip install"),
+    (checks.llvmlite, with_installed(llvmlite=None), "llvmlite is not installed", "torch-lockstep[fast]"),
+    (checks.llvmlite, with_installed(llvmlite="0.44.1"), "0.44.1 is older than 0.45", "torch-lockstep[fast]"),
+    (checks.cores, but(cores=Cores(2)), "2 usable; 4 workers would take turns", "lockstep run -n 2 "),
+    (checks.cores, but(cores=Cores(8, 1.5)), "8 cores in sight, of which the container may use 1.5", "-n 1 "),
+    (checks.threads, but(threads="4"), "16 threads on 8 cores", "export OMP_NUM_THREADS=1"),
+    (checks.gpus, but(gpus=Gpus(("NVIDIA H200",))), "1 GPU: NVIDIA H200; but this torch", "a torch with CUDA"),
+    (checks.shared_memory, but(shared_memory=SharedMemoryFacts(64 * MiB, 64 * MiB)), "bus error", "--shm-size"),
+    (checks.shared_memory, but(shared_memory=SharedMemoryFacts(GiB, 64 * MiB)), "64 MiB free of 1.0 GiB", "ls -lS"),
+    (checks.open_files, but(limits=Limits(256, 4096, inf)), "256 at a time", "ulimit -n 4096"),
+    (checks.disk, but(disk=Disk("my runs", GiB)), "1.0 GiB free in my runs", "du -sh 'my runs'/*"),
+    (checks.host_name, but(host_name=HostName("node1", (), 0.1, 1.0)), "does not resolve", "/etc/hosts"),
+    (checks.host_name, but(host_name=HostName("node1", waited_s=1.0)), "not resolved within 1 s", "/etc/hosts"),
+    (checks.host_name, but(host_name=HostName("node1", ("10.0.0.1",), 0.8, 1.0)), "takes 0.8 s", "/etc/hosts"),
+    (checks.orphans, left(orphans=(Orphan(7, 3, "python t.py"), Orphan(9, 3, "x"))), "7 (python t.py)", "kill 7 9"),
+    (checks.dead_runs, left(dead_runs=("runs/a b",)), "runs/a b", "rm 'runs/a b/launcher.json'"),
     (
-        leftovers.partial_checkpoints,
+        checks.partial_checkpoints,
         left(partial_checkpoints=("c/.s.partial",)),
         "1 half-written",
         "rm -r c/.s.partial",
     ),
-    (leftovers.shared_files, left(shared_files=("/dev/shm/torch_1_2_3",)), "1 file", "rm /dev/shm/torch_1_2_3"),
+    (checks.shared_files, left(shared_files=("/dev/shm/torch_1_2_3",)), "1 file", "rm /dev/shm/torch_1_2_3"),
 ]
 
 
@@ -141,49 +143,51 @@ def test_what_hinders_a_run_is_a_warning_with_its_fix(check: Any, facts: Facts, 
     assert_told(check(facts), Level.WARNING, sentence, fix)
 
 
-def assert_told(finding: Finding, level: Level, sentence: str, fix: str) -> None:
+def assert_told(finding: CheckResult, level: Level, sentence: str, fix: str) -> None:
     assert finding.level is level
     assert sentence in finding.sentence
     assert fix in finding.fix
 
 
 def test_every_check_can_find_something_wrong() -> None:
-    assert {row[0] for row in PROBLEMS + WARNINGS} == set(CHECKS)
+    assert {row[0] for row in PROBLEMS + WARNINGS} == set(CHECKS.values())
 
 
 def test_a_machine_that_tells_nothing_is_not_called_healthy_or_ill() -> None:
-    silent = [finding for finding in diagnose(NOTHING_KNOWN).findings if finding.level is not Level.OK]
+    silent = [finding for finding in diagnose(NOTHING_KNOWN).results.values() if finding.level is not Level.OK]
     assert {finding.level for finding in silent} == {Level.UNKNOWN}
     assert len(silent) == 12
     assert all(finding.sentence.endswith("is not known here") for finding in silent)
 
 
 def test_a_quota_that_leaves_all_cores_is_not_mentioned() -> None:
-    assert resources.cores(but(cores=Cores(8, 8.0))).sentence == "8 usable, for 4 workers"
+    assert checks.cores(but(cores=Cores(8, 8.0))).sentence == "8 usable, for 4 workers"
 
 
 def test_a_host_that_is_its_own_loopback_hears_what_several_hosts_need() -> None:
-    assert "GLOO_SOCKET_IFNAME" in network.host_name(but(host_name=HostName("vm", ("127.0.1.1", "::1"), 0.0))).sentence
+    assert "GLOO_SOCKET_IFNAME" in checks.host_name(but(host_name=HostName("vm", ("127.0.1.1", "::1"), 0.0))).sentence
 
 
 def test_one_thread_for_each_of_too_many_workers_is_the_cores_finding_alone() -> None:
-    assert resources.threads(but(threads="1", cores=Cores(2))).level is Level.OK
+    assert checks.threads(but(threads="1", cores=Cores(2))).level is Level.OK
 
 
 def test_the_needed_versions_are_those_of_the_package() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    needed = [f"{name}>={'.'.join(map(str, version))}" for name, version in software.NEEDED.items()]
+    needed = [f"{name}>={'.'.join(map(str, version))}" for name, version in checks.NEEDED.items()]
     assert needed == project["dependencies"]
-    assert project["requires-python"] == f">={'.'.join(map(str, software.PYTHON))}"
-    assert project["optional-dependencies"]["fast"] == [f"llvmlite>={'.'.join(map(str, software.FAST))}"]
+    assert project["requires-python"] == f">={'.'.join(map(str, checks.PYTHON))}"
+    assert project["optional-dependencies"]["fast"] == [f"llvmlite>={'.'.join(map(str, checks.FAST))}"]
 
 
 @given(num_workers=st.integers(1, 2000), cores=st.integers(1, 256), free_bytes=st.integers(0, 2**40))
 def test_whatever_is_wrong_comes_with_a_fix_and_nothing_else_does(
     num_workers: int, cores: int, free_bytes: int
 ) -> None:
-    facts = but(num_workers=num_workers, cores=Cores(cores), memory=Memory(free_bytes), disk=Disk("runs", free_bytes))
-    for finding in diagnose(facts).findings:
+    facts = but(
+        num_workers=num_workers, cores=Cores(cores), memory=MemoryFacts(free_bytes), disk=Disk("runs", free_bytes)
+    )
+    for finding in diagnose(facts).results.values():
         assert bool(finding.fix) == (finding.level in (Level.WARNING, Level.PROBLEM))
 
 
@@ -196,7 +200,7 @@ def test_only_a_problem_changes_the_exit_code(facts: Facts, code: int) -> None:
 
 def test_lines_and_json_tell_the_same() -> None:
     diagnosis = diagnose(but(cores=Cores(2), threads="no"))
-    told, text = diagnosis.as_json(), "\n".join(lines(diagnosis))
+    told, text = diagnosis.as_json(), "\n".join(diagnosis.lines())
     assert (told["problems"], told["warnings"]) == (1, 1)
     assert "1 problem, 1 warning" in text
     for finding in told["findings"]:
@@ -205,10 +209,10 @@ def test_lines_and_json_tell_the_same() -> None:
 
 
 def test_gpus_are_told_with_their_free_memory_and_with_what_torch_has() -> None:
-    finding = accelerators.gpus(but(gpus=Gpus(("NVIDIA H200",), (138 * GiB,), "13.0", mps=True)))
+    finding = checks.gpus(but(gpus=Gpus(("NVIDIA H200",), (138 * GiB,), "13.0", mps=True)))
     assert finding.level is Level.OK
     assert finding.sentence == "1 GPU: NVIDIA H200 with 138.0 GiB free; torch has CUDA 13.0; the MPS daemon runs"
 
 
 def test_what_the_drivers_tool_writes_is_read_as_names_and_bytes() -> None:
-    assert parse("NVIDIA H200, 142771\nsomething else\n") == [("NVIDIA H200", 142771 * MiB)]
+    assert parse_gpus("NVIDIA H200, 142771\nsomething else\n") == [("NVIDIA H200", 142771 * MiB)]

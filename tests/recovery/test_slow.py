@@ -1,7 +1,7 @@
 """Real workers of which one is slow: it is named with its cause, nobody is ended, and the bits are the same.
 
 In the short tests time is logical: it passes where a worker is told to take its time, and while it waits for another;
-the lookout looks once after every step. Those marked `soak` are whole launches, on the real clock.
+the watchdog looks once after every step. Those marked `soak` are whole launches, on the real clock.
 """
 
 import os
@@ -28,8 +28,8 @@ import lockstep
 from lockstep.data import loader
 from lockstep.launch import status
 from lockstep.launch.status import Phase, StatusPage, StatusWriter
-from lockstep.launch.stragglers import Slowness
-from lockstep.launch.watchdog import Lookout
+from lockstep.launch.stragglers import StragglerDetector
+from lockstep.launch.watchdog import Watchdog
 from lockstep.settings.environments.lockstep_run import SLOT, STATUS_FD
 
 pytestmark = pytest.mark.timeout(170)
@@ -136,7 +136,7 @@ def train(epochs: int, slow_in: str = "", lane_s: float = LANE_S, after_step: Ca
 
 
 class Turns:
-    """The first worker makes a step, then the lookout looks, and so on."""
+    """The first worker makes a step, then the watchdog looks, and so on."""
 
     def __enter__(self) -> "Turns":
         self._here, self._there = socket.socketpair()
@@ -192,19 +192,18 @@ def stand(slot: int, listener: socket.socket, page: StatusPage, own: LogicalCloc
 
 
 def watched(epochs: int, slow_in: str = "", window_steps: int = 10) -> tuple[list[str], list[str]]:
-    """Trains on three workers, of which worker 1 may be slow; gives their digests, and what the lookout said."""
+    """Trains on three workers, of which worker 1 may be slow; gives their digests, and what the watchdog said."""
     said: list[str] = []
     arrivals = torch.zeros(MOST_STEPS, NUM_WORKERS, dtype=torch.int64).share_memory_()
     with StatusPage() as page, Turns() as turns:
         workers = founders(page, epochs, slow_in, arrivals, turns)
-        crew = SimpleNamespace(
-            running={slot: SimpleNamespace(pid=pid, group=pid) for slot, (pid, _) in enumerate(workers)}, row=page.row
-        )
-        lookout = Lookout(crew, Path(), said.append, Slowness(window_steps, window_s=0.2))
+        running = {slot: f"pid {pid}" for slot, (pid, _) in enumerate(workers)}
+        pool = SimpleNamespace(running=running, row=page.row, state=lambda slot: "R", activity=lambda slot: None)
+        watchdog = Watchdog(pool, said.append, StragglerDetector(window_steps, window_s=0.2))
         try:
             while turns.stepped():
                 now_s = max(page.row(slot).committed_ns for slot in range(NUM_WORKERS)) / 1e9
-                assert lookout.look(now_s) == []
+                assert watchdog.look(now_s) == []
                 turns.looked()
         finally:
             outcomes = gather(workers, LIMIT_S)

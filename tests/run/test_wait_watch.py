@@ -13,7 +13,7 @@ from workers import outcomes
 
 import lockstep
 from lockstep.errors import WorkerLost
-from lockstep.launch.status import Call, Phase
+from lockstep.launch.status import Collective, Phase
 from lockstep.run import wait_watch as waiting
 from lockstep.run.wait_watch import LONG_S, LookedAtWait, WaitWatch, _tells, told
 from lockstep.world import World
@@ -91,9 +91,11 @@ def test_a_wait_that_is_usual_is_not_told() -> None:
     said: list[str] = []
     status = WaitWatch(World(0, 2), said.append, look_s=1000)
     try:
-        with status.awaiting(Call.TOTAL):
-            status._wait = LookedAtWait(Phase.AWAITING, 3, Call.TOTAL, time.monotonic() - 30)  # it has lasted 30 s
-        with status.awaiting(Call.TOTAL):
+        with status.awaiting(Collective.TOTAL):
+            status._wait = LookedAtWait(
+                Phase.AWAITING, 3, Collective.TOTAL, time.monotonic() - 30
+            )  # it has lasted 30 s
+        with status.awaiting(Collective.TOTAL):
             status._look(time.monotonic() + 50)
             assert said == []
             status._look(time.monotonic() + 61)
@@ -125,7 +127,7 @@ def test_work_is_no_wait() -> None:
     ],
 )
 def test_who_is_waited_for_is_named_where_it_is_known(awaited: list[int], size: int, who: str) -> None:
-    wait = LookedAtWait(Phase.AWAITING, 3, Call.END, 0.0)
+    wait = LookedAtWait(Phase.AWAITING, 3, Collective.END, 0.0)
     text = told(wait, 12.3, awaited, size, 600)
     assert text.startswith(f"! waiting for {who} at the end of the run for 12 s")
     assert text.endswith("after 600 s without a word this worker ends")

@@ -58,7 +58,7 @@ run.close()
 run, resumed = trained(2, lambda run: run.resume(folder / "saved"))
 equal.append(run.digest() == wanted)
 run.close()
-from lockstep.programs.doctor.gathering.saving import save_and_load
+from lockstep.programs.doctor.checkpoint_trial import save_and_load
 save_and_load(folder)
 print(json.dumps([went_on_from, resumed, equal, "numpy" in sys.modules]))
 """

@@ -11,7 +11,7 @@ from lockstep.settings.environment import Overrides, find_place, parse_assignmen
 from lockstep.settings.environments.lockstep_run import Bootstrap, bootstrap, variables
 from lockstep.world import World
 
-BOOT = Bootstrap(rank=0, parent_pid=812, run_dir=Path("/runs/mnist-3"), notice_fd=7, listen_fd=5)
+BOOT = Bootstrap(slot=0, parent_pid=812, run_dir=Path("/runs/mnist-3"), notice_fd=7, listen_fd=5)
 LOCKSTEP = variables(BOOT, num_workers=2, port=4321)
 TORCHRUN = {
     "RANK": "3",

@@ -51,7 +51,7 @@ class Copier:
             made.await_claim()
             return None
         self._control, self._ready = Control(request.control_fd), made
-        self._control.tell_started()
+        self._control.report_started()
         return request.slot
 
     def has_called(self) -> None:

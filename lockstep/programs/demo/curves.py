@@ -12,7 +12,7 @@ LETTER = 8
 
 
 @dataclass(frozen=True)
-class Curve:
+class LossCurve:
     """One value after each step, from step 1."""
 
     label: str
@@ -60,7 +60,7 @@ def ticks(low: float, high: float, about: int = 6) -> list[float]:
 
 
 def draw(
-    curves: Sequence[Curve], title: str, subtitle: str, value_name: str = "loss", marks: Sequence[int] = ()
+    curves: Sequence[LossCurve], title: str, subtitle: str, value_name: str = "loss", marks: Sequence[int] = ()
 ) -> str:
     """A picture with axes, a legend, all curves and a line at each step of `marks`; values not finite leave a gap."""
     across, up = _axes(curves)
@@ -85,7 +85,7 @@ def style_of(place: int) -> Style:
     return STYLES[min(place, len(STYLES) - 1)]
 
 
-def _axes(curves: Sequence[Curve]) -> tuple[Axis, Axis]:
+def _axes(curves: Sequence[LossCurve]) -> tuple[Axis, Axis]:
     last = max([2, *(len(curve.values) for curve in curves)])
     finite = [value for curve in curves for value in curve.values if math.isfinite(value)] or [0.0, 1.0]
     low, high = math.floor(min(finite)), math.ceil(max(finite))
@@ -113,7 +113,7 @@ def _mark(x: float) -> str:
     return f'<line class="mark" x1="{x}" y1="{TOP}" x2="{x}" y2="{BOTTOM}" stroke="#d33a2c" stroke-dasharray="3 3"/>'
 
 
-def _line(curve: Curve, style: Style, across: Axis, up: Axis) -> str:
+def _line(curve: LossCurve, style: Style, across: Axis, up: Axis) -> str:
     words, pen_down = [], False
     for step, value in enumerate(curve.values, start=1):
         if math.isfinite(value):

@@ -1,38 +1,40 @@
-"""Whom the demo kills, and when. Pure apart from what it is given: who lives, how to kill, and the time."""
+"""Which workers the demo kills, and when: a plan, and a killer that is given who lives, how to kill, and the time."""
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from lockstep.launch.pool import WorkerPool
 
 MOST_KILLS = 6
 STEPS_PER_KILL = 12
 """In a short run fewer are killed: so many steps are the least between two."""
 
 GOES_ON = "going on in"
-"""Stands in the line by which a run tells that those who are left go on."""
+"""Stands in the line by which a run reports that the workers that are left go on."""
 
 
 @dataclass(frozen=True)
-class Member:
-    """A living worker that takes part in the training, in the `step` that is under way."""
+class LivingWorker:
+    """A member that lives, in the `step` that is under way."""
 
     slot: int
     pid: int
     step: int
 
 
-@dataclass
-class Kill:
+@dataclass(frozen=True)
+class KillRecord:
     """One kill. `pause_s` is the time until the next step that was committed without the victim; None until then."""
 
     number: int
-    victim: Member
+    victim: LivingWorker
     pause_s: float | None = None
 
 
 @dataclass(frozen=True)
-class Plan:
-    """When to kill, and whom if they live; it follows from the seed."""
+class KillPlan:
+    """When to kill which worker, if it lives; it follows from the seed."""
 
     steps: int
     num_workers: int
@@ -54,8 +56,19 @@ class Plan:
         return slots[place:] + slots[:place]
 
 
-def choose(plan: Plan, number: int, members: Sequence[Member]) -> Member | None:
-    """Whom kill `number` hits; nobody while only one member lives, for then the run would have to start again."""
+def living_members(pool: WorkerPool) -> list[LivingWorker]:
+    """The members of the newest generation that live, by slot."""
+    rows = {slot: pool.row(slot) for slot in sorted(pool.running) if pool.state(slot) not in ("Z", "X")}
+    newest = max((row.generation for row in rows.values()), default=0)
+    return [
+        LivingWorker(slot, row.pid, row.step)
+        for slot, row in rows.items()
+        if row.generation == newest > 0 and not row.is_ending
+    ]
+
+
+def choose(plan: KillPlan, number: int, members: Sequence[LivingWorker]) -> LivingWorker | None:
+    """The victim of kill `number`; None while only one member lives, for then the run would have to start again."""
     if len(members) < 2:
         return None
     order = plan.order(number)
@@ -65,34 +78,35 @@ def choose(plan: Plan, number: int, members: Sequence[Member]) -> Member | None:
 class Killer:
     """Follows a run by its lines, and kills by the plan. What it did stands in `kills`.
 
-    `members` gives those who live, `kill` ends a process, `say` tells of it. The next one is killed only after the run
-    has gone on from the kill before, so each pause is that of one kill.
+    `members` gives those who live, `kill` kills the worker of a slot, `say` shows a line. The next one is killed only
+    after the run has gone on from the kill before, so each pause is that of one kill.
     """
 
     def __init__(
         self,
-        plan: Plan,
-        members: Callable[[], Sequence[Member]],
+        plan: KillPlan,
+        members: Callable[[], Sequence[LivingWorker]],
         kill: Callable[[int], None],
         clock: Callable[[], float],
         say: Callable[[str], None],
     ) -> None:
-        self.kills: list[Kill] = []
+        self.kills: list[KillRecord] = []
         self._plan, self._members, self._kill, self._clock, self._say = plan, members, kill, clock, say
         self._killed_s = 0.0
         self._goes_on = True
 
-    def heard(self, line: str) -> None:
-        """The run has said something."""
+    def read_line(self, line: str) -> None:
+        """The run has written a line of its own."""
         self._goes_on = self._goes_on or GOES_ON in line
 
     def stepped(self, step: int) -> None:
-        """The run has told that so many steps are done."""
+        """The run has reported that so many steps are done."""
         if not self._goes_on:
             return
         if self.kills and self.kills[-1].pause_s is None:
-            self.kills[-1].pause_s = self._clock() - self._killed_s
-            self._say(f"  the next step was done {self.kills[-1].pause_s:.2f} s after the kill")
+            pause_s = self._clock() - self._killed_s
+            self.kills[-1] = replace(self.kills[-1], pause_s=pause_s)
+            self._say(f"  the next step was done {pause_s:.2f} s after the kill")
         if len(self.kills) < self._plan.num_kills and self._plan.due(len(self.kills) + 1) <= step < self._plan.steps:
             self._strike(len(self.kills) + 1)
 
@@ -103,7 +117,7 @@ class Killer:
         self._say(
             f"kill {number} of {self._plan.num_kills}: worker {victim.slot} (pid {victim.pid}) at step {victim.step}"
         )
-        self.kills.append(Kill(number, victim))
+        self.kills.append(KillRecord(number, victim))
         self._goes_on = False
         self._killed_s = self._clock()
-        self._kill(victim.pid)
+        self._kill(victim.slot)

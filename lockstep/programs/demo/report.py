@@ -14,14 +14,14 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from lockstep.errors import BadEnvironment
-from lockstep.programs.demo.curves import Curve, draw
-from lockstep.programs.demo.kill_report import as_json as disturbed_as_json
-from lockstep.programs.demo.kill_report import section, show_disturbed
-from lockstep.programs.demo.result import Result, Verdict, listed, workers
-from lockstep.programs.demo.show import Demonstration
+from lockstep.programs.demo.curves import LossCurve, draw
+from lockstep.programs.demo.demonstration import Demonstration, Disturbed
+from lockstep.programs.demo.kills import KillRecord
+from lockstep.programs.demo.result import DemoResult, DemoVerdict, listed, workers
 from lockstep.version import VERSION
 
 PICTURE, PAGE = "loss.svg", "report.md"
+HEADS = ("", "undisturbed", "disturbed")
 COLUMNS = ("workers", "seconds", "tokens/s", "loss", "held-out", "digest")
 """`loss` is that of the first step and that of the last; `held-out` that on text the model has not seen."""
 
@@ -43,7 +43,7 @@ def show_report(demo: Demonstration, console: Console) -> None:
     console.print()
     console.print(table)
     if demo.disturbed is not None:
-        show_disturbed(demo.disturbed, console)
+        _show_disturbed(demo.disturbed, console)
     for verdict in demo.verdicts:
         _show_verdict(verdict, console)
     console.print(f"\nAfter {demo.recipe.steps} steps {_each(demo)} writes:\n", highlight=False)
@@ -61,7 +61,7 @@ def as_json(demo: Demonstration) -> dict[str, Any]:
         "seed": recipe.seed,
         "machine": machine(demo.results[0]),
         "runs": [_run_as_json(result) for result in demo.results],
-        **({} if demo.disturbed is None else {"disturbed": disturbed_as_json(demo.disturbed)}),
+        **({} if demo.disturbed is None else {"disturbed": _disturbed_as_json(demo.disturbed)}),
     }
 
 
@@ -89,7 +89,7 @@ the first and the last step, held-out that on text not seen. More workers than c
 SHA-256 over all parameters and the optimizer's state after the last step:
 
 {_digests(demo.results)}
-{"" if demo.disturbed is None else section(demo.disturbed)}
+{"" if demo.disturbed is None else _section(demo.disturbed)}
 ## What the model writes
 
 {textwrap.indent(readable(first.written), "    ")}
@@ -102,17 +102,17 @@ SHA-256 over all parameters and the optimizer's state after the last step:
 
 def picture(demo: Demonstration) -> str:
     """The loss curves in SVG."""
-    curves = [Curve(workers(result.num_workers), result.losses) for result in demo.results]
+    curves = [LossCurve(workers(result.num_workers), result.losses) for result in demo.results]
     kills = () if demo.disturbed is None else demo.disturbed.kills
     if demo.disturbed is not None:
         label = f"{workers(demo.disturbed.result.num_workers)}, {len(kills)} killed"
-        curves.append(Curve(label, demo.disturbed.result.losses))
+        curves.append(LossCurve(label, demo.disturbed.result.losses))
     together = "All curves lie on one another, bit for bit." if demo.equal else "The runs differ."
     marks = [kill.victim.step for kill in kills]
     return draw(curves, f"Training loss on {_counts(demo)} workers", together, "loss (nats per byte)", marks)
 
 
-def row(result: Result) -> tuple[str, ...]:
+def row(result: DemoResult) -> tuple[str, ...]:
     """One run's cells under COLUMNS."""
     return (
         str(result.num_workers),
@@ -124,7 +124,7 @@ def row(result: Result) -> tuple[str, ...]:
     )
 
 
-def machine(result: Result) -> dict[str, str | int]:
+def machine(result: DemoResult) -> dict[str, str | int]:
     """Where the demo ran, as far as it matters for its numbers."""
     return {
         "processor": platform.machine(),
@@ -141,12 +141,12 @@ def readable(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter == "\n" else "�" for letter in text)
 
 
-def _show_verdict(verdict: Verdict, console: Console) -> None:
+def _show_verdict(verdict: DemoVerdict, console: Console) -> None:
     mark, colour = ("✓", "green") if verdict.equal else ("✗", "red")
     console.print(f"[bold {colour}]{mark} {escape(verdict.sentence)}[/]", highlight=False)
 
 
-def _run_as_json(result: Result) -> dict[str, Any]:
+def _run_as_json(result: DemoResult) -> dict[str, Any]:
     return {
         "workers": result.num_workers,
         "seconds": round(result.seconds, 3),
@@ -168,7 +168,7 @@ def _each(demo: Demonstration) -> str:
     return "each of them" if compared and demo.equal else "the first"
 
 
-def _markdown_table(results: Sequence[Result]) -> str:
+def _markdown_table(results: Sequence[DemoResult]) -> str:
     lines = [COLUMNS, ("---:",) * (len(COLUMNS) - 1) + ("---",)]
     lines += [(*row(result)[:-1], f"`{result.digest[:16]}…`") for result in results]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
@@ -178,12 +178,88 @@ def _sentences(demo: Demonstration) -> str:
     return "\n".join(f"**{verdict.sentence}**" for verdict in demo.verdicts)
 
 
-def _digests(results: Sequence[Result]) -> str:
+def _digests(results: Sequence[DemoResult]) -> str:
     return "\n".join(f"- {workers(result.num_workers)}: `{result.digest}`" for result in results)
 
 
 def _facts(facts: dict[str, str | int]) -> str:
     return "\n".join(f"- {name}: {value}" for name, value in facts.items())
+
+
+def _show_disturbed(disturbed: Disturbed, console: Console) -> None:
+    """The table on the terminal."""
+    table = Table(HEADS[0], *(Column(head, justify="right") for head in HEADS[1:]))
+    for name, *cells in _rows(disturbed):
+        table.add_row(name, *cells)
+    console.print()
+    console.print(table, highlight=False)
+
+
+def _rows(disturbed: Disturbed) -> list[tuple[str, str, str]]:
+    """Each fact of the two runs: its name, in peace, with kills."""
+    calm, killed = disturbed.undisturbed, disturbed.result
+    return [
+        ("workers", str(calm.num_workers), str(killed.num_workers)),
+        ("steps", _steps(calm), _steps(killed)),
+        ("kills", "0", str(len(disturbed.kills))),
+        ("longest pause after a kill", "", f"{disturbed.longest_pause_s:.2f} s"),
+        ("steps lost", str(calm.lost_steps), str(killed.lost_steps)),
+        ("loss", f"{calm.losses[-1]:.6f}", f"{killed.losses[-1]:.6f}"),
+        ("held-out", f"{calm.held_out_loss:.6f}", f"{killed.held_out_loss:.6f}"),
+        ("digest", f"{calm.digest[:16]}…", f"{killed.digest[:16]}…"),
+        ("equal", "", "yes" if disturbed.verdict.equal else "no"),
+    ]
+
+
+def _section(disturbed: Disturbed) -> str:
+    """The part of the page on this run."""
+    lines = [HEADS, ("---", "---:", "---:"), *_rows(disturbed)]
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    kills = "\n".join(f"- {_sentence(kill)}" for kill in disturbed.kills)
+    return f"""
+## With workers killed
+
+{table}
+
+The pause is the time from a kill to the next step that was done without the victim. The digest of the disturbed run
+is `{disturbed.result.digest}`. By SIGKILL ended:
+
+{kills}
+"""
+
+
+def _sentence(kill: KillRecord) -> str:
+    victim = kill.victim
+    pause = "" if kill.pause_s is None else f"; the next step was done {kill.pause_s:.2f} s later"
+    return f"worker {victim.slot} (pid {victim.pid}) at step {victim.step}{pause}"
+
+
+def _disturbed_as_json(disturbed: Disturbed) -> dict[str, Any]:
+    """Everything that was measured, as JSON values. The loss of a step that nobody reported is null."""
+    result = disturbed.result
+    return {
+        "equal": disturbed.verdict.equal,
+        "sentence": disturbed.verdict.sentence,
+        "workers": result.num_workers,
+        "seconds": round(result.seconds, 3),
+        "steps": result.end["steps"],
+        "steps_lost": result.lost_steps,
+        "kills": [_kill_as_json(kill) for kill in disturbed.kills],
+        "final_loss": result.losses[-1],
+        "held_out_loss": result.held_out_loss,
+        "digest": result.digest,
+        "undisturbed_digest": disturbed.undisturbed.digest,
+        "losses": [None if step in result.unreported else loss for step, loss in enumerate(result.losses, start=1)],
+    }
+
+
+def _kill_as_json(kill: KillRecord) -> dict[str, Any]:
+    victim = kill.victim
+    return {"worker": victim.slot, "pid": victim.pid, "step": victim.step, "pause_s": kill.pause_s}
+
+
+def _steps(result: DemoResult) -> str:
+    return str(result.end["steps"])
 
 
 def _put(path: Path, text: str) -> None:

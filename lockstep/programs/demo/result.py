@@ -8,11 +8,11 @@ from typing import Any
 
 
 @dataclass
-class Result:
+class DemoResult:
     """One run. `seconds` is all of it.
 
-    The loss of a step that nobody told is NaN: a worker may be killed after a step and before it could say so.
-    `lost_steps` counts the steps that were trained again after a later one had been told.
+    The loss of a step that nobody reported is NaN: a worker may be killed after a step and before its report.
+    `lost_steps` counts the steps that were trained again after a later one had been reported.
     """
 
     num_workers: int
@@ -23,7 +23,7 @@ class Result:
     end: dict[str, Any] = field(default_factory=dict)
     first_step_s: float = 0.0
     last_step_s: float = 0.0
-    untold: set[int] = field(default_factory=set)
+    unreported: set[int] = field(default_factory=set)
     lost_steps: int = 0
 
     @property
@@ -54,9 +54,9 @@ class Reader:
 
     def __init__(
         self,
-        result: Result,
+        result: DemoResult,
         clock: Callable[[], float],
-        stepped: Callable[[Result], None],
+        stepped: Callable[[DemoResult], None],
         other: Callable[[str], None],
     ) -> None:
         self._result, self._clock = result, clock
@@ -85,56 +85,56 @@ class Reader:
         if not result.losses:
             result.first_step_s = result.last_step_s
         result.lost_steps += step < len(result.losses)
-        for untold in range(len(result.losses) + 1, step + 1):
-            result.untold.add(untold)
+        for unreported in range(len(result.losses) + 1, step + 1):
+            result.unreported.add(unreported)
             result.losses.append(math.nan)
-        result.untold.discard(step)
+        result.unreported.discard(step)
         result.losses[step - 1] = loss
         self._stepped(result)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DemoVerdict:
     """Whether all runs trained the same model, and a sentence that says so."""
 
     equal: bool
     sentence: str
 
 
-def judge(results: Sequence[Result]) -> Verdict:
+def judge(results: Sequence[DemoResult]) -> DemoVerdict:
     """Compares every run with the first one: each step's loss, and the digest of all that was trained."""
     first = results[0]
     for other in results[1:]:
         difference = _difference(first, other)
         if difference:
-            return Verdict(
+            return DemoVerdict(
                 False,
                 f"On {workers(other.num_workers)} another model was trained than on {first.num_workers}: "
                 f"{difference}. This breaks lockstep's promise: please report it, with the report's folder.",
             )
     if len(results) == 1:
-        return Verdict(True, "One run alone has nothing to be compared with: give two numbers of workers.")
+        return DemoVerdict(True, "One run alone has nothing to be compared with: give two numbers of workers.")
     counts = listed([str(result.num_workers) for result in results])
-    return Verdict(
+    return DemoVerdict(
         True,
         f"On {counts} workers the same model was trained, bit for bit: every loss, every parameter and the "
         "optimizer's state are equal.",
     )
 
 
-def judge_disturbed(undisturbed: Result, disturbed: Result, num_kills: int) -> Verdict:
+def judge_disturbed(undisturbed: DemoResult, disturbed: DemoResult, num_kills: int) -> DemoVerdict:
     """Whether a run whose workers were killed trained the model of the one in peace. Nobody killed shows nothing."""
     if num_kills == 0:
-        return Verdict(False, "Nobody was killed before the end, so nothing was shown: give more --steps.")
+        return DemoVerdict(False, "Nobody was killed before the end, so nothing was shown: give more --steps.")
     lost = "1 worker was killed" if num_kills == 1 else f"{num_kills} workers were killed"
     difference = _difference(undisturbed, disturbed)
     if difference:
-        return Verdict(
+        return DemoVerdict(
             False,
             f"{lost}, and another model was trained than in peace: {difference}. This breaks lockstep's promise: "
             "please report it, with the report's folder.",
         )
-    return Verdict(True, f"{lost}, and the same model was trained as in peace, bit for bit.")
+    return DemoVerdict(True, f"{lost}, and the same model was trained as in peace, bit for bit.")
 
 
 def workers(count: int) -> str:
@@ -146,12 +146,12 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
-def _difference(one: Result, other: Result) -> str | None:
+def _difference(one: DemoResult, other: DemoResult) -> str | None:
     if len(one.losses) != len(other.losses):
         return f"one made {len(one.losses)} steps, the other {len(other.losses)}"
-    untold = one.untold | other.untold
+    unreported = one.unreported | other.unreported
     for step, (mine, theirs) in enumerate(zip(one.losses, other.losses, strict=True), start=1):
-        if step not in untold and repr(mine) != repr(theirs):  # as text, because NaN is not equal to itself
+        if step not in unreported and repr(mine) != repr(theirs):  # as text, because NaN is not equal to itself
             return f"their losses differ from step {step} on, {mine!r} and {theirs!r}"
     if one.digest != other.digest:
         return f"their digests are {one.digest[:16]} and {other.digest[:16]}"

@@ -8,16 +8,22 @@ demo's progress bar and report are made of.
 import json
 import math
 import sys
+import sysconfig
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch.utils.data import DataLoader, RandomSampler
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 import lockstep
+from lockstep.errors import BadEnvironment
 from lockstep.programs.demo.recipe import Recipe
-from lockstep.programs.demo.text import Windows, standard_library
 from lockstep.programs.models import Gpt, GptShape, count_parameters, token_loss
 from lockstep.run.run import Run
+
+Window = tuple[Tensor, Tensor]
+"""Bytes, and for each of them the byte that comes next."""
 
 TEMPERATURE = 0.85
 """Below 1 the model writes what it finds likely more often than it finds it likely."""
@@ -35,7 +41,7 @@ def main(recipe: Recipe) -> None:
     windows = Windows(known, recipe.context, jitter=True)
     shuffled = RandomSampler(windows, num_samples=recipe.steps * recipe.batch_size)
     loader = run.shard(DataLoader(windows, recipe.batch_size, sampler=shuffled))
-    tell(run, about={"torch": torch.__version__, "parameters": count_parameters(model)})
+    report(run, about={"torch": torch.__version__, "parameters": count_parameters(model)})
 
     for _ in run.epochs(1):
         for batch in loader:
@@ -45,11 +51,45 @@ def main(recipe: Recipe) -> None:
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-            tell(run, step=run.step, loss=run.loss)
+            report(run, step=run.step, loss=run.loss)
 
     held_out_loss = evaluate(run, model, Windows(held_out, recipe.context), recipe.batch_size)
     written = write(model, "def ", recipe.written_bytes, seed=recipe.seed)
-    tell(run, end={"steps": run.step, "digest": run.digest(), "held_out_loss": held_out_loss, "written": written})
+    report(run, end={"steps": run.step, "digest": run.digest(), "held_out_loss": held_out_loss, "written": written})
+
+
+def standard_library(max_bytes: int) -> Tensor:
+    """The first bytes of this Python's modules, in the order of their names: the same on every worker."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    text = bytearray()
+    for path in sorted(folder.glob("*.py")):
+        text += path.read_bytes()
+        if len(text) >= max_bytes:
+            return torch.frombuffer(text[:max_bytes], dtype=torch.uint8)
+    raise BadEnvironment(
+        f"the demo learns from the source of Python's standard library and needs {max_bytes:,} bytes of it, "
+        f"but {folder} holds {len(text):,}: use a Python that comes with its source"
+    )
+
+
+class Windows(Dataset[Window]):
+    """The text in windows of `context` bytes.
+
+    With `jitter` each begins a little later, by chance: lockstep ties it to the window, not to the reader.
+    """
+
+    def __init__(self, text: Tensor, context: int, jitter: bool = False) -> None:
+        self._text, self._context, self._jitter = text, context, jitter
+
+    def __len__(self) -> int:
+        return (len(self._text) - 1) // self._context - 1
+
+    def __getitem__(self, index: int) -> Window:
+        begin = index * self._context
+        if self._jitter:
+            begin += int(torch.randint(self._context, ()))
+        window = self._text[begin : begin + self._context + 1].long()
+        return window[:-1], window[1:]
 
 
 def rate(step: int, num_steps: int) -> float:
@@ -83,7 +123,7 @@ def write(model: Gpt, beginning: str, num_bytes: int, seed: int) -> str:
     return bytes(text[0].tolist()).decode(errors="replace")
 
 
-def tell(run: Run, **facts: object) -> None:
+def report(run: Run, **facts: object) -> None:
     """Prints the facts once, as one line of JSON."""
     run.print(json.dumps(facts))
 

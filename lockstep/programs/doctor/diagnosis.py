@@ -1,21 +1,61 @@
-"""All findings about one machine."""
+"""What the checks say about one machine: as values, as lines of text, as JSON; and numbers as people read them."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
-from lockstep.programs.doctor.checks import CHECKS
-from lockstep.programs.doctor.facts import Facts
-from lockstep.programs.doctor.finding import Finding, Level
+MiB = 1024**2
+GiB = 1024**3
+
+
+class Level(StrEnum):
+    """How bad it is. UNKNOWN: the machine does not show it, so nothing is claimed."""
+
+    OK = "ok"
+    UNKNOWN = "unknown"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+MARKS = {Level.OK: "✓", Level.UNKNOWN: "?", Level.WARNING: "!", Level.PROBLEM: "✗"}
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One check's answer: a sentence, and where something is wrong what to type against it."""
+
+    level: Level
+    sentence: str
+    fix: str = ""
+
+
+def ok(sentence: str) -> CheckResult:
+    return CheckResult(Level.OK, sentence)
+
+
+def not_known(what: str) -> CheckResult:
+    return CheckResult(Level.UNKNOWN, f"{what} is not known here")
+
+
+def warning(sentence: str, fix: str) -> CheckResult:
+    return CheckResult(Level.WARNING, sentence, fix)
+
+
+def problem(sentence: str, fix: str) -> CheckResult:
+    return CheckResult(Level.PROBLEM, sentence, fix)
 
 
 @dataclass(frozen=True)
 class Diagnosis:
+    """The results of all checks, by the check's name."""
+
     num_workers: int
     lockstep: str
-    findings: tuple[Finding, ...]
+    results: Mapping[str, CheckResult]
 
     def count(self, level: Level) -> int:
-        return sum(finding.level is level for finding in self.findings)
+        return sum(result.level is level for result in self.results.values())
 
     @property
     def exit_code(self) -> int:
@@ -28,20 +68,35 @@ class Diagnosis:
             "workers": self.num_workers,
             "problems": self.count(Level.PROBLEM),
             "warnings": self.count(Level.WARNING),
-            "findings": [_as_json(finding) for finding in self.findings],
+            "findings": [{"check": check, **asdict(result)} for check, result in self.results.items()],
         }
 
+    def lines(self) -> Iterator[str]:
+        """One line for each check, the fix below it where there is one, and what it comes to."""
+        width = max(map(len, self.results))
+        yield f"lockstep {self.lockstep} · {count(self.num_workers, 'worker')}"
+        for check, result in self.results.items():
+            yield f"{MARKS[result.level]} {check:{width}}  {result.sentence}"
+            if result.fix:
+                yield f"  {'':{width}}  → {result.fix}"
+        problems, warnings = self.count(Level.PROBLEM), count(self.count(Level.WARNING), "warning")
+        yield (
+            f"{count(problems, 'problem')}, {warnings}: a run may not work here"
+            if problems
+            else f"No problem, {warnings}."
+        )
 
-def diagnose(facts: Facts) -> Diagnosis:
-    """What every check says about the facts, in their order. Pure."""
-    findings = tuple(check(facts) for check in CHECKS)
-    return Diagnosis(facts.num_workers, facts.software.running, findings)
+
+def size(num_bytes: float) -> str:
+    """3.2 GiB, 64 MiB."""
+    return f"{num_bytes / GiB:.1f} GiB" if num_bytes >= GiB else f"{num_bytes / MiB:.0f} MiB"
 
 
-def _as_json(finding: Finding) -> dict[str, str]:
-    return {
-        "check": finding.check,
-        "level": finding.level.value,
-        "sentence": finding.sentence,
-        "fix": finding.fix,
-    }
+def count(number: int, one: str, many: str = "") -> str:
+    """1 worker, 2 workers."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def plain(number: float) -> str:
+    """2, 1.5."""
+    return str(int(number)) if number == int(number) else f"{number:.2g}"

@@ -14,12 +14,11 @@ class Cores:
     @property
     def worth(self) -> float | None:
         """How many cores' work can be done at a time."""
-        known = [number for number in (self.usable, self.quota) if number is not None]
-        return min(known) if known else None
+        return min((number for number in (self.usable, self.quota) if number is not None), default=None)
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryFacts:
     """What the machine has free, and how much more the container (control group) lets its processes take."""
 
     free_bytes: int | None = None
@@ -28,12 +27,12 @@ class Memory:
 
     @property
     def left_bytes(self) -> int | None:
-        known = [number for number in (self.free_bytes, self.group_left_bytes) if number is not None]
-        return min(known) if known else None
+        known = (self.free_bytes, self.group_left_bytes)
+        return min((number for number in known if number is not None), default=None)
 
 
 @dataclass(frozen=True)
-class SharedMemory:
+class SharedMemoryFacts:
     """/dev/shm, through which torch's loading processes hand over tensors, and memfd, which lockstep uses."""
 
     size_bytes: int | None = None
@@ -87,13 +86,6 @@ class Disk:
 
 
 @dataclass(frozen=True)
-class Saving:
-    """What came of a checkpoint that was written and read: the error, empty if there was none."""
-
-    error: str | None = None
-
-
-@dataclass(frozen=True)
 class Gpus:
     """GPUs by name, the free memory of each, the version of CUDA that torch has, and whether MPS runs."""
 
@@ -132,12 +124,13 @@ class Facts:
     host_name: HostName
     disk: Disk
     cores: Cores = Cores()
-    memory: Memory = Memory()
-    shared_memory: SharedMemory = SharedMemory()
+    memory: MemoryFacts = MemoryFacts()
+    shared_memory: SharedMemoryFacts = SharedMemoryFacts()
     limits: Limits = Limits()
     network: Network = Network()
     threads: str | None = None
     """OMP_NUM_THREADS as it is set."""
     leftovers: Leftovers = Leftovers()
-    saving: Saving = Saving()
+    saving_error: str | None = None
+    """What came of a checkpoint that was written and read: the error, empty if there was none."""
     gpus: Gpus = Gpus()

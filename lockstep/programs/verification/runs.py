@@ -8,7 +8,7 @@ from pathlib import Path
 from lockstep.errors import LockstepError
 from lockstep.lanes import Assignment
 from lockstep.launch.exits import CTRL_C, ENVIRONMENT, TERMINATED
-from lockstep.launch.launch import Job, Outcome, launch
+from lockstep.launch.launch import Job, LaunchOutcome, launch
 from lockstep.launch.output import log_path
 from lockstep.verify.evidence import RunTrace, read_run, trace_path, trace_paths
 
@@ -78,7 +78,7 @@ class Ran:
     """The outcome of a launch, and the lines that the launcher wrote meanwhile."""
 
     job: Job
-    outcome: Outcome
+    outcome: LaunchOutcome
     output: list[str]
 
     @property

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.errors import BadEnvironment
-from lockstep.settings.environments.place import LOOPBACK, Place, check_world
+from lockstep.settings.environments.place import LOOPBACK, LaunchPlace, check_world
 from lockstep.settings.environments.variables import optional, port, text, whole
 from lockstep.settings.limits import as_whole
 from lockstep.world import World
@@ -36,9 +36,12 @@ Doors = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """What a worker needs to know before the user's script runs. A founder of the run has no `doors`."""
+    """What a worker needs to know before the user's script runs. A founder of the run has no `doors`.
 
-    rank: int
+    `slot` is the number under which it was launched; a joiner calls it its rank until it is admitted.
+    """
+
+    slot: int
     parent_pid: int
     run_dir: Path
     notice_fd: int
@@ -46,21 +49,16 @@ class Bootstrap:
     status_fd: int | None = None
     doors: Doors = ()
 
-    @property
-    def slot(self) -> int:
-        """The number under which the worker was launched: also what a joiner calls its rank until it is admitted."""
-        return self.rank
-
 
 def variables(boot: Bootstrap, num_workers: int, port: int) -> dict[str, str]:
-    """The variables that tell a worker all of `boot`, how many there are, and where worker 0 listens."""
+    """The variables that give a worker all of `boot`, how many there are, and where worker 0 listens."""
     optional_ones = {LISTEN_FD: boot.listen_fd, STATUS_FD: boot.status_fd, DOORS: write_doors(boot.doors) or None}
     return {
         MARK: "lockstep run",
         PARENT_PID: str(boot.parent_pid),
         RUN_DIR: str(boot.run_dir),
         NOTICE_FD: str(boot.notice_fd),
-        RANK: str(boot.rank),
+        RANK: str(boot.slot),
         SIZE: str(_size(boot, num_workers)),
         PORT: str(port),
         SLOT: str(boot.slot),
@@ -70,7 +68,7 @@ def variables(boot: Bootstrap, num_workers: int, port: int) -> dict[str, str]:
 
 def torch_distributed(boot: Bootstrap, num_workers: int, free_port: int) -> dict[str, str]:
     """What a script needs that opens a process group of torch.distributed itself, at a port that nobody uses."""
-    rank, size = str(boot.rank), str(_size(boot, num_workers))
+    rank, size = str(boot.slot), str(_size(boot, num_workers))
     return dict(zip(TORCH_DISTRIBUTED, (rank, rank, size, size, LOOPBACK, str(free_port)), strict=True))
 
 
@@ -84,7 +82,7 @@ def bootstrap(environ: Mapping[str, str]) -> Bootstrap | None:
     if MARK not in environ:
         return None
     return Bootstrap(
-        rank=whole(environ, RANK),
+        slot=whole(environ, RANK),
         parent_pid=whole(environ, PARENT_PID),
         run_dir=Path(text(environ, RUN_DIR)),
         notice_fd=whole(environ, NOTICE_FD),
@@ -109,12 +107,12 @@ def read_doors(text: str) -> Doors:
     return doors
 
 
-def place(environ: Mapping[str, str]) -> Place | None:
+def place(environ: Mapping[str, str]) -> LaunchPlace | None:
     if MARK not in environ:
         return None
     rank, size = whole(environ, RANK), whole(environ, SIZE, at_least=1)
     world = check_world(World(rank, size, rank, size), RANK, SIZE)
-    return Place(
+    return LaunchPlace(
         launcher="lockstep run",
         world=world,
         address=LOOPBACK,

@@ -6,7 +6,7 @@ MPI itself is not used: its launcher only starts the processes and numbers them.
 from collections.abc import Mapping
 
 from lockstep.errors import BadEnvironment
-from lockstep.settings.environments.place import LOOPBACK, Place, check_world
+from lockstep.settings.environments.place import LOOPBACK, LaunchPlace, check_world
 from lockstep.settings.environments.variables import derived_port, port, text, whole
 from lockstep.world import World
 
@@ -30,7 +30,7 @@ JOB_NAMES = (
 )
 
 
-def place(environ: Mapping[str, str]) -> Place | None:
+def place(environ: Mapping[str, str]) -> LaunchPlace | None:
     if OPEN_MPI[0] in environ:
         names = OPEN_MPI
     elif HYDRA[0] in environ and HYDRA[2] in environ:
@@ -39,7 +39,7 @@ def place(environ: Mapping[str, str]) -> Place | None:
         return None
     rank, size, local_rank, local_size = (whole(environ, name) for name in names)
     world = check_world(World(rank, size, local_rank, local_size), names[0], names[1])
-    return Place("mpi", world, _address(environ, world), _port(environ, world))
+    return LaunchPlace("mpi", world, _address(environ, world), _port(environ, world))
 
 
 def _address(environ: Mapping[str, str], world: World) -> str:

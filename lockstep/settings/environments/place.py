@@ -9,7 +9,7 @@ LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
-class Place:
+class LaunchPlace:
     """One worker's place, and the address at which all workers of the run meet.
 
     `listen_fd` is a socket that already listens at `address:port`, handed down by the launcher to worker 0.

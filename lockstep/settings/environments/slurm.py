@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 
 from lockstep.errors import BadEnvironment
-from lockstep.settings.environments.place import LOOPBACK, Place, check_world
+from lockstep.settings.environments.place import LOOPBACK, LaunchPlace, check_world
 from lockstep.settings.environments.variables import derived_port, optional, port, text, whole
 from lockstep.settings.limits import as_whole
 from lockstep.world import World
@@ -19,12 +19,12 @@ _ENTRY = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
 _COUNT = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?")
 
 
-def place(environ: Mapping[str, str]) -> Place | None:
+def place(environ: Mapping[str, str]) -> LaunchPlace | None:
     """See Note [A step, not a job]. A step of one task is an ordinary process: an interactive shell, say."""
     if "SLURM_PROCID" not in environ or (optional(environ, "SLURM_STEP_NUM_TASKS") or 1) < 2:
         return None
     world = check_world(_world(environ), "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
-    return Place("slurm", world, _address(environ, world), _port(environ))
+    return LaunchPlace("slurm", world, _address(environ, world), _port(environ))
 
 
 def expand_counts(counts: str) -> tuple[int, ...]:

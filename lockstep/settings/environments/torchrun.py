@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 
 from lockstep.errors import BadEnvironment
-from lockstep.settings.environments.place import Place, check_world
+from lockstep.settings.environments.place import LaunchPlace, check_world
 from lockstep.settings.environments.variables import optional, port, text, whole
 from lockstep.world import World
 
 
-def place(environ: Mapping[str, str]) -> Place | None:
+def place(environ: Mapping[str, str]) -> LaunchPlace | None:
     if "RANK" not in environ:
         return None
-    return Place(
+    return LaunchPlace(
         launcher="torchrun" if "TORCHELASTIC_RUN_ID" in environ else "RANK and WORLD_SIZE",
         world=check_world(_world(environ), "RANK", "WORLD_SIZE"),
         address=text(environ, "MASTER_ADDR"),

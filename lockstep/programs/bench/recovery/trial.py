@@ -15,10 +15,10 @@ from typing import Any
 
 import psutil
 
-from lockstep.launch.orphans import Guard
+from lockstep.launch.orphans import OrphanGuard
 from lockstep.launch.process import await_end
-from lockstep.launch.process_stats import vitals
-from lockstep.launch.signals import SCALE, Signals
+from lockstep.launch.process_stats import process_state
+from lockstep.launch.signals import SCALE, LauncherSignals
 from lockstep.programs.bench.launch import BenchStopped, ResultsDiffer, result_folder
 from lockstep.programs.bench.recovery import plan as kills
 from lockstep.programs.bench.recovery.log import (
@@ -70,7 +70,7 @@ def bench_recovery(plan: RecoveryPlan, follow: Follow) -> dict[str, Any]:
     Raises `ResultsDiffer` if a loss changed lockstep's bits.
     """
     follow(plan, RoundsDone(0, plan.rounds))
-    with result_folder() as folder, Signals() as signals, Guard() as guard:
+    with result_folder() as folder, LauncherSignals() as signals, OrphanGuard() as guard:
         trials = Trials(plan, folder, SignalWatch(signals), guard, process_environment())
         return RecoveryBench(plan, trials, follow).run()
 
@@ -130,7 +130,7 @@ class Trials:
     """Makes trials, one at a time, below `folder`."""
 
     def __init__(
-        self, plan: RecoveryPlan, folder: Path, watch: "SignalWatch", guard: Guard, inherited: Mapping[str, str]
+        self, plan: RecoveryPlan, folder: Path, watch: "SignalWatch", guard: OrphanGuard, inherited: Mapping[str, str]
     ) -> None:
         self._plan, self._folder, self._watch, self._guard = plan, folder, watch, guard
         self._environment = {**inherited, **VARIABLES}
@@ -208,7 +208,7 @@ def command_of(side: RecoverySide, plan: RecoveryPlan, task: TrainingTask) -> li
 class LauncherProcess:
     """A launcher with its workers, lockstep's or torchrun; `output` is where they write."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", output: Path, guard: Guard) -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]", output: Path, guard: OrphanGuard) -> None:
         self.pid, self.output = process.pid, output
         self._process, self._guard = process, guard
         self._noted: set[int] = set()
@@ -240,7 +240,7 @@ class LauncherProcess:
 
 @contextmanager
 def start_launcher(
-    command: Sequence[str], environment: Mapping[str, str], output: Path, guard: Guard
+    command: Sequence[str], environment: Mapping[str, str], output: Path, guard: OrphanGuard
 ) -> Iterator[LauncherProcess]:
     """Afterwards neither the launcher nor any of its descendants is left.
 
@@ -265,7 +265,7 @@ def start_launcher(
 class SignalWatch:
     """Waits for what other processes do; a signal or too long a wait ends the benchmark with `BenchStopped`."""
 
-    def __init__(self, signals: Signals, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, signals: LauncherSignals, clock: Callable[[], float] = time.monotonic) -> None:
         self._signals, self._clock = signals, clock
 
     def until(self, is_reached: Callable[[], object], within_s: float, awaited: str) -> None:
@@ -302,7 +302,9 @@ def are_warm(launcher_pid: int, num_spares: int, quiet: Quiet) -> bool:
     """Whether all spares of a launcher have loaded torch, and now wait for their part without computing."""
     if not num_spares:
         return True
-    spares = {pid: vitals(pid) for pid in descendants(launcher_pid) if _SPARE in _read(pid, "cmdline").split("\0")}
+    spares = {
+        pid: process_state(pid) for pid in descendants(launcher_pid) if _SPARE in _read(pid, "cmdline").split("\0")
+    }
     is_quiet = quiet.at(spares)
     sleeping = [pid for pid, found in spares.items() if found is not None and found.state == "S"]
     loaded = [pid for pid in sleeping if "libtorch_python" in _read(pid, "maps")] if is_quiet else []

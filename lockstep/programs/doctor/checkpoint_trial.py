@@ -1,6 +1,6 @@
 """Trying whether a checkpoint can be written and read: in a process of its own, because that needs torch.
 
-    python -m lockstep.programs.doctor.gathering.saving
+    python -m lockstep.programs.doctor.checkpoint_trial
 
 tries it in the open, and shows where it fails.
 """
@@ -10,19 +10,17 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lockstep.programs.doctor.facts import Saving
-
 TRYING_S = 60.0
 
 
-def try_saving() -> Saving:
-    """What came of a save and a load in a temporary folder."""
+def try_saving() -> str:
+    """What keeps a checkpoint from being saved and loaded in a temporary folder; empty if nothing does."""
     try:
         ended = subprocess.run([sys.executable, "-m", __name__], capture_output=True, text=True, timeout=TRYING_S)
     except (OSError, subprocess.SubprocessError) as error:
-        return Saving(str(error))
+        return str(error)
     lines = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
-    return Saving("" if ended.returncode == 0 else lines[-1])
+    return "" if ended.returncode == 0 else lines[-1]
 
 
 def save_and_load(folder: Path) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launch.scale import Registered
-from lockstep.programs.doctor.gathering import machine
-from lockstep.programs.doctor.gathering.control_groups import ControlGroups
-from lockstep.programs.doctor.gathering.remains import dead_runs, find_orphans, partial_checkpoints, torch_files
+from lockstep.launch.scale import registered
+from lockstep.programs.doctor import machine
+from lockstep.programs.doctor.control_groups import ControlGroups
+from lockstep.programs.doctor.leftovers import dead_runs, find_orphans, partial_checkpoints, torch_files
 
 
 def groups(root: Path, paths: str, files: dict[str, str]) -> ControlGroups:
@@ -144,7 +144,7 @@ def test_a_run_is_dead_when_its_card_names_nobody(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         if pid is not None:
             (tmp_path / name / "launcher.json").write_text(json.dumps({"pid": pid, "start_time": 1}))
-    with Registered(tmp_path / "alive", print):
+    with registered(tmp_path / "alive", print):
         assert dead_runs(tmp_path) == (str(tmp_path / "dead"),)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from lockstep.launch.process_stats import vitals
+from lockstep.launch.process_stats import process_state
 from lockstep.launch.scale import find_launcher
 from lockstep.programs.doctor.facts import Leftovers, Orphan
 from lockstep.settings.environments.lockstep_run import MARK, PARENT_PID
@@ -32,14 +32,14 @@ def leftovers(runs: Path) -> Leftovers:
 
 def find_orphans() -> tuple[Orphan, ...] | None:
     """Processes that were started by a launcher which is gone; None where the kernel does not show processes."""
-    if vitals(os.getpid()) is None:
+    if process_state(os.getpid()) is None:
         return None
     return tuple(orphan for process in psutil.process_iter() if (orphan := _as_orphan(process)) is not None)
 
 
 def dead_runs(runs: Path) -> tuple[str, ...] | None:
     """Folders of runs that say they have a launcher and have none here."""
-    if vitals(os.getpid()) is None:
+    if process_state(os.getpid()) is None:
         return None
     folders = sorted(card.parent for card in runs.glob("*/launcher.json"))
     return tuple(str(folder) for folder in folders if find_launcher(folder) is None)

@@ -3,8 +3,8 @@
 # Note [Who goes on]
 # Members (workers that stand in a generation) go on by themselves when one of them is lost; the supervisor only fills
 # the free slot with a joiner. When nobody can go on (no generation was formed yet, the last member is gone, or a
-# survivor says that it could not recover) there is a *crisis*: nothing is started any more, the others get a moment
-# to tell what they know, and then `judge` says whether everything starts again or the run is over.
+# survivor reports that it could not recover) there is a *crisis*: nothing is started any more, the others get a moment
+# to report, and then `judge` decides whether everything starts again or the run is over.
 
 # Note [The fault budget]
 # A lost worker costs one of the budget, and a step that nobody had committed before gives one back, up to the whole: so
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from lockstep.launch.failure import EXITED, Failure, first_failure
-from lockstep.launch.messages import count, listed, tell_joiner, tell_loss
+from lockstep.launch.messages import count, joiner_message, listed, loss_message
 from lockstep.launch.status import Phase, StatusRow
 from lockstep.settings.environments.lockstep_run import Doors
 
@@ -54,7 +54,7 @@ class Rescaled:
 
 @dataclass(frozen=True)
 class Condemned:
-    """The worker was told of and killed by the supervisor itself; its end will follow."""
+    """The watchdog has named the worker and killed it; its end will follow."""
 
     slot: int
 
@@ -75,7 +75,7 @@ class Say:
 
 
 @dataclass(frozen=True)
-class Start:
+class StartJoiner:
     """Start a joiner in a free slot."""
 
     slot: int
@@ -84,24 +84,24 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Send:
+class SendSignal:
     slot: int
     signum: signal.Signals
 
 
 @dataclass(frozen=True)
 class Dismiss:
-    """End a worker that was not admitted yet, without a word."""
+    """End a worker that was not admitted yet, silently."""
 
     slot: int
 
 
-Action = Say | Start | Send | Dismiss
+Action = Say | StartJoiner | SendSignal | Dismiss
 
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker in good standing. A joiner was started to be admitted; the others founded the run."""
+    """A worker in good standing. A joiner was started to be admitted; the others initial_state the run."""
 
     joiner: bool = False
     leaving: bool = False
@@ -109,7 +109,7 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class State:
+class SupervisorState:
     """All that the supervisor knows, apart from the page."""
 
     wanted: int
@@ -120,7 +120,7 @@ class State:
     num_misplaced: int = 0
     """Joiners that did not find their place in the script."""
     turned_away: tuple[Failure, ...] = ()
-    """Joiners that told why they cannot take part."""
+    """Joiners that reported why they cannot take part."""
     exits: Mapping[int, Failure] = field(default_factory=dict)
     """Members that left with an exit code of their own just now: losses, unless the others do so too."""
     finished: bool = False
@@ -129,8 +129,8 @@ class State:
     """Not empty: there is a crisis. See Note [Who goes on]."""
     waited: frozenset[int] = frozenset()
     """Slots that failed while they waited for the others in a call: because of a loss, if there was one."""
-    untold: tuple[Failure, ...] = ()
-    """Losses of the crisis that were not told yet: they are, if everything starts again."""
+    unreported: tuple[Failure, ...] = ()
+    """Losses of the crisis that were not said yet: they are, if everything starts again."""
     num_killed: int = 0
     """Since the workers were last started from the top."""
     num_lost: int = 0
@@ -152,7 +152,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Again:
+class Restart:
     """Everything is ended and starts from the top: from the newest checkpoint, if a step was ever committed.
 
     Else there is nothing to go on from, and an older checkpoint in the folder is none of this run.
@@ -168,14 +168,14 @@ class Over:
     why: str = ""
 
 
-def founded(wanted: int, fault_budget: int) -> State:
+def initial_state(wanted: int, fault_budget: int) -> SupervisorState:
     """The state when the founders have just been started."""
-    return State(wanted, fault_budget, workers={slot: Worker() for slot in range(wanted)})
+    return SupervisorState(wanted, fault_budget, workers={slot: Worker() for slot in range(wanted)})
 
 
-def founded_again(state: State) -> State:
+def restarted_state(state: SupervisorState) -> SupervisorState:
     """The state when all have been started once more: only faults are remembered."""
-    fresh = founded(state.wanted, state.fault_budget)
+    fresh = initial_state(state.wanted, state.fault_budget)
     return replace(
         fresh,
         num_lost=state.num_lost,
@@ -186,7 +186,7 @@ def founded_again(state: State) -> State:
     )
 
 
-def decide(state: State, event: Event, page: Page) -> tuple[State, list[Action]]:
+def decide(state: SupervisorState, event: Event, page: Page) -> tuple[SupervisorState, list[Action]]:
     """The state after the event, and what is to be done. `page` has the rows of all workers, the ended one's too."""
     actions: list[Action] = []
     state = _learn(_refilled(state, page), event, page, actions)
@@ -196,19 +196,19 @@ def decide(state: State, event: Event, page: Page) -> tuple[State, list[Action]]
     return state, actions
 
 
-def judge(state: State) -> Again | Over:
-    """What a crisis comes to, once everybody had a moment to tell what they know."""
+def judge(state: SupervisorState) -> Restart | Over:
+    """What a crisis comes to, once every worker had a moment to report."""
     lost = state.num_killed > 0
     followers = [failure for failure in state.failures if failure.secondary or (lost and failure.rank in state.waited)]
     own = [failure for failure in state.failures if failure.is_error and failure not in followers]
     if not own and not state.exhausted and lost and (followers or any(failure.is_loss for failure in state.failures)):
-        return Again()
+        return Restart()
     first = first_failure(own or state.failures)
     others = tuple(failure for failure in state.failures if failure is not first)
     return Over(first, others, "" if own else state.exhausted)
 
 
-def empty_slots(state: State) -> set[int]:
+def empty_slots(state: SupervisorState) -> set[int]:
     """The slots in which nobody will come any more, although somebody was there."""
     nobody_comes = state.finished or state.num_misplaced >= MISPLACED_TRIES
     return {
@@ -216,14 +216,7 @@ def empty_slots(state: State) -> set[int]:
     }
 
 
-def speaking_slot(page: Page) -> int | None:
-    """The slot of the member with rank 0 in the newest generation, if it is there."""
-    newest = max((row.generation for row in page.values()), default=0)
-    ranks = {row.rank: slot for slot, row in page.items() if row.generation == newest}
-    return ranks.get(0) if newest else None
-
-
-def _learn(state: State, event: Event, page: Page, actions: list[Action]) -> State:
+def _learn(state: SupervisorState, event: Event, page: Page, actions: list[Action]) -> SupervisorState:
     match event:
         case Finished(slot):
             return _finish(state, slot, page)
@@ -240,7 +233,7 @@ def _learn(state: State, event: Event, page: Page, actions: list[Action]) -> Sta
     return state
 
 
-def _refilled(state: State, page: Page) -> State:
+def _refilled(state: SupervisorState, page: Page) -> SupervisorState:
     """See Note [The fault budget]. The first step that is seen need not be the first that was made."""
     committed = [row.step for row in page.values() if row.is_member and row.committed_ns]
     num_steps = max([*committed, *([] if state.num_steps is None else [state.num_steps])], default=None)
@@ -250,7 +243,7 @@ def _refilled(state: State, page: Page) -> State:
     return replace(state, num_steps=num_steps, num_faults=max(0, state.num_faults - gained))
 
 
-def _finish(state: State, slot: int, page: Page) -> State:
+def _finish(state: SupervisorState, slot: int, page: Page) -> SupervisorState:
     worker = state.workers.get(slot)
     if worker is None:
         return state
@@ -260,7 +253,7 @@ def _finish(state: State, slot: int, page: Page) -> State:
     return state if worker.leaving else replace(state, finished=True)
 
 
-def _fail(state: State, failure: Failure, ended: bool, page: Page, actions: list[Action]) -> State:
+def _fail(state: SupervisorState, failure: Failure, ended: bool, page: Page, actions: list[Action]) -> SupervisorState:
     slot = failure.rank
     worker = state.workers.get(slot)
     if worker is None:
@@ -278,8 +271,8 @@ def _fail(state: State, failure: Failure, ended: bool, page: Page, actions: list
     return _lose(state, failure, worker, page, actions)
 
 
-def _lose_joiner(state: State, failure: Failure, actions: list[Action]) -> State:
-    """Members never noticed it. One that was lost, or only tells of another's failure, is tried again."""
+def _lose_joiner(state: SupervisorState, failure: Failure, actions: list[Action]) -> SupervisorState:
+    """Members never noticed it. One that was lost, or only reports another's failure, is tried again."""
     retried = failure.is_loss or failure.secondary
     condemned = state.workers[failure.rank].condemned
     state = _charged(_without(state, failure.rank))
@@ -289,38 +282,43 @@ def _lose_joiner(state: State, failure: Failure, actions: list[Action]) -> State
     if state.num_faults > state.fault_budget:
         return _in_crisis(replace(state, exhausted=_used_up(state)), failure)
     if not condemned:
-        actions.append(Say(tell_joiner(failure, retried)))
+        actions.append(Say(joiner_message(failure, retried)))
     return state
 
 
-def _misplaced(state: State, failure: Failure, actions: list[Action]) -> State:
+def _misplaced(state: SupervisorState, failure: Failure, actions: list[Action]) -> SupervisorState:
     """The members go on, and it is no fault: the script cannot be joined where it is."""
     if failure.message:
         actions.append(Say(f"! worker {failure.rank} gives its place up: {failure.message}"))
     state = replace(state, num_misplaced=state.num_misplaced + 1, turned_away=(*state.turned_away, failure))
     if state.num_misplaced == MISPLACED_TRIES:
-        told = f"{MISPLACED_TRIES} new workers have not found their place in the script"
-        actions.append(Say(f"  {told}: no more are started, and the others go on"))
+        misplaced = f"{MISPLACED_TRIES} new workers have not found their place in the script"
+        actions.append(Say(f"  {misplaced}: no more are started, and the others go on"))
     return state
 
 
 def _lose(
-    state: State, failure: Failure, worker: Worker, page: Page, actions: list[Action], is_survived: bool = False
-) -> State:
+    state: SupervisorState,
+    failure: Failure,
+    worker: Worker,
+    page: Page,
+    actions: list[Action],
+    is_survived: bool = False,
+) -> SupervisorState:
     """`is_survived`: others, who are not there any more, have come to the end of the script without it."""
     others = _members(state, page)
-    if not failure.is_loss and not others and not is_survived:  # its own word, which it would say again
+    if not failure.is_loss and not others and not is_survived:  # its own exit code: it would leave with it again
         return _in_crisis(state, failure)
     state = _counted(state, failure, page.get(failure.rank, StatusRow()).generation)
     if not (others or is_survived) or state.exhausted or state.failures:
-        untold = state.untold if worker.condemned else (*state.untold, failure)
-        return _in_crisis(replace(state, untold=untold), failure)
+        unreported = state.unreported if worker.condemned else (*state.unreported, failure)
+        return _in_crisis(replace(state, unreported=unreported), failure)
     if not worker.condemned:
-        actions.append(Say(tell_loss(failure)))
+        actions.append(Say(loss_message(failure)))
     return state
 
 
-def _counted(state: State, failure: Failure, generation: int) -> State:
+def _counted(state: SupervisorState, failure: Failure, generation: int) -> SupervisorState:
     """The loss is booked on the run and on the step; `exhausted` says if that was one too many."""
     attempt = (state.num_starts, state.num_lost if failure.step is None else generation)
     here = state.losses.get(failure.step, frozenset()) | {attempt}
@@ -338,16 +336,16 @@ def _counted(state: State, failure: Failure, generation: int) -> State:
     return state
 
 
-def _charged(state: State) -> State:
+def _charged(state: SupervisorState) -> SupervisorState:
     return replace(state, num_lost=state.num_lost + 1, num_faults=state.num_faults + 1)
 
 
-def _used_up(state: State) -> str:
+def _used_up(state: SupervisorState) -> str:
     lost, too_few = count(state.num_lost, "worker"), "" if state.num_steps is None else ", and too few steps meanwhile"
     return f"{lost} lost in this run{too_few}: the fault budget of {state.fault_budget} is used up (--fault-budget)"
 
 
-def _pass_time(state: State, now_s: float, page: Page, actions: list[Action]) -> State:
+def _pass_time(state: SupervisorState, now_s: float, page: Page, actions: list[Action]) -> SupervisorState:
     if _members(state, page):
         state = replace(state, losses={step: lost for step, lost in state.losses.items() if step is not None})
     for slot, failure in state.exits.items():
@@ -357,7 +355,7 @@ def _pass_time(state: State, now_s: float, page: Page, actions: list[Action]) ->
     return state
 
 
-def _dismiss_useless(state: State, page: Page, actions: list[Action]) -> State:
+def _dismiss_useless(state: SupervisorState, page: Page, actions: list[Action]) -> SupervisorState:
     """Joiners that nobody is left to admit are ended, once the members have come to the end of the script."""
     if not state.finished or state.exits or any(_has_work(slot, state, page) for slot in state.workers):
         return state
@@ -365,11 +363,11 @@ def _dismiss_useless(state: State, page: Page, actions: list[Action]) -> State:
     return replace(state, workers={})
 
 
-def _has_work(slot: int, state: State, page: Page) -> bool:
+def _has_work(slot: int, state: SupervisorState, page: Page) -> bool:
     return page[slot].is_member or not state.workers[slot].joiner
 
 
-def _fill(state: State, page: Page, actions: list[Action]) -> State:
+def _fill(state: SupervisorState, page: Page, actions: list[Action]) -> SupervisorState:
     """As many workers as wanted, as soon as members are there who can admit new ones or let some go."""
     doors = tuple((slot, page[slot].door_port) for slot in _members(state, page) if page[slot].door_port)
     staying = [slot for slot, worker in state.workers.items() if not worker.leaving]
@@ -379,18 +377,18 @@ def _fill(state: State, page: Page, actions: list[Action]) -> State:
     if missing > 0:
         taken = {*state.workers, *state.given_up, *state.exits}
         free = [slot for slot in range(len(taken) + missing) if slot not in taken][:missing]
-        actions += [Start(slot, doors, state.wanted) for slot in free]
+        actions += [StartJoiner(slot, doors, state.wanted) for slot in free]
         return replace(state, workers={**state.workers, **{slot: Worker(joiner=True) for slot in free}})
     return _let_go(state, sorted(staying)[missing:], page, actions)
 
 
-def _let_go(state: State, surplus: list[int], page: Page, actions: list[Action]) -> State:
+def _let_go(state: SupervisorState, surplus: list[int], page: Page, actions: list[Action]) -> SupervisorState:
     """Members leave after their step; joiners that were not admitted just end; founders are awaited."""
     leaving = [slot for slot in surplus if page[slot].is_member]
     dismissed = [slot for slot in surplus if not page[slot].is_member and state.workers[slot].joiner]
     for slot in leaving:
         state = _with(state, slot, replace(state.workers[slot], leaving=True))
-        actions.append(Send(slot, signal.SIGUSR1))
+        actions.append(SendSignal(slot, signal.SIGUSR1))
     for slot in dismissed:
         state = _without(state, slot)
         actions.append(Dismiss(slot))
@@ -400,18 +398,18 @@ def _let_go(state: State, surplus: list[int], page: Page, actions: list[Action])
     return state
 
 
-def _members(state: State, page: Page) -> list[int]:
+def _members(state: SupervisorState, page: Page) -> list[int]:
     """Those who can go on, and admit others; not those who are about to die."""
     return sorted(slot for slot, worker in state.workers.items() if page[slot].is_member and not worker.condemned)
 
 
-def _in_crisis(state: State, failure: Failure) -> State:
+def _in_crisis(state: SupervisorState, failure: Failure) -> SupervisorState:
     return replace(state, failures=(*state.failures, failure))
 
 
-def _with(state: State, slot: int, worker: Worker) -> State:
+def _with(state: SupervisorState, slot: int, worker: Worker) -> SupervisorState:
     return replace(state, workers={**state.workers, slot: worker})
 
 
-def _without(state: State, slot: int) -> State:
+def _without(state: SupervisorState, slot: int) -> SupervisorState:
     return replace(state, workers={other: worker for other, worker in state.workers.items() if other != slot})

@@ -1,0 +1,381 @@
+"""The pool of `lockstep run`: workers are processes of this host, from their start until nothing of them is left."""
+
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from functools import partial
+
+from lockstep.errors import BadEnvironment
+from lockstep.launch.control import ControlLine, CopyDeclined, CopyStarted
+from lockstep.launch.failure import Failure, clear_report, read_notice, read_report
+from lockstep.launch.job import RESUME, Job
+from lockstep.launch.memory import MemoryKills, count_memory_kills
+from lockstep.launch.orphans import OrphanGuard
+from lockstep.launch.output import Log, Logs, Tee
+from lockstep.launch.pool import ExitStatus, WorkerEvent, speaking_slot
+from lockstep.launch.process import NO_SLOT, WorkerProcess, await_end, members
+from lockstep.launch.process_stats import Activity, activity, process_state, survives_signal
+from lockstep.launch.replacements import PendingCopy, Spares, WorkerSpec, adopting_orphans, copied_slot
+from lockstep.launch.signals import LauncherSignals
+from lockstep.launch.stacks import STACK_SIGNAL, StackFile
+from lockstep.launch.status import StatusPage, StatusRow
+from lockstep.settings.environment import process_environment
+from lockstep.settings.environments.lockstep_run import PARENT_PID, Bootstrap, Doors
+from lockstep.settings.environments.place import LOOPBACK
+
+# Children of an ended worker get this long to end by themselves: Python's resource tracker needs a moment to
+# remove the shared memory that its process left.
+STRAY_GRACE_S = 0.3
+KILL_WAIT_S = 5.0
+MEMORY_LOOK_S = 0.25
+
+
+class LocalPool:
+    """See `WorkerPool`. Owns the processes, the page and the logs of one launch."""
+
+    def __init__(
+        self, job: Job, show: Callable[[bytes], None], say: Callable[[str], None], signals: LauncherSignals
+    ) -> None:
+        self._job, self._show, self._say, self._signals = job, show, say, signals
+        self._inherited = process_environment()
+        self._workers: dict[int, WorkerProcess] = {}
+        self._past: list[WorkerProcess] = []
+        """Workers that have ended, until nothing of them is left."""
+        self._reported: list[WorkerProcess] = []
+        self._ended: list[WorkerProcess] = []
+        self._copies: dict[int, PendingCopy] = {}
+        self._speaker: WorkerProcess | None = None
+        self._reports: dict[str, Failure] = {}
+        self._half_notice = b""
+        self._ports = (0, 0)
+        self._extra: dict[str, str] = {}
+        self._memory_kills = MemoryKills(count_memory_kills)
+        self._next_memory_look_s = 0.0
+        self.obstacles: dict[str, None] = {}
+        """Each once, in the order in which they were said."""
+
+    def __enter__(self) -> "LocalPool":
+        with ExitStack() as owned:
+            owned.enter_context(adopting_orphans())
+            self._guard = owned.enter_context(OrphanGuard())
+            self._selector = owned.enter_context(selectors.DefaultSelector())
+            self._page = owned.enter_context(StatusPage())
+            self._logs = owned.enter_context(closing(Logs(self._job.run_dir, self._say)))
+            self._open_notices(owned)
+            owned.callback(self.end_all)
+            self._spares = owned.enter_context(closing(Spares(self._guard, self._start_spare)))
+            self._selector.register(self._signals, selectors.EVENT_READ, lambda: None)  # it only ends the wait
+            self._owned = owned.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._owned.close()
+
+    # -- starting workers --------------------------------------------------------------------------------------
+
+    def start(self, num_workers: int, resume: str | None = None) -> None:
+        self._extra = {} if resume is None else {RESUME: resume}
+        with socket.create_server((LOOPBACK, 0), backlog=max(128, num_workers)) as listener:
+            self._ports = (listener.getsockname()[1], _free_port())
+            for slot in range(num_workers):
+                # Worker 0 alone inherits the listening socket.
+                self._start(self._spec(num_workers, slot, listen_fd=listener.fileno() if slot == 0 else None))
+        self._let_speak(self._workers[0])
+
+    def replace(self, slot: int, doors: Doors, num_workers: int) -> None:
+        """A copy of a member takes the slot, if one can be made; else a spare, if there is one; else a new process."""
+        spec = self._spec(num_workers, slot, doors=doors)
+        if not self._ask_for_copy(spec):
+            self._start_without_copy(spec)
+
+    def keep_spares(self, number: int) -> None:
+        self._spares.keep(number)
+
+    def _spec(self, num_workers: int, slot: int, listen_fd: int | None = None, doors: Doors = ()) -> WorkerSpec:
+        """What is to be started in the slot, where nothing is left of an earlier worker, nor anything that it wrote."""
+        if (dismissed := self._workers.get(slot)) is not None:
+            dismissed.send_to_group(signal.SIGKILL)
+            await_end([dismissed.pid], KILL_WAIT_S)
+            self._see_off(dismissed)
+        self._page.clear(slot)
+        clear_report(self._job.run_dir, slot)
+        boot = Bootstrap(
+            slot=slot,
+            parent_pid=os.getpid(),
+            run_dir=self._job.run_dir.absolute(),
+            notice_fd=self._notice_fd,
+            listen_fd=listen_fd,
+            status_fd=self._page.fd,
+            doors=doors,
+        )
+        variables = {**self._extra, **self._job.variables_of_one(boot, num_workers, *self._ports)}
+        return WorkerSpec(boot, variables, self._logs.of(slot))
+
+    def _start_without_copy(self, spec: WorkerSpec) -> None:
+        spare = self._spares.take(spec.variables)
+        if spare is None:
+            self._start(spec)
+            return
+        self._follow(spare.employed(spec.boot.slot, spec.log))
+        self._spares.keep(self._job.spares)
+
+    def _start(self, spec: WorkerSpec) -> None:
+        inherited_fds = [self._notice_fd, self._page.fd, *filter(None, [spec.boot.listen_fd])]
+        try:
+            worker = self._start_process(self._job.command(), spec.variables, inherited_fds, spec.log, spec.boot.slot)
+        except OSError as error:
+            raise BadEnvironment(f"worker {spec.boot.slot} cannot be started: {error.strerror}") from error
+        self._guard.note(worker.group)
+        self._follow(worker)
+
+    def _start_spare(self, part_fd: int) -> WorkerProcess:
+        inherited_fds = [part_fd, self._notice_fd, self._page.fd]
+        return self._start_process(self._job.spare_command(part_fd), {PARENT_PID: str(os.getpid())}, inherited_fds)
+
+    def _start_process(
+        self,
+        command: list[str],
+        own: Mapping[str, str],
+        fds: list[int],
+        log: Log | None = None,
+        slot: int = NO_SLOT,
+    ) -> WorkerProcess:
+        variables = {**self._job.variables_of_all(self._inherited), **own}
+        return WorkerProcess.start(command, variables, Tee(self._show, log), fds, slot)
+
+    # -- copies: see Note [Replacement by a copy] in control.py ------------------------------------------------
+
+    def _ask_for_copy(self, spec: WorkerSpec) -> bool:
+        """Whether a member was asked to make a copy of itself."""
+        slot = spec.boot.slot
+        rows = {other: self._page.row(other) for other in self._workers}
+        original = copied_slot(slot, rows) if self._job.copies else None
+        if original is None:
+            return False
+        tee, control = Tee(self._show, spec.log), ControlLine()
+        line = self._workers[original].control
+        asked = line.ask_for_copy(slot, spec.variables, tee.writer(), control.worker_fd)
+        tee.handed_down()
+        control.handed_down()
+        copy = PendingCopy(spec, tee, control)
+        if not asked:
+            copy.close()
+            return False
+        self._copies[slot] = copy
+        self._selector.register(control, selectors.EVENT_READ, partial(self._copy_started, copy))
+        return True
+
+    def _copy_started(self, copy: PendingCopy) -> None:
+        """The copy reports its process; or its end of the socket was closed, because it will never exist."""
+        slot, answer = copy.spec.boot.slot, copy.control.answer()
+        if self._copies.get(slot) is not copy:
+            return
+        self._forget(copy)
+        pid = answer.pid if isinstance(answer, CopyStarted) else None
+        worker = None if pid is None else WorkerProcess.adopt(pid, copy.tee, copy.control, slot)
+        if worker is None:
+            copy.close()
+            self._start_without_copy(copy.spec)
+            return
+        self._guard.note(worker.group)
+        self._follow(worker)
+
+    def _answered(self, worker: WorkerProcess) -> None:
+        """A worker cannot be copied, and gives the reason; or it has ended."""
+        answer = worker.control.answer()
+        if not isinstance(answer, CopyDeclined):
+            self._unregister(worker.control)
+        elif answer.why not in self.obstacles:
+            self.obstacles[answer.why] = None
+            self._say(
+                f"  worker {worker.slot} cannot be copied ({answer.why}): a new process takes the place of one lost"
+            )
+
+    def _forget(self, copy: PendingCopy) -> None:
+        self._unregister(copy.control)
+        self._copies.pop(copy.spec.boot.slot, None)
+
+    # -- following workers -------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> Mapping[int, str]:
+        return {slot: worker.id for slot, worker in self._workers.items()}
+
+    def wait(self, within_s: float) -> list[WorkerEvent]:
+        for key, _ in self._selector.select(max(0.0, within_s)):
+            key.data()
+        self._sweep()
+        if (now_s := time.monotonic()) >= self._next_memory_look_s:
+            self._next_memory_look_s = now_s + MEMORY_LOOK_S
+            self._memory_kills.recent(now_s)
+        reported, ended, self._reported, self._ended = self._reported, self._ended, [], []
+        return [
+            *(WorkerEvent(worker.slot, worker.id, self._report(worker)) for worker in reported),
+            *(self._exit_of(worker) for worker in ended),
+        ]
+
+    def _follow(self, worker: WorkerProcess) -> None:
+        self._workers[worker.slot] = worker
+        self._selector.register(worker.pidfd, selectors.EVENT_READ, partial(self._see_end, worker))
+        self._selector.register(worker.tee, selectors.EVENT_READ, partial(self._pump, worker))
+        self._selector.register(worker.control, selectors.EVENT_READ, partial(self._answered, worker))
+
+    def _see_end(self, worker: WorkerProcess) -> None:
+        self._see_off(worker)
+        worker.send_to_group(signal.SIGTERM)
+        self._ended.append(worker)
+
+    def _exit_of(self, worker: WorkerProcess) -> WorkerEvent:
+        status = worker.exit_status or 0
+        kind = str(status) if status >= 0 else _signal_name(-status)
+        is_for_memory = kind == "SIGKILL" and self._memory_kills.recent(time.monotonic())
+        described = ExitStatus(kind, status < 0, "out of memory" if is_for_memory else "")
+        return WorkerEvent(worker.slot, worker.id, self._report(worker), described, worker.ended_s)
+
+    def _report(self, worker: WorkerProcess) -> Failure | None:
+        """How the worker failed, if it has reported."""
+        found = self._reports.get(worker.id) or read_report(self._job.run_dir, worker.slot)
+        return found if found is not None and found.worker_id == worker.id else None
+
+    def _open_notices(self, owned: ExitStack) -> None:
+        self._notices, self._notice_fd = os.pipe()
+        for fd in (self._notices, self._notice_fd):
+            owned.callback(os.close, fd)
+        self._selector.register(self._notices, selectors.EVENT_READ, self._noticed)
+
+    def _noticed(self) -> None:
+        """See Note [Notices] in failure.py."""
+        *lines, self._half_notice = (self._half_notice + os.read(self._notices, 1 << 16)).split(b"\n")
+        notices = dict(map(read_notice, lines))
+        self._reports |= {id: report for id, report in notices.items() if report is not None}
+        self._reported += [worker for worker in self._workers.values() if worker.id in notices]
+
+    def _unregister(self, file: ControlLine | Tee) -> None:
+        if file in self._selector.get_map():
+            self._selector.unregister(file)
+
+    # -- their output ------------------------------------------------------------------------------------------
+
+    def _pump(self, worker: WorkerProcess) -> None:
+        self._settle_speaker()
+        if not worker.tee.pump():
+            self._selector.unregister(worker.tee)
+
+    def _settle_speaker(self) -> None:
+        """The member with rank 0 speaks. Before there is one, and while there is none, the last speaker does."""
+        slot = speaking_slot({slot: self._page.row(slot) for slot in self._workers})
+        if slot is not None and self._workers[slot] is not self._speaker:
+            self._let_speak(self._workers[slot])
+
+    def _let_speak(self, worker: WorkerProcess) -> None:
+        if self._speaker is not None and self._speaker in (*self._workers.values(), *self._past):
+            self._speaker.tee.drain()
+            self._speaker.tee.shown = False
+        self._speaker = worker
+        worker.tee.shown = True
+
+    # -- what is known of them ---------------------------------------------------------------------------------
+
+    def row(self, slot: int) -> StatusRow:
+        return self._page.row(slot)
+
+    def rows(self) -> Mapping[int, StatusRow]:
+        return self._page.rows()
+
+    def give_up(self, slot: int) -> None:
+        if slot not in self._workers:
+            self._page.give_up(slot)
+
+    def state(self, slot: int) -> str:
+        found = process_state(self._workers[slot].pid)
+        return "X" if found is None else found.state
+
+    def activity(self, slot: int) -> Activity:
+        return activity(members({self._workers[slot].group}))
+
+    def ask_stack(self, slot: int) -> StackFile | None:
+        """A process that has just begun would die of the signal, so it is not asked."""
+        if not survives_signal(self._workers[slot].pid, STACK_SIGNAL):
+            return None
+        query = StackFile.of(self._job.run_dir, slot)
+        self.send(slot, STACK_SIGNAL)
+        return query
+
+    # -- ending workers ----------------------------------------------------------------------------------------
+
+    def send(self, slot: int, signum: signal.Signals) -> None:
+        if slot in self._workers:
+            self._workers[slot].send(signum)
+
+    def end(self, slot: int) -> None:
+        if slot in self._copies:
+            copy = self._copies[slot]
+            self._forget(copy)
+            copy.close()
+        if slot in self._workers:
+            self._workers[slot].send_to_group(signal.SIGKILL)
+
+    def end_all(self) -> None:
+        for slot in list(self._copies):
+            self.end(slot)
+        ended = {worker.group for worker in self._past}
+        await_end(set(members(ended)) - ended, STRAY_GRACE_S)
+        everyone = [*self._past, *self._workers.values()]
+        pids = members({worker.group for worker in everyone})
+        for worker in everyone:
+            worker.send_to_group(signal.SIGKILL)
+        await_end(pids, KILL_WAIT_S)
+        for worker in everyone:
+            worker.reap_children()
+        for worker in list(self._workers.values()):
+            self._see_off(worker)
+        for worker in everyone:
+            self._put_away(worker)
+        self._ended, self._reported = [], []
+
+    def _see_off(self, worker: WorkerProcess) -> None:
+        """The worker is of the past; what it wrote is passed on, and its traceback is in the log.
+
+        The traceback goes to the log alone: the speaker's stderr is the screen, where it is said in short.
+        """
+        self._selector.unregister(worker.pidfd)
+        self._unregister(worker.control)
+        worker.note_end()
+        self._settle_speaker()
+        worker.tee.drain()
+        report = self._report(worker)
+        if report is not None and worker.tee.log is not None:
+            worker.tee.log.write(report.traceback.encode(errors="backslashreplace"))
+        del self._workers[worker.slot]
+        self._past.append(worker)
+
+    def _sweep(self) -> None:
+        """Clears away what ended workers left, once it had its moment to end by itself."""
+        due_s = time.monotonic() - STRAY_GRACE_S
+        for worker in [worker for worker in self._past if worker.ended_s <= due_s]:
+            worker.send_to_group(signal.SIGKILL)
+            worker.reap_children()
+            if set(members({worker.group})) <= {worker.pid}:
+                self._put_away(worker)
+
+    def _put_away(self, worker: WorkerProcess) -> None:
+        self._past.remove(worker)
+        worker.tee.drain()
+        self._unregister(worker.tee)
+        self._guard.clear(worker.group)
+        worker.reap()
+
+
+def _free_port() -> int:
+    """A port that nobody uses now."""
+    with socket.create_server((LOOPBACK, 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _signal_name(number: int) -> str:
+    return next((signum.name for signum in signal.Signals if signum == number), f"signal {number}")

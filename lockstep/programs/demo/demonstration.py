@@ -1,0 +1,179 @@
+"""The demo: one model trained on several numbers of workers, and once more while workers are killed."""
+
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from lockstep.errors import BadArgument, LockstepError
+from lockstep.launch.launch import Job, LaunchOutcome, launch
+from lockstep.launch.local_pool import LocalPool
+from lockstep.observe.progress import Shown, show_progress
+from lockstep.programs.demo.kills import STEPS_PER_KILL, Killer, KillPlan, KillRecord, living_members
+from lockstep.programs.demo.recipe import Recipe
+from lockstep.programs.demo.result import DemoResult, DemoVerdict, Reader, judge, judge_disturbed, workers
+
+WORKER = "lockstep.programs.demo.worker"
+SPARES = 1
+MORE_LOSSES = 4
+"""So many are borne beyond the plan's: what else goes wrong on a busy host need not end the demo."""
+
+
+class DidNotFinish(LockstepError):  # noqa: N818
+    """A run of the demo ended early; why has been said. `exit_code` is the launch's."""
+
+    def __init__(self, num_workers: int, exit_code: int) -> None:
+        super().__init__(f"the demo ended early, in its run on {workers(num_workers)}")
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True)
+class Disturbed:
+    """The run whose workers were killed, the one in peace on as many workers, and what the two show."""
+
+    undisturbed: DemoResult
+    result: DemoResult
+    kills: tuple[KillRecord, ...]
+    verdict: DemoVerdict
+
+    @property
+    def longest_pause_s(self) -> float:
+        """The longest time from a kill to the next step that was done without the victim."""
+        return max((kill.pause_s for kill in self.kills if kill.pause_s is not None), default=0.0)
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """All runs of a demo, at least one, and what they show; `disturbed` is the one whose workers were killed."""
+
+    recipe: Recipe
+    results: tuple[DemoResult, ...]
+    verdict: DemoVerdict
+    disturbed: Disturbed | None = None
+
+    @property
+    def verdicts(self) -> tuple[DemoVerdict, ...]:
+        """What the demo has to say; that one run in peace has no other beside it, only if it has none at all."""
+        if self.disturbed is None:
+            return (self.verdict,)
+        own = (self.verdict,) if len(self.results) > 1 else ()
+        return (*own, self.disturbed.verdict)
+
+    @property
+    def equal(self) -> bool:
+        """Whether everything that was trained, in peace or not, is the same model."""
+        return all(verdict.equal for verdict in self.verdicts)
+
+
+def demonstrate(
+    recipe: Recipe, worker_counts: Sequence[int], out: Path, console: Console, *, kill: bool = False
+) -> Demonstration:
+    """Trains the recipe on each number of workers, with progress on the console and logs in `out`.
+
+    With `kill` once more on the most of them, while workers are killed. Raises DidNotFinish when a run fails or is
+    stopped by Ctrl-C; no process is left then either.
+    """
+    check_recipe(recipe, worker_counts)
+    if kill:
+        check_kill(recipe, worker_counts)
+    folders = {count: make_folder(out, f"workers-{count}") for count in worker_counts}
+    results = tuple(train(recipe, count, folders[count], console) for count in worker_counts)
+    disturbed = None
+    if kill:
+        most = max(results, key=lambda result: result.num_workers)
+        disturbed = disturb(recipe, most, make_folder(out, "with-kills"), console)
+    return Demonstration(recipe, results, judge(results), disturbed)
+
+
+def check_recipe(recipe: Recipe, worker_counts: Sequence[int]) -> None:
+    """Raises unless the demo can be run so."""
+    if recipe.steps < 1:
+        raise BadArgument(f"the demo needs at least 1 step, not {recipe.steps}")
+    if not worker_counts or len(set(worker_counts)) < len(worker_counts):
+        raise BadArgument(f"name each number of workers once, not {','.join(map(str, worker_counts))!r}")
+    for count in worker_counts:
+        if not 1 <= count <= recipe.lanes:
+            raise BadArgument(f"the demo runs on 1 to {recipe.lanes} workers, one for each lane, not {count}")
+
+
+def check_kill(recipe: Recipe, worker_counts: Sequence[int]) -> None:
+    """Raises unless somebody is there to go on when one is killed, and there is time for it."""
+    if max(worker_counts) < 2:
+        raise BadArgument("--kill needs a run on 2 workers or more, for somebody has to go on: give --workers 1,2")
+    if recipe.steps < STEPS_PER_KILL:
+        raise BadArgument(f"--kill needs {STEPS_PER_KILL} steps or more, not {recipe.steps}")
+
+
+def make_folder(out: Path, name: str) -> Path:
+    """The folder for the logs of one run, inside of the report's."""
+    folder = out / "logs" / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadArgument(
+            f"no report can be written to {out}: {error.strerror}; name a folder, or one that can be made"
+        ) from error
+    return folder
+
+
+def train(recipe: Recipe, num_workers: int, run_dir: Path, console: Console) -> DemoResult:
+    """One run to its end; its result is complete."""
+    result = DemoResult(num_workers, recipe.tokens_per_step)
+    with show_progress(console, f"{workers(num_workers):<9}", recipe.steps) as shown:
+        reader = Reader(result, time.monotonic, lambda now: show_step(shown, now), shown.say)
+        outcome = launch(job_of(recipe, num_workers, run_dir), show=reader, say=shown.say)
+    return finished(result, outcome)
+
+
+def disturb(recipe: Recipe, undisturbed: DemoResult, run_dir: Path, console: Console) -> Disturbed:
+    """Trains once more as `undisturbed` was, with kills by SIGKILL, each shown as it happens, to the end."""
+    plan = KillPlan(recipe.steps, undisturbed.num_workers, recipe.seed)
+    job = job_of(recipe, undisturbed.num_workers, run_dir)
+    job = replace(job, spares=SPARES, fault_budget=plan.num_kills + MORE_LOSSES)
+    result = DemoResult(undisturbed.num_workers, recipe.tokens_per_step)
+    with show_progress(console, "with kills", recipe.steps) as shown:
+        killers: list[Killer] = []
+
+        def open_pool(*arguments: Any) -> LocalPool:
+            pool = LocalPool(*arguments)
+            kill = partial(pool.send, signum=signal.SIGKILL)
+            killers.append(Killer(plan, partial(living_members, pool), kill, time.monotonic, shown.say))
+            return pool
+
+        def stepped(now: DemoResult) -> None:
+            show_step(shown, now)
+            killers[0].stepped(len(now.losses))
+
+        def other(line: str) -> None:
+            shown.say(line)
+            killers[0].read_line(line)
+
+        reader = Reader(result, time.monotonic, stepped, other)
+        outcome = launch(job, show=reader, say=shown.say, open_pool=open_pool)
+    finished(result, outcome)
+    kills = tuple(killers[0].kills)
+    return Disturbed(undisturbed, result, kills, judge_disturbed(undisturbed, result, len(kills)))
+
+
+def job_of(recipe: Recipe, num_workers: int, run_dir: Path) -> Job:
+    arguments = (recipe.write(),)
+    return Job(WORKER, run_dir, module=True, arguments=arguments, num_workers=num_workers, device=recipe.device)
+
+
+def show_step(shown: Shown, result: DemoResult) -> None:
+    shown.at(len(result.losses), f"loss {result.losses[-1]:.3f}  {result.tokens_per_s:>6,.0f} tokens/s")
+
+
+def finished(result: DemoResult, outcome: LaunchOutcome) -> DemoResult:
+    """The result of a run that came to its end; raises DidNotFinish if it did not."""
+    if outcome.exit_code:
+        raise DidNotFinish(result.num_workers, outcome.exit_code)
+    if not result.complete:
+        raise DidNotFinish(result.num_workers, exit_code=1)
+    result.seconds = outcome.seconds
+    return result
