@@ -17,7 +17,6 @@ from lockstep.chance import Stream
 from lockstep.data.batch import Position
 from lockstep.data.fetch import Fetch, Loaded, Source
 from lockstep.data.order import Draw
-from lockstep.data.whole import shares_of_whole
 from lockstep.lanes import share
 
 
@@ -76,7 +75,7 @@ class StreamFetch(Fetch):
         if not samples:
             return None
         if self._batch_size is None:
-            return shares_of_whole(self.source, samples[0], request.position, request.lanes, request.least)
+            return self.source.shares_of_whole(samples[0], request.position, request.lanes, request.least)
         return len(samples), self._shares(samples, request)
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from lockstep.chance import Generators
 from lockstep.data import GlobalBatch, ShardedLoader
-from lockstep.data.moving import Moving
+from lockstep.data.device import DeviceMover
 from lockstep.elastic.guard import Continuity, Signals
 from lockstep.elastic.waits import Waits
 from lockstep.errors import BadArgument, Disagreement, LockstepError, Misuse, WorkerLost, advise, told_as_lost
@@ -88,7 +88,7 @@ class Run:
         self._sites: set[Site] = set()
         self._optimizer_hooks: dict[str, Any] = {}
         self._noise = NoiseWatch(self._models, events)
-        self._moving = Moving(settings.device)
+        self._moving = DeviceMover(settings.device)
         self._progress = Progress()
         places = Places(self._models, self._progress)
         self._stepping = Stepping(
@@ -217,7 +217,7 @@ class Run:
                 index=number,
                 say=lambda text: self._events.emit(Said(text)),
                 batch=batch,
-                moving=self._moving,
+                mover=self._moving,
                 least=lambda: self._stepping.least,
             )
         )

@@ -27,8 +27,8 @@ from torch.optim import Optimizer
 
 from lockstep.chance import Generators, fold, set_generators
 from lockstep.data import GlobalBatch
-from lockstep.data.copying import copied, versions_of
-from lockstep.data.moving import Moving, unchanged
+from lockstep.data.device import DeviceMover, unchanged
+from lockstep.data.structure import copied, versions_of
 from lockstep.errors import BadArgument, Disagreement, Misuse, NotFinite, WorkerLost
 from lockstep.events import Events, LaneBegan, LaneLeft, Said, StepBegins, StepCommitted
 from lockstep.gradients.batchnorm import Statistics
@@ -116,7 +116,7 @@ class Stepping:
         events: Events,
         noise: NoiseWatch,
         places: Places,
-        moving: Moving | None = None,
+        moving: DeviceMover | None = None,
     ) -> None:
         self.places = places
         self.rank = rank
@@ -131,7 +131,7 @@ class Stepping:
         self.visits: list[Visit] = []
         self.surroundings: Surroundings
         self.noise = noise
-        self.moving = moving or Moving()
+        self.moving = moving or DeviceMover()
         self.carried = Carried(self.moving.device)
         self._events = events
         self._loops_since_step = 0
@@ -167,7 +167,7 @@ class Stepping:
                     outside.restore()
                     if self.surroundings.recovers(failure):
                         break
-                batch = batch.afresh(self.lanes)  # See Note [The same step again]
+                batch = batch.reload(self.lanes)  # See Note [The same step again]
             self.loss = self._conclude(engine, slots)
         self.stage = Stage.OUTSIDE
         self._note_owners(place)

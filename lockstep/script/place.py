@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from lockstep.chance import Generators
 from lockstep.data import GlobalBatch, Position
 from lockstep.data.contents import contents, sampled_contents
-from lockstep.data.cut import opened
+from lockstep.data.structure import opened
 from lockstep.errors import Disagreement
 from lockstep.gradients.fingerprint import combined, fingerprints
 from lockstep.script import rhythm
