@@ -121,7 +121,7 @@ class ShardedLoader:
         return None if size is None else max(len(share(size, lane, num_lanes, least)) for lane in range(num_lanes))
 
     def __iter__(self) -> Iterator[GlobalBatch]:
-        """Starts a pass: where `seek` said, or at the beginning of the next epoch. One runs at a time."""
+        """Starts a pass: at the position of `seek`, or at the beginning of the next epoch. One runs at a time."""
         if self._num_spent:
             self._num_spent -= 1
             return iter(())
@@ -266,7 +266,7 @@ class ShardedLoader:
                 yield GlobalBatch(loaded[0], shares, draw.position, self._index, reload, draw.digest, drawn, least)
         except GeneratorExit:
             if number == self._pass_number:
-                self._end_pass()  # left by `break`: nobody can go on with it
+                self._end_pass()  # left by `break`: it cannot go on
             raise
         finally:
             if number == self._pass_number:

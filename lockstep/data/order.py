@@ -39,7 +39,7 @@ class Keys:
 class Draw:
     """What the sampler gave for one global batch.
 
-    `uses[i]` says how often `indices[i]` was drawn before in the pass; empty where nobody counts.
+    `uses[i]` says how often `indices[i]` was drawn before in the pass; empty where they are not counted.
     """
 
     position: Position

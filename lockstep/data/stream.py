@@ -5,7 +5,7 @@
 # same stream in the same order, in one process, from generators set by the run's seed and the epoch. To
 # start in the middle it reads what comes before and drops it. Only collating and what follows is spared.
 # One process has one reading at a time. Many streams keep their place in themselves (`__iter__` sets it to
-# zero and returns self), where a second reading would move the first without a word. So a batch that is
+# zero and returns self), where a second reading would silently move the first. So a batch that is
 # wanted again starts the reading anew, and the pass goes on with that one.
 """
 

@@ -7,14 +7,16 @@
 
 # Note [As the optimizer sees it]
 # For an optimizer that divides by a running size of the gradient (Adam and its kin) squares are also taken weighted by
-# what it multiplies each element with, as its state says before the step's update: see optim/preconditioning.py. If
-# it does not know some parameter yet, or is another kind of optimizer, there are none of these in the step.
+# what it multiplies each element with, as its state says before the step's update: see optim/noise/preconditioner.py.
+# If it does not know some parameter yet, or is another kind of optimizer, there are none of these in the step.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+
+from lockstep.optim.noise import StepSquares
 
 Weigh = Callable[[torch.nn.Parameter, torch.Tensor], torch.Tensor | None]
 """The square of a parameter's gradient as its optimizer sees it; None if it has no sight of its own, or not yet."""
@@ -34,15 +36,6 @@ class SquaresPlan:
     def taken_in(self, step: int, num_lanes: int) -> bool:
         """One lane alone tells nothing of noise. Step 0 is left out: there the optimizer knows nothing yet."""
         return self.every > 0 and step > 0 and step % self.every == 0 and num_lanes > 1
-
-
-@dataclass(frozen=True)
-class StepSquares:
-    """All lanes' squares and that of their weighted mean; `weights` are what lanes count by, in samples or as told."""
-
-    weights: Mapping[int, float]
-    lanes: Mapping[int, float]
-    whole: float
 
 
 class Squares:

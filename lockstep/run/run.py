@@ -30,10 +30,10 @@ from lockstep.gradients.updates import FlatUpdates, check_flat
 from lockstep.launch.exits import TERMINATED
 from lockstep.launch.status import Call, NoStatus, Phase, StatusWriter, Trait
 from lockstep.optim.noise import Noise
+from lockstep.optim.noise.watch import NoiseWatch
 from lockstep.run import active
 from lockstep.run.autosave import Keeping
 from lockstep.run.capture.functions import Capturing
-from lockstep.run.noise import NoiseWatch
 from lockstep.run.placement import place_on
 from lockstep.run.replication import join
 from lockstep.run.step_loop import Stage, Stepping, as_global_batch
@@ -87,7 +87,7 @@ class Run:
         self._watch = RegistrationWatch()
         self._sites: set[Site] = set()
         self._optimizer_hooks: dict[str, Any] = {}
-        self._noise = NoiseWatch(self._models, events)
+        self._noise = NoiseWatch(self._models.optimizers, events)
         self._moving = DeviceMover(settings.device)
         self._progress = Progress()
         places = Places(self._models, self._progress)

@@ -36,7 +36,7 @@ from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import StepRecord
 from lockstep.lanes import Assignment
-from lockstep.run.noise import NoiseWatch
+from lockstep.optim.noise.watch import NoiseWatch
 from lockstep.run.totals import Visit
 from lockstep.script.place import Loop, Places, Seen, StepPlace
 from lockstep.state.carried import Carried

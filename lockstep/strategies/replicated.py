@@ -34,9 +34,10 @@ from lockstep.gradients.losses import told
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import SUMMED, StepRecord, Wish
 from lockstep.gradients.rules import LaneRules, refuse_outside
-from lockstep.gradients.squares import Squares, SquaresPlan, StepSquares, as_means, of_all
+from lockstep.gradients.squares import Squares, SquaresPlan, as_means, of_all
 from lockstep.gradients.step import StepInFlight
 from lockstep.lanes import reduction
+from lockstep.optim.noise import StepSquares
 from lockstep.wire import Agreement, Plan, Wire, hear
 from lockstep.wire.transport import COMMIT
 

@@ -17,8 +17,8 @@ import lockstep
 from lockstep.errors import BadArgument
 from lockstep.events import NoiseMeasured
 from lockstep.observe.recorder import FILE, Recorder, line_of
-from lockstep.optim.advice import TooLittle, advise
 from lockstep.optim.noise import NoiseScale
+from lockstep.optim.noise.advice import TooLittle, advise
 from lockstep.programs.advice import record
 from lockstep.programs.advice.crew import crew_of
 from lockstep.programs.advice.record import find

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.optim.advice import Advice
-from lockstep.optim.critical import steps_and_samples
+from lockstep.optim.noise.advice import Advice
+from lockstep.optim.noise.critical_batch import steps_and_samples
 
 RATES = {"sgd": lambda factor: factor, "adam": math.sqrt}
 

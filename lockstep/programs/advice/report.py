@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lockstep.observe.noise_lines import advice_on
-from lockstep.optim.advice import Advice
+from lockstep.optim.noise.advice import Advice
 from lockstep.programs.advice.crew import Crew, crew_of
 from lockstep.programs.advice.record import find
 

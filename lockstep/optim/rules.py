@@ -51,11 +51,11 @@ class Scaled:
 
     def __str__(self) -> str:
         head = f"{self.rule} rule, batch {self.base_batch} → {self.batch} (×{self.factor:.6g})"
-        said = f"{head}: {_told(self.groups)}"
+        changed = f"{head}: {_listed(self.groups)}"
         if not self.lost:
-            return said
+            return changed
         return (
-            f"{said}. {' and '.join(self.lost)} reached 0: an average shorter than one step, "
+            f"{changed}. {' and '.join(self.lost)} reached 0: an average shorter than one step, "
             "outside of where the rule was derived. Grow the batch less, or set follow=False and betas of your own"
         )
 
@@ -207,7 +207,7 @@ def _is_lost(change: Change) -> bool:
     return change.after == 0.0 and (change.name.startswith("beta") or change.name == "alpha")
 
 
-def _told(groups: tuple[tuple[Change, ...], ...]) -> str:
+def _listed(groups: tuple[tuple[Change, ...], ...]) -> str:
     lines = [", ".join(map(str, changes)) or "nothing changed" for changes in groups]
     if len(set(lines)) == 1:
         return lines[0]
