@@ -4,7 +4,7 @@
     lockstep run -n 2 benchmarks/fault_cost.py gpt 60
 
 Steps with and without it take turns in the same processes: with the round of commits, the status page, the look at the
-door, copies of the lanes' data and of buffers, and the record of wishes and health; and without all but the last. The
+door, copies of the lanes' data and of buffers, and the record of requests and health; and without all but the last. The
 ratio of each pair is with ÷ without. The comparison of replicas, which comes every hundredth step, is timed apart.
 """
 
@@ -73,7 +73,7 @@ def switches(run: Run) -> tuple[Callable[[], None], Callable[[], None]]:
         stepping.surroundings = Nobody()
         engine.confirm, engine.awaits = (lambda: None), (lambda number, total: None)  # type: ignore[method-assign]
         reducer.reduce_and_stay = reducer.reduce  # type: ignore[method-assign]
-        engine.wishes = [False] * len(engine.wishes)
+        engine.requests = [False] * len(engine.requests)
 
     return on, off
 

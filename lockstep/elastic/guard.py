@@ -1,8 +1,8 @@
 """Keeps a run going while workers come and go: what `Stepping` asks of its surroundings, answered by the membership.
 
 # Note [When workers come and go]
-# A lost worker is replaced at once by those who are left: they take its lanes. Everything that is wished for (to
-# join, to leave, to end) waits for the end of a step: a worker tells its wishes in the step's record, so all learn of
+# A lost worker is replaced at once by those who are left: they take its lanes. Everything that is requested (to
+# join, to leave, to end) waits for the end of a step: a worker tells its requests in the step's record, so all learn of
 # them in the same step, and do it together before the next one begins. Workers join where a turn of the script begins.
 
 # Note [Newcomers]
@@ -39,7 +39,7 @@ from lockstep.elastic.waits import Waits
 from lockstep.errors import Disagreement, Misuse, WorkerLost, told_as_lost
 from lockstep.events import Copied, Events, GenerationFormed, Said
 from lockstep.gradients.fingerprint import Drift
-from lockstep.gradients.record import StepRecord, Wish
+from lockstep.gradients.record import Request, StepRecord
 from lockstep.lanes import Assignment, present_lanes
 from lockstep.launch.control import Control
 from lockstep.launch.exits import LEFT_OUT, OutOfPlace
@@ -82,7 +82,7 @@ class Continuity:
         events: Events,
         signals: Signals,
         status: StatusWriter | NoStatus,
-        end: Callable[[Wish], None],
+        end: Callable[[Request], None],
         by_hand: tuple[tuple[int, ...], ...] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -100,7 +100,7 @@ class Continuity:
         self._parts, self._wire, self._events, self._signals, self._status = parts, wire, events, signals, status
         self._end, self._by_hand, self._clock = end, by_hand, clock
         self._pace = Pace()
-        self._agreed = [False] * len(Wish)
+        self._agreed = [False] * len(Request)
         self._batch: GlobalBatch | None = None
         self._arrival = Arrival(parts)
         self._probation: Probation | None = None
@@ -175,7 +175,7 @@ class Continuity:
     @property
     def is_ending(self) -> bool:
         """Whether all have agreed to end before the next step because of a signal."""
-        return self._agreed[Wish.INTERRUPT] or self._agreed[Wish.TERMINATE]
+        return self._agreed[Request.INTERRUPT] or self._agreed[Request.TERMINATE]
 
     # -- as a step's surroundings ---------------------------------------------------------------------------
 
@@ -185,14 +185,14 @@ class Continuity:
         self.admit()
         self._arrival.arrive()
         begins_turn = self._parts.stepping.places.begins_turn
-        for wish in (Wish.INTERRUPT, Wish.TERMINATE):
-            if self._agreed[wish] and begins_turn:  # in the middle of one there was no moment to save at
-                self._end(wish)
-        if self._agreed[Wish.CHANGE] or (self._agreed[Wish.JOIN] and begins_turn):
+        for request in (Request.INTERRUPT, Request.TERMINATE):
+            if self._agreed[request] and begins_turn:  # in the middle of one there was no moment to save at
+                self._end(request)
+        if self._agreed[Request.CHANGE] or (self._agreed[Request.JOIN] and begins_turn):
             self._reform(admit=begins_turn)
         self._prove()
         self._await_company()
-        self._wish()
+        self._request()
         self._pace.begins(self._clock())
         return self._carried(batch)
 
@@ -225,10 +225,10 @@ class Continuity:
     def commits(self, record: StepRecord) -> None:
         if self.recovery is not None:
             self.recovery.tell(AllPrepared())
-        waiting = self._agreed[Wish.JOIN]
-        self._agreed = list(record.wishes)
-        self._agreed[Wish.JOIN] |= waiting  # until a turn begins
-        self.needs_first |= record.wishes[Wish.FIRST]
+        waiting = self._agreed[Request.JOIN]
+        self._agreed = list(record.requests)
+        self._agreed[Request.JOIN] |= waiting  # until a turn begins
+        self.needs_first |= record.requests[Request.FIRST]
         self._committed()
 
     def refuses(self, text: str) -> NoReturn:
@@ -245,7 +245,7 @@ class Continuity:
 
     def heals(self, drift: Drift) -> None:
         """Those who have drifted are given the state of the first that has not; without a majority nobody can be."""
-        told = drift.told(self._step, self.slots)
+        told = drift.sentence(self._step, self.slots)
         if drift.healthy is None:
             raise Misuse(told.removeprefix("! "))
         rank = self._wire.world.rank
@@ -475,7 +475,7 @@ class Continuity:
         assert self.recovery is not None
         assert self.recovery.decision is not None
         self._put_on_probation(self.recovery.decision.newcomers)
-        self._agreed = [False] * len(Wish)
+        self._agreed = [False] * len(Request)
         stepping = self._parts.stepping
         stepping.rank = self._wire.world.rank
         self._deal()
@@ -511,7 +511,7 @@ class Continuity:
 
     def loader_asks(self) -> None:
         """A loader of the run is about to hand out a batch."""
-        may_be_joined = self._agreed[Wish.JOIN] or self._parts.stepping.statistics is not None  # see _await_company
+        may_be_joined = self._agreed[Request.JOIN] or self._parts.stepping.statistics is not None  # see _await_company
         self._arrival.body_begins(may_be_joined)
 
     # -- small things ---------------------------------------------------------------------------------------
@@ -528,17 +528,17 @@ class Continuity:
         self._status.committed(self._step, self._pace.usual_ns, data_ns)
         self._status.enter(Phase.OUTSIDE, self._step + 1)
 
-    def _wish(self) -> None:
+    def _request(self) -> None:
         """What this worker wants of all, for the record of the step that begins."""
         assert self.engine is not None
         if self._signals.leave and self.recovery is not None:
             self.recovery.leave()
-        wishes = [False] * len(Wish)
+        requests = [False] * len(Request)
         is_to_be_copied = self.copier is not None and self.copier.is_asked()
-        wishes[Wish.CHANGE], wishes[Wish.JOIN] = self._signals.leave or is_to_be_copied, self._is_called()
-        wishes[Wish.INTERRUPT], wishes[Wish.TERMINATE] = self._signals.interrupt, self._signals.terminate
-        wishes[Wish.FIRST] = self.needs_first
-        self.engine.wishes = wishes
+        requests[Request.CHANGE], requests[Request.JOIN] = self._signals.leave or is_to_be_copied, self._is_called()
+        requests[Request.INTERRUPT], requests[Request.TERMINATE] = self._signals.interrupt, self._signals.terminate
+        requests[Request.FIRST] = self.needs_first
+        self.engine.requests = requests
 
     def _is_called(self) -> bool:
         now_s = self._clock()

@@ -25,7 +25,8 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from lockstep.gradients.bucket import Bucket, Flat
+from lockstep.gradients.bucket import Bucket
+from lockstep.gradients.bucket import FlatBuffer as Flat
 
 VECTOR = 4
 """See Note [Whole vectors]."""

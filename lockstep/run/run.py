@@ -20,11 +20,11 @@ from lockstep.elastic.waits import Waits
 from lockstep.errors import BadArgument, Disagreement, LockstepError, Misuse, WorkerLost, advise, told_as_lost
 from lockstep.events import Closed, Events, LaneEnded, Said
 from lockstep.gradients.arrangement import Wanted
-from lockstep.gradients.batchnorm import connect, norms_by_lane, told_by_lane
-from lockstep.gradients.buffers import Buffers, buffer_places, refuse_new_buffers
+from lockstep.gradients.batchnorm import connect, lane_norm_note, norms_by_lane
+from lockstep.gradients.buffers import LaneBuffers, buffer_places, refuse_new_buffers
 from lockstep.gradients.health import HealthPlan
 from lockstep.gradients.plan import StepPlan
-from lockstep.gradients.record import SUMMED, Wish
+from lockstep.gradients.record import SUMMED, Request
 from lockstep.gradients.squares import SquaresPlan
 from lockstep.gradients.updates import FlatUpdates, check_flat
 from lockstep.launch.exits import TERMINATED
@@ -33,7 +33,7 @@ from lockstep.optim.noise import Noise
 from lockstep.optim.noise.watch import NoiseWatch
 from lockstep.run import active
 from lockstep.run.autosave import Keeping
-from lockstep.run.capture.functions import Capturing
+from lockstep.run.capture.captures import Captures
 from lockstep.run.placement import place_on
 from lockstep.run.replication import join
 from lockstep.run.step_loop import Stage, Stepping, as_global_batch
@@ -104,7 +104,7 @@ class Run:
         )
         self._stepping.surroundings = self.continuity
         self._keeping = Keeping(self._parts, settings, overrides, self._waits, events, self.continuity)
-        self._capturing = Capturing(settings, self._models, self._stepping, events, self._ready_engine, self._own_hooks)
+        self._capturing = Captures(settings, self._models, self._stepping, events, self._ready_engine, self._own_hooks)
         self._has_looked_for_schedulers = False
         self._told_of_norms = False
         self._closed = False
@@ -458,7 +458,7 @@ class Run:
         """Once, in the first step, by worker 0."""
         if not self._told_of_norms and self.is_first:
             plan = StepPlan(self._stepping.step, batch.num_samples, self._stepping.assignment, least=batch.least)
-            text = told_by_lane(self._models.modules.values(), plan.shares.values(), self.lane_count)
+            text = lane_norm_note(self._models.modules.values(), plan.shares.values(), self.lane_count)
             if text:
                 self._events.emit(Said(text))
         self._told_of_norms = True
@@ -526,8 +526,8 @@ class Run:
             self._flat.close()
         return FlatUpdates(list(self._models.optimizers.values())) if self._settings.flat else None
 
-    def _buffers(self) -> Buffers:
-        return Buffers(self._modules(), self._models.name_prefixes())
+    def _buffers(self) -> LaneBuffers:
+        return LaneBuffers(self._modules(), self._models.name_prefixes())
 
     def _least(self) -> int:
         """How many samples the models need at a time. See Note [No lane with a single sample] in lanes.py."""
@@ -538,10 +538,10 @@ class Run:
             self._keeping.take_up()
         yield from self._progress.epochs(count)
 
-    def _end_by(self, wish: Wish) -> None:
+    def _end_by(self, request: Request) -> None:
         """All workers have agreed to end here because of a signal."""
         self.close()
-        if wish is Wish.INTERRUPT:
+        if request is Request.INTERRUPT:
             raise KeyboardInterrupt
         raise SystemExit(TERMINATED)
 

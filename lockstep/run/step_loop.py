@@ -249,7 +249,7 @@ class Stepping:
             self.carried.commit()
             self.noise.take(self.step, self.assignment.num_lanes, engine.measured)
             return loss
-        told = verdict.told(self.step, slots).removeprefix("! ")
+        told = verdict.sentence(self.step, slots).removeprefix("! ")
         engine.abandon()
         if verdict.action == "stop":
             raise NotFinite(told)
@@ -259,7 +259,7 @@ class Stepping:
     def _remark(self, engine: Engine, slots: Sequence[int]) -> None:
         bad = engine.remark()
         if bad is not None:
-            self._events.emit(Said(bad.told(self.step, slots).removeprefix("! ")))
+            self._events.emit(Said(bad.sentence(self.step, slots).removeprefix("! ")))
 
     def _place(self, batch: GlobalBatch, outside: Generators) -> StepPlace:
         closely = self.surroundings.looks_closely

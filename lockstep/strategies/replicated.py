@@ -24,15 +24,14 @@ from torch.autograd.graph import Node
 from lockstep.errors import Misuse, told_as_lost
 from lockstep.gradients.arrangement import Arrangement, Named, Wanted
 from lockstep.gradients.bucket import Bucket
-from lockstep.gradients.buffers import Buffers
+from lockstep.gradients.buffers import LaneBuffers
 from lockstep.gradients.fingerprint import Drift
-from lockstep.gradients.finite import BadLosses, Verdict
-from lockstep.gradients.graphs.recorder import LaneRecorder
-from lockstep.gradients.health import Health, HealthPlan, Remarks
+from lockstep.gradients.finite import BadLosses, NotFiniteVerdict
+from lockstep.gradients.health import HealthPlan, Remarks, StepHealth
 from lockstep.gradients.hooks import CheckpointWatch
-from lockstep.gradients.losses import told
 from lockstep.gradients.plan import StepPlan
-from lockstep.gradients.record import SUMMED, StepRecord, Wish
+from lockstep.gradients.record import SUMMED, Request, StepRecord, lane_loss
+from lockstep.gradients.recorder import LaneRecorder
 from lockstep.gradients.rules import LaneRules, refuse_outside
 from lockstep.gradients.squares import Squares, SquaresPlan, as_means, of_all
 from lockstep.gradients.step import StepInFlight
@@ -57,7 +56,9 @@ class Engine:
     the user's.
     """
 
-    def __init__(self, wire: Wire, parameters: Sequence[Named], buffers: Buffers, wanted: Wanted | None = None) -> None:
+    def __init__(
+        self, wire: Wire, parameters: Sequence[Named], buffers: LaneBuffers, wanted: Wanted | None = None
+    ) -> None:
         self._wire = wire
         self.named = list(parameters)
         self._parameters = [named.parameter for named in parameters]
@@ -68,7 +69,7 @@ class Engine:
         self.squares = SquaresPlan()
         self.measured: tuple[StepSquares | None, ...] = ()
         """The squares of the last step that was handed over, plain and as its optimizer sees them, if taken."""
-        self.wishes = [False] * len(Wish)
+        self.requests = [False] * len(Request)
         self.carries = False
         """Whether a lane of this worker has left something to be carried on, in the step under way."""
         self.sight: GradientSight | None = None
@@ -118,7 +119,7 @@ class Engine:
             record=StepRecord.empty(plan.assignment.num_lanes, len(self._parameters), len(self.buffers.slots)),
             buckets=[] if plan.adds_nothing else self._arranged.buckets,
             buffers=self.buffers,
-            health=Health(self.health, plan, self._names),
+            health=StepHealth(self.health, plan, self._names),
             kept={},
             launched=[],
             squares=self._squares_of(plan),
@@ -171,7 +172,7 @@ class Engine:
             )
         step.record.weights[lane] = weight
         recording = self.recorder.recording
-        step.losses.setdefault(lane, []).append(told(loss) if recording is None else recording.tell(loss))
+        step.losses.setdefault(lane, []).append(lane_loss(loss) if recording is None else recording.add_loss(loss))
 
     def end_lane(self) -> None:
         """Folds what the lane left in `p.grad`."""
@@ -218,7 +219,7 @@ class Engine:
                 self._wire.reducer.part()
         return drift
 
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> NotFiniteVerdict | None:
         """What to do with the step's gradient, if some lane's is not finite and somebody looked."""
         step = self._in_flight()
         assert step.outcome is not None
@@ -340,10 +341,10 @@ class Engine:
     def _exchange_records(self, step: StepInFlight) -> StepRecord:
         step.agreement.check()
         mine = step.record
-        mine.wishes, mine.carries = self.wishes, self.carries
+        mine.requests, mine.carries = self.requests, self.carries
         mine.health = step.health.packed()
         if step.squares is not None:
-            mine.squares = step.squares.told(step.plan.assignment.num_lanes)
+            mine.squares = step.squares.of_lanes(step.plan.assignment.num_lanes)
         for lane, losses in step.losses.items():
             mine.losses[lane] = sum(loss.read() for loss in losses)
         for bucket in step.buckets:

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from lockstep.errors import BadArgument
 from lockstep.events import Events, Said
-from lockstep.run.capture.lanes import CapturedLanes, Surroundings
+from lockstep.run.capture.lanes import CaptureContext, CapturedLanes
 from lockstep.run.capture.update import CapturedUpdate
 from lockstep.run.step_loop import Stage, Stepping
 from lockstep.settings.options import Settings
@@ -18,7 +18,7 @@ from lockstep.strategies.replicated import Engine
 
 
 @dataclass
-class Capturing:
+class Captures:
     """All that a run has captured. One owner, who calls `close`."""
 
     settings: Settings
@@ -40,8 +40,8 @@ class Capturing:
             raise BadArgument(f"run.captured takes a function that computes a lane, not {type(fn).__name__}")
         if optimizer is not None:
             self._capture_update(optimizer)
-        around = Surroundings(self.engine, self._obstacle, self._modes, self._say, self.settings.device)
-        self._lanes.append(CapturedLanes(fn, around))
+        context = CaptureContext(self.engine, self._obstacle, self._modes, self._say, self.settings.device)
+        self._lanes.append(CapturedLanes(fn, context))
         return self._lanes[-1]
 
     def close(self) -> None:
