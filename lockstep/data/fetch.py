@@ -51,6 +51,15 @@ class Source:
         return total, cut_shares(batch, total, self.num_lanes, lanes, least)
 
 
+@dataclass(frozen=True)
+class LaneRequest:
+    """A global batch, and the lanes that are wanted of it; a lane is given `least` samples, if there are as many."""
+
+    draw: Draw
+    lanes: tuple[int, ...]
+    least: int
+
+
 class Fetch(Dataset[Any], ABC):
     """A data set of loaded batches. See Note [One request, one global batch]."""
 
@@ -62,12 +71,9 @@ class Fetch(Dataset[Any], ABC):
         self.draws = True
         """Whether `load` may draw random numbers, or set generators."""
 
-    @abstractmethod
     def request(self, draw: Draw, lanes: Sequence[int], least: int = 1) -> Any:
-        """What `load` needs for this draw: small, immutable, the same for equal arguments.
-
-        A lane is given `least` samples, if there are as many.
-        """
+        """What `load` needs for this draw: small, immutable, the same for equal arguments."""
+        return LaneRequest(draw, tuple(lanes), least)
 
     @abstractmethod
     def load(self, request: Any) -> Loaded | None:

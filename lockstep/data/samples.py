@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from lockstep.chance import set_cpu_generators
 from lockstep.data.batch import Position
-from lockstep.data.fetch import Fetch, Loaded, Source
+from lockstep.data.fetch import Fetch, LaneRequest, Loaded, Source
 from lockstep.data.order import Draw, name_of
 from lockstep.lanes import share
 
@@ -79,22 +79,12 @@ class SampleFetch(Fetch):
             set_cpu_generators(self.source.keys.of("augment", epoch, *sample_names(indices, uses)))
 
 
-@dataclass(frozen=True)
-class WholeRequest:
-    draw: Draw
-    lanes: tuple[int, ...]
-    least: int
-
-
 class WholeFetch(Fetch):
     """For `batch_size=None`: reads one item for each global batch and keeps the shares of the lanes asked for."""
 
     counts_uses = True
 
-    def request(self, draw: Draw, lanes: Sequence[int], least: int = 1) -> WholeRequest:
-        return WholeRequest(draw, tuple(lanes), least)
-
-    def load(self, request: WholeRequest) -> Loaded:
+    def load(self, request: LaneRequest) -> Loaded:
         draw, source = request.draw, self.source
         names = sample_names(draw.indices, draw.uses)
         set_cpu_generators(source.keys.of("augment", draw.position.epoch, *names))

@@ -39,7 +39,7 @@ from lockstep.elastic.waits import Waits
 from lockstep.errors import Disagreement, Misuse, WorkerLost, told_as_lost
 from lockstep.events import Copied, Events, GenerationFormed, Said
 from lockstep.gradients.fingerprint import Drift
-from lockstep.gradients.record import Request, StepRecord
+from lockstep.gradients.record import StepRecord, StepRequest
 from lockstep.lanes import Assignment, present_lanes
 from lockstep.launch.control import Control
 from lockstep.launch.exits import LEFT_OUT, OutOfPlace
@@ -82,7 +82,7 @@ class Continuity:
         events: Events,
         signals: Signals,
         status: StatusWriter | NoStatus,
-        end: Callable[[Request], None],
+        end: Callable[[StepRequest], None],
         by_hand: tuple[tuple[int, ...], ...] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -100,7 +100,7 @@ class Continuity:
         self._parts, self._wire, self._events, self._signals, self._status = parts, wire, events, signals, status
         self._end, self._by_hand, self._clock = end, by_hand, clock
         self._pace = Pace()
-        self._agreed = [False] * len(Request)
+        self._agreed = [False] * len(StepRequest)
         self._batch: GlobalBatch | None = None
         self._arrival = Arrival(parts)
         self._probation: Probation | None = None
@@ -175,7 +175,7 @@ class Continuity:
     @property
     def is_ending(self) -> bool:
         """Whether all have agreed to end before the next step because of a signal."""
-        return self._agreed[Request.INTERRUPT] or self._agreed[Request.TERMINATE]
+        return self._agreed[StepRequest.INTERRUPT] or self._agreed[StepRequest.TERMINATE]
 
     # -- as a step's surroundings ---------------------------------------------------------------------------
 
@@ -185,10 +185,10 @@ class Continuity:
         self.admit()
         self._arrival.arrive()
         begins_turn = self._parts.stepping.places.begins_turn
-        for request in (Request.INTERRUPT, Request.TERMINATE):
+        for request in (StepRequest.INTERRUPT, StepRequest.TERMINATE):
             if self._agreed[request] and begins_turn:  # in the middle of one there was no moment to save at
                 self._end(request)
-        if self._agreed[Request.CHANGE] or (self._agreed[Request.JOIN] and begins_turn):
+        if self._agreed[StepRequest.CHANGE] or (self._agreed[StepRequest.JOIN] and begins_turn):
             self._reform(admit=begins_turn)
         self._prove()
         self._await_company()
@@ -225,10 +225,10 @@ class Continuity:
     def commits(self, record: StepRecord) -> None:
         if self.recovery is not None:
             self.recovery.tell(AllPrepared())
-        waiting = self._agreed[Request.JOIN]
+        waiting = self._agreed[StepRequest.JOIN]
         self._agreed = list(record.requests)
-        self._agreed[Request.JOIN] |= waiting  # until a turn begins
-        self.needs_first |= record.requests[Request.FIRST]
+        self._agreed[StepRequest.JOIN] |= waiting  # until a turn begins
+        self.needs_first |= record.requests[StepRequest.FIRST]
         self._committed()
 
     def refuses(self, text: str) -> NoReturn:
@@ -475,7 +475,7 @@ class Continuity:
         assert self.recovery is not None
         assert self.recovery.decision is not None
         self._put_on_probation(self.recovery.decision.newcomers)
-        self._agreed = [False] * len(Request)
+        self._agreed = [False] * len(StepRequest)
         stepping = self._parts.stepping
         stepping.rank = self._wire.world.rank
         self._deal()
@@ -511,7 +511,9 @@ class Continuity:
 
     def loader_asks(self) -> None:
         """A loader of the run is about to hand out a batch."""
-        may_be_joined = self._agreed[Request.JOIN] or self._parts.stepping.statistics is not None  # see _await_company
+        may_be_joined = (
+            self._agreed[StepRequest.JOIN] or self._parts.stepping.statistics is not None
+        )  # see _await_company
         self._arrival.body_begins(may_be_joined)
 
     # -- small things ---------------------------------------------------------------------------------------
@@ -533,11 +535,17 @@ class Continuity:
         assert self.engine is not None
         if self._signals.leave and self.recovery is not None:
             self.recovery.leave()
-        requests = [False] * len(Request)
+        requests = [False] * len(StepRequest)
         is_to_be_copied = self.copier is not None and self.copier.is_asked()
-        requests[Request.CHANGE], requests[Request.JOIN] = self._signals.leave or is_to_be_copied, self._is_called()
-        requests[Request.INTERRUPT], requests[Request.TERMINATE] = self._signals.interrupt, self._signals.terminate
-        requests[Request.FIRST] = self.needs_first
+        requests[StepRequest.CHANGE], requests[StepRequest.JOIN] = (
+            self._signals.leave or is_to_be_copied,
+            self._is_called(),
+        )
+        requests[StepRequest.INTERRUPT], requests[StepRequest.TERMINATE] = (
+            self._signals.interrupt,
+            self._signals.terminate,
+        )
+        requests[StepRequest.FIRST] = self.needs_first
         self.engine.requests = requests
 
     def _is_called(self) -> bool:

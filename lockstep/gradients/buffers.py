@@ -233,21 +233,15 @@ def refuse_new_buffers(modules: Sequence[torch.nn.Module], names: Sequence[str],
 
 def _once(modules: Sequence[torch.nn.Module], names: Sequence[str]) -> list[BufferSlot]:
     """All buffers. Models may have a part in common: its buffers count once."""
-    found: dict[tuple[int, str], BufferSlot] = {}
+    found: dict[BufferKey, BufferSlot] = {}
     for module, name in zip(modules, names, strict=True):
-        for slot in _slots(module, name):
+        owners = dict(module.named_modules(remove_duplicate=False))
+        for path, _ in module.named_buffers(remove_duplicate=False):
+            prefix, _, key = path.rpartition(".")
+            is_native = isinstance(owners[prefix], _NormBase) and key.startswith("running_")
+            slot = BufferSlot(f"{name}{path}", owners[prefix], key, is_native)
             found.setdefault(slot.identity, slot)
     return list(found.values())
-
-
-def _slots(module: torch.nn.Module, name: str) -> list[BufferSlot]:
-    owners = dict(module.named_modules(remove_duplicate=False))
-    found = []
-    for path, _ in module.named_buffers(remove_duplicate=False):
-        owner, _, key = path.rpartition(".")
-        is_native = isinstance(owners[owner], _NormBase) and key.startswith("running_")
-        found.append(BufferSlot(f"{name}{path}", owners[owner], key, is_native))
-    return found
 
 
 def _shows_change(slot: BufferSlot, start: BufferStart) -> bool:

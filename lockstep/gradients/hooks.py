@@ -84,80 +84,69 @@ class BucketWatch:
         on_full: Callable[[int], None],
         known: Mapping[torch.nn.Parameter, GradientArrival] | None = None,
     ) -> None:
-        self._on_arrival = on_arrival
-        self._on_full = on_full
-        clock = count(1)
-        self._watches = [
-            _Watch(
-                parameters, self._arrived(bucket), clock, [(known or {}).get(p, GradientArrival()) for p in parameters]
-            )
+        clock, known = count(1), known or {}
+        self._buckets = [
+            _BucketHooks([(p, known.get(p, GradientArrival())) for p in parameters], on_arrival, on_full, bucket, clock)
             for bucket, parameters in enumerate(buckets)
         ]
 
     def lane_begins(self, closely: bool = False) -> None:
         """`closely`: writes through `.data` to a gradient are looked for too."""
         thread = threading.get_ident()
-        for watch in self._watches:
-            watch.forget(thread, closely)
+        for hooks in self._buckets:
+            hooks.forget(thread, closely)
 
     def lane_ends(self) -> None:
         """Before the lane's gradients are taken."""
-        for watch in self._watches:
-            watch.learn()
+        for hooks in self._buckets:
+            hooks.learn()
 
     def changed(self, bucket: int) -> int | None:
         """The first parameter, by its place in the bucket, whose gradient is not the one that arrived in the lane."""
-        return self._watches[bucket].changed()
+        return self._buckets[bucket].changed()
 
     def has_own(self, bucket: int) -> bool:
         """Whether the user's code has put gradients of the bucket into `p.grad` itself, as far as was seen."""
-        return self._watches[bucket].has_own()
+        return self._buckets[bucket].has_own()
 
     def arrivals(self) -> dict[torch.nn.Parameter, GradientArrival]:
         """What was seen of every parameter in the lane in which its bucket was learned."""
         return {
             parameter: arrival
-            for watch in self._watches
-            for parameter, arrival in zip(watch.parameters, watch.learned, strict=True)
+            for hooks in self._buckets
+            for parameter, arrival in zip(hooks.parameters, hooks.learned, strict=True)
         }
 
     def close(self) -> None:
-        for watch in self._watches:
-            watch.unhook()
-
-    def _arrived(self, bucket: int) -> Callable[[bool], None]:
-        def arrived(is_last: bool) -> None:
-            self._on_arrival()
-            if is_last:
-                self._on_full(bucket)
-
-        return arrived
+        for hooks in self._buckets:
+            hooks.unhook()
 
 
-class _Watch:
+class _BucketHooks:
     """The hooks of one bucket: on every parameter while learning, on one afterwards."""
 
     def __init__(
         self,
-        parameters: Sequence[torch.nn.Parameter],
-        arrived: Callable[[bool], None],
+        known: Sequence[tuple[torch.nn.Parameter, GradientArrival]],
+        on_arrival: Callable[[], None],
+        on_full: Callable[[int], None],
+        bucket: int,
         clock: Iterator[int],
-        known: Sequence[GradientArrival],
     ) -> None:
-        self.parameters = parameters
-        self.counts = [arrival.times for arrival in known]
-        self.last = [arrival.when for arrival in known]
-        self.learned = list(known)
-        self._nested = [arrival.is_nested for arrival in known]
+        self.parameters = [parameter for parameter, _ in known]
+        self.learned = [arrival for _, arrival in known]
+        self.counts = [arrival.times for arrival in self.learned]
+        self.last = [arrival.when for arrival in self.learned]
+        self._nested = [arrival.is_nested for arrival in self.learned]
         self._by_hand = False
         self._seen: dict[int, GradientMark | None] = {}
         self._closely = False
         self._thread = threading.get_ident()
-        self._arrived = arrived
+        self._on_arrival, self._on_full, self._bucket = on_arrival, on_full, bucket
         self._expected: int | None = None
         """How often the hooked parameter arrives until the bucket is full; 0: it is never full early."""
         self._clock = clock
-        self._handles = [self._hook(place) for place in range(len(parameters))]
+        self._handles = [self._hook(place) for place in range(len(self.parameters))]
         if any(self.counts):
             self._settle()
 
@@ -210,7 +199,9 @@ class _Watch:
             is_last = self.counts[place] == self._expected
             if (is_last or self._expected is None) and _is_nested(self._thread):
                 self._nested[place], is_last = True, False
-            self._arrived(is_last)
+            self._on_arrival()
+            if is_last:
+                self._on_full(self._bucket)
 
         handle: torch.utils.hooks.RemovableHandle
         handle = self.parameters[place].register_post_accumulate_grad_hook(arrived)

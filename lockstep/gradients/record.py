@@ -64,7 +64,7 @@ def lane_loss(loss: torch.Tensor) -> LaneLoss:
     return DeviceLoss.of(value, place, torch.cuda.Event())
 
 
-class Request(IntEnum):
+class StepRequest(IntEnum):
     """What a worker may ask all to do before the next step."""
 
     CHANGE = 0
@@ -108,7 +108,7 @@ class StepRecord:
     used: list[bool]
     changed: list[bool]
     squares: list[float | None] = field(default_factory=list)
-    requests: list[bool] = field(default_factory=lambda: [False] * len(Request))
+    requests: list[bool] = field(default_factory=lambda: [False] * len(StepRequest))
     carries: bool = False
     health: bytes = b""
     healths: list[bytes] = field(default_factory=list)
@@ -147,7 +147,7 @@ class StepRecord:
         self.weights = _both(self.weights, values[:lanes], known[:lanes])
         self.losses = _both(self.losses, values[lanes : 2 * lanes], known[lanes : 2 * lanes])
         self.squares = _both(self.squares, values[2 * lanes :], known[2 * lanes :])
-        requests, used = len(Request), len(Request) + len(self.used)
+        requests, used = len(StepRequest), len(StepRequest) + len(self.used)
         self.requests = _either(self.requests, rest[:requests])
         self.used = _either(self.used, rest[requests:used])
         self.changed = _either(self.changed, rest[used:])

@@ -24,7 +24,7 @@ from lockstep.gradients.batchnorm import connect, lane_norm_note, norms_by_lane
 from lockstep.gradients.buffers import LaneBuffers, buffer_places, refuse_new_buffers
 from lockstep.gradients.health import HealthPlan
 from lockstep.gradients.plan import StepPlan
-from lockstep.gradients.record import SUMMED, Request
+from lockstep.gradients.record import SUMMED, StepRequest
 from lockstep.gradients.squares import SquaresPlan
 from lockstep.gradients.updates import FlatUpdates, check_flat
 from lockstep.launch.exits import TERMINATED
@@ -538,10 +538,10 @@ class Run:
             self._keeping.take_up()
         yield from self._progress.epochs(count)
 
-    def _end_by(self, request: Request) -> None:
+    def _end_by(self, request: StepRequest) -> None:
         """All workers have agreed to end here because of a signal."""
         self.close()
-        if request is Request.INTERRUPT:
+        if request is StepRequest.INTERRUPT:
             raise KeyboardInterrupt
         raise SystemExit(TERMINATED)
 

@@ -30,7 +30,7 @@ from lockstep.gradients.finite import BadLosses, NotFiniteVerdict
 from lockstep.gradients.health import HealthPlan, Remarks, StepHealth
 from lockstep.gradients.hooks import CheckpointWatch
 from lockstep.gradients.plan import StepPlan
-from lockstep.gradients.record import SUMMED, Request, StepRecord, lane_loss
+from lockstep.gradients.record import SUMMED, StepRecord, StepRequest, lane_loss
 from lockstep.gradients.recorder import LaneRecorder
 from lockstep.gradients.rules import LaneRules, refuse_outside
 from lockstep.gradients.squares import Squares, SquaresPlan, as_means, of_all
@@ -69,7 +69,7 @@ class Engine:
         self.squares = SquaresPlan()
         self.measured: tuple[StepSquares | None, ...] = ()
         """The squares of the last step that was handed over, plain and as its optimizer sees them, if taken."""
-        self.requests = [False] * len(Request)
+        self.requests = [False] * len(StepRequest)
         self.carries = False
         """Whether a lane of this worker has left something to be carried on, in the step under way."""
         self.sight: GradientSight | None = None

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.gradients.record import Request, StepRecord
+from lockstep.gradients.record import StepRecord, StepRequest
 
 numbers = st.none() | st.floats()
 
@@ -26,7 +26,7 @@ def told(num_lanes: int, num_workers: int, data: st.DataObject) -> list[StepReco
                 record.squares[lane] = data.draw(numbers)
         record.used = data.draw(st.lists(st.booleans(), min_size=num_parameters, max_size=num_parameters))
         record.changed = data.draw(st.lists(st.booleans(), min_size=num_buffers, max_size=num_buffers))
-        record.requests = data.draw(st.lists(st.booleans(), min_size=len(Request), max_size=len(Request)))
+        record.requests = data.draw(st.lists(st.booleans(), min_size=len(StepRequest), max_size=len(StepRequest)))
         record.health = bytes([rank]) * 5
         records.append(record)
     return records
