@@ -81,8 +81,7 @@ class ShardedLoader:
         self._inner: DataLoader[Any] | None = None
         self._loading: Iterator[Any] | None = None
         self._set_keys(seed, num_lanes, None)
-        self.position = Position()
-        """Passes that have ended, exhausted or left, and batches handed out in the running one."""
+        self._position = Position()
         self.mid_pass = False
         """Whether a pass has begun and is not exhausted; also after seeking into the middle of one."""
         self.ended_at = Position()
@@ -126,7 +125,7 @@ class ShardedLoader:
             self._num_spent -= 1
             return iter(())
         if self.mid_pass and not self._sought:
-            self.position = Position(self.position.epoch + 1, 0)
+            self._position = Position(self._position.epoch + 1, 0)
         self.mid_pass, self._sought = True, False
         self._pass_number += 1
         running = self._batches(self._pass_number)
@@ -139,21 +138,26 @@ class ShardedLoader:
         return None if self._running is None else self._running()
 
     @property
+    def position(self) -> Position:
+        """Passes that have ended, exhausted or left, and batches handed out in the running one."""
+        return self._position
+
+    @property
     def resumes_at(self) -> Position:
         """Where a run that goes on from now starts. See Note [What was trained]."""
         if self._committed is None or not self.mid_pass:
-            return self.position
-        if self._committed.epoch != self.position.epoch:
-            return Position(self.position.epoch, 0)
-        return Position(self.position.epoch, max(0, self._committed.step - self._num_ahead))
+            return self._position
+        if self._committed.epoch != self._position.epoch:
+            return Position(self._position.epoch, 0)
+        return Position(self._position.epoch, max(0, self._committed.step - self._num_ahead))
 
     def committed(self, trained: Position | None) -> None:
         """A step counts: it was trained on the batch at `trained` of this loader, or on none of its batches."""
         if trained is not None:
-            is_here = trained.epoch == self.position.epoch
-            self._num_ahead = self.position.step - trained.step - 1 if is_here else 0
+            is_here = trained.epoch == self._position.epoch
+            self._num_ahead = self._position.step - trained.step - 1 if is_here else 0
         if trained is not None or self._committed is not None:
-            self._committed = self.position
+            self._committed = self._position
 
     @property
     def is_trained_on(self) -> bool:
@@ -170,7 +174,7 @@ class ShardedLoader:
             raise BadArgument(f"a position counts epochs and steps from 0, not {position}")
         begins = self._is_about_to_begin and not num_spent
         self._pass_number += not self._is_about_to_begin
-        self.position, self.mid_pass, self._sought = position, begins or position.step > 0, not begins
+        self._position, self.mid_pass, self._sought = position, begins or position.step > 0, not begins
         self._committed, self._num_ahead = position if is_trained_on else None, 0
         self._num_spent = num_spent
 
@@ -180,18 +184,18 @@ class ShardedLoader:
 
         The same on every worker; empty where nothing was drawn, or `seek` was not followed by `check_drawn`.
         """
-        return self._passes.drawn(self.position)
+        return self._passes.drawn(self._position)
 
     def drawn_at(self, position: Position) -> str:
         """The same up to a position that was passed a moment ago; empty where it is not known any more."""
-        return self.drawn if position == self.position else dict(self._marks).get(position, "")
+        return self.drawn if position == self._position else dict(self._marks).get(position, "")
 
     def check_drawn(self, expected: str) -> None:
         """To be called after `seek`, with what `drawn` was there: the samplers are run to that place, at once.
 
         BadCheckpoint if they give other samples than before. See Note [The same samples again] in passes.py.
         """
-        self._passes.check(self.position, expected, self._index)
+        self._passes.check(self._position, expected, self._index)
 
     def rekey(self, seed: int, num_lanes: int) -> None:
         """Passes that begin from now on are those of another seed and number of lanes: a resumed run keeps its own."""
@@ -245,7 +249,7 @@ class ShardedLoader:
         if self._num_spent:
             self._num_spent -= 1
             return
-        order = self._passes.begin(self.position)
+        order = self._passes.begin(self._position)
         carried: tuple[tuple[int, ...], int] | None = None
         try:
             while True:
@@ -260,7 +264,7 @@ class ShardedLoader:
                     break
                 drawn, draw = self.drawn, order.handed_out()
                 self._marks.append((draw.position, drawn))
-                self.position = Position(draw.position.epoch, draw.position.step + 1)
+                self._position = Position(draw.position.epoch, draw.position.step + 1)
                 reload = LaneReload(self.loader, self._fetch, draw, loaded[0], self._mover, least)
                 shares = self._mover(loaded[1])
                 yield GlobalBatch(loaded[0], shares, draw.position, self._index, reload, draw.digest, drawn, least)
@@ -275,15 +279,15 @@ class ShardedLoader:
         self._end_pass()
 
     def _end_pass(self) -> None:
-        self.ended_at = self.position
-        self.position, self.mid_pass = Position(self.position.epoch + 1, 0), False
+        self.ended_at = self._position
+        self._position, self.mid_pass = Position(self._position.epoch + 1, 0), False
 
     def _open(self, order: SampleOrder, lanes: tuple[int, ...], least: int) -> Iterator[Loaded | None]:
         """Starts loading all that is not handed out yet."""
         if self._inner is None:
             self._inner = inner_loader(self.loader, self._fetch, self._feed, self._mover.pins)
         # torch draws a seed for its processes, which must not come out of the training loop's generator
-        self._inner.generator.manual_seed(self._keys.of("processes", self.position.epoch))
+        self._inner.generator.manual_seed(self._keys.of("processes", self._position.epoch))
         self._feed.requests = (self._fetch.request(draw, lanes, least) for draw in order.ahead())
         return iter(self._inner)
 
