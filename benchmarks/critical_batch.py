@@ -33,8 +33,8 @@ import torch.nn.functional as F
 from large_batches_digits import Digits, digits, loss_on, network, order_of
 from torch import Tensor
 
-from lockstep.optim.critical import Fit, fit_samples
 from lockstep.optim.noise import Measured, measure
+from lockstep.optim.noise.critical_batch import Fit, fit_samples
 
 RATES = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
 NUM_LANES = 8

@@ -4,7 +4,7 @@
     lockstep run -n 2 benchmarks/fault_cost.py gpt 60
 
 Steps with and without it take turns in the same processes: with the round of commits, the status page, the look at the
-door, copies of the lanes' data and of buffers, and the record of wishes and health; and without all but the last. The
+door, copies of the lanes' data and of buffers, and the record of requests and health; and without all but the last. The
 ratio of each pair is with ÷ without. The comparison of replicas, which comes every hundredth step, is timed apart.
 """
 
@@ -17,7 +17,7 @@ from typing import NoReturn
 import lockstep
 from lockstep.data import GlobalBatch
 from lockstep.gradients.fingerprint import Drift, combined, fingerprints
-from lockstep.gradients.record import StepRecord, Wish
+from lockstep.gradients.record import StepRecord, StepRequest
 from lockstep.programs.bench.sides import LockstepSide, make_kit
 from lockstep.programs.bench.spread import quantile
 from lockstep.programs.models import reference_workload
@@ -32,7 +32,7 @@ class NoGuard:
     """What a step needs of others where nobody comes or goes."""
 
     looks_closely = False
-    requests = (False,) * len(Wish)
+    requests = (False,) * len(StepRequest)
 
     def __init__(self, generation: Generation) -> None:
         self.generation = generation

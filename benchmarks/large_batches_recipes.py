@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, SequentialL
 from lockstep.optim.groups import exclude_biases_and_norms
 from lockstep.optim.lamb import LAMB
 from lockstep.optim.lars import LARS
-from lockstep.optim.scaling import scale_lr
+from lockstep.optim.rules import scale_lr
 from lockstep.optim.warmup import WarmUp
 
 BASE_BATCH = 16

@@ -6,7 +6,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from lockstep.data import cut
+from lockstep.data import structure
 from lockstep.errors import Misuse
 from lockstep.lanes import share
 
@@ -25,15 +25,15 @@ class GlobalBatch:
 
     A lane has `least` samples of it, if there are as many (Note [No lane with a single sample] in lanes.py).
     `position` is that of the batch itself, counted from 0, and `loader` the number of the run's loader that it came
-    from; None where the batch did not come from a loader. `again` gives shares of this batch once more. `digest` is
-    that of its sample indices, and `drawn` what the loader's `drawn` was before it; empty where there is no loader.
+    from; None where the batch did not come from a loader. `reload_lanes` loads shares of it again. `digest` is that of
+    its sample indices, and `drawn` what the loader's `drawn` was before it; empty where there is no loader.
     """
 
     num_samples: int
     shares: Mapping[int, Any] = field(repr=False)
     position: Position | None = None
     loader: int | None = None
-    again: Callable[[Sequence[int]], Mapping[int, Any]] | None = field(default=None, repr=False)
+    reload_lanes: Callable[[Sequence[int]], Mapping[int, Any]] | None = field(default=None, repr=False)
     digest: str = ""
     drawn: str = field(default="", repr=False)
     least: int = 1
@@ -46,30 +46,30 @@ class GlobalBatch:
     @classmethod
     def cut(cls, batch: Any, num_lanes: int, lanes: Sequence[int], least: int = 1) -> "GlobalBatch":
         """The shares of `lanes`, cut from a batch that every worker holds whole."""
-        num_samples = cut.num_samples(batch)
-        again = partial(cut_shares, batch, num_samples, num_lanes, least=least)
-        return cls(num_samples, again(lanes), again=again, least=least, whole=batch)
+        num_samples = structure.num_samples(batch)
+        shares_of = partial(cut_shares, batch, num_samples, num_lanes, least=least)
+        return cls(num_samples, shares_of(lanes), reload_lanes=shares_of, least=least, whole=batch)
 
     def for_lanes(self, lanes: Sequence[int]) -> "GlobalBatch":
-        """The same batch with the shares of `lanes`: what is here is reused as it is, the rest is got again.
+        """The same batch with the shares of `lanes`: what is here is used as it is, the rest is loaded.
 
-        What is got again is, bit for bit, what any other worker would have been given. See Note [The same batch again].
+        What is loaded is, bit for bit, what any other worker would have. See Note [The same batch again].
         """
         missing = [lane for lane in lanes if lane not in self.shares]
-        found = {**self.shares, **(self._got_again(missing) if missing else {})}
+        found = {**self.shares, **(self._loaded(missing) if missing else {})}
         return replace(self, shares={lane: found[lane] for lane in lanes if lane in found})
 
-    def afresh(self, lanes: Sequence[int]) -> "GlobalBatch":
-        """The same batch with the shares of `lanes`, all got again: what was handed out may have been written to."""
-        return replace(self, shares=self._got_again(lanes))
+    def reload(self, lanes: Sequence[int]) -> "GlobalBatch":
+        """The same batch with the shares of `lanes`, all loaded again: user code may have written to the others."""
+        return replace(self, shares=self._loaded(lanes))
 
-    def _got_again(self, lanes: Sequence[int]) -> Mapping[int, Any]:
-        if self.again is None:
+    def _loaded(self, lanes: Sequence[int]) -> Mapping[int, Any]:
+        if self.reload_lanes is None:
             raise Misuse(
                 f"lanes {', '.join(map(str, lanes))} of this global batch are not here, and it does not know where "
                 "they come from: take it from a loader of run.shard, or make it with GlobalBatch.cut"
             )
-        return self.again(lanes)
+        return self.reload_lanes(lanes)
 
     def __len__(self) -> int:
         return self.num_samples
@@ -90,4 +90,4 @@ class GlobalBatch:
 def cut_shares(batch: Any, num_samples: int, num_lanes: int, lanes: Sequence[int], least: int) -> dict[int, Any]:
     """What each of `lanes` takes of a whole batch; lanes without samples are absent."""
     positions = {lane: share(num_samples, lane, num_lanes, least) for lane in lanes}
-    return {lane: cut.take(batch, taken) for lane, taken in positions.items() if taken}
+    return {lane: structure.take(batch, taken) for lane, taken in positions.items() if taken}

@@ -1,4 +1,4 @@
-"""Whether two workers hold the same batch, told by a digest of what is in it."""
+"""Digests of what a batch holds: equal on two workers that hold the same batch."""
 
 import ctypes
 import hashlib
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lockstep.data.cut import opened
+from lockstep.data.structure import opened
 
 SAMPLED_ROWS, SAMPLED_COLUMNS = 16, 256
 """How much of each tensor stands for all of it where a look at the whole would cost too much."""

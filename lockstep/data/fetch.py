@@ -16,8 +16,9 @@ from typing import Any
 from torch.utils.data import Dataset, default_collate, default_convert, get_worker_info
 
 from lockstep.chance import keeping_cpu_generators, set_cpu_generators
-from lockstep.data.keys import Keys
-from lockstep.data.order import Draw
+from lockstep.data.batch import Position, cut_shares
+from lockstep.data.order import Draw, Keys
+from lockstep.data.structure import num_samples
 
 Loaded = tuple[int, dict[int, Any]]
 """The number of samples in the whole global batch, and the data of each lane that was asked for."""
@@ -43,6 +44,21 @@ class Source:
             set_cpu_generators(self.keys.of("collate", *place))
         return self.collate_fn(data)
 
+    def shares_of_whole(self, item: Any, position: Position, lanes: Sequence[int], least: int) -> Loaded:
+        """An item that is a whole global batch, converted by the user's collate function and cut."""
+        batch = self.collate(item, position.epoch, position.step)
+        total = num_samples(batch)
+        return total, cut_shares(batch, total, self.num_lanes, lanes, least)
+
+
+@dataclass(frozen=True)
+class LaneRequest:
+    """A global batch, and the lanes that are wanted of it; a lane is given `least` samples, if there are as many."""
+
+    draw: Draw
+    lanes: tuple[int, ...]
+    least: int
+
 
 class Fetch(Dataset[Any], ABC):
     """A data set of loaded batches. See Note [One request, one global batch]."""
@@ -55,19 +71,16 @@ class Fetch(Dataset[Any], ABC):
         self.draws = True
         """Whether `load` may draw random numbers, or set generators."""
 
-    @abstractmethod
     def request(self, draw: Draw, lanes: Sequence[int], least: int = 1) -> Any:
-        """What `load` needs for this draw: small, immutable, the same for equal arguments.
-
-        A lane is given `least` samples, if there are as many.
-        """
+        """What `load` needs for this draw: small, immutable, the same for equal arguments."""
+        return LaneRequest(draw, tuple(lanes), least)
 
     @abstractmethod
     def load(self, request: Any) -> Loaded | None:
         """The shares asked for; None where the data have ended. May leave the CPU's generators anywhere."""
 
     def close(self) -> None:
-        """Lets go of what an unfinished pass holds open in this process."""
+        """Closes what an unfinished pass holds open in this process."""
 
     def __getitem__(self, request: Any) -> Loaded | None:
         with self._outside_untouched():
@@ -79,21 +92,3 @@ class Fetch(Dataset[Any], ABC):
     def _outside_untouched(self) -> AbstractContextManager[None]:
         in_training_process = get_worker_info() is None
         return keeping_cpu_generators() if self.draws and in_training_process else nullcontext()
-
-
-@dataclass(frozen=True)
-class InLoaderProcess:
-    """Runs in a new loader process: there torch tells the user's data set, not ours, to whoever asks."""
-
-    worker_init_fn: Callable[[int], Any] | None
-
-    def __call__(self, worker_id: int) -> None:
-        info: Any = get_worker_info()
-        object.__setattr__(info, "dataset", info.dataset.source.dataset)  # frozen to users, and must stay so
-        if self.worker_init_fn is not None:
-            self.worker_init_fn(worker_id)
-
-
-def as_loaded(loaded: Any) -> Any:
-    """Our data set collates by itself: torch has nothing to add."""
-    return loaded

@@ -15,24 +15,18 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 
-from lockstep.data.accept import GROW, SPLIT, accepted, is_stream, notes
-from lockstep.data.again import Again
 from lockstep.data.batch import GlobalBatch, Position
-from lockstep.data.fetch import Fetch, InLoaderProcess, Loaded, Source, as_loaded
-from lockstep.data.grow import grown, growth
-from lockstep.data.keys import Keys
-from lockstep.data.moving import Moving
-from lockstep.data.order import Order
+from lockstep.data.device import DeviceMover
+from lockstep.data.fetch import Fetch, Loaded, Source
+from lockstep.data.inner_loader import Feed, LaneReload, disown_processes, inner_loader, process_ids, unpacked
+from lockstep.data.order import Keys, SampleOrder
 from lockstep.data.passes import Passes
-from lockstep.data.pinning import to_be_pinned, unpacked
-from lockstep.data.processes import leave_processes, processes_of
 from lockstep.data.samplers import Samplers
-from lockstep.data.samples import SampleFetch
+from lockstep.data.samples import SampleFetch, WholeFetch
 from lockstep.data.stream import StreamFetch
-from lockstep.data.whole import WholeFetch
+from lockstep.data.user_loader import GROW, SPLIT, accepted, grown, growth_note, is_stream, notes
 from lockstep.errors import BadArgument, Misuse
 from lockstep.lanes import share
 
@@ -42,25 +36,15 @@ MOST_MARKS = 64
 """How many batches a script may take ahead so that it is still known what was drawn before the first of them."""
 
 
-class Feed:
-    """The sampler of torch's loader inside: gives whatever requests it was last handed."""
-
-    def __init__(self) -> None:
-        self.requests: Iterator[Any] = iter(())
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.requests
-
-
 class ShardedLoader:
     """Gives global batches, of which this worker loads the lanes that `lanes()` says it carries.
 
     The loader keeps its meaning: `batch_size` is that of the global batch; order, length, collating, loader
     processes and pinning are as the user set them. With `batch="grow"` it is read as one with batches `num_lanes`
-    times as large, see Note [Grown batches] in lockstep/data/grow.py. Order and augmentation depend on `seed`, on
-    `index` (which tells the loaders of a run apart) and on the epoch, never on the number of workers or loader
-    processes. Shares are given out where `moving` brings them; a lane has `least()` samples of a batch or none, where
-    the batch has as many.
+    times as large, see Note [Grown batches] in user_loader.py. Order and augmentation depend on `seed`, on
+    `index` (the loader's number in the run) and on the epoch, never on the number of workers or loader
+    processes. `mover` brings shares to the run's device; a lane has `least()` samples of a batch or none, where the
+    batch has as many.
     """
 
     dataset = property(attrgetter("loader.dataset"))
@@ -81,7 +65,7 @@ class ShardedLoader:
         index: int,
         say: Callable[[str], None],
         batch: str = SPLIT,
-        moving: Moving | None = None,
+        mover: DeviceMover | None = None,
         least: Callable[[], int] = lambda: 1,
     ) -> None:
         self.loader = accepted(loader, batch)
@@ -92,18 +76,21 @@ class ShardedLoader:
         self._index = index
         self.waited_ns = 0
         """For how long loops have waited for batches of this loader, all together."""
-        self._moving = moving or Moving()
+        self._mover = mover or DeviceMover()
         self._feed = Feed()
         self._inner: DataLoader[Any] | None = None
         self._loading: Iterator[Any] | None = None
         self._set_keys(seed, num_lanes, None)
         self._position = Position()
+        self.mid_pass = False
+        """Whether a pass has begun and is not exhausted; also after seeking into the middle of one."""
+        self.ended_at = Position()
+        """Where the last pass that has ended stood, exhausted or left."""
         self._committed: Position | None = None
         self.evaluated: Position | None = None
         """Where the pass stood after the batch that was last evaluated."""
         self._num_ahead = 0
-        self._ended_at = Position()
-        self._mid_pass = self._sought = False
+        self._sought = False
         self._num_spent = 0
         self._marks: deque[tuple[Position, str]] = deque(maxlen=MOST_MARKS)
         self._pass_number = 0
@@ -133,13 +120,13 @@ class ShardedLoader:
         return None if size is None else max(len(share(size, lane, num_lanes, least)) for lane in range(num_lanes))
 
     def __iter__(self) -> Iterator[GlobalBatch]:
-        """Starts a pass: where `seek` said, or at the beginning of the next epoch. One runs at a time."""
+        """Starts a pass: at the position of `seek`, or at the beginning of the next epoch. One runs at a time."""
         if self._num_spent:
             self._num_spent -= 1
             return iter(())
-        if self._mid_pass and not self._sought:
+        if self.mid_pass and not self._sought:
             self._position = Position(self._position.epoch + 1, 0)
-        self._mid_pass, self._sought = True, False
+        self.mid_pass, self._sought = True, False
         self._pass_number += 1
         running = self._batches(self._pass_number)
         self._running = weakref.ref(running)  # weak, so that a loop left by `break` ends its loader processes
@@ -156,14 +143,9 @@ class ShardedLoader:
         return self._position
 
     @property
-    def mid_pass(self) -> bool:
-        """Whether a pass has begun and is not exhausted; also after seeking into the middle of one."""
-        return self._mid_pass
-
-    @property
     def resumes_at(self) -> Position:
         """Where a run that goes on from now starts. See Note [What was trained]."""
-        if self._committed is None or not self._mid_pass:
+        if self._committed is None or not self.mid_pass:
             return self._position
         if self._committed.epoch != self._position.epoch:
             return Position(self._position.epoch, 0)
@@ -176,11 +158,6 @@ class ShardedLoader:
             self._num_ahead = self._position.step - trained.step - 1 if is_here else 0
         if trained is not None or self._committed is not None:
             self._committed = self._position
-
-    @property
-    def ended_at(self) -> Position:
-        """Where the last pass that has ended stood, exhausted or left."""
-        return self._ended_at
 
     @property
     def is_trained_on(self) -> bool:
@@ -197,7 +174,7 @@ class ShardedLoader:
             raise BadArgument(f"a position counts epochs and steps from 0, not {position}")
         begins = self._is_about_to_begin and not num_spent
         self._pass_number += not self._is_about_to_begin
-        self._position, self._mid_pass, self._sought = position, begins or position.step > 0, not begins
+        self._position, self.mid_pass, self._sought = position, begins or position.step > 0, not begins
         self._committed, self._num_ahead = position if is_trained_on else None, 0
         self._num_spent = num_spent
 
@@ -205,7 +182,7 @@ class ShardedLoader:
     def drawn(self) -> str:
         """What the samplers gave in the pass up to this position, and in the pass before it, as digests.
 
-        The same on every worker; empty where nothing was drawn, or the loader was put here without being told.
+        The same on every worker; empty where nothing was drawn, or `seek` was not followed by `check_drawn`.
         """
         return self._passes.drawn(self._position)
 
@@ -224,9 +201,9 @@ class ShardedLoader:
         """Passes that begin from now on are those of another seed and number of lanes: a resumed run keeps its own."""
         if not self._is_about_to_begin:
             self.close()
-        said_for = self._num_lanes
+        num_before = self._num_lanes
         self._set_keys(seed, num_lanes, self._passes)
-        if num_lanes != said_for:
+        if num_lanes != num_before:
             self._say_growth()
 
     def close(self) -> None:
@@ -238,12 +215,12 @@ class ShardedLoader:
     @property
     def pids(self) -> list[int]:
         """The loader processes that are running."""
-        return [] if self._loading is None else processes_of(self._loading)
+        return [] if self._loading is None else process_ids(self._loading)
 
-    def is_copied(self) -> None:
+    def after_fork(self) -> None:
         """This process is a copy of another: that one keeps the loader processes, and new ones are started here."""
         if self._loading is not None:
-            leave_processes(self._loading)
+            disown_processes(self._loading)
         self._loading = self._inner = None
 
     def _set_keys(self, seed: int, num_lanes: int, before: Passes | None) -> None:
@@ -259,7 +236,7 @@ class ShardedLoader:
 
     def _say_growth(self) -> None:
         if self._grows:
-            self._say(growth(self._whole, self._num_lanes))
+            self._say(growth_note(self._whole, self._num_lanes))
 
     @property
     def _is_about_to_begin(self) -> bool:
@@ -288,12 +265,12 @@ class ShardedLoader:
                 drawn, draw = self.drawn, order.handed_out()
                 self._marks.append((draw.position, drawn))
                 self._position = Position(draw.position.epoch, draw.position.step + 1)
-                again = Again(self.loader, self._fetch, draw, loaded[0], self._moving, least)
-                shares = self._moving(loaded[1])
-                yield GlobalBatch(loaded[0], shares, draw.position, self._index, again, draw.digest, drawn, least)
+                reload = LaneReload(self.loader, self._fetch, draw, loaded[0], self._mover, least)
+                shares = self._mover(loaded[1])
+                yield GlobalBatch(loaded[0], shares, draw.position, self._index, reload, draw.digest, drawn, least)
         except GeneratorExit:
             if number == self._pass_number:
-                self._end_pass()  # left by `break`: nobody can go on with it
+                self._end_pass()  # left by `break`: it cannot go on
             raise
         finally:
             if number == self._pass_number:
@@ -302,13 +279,13 @@ class ShardedLoader:
         self._end_pass()
 
     def _end_pass(self) -> None:
-        self._ended_at = self._position
-        self._position, self._mid_pass = Position(self._position.epoch + 1, 0), False
+        self.ended_at = self._position
+        self._position, self.mid_pass = Position(self._position.epoch + 1, 0), False
 
-    def _open(self, order: Order, lanes: tuple[int, ...], least: int) -> Iterator[Loaded | None]:
+    def _open(self, order: SampleOrder, lanes: tuple[int, ...], least: int) -> Iterator[Loaded | None]:
         """Starts loading all that is not handed out yet."""
         if self._inner is None:
-            self._inner = loader_inside(self.loader, self._fetch, self._feed, self._moving.pins)
+            self._inner = inner_loader(self.loader, self._fetch, self._feed, self._mover.pins)
         # torch draws a seed for its processes, which must not come out of the training loop's generator
         self._inner.generator.manual_seed(self._keys.of("processes", self._position.epoch))
         self._feed.requests = (self._fetch.request(draw, lanes, least) for draw in order.ahead())
@@ -328,25 +305,3 @@ def fetch_for(loader: "DataLoader[Any]", source: Source) -> Fetch:
     if is_stream(loader):
         return StreamFetch(source, loader.batch_size, loader.drop_last)
     return WholeFetch(source) if loader.batch_sampler is None else SampleFetch(source)
-
-
-def loader_inside(loader: "DataLoader[Any]", fetch: Fetch, feed: Feed, pins: bool = False) -> "DataLoader[Any]":
-    """torch's loader over our data set, as the user set it; with `pins` it pins all the same.
-
-    See Note [One request, one global batch].
-    """
-    return DataLoader(
-        fetch,
-        batch_size=None,
-        sampler=feed,
-        num_workers=min(loader.num_workers, 1) if is_stream(loader) else loader.num_workers,
-        collate_fn=to_be_pinned if pins else as_loaded,
-        pin_memory=pins or loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=InLoaderProcess(loader.worker_init_fn),
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=torch.Generator(),
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
-        pin_memory_device=loader.pin_memory_device,
-    )

@@ -18,18 +18,28 @@ from typing import Any
 
 import torch
 
-from lockstep.chance import Stream
+from lockstep.chance import Stream, fold
 from lockstep.data.batch import Position
-from lockstep.data.keys import Keys
 from lockstep.data.samplers import Samplers
 from lockstep.errors import BadArgument
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Makes the keys of all chance in the `index`-th loader of a run. See Note [Keys] in lockstep/chance.py."""
+
+    seed: int
+    index: int
+
+    def of(self, use: str, *path: str | int) -> int:
+        return fold(self.seed, use, self.index, *path)
 
 
 @dataclass(frozen=True)
 class Draw:
     """What the sampler gave for one global batch.
 
-    `uses[i]` says how often `indices[i]` was drawn before in the pass; empty where nobody counts.
+    `uses[i]` says how often `indices[i]` was drawn before in the pass; empty where they are not counted.
     """
 
     position: Position
@@ -54,7 +64,7 @@ class Drawn:
         return f"{self.epoch}.{self.num_samples}={self.digest}"
 
 
-class Order:
+class SampleOrder:
     """One pass over the samplers, one draw for each global batch. Keeps what is drawn but not handed out."""
 
     def __init__(self, samplers: Samplers, keys: Keys, epoch: int, *, count_uses: bool) -> None:
@@ -133,9 +143,8 @@ class Order:
     def _counted(self, indices: tuple[Any, ...]) -> tuple[int, ...]:
         if self._uses is None:
             return ()
-        names = [name_of(index) for index in indices]
         uses = []
-        for name in names:
+        for name in map(name_of, indices):
             uses.append(self._uses[name])
             self._uses[name] += 1
         return tuple(uses) if any(uses) else ()

@@ -19,8 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lockstep.data.batch import Position
-from lockstep.data.keys import Keys
-from lockstep.data.order import Drawn, Order
+from lockstep.data.order import Drawn, Keys, SampleOrder
 from lockstep.data.samplers import Samplers
 from lockstep.errors import BadCheckpoint
 
@@ -51,11 +50,11 @@ class Passes:
         self._samplers, self._keys, self._count_uses, self._say = samplers, keys, count_uses, say
         self._next_epoch: int = 0 if before is None else before._next_epoch
         self._fresh: list[Any] = self._states() if before is None else before._fresh
-        self._running: Order | None = None
+        self._running: SampleOrder | None = None
         self._recorded: dict[int, Drawn] = {}
-        self._ready: tuple[Position, Order] | None = None
+        self._ready: tuple[Position, SampleOrder] | None = None
 
-    def begin(self, position: Position) -> Order:
+    def begin(self, position: Position) -> SampleOrder:
         """The pass from `position` on. See Note [Samplers with a memory]."""
         ready, self._ready = self._ready, None
         if ready is not None and ready[0] == position:
@@ -85,7 +84,7 @@ class Passes:
         epochs = (position.epoch, position.epoch - 1) if position.step else (position.epoch - 1,)
         return " ".join(str(known[epoch]) for epoch in epochs if epoch in known)
 
-    def _found(self, position: Position, expected: Mapping[int, Drawn]) -> Order:
+    def _found(self, position: Position, expected: Mapping[int, Drawn]) -> SampleOrder:
         """See Note [The same samples again]."""
         states = self._states()
         try:
@@ -97,10 +96,10 @@ class Passes:
         self._put(states)
         return self._opened(position, expected)
 
-    def _opened(self, position: Position, expected: Mapping[int, Drawn]) -> Order:
+    def _opened(self, position: Position, expected: Mapping[int, Drawn]) -> SampleOrder:
         self._recorded = {epoch: drawn for epoch, drawn in self._known().items() if epoch == position.epoch - 1}
         self._next_epoch = position.epoch + 1
-        self._running = order = Order(self._samplers, self._keys, position.epoch, count_uses=self._count_uses)
+        self._running = order = SampleOrder(self._samplers, self._keys, position.epoch, count_uses=self._count_uses)
         order.skip(position.step)
         wanted = expected.get(position.epoch)
         if position.step and wanted is not None and wanted != order.drawn:
@@ -122,7 +121,7 @@ class Passes:
 
     def _run_through(self, epoch: int, wanted: Drawn | None, most_samples: int) -> int:
         """How many samples the pass has."""
-        order = Order(self._samplers, self._keys, epoch, count_uses=False)
+        order = SampleOrder(self._samplers, self._keys, epoch, count_uses=False)
         found = order.run_through(0 if wanted is None else wanted.num_samples, most_samples)
         if wanted is not None and wanted != found:
             raise OtherSamples(f"the samples of pass {epoch} are others")
@@ -138,7 +137,7 @@ class Passes:
         self._warn(why)
 
     def _warn(self, why: str) -> None:
-        """Nobody can know whether it matters, unless the samplers are told the epoch."""
+        """Whether it matters cannot be known, unless all samplers have a `set_epoch`."""
         if not all(callable(getattr(sampler, "set_epoch", None)) for sampler in self._samplers.own):
             self._say(
                 f"the order of samples may be another one from here on, if {self._names} draws from a generator of its "

@@ -53,7 +53,7 @@ class Samplers:
         return cls(repeat((0,)), batched=True)
 
     def begin(self, epoch: int) -> Iterator[Any]:
-        """A new pass, after telling the samplers that want to know which one."""
+        """A new pass, after `set_epoch` of the samplers that have it."""
         for part in self.parts:
             if callable(getattr(part, "set_epoch", None)):
                 part.set_epoch(epoch)

@@ -1,8 +1,8 @@
-"""Loading sample by sample, lane by lane: the ordinary data set with indices.
+"""Loading from a data set with indices: sample by sample and lane by lane, or items that are whole global batches.
 
 # Note [Chance of a sample]
 # Before a sample is read the CPU's generators are set from the epoch and the sample's index, so its
-# augmentation is the same whoever reads it and whatever was read before. A sampler may give an index again in
+# augmentation is the same on every worker and whatever was read before. A sampler may give an index again in
 # the same pass (drawing with replacement, repeated augmentation, an endless pass). The number of earlier uses
 # is then part of the key: otherwise the sample would look the same each time.
 """
@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from lockstep.chance import set_cpu_generators
 from lockstep.data.batch import Position
-from lockstep.data.fetch import Fetch, Loaded, Source
+from lockstep.data.fetch import Fetch, LaneRequest, Loaded, Source
 from lockstep.data.order import Draw, name_of
 from lockstep.lanes import share
 
@@ -47,8 +47,13 @@ class SampleFetch(Fetch):
 
     def request(self, draw: Draw, lanes: Sequence[int], least: int = 1) -> SampleRequest:
         total = len(draw.indices)
-        taken = [(lane, share(total, lane, self.source.num_lanes, least)) for lane in lanes]
-        return SampleRequest(draw.position, total, tuple(picks(draw, lane, part) for lane, part in taken if part))
+        shares = [(lane, share(total, lane, self.source.num_lanes, least)) for lane in lanes]
+        picks = (
+            Picks(lane, draw.indices[part.start : part.stop], draw.uses[part.start : part.stop])
+            for lane, part in shares
+            if part
+        )
+        return SampleRequest(draw.position, total, tuple(picks))
 
     def load(self, request: SampleRequest) -> Loaded:
         return request.num_samples, {picks.lane: self._lane(picks, request.position) for picks in request.picks}
@@ -74,9 +79,16 @@ class SampleFetch(Fetch):
             set_cpu_generators(self.source.keys.of("augment", epoch, *sample_names(indices, uses)))
 
 
-def picks(draw: Draw, lane: int, taken: range) -> Picks:
-    part = slice(taken.start, taken.stop)
-    return Picks(lane, draw.indices[part], draw.uses[part])
+class WholeFetch(Fetch):
+    """For `batch_size=None`: reads one item for each global batch and keeps the shares of the lanes asked for."""
+
+    counts_uses = True
+
+    def load(self, request: LaneRequest) -> Loaded:
+        draw, source = request.draw, self.source
+        names = sample_names(draw.indices, draw.uses)
+        set_cpu_generators(source.keys.of("augment", draw.position.epoch, *names))
+        return source.shares_of_whole(source.dataset[draw.indices[0]], draw.position, request.lanes, request.least)
 
 
 def sample_names(indices: Sequence[Any], uses: Sequence[int]) -> list[int | str]:

@@ -5,27 +5,17 @@
 # same stream in the same order, in one process, from generators set by the run's seed and the epoch. To
 # start in the middle it reads what comes before and drops it. Only collating and what follows is spared.
 # One process has one reading at a time. Many streams keep their place in themselves (`__iter__` sets it to
-# zero and returns self), where a second reading would move the first without a word. So a batch that is
+# zero and returns self), where a second reading would silently move the first. So a batch that is
 # wanted again starts the reading anew, and the pass goes on with that one.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 from lockstep.chance import Stream
 from lockstep.data.batch import Position
-from lockstep.data.fetch import Fetch, Loaded, Source
-from lockstep.data.order import Draw
-from lockstep.data.whole import shares_of_whole
+from lockstep.data.fetch import Fetch, LaneRequest, Loaded, Source
 from lockstep.lanes import share
-
-
-@dataclass(frozen=True)
-class StreamRequest:
-    position: Position
-    lanes: tuple[int, ...]
-    least: int
 
 
 class Reading:
@@ -68,15 +58,13 @@ class StreamFetch(Fetch):
         self._epoch = -1
         self._reading: Reading | None = None
 
-    def request(self, draw: Draw, lanes: Sequence[int], least: int = 1) -> StreamRequest:
-        return StreamRequest(draw.position, tuple(lanes), least)
-
-    def load(self, request: StreamRequest) -> Loaded | None:
-        samples = self._take(self._at(request.position))
+    def load(self, request: LaneRequest) -> Loaded | None:
+        position = request.draw.position
+        samples = self._take(self._at(position))
         if not samples:
             return None
         if self._batch_size is None:
-            return shares_of_whole(self.source, samples[0], request.position, request.lanes, request.least)
+            return self.source.shares_of_whole(samples[0], position, request.lanes, request.least)
         return len(samples), self._shares(samples, request)
 
     def close(self) -> None:
@@ -95,8 +83,8 @@ class StreamFetch(Fetch):
     def _take(self, reading: Reading) -> list[Any]:
         return reading.take(1 if self._batch_size is None else self._batch_size, drop_short=self._drop_last)
 
-    def _shares(self, samples: list[Any], request: StreamRequest) -> dict[int, Any]:
-        epoch, step = request.position.epoch, request.position.step
+    def _shares(self, samples: list[Any], request: LaneRequest) -> dict[int, Any]:
+        epoch, step = request.draw.position.epoch, request.draw.position.step
         num_lanes, least = self.source.num_lanes, request.least
         taken = {lane: share(len(samples), lane, num_lanes, least) for lane in request.lanes}
         return {

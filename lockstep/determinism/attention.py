@@ -1,8 +1,8 @@
 """Attention that gives the same bits every time, where other operators are only warned about.
 
 # Note [Strict for attention]
-# Operators without a deterministic kernel are allowed, and named: so torch is told to warn, not to refuse. But told so,
-# torch's attention takes a backward kernel that adds in any order, although it has one that does not, and takes that
+# Operators without a deterministic kernel are allowed, and named: so torch is set to warn, not to refuse. But then
+# torch's attention takes a backward kernel that adds in any order, although it has one that does not: it takes that one
 # only where refusing is on. So refusing is switched on for the moments in which attention chooses its kernel and runs
 # its backward pass, and for no other operator. Compiled models are not reached: there the choice is named. A backward
 # pass that fails in attention (no memory is left) leaves refusing on: the next attention puts that right.
@@ -67,7 +67,7 @@ def _was_left_on() -> bool:
 
 
 def _switch_on() -> bool:
-    """Whether torch was told to warn only; if deterministic kernels are not asked for at all, nothing is changed."""
+    """Whether torch was set to warn only; if deterministic kernels are not asked for at all, nothing is changed."""
     warns = torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled()
     if warns:
         torch._C._set_deterministic_algorithms(True, warn_only=False)

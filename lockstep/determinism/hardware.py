@@ -56,7 +56,7 @@ def recorded(device: torch.device) -> dict[str, str]:
 
 
 def difference(saved: Mapping[str, str], here: Mapping[str, str]) -> str:
-    """What a resumed run should be told of another machine or other switches; empty where all is as it was."""
+    """A sentence for a resumed run on another machine or with other switches; empty where all is as it was."""
     others = [
         f"{name} was {saved[name]}, is {here[name]}" for name in here if saved.get(name, here[name]) != here[name]
     ]

@@ -34,14 +34,14 @@ _KINDS = (
 def named_once(say: Callable[[str], None]) -> Iterator[None]:
     """Inside, torch's warnings about such operators go to `say`, one for each operator; all others go as before."""
     before = warnings.showwarning
-    told: set[str] = set()
+    named: set[str] = set()
 
     def show(message: Warning | str, *where: Any, **further: Any) -> None:
         sentence = sentence_of(str(message))
         if sentence is None:
             before(message, *where, **further)
-        elif sentence not in told:
-            told.add(sentence)
+        elif sentence not in named:
+            named.add(sentence)
             say(sentence)
 
     warnings.showwarning = show

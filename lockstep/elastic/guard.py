@@ -32,7 +32,7 @@ from lockstep.elastic.requests import Requests, Signals
 from lockstep.errors import Disagreement, Misuse, WorkerLost, told_as_lost
 from lockstep.events import Copied, Events, GenerationFormed, JoinBegan, RecoveryBegan
 from lockstep.gradients.fingerprint import Drift
-from lockstep.gradients.record import StepRecord, Wish
+from lockstep.gradients.record import StepRecord, StepRequest
 from lockstep.lanes import Assignment, present_lanes
 from lockstep.launch.control import Control
 from lockstep.launch.exits import LEFT_OUT, OutOfPlace
@@ -83,7 +83,7 @@ class Guard:
         elasticity: Elasticity | None,
         events: Events,
         status: StatusWriter | NoStatus,
-        end: Callable[[Wish], None],
+        end: Callable[[StepRequest], None],
         by_hand: tuple[tuple[int, ...], ...] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -172,10 +172,10 @@ class Guard:
         self.admit()
         self._handoff.arrive()
         begins_turn = self._places.begins_turn
-        for request in (Wish.INTERRUPT, Wish.TERMINATE):
+        for request in (StepRequest.INTERRUPT, StepRequest.TERMINATE):
             if request in self._requests and begins_turn:  # in the middle of one there was no moment to save at
                 self._end(request)
-        if Wish.CHANGE in self._requests or (Wish.JOIN in self._requests and begins_turn):
+        if StepRequest.CHANGE in self._requests or (StepRequest.JOIN in self._requests and begins_turn):
             self._reform(admit=begins_turn)
         self._prove()
         self._await_company()
@@ -197,8 +197,8 @@ class Guard:
         """All workers have prepared: the step counts."""
         if self.recovery is not None:
             self.recovery.record(AllPrepared())
-        self._requests.agree(record.wishes)
-        self.first.is_needed |= record.wishes[Wish.FIRST]
+        self._requests.agree(record.requests)
+        self.first.is_needed |= record.requests[StepRequest.FIRST]
         self._committed()
 
     def refuse(self, text: str) -> NoReturn:
@@ -214,7 +214,7 @@ class Guard:
     def heal(self, drift: Drift) -> None:
         """Collective. Workers that have drifted are given the state of the first that has not; without a majority
         none can be."""
-        told = drift.told(self._step, self.generation.slots).removeprefix("! ")
+        told = drift.sentence(self._step, self.generation.slots).removeprefix("! ")
         if drift.healthy is None:
             raise Misuse(told)
         wire = self.generation.wire
@@ -256,7 +256,7 @@ class Guard:
 
     def batch_is_due(self) -> None:
         """A loader of the run is about to hand out a batch."""
-        may_be_joined = Wish.JOIN in self._requests or self._engine.statistics is not None  # see _await_company
+        may_be_joined = StepRequest.JOIN in self._requests or self._engine.statistics is not None  # see _await_company
         self._handoff.body_begins(may_be_joined)
 
     def close(self) -> None:

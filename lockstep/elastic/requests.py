@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lockstep.gradients.record import Wish
+from lockstep.gradients.record import StepRequest
 
 
 @dataclass
@@ -19,31 +19,31 @@ class Requests:
     """What this worker asks for in the step under way, and what all have agreed to do before the next one."""
 
     def __init__(self) -> None:
-        self.mine: Sequence[bool] = [False] * len(Wish)
-        self._agreed = [False] * len(Wish)
+        self.mine: Sequence[bool] = [False] * len(StepRequest)
+        self._agreed = [False] * len(StepRequest)
 
-    def __contains__(self, request: Wish) -> bool:
+    def __contains__(self, request: StepRequest) -> bool:
         """Whether all have agreed on it."""
         return self._agreed[request]
 
     @property
     def ends(self) -> bool:
         """Whether all have agreed to end before the next step because of a signal."""
-        return Wish.INTERRUPT in self or Wish.TERMINATE in self
+        return StepRequest.INTERRUPT in self or StepRequest.TERMINATE in self
 
     def ask(self, signals: Signals, *, change: bool, join: bool, first: bool) -> None:
         """For the record of the step that begins."""
-        mine = [False] * len(Wish)
-        mine[Wish.CHANGE], mine[Wish.JOIN], mine[Wish.FIRST] = signals.leave or change, join, first
-        mine[Wish.INTERRUPT], mine[Wish.TERMINATE] = signals.interrupt, signals.terminate
+        mine = [False] * len(StepRequest)
+        mine[StepRequest.CHANGE], mine[StepRequest.JOIN], mine[StepRequest.FIRST] = signals.leave or change, join, first
+        mine[StepRequest.INTERRUPT], mine[StepRequest.TERMINATE] = signals.interrupt, signals.terminate
         self.mine = mine
 
     def agree(self, requests: Sequence[bool]) -> None:
         """Those of all workers, from the record of a committed step. A request to join holds until a turn begins."""
-        joins = Wish.JOIN in self
+        joins = StepRequest.JOIN in self
         self._agreed = list(requests)
-        self._agreed[Wish.JOIN] |= joins
+        self._agreed[StepRequest.JOIN] |= joins
 
     def clear(self) -> None:
         """Another generation has been formed."""
-        self._agreed = [False] * len(Wish)
+        self._agreed = [False] * len(StepRequest)

@@ -1,7 +1,11 @@
-"""From autograd to agreed gradients.
+"""From autograd to this worker's buckets.
 
-`layout` decides which parameter sits where in which bucket; `bucket` folds the lanes' gradients; `hooks` learns when a
-bucket is full; `engine` runs a `step`: it reduces buckets while the last lane's backward pass goes on, after a `record`
-of what each worker used has gone to all. `buffers` does for BatchNorm statistics what buckets do for gradients;
-`batchnorm` computes them over the whole global batch.
+- `layout`, `bucket`, `arrangement`   which parameter sits where in which bucket; folding the lanes' gradients there
+- `hooks`                     when a bucket is full, and whether a gradient is still what arrived
+- `rules`, `autograd_graph`   what a lane may not do, and how it shows
+- `plan`, `step`, `record`    a step as a value, a step in flight, what a worker reports of it to all others
+- `buffers`, `buffer_sum`, `batchnorm`   BatchNorm's statistics by lane; over the whole global batch
+- `health`, `finite`, `fingerprint`      replicas that drift, gradients that are not finite
+- `squares`                   what the noise of the gradient is measured from
+- `recorder`                  the step's part in lanes that are replayed as CUDA graphs
 """

@@ -143,7 +143,7 @@ def norms_by_lane(modules: Iterable[torch.nn.Module]) -> list[_BatchNorm]:
     return [layer for layer in layers if isinstance(layer, _BatchNorm) and not isinstance(layer, SyncBatchNorm)]
 
 
-def told_by_lane(modules: Iterable[torch.nn.Module], shares: Collection[int], num_lanes: int) -> str:
+def lane_norm_note(modules: Iterable[torch.nn.Module], shares: Collection[int], num_lanes: int) -> str:
     """What to know of batch norm in a step whose lanes hold so many samples each; empty if there is nothing."""
     if num_lanes == 1 or not any(layer.training for layer in norms_by_lane(modules)):
         return ""

@@ -14,7 +14,7 @@ SMALL, PIECE = 4 * 1024, 512 * 1024
 
 
 @dataclass(frozen=True)
-class Flat:
+class FlatBuffer:
     """One buffer of a bucket, and the view of it that belongs to each parameter."""
 
     whole: torch.Tensor
@@ -32,16 +32,16 @@ class Bucket:
     # which lanes a worker happens to carry.
 
     # Note [The dtype of the sum]
-    # Gradients are weighted, folded and added in the dtype of their parameter, or in another one that the run was
-    # told (`reduce_dtype`). Then a lane's gradient is converted first, and from there on all is as in Note [One place
+    # Gradients are weighted, folded and added in the dtype of their parameter, or in the run's
+    # `reduce_dtype`. Then a lane's gradient is converted first, and from there on all is as in Note [One place
     # for the weight]. Only the finished sum is converted back. A lane that is alone is converted too: its bits must
     # not depend on whether there are other workers.
 
     # Note [Gradients are only read]
-    # What stands in `p.grad` may be somebody's: one tensor for two parameters, a view, an expanded number, or a tensor
+    # What stands in `p.grad` may be the user's: one tensor for two parameters, a view, an expanded number, or a tensor
     # that the user's code reads again. So a gradient is never written to. It is weighted straight into the bucket, or
     # into memory that is used again at once, in pieces that fit into a cache. Where nothing is folded (Note [Nothing to
-    # add] in plan.py) a gradient that never arrived from a backward pass is copied: it would go on being somebody's.
+    # add] in plan.py) a gradient that never arrived from a backward pass is copied: it would go on being the user's.
 
     # Note [Absent is plus zero]
     # A parameter that a lane did not reach enters the sum as 0, which makes a -0 of another lane +0. A worker that
@@ -55,9 +55,9 @@ class Bucket:
         self.used = [False] * len(self.parameters)
         self.reached = [False] * len(self.parameters)
         """Which parameters the lane that was folded last has reached."""
-        self._stack: list[Flat] = []
+        self._stack: list[FlatBuffer] = []
         self._height = 0
-        self._converted: Flat | None = None
+        self._converted: FlatBuffer | None = None
 
     def reset(self) -> None:
         """Empties the stack; the buffers stay for the next step."""
@@ -158,13 +158,13 @@ class Bucket:
         return self._buffer(0).views
 
     @property
-    def result(self) -> Flat:
+    def result(self) -> FlatBuffer:
         """Where `finish` puts the sum in the parameters' own dtype; the next step writes there again."""
         if not self.layout.converts:
             return self._buffer(0)
         if self._converted is None:
             whole = torch.zeros(self.layout.num_elements, dtype=self.layout.parameter_dtype, device=self.layout.device)
-            self._converted = Flat(whole, self.layout.cut(whole))
+            self._converted = FlatBuffer(whole, self.layout.cut(whole))
         return self._converted
 
     @torch.no_grad()
@@ -211,11 +211,11 @@ class Bucket:
         if absent:
             torch._foreach_add_(absent, 0.0)
 
-    def _buffer(self, depth: int) -> Flat:
+    def _buffer(self, depth: int) -> FlatBuffer:
         while len(self._stack) <= depth:
             whole = self._reducer.allocate(self.layout.num_elements, self.layout.dtype, self.layout.device)
             whole.zero_()  # what lies between two parameters: adding and weighting leave it zero
-            self._stack.append(Flat(whole, self.layout.cut(whole)))
+            self._stack.append(FlatBuffer(whole, self.layout.cut(whole)))
         return self._stack[depth]
 
     def _refuse_sparse(self, gradients: Sequence[torch.Tensor | None]) -> None:
@@ -252,7 +252,7 @@ def _pieces(view: torch.Tensor, gradient: torch.Tensor) -> Iterable[tuple[torch.
     return zip(view.as_strided(*flat).split(PIECE), gradient.as_strided(*flat).split(PIECE), strict=True)
 
 
-def _copy(flat: Flat, gradients: Sequence[torch.Tensor | None]) -> None:
+def _copy(flat: FlatBuffer, gradients: Sequence[torch.Tensor | None]) -> None:
     """All at once; what is absent is zero."""
     pairs = [(view, g) for view, g in zip(flat.views, gradients, strict=True) if g is not None]
     if len(pairs) < len(gradients):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from lockstep.gradients.bucket import Bucket
-from lockstep.gradients.hooks import Arrival, BucketWatch
+from lockstep.gradients.hooks import BucketWatch, GradientArrival
 from lockstep.gradients.layout import Layout, Spec, make_layout
 from lockstep.wire import Wire, broadcast
 
@@ -53,7 +53,7 @@ class BucketSet:
         self._on_arrival, self._on_full = on_arrival, on_full
         self._parameters = [one.parameter for one in named]
         self._order: list[int] | None = None
-        self._arrivals: dict[torch.nn.Parameter, Arrival] = {}
+        self._arrivals: dict[torch.nn.Parameter, GradientArrival] = {}
         self.number = 0
         """How often buckets have been laid out: what was recorded of lanes holds for one layout."""
         self._lay_out()

@@ -4,23 +4,19 @@
 # A language model may hold large constant buffers (masks), which must not be copied or sent at every step. A buffer
 # counts as changed in a lane if it was replaced, if its version counter moved, or if it belongs to a
 # normalisation layer in training mode, whose native kernel writes without moving the counter. Others write so too:
-# layers that call F.batch_norm themselves, observers of quantisation, whoever writes to `.data`. So a small buffer on
+# layers that call F.batch_norm themselves, observers of quantisation, code that writes to `.data`. So a small buffer on
 # the CPU is also compared by its value. A large one, or one on a GPU, where that makes the host wait, is compared in
 # the first step only: what was written so then counts as written by every lane of a module in training mode.
-
-# Note [Many small buffers]
-# A network may have hundreds of statistics of a few numbers each. On a GPU a copy of one costs as much as a copy of
-# all, so they are copied together.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from lockstep.errors import Misuse
-from lockstep.gradients.counters import NUMBERS, as_numbers, count_numbers, flatten, from_numbers, unflatten
+from lockstep.gradients.buffer_sum import BufferGroup, buffer_groups, copy_together
 from lockstep.lanes import Fold, Reduction
 from lockstep.wire import Wire
 
@@ -30,12 +26,12 @@ MOST_COMPARED = 64 * 1024
 COMPARED_ALWAYS = ("cpu",)
 """Devices on which that costs no wait."""
 
-Place = tuple[int, str]
+BufferKey = tuple[int, str]
 """A module, by its id, and the name of a buffer in it."""
 
 
 @dataclass
-class Slot:
+class BufferSlot:
     """A buffer by name: the module that owns it may replace the tensor, so it is looked up each time."""
 
     name: str
@@ -54,7 +50,7 @@ class Slot:
         return tensor
 
     @property
-    def place(self) -> Place:
+    def identity(self) -> BufferKey:
         return id(self.owner), self.key
 
     def is_statistic(self) -> bool:
@@ -62,7 +58,7 @@ class Slot:
 
 
 @dataclass
-class Start:
+class BufferStart:
     """The value with which every lane of a step starts, and how to see whether a lane changed it."""
 
     tensor: torch.Tensor
@@ -70,7 +66,7 @@ class Start:
     version: int
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> "Start":
+    def of(cls, tensor: torch.Tensor) -> "BufferStart":
         """The value is a copy, which outlives what a lane writes."""
         return cls(tensor, tensor.detach().clone(), tensor._version)
 
@@ -80,20 +76,12 @@ class Start:
         return (mine.shape, mine.dtype, mine.device) == (tensor.shape, tensor.dtype, tensor.device)
 
 
-@dataclass
-class Together:
-    """Buffers, by number, that go through one sum: of one dtype and device, and counters with float32 ones."""
-
-    averaged: list[int] = field(default_factory=list)
-    counted: list[int] = field(default_factory=list)
-
-
-class Buffers:
+class LaneBuffers:
     """The buffers of all replicated models through the lanes of a step."""
 
     def __init__(self, modules: Sequence[torch.nn.Module], names: Sequence[str]) -> None:
         self.slots = _once(modules, names)
-        self._starts = [Start.of(slot.read()) for slot in self.slots]
+        self._starts = [BufferStart.of(slot.read()) for slot in self.slots]
         self._lanes: list[dict[int, torch.Tensor]] = []
         self._is_first_step = True
         """Whether no lane of a step before has shown which buffers are written."""
@@ -110,8 +98,8 @@ class Buffers:
                 again.append(index)
                 start.tensor, start.version = tensor, tensor._version
             else:
-                self._starts[index] = Start.of(tensor)
-        _copy([self._starts[i].value for i in again], [self._starts[i].tensor for i in again])
+                self._starts[index] = BufferStart.of(tensor)
+        copy_together([self._starts[i].value for i in again], [self._starts[i].tensor for i in again])
 
     @torch.no_grad()
     def rewind(self) -> None:
@@ -130,7 +118,7 @@ class Buffers:
             self._put_tensors_back(indices)
         else:
             copies = [torch.empty_like(value) for value in found]
-            _copy(copies, found)
+            copy_together(copies, found)
             found = copies
             self._start_again(indices)
         self._lanes.append(dict(zip(indices, found, strict=True)))
@@ -151,14 +139,14 @@ class Buffers:
         self._put_tensors_back(range(len(self.slots)))
 
     def replayed(self, written: Sequence[int]) -> None:
-        """A graph has written to these buffers, which their version counters do not tell."""
+        """A graph has written to these buffers, which their version counters do not show."""
         for index in written:
             self._starts[index].version = -1
 
     @property
-    def places(self) -> set[Place]:
+    def places(self) -> set[BufferKey]:
         """Where they are."""
-        return {slot.place for slot in self.slots}
+        return {slot.identity for slot in self.slots}
 
     def changed(self) -> list[bool]:
         return [any(index in written for written in self._lanes) for index in range(len(self.slots))]
@@ -169,14 +157,15 @@ class Buffers:
     ) -> None:
         """Collective. Floating buffers become the weighted mean over lanes, added in tree order.
 
-        The others take the values of lane `lowest`. See Note [Counters in the sum] in counters.py.
+        The others take the values of lane `lowest`. See Note [Counters in the sum] in buffer_sum.py.
         """
         fold = reduction.folds[wire.world.rank]
-        for group in self._groups(changed):
-            roots = self._folded(group, fold, weights, lowest)
-            total = roots[0] if roots else torch.empty_like(self._flat(group, {}, 1.0, is_lowest=False))
+        starts = [start.value for start in self._starts]
+        for group in buffer_groups(starts, changed):
+            roots = self._folded(group, starts, fold, weights, lowest)
+            total = roots[0] if roots else torch.empty_like(group.lane_part(starts, {}, 1.0, is_lowest=False))
             wire.reducer.reduce(reduction, roots, total)
-            self._write(group, total)
+            group.write(total, [start.tensor for start in self._starts])
 
     def _changed_now(self) -> Iterator[int]:
         """Which buffers have changed since the step began, or since they were put back."""
@@ -193,13 +182,13 @@ class Buffers:
         """These buffers have the values with which the step began."""
         self._put_tensors_back(indices)
         starts = [self._starts[index] for index in indices]
-        _copy([start.tensor for start in starts], [start.value for start in starts])
+        copy_together([start.tensor for start in starts], [start.value for start in starts])
         copied = {id(start.tensor) for start in starts}
         for start in self._starts:  # two modules may hold one tensor
             if id(start.tensor) in copied:
                 start.version = start.tensor._version
 
-    def _moved(self, slot: Slot, start: Start) -> bool:
+    def _moved(self, slot: BufferSlot, start: BufferStart) -> bool:
         """See Note [Which buffers changed]."""
         if _shows_change(slot, start):
             return True
@@ -209,105 +198,53 @@ class Buffers:
         slot.is_silent |= not always
         return True
 
-    def _groups(self, changed: Sequence[bool]) -> list[Together]:
-        """The same on all workers, in the same order."""
-        groups: dict[tuple[torch.device, torch.dtype], Together] = {}
-        for index, start in enumerate(self._starts):
-            if changed[index]:
-                averaged = _is_averaged(start.value)
-                dtype = start.value.dtype if averaged else NUMBERS
-                group = groups.setdefault((start.value.device, dtype), Together())
-                (group.averaged if averaged else group.counted).append(index)
-        return list(groups.values())
-
-    def _folded(self, group: Together, program: Fold, weights: Sequence[float], lowest: int) -> list[torch.Tensor]:
+    def _folded(
+        self,
+        group: BufferGroup,
+        starts: Sequence[torch.Tensor],
+        program: Fold,
+        weights: Sequence[float],
+        lowest: int,
+    ) -> list[torch.Tensor]:
         stack: list[torch.Tensor] = []
         lanes = zip(program.lanes, self._lanes, program.merges, weights, strict=True)
         for lane, written, merges, weight in lanes:
-            stack.append(self._flat(group, written, weight, is_lowest=lane == lowest))
+            stack.append(group.lane_part(starts, written, weight, is_lowest=lane == lowest))
             for _ in range(merges):
                 top = stack.pop()
                 stack[-1].add_(top)
         return stack
 
-    def _flat(
-        self, group: Together, written: dict[int, torch.Tensor], weight: float, *, is_lowest: bool
-    ) -> torch.Tensor:
-        """A lane's part of the sum: the statistics, weighted, and the counters, if the lane is the lowest."""
-        parts = []
-        if group.averaged:
-            values = [written.get(index, self._starts[index].value) for index in group.averaged]
-            parts.append(flatten(values).mul_(weight))
-        if group.counted:
-            counters = [written.get(index, self._starts[index].value) for index in group.counted]
-            of_counters = as_numbers(counters) if is_lowest else _zeros(count_numbers(counters), counters[0].device)
-            parts.append(of_counters)
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    def _write(self, group: Together, total: torch.Tensor) -> None:
-        averaged = [self._starts[index].tensor for index in group.averaged]
-        counted = [self._starts[index].tensor for index in group.counted]
-        num_averaged = sum(tensor.numel() for tensor in averaged)
-        if averaged:
-            _copy(averaged, unflatten(total[:num_averaged], averaged))
-        if counted:
-            _copy(counted, from_numbers(total[num_averaged:], counted))
-
-
-def buffer_places(modules: Sequence[torch.nn.Module]) -> set[Place]:
+def buffer_places(modules: Sequence[torch.nn.Module]) -> set[BufferKey]:
     """Where all buffers of the models are."""
-    return {slot.place for slot in _once(modules, [""] * len(modules))}
+    return {slot.identity for slot in _once(modules, [""] * len(modules))}
 
 
-def refuse_new_buffers(modules: Sequence[torch.nn.Module], names: Sequence[str], known: set[Place]) -> None:
+def refuse_new_buffers(modules: Sequence[torch.nn.Module], names: Sequence[str], known: set[BufferKey]) -> None:
     """After the lanes: refuses a buffer of the models that was not there before them."""
     for slot in _once(modules, names):
-        if slot.place not in known:
+        if slot.identity not in known:
             raise Misuse(
                 f"buffer {slot.name} was first made inside run.lanes: every lane must start from the same value, "
                 "and it had none. Give it one when the model is made, or run one forward pass before run.lanes."
             )
 
 
-def _copy(places: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """See Note [Many small buffers]. Those of one dtype are one kernel."""
-    by_dtype: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-    for place, value in zip(places, values, strict=True):
-        into, out_of = by_dtype.setdefault(place.dtype, ([], []))
-        into.append(place)
-        out_of.append(value)
-    for into, out_of in by_dtype.values():
-        torch._foreach_copy_(into, out_of)
-
-
-def _zeros(num_elements: int, device: torch.device) -> torch.Tensor:
-    return torch.zeros(num_elements, dtype=NUMBERS, device=device)
-
-
-def _once(modules: Sequence[torch.nn.Module], names: Sequence[str]) -> list[Slot]:
+def _once(modules: Sequence[torch.nn.Module], names: Sequence[str]) -> list[BufferSlot]:
     """All buffers. Models may have a part in common: its buffers count once."""
-    found: dict[tuple[int, str], Slot] = {}
+    found: dict[BufferKey, BufferSlot] = {}
     for module, name in zip(modules, names, strict=True):
-        for slot in _slots(module, name):
-            found.setdefault(slot.place, slot)
+        owners = dict(module.named_modules(remove_duplicate=False))
+        for path, _ in module.named_buffers(remove_duplicate=False):
+            prefix, _, key = path.rpartition(".")
+            is_native = isinstance(owners[prefix], _NormBase) and key.startswith("running_")
+            slot = BufferSlot(f"{name}{path}", owners[prefix], key, is_native)
+            found.setdefault(slot.identity, slot)
     return list(found.values())
 
 
-def _slots(module: torch.nn.Module, name: str) -> list[Slot]:
-    owners = dict(module.named_modules(remove_duplicate=False))
-    found = []
-    for path, _ in module.named_buffers(remove_duplicate=False):
-        owner, _, key = path.rpartition(".")
-        is_native = isinstance(owners[owner], _NormBase) and key.startswith("running_")
-        found.append(Slot(f"{name}{path}", owners[owner], key, is_native))
-    return found
-
-
-def _is_averaged(value: torch.Tensor) -> bool:
-    return value.is_floating_point() or value.is_complex()
-
-
-def _shows_change(slot: Slot, start: Start) -> bool:
+def _shows_change(slot: BufferSlot, start: BufferStart) -> bool:
     tensor = slot.read()
     return tensor is not start.tensor or tensor._version != start.version
 
@@ -323,7 +260,7 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().flatten().view(torch.uint8)
 
 
-def _refuse_other_shape(slot: Slot, written: torch.Tensor, start: torch.Tensor) -> None:
+def _refuse_other_shape(slot: BufferSlot, written: torch.Tensor, start: torch.Tensor) -> None:
     if written.shape != start.shape or written.dtype != start.dtype:
         raise Misuse(
             f"buffer {slot.name} changed from {start.dtype} {list(start.shape)} to {written.dtype} "

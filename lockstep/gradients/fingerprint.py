@@ -54,7 +54,7 @@ class Drift:
     healthy: int | None
     names: tuple[str, ...]
 
-    def told(self, step: int, slots: Sequence[int] | None = None) -> str:
+    def sentence(self, step: int, slots: Sequence[int] | None = None) -> str:
         """The drift as a sentence; `slots` gives each rank's name for people, if that is another number."""
         where = _first_of(self.names)
         if self.healthy is None:

@@ -1,4 +1,4 @@
-"""Gradients that are not finite: found in the lane that made them, told to all, decided alike by all.
+"""Gradients that are not finite: found in the lane that made them, reported to all, decided alike by all.
 
 # Note [A sum finds every NaN]
 # A sum over a tensor is finite only if every element is: NaN and infinity stay in it. The reverse does not hold: finite
@@ -62,13 +62,13 @@ class LaneFinding:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class NotFiniteVerdict:
     """What all workers do with a step in which some lanes, in ascending order, are not finite."""
 
     action: Policy
     findings: tuple[LaneFinding, ...]
 
-    def told(self, step: int, slots: Sequence[int] | None = None) -> str:
+    def sentence(self, step: int, slots: Sequence[int] | None = None) -> str:
         """The verdict as a sentence; `slots` gives each rank's name for people, if that is another number."""
         first, *others = self.findings
         worker = first.worker if slots is None else slots[first.worker]
@@ -82,7 +82,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class BadLosses:
-    """Losses told to run.backward that are not finite, in a run that keeps such steps.
+    """Losses given to run.backward that are not finite, in a run that keeps such steps.
 
     `lanes` are in ascending order; `worker` and `loss` are those of the first.
     """
@@ -93,13 +93,13 @@ class BadLosses:
 
     @classmethod
     def of(cls, losses: Sequence[float | None], assignment: Assignment) -> "BadLosses | None":
-        """Those among the losses of all lanes; None if all that were told are finite."""
+        """Those among the losses of all lanes; None if all that were reported are finite."""
         bad = [lane for lane, loss in enumerate(losses) if loss is not None and not math.isfinite(loss)]
         if not bad:
             return None
         return cls(tuple(bad), assignment.carriers()[bad[0]], cast(float, losses[bad[0]]))
 
-    def told(self, step: int, slots: Sequence[int]) -> str:
+    def sentence(self, step: int, slots: Sequence[int]) -> str:
         """As a sentence; `slots` gives each rank's name for people."""
         first, *others = self.lanes
         also = f"; also of {_lanes(others)}" if others else ""
@@ -122,12 +122,12 @@ def first_bad(gradients: Mapping[str, torch.Tensor]) -> BadGradient | None:
     return next((found for found in bad if found is not None), None)
 
 
-def decide(policy: Policy, findings: Sequence[LaneFinding]) -> Verdict | None:
+def decide(policy: Policy, findings: Sequence[LaneFinding]) -> NotFiniteVerdict | None:
     """What to do with the step, the same on every worker that has the same findings; None if all lanes are finite."""
     check_policy(policy)
     if not findings:
         return None
-    return Verdict(policy, tuple(sorted(findings, key=lambda finding: finding.lane)))
+    return NotFiniteVerdict(policy, tuple(sorted(findings, key=lambda finding: finding.lane)))
 
 
 def pack(finding: LaneFinding | None, names: Sequence[str]) -> bytes:

@@ -1,4 +1,4 @@
-"""What a worker tells of its health in a step: a lane whose gradient is not finite, and a fingerprint of its state.
+"""What a worker reports of its health in a step: a lane whose gradient is not finite, and a fingerprint of its state.
 
 Both travel in the step's record, so that every worker reads the same and decides the same.
 """
@@ -11,7 +11,7 @@ import torch
 
 from lockstep.gradients import finite
 from lockstep.gradients.fingerprint import Drift, combined, fingerprints, odd_ones
-from lockstep.gradients.finite import BadLosses, LaneFinding, Verdict
+from lockstep.gradients.finite import BadLosses, LaneFinding, NotFiniteVerdict
 from lockstep.gradients.plan import StepPlan
 from lockstep.settings.options import Policy
 from lockstep.wire import Wire, exchange
@@ -37,12 +37,12 @@ class HealthPlan:
         return self.policy != "keep"
 
     def compares_in(self, step: StepPlan) -> bool:
-        """Whether the state is compared in a step; a worker that is alone has nobody to compare itself with."""
+        """Whether the state is compared in a step; a worker that is alone compares nothing."""
         is_due = self.drift_every > 0 and step.step > 0 and step.step % self.drift_every == 0
         return is_due and step.assignment.num_workers > 1
 
 
-class Health:
+class StepHealth:
     """One step's health on this worker, from its beginning to what all workers found."""
 
     def __init__(self, plan: HealthPlan, step: StepPlan, names: Sequence[str]) -> None:
@@ -55,7 +55,7 @@ class Health:
             self._vector = fingerprints(self._state)
 
     def look(self, lane: int, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Looks at some of a lane's own gradients, unless something was found before or nobody wants to know."""
+        """Looks at some of a lane's own gradients, unless something was found before, or the policy is to keep it."""
         if not self._plan.looks or self._finding is not None:
             return
         bad = finite.first_bad(gradients)
@@ -67,8 +67,8 @@ class Health:
         fingerprint = b"" if self._vector is None else combined(self._vector)
         return fingerprint + finite.pack(self._finding, self._names) if self._plan.looks else fingerprint
 
-    def verdict(self, healths: Sequence[bytes]) -> Verdict | None:
-        """What all workers do with lanes that are not finite; None if all are finite, or nobody looked."""
+    def verdict(self, healths: Sequence[bytes]) -> NotFiniteVerdict | None:
+        """What all workers do with lanes that are not finite; None if all are finite, or none were looked at."""
         if not self._plan.looks:
             return None
         records = [health[-finite.FINDING_BYTES :] for health in healths]
@@ -81,7 +81,7 @@ class Health:
         return any(health[:num_bytes] != healths[0][:num_bytes] for health in healths)
 
     def drift(self, healths: Sequence[bytes], wire: Wire) -> Drift | None:
-        """Who has drifted from the others. Collective only if somebody has: then all fingerprints are exchanged."""
+        """Who has drifted from the others. Collective only if one has: then all fingerprints are exchanged."""
         if self._vector is None or self._state is None or not self.differs(healths):
             return None
         sizes = exchange(wire.transport, _bytes(torch.tensor([self._vector.numel()], device="cpu")))

@@ -1,4 +1,4 @@
-"""When is a bucket full, and is a gradient still what arrived? Hooks on parameters tell both.
+"""When is a bucket full, and is a gradient still what arrived? Hooks on parameters show both.
 
 # Note [One hook per bucket]
 # A Python hook on every parameter costs small models several percent of a step. In the first lane that reaches
@@ -41,7 +41,7 @@ _BACKWARD = _engine_run_backward.__code__
 
 
 @dataclass(frozen=True)
-class Arrival:
+class GradientArrival:
     """When a parameter last got a gradient in a lane, and how often; 0 and 0 if it was not reached.
 
     `is_nested`: in a backward inside a backward. `by_hand`: it had a gradient that never arrived.
@@ -53,7 +53,7 @@ class Arrival:
     by_hand: bool = False
 
 
-class Seen(NamedTuple):
+class GradientMark(NamedTuple):
     """A gradient as it arrived. See Note [Changed after it arrived]."""
 
     version: int
@@ -61,7 +61,7 @@ class Seen(NamedTuple):
     fingerprint: int | None
 
     @classmethod
-    def of(cls, gradient: torch.Tensor | None, closely: bool) -> "Seen | None":
+    def of(cls, gradient: torch.Tensor | None, closely: bool) -> "GradientMark | None":
         if gradient is None:
             return None
         if gradient.layout != torch.strided:
@@ -82,80 +82,71 @@ class BucketWatch:
         buckets: Sequence[Sequence[torch.nn.Parameter]],
         on_arrival: Callable[[], None],
         on_full: Callable[[int], None],
-        known: Mapping[torch.nn.Parameter, Arrival] | None = None,
+        known: Mapping[torch.nn.Parameter, GradientArrival] | None = None,
     ) -> None:
-        self._on_arrival = on_arrival
-        self._on_full = on_full
-        clock = count(1)
-        self._watches = [
-            _Watch(parameters, self._arrived(bucket), clock, [(known or {}).get(p, Arrival()) for p in parameters])
+        clock, known = count(1), known or {}
+        self._buckets = [
+            _BucketHooks([(p, known.get(p, GradientArrival())) for p in parameters], on_arrival, on_full, bucket, clock)
             for bucket, parameters in enumerate(buckets)
         ]
 
     def lane_begins(self, closely: bool = False) -> None:
         """`closely`: writes through `.data` to a gradient are looked for too."""
         thread = threading.get_ident()
-        for watch in self._watches:
-            watch.forget(thread, closely)
+        for hooks in self._buckets:
+            hooks.forget(thread, closely)
 
     def lane_ends(self) -> None:
         """Before the lane's gradients are taken."""
-        for watch in self._watches:
-            watch.learn()
+        for hooks in self._buckets:
+            hooks.learn()
 
     def changed(self, bucket: int) -> int | None:
         """The first parameter, by its place in the bucket, whose gradient is not the one that arrived in the lane."""
-        return self._watches[bucket].changed()
+        return self._buckets[bucket].changed()
 
     def has_own(self, bucket: int) -> bool:
         """Whether the user's code has put gradients of the bucket into `p.grad` itself, as far as was seen."""
-        return self._watches[bucket].has_own()
+        return self._buckets[bucket].has_own()
 
-    def arrivals(self) -> dict[torch.nn.Parameter, Arrival]:
+    def arrivals(self) -> dict[torch.nn.Parameter, GradientArrival]:
         """What was seen of every parameter in the lane in which its bucket was learned."""
         return {
             parameter: arrival
-            for watch in self._watches
-            for parameter, arrival in zip(watch.parameters, watch.learned, strict=True)
+            for hooks in self._buckets
+            for parameter, arrival in zip(hooks.parameters, hooks.learned, strict=True)
         }
 
     def close(self) -> None:
-        for watch in self._watches:
-            watch.unhook()
-
-    def _arrived(self, bucket: int) -> Callable[[bool], None]:
-        def arrived(is_last: bool) -> None:
-            self._on_arrival()
-            if is_last:
-                self._on_full(bucket)
-
-        return arrived
+        for hooks in self._buckets:
+            hooks.unhook()
 
 
-class _Watch:
+class _BucketHooks:
     """The hooks of one bucket: on every parameter while learning, on one afterwards."""
 
     def __init__(
         self,
-        parameters: Sequence[torch.nn.Parameter],
-        arrived: Callable[[bool], None],
+        known: Sequence[tuple[torch.nn.Parameter, GradientArrival]],
+        on_arrival: Callable[[], None],
+        on_full: Callable[[int], None],
+        bucket: int,
         clock: Iterator[int],
-        known: Sequence[Arrival],
     ) -> None:
-        self.parameters = parameters
-        self.counts = [arrival.times for arrival in known]
-        self.last = [arrival.when for arrival in known]
-        self.learned = list(known)
-        self._nested = [arrival.is_nested for arrival in known]
+        self.parameters = [parameter for parameter, _ in known]
+        self.learned = [arrival for _, arrival in known]
+        self.counts = [arrival.times for arrival in self.learned]
+        self.last = [arrival.when for arrival in self.learned]
+        self._nested = [arrival.is_nested for arrival in self.learned]
         self._by_hand = False
-        self._seen: dict[int, Seen | None] = {}
+        self._seen: dict[int, GradientMark | None] = {}
         self._closely = False
         self._thread = threading.get_ident()
-        self._arrived = arrived
+        self._on_arrival, self._on_full, self._bucket = on_arrival, on_full, bucket
         self._expected: int | None = None
         """How often the hooked parameter arrives until the bucket is full; 0: it is never full early."""
         self._clock = clock
-        self._handles = [self._hook(place) for place in range(len(parameters))]
+        self._handles = [self._hook(place) for place in range(len(self.parameters))]
         if any(self.counts):
             self._settle()
 
@@ -173,7 +164,7 @@ class _Watch:
 
     def changed(self) -> int | None:
         for place, seen in self._seen.items():
-            if Seen.of(self.parameters[place].grad, self._closely) != seen:
+            if GradientMark.of(self.parameters[place].grad, self._closely) != seen:
                 return place
         return None
 
@@ -186,10 +177,10 @@ class _Watch:
         for handle in self._handles:
             handle.remove()
 
-    def _learned(self, place: int) -> Arrival:
+    def _learned(self, place: int) -> GradientArrival:
         times = self.counts[place]
         by_hand = times == 0 and self.parameters[place].grad is not None
-        return Arrival(self.last[place], times, self._nested[place], by_hand)
+        return GradientArrival(self.last[place], times, self._nested[place], by_hand)
 
     def _settle(self) -> None:
         last = max(range(len(self.parameters)), key=self.last.__getitem__)
@@ -204,11 +195,13 @@ class _Watch:
         def arrived(parameter: torch.Tensor) -> None:
             self.counts[place] += 1
             self.last[place] = next(self._clock)
-            self._seen[place] = Seen.of(parameter.grad, self._closely)
+            self._seen[place] = GradientMark.of(parameter.grad, self._closely)
             is_last = self.counts[place] == self._expected
             if (is_last or self._expected is None) and _is_nested(self._thread):
                 self._nested[place], is_last = True, False
-            self._arrived(is_last)
+            self._on_arrival()
+            if is_last:
+                self._on_full(self._bucket)
 
         handle: torch.utils.hooks.RemovableHandle
         handle = self.parameters[place].register_post_accumulate_grad_hook(arrived)

@@ -76,7 +76,7 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class Slot:
+class ParameterSlot:
     """A parameter's place in its bucket. `index` counts all parameters of the run."""
 
     index: int
@@ -91,7 +91,7 @@ class BucketLayout:
     What lies between two of them is zero. See Note [As aligned as its own].
     """
 
-    slots: tuple[Slot, ...]
+    slots: tuple[ParameterSlot, ...]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -164,13 +164,13 @@ def make_layout(
 
 
 def _fill(entries: Sequence[tuple[int, Spec]], bucket_bytes: int, first_bucket_bytes: int) -> Iterator[BucketLayout]:
-    slots: list[Slot] = []
+    slots: list[ParameterSlot] = []
     offset, limit = 0, first_bucket_bytes
     for index, spec in entries:
         if slots and (offset + spec.num_elements) * spec.wire_dtype.itemsize > limit:
             yield BucketLayout(tuple(slots))
             slots, offset, limit = [], 0, bucket_bytes
-        slots.append(Slot(index, offset, spec))
+        slots.append(ParameterSlot(index, offset, spec))
         offset = _up(offset + spec.num_elements, spec.align_elements)
     yield BucketLayout(tuple(slots))
 

@@ -1,4 +1,11 @@
-"""What every worker must know of every other before a step can end: one small record each."""
+"""What every worker must know of every other before a step can end: one small record each.
+
+# Note [Losses do not wait for the backward pass]
+# The record of a step holds its losses, so they must come to the host. Reading a tensor that is on a GPU waits for all
+# that was launched before: the whole backward pass. So a loss is sent off to the host when it is reported, before its
+# backward pass, with an event behind it. When the record is written the host waits for this event alone, while
+# the GPU is busy with what came after it.
+"""
 
 import math
 import struct
@@ -6,27 +13,74 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
+from typing import Protocol
+
+import torch
 
 from lockstep.errors import BadArgument, Misuse
 
 
-class Wish(IntEnum):
-    """What a worker may want all to do before the next step."""
+class LaneLoss(Protocol):
+    """A loss that a lane has reported."""
+
+    def read(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class HostLoss:
+    """A loss on the CPU."""
+
+    loss: torch.Tensor
+
+    def read(self) -> float:
+        return float(self.loss)
+
+
+@dataclass(frozen=True)
+class DeviceLoss:
+    """A loss that is on its way from a GPU."""
+
+    place: torch.Tensor
+    event: torch.cuda.Event
+
+    def read(self) -> float:
+        self.event.synchronize()
+        return float(self.place)
+
+    @classmethod
+    def of(cls, loss: torch.Tensor, place: torch.Tensor, event: torch.cuda.Event) -> "DeviceLoss":
+        """Sends it to `place`, in memory that is pinned. See Note [Losses do not wait for the backward pass]."""
+        place.copy_(loss.reshape(()), non_blocking=True)
+        event.record(torch.cuda.current_stream(loss.device))
+        return cls(place, event)
+
+
+def lane_loss(loss: torch.Tensor) -> LaneLoss:
+    """The loss, which may be on a GPU, as it is now."""
+    value = loss.detach()
+    if not value.is_cuda:
+        return HostLoss(value.clone())
+    place = torch.empty((), dtype=value.dtype, device="cpu", pin_memory=True)
+    return DeviceLoss.of(value, place, torch.cuda.Event())
+
+
+class StepRequest(IntEnum):
+    """What a worker may ask all to do before the next step."""
 
     CHANGE = 0
-    """Form another generation: somebody leaves, or a worker is to be copied."""
+    """Form another generation: a worker leaves, or is to be copied."""
     INTERRUPT = 1
     """Save and end, as after Ctrl-C."""
     TERMINATE = 2
     """Save and end, as after SIGTERM."""
     JOIN = 3
-    """Form another generation, with somebody who waits at a door, where the next turn of the script begins."""
+    """Form another generation, with a newcomer that waits, where the next turn of the script begins."""
     FIRST = 4
     """The script may have given worker 0 things that no other has: if it is lost, its replacement is waited for."""
 
 
 SUMMED = math.inf
-"""What a lane is weighted by whose loss is a sum: it counts whole. No weight that is told can be it."""
+"""What a lane is weighted by whose loss is a sum: it counts whole. No weight of a user can be it."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +96,11 @@ class Weights:
 class StepRecord:
     """One worker's account of a step, or, after `merge`, that of all workers.
 
-    `weights` and `losses` are by lane, None where nothing was told. `used` says which parameters had a gradient
+    `weights` and `losses` are by lane, None where none was reported. `used` says which parameters had a gradient
     in some lane, `changed` which buffers were written to. `squares` are those of the lanes' gradients, in steps in
-    which they are taken. `wishes` are what a worker wants all to do after the step: one is enough. `carries`: a lane
-    has left something to be carried on. `health` is a worker's own few bytes, of one size everywhere; of all, `healths`
-    has them by rank.
+    which they are taken. `requests` are what a worker asks all to do after the step: one worker is enough. `carries`: a
+    lane has left something to be carried on. `health` is a worker's own few bytes, of one size everywhere; of all,
+    `healths` has them by rank.
     """
 
     weights: list[float | None]
@@ -54,7 +108,7 @@ class StepRecord:
     used: list[bool]
     changed: list[bool]
     squares: list[float | None] = field(default_factory=list)
-    wishes: list[bool] = field(default_factory=lambda: [False] * len(Wish))
+    requests: list[bool] = field(default_factory=lambda: [False] * len(StepRequest))
     carries: bool = False
     health: bytes = b""
     healths: list[bytes] = field(default_factory=list)
@@ -67,13 +121,13 @@ class StepRecord:
         numbers = [*self.weights, *self.losses, *self.squares]
         values = [0.0 if number is None else number for number in numbers]
         known = (number is not None for number in numbers)
-        flags = bytes([*known, self.carries, *self.wishes, *self.used, *self.changed])
+        flags = bytes([*known, self.carries, *self.requests, *self.used, *self.changed])
         return _numbers(len(numbers)).pack(*values) + flags + self.health
 
     def merge(self, rank: int, packed: Mapping[int, bytes]) -> None:
         """Afterwards it is the record of all workers: this one, of worker `rank`, and what its peers have `packed`.
 
-        A lane's numbers come from the one worker that told them.
+        A lane's numbers come from the one worker that reported them.
         """
         healths = {rank: self.health}
         for peer, record in packed.items():
@@ -88,29 +142,31 @@ class StepRecord:
         numbers = _numbers(num_values)
         values = numbers.unpack_from(record)
         flags = memoryview(record)[numbers.size : len(record) - len(self.health)]
-        told, rest = flags[:num_values], flags[num_values + 1 :]
+        known, rest = flags[:num_values], flags[num_values + 1 :]
         self.carries |= flags[num_values] != 0
-        self.weights = _both(self.weights, values[:lanes], told[:lanes])
-        self.losses = _both(self.losses, values[lanes : 2 * lanes], told[lanes : 2 * lanes])
-        self.squares = _both(self.squares, values[2 * lanes :], told[2 * lanes :])
-        wishes, used = len(Wish), len(Wish) + len(self.used)
-        self.wishes = _either(self.wishes, rest[:wishes])
-        self.used = _either(self.used, rest[wishes:used])
+        self.weights = _both(self.weights, values[:lanes], known[:lanes])
+        self.losses = _both(self.losses, values[lanes : 2 * lanes], known[lanes : 2 * lanes])
+        self.squares = _both(self.squares, values[2 * lanes :], known[2 * lanes :])
+        requests, used = len(StepRequest), len(StepRequest) + len(self.used)
+        self.requests = _either(self.requests, rest[:requests])
+        self.used = _either(self.used, rest[requests:used])
         self.changed = _either(self.changed, rest[used:])
 
     def lane_weights(self, shares: dict[int, int]) -> Weights:
-        """The weight of each lane of `shares` (lane to number of samples): what was told, else its samples."""
+        """The weight of each lane of `shares` (lane to number of samples): what was reported, else its samples."""
         _refuse_mixed([lane for lane in shares if self.weights[lane] == SUMMED], shares, 'reduction="sum"', "Add up")
         if self.weights[min(shares)] == SUMMED:
             return Weights(dict.fromkeys(shares, 1.0), 1.0, summed=True)
         _refuse_mixed([lane for lane in shares if self.weights[lane] is not None], shares, "weight=...", "Weight")
-        weights = {lane: _or(self.weights[lane], num_samples) for lane, num_samples in shares.items()}
-        if sum(weights.values()) <= 0:
+        reported = {lane: self.weights[lane] for lane in shares}
+        weights = {lane: float(shares[lane]) if weight is None else weight for lane, weight in reported.items()}
+        total = sum(weights.values())
+        if total <= 0:
             raise BadArgument("the weights of all lanes add up to 0, so there is nothing to average in this step")
-        return Weights(weights, sum(weights.values()))
+        return Weights(weights, total)
 
     def loss(self, weights: Weights) -> float | None:
-        """The lanes' losses averaged by weight, or their sum, added in lane order; None if a lane told no loss."""
+        """The lanes' losses averaged by weight, or their sum, added in lane order; None if a lane reported none."""
         total = 0.0
         for lane, weight in weights.lanes.items():
             loss = self.losses[lane]
@@ -120,16 +176,12 @@ class StepRecord:
         return total / weights.total
 
 
-def _refuse_mixed(told: Sequence[int], shares: Mapping[int, int], how: str, verb: str) -> None:
-    if told and len(told) < len(shares):
+def _refuse_mixed(weighted: Sequence[int], shares: Mapping[int, int], how: str, verb: str) -> None:
+    if weighted and len(weighted) < len(shares):
         raise Misuse(
-            f"lanes {list(told)} were told by run.backward(loss, {how}), lanes {sorted(set(shares) - set(told))} were "
-            f"not. {verb} all lanes of a step, or none."
+            f"lanes {list(weighted)} were told by run.backward(loss, {how}), lanes "
+            f"{sorted(set(shares) - set(weighted))} were not. {verb} all lanes of a step, or none."
         )
-
-
-def _or(told: float | None, otherwise: float) -> float:
-    return float(otherwise) if told is None else told
 
 
 @lru_cache(maxsize=64)
@@ -138,8 +190,8 @@ def _numbers(num_values: int) -> struct.Struct:
     return struct.Struct(f"<{num_values}d")
 
 
-def _both(mine: list[float | None], theirs: Sequence[float], told: Sequence[int]) -> list[float | None]:
-    return [value if is_told else own for own, value, is_told in zip(mine, theirs, told, strict=True)]
+def _both(mine: list[float | None], theirs: Sequence[float], known: Sequence[int]) -> list[float | None]:
+    return [value if is_known else own for own, value, is_known in zip(mine, theirs, known, strict=True)]
 
 
 def _either(mine: list[bool], theirs: Sequence[int]) -> list[bool]:

@@ -14,10 +14,10 @@ import torch
 from torch.autograd.graph import Node
 
 from lockstep.errors import Misuse
+from lockstep.gradients.autograd_graph import LaneSpans, looking, summed_by
 from lockstep.gradients.bucket_set import BucketSet, NamedParameter
 from lockstep.gradients.fingerprint import fingerprints
 from lockstep.gradients.plan import StepPlan
-from lockstep.gradients.roots import LaneSpans, looking, summed_by
 from lockstep.gradients.step import StepInFlight
 
 
@@ -36,7 +36,7 @@ class LaneRules:
         """Fingerprints of the parameters when a lane began that is looked at closely."""
         self._versions: list[tuple[int, int]] = []
         """Those of the parameters when the step began, if it has several lanes or workers."""
-        self._told_of_sum = False
+        self._warned_of_sum = False
         self._first_turn = ExitStack()
 
     def begin_loop(self, look: Callable[[Sequence[Node]], None] | None = None) -> None:
@@ -83,15 +83,15 @@ class LaneRules:
                 "another lane: a graph made in one loop over run.lanes cannot be used in another, for lanes may be on "
                 "other workers by then. Compute it again in this loop, or detach it."
             )
-        is_untold = step.record.weights[step.lane] is None and not self._told_of_sum
-        if self._closely and is_untold and len(roots) == 1 and len(step.plan.present) > 1:
-            self._tell_of_sum(step, roots[0])
+        is_unweighted = step.record.weights[step.lane] is None and not self._warned_of_sum
+        if self._closely and is_unweighted and len(roots) == 1 and len(step.plan.present) > 1:
+            self._warn_of_sum(step, roots[0])
 
-    def _tell_of_sum(self, step: StepInFlight, root: Node) -> None:
-        """See Note [A loss that is a sum] in roots.py."""
+    def _warn_of_sum(self, step: StepInFlight, root: Node) -> None:
+        """See Note [A loss that is a sum] in autograd_graph.py."""
         found = summed_by(root, step.plan.shares[step.lane])
         if found is not None:
-            self._told_of_sum = True
+            self._warned_of_sum = True
             self._note(
                 f"the loss of lane {step.lane} is a sum over its samples ({found}), and lanes are averaged: the "
                 f"gradient is about 1/{len(step.plan.present)} of that of the whole batch. Write run.backward(loss, "

@@ -1,20 +1,22 @@
 """The squares of a step's gradients, lane by lane and of the whole: what the noise scale is measured from.
 
 # Note [Squares by parameter]
-# Buckets are cut to suit the link, and a lane may be carried by anybody. So a square is taken of every parameter's
+# Buckets are cut to suit the link, and a lane may be carried by any worker. So a square is taken of every parameter's
 # gradient by itself, and these are added in the order of the parameters, in float64: the same bits on any number of
 # workers. Nothing waits for the device until the record of the step is packed.
 
 # Note [As the optimizer sees it]
 # For an optimizer that divides by a running size of the gradient (Adam and its kin) squares are also taken weighted by
-# what it multiplies each element with, as its state says before the step's update: see optim/preconditioning.py. If
-# it does not know some parameter yet, or is another kind of optimizer, there are none of these in the step.
+# what it multiplies each element with, as its state says before the step's update: see optim/noise/preconditioner.py.
+# If it does not know some parameter yet, or is another kind of optimizer, there are none of these in the step.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+
+from lockstep.optim.noise import StepSquares
 
 Weigh = Callable[[torch.nn.Parameter, torch.Tensor], torch.Tensor | None]
 """The square of a parameter's gradient as its optimizer sees it; None if it has no sight of its own, or not yet."""
@@ -32,17 +34,8 @@ class SquaresPlan:
     """Gives what holds for one step."""
 
     def taken_in(self, step: int, num_lanes: int) -> bool:
-        """One lane alone tells nothing of noise. Step 0 is left out: there the optimizer knows nothing yet."""
+        """One lane alone shows no noise. Step 0 is left out: there the optimizer knows nothing yet."""
         return self.every > 0 and step > 0 and step % self.every == 0 and num_lanes > 1
-
-
-@dataclass(frozen=True)
-class StepSquares:
-    """All lanes' squares and that of their weighted mean; `weights` are what lanes count by, in samples or as told."""
-
-    weights: Mapping[int, float]
-    lanes: Mapping[int, float]
-    whole: float
 
 
 class Squares:
@@ -57,7 +50,7 @@ class Squares:
         """Some of a lane's own gradients, by the number of their parameter."""
         self._lanes.setdefault(lane, _Sums(self._parameters, self._weigh)).add(gradients)
 
-    def told(self, num_lanes: int) -> list[float | None]:
+    def of_lanes(self, num_lanes: int) -> list[float | None]:
         """For the record: the squares of this worker's lanes, plain, then weighted; None where there are none."""
         found = {lane: sums.totals() for lane, sums in self._lanes.items()}
         return [found[lane][kind] if lane in found else None for kind in range(KINDS) for lane in range(num_lanes)]
@@ -70,25 +63,25 @@ class Squares:
 
 
 def of_all(
-    told: Sequence[float | None], weights: Mapping[int, float], whole: tuple[float | None, ...]
+    squares: Sequence[float | None], weights: Mapping[int, float], whole: tuple[float | None, ...]
 ) -> tuple[StepSquares | None, ...]:
-    """What all workers have told, plain and weighted; None for a kind that is missing somewhere."""
-    num_lanes = len(told) // KINDS
+    """What all workers have reported, plain and weighted; None for a kind that is missing somewhere."""
+    num_lanes = len(squares) // KINDS
     found: list[StepSquares | None] = []
     for kind, square in enumerate(whole):
-        lanes = {lane: told[kind * num_lanes + lane] for lane in weights}
+        lanes = {lane: squares[kind * num_lanes + lane] for lane in weights}
         known = {lane: value for lane, value in lanes.items() if value is not None}
         found.append(StepSquares(weights, known, square) if square is not None and len(known) == len(lanes) else None)
     return tuple(found)
 
 
 def as_means(
-    told: Sequence[float | None], whole: tuple[float | None, ...], shares: Mapping[int, int]
+    squares: Sequence[float | None], whole: tuple[float | None, ...], shares: Mapping[int, int]
 ) -> tuple[list[float | None], Mapping[int, float], tuple[float | None, ...]]:
     """What `of_all` takes, where gradients were sums over the samples of their lanes: as though they were means."""
-    num_lanes, num_samples = len(told) // KINDS, sum(shares.values())
+    num_lanes, num_samples = len(squares) // KINDS, sum(shares.values())
     counts = [shares.get(lane, 1) for lane in range(num_lanes)] * KINDS
-    lanes = [None if square is None else square / count**2 for square, count in zip(told, counts, strict=True)]
+    lanes = [None if square is None else square / count**2 for square, count in zip(squares, counts, strict=True)]
     weights = {lane: float(count) for lane, count in shares.items()}
     return lanes, weights, tuple(None if square is None else square / num_samples**2 for square in whole)
 

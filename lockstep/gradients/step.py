@@ -14,11 +14,10 @@ from dataclasses import dataclass
 import torch
 
 from lockstep.gradients.bucket import Bucket
-from lockstep.gradients.buffers import Buffers
-from lockstep.gradients.health import Health
-from lockstep.gradients.losses import Told
+from lockstep.gradients.buffers import LaneBuffers
+from lockstep.gradients.health import StepHealth
 from lockstep.gradients.plan import StepPlan
-from lockstep.gradients.record import SUMMED, StepRecord, Weights
+from lockstep.gradients.record import SUMMED, LaneLoss, StepRecord, Weights
 from lockstep.gradients.squares import Squares
 from lockstep.lanes import Fold, Reduction
 from lockstep.wire import Agreement, Launched
@@ -35,9 +34,9 @@ class StepInFlight:
     reduction: Reduction
     agreement: Agreement
     record: StepRecord
-    health: Health
+    health: StepHealth
     buckets: Sequence[Bucket]
-    buffers: Buffers
+    buffers: LaneBuffers
     kept: dict[int, torch.Tensor]
     launched: list[Launched]
     squares: Squares | None = None
@@ -52,7 +51,7 @@ class StepInFlight:
         self.folded = 0
         """How many buckets have taken the gradients of the lane under way."""
         self.full: set[int] = set()
-        self.losses: dict[int, list[Told]] = {}
+        self.losses: dict[int, list[LaneLoss]] = {}
         self.outcome: StepRecord | None = None
         self.weights = Weights({}, 1.0)
 

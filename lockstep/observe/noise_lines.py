@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from lockstep.events import Closed, Event, NoiseMeasured
-from lockstep.optim.advice import Advice, advise
 from lockstep.optim.noise import Noise
+from lockstep.optim.noise.advice import Advice, advise
 
 RECENT = 100
 """Over how many measurements the usual batch is taken: about as many as the noise is smoothed over."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lockstep.errors import BadArgument
-from lockstep.optim.noise import Measured, positive
+from lockstep.optim.noise.estimate import Measured, positive
 
 _KEPT = ("base_batch", "smoothing", "count", "iterations", "weight", "gradient_square", "variance")
 

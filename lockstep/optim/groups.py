@@ -57,7 +57,7 @@ def _names_a_bias(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Allowed:
-    """What an option of a group may be, and how that is said to whoever gave something else."""
+    """What an option of a group may be, and what to write where it is something else."""
 
     holds: Callable[[Any], bool]
     advice: str

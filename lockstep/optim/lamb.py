@@ -88,7 +88,7 @@ class LAMB(TrustRatioOptimizer):
 
 def _scaled(group: dict[str, Any], weight_norm: Tensor, update_norm: Tensor) -> Tensor:
     """η·|x|/|r|, from norms of any shape."""
-    ratio = where_measured(weight_norm / update_norm, weight_norm, update_norm, otherwise=1.0)
+    ratio = where_measured(weight_norm / update_norm, weight_norm, update_norm, default=1.0)
     rate: Tensor = group["lr"] * at_most(ratio, group["max_trust"])
     return rate
 

@@ -119,8 +119,8 @@ def _rates(group: dict[str, Any], weight_norm: Tensor, grad_norm: Tensor) -> Ten
     decay = 0.0 if group["joint_norm"] else group["weight_decay"]
     trust: Tensor = group["trust_coefficient"] * weight_norm / (grad_norm + decay * weight_norm + group["eps"])
     if group["clip"]:  # γ·min(λ/γ, 1) without the division, which γ = 0 does not survive
-        return where_measured(trust.clamp(max=group["lr"]), weight_norm, grad_norm, otherwise=group["lr"])
-    ratio = at_most(where_measured(trust, weight_norm, grad_norm, otherwise=1.0), group["max_trust"])
+        return where_measured(trust.clamp(max=group["lr"]), weight_norm, grad_norm, default=group["lr"])
+    ratio = at_most(where_measured(trust, weight_norm, grad_norm, default=1.0), group["max_trust"])
     rate: Tensor = group["lr"] * ratio
     return rate
 

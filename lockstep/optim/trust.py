@@ -39,12 +39,12 @@ def measured(norms: Norms, weights: list[Tensor], updates: list[Tensor]) -> tupl
     return together[: len(weights)], together[len(weights) :]
 
 
-def where_measured(value: Tensor, weight_norm: Tensor, update_norm: Tensor, otherwise: float) -> Tensor:
-    """`value`, and `otherwise` where one of the norms is zero and says nothing. A NaN stays one.
+def where_measured(value: Tensor, weight_norm: Tensor, update_norm: Tensor, default: float) -> Tensor:
+    """`value`, and `default` where one of the norms is zero and says nothing. A NaN stays one.
 
     Decided on the device: the host never waits for a norm.
     """
-    return torch.where((weight_norm == 0) | (update_norm == 0), otherwise, value)
+    return torch.where((weight_norm == 0) | (update_norm == 0), default, value)
 
 
 def as_operands(values: list[float], like: Tensor) -> Any:

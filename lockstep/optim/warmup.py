@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lockstep.errors import BadArgument
-from lockstep.optim.scaling import require_count, require_optimizer
+from lockstep.optim.rules import require_count, require_optimizer
 
 SHAPES = ("linear", "exponential")
 

@@ -14,8 +14,8 @@ from lockstep.errors import BadArgument, BadEnvironment
 from lockstep.events import NoiseMeasured
 from lockstep.observe.noise_lines import RECENT, advice_on, seen, usual
 from lockstep.observe.recorder import FILE, event_of
-from lockstep.optim.advice import Advice
-from lockstep.optim.critical import steps_and_samples
+from lockstep.optim.noise.advice import Advice
+from lockstep.optim.noise.critical_batch import steps_and_samples
 
 RATES = {"sgd": lambda factor: factor, "adam": math.sqrt}
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from lockstep.data.moving import moved
+from lockstep.data.device import to_device
 from lockstep.errors import Misuse
 
 
@@ -45,7 +45,7 @@ def place_state(optimizer: Optimizer) -> None:
             state = optimizer.state.get(parameter, {})
             for key, value in state.items():
                 if key != "step" or group.get("capturable") or group.get("fused"):
-                    state[key] = moved(value, parameter.device)
+                    state[key] = to_device(value, parameter.device)
 
 
 def _check_same(before: list[Any], after: list[Any], module: torch.nn.Module, device: torch.device) -> None:

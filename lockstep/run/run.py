@@ -16,25 +16,25 @@ from torch.utils.data import DataLoader
 from lockstep import strategies
 from lockstep.chance import Generators
 from lockstep.data import GlobalBatch, ShardedLoader
-from lockstep.data.moving import Moving
+from lockstep.data.device import DeviceMover
 from lockstep.elastic.guard import Elasticity, Guard
 from lockstep.elastic.shown_waits import shown
 from lockstep.errors import BadArgument, Disagreement, LockstepError, Misuse, WorkerLost, advise, told_as_lost
 from lockstep.events import Closed, Events, Wait
-from lockstep.gradients.batchnorm import told_by_lane
+from lockstep.gradients.batchnorm import lane_norm_note
 from lockstep.gradients.bucket_set import BucketOptions
 from lockstep.gradients.buffers import buffer_places, refuse_new_buffers
 from lockstep.gradients.health import HealthPlan
 from lockstep.gradients.plan import StepPlan
-from lockstep.gradients.record import SUMMED, Wish
+from lockstep.gradients.record import SUMMED, StepRequest
 from lockstep.gradients.squares import SquaresPlan
 from lockstep.launch.exits import TERMINATED
 from lockstep.launch.status import NoStatus, StatusWriter, Trait
 from lockstep.optim.noise import Noise
+from lockstep.optim.noise.watch import NoiseWatch
 from lockstep.run import active
 from lockstep.run.autosave import Autosave
-from lockstep.run.capture.functions import Captures
-from lockstep.run.noise import NoiseWatch
+from lockstep.run.capture.captures import Captures
 from lockstep.run.placement import place_on
 from lockstep.run.replication import join
 from lockstep.run.step_loop import Stage, StepLoop, as_global_batch
@@ -88,8 +88,8 @@ class Run:
         self._settings, self._overrides, self._events = settings, context.overrides, events
         self._status, self._undo = context.status, context.undo
         self._models, self._progress = Models(), context.progress
-        self._noise = NoiseWatch(self._models, events)
-        self._moving = Moving(settings.device)
+        self._noise = NoiseWatch(self._models.optimizers, events)
+        self._moving = DeviceMover(settings.device)
         self._places = Places(self._models, self._progress)
         carried = Carried(settings.device)
         self._engine = strategies.parse(settings.strategy).engine(self._engine_options(), generation, events)
@@ -230,7 +230,7 @@ class Run:
                 index=number,
                 say=self._events.note,
                 batch=batch,
-                moving=self._moving,
+                mover=self._moving,
                 least=lambda: self._engine.min_samples,
             )
         )
@@ -462,7 +462,7 @@ class Run:
         """Once, in the first step, by worker 0."""
         if not self._has_noted_norms and self.is_first:
             plan = StepPlan(self._loop.step, batch.num_samples, self.guard.generation.assignment, least=batch.least)
-            text = told_by_lane(self._models.modules.values(), plan.shares.values(), self.lane_count)
+            text = lane_norm_note(self._models.modules.values(), plan.shares.values(), self.lane_count)
             if text:
                 self._events.note(text)
         self._has_noted_norms = True
@@ -513,10 +513,10 @@ class Run:
             self._autosave.take_up()
         yield from self._progress.epochs(count)
 
-    def _end_by(self, wish: Wish) -> None:
+    def _end_by(self, request: StepRequest) -> None:
         """All workers have agreed to end here because of a signal."""
         self.close()
-        if wish is Wish.INTERRUPT:
+        if request is StepRequest.INTERRUPT:
             raise KeyboardInterrupt
         raise SystemExit(TERMINATED)
 

@@ -27,14 +27,14 @@ from torch.optim import Optimizer
 
 from lockstep.chance import Generators, fold, set_generators
 from lockstep.data import GlobalBatch
-from lockstep.data.copying import copied, versions_of
-from lockstep.data.moving import Moving, unchanged
+from lockstep.data.device import DeviceMover, unchanged
+from lockstep.data.structure import copied, versions_of
 from lockstep.errors import BadArgument, Disagreement, Misuse, NotFinite, WorkerLost, told_as_lost
 from lockstep.events import Events, LaneBegan, LaneEnded, StepBegan, StepCommitted, Wait, WaitBegan
 from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import StepRecord
-from lockstep.run.noise import NoiseWatch
+from lockstep.optim.noise.watch import NoiseWatch
 from lockstep.run.totals import Visit
 from lockstep.script.place import Places, StepPlace
 from lockstep.script.turns import LaneLoop, SeenBatch
@@ -111,7 +111,7 @@ class StepLoop:
         noise: NoiseWatch,
         engine: StepEngine,
         guard: StepGuard,
-        moving: Moving,
+        moving: DeviceMover,
         events: Events,
     ) -> None:
         self.state, self.places, self.carried, self.noise = state, places, carried, noise
@@ -152,7 +152,7 @@ class StepLoop:
                     outside.restore()
                     if self._guard.recover(failure):
                         break
-                batch = batch.afresh(self._guard.generation.lanes)  # See Note [The same step again]
+                batch = batch.reload(self._guard.generation.lanes)  # See Note [The same step again]
             self.state.steps.loss = self._conclude(generation.slots)
         self.stage = Stage.OUTSIDE
         self._note_owners(place)
@@ -232,7 +232,7 @@ class StepLoop:
             self.carried.commit()
             self.noise.take(self.step, self.state.steps.num_lanes, engine.measured)
             return loss
-        told = verdict.told(self.step, slots).removeprefix("! ")
+        told = verdict.sentence(self.step, slots).removeprefix("! ")
         engine.abandon()
         if verdict.action == "stop":
             raise NotFinite(told)
@@ -242,7 +242,7 @@ class StepLoop:
     def _remark(self, slots: Sequence[int]) -> None:
         bad = self._engine.bad_losses()
         if bad is not None:
-            self._events.note(bad.told(self.step, slots).removeprefix("! "))
+            self._events.note(bad.sentence(self.step, slots).removeprefix("! "))
 
     def _place(self, batch: GlobalBatch, outside: Generators) -> StepPlace:
         generation, closely = self._guard.generation, self._guard.looks_closely

@@ -110,7 +110,7 @@ def _bytes(state: Any) -> bytes | None:
 
 
 def _is_same(state: Any, before: Any) -> bool:
-    """States of Python's and NumPy's generators are the same objects as long as nothing was drawn (mersenne.py)."""
+    """States of Python's and NumPy's generators are the same objects as long as nothing was drawn (chance.py)."""
     return state is before or (before is not None and _content(state) == _content(before))
 
 

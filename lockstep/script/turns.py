@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from lockstep.data import GlobalBatch
-from lockstep.data.cut import opened
+from lockstep.data.structure import opened
 from lockstep.script.call_site import Site, WholeNumbers
 
 

@@ -105,7 +105,7 @@ class DataProgress:
     def is_copied(self) -> None:
         """This process is a copy of the one that has made the loaders."""
         for loader in self.loaders.values():
-            loader.is_copied()
+            loader.after_fork()
 
     def begins_training(self) -> None:
         """The script asks for its first epoch, or trains: the loaders that it makes before are all there."""

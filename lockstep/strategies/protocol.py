@@ -15,14 +15,15 @@ from torch.optim import Optimizer
 from lockstep.events import Events
 from lockstep.gradients.batchnorm import Statistics
 from lockstep.gradients.bucket_set import BucketOptions, NamedParameter
-from lockstep.gradients.buffers import Buffers
+from lockstep.gradients.buffers import LaneBuffers
 from lockstep.gradients.fingerprint import Drift
-from lockstep.gradients.finite import BadLosses, Verdict
-from lockstep.gradients.graphs.recorder import LaneRecorder
+from lockstep.gradients.finite import BadLosses, NotFiniteVerdict
 from lockstep.gradients.health import HealthPlan
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import StepRecord
-from lockstep.gradients.squares import SquaresPlan, StepSquares
+from lockstep.gradients.recorder import LaneRecorder
+from lockstep.gradients.squares import SquaresPlan
+from lockstep.optim.noise import StepSquares
 from lockstep.wire.generation import Generation
 
 
@@ -54,7 +55,7 @@ class StepEngine(Protocol):
     """
 
     replicas: Replicas
-    buffers: Buffers
+    buffers: LaneBuffers
     statistics: Statistics | None
     """The exchange of synchronised batch norm, if a model has such layers: then lanes are computed at the same time."""
     recorder: LaneRecorder
@@ -116,7 +117,7 @@ class StepEngine(Protocol):
     def commit(self) -> None:
         """Collective. Returns when every worker has prepared: then every one of them can hand the step over."""
 
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> NotFiniteVerdict | None:
         """After `reduce`: what to do with the step's gradient, if some lane's is not finite and somebody looked."""
 
     def bad_losses(self) -> BadLosses | None:

@@ -28,19 +28,19 @@ from lockstep.events import BucketFilled, Events, LaneGradients, ReduceBegan, Re
 from lockstep.gradients.batchnorm import Statistics, connect, norms_by_lane
 from lockstep.gradients.bucket import Bucket
 from lockstep.gradients.bucket_set import BucketSet
-from lockstep.gradients.buffers import Buffers
+from lockstep.gradients.buffers import LaneBuffers
 from lockstep.gradients.fingerprint import Drift
-from lockstep.gradients.finite import BadLosses, Verdict
-from lockstep.gradients.graphs.recorder import LaneRecorder
-from lockstep.gradients.health import Health, Remarks
+from lockstep.gradients.finite import BadLosses, NotFiniteVerdict
+from lockstep.gradients.health import Remarks, StepHealth
 from lockstep.gradients.hooks import CheckpointWatch
-from lockstep.gradients.losses import told
 from lockstep.gradients.plan import StepPlan
-from lockstep.gradients.record import SUMMED, StepRecord
+from lockstep.gradients.record import SUMMED, StepRecord, lane_loss
+from lockstep.gradients.recorder import LaneRecorder
 from lockstep.gradients.rules import LaneRules, refuse_outside
-from lockstep.gradients.squares import Squares, StepSquares, as_means, of_all
+from lockstep.gradients.squares import Squares, as_means, of_all
 from lockstep.gradients.step import StepInFlight
 from lockstep.lanes import reduction
+from lockstep.optim.noise import StepSquares
 from lockstep.strategies.protocol import EngineOptions, Replicas, StepEngine
 from lockstep.wire import Agreement, Plan, hear
 from lockstep.wire.generation import Generation
@@ -88,7 +88,7 @@ class ReplicatedEngine(StepEngine):
         self.recorder = LaneRecorder(self._buckets, self._in_flight, self._fold, self._launch)
 
     def look_at_buffers(self) -> None:
-        self.buffers = Buffers(list(self.replicas.modules), list(self.replicas.prefixes))
+        self.buffers = LaneBuffers(list(self.replicas.modules), list(self.replicas.prefixes))
         self._norms_by_lane = bool(norms_by_lane(self.replicas.modules))
 
     @property
@@ -127,7 +127,7 @@ class ReplicatedEngine(StepEngine):
             record=StepRecord.empty(plan.assignment.num_lanes, len(self._parameters), len(self.buffers.slots)),
             buckets=[] if plan.adds_nothing else self._buckets.buckets,
             buffers=self.buffers,
-            health=Health(self._options.health, plan, self._names),
+            health=StepHealth(self._options.health, plan, self._names),
             kept={},
             launched=[],
             squares=self._squares_of(plan),
@@ -180,7 +180,7 @@ class ReplicatedEngine(StepEngine):
         if self.statistics is not None and weight is not None:
             self.statistics.weight = weight
         recording = self.recorder.recording
-        step.losses.setdefault(lane, []).append(told(loss) if recording is None else recording.tell(loss))
+        step.losses.setdefault(lane, []).append(lane_loss(loss) if recording is None else recording.add_loss(loss))
 
     def end_lane(self) -> None:
         step = self._step
@@ -204,7 +204,7 @@ class ReplicatedEngine(StepEngine):
         step = self._in_flight()
         if self.statistics is not None and self.statistics.failure is not None:
             raise self.statistics.failure
-        step.record.wishes, step.record.carries = list(requests), carries
+        step.record.requests, step.record.carries = list(requests), carries
         with told_as_lost(step.plan.step, "the end of the step"):
             record = self._exchange_records(step)
         step.weights = record.lane_weights(step.plan.shares)
@@ -228,7 +228,7 @@ class ReplicatedEngine(StepEngine):
                 step.generation.wire.reducer.part()
         return drift
 
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> NotFiniteVerdict | None:
         step = self._in_flight()
         assert step.outcome is not None
         return step.health.verdict(step.outcome.healths)
@@ -357,7 +357,7 @@ class ReplicatedEngine(StepEngine):
         mine = step.record
         mine.health = step.health.packed()
         if step.squares is not None:
-            mine.squares = step.squares.told(step.plan.assignment.num_lanes)
+            mine.squares = step.squares.of_lanes(step.plan.assignment.num_lanes)
         for lane, losses in step.losses.items():
             mine.losses[lane] = sum(loss.read() for loss in losses)
         for bucket in step.buckets:

@@ -76,7 +76,7 @@ def test_every_worker_has_its_part_of_the_same_cut(way: str, size: int, rest: in
 def test_lanes_that_are_got_again_are_those_of_the_same_cut(way: str) -> None:
     whole = list(loaded(WAYS[way](8, 3)))
     for batch, none in zip(whole, loaded(WAYS[way](8, 3), []), strict=True):
-        again = none.afresh(range(LANES))
+        again = none.reload(range(LANES))
         assert_cut(again, 2)
         assert all(torch.equal(again.shares[lane], batch.shares[lane]) for lane in batch.shares)
 

@@ -15,7 +15,7 @@ from workers import on_workers, outcomes
 
 import lockstep
 from lockstep.errors import Misuse, advise
-from lockstep.gradients.roots import made_in
+from lockstep.gradients.autograd_graph import made_in
 from lockstep.launch.failure import Failure
 from lockstep.launch.messages import failure_message
 

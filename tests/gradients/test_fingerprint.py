@@ -214,25 +214,25 @@ def test_a_minority_of_any_kind_is_found(num_odd: int, data: st.DataObject) -> N
 def test_workers_with_different_numbers_of_tensors_have_drifted_without_names() -> None:
     found = odd_ones([vector(1), vector(1, 2), vector(1, 2)], ["a", "b"])
     assert found == Drift(guilty=(0,), healthy=1, names=())
-    assert "in how many tensors they hold" in found.told(3)
+    assert "in how many tensors they hold" in found.sentence(3)
 
 
 def test_the_guilty_and_the_names_are_told() -> None:
-    assert Drift((2,), 0, ("w", "x", "y", "z")).told(400) == (
+    assert Drift((2,), 0, ("w", "x", "y", "z")).sentence(400) == (
         "! step 400: worker 2 has drifted from the majority: different bits in w, x, y and 1 more; healed from worker "
         "0. If the script itself does it, `lockstep verify SCRIPT` shows where."
     )
 
 
 def test_several_guilty_are_told_by_their_slots() -> None:
-    told = Drift((0, 2), 1, ("w",)).told(400, slots=[4, 5, 7])
+    told = Drift((0, 2), 1, ("w",)).sentence(400, slots=[4, 5, 7])
     assert told.startswith(
         "! step 400: workers 4 and 7 have drifted from the majority: different bits in w; healed from worker 5"
     )
 
 
 def test_a_drift_without_majority_says_what_to_do() -> None:
-    told = Drift((), None, ("w",)).told(400)
+    told = Drift((), None, ("w",)).sentence(400)
     assert "they differ in w; no majority" in told
     assert "Resume from a checkpoint of before step 400." in told
     assert told.endswith("If the script itself does it, `lockstep verify SCRIPT` shows where.")

@@ -155,7 +155,7 @@ def test_an_unknown_policy_is_refused_with_those_allowed() -> None:
 def test_the_sentence_names_lane_worker_parameter_samples_and_outcome(policy: Policy, outcome: str) -> None:
     verdict = decide(policy, [finding()])
     assert verdict is not None
-    assert verdict.told(412) == (
+    assert verdict.sentence(412) == (
         "! step 412: gradient of lane 5 (worker 2) is not finite: first in body.0.weight (nan, 31 elements), "
         f"samples 40-47 of the batch; {outcome}"
     )
@@ -164,15 +164,15 @@ def test_the_sentence_names_lane_worker_parameter_samples_and_outcome(policy: Po
 def test_one_element_of_one_sample_on_a_worker_with_another_slot_is_told_so() -> None:
     verdict = decide("skip", [finding(1, "inf", 1, range(3, 4))])
     assert verdict is not None
-    assert "(worker 6)" in verdict.told(9, slots=[6, 8])
-    assert "(inf, 1 element), sample 3 of the batch;" in verdict.told(9, slots=[6, 8])
+    assert "(worker 6)" in verdict.sentence(9, slots=[6, 8])
+    assert "(inf, 1 element), sample 3 of the batch;" in verdict.sentence(9, slots=[6, 8])
 
 
 def test_other_lanes_are_counted_after_the_first() -> None:
     verdict = decide("skip", [finding(7), finding(1), finding(5)])
     assert verdict is not None
-    assert "lane 1 (worker 0)" in verdict.told(9)
-    assert "; also in lanes 5, 7; the step is skipped" in verdict.told(9)
+    assert "lane 1 (worker 0)" in verdict.sentence(9)
+    assert "; also in lanes 5, 7; the step is skipped" in verdict.sentence(9)
 
 
 @pytest.mark.cuda

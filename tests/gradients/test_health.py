@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from lockstep.gradients.health import Health, HealthPlan
+from lockstep.gradients.health import HealthPlan, StepHealth
 from lockstep.gradients.plan import StepPlan
 from lockstep.lanes import Assignment
 
@@ -15,7 +15,7 @@ def told(num_workers: int, step: int) -> bytes:
         return {"weight": torch.ones(3)}
 
     plan = StepPlan(step, 8, Assignment.even(2, num_workers))
-    return Health(HealthPlan(state, "keep", drift_every=10), plan, ["weight"]).packed()
+    return StepHealth(HealthPlan(state, "keep", drift_every=10), plan, ["weight"]).packed()
 
 
 def test_replicas_are_compared_in_every_so_many_steps_but_not_the_first() -> None:

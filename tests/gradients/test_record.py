@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.gradients.record import StepRecord, Wish
+from lockstep.gradients.record import StepRecord, StepRequest
 
 numbers = st.none() | st.floats()
 
@@ -26,7 +26,7 @@ def told(num_lanes: int, num_workers: int, data: st.DataObject) -> list[StepReco
                 record.squares[lane] = data.draw(numbers)
         record.used = data.draw(st.lists(st.booleans(), min_size=num_parameters, max_size=num_parameters))
         record.changed = data.draw(st.lists(st.booleans(), min_size=num_buffers, max_size=num_buffers))
-        record.wishes = data.draw(st.lists(st.booleans(), min_size=len(Wish), max_size=len(Wish)))
+        record.requests = data.draw(st.lists(st.booleans(), min_size=len(StepRequest), max_size=len(StepRequest)))
         record.health = bytes([rank]) * 5
         records.append(record)
     return records
@@ -50,7 +50,7 @@ def test_all_workers_read_what_each_has_told(data: st.DataObject, num_lanes: int
             assert same(merged.weights[lane], carrier.weights[lane])
             assert same(merged.losses[lane], carrier.losses[lane])
         assert all(map(same, merged.squares, [_first(values) for values in _columns(records, "squares")]))
-        for field in ("used", "changed", "wishes"):
+        for field in ("used", "changed", "requests"):
             assert getattr(merged, field) == [any(values) for values in _columns(records, field)]
         assert merged.healths == [record.health for record in records]
 

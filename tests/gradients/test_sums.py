@@ -12,7 +12,7 @@ from workers import apart, on_workers
 
 import lockstep
 from lockstep.errors import BadArgument, Misuse
-from lockstep.gradients.roots import summed_by
+from lockstep.gradients.autograd_graph import summed_by
 from lockstep.gradients.squares import KINDS, as_means, of_all
 from lockstep.optim.noise import measure
 

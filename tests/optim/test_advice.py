@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from lockstep.errors import BadArgument
-from lockstep.optim.advice import Advice, TooLittle, advise
 from lockstep.optim.noise import Noise
+from lockstep.optim.noise.advice import Advice, TooLittle, advise
 
 
 def noise(critical: float = 4000, *, count: int = 100, width: float = 1.2, preconditioned: bool = False) -> Noise:

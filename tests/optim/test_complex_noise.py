@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.optim import Adam, AdamW, Optimizer
 
-from lockstep.optim.preconditioning import Preconditioners
+from lockstep.optim.noise.preconditioner import Preconditioners
 
 
 @pytest.mark.parametrize("kind", [Adam, AdamW])

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from lockstep.errors import BadArgument
 from lockstep.optim.lamb import LAMB
 from lockstep.optim.noise import Measured, Noise, NoiseScale, measure
-from lockstep.optim.preconditioning import PIECE, Preconditioners, preconditioner, weighted_square
+from lockstep.optim.noise.preconditioner import PIECE, Preconditioners, preconditioner, weighted_square
 
 HESSIAN = torch.diag(torch.linspace(0.2, 3.0, 12, dtype=torch.float64))
 POINT = torch.linspace(-1, 1, 12, dtype=torch.float64)

@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from lockstep.errors import BadArgument
-from lockstep.optim.scaling import scale_lr
+from lockstep.optim.rules import scale_lr
 from lockstep.optim.warmup import WarmUp
 
 

@@ -17,8 +17,8 @@ import lockstep
 from lockstep.errors import BadArgument
 from lockstep.events import NoiseMeasured
 from lockstep.observe.recorder import FILE, Recorder, line_of
-from lockstep.optim.advice import TooLittle, advise
 from lockstep.optim.noise import NoiseScale
+from lockstep.optim.noise.advice import TooLittle, advise
 from lockstep.programs import advice
 from lockstep.programs.advice import find, report_on, use_of
 

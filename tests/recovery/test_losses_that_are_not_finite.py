@@ -53,7 +53,7 @@ def test_every_number_that_is_not_finite_counts(bad: float) -> None:
     found = BadLosses.of([1.0, None, bad, 0.0, None, bad, 2.0, 3.0], ASSIGNMENT)
     assert found is not None
     assert (found.lanes, found.worker) == ((2, 5), 1)
-    assert f"lane 2 (worker 5) is not finite: {bad}; also of lane 5;" in found.told(7, [4, 5, 6])
+    assert f"lane 2 (worker 5) is not finite: {bad}; also of lane 5;" in found.sentence(7, [4, 5, 6])
 
 
 def test_losses_that_were_not_told_are_not_judged() -> None:

@@ -15,7 +15,7 @@ import lockstep
 from lockstep.events import NoiseMeasured
 from lockstep.lanes import share
 from lockstep.optim import LAMB, NoiseScale, measure
-from lockstep.optim.preconditioning import preconditioner, weighted_square
+from lockstep.optim.noise.preconditioner import preconditioner, weighted_square
 
 LANES, BATCH, EVERY, STEPS = 4, 14, 2, 9
 OPTIMIZERS = {

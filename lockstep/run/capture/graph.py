@@ -3,14 +3,14 @@
 # Note [Work that cannot be recorded]
 # Work that waits for the GPU (`loss.item()`, `x.cpu()`, shapes that depend on values) cannot be recorded, and torch is
 # hard to bring back to order after a recording that broke. So before anything is recorded the work is run once as it
-# is, with torch told to warn when it waits. What breaks all the same is cleaned up after: torch's generator
+# is, with torch set to warn when it waits. What breaks all the same is cleaned up after: torch's generator
 # believes it is still in a recording, and so does the allocator; and the stream of the recording may be the current one
 # still. The generator is given another state for that, while graphs draw from the one that they were recorded with: so
 # all recordings made before are void (`num_broken`), and are made again.
 
 # Note [Casts are not kept]
 # Inside `torch.autocast` a parameter is cast once, and the cast is kept for the next use. A graph must not read one
-# that was made outside of it, since nobody would make it anew. So none is there when a recording begins, nor after it.
+# that was made outside of it, since no replay would make it anew. So none is there when a recording begins, nor after.
 
 # Note [No garbage while recording]
 # Python may collect garbage at any moment, and garbage may hold tensors, events and memory of the wire. Letting go of

@@ -13,9 +13,8 @@
 # included, since kernels are chosen by them. So a lane may be replayed or run as it is, on every worker as it likes.
 
 # Note [Nothing of autograd's is handed out]
-# Whoever holds a loss with its graph holds autograd's nodes of the parameters too, which belong to the stream that they
-# were made on; a recording, on another stream, would break at them. So what a lane gives back is detached, recorded or
-# not.
+# A loss with its graph keeps autograd's nodes of the parameters alive, which belong to the stream that they were made
+# on; a recording, on another stream, would break at them. So what a lane gives back is detached, recorded or not.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -26,8 +25,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from lockstep.chance import Generators
-from lockstep.gradients.graphs.recorder import LaneRecorder
-from lockstep.gradients.graphs.recording import Recording
+from lockstep.gradients.recorder import LaneRecorder, Recording
 from lockstep.run.capture.graph import CannotCapture, capture, num_broken, watching_for_waits
 from lockstep.strategies.protocol import StepEngine
 
@@ -44,8 +42,8 @@ _PLAIN = (str, bytes, int, float, bool, type(None), torch.dtype, torch.device)
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What a captured lane needs of the run: its engine, obstacles it knows of, and a way to tell them."""
+class CaptureContext:
+    """What a captured lane needs of the run: its engine, the obstacles on its side, and a way to report them."""
 
     engine: Callable[[], StepEngine]
     obstacle: Callable[[], str | None]
@@ -75,9 +73,9 @@ class LaneGraph:
 class CapturedLanes:
     """Calls `fn` for a lane, by a graph where it can. See Note [When a lane is recorded]."""
 
-    def __init__(self, fn: Callable[..., Any], surroundings: Surroundings) -> None:
+    def __init__(self, fn: Callable[..., Any], context: CaptureContext) -> None:
         self._fn = fn
-        self._around = surroundings
+        self._context = context
         self._name = getattr(fn, "__name__", type(fn).__name__)
         self._explained: set[str] = set()
         self._refused: str | None = None
@@ -91,15 +89,15 @@ class CapturedLanes:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, form = pytree.tree_flatten((args, kwargs))
-        obstacle = self._refused or self._around.obstacle() or unfit(leaves)
+        obstacle = self._refused or self._context.obstacle() or unfit(leaves)
         if obstacle is not None:
             return self._as_it_is(obstacle, args, kwargs)
-        engine = self._around.engine()
+        engine = self._context.engine()
         if engine.shows_lanes:  # for this step only
             return self._run(args, kwargs)
         if not engine.recorder.expects_whole_lane():
             return self._as_it_is("another backward pass of the lane ran before it", args, kwargs)
-        shape = (form, *map(_trait, leaves), self._around.modes(), _precision())
+        shape = (form, *map(_trait, leaves), self._context.modes(), _precision())
         if shape not in self._calls and len(self._calls) == MOST_SHAPES:
             self._refused = f"it was given data of more than {MOST_SHAPES} shapes"
             self.close()
@@ -143,7 +141,7 @@ class CapturedLanes:
     def _record(self, recorder: LaneRecorder, shape: Hashable, leaves: list[Any], form: Any) -> LaneGraph:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-            self._stream = self._stream or torch.cuda.Stream(self._around.device)
+            self._stream = self._stream or torch.cuda.Stream(self._context.device)
         assert self._stream is not None
         inputs = self._inputs.setdefault(shape, [standing_like(x) for x in leaves if isinstance(x, torch.Tensor)])
         places = iter(inputs)
@@ -157,7 +155,7 @@ class CapturedLanes:
             with recorder.record(recording):
                 return self._fn(*args, **kwargs)
 
-        graph, result = capture(work, self._pool, self._around.device, self._stream)
+        graph, result = capture(work, self._pool, self._context.device, self._stream)
         if not Generators.now().equal_on_cpu(before):
             raise CannotCapture("it draws random numbers on the CPU, which a graph cannot")
         before.restore()
@@ -167,7 +165,7 @@ class CapturedLanes:
         """See Note [Work that cannot be recorded] in graph.py."""
         if not watched:
             return self._run(args, kwargs)
-        with watching_for_waits(self._around.device) as waits:
+        with watching_for_waits(self._context.device) as waits:
             result = self._run(args, kwargs)
         if waits:
             self._refused = f"it waits for the GPU ({waits[0]})"
@@ -176,7 +174,7 @@ class CapturedLanes:
     def _as_it_is(self, obstacle: str, args: Any, kwargs: Any) -> Any:
         if obstacle not in self._explained:
             self._explained.add(obstacle)
-            self._around.say(f"run.captured: {self._name} runs as it is, because {obstacle}")
+            self._context.say(f"run.captured: {self._name} runs as it is, because {obstacle}")
         return self._run(args, kwargs)
 
     def _run(self, args: Any, kwargs: Any) -> Any:

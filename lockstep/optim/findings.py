@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR, LinearLR, LRScheduler, OneCycleLR
 
 from lockstep.errors import BadArgument
 from lockstep.optim.groups import exclude_biases_and_norms
-from lockstep.optim.scaling import require_count, require_optimizer
+from lockstep.optim.rules import require_count, require_optimizer
 from lockstep.optim.warmup import WarmUp
 
 FEW_SAMPLES = 16
@@ -31,7 +31,7 @@ class Finding:
         return f"{self.kind}: {self.text}"
 
 
-class Noise(Protocol):
+class MeasuredNoise(Protocol):
     """A measured noise scale: the batch beyond which more samples hardly help, and whether it is known well."""
 
     @property
@@ -47,7 +47,7 @@ def check(
     *,
     num_lanes: int | None = None,
     batch: int | None = None,
-    noise: Noise | None = None,
+    noise: MeasuredNoise | None = None,
     scheduler: LRScheduler | None = None,
 ) -> list[Finding]:
     """What is probably wrong; an empty list when nothing is. Changes nothing, prints nothing.
@@ -150,7 +150,7 @@ def _warms_up(scheduler: LRScheduler) -> bool:
     return isinstance(scheduler, (WarmUp, OneCycleLR))
 
 
-def _beyond_critical(batch: int, noise: Noise) -> Iterator[Finding]:
+def _beyond_critical(batch: int, noise: MeasuredNoise) -> Iterator[Finding]:
     if noise.sure and batch > noise.critical_batch:
         yield Finding(
             "critical batch",
@@ -160,7 +160,7 @@ def _beyond_critical(batch: int, noise: Noise) -> Iterator[Finding]:
 
 
 def _refuse_nonsense(
-    model: nn.Module, optimizer: Optimizer, noise: Noise | None, scheduler: LRScheduler | None
+    model: nn.Module, optimizer: Optimizer, noise: MeasuredNoise | None, scheduler: LRScheduler | None
 ) -> None:
     require_optimizer(optimizer)
     if not isinstance(model, nn.Module):

@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lockstep
 from lockstep.data import GlobalBatch, ShardedLoader
-from lockstep.data.copying import copied
-from lockstep.data.moving import Moving, moved
-from lockstep.data.pinning import Pinnable, pinned, to_be_pinned, unpacked
+from lockstep.data.device import DeviceMover, pinned, to_device
+from lockstep.data.inner_loader import Pinnable, unpacked
+from lockstep.data.structure import copied
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -55,37 +55,37 @@ STRUCTURES = [
 
 def tensors_in(part: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
-    moved(part, META, lambda leaf: found.append(leaf) if isinstance(leaf, torch.Tensor) else None)
+    to_device(part, META, lambda leaf: found.append(leaf) if isinstance(leaf, torch.Tensor) else None)
     return found
 
 
 @pytest.mark.parametrize("part", STRUCTURES, ids=lambda part: type(part).__name__)
 def test_to_the_cpu_the_very_same_object_comes_back(part: Any) -> None:
-    assert moved(part, CPU) is part
-    assert Moving()(part, copied) is part
+    assert to_device(part, CPU) is part
+    assert DeviceMover()(part, copied) is part
 
 
 @pytest.mark.parametrize("part", STRUCTURES, ids=lambda part: type(part).__name__)
 def test_containers_keep_their_types(part: Any) -> None:
-    assert type(moved(part, META)) is type(part)
+    assert type(to_device(part, META)) is type(part)
 
 
 @pytest.mark.parametrize("part", STRUCTURES, ids=lambda part: type(part).__name__)
 def test_all_tensors_of_a_structure_go(part: Any) -> None:
-    there = moved(part, META)
+    there = to_device(part, META)
     assert tensors_in(there)  # those that are not on the CPU
     assert {tensor.device.type for tensor in tensors_in(there)} == {"meta"}
 
 
 @pytest.mark.parametrize("part", STRUCTURES, ids=lambda part: type(part).__name__)
 def test_what_is_moved_stays_where_it_was_too(part: Any) -> None:
-    moved(part, META)
+    to_device(part, META)
     assert tensors_in(part) == []
 
 
 def test_what_is_no_tensor_is_left_alone() -> None:
     array, words = np.ones(3), ["a", "b"]
-    there = moved({"array": array, "words": words, "none": None}, META)
+    there = to_device({"array": array, "words": words, "none": None}, META)
     assert there["array"] is array
     assert there["words"] is words
     assert there["none"] is None
@@ -93,25 +93,25 @@ def test_what_is_no_tensor_is_left_alone() -> None:
 
 def test_a_tensor_that_is_on_another_device_already_is_left_alone() -> None:
     there = torch.ones(2, device=META)
-    assert moved([there], META)[0] is there
+    assert to_device([there], META)[0] is there
 
 
 def test_what_is_left_alone_can_be_copied_instead() -> None:
     there, array = torch.ones(2, device=META), np.ones(2)
-    own = moved({"there": there, "array": array}, META, copied)
+    own = to_device({"there": there, "array": array}, META, copied)
     assert own["there"] is not there
     assert own["array"] is not array
 
 
 def test_a_packed_sequence_moves_by_its_own_way() -> None:
     packed = pack_padded_sequence(torch.ones(2, 3, 1), torch.tensor([3, 2]), batch_first=True)
-    there = moved(packed, META)
+    there = to_device(packed, META)
     assert isinstance(there, PackedSequence)
     assert there.data.device == META
 
 
 def test_a_mapping_with_a_way_of_its_own_moves_by_it() -> None:
-    there = moved([Encoding(ids=torch.ones(2))], META)[0]
+    there = to_device([Encoding(ids=torch.ones(2))], META)[0]
     assert (type(there), there["ids"].device) == (Encoding, META)
 
 
@@ -133,7 +133,7 @@ def test_pinning_keeps_types_and_reaches_all_parts(make: Any) -> None:
     part = pinned(make(Noted()))
     assert type(part) is type(make(None))
     found: list[Any] = []
-    moved(part, META, found.append)
+    to_device(part, META, found.append)
     assert [thing.is_pinned for thing in found if isinstance(thing, Noted)] == [True]
 
 
@@ -143,29 +143,29 @@ def test_a_tensor_with_memory_of_its_own_device_is_not_pinned() -> None:
 
 
 def test_what_torchs_loader_pins_comes_out_as_it_was_loaded() -> None:
-    given = to_be_pinned((5, {0: (Noted(), "a")})).pin_memory()
+    given = Pinnable((5, {0: (Noted(), "a")})).pin_memory()
     assert isinstance(given, Pinnable)
     num_samples, shares = unpacked(given) or (0, {})
     assert (num_samples, type(shares[0]), shares[0][0].is_pinned) == (5, tuple, True)
 
 
 def test_the_end_of_the_data_can_be_pinned_too() -> None:
-    assert unpacked(to_be_pinned(None).pin_memory()) is None
+    assert unpacked(Pinnable(None).pin_memory()) is None
 
 
 # -- loaders and lanes -----------------------------------------------------------------------------------------------
 
 
-class Elsewhere(Moving):
+class Elsewhere(DeviceMover):
     """Brings to the meta device, as a run on a GPU brings to it."""
 
     def __init__(self) -> None:
         super().__init__(META)
 
 
-def sharded(moving: Moving, **options: Any) -> ShardedLoader:
+def sharded(mover: DeviceMover, **options: Any) -> ShardedLoader:
     loader = DataLoader(TensorDataset(torch.arange(8.0)), batch_size=4, **options)
-    return ShardedLoader(loader, seed=0, num_lanes=2, lanes=lambda: (0,), index=0, say=print, moving=moving)
+    return ShardedLoader(loader, seed=0, num_lanes=2, lanes=lambda: (0,), index=0, say=print, mover=mover)
 
 
 def devices(batch: GlobalBatch) -> dict[int, str]:
@@ -179,7 +179,7 @@ def test_shares_of_a_loader_arrive_on_the_device() -> None:
 def test_shares_that_are_got_again_arrive_there_too() -> None:
     batch = next(iter(sharded(Elsewhere())))
     assert devices(batch.for_lanes([0, 1])) == {0: "meta", 1: "meta"}
-    assert devices(batch.afresh([1])) == {1: "meta"}
+    assert devices(batch.reload([1])) == {1: "meta"}
 
 
 def test_the_users_word_on_pinning_stays_visible() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lockstep.errors import BadArgument
-from lockstep.optim.noise import positive
+from lockstep.optim.noise.estimate import positive
 
 LEAST_POINTS = 3
 

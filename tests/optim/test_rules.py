@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from lockstep.errors import BadArgument, Misuse
 from lockstep.optim.lamb import LAMB
-from lockstep.optim.scaling import Change, Scaled, scale_lr
+from lockstep.optim.rules import Change, Scaled, scale_lr
 
 Make = Callable[..., Optimizer]
 

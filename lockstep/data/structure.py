@@ -1,4 +1,4 @@
-"""Cutting a whole global batch along dimension 0, whatever it is made of. Pure.
+"""What a batch is made of: its samples counted, cut along dimension 0, copied. Pure.
 
 # Note [Structure or samples]
 # Tensors and arrays hold one sample per row. Mappings, dataclasses and named tuples are structure: each of
@@ -86,6 +86,24 @@ def opened(part: Any) -> Structure | None:
     if isinstance(part, list | tuple) and not all(map(_is_plain, part)):
         return Structure([(f"[{i}]", inner) for i, inner in enumerate(part)], lambda new: type(part)(new))
     return None
+
+
+def copied(part: Any) -> Any:
+    """The same structure with tensors and arrays of its own; plain values are shared."""
+    if isinstance(part, torch.Tensor):
+        return part.clone()
+    structure = opened(part)
+    if structure is not None:
+        return structure.rebuilt([copied(inner) for _, inner in structure.parts])
+    return part.copy() if hasattr(part, "tobytes") and hasattr(part, "copy") else part
+
+
+def versions_of(part: Any) -> list[int]:
+    """A number for each tensor that is another one after a write to it in place; arrays and plain values have none."""
+    if isinstance(part, torch.Tensor):
+        return [] if part.is_inference() else [part._version]
+    structure = opened(part)
+    return [] if structure is None else [version for _, inner in structure.parts for version in versions_of(inner)]
 
 
 def _count(part: Any, path: str) -> int:

@@ -24,7 +24,7 @@ Note [Interval]
 The averages m_G and m_V have an empirical covariance C (of the measurements, divided by how many equally weighted ones
 the average is worth). A ratio R is believable if m_V − R·m_G, whose mean is 0 at the true R, is within Z of its own
 standard deviations of 0: (m_V − R·m_G)² ≤ Z²·(C_VV − 2R·C_GV + R²·C_GG). This quadratic in R is solved for its two
-ends (Fieller). Where the delta method is good the two agree. Where |G₀|² cannot be told from 0 this one has no upper
+ends (Fieller). Where the delta method is good the two agree. Where |G₀|² may as well be 0 this one has no upper
 end, as is true, and the delta method still gives one. A |G₀|² that moves during the window counts as scatter, so the
 interval errs on the wide side.
 """
@@ -39,6 +39,15 @@ from lockstep.errors import BadArgument
 LEAST_COUNT = 20
 WIDEST = 4.0
 Z = 2.0  # standard deviations: about 95 of 100 intervals hold the truth
+
+
+@dataclass(frozen=True)
+class StepSquares:
+    """All lanes' squares in a step and that of their weighted mean; lanes are weighted by their samples or tokens."""
+
+    weights: Mapping[int, float]
+    lanes: Mapping[int, float]
+    whole: float
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.mersenne import MOST_KNOWN, Generator, Mersenne, OfNumpy, OfPython
+from lockstep.chance import MOST_REMEMBERED, NumpyTwister, PythonTwister, Twister
 
 
 @dataclass(frozen=True)
 class Kind:
     """A generator, and ways to draw from it."""
 
-    make: Callable[[], Generator]
+    make: Callable[[], Twister]
     seed: Callable[[int], None]
     draws: dict[str, Callable[[], Any]]
     normal: Callable[[], float]
@@ -27,7 +27,7 @@ class Kind:
 
 
 PYTHON = Kind(
-    OfPython,
+    PythonTwister,
     random.seed,
     {
         "uniform": random.random,
@@ -39,7 +39,7 @@ PYTHON = Kind(
     lambda: random.gauss(0, 1),
 )
 NUMPY = Kind(
-    lambda: OfNumpy(np.random),
+    lambda: NumpyTwister(np.random),
     np.random.seed,
     {
         "uniform": np.random.rand,
@@ -73,113 +73,108 @@ def equal(one: Any, other: Any) -> bool:
 def test_reading_and_writing_are_as_the_generators_own(
     kind: Kind, seed: int, rounds: list[tuple[list[str], list[str], list[str]]]
 ) -> None:
-    generator = kind.make()
+    twister = kind.make()
     kind.seed(seed)
-    mersenne = Mersenne(generator)
     for outside, inside, after in rounds:
         kind.drawn(outside)
-        before = generator.get()
-        read = mersenne.read()
+        before = twister.get()
+        read = twister.read()
         assert equal(read, before)
         expected = kind.drawn(after)
         kind.seed(5)
         kind.drawn(inside)
-        mersenne.write(read)
-        assert equal(generator.get(), before)
+        twister.write(read)
+        assert equal(twister.get(), before)
         assert kind.drawn(after) == expected
-        generator.put(before)
+        twister.put(before)
 
 
-class Silent:
-    """A generator that must not be asked any more."""
-
-    def __init__(self, generator: Any) -> None:
-        self.address, self.keeps_normal = generator.address, generator.keeps_normal
-        self.forget_normal = generator.forget_normal
+def refuse(*_: Any) -> None:
+    raise AssertionError("the generator was asked")
 
 
 @KINDS
-def test_a_state_that_nobody_has_drawn_from_is_read_and_written_in_memory(kind: Kind) -> None:
+def test_a_state_that_nobody_has_drawn_from_is_read_and_written_in_memory(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kind.seed(1)
-    mersenne = Mersenne(kind.make())
-    first = mersenne.read()
-    mersenne._generator = Silent(kind.make())  # type: ignore[assignment]
+    twister = kind.make()
+    first = twister.read()
+    for asked in ("get", "put", "memory_of"):
+        monkeypatch.setattr(twister, asked, refuse)
     number = kind.normal()
-    mersenne.write(first)
-    assert mersenne.read() is first
+    twister.write(first)
+    assert twister.read() is first
     assert kind.normal() == number
 
 
 @KINDS
 def test_a_normal_number_that_is_kept_is_drawn_next(kind: Kind) -> None:
     kind.seed(1)
-    mersenne = Mersenne(kind.make())
-    mersenne.read()
+    twister = kind.make()
+    twister.read()
     kind.normal()
-    kept = mersenne.read()
+    kept = twister.read()
     second = kind.normal()
     kind.seed(2)
-    mersenne.write(kept)
+    twister.write(kept)
     assert kind.normal() == second
 
 
 @KINDS
 def test_a_normal_number_that_is_kept_inside_is_not_drawn_outside(kind: Kind) -> None:
     kind.seed(1)
-    mersenne = Mersenne(kind.make())
-    before = mersenne.read()
+    twister = kind.make()
+    before = twister.read()
     expected = kind.normal()
     kind.seed(2)
     kind.normal()
-    mersenne.write(before)
+    twister.write(before)
     assert kind.normal() == expected
 
 
 def test_python_tells_a_number_kept_beside_the_words_of_a_remembered_state() -> None:
     random.seed(1)
-    mersenne = Mersenne(OfPython())
+    twister = PythonTwister()
     random.gauss(0, 1)
     with_number = random.getstate()
     random.gauss(0, 1)  # the kept one: the words stay
-    assert mersenne.read()[2] is None
+    assert twister.read()[2] is None
     random.setstate(with_number)
-    assert mersenne.read() == with_number
+    assert twister.read() == with_number
 
 
 @KINDS
 def test_memory_that_does_not_hold_what_the_generator_says_is_not_believed(kind: Kind) -> None:
     kind.seed(4)
-    generator: Any = kind.make()
-    other = bytes(len(generator.content(generator.get())))
-    generator.content = lambda state: other
-    mersenne = Mersenne(generator)
-    assert mersenne.read() is not mersenne.read()
+    twister: Any = kind.make()
+    other = bytes(len(twister.memory_of(twister.get())))
+    twister.memory_of = lambda state: other
+    assert twister.read() is not twister.read()
 
 
 @KINDS
 def test_without_an_address_the_generator_is_asked(kind: Kind) -> None:
-    generator: Any = kind.make()
-    generator.address = lambda: None
-    mersenne = Mersenne(generator)
-    before = mersenne.read()
+    twister: Any = kind.make()
+    twister.address = lambda: None
+    before = twister.read()
     first = kind.drawn(["uniform", "order"])
-    mersenne.write(before)
+    twister.write(before)
     assert kind.drawn(["uniform", "order"]) == first
 
 
 @KINDS
 def test_only_a_few_states_are_remembered(kind: Kind) -> None:
-    generator = kind.make()
-    mersenne = Mersenne(generator)
+    twister = kind.make()
     kind.seed(0)
-    first = mersenne.read()
-    for seed in range(1, MOST_KNOWN + 1):
+    first = twister.read()
+    for seed in range(1, MOST_REMEMBERED + 1):
         kind.seed(seed)
-        mersenne.read()
+        twister.read()
     kind.seed(0)
-    assert mersenne.read() is not first
-    mersenne.write(first)
-    assert equal(generator.get(), first)
+    assert twister.read() is not first
+    twister.write(first)
+    assert equal(twister.get(), first)
 
 
 @pytest.mark.filterwarnings("ignore:get_state and legacy")
@@ -187,10 +182,10 @@ def test_another_kind_of_generator_is_left_to_numpy() -> None:
     usual = np.random.get_bit_generator()
     np.random.set_bit_generator(np.random.PCG64(3))
     try:
-        mersenne = Mersenne(OfNumpy(np.random))
-        before = mersenne.read()
+        twister = NumpyTwister(np.random)
+        before = twister.read()
         first = np.random.rand()
-        mersenne.write(before)
+        twister.write(before)
         assert np.random.rand() == first
     finally:
         np.random.set_bit_generator(usual)
@@ -198,11 +193,11 @@ def test_another_kind_of_generator_is_left_to_numpy() -> None:
 
 def test_a_numpy_that_does_not_tell_where_its_words_lie_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(np.random, "get_bit_generator")
-    assert OfNumpy(np.random).address() is None
+    assert NumpyTwister(np.random).address() is None
 
 
 def test_python_and_numpy_are_read_in_memory_here() -> None:
     for kind in (PYTHON, NUMPY):
         kind.seed(0)
-        mersenne = Mersenne(kind.make())
-        assert mersenne.read() is mersenne.read()
+        twister = kind.make()
+        assert twister.read() is twister.read()

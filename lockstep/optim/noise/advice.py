@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from lockstep.errors import BadArgument, LockstepError
-from lockstep.optim.critical import steps_and_samples
-from lockstep.optim.noise import LEAST_COUNT, WIDEST, Noise, positive
+from lockstep.optim.noise.critical_batch import steps_and_samples
+from lockstep.optim.noise.estimate import LEAST_COUNT, WIDEST, Noise, positive
 
 Position = Literal["below", "near", "beyond"]
 

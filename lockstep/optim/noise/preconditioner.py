@@ -27,7 +27,7 @@ def preconditioner(optimizer: Optimizer, parameter: Tensor) -> Tensor | None:
 
     Take p before the step's update and use the same p for all lanes and the whole. It then knows only earlier samples.
     A v̂ that has this step's gradient in it is large where the gradient happens to be large; such a p is no constant
-    in the expectations of Note [Two squares, two unknowns] in noise.py, and hides part of the noise. No host
+    in the expectations of Note [Two squares, two unknowns] in estimate.py, and hides part of the noise. No host
     synchronisation.
     """
     if not isinstance(optimizer, Optimizer) or not isinstance(parameter, Tensor):
@@ -201,7 +201,7 @@ def _lamb(group: dict[str, Any], state: dict[str, Any], parameter: Tensor) -> _S
     weight = _wide(parameter.detach())
     update = _wide(state["exp_avg"]) / first * (root / plain.denominator(square)) + group["weight_decay"] * weight
     norms = torch.linalg.vector_norm(weight), torch.linalg.vector_norm(update)
-    trust = at_most(where_measured(norms[0] / norms[1], *norms, otherwise=1.0), group["max_trust"])
+    trust = at_most(where_measured(norms[0] / norms[1], *norms, default=1.0), group["max_trust"])
     return replace(plain, scale=root * trust)
 
 

@@ -1,27 +1,82 @@
-"""The engine's part in lanes that are recorded: what a step must be told when a graph has done a lane's work."""
+"""The step's part in lanes that are recorded into CUDA graphs: what a lane does to it besides its work on the GPU.
+
+# Note [A lane that is replayed]
+# While a lane's work is recorded nothing runs on the GPU, but Python does: hooks fire, buckets are folded, losses are
+# reported. All that is noted, and the step is put back to where it was. Then, and every time the graph is replayed,
+# what was noted is done to the step again: which gradients are used, how high the stacks are, which buffers were
+# written, and the event behind each bucket, which is part of the graph. So the reduction of a bucket still begins in
+# the middle of the backward pass.
+
+# Note [Made before]
+# Pinned memory and events cannot be made while work is recorded. So there are some of each from the start.
+"""
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 
 from lockstep.errors import Misuse
 from lockstep.gradients.bucket import Bucket
 from lockstep.gradients.bucket_set import BucketSet
-from lockstep.gradients.graphs.recording import Recording
+from lockstep.gradients.record import DeviceLoss
 from lockstep.gradients.step import StepInFlight
 
-Fold = Callable[[StepInFlight, Bucket], None]
-Launch = Callable[[StepInFlight, int, torch.cuda.Event | None], None]
+FoldBucket = Callable[[StepInFlight, Bucket], None]
+LaunchBucket = Callable[[StepInFlight, int, torch.cuda.Event | None], None]
+
+MOST_LOSSES = 8
+"""How many losses of one lane can be recorded. See Note [Made before]."""
+
+
+class TooManyLosses(RuntimeError):  # noqa: N818
+    """A lane reported more losses than can be recorded."""
+
+
+@dataclass
+class Recording:
+    """What happened in a lane that was recorded. `gradients` are what it left in `p.grad` where nothing is folded."""
+
+    ready: list[torch.cuda.Event]
+    loss_events: list[torch.cuda.Event]
+    places: torch.Tensor
+    num_full: int = 0
+    losses: list[DeviceLoss] = field(default_factory=list)
+    weight: float | None = None
+    reached: list[list[bool]] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)
+    gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, num_buckets: int) -> "Recording":
+        """See Note [Made before]."""
+        places = torch.empty(MOST_LOSSES, 8, dtype=torch.uint8, device="cpu", pin_memory=True)
+        return cls([_event() for _ in range(num_buckets)], [_event() for _ in range(MOST_LOSSES)], places)
+
+    def bucket_is_full(self) -> None:
+        """The next bucket has taken the gradients of the lane: others may read it behind this point."""
+        self.ready[self.num_full].record()
+        self.num_full += 1
+
+    def add_loss(self, loss: torch.Tensor) -> DeviceLoss:
+        number = len(self.losses)
+        if number == MOST_LOSSES:
+            raise TooManyLosses(f"it tells more than {MOST_LOSSES} losses in a lane")
+        place = self.places[number].view(loss.dtype)[0]
+        self.losses.append(DeviceLoss.of(loss.detach(), place, self.loss_events[number]))
+        return self.losses[-1]
 
 
 class LaneRecorder:
     """Records the lane under way, or takes a replayed one into the step. See Note [A lane that is replayed].
 
-    `fold` takes a bucket's gradients of the lane, `launch` hands a bucket to the wire behind an event: the engine's.
+    `fold` takes a bucket's gradients of the lane, `launch` hands a bucket to the wire behind an event.
     """
 
-    def __init__(self, buckets: BucketSet, in_flight: Callable[[], StepInFlight], fold: Fold, launch: Launch) -> None:
+    def __init__(
+        self, buckets: BucketSet, in_flight: Callable[[], StepInFlight], fold: FoldBucket, launch: LaunchBucket
+    ) -> None:
         self._buckets, self._in_flight, self._fold, self._launch = buckets, in_flight, fold, launch
         self.recording: Recording | None = None
         """That of the lane under way, while it is recorded."""
@@ -106,3 +161,10 @@ class LaneRecorder:
         if step.on_last_lane:
             for number in range(recording.num_full):
                 self._launch(step, number, recording.ready[number])
+
+
+def _event() -> torch.cuda.Event:
+    """An event that is recorded inside of a graph and awaited outside; torch makes it when it is first recorded."""
+    event = torch.cuda.Event(external=True)
+    event.record()
+    return event

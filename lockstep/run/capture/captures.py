@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from lockstep.errors import BadArgument
 from lockstep.events import Events
-from lockstep.run.capture.lanes import CapturedLanes, Surroundings
+from lockstep.run.capture.lanes import CaptureContext, CapturedLanes
 from lockstep.run.capture.update import CapturedUpdate
 from lockstep.run.step_loop import Stage, StepLoop
 from lockstep.settings.options import Settings
@@ -40,8 +40,8 @@ class Captures:
             raise BadArgument(f"run.captured takes a function that computes a lane, not {type(fn).__name__}")
         if optimizer is not None:
             self._capture_update(optimizer)
-        around = Surroundings(lambda: self.engine, self._obstacle, self._modes, self._say, self.settings.device)
-        self._lanes.append(CapturedLanes(fn, around))
+        context = CaptureContext(lambda: self.engine, self._obstacle, self._modes, self._say, self.settings.device)
+        self._lanes.append(CapturedLanes(fn, context))
         return self._lanes[-1]
 
     def close(self) -> None:

@@ -21,11 +21,11 @@ from torch.optim.lr_scheduler import (
 
 import lockstep
 from lockstep.errors import BadArgument
-from lockstep.optim.checking import Finding, check
+from lockstep.optim.findings import Finding, check
 from lockstep.optim.groups import exclude_biases_and_norms
 from lockstep.optim.lamb import LAMB
 from lockstep.optim.lars import LARS
-from lockstep.optim.scaling import scale_lr
+from lockstep.optim.rules import scale_lr
 from lockstep.optim.warmup import WarmUp
 
 

@@ -7,9 +7,9 @@
 # division or a factor under 1 nothing is looked for: there a mean is made by hand. A sum over a parameter is a penalty.
 
 # Note [Numbers of graph nodes]
-# torch numbers the nodes of its graph in the order in which a thread makes them, so the number tells in which lane a
+# torch numbers the nodes of its graph in the order in which a thread makes them, so the number shows in which lane a
 # node was made. Numbers of two threads cannot be compared: a node that is numbered below one that it was made from
-# shows that several were at work (a graph made by a backward pass on a GPU), and then nothing can be told.
+# shows that several were at work (a graph made by a backward pass on a GPU), and then nothing is known.
 """
 
 import math
@@ -64,7 +64,7 @@ class LaneSpans:
 
 
 def made_in(spans: Sequence[Span], roots: Sequence[Node]) -> str | None:
-    """The name of a node of the graph with a number in one of the spans; None if there is none, or none can be told."""
+    """The name of a node of the graph with a number in one of the spans; None if there is none, or none is known."""
     found, seen, waiting = None, set(roots), list(roots)
     while waiting:
         node = waiting.pop()

@@ -4,6 +4,14 @@
 # A scheduler copies the rates when it is made and computes every later rate from its copy, so a rate scaled afterwards
 # is lost at the next `scheduler.step()`. `scaled_from` in a parameter group is the rate before scaling. It travels in
 # the optimizer's state_dict, so a second scaling is seen even after a resume; warm-up and `check` read it too.
+
+# Note [Two rules]
+# Linear, η ← κ·η: Krizhevsky 2014 (arXiv:1404.5997, in practice); Goyal et al. 2017 (arXiv:1706.02677), section 2.1: κ
+# steps of size η along gradients that hardly change are one step of size κ·η along their mean. Decoupled decay per
+# epoch, η·λ·steps, stays as it is: κ times the rate, 1/κ of the steps.
+# Square root, η ← √κ·η: Krizhevsky 2014 (in theory): the variance of an update, η²·σ²/batch, stays. For Adam and
+# RMSprop Malladi et al. 2022 (arXiv:2205.10287): the update is divided by √v, which noise dominates and which shrinks
+# by √κ, so only √κ is left to the rate.
 """
 
 import math
@@ -51,41 +59,17 @@ class Scaled:
 
     def __str__(self) -> str:
         head = f"{self.rule} rule, batch {self.base_batch} → {self.batch} (×{self.factor:.6g})"
-        said = f"{head}: {_told(self.groups)}"
+        changed = f"{head}: {_listed(self.groups)}"
         if not self.lost:
-            return said
+            return changed
         return (
-            f"{said}. {' and '.join(self.lost)} reached 0: an average shorter than one step, "
+            f"{changed}. {' and '.join(self.lost)} reached 0: an average shorter than one step, "
             "outside of where the rule was derived. Grow the batch less, or set follow=False and betas of your own"
         )
 
 
-def linear(kappa: float) -> float:
-    """η ← κ·η.
-
-    Krizhevsky 2014 (arXiv:1404.5997, in practice); Goyal et al. 2017 (arXiv:1706.02677), section 2.1: κ steps of size η
-    along gradients that hardly change are one step of size κ·η along their mean. Decoupled decay per epoch, η·λ·steps,
-    stays as it is: κ times the rate, 1/κ of the steps.
-    """
-    return kappa
-
-
-def square_root(kappa: float) -> float:
-    """η ← √κ·η.
-
-    Krizhevsky 2014 (arXiv:1404.5997, in theory): the variance of an update, η²·σ²/batch, stays. For Adam and RMSprop
-    Malladi et al. 2022 (arXiv:2205.10287): the update is divided by √v, which noise dominates and which shrinks by √κ,
-    so only √κ is left to the rate.
-    """
-    return math.sqrt(kappa)
-
-
-def unscaled(kappa: float) -> float:
-    """η ← η. The rate is right for the new batch already."""
-    return 1.0
-
-
-RULES: dict[str, Callable[[float], float]] = {"linear": linear, "sqrt": square_root, "none": unscaled}
+RULES: dict[str, Callable[[float], float]] = {"linear": lambda kappa: kappa, "sqrt": math.sqrt, "none": lambda _: 1.0}
+"""By what the rate is multiplied. See Note [Two rules]; "none": the rate is right for the new batch already."""
 
 
 def scale_lr(optimizer: Optimizer, *, batch: int, base_batch: int, rule: str = "linear", follow: bool = True) -> Scaled:
@@ -207,7 +191,7 @@ def _is_lost(change: Change) -> bool:
     return change.after == 0.0 and (change.name.startswith("beta") or change.name == "alpha")
 
 
-def _told(groups: tuple[tuple[Change, ...], ...]) -> str:
+def _listed(groups: tuple[tuple[Change, ...], ...]) -> str:
     lines = [", ".join(map(str, changes)) or "nothing changed" for changes in groups]
     if len(set(lines)) == 1:
         return lines[0]

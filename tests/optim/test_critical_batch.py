@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.errors import BadArgument
-from lockstep.optim.critical import fit_samples, steps_and_samples
+from lockstep.optim.noise.critical_batch import fit_samples, steps_and_samples
 
 RESNET_50 = {4096: 40, 8192: 42, 13056: 45.4, 32768: 56, 49152: 68, 65536: 84.5}
 """Batch to epochs until 75.9 % accuracy: MLPerf training's public reference convergence points."""

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.gradients.counters import as_numbers, count_numbers, from_numbers
+from lockstep.gradients.buffer_sum import as_numbers, count_numbers, from_numbers
 
 DTYPES = (torch.int64, torch.bool, torch.int32, torch.uint8, torch.int16, torch.int8)
 
