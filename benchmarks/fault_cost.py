@@ -62,17 +62,17 @@ def switches(run: Run) -> tuple[Callable[[], None], Callable[[], None]]:
     stepping, engine, continuity = run._stepping, run._engine, run.continuity
     assert engine is not None
     confirm, awaits, reducer = engine.confirm, engine.awaits, run._wire.reducer
-    stay = reducer.reduce_and_stay
+    stay = reducer.reduce_unclosed
 
     def on() -> None:
         stepping.surroundings = continuity
         engine.confirm, engine.awaits = confirm, awaits  # type: ignore[method-assign]
-        reducer.reduce_and_stay = stay  # type: ignore[method-assign]
+        reducer.reduce_unclosed = stay  # type: ignore[method-assign]
 
     def off() -> None:
         stepping.surroundings = Nobody()
         engine.confirm, engine.awaits = (lambda: None), (lambda number, total: None)  # type: ignore[method-assign]
-        reducer.reduce_and_stay = reducer.reduce  # type: ignore[method-assign]
+        reducer.reduce_unclosed = reducer.reduce  # type: ignore[method-assign]
         engine.wishes = [False] * len(engine.wishes)
 
     return on, off

@@ -52,7 +52,7 @@ from lockstep.state.run_state import Parts, restore
 from lockstep.strategies.replicated import Engine
 from lockstep.verify.digest import digest
 from lockstep.verify.trace import Sources
-from lockstep.wire import Agreement, Plan, Wire
+from lockstep.wire import Agreement, Proposal, Wire
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 
@@ -565,7 +565,9 @@ class Run:
     def _part(self) -> None:
         """All workers should end at the same step; one that ends early is named to those that go on."""
         with self._status.awaiting(Call.END), suppress(LockstepError):
-            Agreement(self._wire.transport, Plan({"operation": "end of the run", "step": self._stepping.step})).check()
+            Agreement(
+                self._wire.transport, Proposal({"operation": "end of the run", "step": self._stepping.step})
+            ).check()
 
 
 def _checked_weight(weight: float | None, reduction: str) -> float | None:

@@ -49,9 +49,9 @@ from lockstep.settings.options import Asked, Settings, settle, wire_on
 from lockstep.verify.dump import Dump
 from lockstep.verify.trace import Trace
 from lockstep.version import VERSION
-from lockstep.wire import Agreement, Plan, Wire, in_process
+from lockstep.wire import Agreement, Proposal, Wire, in_process
 from lockstep.wire.choice import bucket_bytes as suitable_bucket_bytes
-from lockstep.wire.network.patience import do_nothing
+from lockstep.wire.network.deadline import do_nothing
 from lockstep.world import World
 
 
@@ -321,7 +321,7 @@ def _agree(wire: Wire, settings: Settings) -> None:
         **_versions(),
         **hardware(settings.device),
     }
-    Agreement(wire.transport, Plan(facts)).check()
+    Agreement(wire.transport, Proposal(facts)).check()
 
 
 def _versions() -> dict[str, str]:

@@ -20,7 +20,7 @@ from lockstep.state.models import Models
 from lockstep.state.packed import pack, unpack
 from lockstep.state.progress import Progress, places
 from lockstep.state.schema import read_state
-from lockstep.wire import Agreement, Plan, Wire
+from lockstep.wire import Agreement, Proposal, Wire
 
 GRADIENT = "grad/"
 """What the names of kept gradients begin with."""
@@ -109,12 +109,12 @@ def restore(parts: Parts, path: Path, settings: Settings, wire: Wire) -> str:
 
     Gives what `told_elsewhere` says of it.
     """
-    Agreement(wire.transport, Plan({"operation": "run.resume", "path": path})).check()
+    Agreement(wire.transport, Proposal({"operation": "run.resume", "path": path})).check()
     snapshot = read_state(path)
     state = snapshot.state
     Agreement(
         wire.transport,
-        Plan({"operation": "run.resume", "checkpoint": state["step"], "epoch": state["epoch"]}),
+        Proposal({"operation": "run.resume", "checkpoint": state["step"], "epoch": state["epoch"]}),
     ).check()
     check(parts, snapshot, path, settings)
     parts.install(snapshot, wire.world.size)

@@ -37,7 +37,7 @@ from lockstep.gradients.rules import LaneRules, refuse_outside
 from lockstep.gradients.squares import Squares, SquaresPlan, StepSquares, as_means, of_all
 from lockstep.gradients.step import StepInFlight
 from lockstep.lanes import reduction
-from lockstep.wire import Agreement, Plan, Wire, hear
+from lockstep.wire import Agreement, Proposal, Wire, exchange_with_peers
 from lockstep.wire.transport import COMMIT
 
 GradientSight = Callable[[int, dict[str, torch.Tensor]], None]
@@ -214,7 +214,7 @@ class Engine:
         with told_as_lost(step.plan.step, "comparing the replicas"):
             drift = step.health.drift(step.outcome.healths, self._wire)
             if drift is not None:
-                self._wire.reducer.part()
+                self._wire.reducer.closing_barrier()
         return drift
 
     def verdict(self) -> Verdict | None:
@@ -233,8 +233,8 @@ class Engine:
     def confirm(self) -> None:
         """Collective. Returns when every worker has the whole sum. See Note [Commit]."""
         with told_as_lost(self._in_flight().plan.step, "the commit of the step"):
-            if not self._wire.reducer.part():
-                hear(self._wire.transport, lambda: b"\0", COMMIT)
+            if not self._wire.reducer.closing_barrier():
+                exchange_with_peers(self._wire.transport, lambda: b"\0", COMMIT)
 
     def hand_over(self) -> float | None:
         """Afterwards `p.grad` holds the step's gradient; gives the step's loss, if told."""
@@ -274,7 +274,7 @@ class Engine:
         assert self._step is not None, "no step has begun"
         return self._step
 
-    def _plan_to_agree(self, plan: StepPlan) -> Plan:
+    def _plan_to_agree(self, plan: StepPlan) -> Proposal:
         facts = {
             "operation": "training step",
             "step": plan.step,
@@ -284,7 +284,9 @@ class Engine:
             "number of buffers in the models": len(self.buffers.slots),
         }
         layout = self._arranged.layout
-        return Plan(facts, lambda: {**layout.describe(), **plan.place.details()}, layout.fingerprint, plan.place.judge)
+        return Proposal(
+            facts, lambda: {**layout.describe(), **plan.place.details()}, layout.fingerprint, plan.place.judge
+        )
 
     # -- during the lanes -----------------------------------------------------------------------------------
 
@@ -350,7 +352,7 @@ class Engine:
                 mine.used[slot.index] = used
         if not step.plan.adds_nothing:
             mine.changed = self.buffers.changed()
-        mine.merge(self._wire.world.rank, hear(self._wire.transport, mine.pack))
+        mine.merge(self._wire.world.rank, exchange_with_peers(self._wire.transport, mine.pack))
         return mine
 
     def _launch_rest(self, step: StepInFlight, record: StepRecord) -> None:
@@ -369,7 +371,7 @@ class Engine:
     def _launch(self, step: StepInFlight, number: int, after: torch.cuda.Event | None = None) -> None:
         """Hands a bucket to the wire; on a GPU its gradients are there `after` an event, or after all so far."""
         bucket, is_last = step.buckets[number], number == len(step.buckets) - 1
-        add = self._wire.reducer.reduce_and_stay if is_last else self._wire.reducer.reduce
+        add = self._wire.reducer.reduce_unclosed if is_last else self._wire.reducer.reduce
 
         def reduce() -> None:
             with told_as_lost(step.plan.step, f"reduce of bucket {number}"):

@@ -1,27 +1,27 @@
-"""From a caller's arguments to a Call: what is asked for, or why it cannot be done."""
+"""From a caller's arguments to a CollectiveCall: what is asked for, or why it cannot be done."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
-from lockstep.torch_backend.call import Call
-from lockstep.torch_backend.flat import Parts
+from lockstep.torch_backend.call import CollectiveCall
+from lockstep.torch_backend.flat import MemberParts
 from lockstep.torch_backend.reductions import refusal
 
 
 def exchange_call(
-    operation: str, given: Sequence[Parts], taken: Sequence[Parts], *, root: int = -1, fault: str = ""
-) -> Call:
+    operation: str, given: Sequence[MemberParts], taken: Sequence[MemberParts], *, root: int = -1, fault: str = ""
+) -> CollectiveCall:
     """The call of an exchange: one entry of `given` and `taken` for each tensor."""
     fault = fault or unusable([tensor for parts in (*given, *taken) for tensor in parts.tensors])
     fault = fault or unwritable([tensor for parts in taken for tensor in parts.tensors])
     if fault:
-        return Call(operation, root=root, fault=fault)
+        return CollectiveCall(operation, root=root, fault=fault)
     dtypes = [{tensor.dtype for tensor in (*gives.tensors, *takes.tensors)} for gives, takes in _pairs(given, taken)]
     if mixed := [found for found in dtypes if len(found) > 1]:
-        return Call(operation, root=root, fault=_mixed(mixed[0]))
-    return Call(
+        return CollectiveCall(operation, root=root, fault=_mixed(mixed[0]))
+    return CollectiveCall(
         operation,
         tuple(dtype_name(found.pop()) for found in dtypes),
         root=root,
@@ -32,14 +32,14 @@ def exchange_call(
 
 def reduction_call(
     operation: str, tensors: Sequence[torch.Tensor], sizes: Sequence[int], op: Any, *, root: int = -1, fault: str = ""
-) -> Call:
+) -> CollectiveCall:
     """The call of a reduction of `tensors`, which all have one dtype."""
     reduction = reduction_name(op)
     dtype = tensors[0].dtype
     fault = fault or unusable(tensors) or refusal(reduction, dtype)
     if not fault and any(tensor.dtype != dtype for tensor in tensors):
         fault = _mixed({tensor.dtype for tensor in tensors})
-    return Call(operation, (dtype_name(dtype),), tuple(sizes), reduction, root, fault=fault)
+    return CollectiveCall(operation, (dtype_name(dtype),), tuple(sizes), reduction, root, fault=fault)
 
 
 def unusable(tensors: Sequence[torch.Tensor]) -> str:
@@ -89,5 +89,5 @@ def _mixed(dtypes: Iterable[torch.dtype]) -> str:
     return f"tensors of different dtypes: {', '.join(sorted(map(dtype_name, dtypes)))}"
 
 
-def _pairs(given: Sequence[Parts], taken: Sequence[Parts]) -> Sequence[tuple[Parts, Parts]]:
+def _pairs(given: Sequence[MemberParts], taken: Sequence[MemberParts]) -> Sequence[tuple[MemberParts, MemberParts]]:
     return list(zip(given, taken, strict=True))

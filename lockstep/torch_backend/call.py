@@ -19,7 +19,7 @@ from lockstep.errors import BadArgument, Disagreement
 
 
 @dataclass(frozen=True)
-class Call:
+class CollectiveCall:
     """One operation as one member sees it. Sizes count elements; `gives` and `takes` are by tensor, then by member."""
 
     operation: str
@@ -33,17 +33,17 @@ class Call:
 
 
 @lru_cache(maxsize=1024)
-def encode(call: Call) -> bytes:
+def encode(call: CollectiveCall) -> bytes:
     return json.dumps([getattr(call, field.name) for field in fields(call)]).encode()
 
 
 @lru_cache(maxsize=1024)
-def decode(words: bytes) -> Call:
+def decode(words: bytes) -> CollectiveCall:
     values: list[Any] = [tuple(value) if isinstance(value, list) else value for value in json.loads(words)]
-    return Call(*values)
+    return CollectiveCall(*values)
 
 
-def check(calls: Mapping[int, Call], here: int, global_ranks: Sequence[int]) -> None:
+def check(calls: Mapping[int, CollectiveCall], here: int, global_ranks: Sequence[int]) -> None:
     """Raises on every member if two of them differ, or one asked for the impossible. See Note [Words before data].
 
     Members are named by their global ranks, whatever the group.
@@ -70,7 +70,7 @@ _COMPARED = {
 }
 
 
-def _check_equal(mine: Call, theirs: Call, here: int, there: int, names: Sequence[str]) -> None:
+def _check_equal(mine: CollectiveCall, theirs: CollectiveCall, here: int, there: int, names: Sequence[str]) -> None:
     for name in names:
         if getattr(mine, name) != getattr(theirs, name):
             what = _COMPARED[name] if name == "operation" else f"{_COMPARED[name]} of {mine.operation}"
@@ -78,7 +78,7 @@ def _check_equal(mine: Call, theirs: Call, here: int, there: int, names: Sequenc
             raise Disagreement(what, here, _told(getattr(mine, name)), there, _told(getattr(theirs, name)), advice)
 
 
-def _check_pair(calls: Mapping[int, Call], giver: int, taker: int, global_ranks: Sequence[int]) -> None:
+def _check_pair(calls: Mapping[int, CollectiveCall], giver: int, taker: int, global_ranks: Sequence[int]) -> None:
     """What one gives to another must be what the other takes."""
     given, taken = part(calls[giver].gives, taker, len(calls)), part(calls[taker].takes, giver, len(calls))
     if given != taken:

@@ -22,12 +22,12 @@ from lockstep.torch_backend import exchange as exchanging
 from lockstep.torch_backend import reduce as reducing
 from lockstep.torch_backend.agreement import agree
 from lockstep.torch_backend.arguments import exchange_call, reduction_call, split_sizes, unwritable
-from lockstep.torch_backend.call import Call
-from lockstep.torch_backend.flat import Parts, cut, each, flat, nothing, row, whole
+from lockstep.torch_backend.call import CollectiveCall
+from lockstep.torch_backend.flat import MemberParts, cut, each, flat, nothing, row, whole
 from lockstep.torch_backend.members import Members
 from lockstep.torch_backend.messages import check_message
 from lockstep.torch_backend.sparse import sparse_all_reduce, sparse_call
-from lockstep.torch_backend.work import Message, Operation
+from lockstep.torch_backend.work import MessageWork, Operation
 
 Tensor = torch.Tensor
 Program = Callable[[], None]
@@ -152,17 +152,17 @@ class SharedMemoryGroup(ProcessGroup):  # type: ignore[misc]
     alltoall_base = all_to_all_single
 
     def barrier(self, opts: Any = None) -> Operation:
-        return self._submit([lambda: self._meet(Call("barrier"))], [], opts)
+        return self._submit([lambda: self._meet(CollectiveCall("barrier"))], [], opts)
 
     # -- messages --------------------------------------------------------------------------------------------
 
-    def send(self, tensors: list[Tensor], target: int, tag: int = 0) -> Message:
+    def send(self, tensors: list[Tensor], target: int, tag: int = 0) -> MessageWork:
         return self._members.messages.send(check_message(tensors), target, tag)
 
-    def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Message:
+    def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> MessageWork:
         return self._members.messages.receive(check_message(tensors, written=True), [source], tag)
 
-    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Message:
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> MessageWork:
         others = [member for member in range(self._members.size) if member != self._members.rank]
         return self._members.messages.receive(check_message(tensors, written=True), others, tag)
 
@@ -178,7 +178,7 @@ class SharedMemoryGroup(ProcessGroup):  # type: ignore[misc]
         ]
         keeps = root in (-1, self._members.rank)
 
-        def program(call: Call, found: list[Tensor]) -> Program:
+        def program(call: CollectiveCall, found: list[Tensor]) -> Program:
             def work() -> None:
                 values = flat(found[0]) if len(found) == 1 else row(found)
                 reducing.all_reduce(self._members.rounds, call, values.elements, keeps=keeps)
@@ -195,10 +195,10 @@ class SharedMemoryGroup(ProcessGroup):  # type: ignore[misc]
         program = self._unless_faulty(call, lambda: sparse_all_reduce(self._members.rounds, call, tensor))
         return self._submit([program], tensors, opts)
 
-    def _reduce_scatter(self, outputs: list[Tensor], inputs: list[Parts], opts: Any) -> Operation:
+    def _reduce_scatter(self, outputs: list[Tensor], inputs: list[MemberParts], opts: Any) -> Operation:
         op = opts.reduceOp if opts is not None else "SUM"
 
-        def program(output: Tensor, parts: Parts) -> Program:
+        def program(output: Tensor, parts: MemberParts) -> Program:
             call = reduction_call(
                 "reduce_scatter", [output, *parts.tensors], parts.sizes, op, fault=self._misfit(output, parts)
             )
@@ -216,8 +216,8 @@ class SharedMemoryGroup(ProcessGroup):  # type: ignore[misc]
     def _exchange(
         self,
         operation: str,
-        given: list[Parts],
-        taken: list[Parts],
+        given: list[MemberParts],
+        taken: list[MemberParts],
         outputs: list[Tensor],
         opts: Any,
         *,
@@ -227,7 +227,7 @@ class SharedMemoryGroup(ProcessGroup):  # type: ignore[misc]
         """As many calls as it takes to name all sizes."""
         step = max(1, MAX_SIZES // self._members.size)
 
-        def program(gives: list[Parts], takes: list[Parts]) -> Program:
+        def program(gives: list[MemberParts], takes: list[MemberParts]) -> Program:
             wrong = fault or self._incomplete([*gives, *takes])
             call = exchange_call(operation, gives, takes, root=root, fault=wrong)
             return self._unless_faulty(call, lambda: exchanging.exchange(self._members.rounds, call, gives, takes))
@@ -237,12 +237,12 @@ class SharedMemoryGroup(ProcessGroup):  # type: ignore[misc]
         ]
         return self._submit(programs, outputs, opts)
 
-    def _unless_faulty(self, call: Call, work: Program) -> Program:
+    def _unless_faulty(self, call: CollectiveCall, work: Program) -> Program:
         """A member that cannot do what it was asked for says so to all. See Note [Words before data]."""
         return (lambda: self._meet(call)) if call.fault else work
 
-    def _meet(self, call: Call) -> None:
-        agree(self._members.rounds, call, hurry=True)
+    def _meet(self, call: CollectiveCall) -> None:
+        agree(self._members.rounds, call, spin=True)
 
     def _submit(self, programs: Sequence[Program], outputs: list[Tensor], opts: Any) -> Operation:
         def job() -> None:
@@ -254,16 +254,16 @@ class SharedMemoryGroup(ProcessGroup):  # type: ignore[misc]
 
     # -- places ----------------------------------------------------------------------------------------------
 
-    def _to_all(self, tensor: Tensor) -> Parts:
+    def _to_all(self, tensor: Tensor) -> MemberParts:
         return whole(tensor, [True] * self._members.size)
 
-    def _from(self, root: int, tensor: Tensor) -> Parts:
+    def _from(self, root: int, tensor: Tensor) -> MemberParts:
         return whole(tensor, [member == root for member in range(self._members.size)])
 
     def _even(self, tensor: Tensor) -> list[int]:
         return [tensor.numel() // self._members.size] * self._members.size
 
-    def _incomplete(self, parts: list[Parts]) -> str:
+    def _incomplete(self, parts: list[MemberParts]) -> str:
         """Why there is not exactly one part for each member."""
         for found in parts:
             if len(found.places) != self._members.size:
@@ -272,7 +272,7 @@ class SharedMemoryGroup(ProcessGroup):  # type: ignore[misc]
                 return f"{found.tensors[0].numel()} elements cannot be split evenly among {self._members.size} members"
         return ""
 
-    def _misfit(self, output: Tensor, parts: Parts) -> str:
+    def _misfit(self, output: Tensor, parts: MemberParts) -> str:
         incomplete = self._incomplete([parts]) or unwritable([output])
         if not incomplete and output.numel() != parts.sizes[self._members.rank]:
             return f"an output of {output.numel()} elements for a part of {parts.sizes[self._members.rank]}"

@@ -11,10 +11,10 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from lockstep.torch_backend.failures import told
 from lockstep.torch_backend.messages import Messages, hand_over_all
-from lockstep.torch_backend.order import Order
+from lockstep.torch_backend.order import OperationQueue
 from lockstep.torch_backend.rounds import Rounds, open_rounds
 from lockstep.wire.shared.mailbox import open_mailbox
-from lockstep.wire.shared.memory import Memory
+from lockstep.wire.shared.memory import HostMemory
 from lockstep.wire.shared.neighbours import Neighbours, connect
 from lockstep.world import World
 
@@ -22,7 +22,7 @@ from lockstep.world import World
 class Members:
     """Connections, shared memory and threads of one group. One owner, who calls `close`."""
 
-    def __init__(self, memory: Memory, rounds: Rounds, messages: Messages) -> None:
+    def __init__(self, memory: HostMemory, rounds: Rounds, messages: Messages) -> None:
         self.rank = rounds.rank
         self.size = len(rounds.members)
         self.rounds = rounds
@@ -30,11 +30,11 @@ class Members:
         self._memory = memory
         self._owner = os.getpid()  # a process that it forks has no part in the group, and must not end it
         # Not a method of this: in a cycle, memory would be freed when the garbage collector comes, not on closing.
-        self._order = Order(partial(_fail, memory.neighbours, rounds.global_ranks))
+        self._order = OperationQueue(partial(_fail, memory.neighbours, rounds.global_ranks))
         _open.add(self)
 
     def submit(self, job: Callable[[], None], *, now: bool) -> "Future[None]":
-        """See Order. Messages that nobody waits for go on meanwhile."""
+        """See OperationQueue. Messages that nobody waits for go on meanwhile."""
         hand_over_all()
         return self._order.submit(job, now=now)
 
@@ -63,7 +63,7 @@ def open_members(rank: int, size: int, global_ranks: Sequence[int], store: Store
     """Collective. All members are on one host."""
     world = World(rank, size, rank, size)
     neighbours = connect(world, range(size), store, timeout_s)
-    memory = Memory(neighbours)
+    memory = HostMemory(neighbours)
     try:
         rounds = open_rounds(memory, global_ranks)
         return Members(memory, rounds, Messages(open_mailbox(memory, world), global_ranks))

@@ -22,8 +22,8 @@ import torch
 from lockstep.errors import BadArgument, Disagreement, LockstepError
 from lockstep.torch_backend.arguments import unwritable
 from lockstep.torch_backend.failures import told
-from lockstep.torch_backend.flat import Flat, flat
-from lockstep.torch_backend.work import Message
+from lockstep.torch_backend.flat import FlatTensor, flat
+from lockstep.torch_backend.work import MessageWork
 from lockstep.wire.shared.mailbox import Mailbox
 from lockstep.wire.shared.transfers import Transfer
 
@@ -41,11 +41,11 @@ class Messages:
         self._lock = threading.Lock()
         _all.add(self)
 
-    def send(self, tensor: torch.Tensor, target: int, tag: int) -> Message:
+    def send(self, tensor: torch.Tensor, target: int, tag: int) -> MessageWork:
         content = flat(tensor)
         return self._message(self._mailbox.send(content.elements, target, tag), content, [tensor])
 
-    def receive(self, tensor: torch.Tensor, sources: Sequence[int], tag: int) -> Message:
+    def receive(self, tensor: torch.Tensor, sources: Sequence[int], tag: int) -> MessageWork:
         content = flat(tensor)
         transfer = self._mailbox.receive_any(content.elements, tag, sources)
         return self._message(transfer, content, [tensor], written=True)
@@ -77,14 +77,14 @@ class Messages:
                 thread.join()
 
     def _message(
-        self, transfer: Transfer, content: Flat, tensors: list[torch.Tensor], *, written: bool = False
-    ) -> Message:
+        self, transfer: Transfer, content: FlatTensor, tensors: list[torch.Tensor], *, written: bool = False
+    ) -> MessageWork:
         parcel = Parcel(self, transfer, content if written else None)
         hand_over_all(but=self)
         if not transfer.done:
             with self._lock:
                 self._open = [*(parcel for parcel in self._open if not parcel.transfer.done), parcel]
-        return Message(parcel, tensors)
+        return MessageWork(parcel, tensors)
 
     def _work(self) -> None:
         while (parcel := self._handed.get()) is not None:
@@ -95,7 +95,7 @@ class Messages:
 class Parcel:
     """A message under way: what carries it, and where its content goes when it has come."""
 
-    def __init__(self, messages: Messages, transfer: Transfer, content: Flat | None) -> None:
+    def __init__(self, messages: Messages, transfer: Transfer, content: FlatTensor | None) -> None:
         self.transfer = transfer
         self._messages = messages
         self._content = content

@@ -30,7 +30,7 @@ Job = Callable[[], None]
 Entry = tuple[Job, "Future[None]"]
 
 
-class Order:
+class OperationQueue:
     """Any thread. After an error that not all members share, `fail` was called and later jobs fail with its error."""
 
     def __init__(self, fail: Callable[[BaseException], BaseException]) -> None:

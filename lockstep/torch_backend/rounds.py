@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from lockstep.wire.shared.board import Board, Meeting, open_board
-from lockstep.wire.shared.memory import Memory
+from lockstep.wire.shared.memory import HostMemory
 
 SMALLEST_STAGING_BYTES = 64 * 1024
 
@@ -22,7 +22,7 @@ SMALLEST_STAGING_BYTES = 64 * 1024
 class Rounds:
     """A stream of rounds between the members of one group. One thread at a time."""
 
-    def __init__(self, memory: Memory, boards: tuple[Board, Board], global_ranks: Sequence[int]) -> None:
+    def __init__(self, memory: HostMemory, boards: tuple[Board, Board], global_ranks: Sequence[int]) -> None:
         self.rank = memory.neighbours.rank
         self.global_ranks = tuple(global_ranks)
         self.members = memory.neighbours.members
@@ -38,13 +38,13 @@ class Rounds:
             self._staging[self._turn] = self._memory.allocate(1 << (num_bytes - 1).bit_length())
         return self._staging[self._turn]
 
-    def meet(self, words: bytes = b"", *, hurry: bool = False) -> Meeting:
+    def meet(self, words: bytes = b"", *, spin: bool = False) -> Meeting:
         """Collective. Everyone's words and staging memory, which may be read until this member meets again."""
         turn = self._turn
         self._turn = 1 - turn
-        return self._boards[turn].meet(words, [self._staging[turn]], hurry=hurry)
+        return self._boards[turn].meet(words, [self._staging[turn]], spin=spin)
 
 
-def open_rounds(memory: Memory, global_ranks: Sequence[int]) -> Rounds:
+def open_rounds(memory: HostMemory, global_ranks: Sequence[int]) -> Rounds:
     """Collective. `global_ranks` are the members' names in errors."""
     return Rounds(memory, (open_board(memory), open_board(memory)), global_ranks)

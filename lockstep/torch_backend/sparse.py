@@ -4,23 +4,23 @@ import torch
 
 from lockstep.torch_backend.agreement import agree
 from lockstep.torch_backend.arguments import dtype_name, exchange_call, reduction_name
-from lockstep.torch_backend.call import Call
+from lockstep.torch_backend.call import CollectiveCall
 from lockstep.torch_backend.exchange import exchange
 from lockstep.torch_backend.flat import each, whole
 from lockstep.torch_backend.rounds import Rounds
 
 
-def sparse_call(tensor: torch.Tensor, op: object) -> Call:
+def sparse_call(tensor: torch.Tensor, op: object) -> CollectiveCall:
     """Named apart from that of dense tensors, so that one meeting the other is a disagreement."""
     name = reduction_name(op)
     fault = "" if tensor.layout == torch.sparse_coo and tensor.is_cpu else f"{tensor.layout} on {tensor.device}"
     if name != "SUM":
         fault = f"{name} is not defined for sparse tensors; SUM is"
     sizes = (*tensor.shape, tensor.sparse_dim())
-    return Call("all_reduce of sparse tensors", (dtype_name(tensor.dtype),), sizes, name, fault=fault)
+    return CollectiveCall("all_reduce of sparse tensors", (dtype_name(tensor.dtype),), sizes, name, fault=fault)
 
 
-def sparse_all_reduce(rounds: Rounds, call: Call, tensor: torch.Tensor) -> None:
+def sparse_all_reduce(rounds: Rounds, call: CollectiveCall, tensor: torch.Tensor) -> None:
     """Collective. The tensor is the sum over all members. Three meetings: what is asked for, how much comes, and it."""
     agree(rounds, call)
     mine = tensor.detach().coalesce()

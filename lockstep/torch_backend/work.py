@@ -87,7 +87,7 @@ class Delivery(Protocol):
         """Done when the message has been delivered, whether somebody waits or not."""
 
 
-class Message(Operation):
+class MessageWork(Operation):
     """A message under way. Whoever waits for it moves it on itself."""
 
     def __init__(self, delivery: Delivery, outputs: Sequence[torch.Tensor]) -> None:

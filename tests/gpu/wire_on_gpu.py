@@ -53,7 +53,7 @@ def is_right(wire: Wire, whole: Reduction, size: int, dtype: torch.dtype, made_h
         total = mine[0] if mine else wire.reducer.allocate(size, dtype, DEVICE)
         wire.sequence.submit(lambda mine=mine, total=total: wire.reducer.reduce(whole, mine, total)).result()
         right = right and torch.equal(total, wanted(whole.tree, roots))
-        wire.reducer.part()
+        wire.reducer.synchronize()
         for tensor in mine or [total]:
             wire.reducer.release(tensor)
     return right
@@ -83,7 +83,7 @@ def lose(wire: Wire, sign: signal.Signals) -> str:
             os.kill(os.getpid(), sign)
         try:
             wire.sequence.submit(lambda: wire.reducer.reduce(whole, [value], value)).result()
-            wire.reducer.part()
+            wire.reducer.synchronize()
         except PeerGone as gone:
             return f"worker {gone.rank} at {number}: {gone.cause}"
     return "nobody was missed"

@@ -11,9 +11,9 @@ from lockstep.elastic.rendezvous import open_store
 from lockstep.programs.bench.allreduce.agreement import RIGHT, first_wrong, object_to, refusal
 from lockstep.programs.bench.allreduce.plan import GLOO, LOCKSTEP, Part
 from lockstep.programs.bench.allreduce.sides import Lockstep, Side, open_gloo, open_sides, reduce_by
+from lockstep.programs.explain.schedules.catalogue import CATALOGUE
 from lockstep.settings.environment import find_place, process_environment
 from lockstep.wire import in_shared_memory, over_gloo
-from lockstep.wire.schedules.catalogue import CATALOGUE
 
 Spoil = Callable[[int, torch.Tensor], object]
 

@@ -23,7 +23,7 @@ from lockstep.errors import PeerGone
 from lockstep.lanes import Assignment, Reduction, present_lanes, reduction
 from lockstep.wire import (
     Agreement,
-    Plan,
+    Proposal,
     Wire,
     broadcast,
     exchange,
@@ -33,7 +33,7 @@ from lockstep.wire import (
     over_hosts,
 )
 from lockstep.wire.exchange import exchange_texts
-from lockstep.wire.network.patience import Patience
+from lockstep.wire.network.deadline import Deadline
 from lockstep.wire.shared.neighbours import SECRET_BYTES
 from lockstep.world import World
 
@@ -57,8 +57,9 @@ def open_wire(kind: str = "gloo", timeout_s: float = 20.0) -> Wire:
     world = World(rank, size, rank, size)
     if kind == "hierarchical":  # as if on two hosts: the last worker alone
         return over_hosts(world, store, timeout_s, hosts=(tuple(range(size - 1)), (size - 1,)))
-    opening = {"gloo": over_gloo, "shared": in_shared_memory}[kind]
-    return opening(world, store, timeout_s)
+    if kind == "shared":
+        return in_shared_memory(world, store, timeout_s)
+    return over_gloo(world, store, timeout_s, exact=kind != "gloo native")
 
 
 WORLDS = pytest.mark.parametrize("num_workers", [1, 2, 3, 5])
@@ -158,8 +159,8 @@ def _wait_for(kind: str, what: str) -> list[Any]:
             return [before, wire.awaited()]
         waiting = threading.Thread(target=_take_part, args=(wire, what))
         waiting.start()
-        Patience(20.0).until(lambda: 1 in wire.awaited())
-        Patience(20.0).until(lambda: wire.awaited() == [1])  # the others have come by now
+        Deadline(20.0).until(lambda: 1 in wire.awaited())
+        Deadline(20.0).until(lambda: wire.awaited() == [1])  # the others have come by now
         wire.transport.send(torch.zeros(1), 1, GO_AHEAD).wait()
         waiting.join()
         return [before, wire.awaited()]
@@ -219,7 +220,7 @@ def test_messages_with_one_tag_arrive_in_the_order_they_were_sent() -> None:
 
 def _agree(samples_of: list[int]) -> None:
     with open_wire() as wire:
-        Agreement(wire.transport, Plan({"operation": "step", "samples": samples_of[wire.world.rank]})).check()
+        Agreement(wire.transport, Proposal({"operation": "step", "samples": samples_of[wire.world.rank]})).check()
 
 
 def test_a_disagreement_is_named_on_every_worker() -> None:
@@ -460,7 +461,7 @@ def _leave_a_meeting_early() -> str:
         if wire.world.rank == 1:
             board.meet(b"", [bucket])
         else:
-            board.part()
+            board.closing_barrier()
     return "went on"
 
 

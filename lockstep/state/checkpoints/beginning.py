@@ -9,7 +9,7 @@ from lockstep.state.checkpoints.moments import Saving
 from lockstep.state.checkpoints.options import CheckpointPlan
 from lockstep.state.checkpoints.selection import obtain
 from lockstep.state.run_state import Parts, check, told_elsewhere
-from lockstep.wire import Agreement, Plan, Wire
+from lockstep.wire import Agreement, Proposal, Wire
 
 
 def begin(
@@ -25,7 +25,7 @@ def begin(
     Nothing is touched unless the checkpoint is good and fits. A state that cannot be saved is refused now, not when
     the first checkpoint is due.
     """
-    Agreement(wire.transport, Plan({"operation": "run.checkpoints", **plan.facts})).check()
+    Agreement(wire.transport, Proposal({"operation": "run.checkpoints", **plan.facts})).check()
     parts.capture()
     obtained = obtain(plan, wire.transport, who.say)
     if obtained is not None:

@@ -63,6 +63,16 @@ def free(address: int) -> None:
     _check(_driver().cuMemFree_v2(ctypes.c_uint64(address)), "freeing memory")
 
 
+def copy(target: int, source: int, num_bytes: int, stream: int) -> None:
+    """Puts a copy between two addresses on GPUs into the stream. Returns at once."""
+    _check(
+        _driver().cuMemcpyDtoDAsync_v2(
+            ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(num_bytes), ctypes.c_void_p(stream)
+        ),
+        f"copying {num_bytes} bytes",
+    )
+
+
 def handle_of(address: int) -> bytes:
     """By which another process can open memory made by `allocate`."""
     handle = _Handle()

@@ -2,7 +2,7 @@
 
 # Note [Tree order by collectives]
 # NCCL's own all-reduce adds in an order that depends on the number of workers and on the network. So the exact sum
-# takes two of its other collectives: by an all-to-all everyone is given its slice of everyone's roots; one kernel adds
+# takes two of its other collectives: by an all-to-all every worker is given its slice of all roots; one kernel adds
 # them in tree order; an all-gather hands the slices round. With one root each this moves the bytes of a ring,
 # 2·(W-1)/W·P from each worker. Buckets are padded so that all slices are alike.
 """
@@ -15,9 +15,9 @@ import torch
 from lockstep.lanes import Reduction, Root
 from lockstep.wire.cuda.gpu import Gpu, refuse_another_gpu
 from lockstep.wire.cuda.kernels import VECTOR_BYTES, Slice, summation
-from lockstep.wire.cuda.watch import Event, Waiting
+from lockstep.wire.cuda.watch import Event, GpuWait
 from lockstep.wire.network.native import add_up
-from lockstep.wire.reducer import Reducer
+from lockstep.wire.reducer import Reducer, Slices, check_slices
 from lockstep.world import World
 
 
@@ -41,18 +41,18 @@ class Group(Protocol):
         """Whatever waits in a stream ends. May be called twice, from any thread."""
 
 
-class BySlices(Reducer):
-    """A Reducer for tensors on the group's kind of device, one for each worker. Others go `otherwise`."""
+class SliceReducer(Reducer):
+    """A Reducer for tensors on the group's kind of device, one for each worker. Others are for the `cpu_reducer`."""
 
-    def __init__(self, group: Group, waiting: Waiting, otherwise: Reducer, *, exact: bool = True) -> None:
-        self._group, self._waiting, self._otherwise, self._exact = group, waiting, otherwise, exact
+    def __init__(self, group: Group, waiting: GpuWait, cpu_reducer: Reducer, *, exact: bool = True) -> None:
+        self._group, self._waiting, self._cpu_reducer, self._exact = group, waiting, cpu_reducer, exact
         self._padded: dict[int, torch.Tensor] = {}
         self._last: Event | None = None
 
     def allocate(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """See Note [Tree order by collectives] for the padding, which is not seen by the caller."""
         if device.type != self._group.gpu.device.type or num_elements == 0:
-            return self._otherwise.allocate(num_elements, dtype, device)
+            return self._cpu_reducer.allocate(num_elements, dtype, device)
         refuse_another_gpu(device, self._group.gpu.device)
         whole = torch.zeros(self._num_padded(num_elements, dtype), dtype=dtype, device=device)
         self._padded[whole.data_ptr()] = whole
@@ -60,30 +60,50 @@ class BySlices(Reducer):
 
     def release(self, tensor: torch.Tensor) -> None:
         if self._padded.pop(tensor.data_ptr(), None) is None:
-            self._otherwise.release(tensor)
+            self._cpu_reducer.release(tensor)
 
     def reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        """Collective. Puts the sum into the current stream."""
+        """Collective. Puts the sum into the current stream.
+
+        A reduce-scatter does the whole of it: the kernel adds slices that begin at multiples of 16 bytes only.
+        """
         if total.device.type != self._group.gpu.device.type:
-            self._otherwise.reduce(reduction, roots, total)
+            self._cpu_reducer.reduce(reduction, roots, total)
         elif total.numel() > 0:
             (self._add_in_tree_order if self._exact else self._hand_over)(reduction, roots, total)
             self._last = self._group.gpu.mark()
 
-    def part(self) -> bool:
-        """Waits until this worker's GPU has done its part of all reductions; asks nobody."""
+    def all_gather(self, total: torch.Tensor, slices: Slices) -> None:
+        """Collective. Puts it into the current stream. Moves W times the longest slice: a group's are all alike."""
+        check_slices(slices, total.numel(), self._group.world.size)
+        if total.device.type != self._group.gpu.device.type:
+            self._cpu_reducer.all_gather(total, slices)
+        elif total.numel() > 0:
+            rooms = total.new_empty(len(slices), max(map(len, slices)))
+            own, room = slices[self._group.world.rank], rooms[self._group.world.rank]
+            room[: len(own)] = total[own.start : own.stop]
+            self._group.all_gather(rooms.view(-1), room)
+            for part, filled in zip(slices, rooms, strict=True):
+                total[part.start : part.stop] = filled[: len(part)]
+            self._last = self._group.gpu.mark()
+
+    def closing_barrier(self) -> bool:
+        """Waits for this worker's GPU, then closes what the CPU's reducer may have left open."""
+        self.synchronize()
+        return self._cpu_reducer.closing_barrier()
+
+    def synchronize(self) -> None:
         if self._last is not None:
             last, self._last = self._last, None
             self._waiting.wait(last)
-        return self._otherwise.part()
 
     def awaited(self) -> list[int]:
         """All the others: the group does not say who is late."""
         is_waiting = self._waiting.has_waited_s() > 0
-        return list(self._group.world.peers) if is_waiting else self._otherwise.awaited()
+        return list(self._group.world.peers) if is_waiting else self._cpu_reducer.awaited()
 
     def close(self) -> None:
-        self._otherwise.close()  # first: it hangs up, and the lookout wakes
+        self._cpu_reducer.close()  # first: it hangs up, and the watchdog wakes
         self._waiting.close()
         self._group.abort()
         self._padded.clear()

@@ -26,7 +26,7 @@ class Event(Protocol):
         """Returns when the GPU has come to it."""
 
 
-class Waiting:
+class GpuWait:
     """The waits of this worker for its GPU. `free` ends whatever the GPU waits for."""
 
     def __init__(self, free: Callable[[], None]) -> None:
@@ -56,14 +56,14 @@ class Waiting:
         """No wait is under way, or will be."""
 
 
-class Lookout(Waiting):
+class GpuWatchdog(GpuWait):
     """See Note [Who waits for a GPU]. `late` names those for whom the GPU waits, if it knows. Its owner closes it."""
 
     def __init__(self, neighbours: Neighbours, free: Callable[[], None], late: Callable[[], list[int]]) -> None:
         super().__init__(free)
         self._neighbours, self._late = neighbours, late
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="lockstep-lookout", daemon=True)
+        self._thread = threading.Thread(target=self._look, name="lockstep-watchdog", daemon=True)
         self._thread.start()
 
     def verdict(self) -> PeerGone:

@@ -32,7 +32,7 @@ CONNECT_S = 30.0
 """How long connecting may take once all workers are there."""
 
 
-class Gloo(ProcessGroupTransport):
+class GlooTransport(ProcessGroupTransport):
     """Collective to make. Loopback when all workers are on one host; else the interface that torch finds.
 
     # Note [Which interface]
@@ -116,7 +116,7 @@ def _byte() -> torch.Tensor:
     return torch.zeros(1, dtype=torch.uint8, device="cpu")
 
 
-_sockets_of: "weakref.WeakKeyDictionary[Gloo, Sockets]" = weakref.WeakKeyDictionary()
+_sockets_of: "weakref.WeakKeyDictionary[GlooTransport, Sockets]" = weakref.WeakKeyDictionary()
 
 
 def _close_in_forked_process() -> None:

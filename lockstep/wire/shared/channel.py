@@ -46,7 +46,7 @@ class Chunk(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class ChannelLayout:
     """Where things lie in a worker's inbound segment: its bell, then one channel for each peer, by rank."""
 
     num_peers: int
@@ -81,7 +81,7 @@ class Layout:
 class Channel:
     """One end of a channel. One thread at a time. `far_bell` is the address of the other end's bell."""
 
-    def __init__(self, layout: Layout, segment: torch.Tensor, place: int, far_bell: int) -> None:
+    def __init__(self, layout: ChannelLayout, segment: torch.Tensor, place: int, far_bell: int) -> None:
         start = segment.data_ptr() + layout.channel_start(place)
         stride = _HEADER_BYTES + layout.slot_bytes
         self._segment = segment  # the memory must outlive the addresses

@@ -17,9 +17,9 @@ import torch
 
 from lockstep.errors import SILENT, BadArgument, LockstepError, PeerGone
 from lockstep.wire.shared import semaphores
-from lockstep.wire.shared.channel import NUM_SLOTS, Chunk, Inbound, Layout, Outbound
+from lockstep.wire.shared.channel import NUM_SLOTS, ChannelLayout, Chunk, Inbound, Outbound
 from lockstep.wire.shared.matching import Matching
-from lockstep.wire.shared.memory import Memory
+from lockstep.wire.shared.memory import HostMemory
 from lockstep.wire.shared.neighbours import ENDED
 from lockstep.wire.shared.silence import Silence
 from lockstep.wire.shared.transfers import Line, Receiving, Sending, Transfer
@@ -36,7 +36,7 @@ class Mailbox:
     `segments` are all members' inbound segments, by rank.
     """
 
-    def __init__(self, memory: Memory, world: World, segments: dict[int, torch.Tensor]) -> None:
+    def __init__(self, memory: HostMemory, world: World, segments: dict[int, torch.Tensor]) -> None:
         self.world = world
         self._memory = memory
         self._neighbours = memory.neighbours
@@ -44,7 +44,7 @@ class Mailbox:
         self._segment = segments[world.rank]
         self._bell = self._segment.data_ptr()
         self._inbound, self._outbound = _ends(world.rank, segments)
-        self._slot_bytes = Layout(len(self._peers)).slot_bytes
+        self._slot_bytes = ChannelLayout(len(self._peers)).slot_bytes
         self._spins = semaphores.SPINS if len(segments) <= semaphores.cores else 0
         self._turns = Turns()
         self._leader: int | None = None
@@ -101,7 +101,7 @@ class Mailbox:
         return sorted({peer for transfer in list(self._open) if transfer.since is not None for peer in transfer.peers})
 
     def close(self) -> None:
-        """Waits that are still open, on any thread, fail. What has been put into peers' slots stays for them."""
+        """Mover that are still open, on any thread, fail. What has been put into peers' slots stays for them."""
         with self._turns:
             if self._closed:
                 return
@@ -281,7 +281,7 @@ class Mailbox:
 
 def _ends(rank: int, segments: dict[int, torch.Tensor]) -> tuple[dict[int, Inbound], dict[int, Outbound]]:
     """This worker's ends of its channels from and to each peer."""
-    layout = Layout(len(segments) - 1)
+    layout = ChannelLayout(len(segments) - 1)
     peers = sorted(segments.keys() - {rank})
     inbound, outbound = {}, {}
     for place, peer in enumerate(peers):
@@ -292,13 +292,13 @@ def _ends(rank: int, segments: dict[int, torch.Tensor]) -> tuple[dict[int, Inbou
     return inbound, outbound
 
 
-def open_mailbox(memory: Memory, world: World) -> Mailbox:
+def open_mailbox(memory: HostMemory, world: World) -> Mailbox:
     """Collective. A new mailbox between all members of `memory`; the lowest rank makes room for all.
 
     When this is called, peers have viewed all that was revealed before.
     """
     members = memory.neighbours.members
-    layout = Layout(len(members) - 1)
+    layout = ChannelLayout(len(members) - 1)
     room = -(-layout.segment_bytes // PAGE_BYTES) * PAGE_BYTES
     if world.rank == members[0]:
         whole = memory.allocate(room * len(members))

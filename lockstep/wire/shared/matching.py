@@ -19,7 +19,7 @@ _Item = TypeVar("_Item")
 
 
 @dataclass(eq=False)
-class Arrival:
+class ArrivingMessage:
     """A message of which `arrived` bytes are here, at `place`; without a place its bytes are dropped."""
 
     source: int
@@ -60,8 +60,8 @@ class Matching:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._posted: dict[int, list[Receiving]] = {}
-        self._aside: dict[int, list[Arrival]] = {}
-        self._arriving: dict[tuple[int, int], Arrival] = {}
+        self._aside: dict[int, list[ArrivingMessage]] = {}
+        self._arriving: dict[tuple[int, int], ArrivingMessage] = {}
 
     def post(self, receiving: Receiving) -> bool:
         """The receive takes a message that was kept aside, or waits for one. Whether that ended it."""
@@ -94,9 +94,9 @@ class Matching:
         self._arriving.pop((source, chunk.tag), None)
         return refused or arrival.receiving
 
-    def _begin(self, source: int, chunk: Chunk) -> tuple[Arrival, Receiving | None]:
+    def _begin(self, source: int, chunk: Chunk) -> tuple[ArrivingMessage, Receiving | None]:
         """A message begins, in its place; with the receive that refused it, if one did."""
-        arrival = Arrival(source, chunk.tag, chunk.message_bytes)
+        arrival = ArrivingMessage(source, chunk.tag, chunk.message_bytes)
         posted = self._posted.get(chunk.tag, [])
         receiving = next((receiving for receiving in posted if source in receiving.peers), None)
         if receiving is None:
@@ -106,7 +106,7 @@ class Matching:
         _remove(self._posted, chunk.tag, receiving)
         return arrival, None if self._join(arrival, receiving) else receiving
 
-    def _join(self, arrival: Arrival, receiving: Receiving) -> bool:
+    def _join(self, arrival: ArrivingMessage, receiving: Receiving) -> bool:
         """The receive takes the message, or refuses it because the sizes differ."""
         receiving.source = arrival.source
         if arrival.num_bytes == receiving.num_bytes:

@@ -12,13 +12,13 @@ import torch
 from lockstep.errors import BadEnvironment
 from lockstep.wire.shared import semaphores
 from lockstep.wire.shared.neighbours import MAX_FILES, Neighbours
-from lockstep.wire.shared.segments import Segment, mapped
+from lockstep.wire.shared.segments import SharedSegment, mapped
 
 MAX_NEWS = 2000
 """How many released segments a message tells; the rest goes with the next."""
 
 
-class Memory:
+class HostMemory:
     """Segments by the rank that made them and a number. Any thread. One owner, who calls `close`.
 
     A segment travels when it is first needed: `reveal` hands its file to the peers, and a peer that comes
@@ -30,13 +30,13 @@ class Memory:
         self.num_forgotten = 0
         self._lock = threading.RLock()
         self._numbers = count()
-        self._own: dict[int, Segment] = {}
+        self._own: dict[int, SharedSegment] = {}
         self._released: list[int] = []
         self._theirs: dict[tuple[int, int], torch.Tensor] = {}
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """New shared memory, as bytes. Peers see it after `reveal`."""
-        segment = Segment(next(self._numbers), num_bytes, self.neighbours.sockets)
+        segment = SharedSegment(next(self._numbers), num_bytes, self.neighbours.sockets)
         with self._lock:
             self._own[segment.bytes.data_ptr()] = segment
         return segment.bytes
@@ -89,7 +89,7 @@ class Memory:
             self._own.clear()
             self._theirs.clear()
 
-    def _send(self, segments: list[Segment]) -> None:
+    def _send(self, segments: list[SharedSegment]) -> None:
         for start in range(0, len(segments), MAX_FILES):
             batch = segments[start : start + MAX_FILES]
             released, self._released = self._released[:MAX_NEWS], self._released[MAX_NEWS:]

@@ -23,7 +23,7 @@ import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from lockstep.errors import SILENT, BadEnvironment, PeerGone
-from lockstep.wire.network.patience import Patience, do_nothing
+from lockstep.wire.network.deadline import Deadline, do_nothing
 from lockstep.wire.shared.segments import allocate, allow_many_files, mapped
 from lockstep.wire.shared.semaphores import LOOK_S
 from lockstep.world import World
@@ -54,7 +54,7 @@ class Neighbours:
         return tuple(sorted((self.rank, *self.sockets)))
 
     def receive(self, peer: int) -> tuple[bytes, list[int]]:
-        """Waits for the next message of a peer; the files that come with it are the caller's to close."""
+        """Mover for the next message of a peer; the files that come with it are the caller's to close."""
         try:
             message, files, _, _ = socket.recv_fds(self.sockets[peer], MESSAGE_BYTES, MAX_FILES)
         except OSError as error:
@@ -168,8 +168,8 @@ def connect(
     allow_many_files()
     sockets: dict[int, socket.socket] = {}
     try:
-        patience = Patience(timeout_s, watch)
-        _connect_all(world.rank, sorted(set(members) - {world.rank}), store, patience, sockets)
+        deadline = Deadline(timeout_s, watch)
+        _connect_all(world.rank, sorted(set(members) - {world.rank}), store, deadline, sockets)
         return Neighbours(world.rank, sockets, _shared_page(world.rank, sockets, world.size), timeout_s)
     except (OSError, RuntimeError, PeerGone) as error:  # the store's own errors are RuntimeErrors
         for connection in sockets.values():
@@ -180,7 +180,7 @@ def connect(
 
 
 def _connect_all(
-    rank: int, peers: Sequence[int], store: Store, patience: Patience, connections: dict[int, socket.socket]
+    rank: int, peers: Sequence[int], store: Store, deadline: Deadline, connections: dict[int, socket.socket]
 ) -> None:
     name, secret = f"\0lockstep-{secrets.token_hex(16)}", secrets.token_hex(SECRET_BYTES // 2)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -190,10 +190,10 @@ def _connect_all(
         store.set(f"neighbour/{rank}", secret + name)
         for peer in peers:
             if peer < rank:
-                connections[peer] = _call(peer, rank, store, patience)
+                connections[peer] = _call(peer, rank, store, deadline)
         while len(connections) < len(peers):
-            patience.until(lambda: select.select([listener], [], [], LOOK_S)[0])
-            answered = _answer(listener, secret.encode(), patience.timeout_s)
+            deadline.until(lambda: select.select([listener], [], [], LOOK_S)[0])
+            answered = _answer(listener, secret.encode(), deadline.timeout_s)
             connections.update(answered)
 
 
@@ -221,10 +221,10 @@ def _shared_page(rank: int, sockets: dict[int, socket.socket], num_ranks: int) -
     return page
 
 
-def _call(peer: int, rank: int, store: Store, patience: Patience) -> socket.socket:
-    patience.await_key(store, f"neighbour/{peer}")
+def _call(peer: int, rank: int, store: Store, deadline: Deadline) -> socket.socket:
+    deadline.await_key(store, f"neighbour/{peer}")
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.settimeout(patience.timeout_s)
+    connection.settimeout(deadline.timeout_s)
     told = bytes(store.get(f"neighbour/{peer}"))
     secret, name = told[:SECRET_BYTES], told[SECRET_BYTES:]
     connection.connect(name)

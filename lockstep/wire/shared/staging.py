@@ -1,14 +1,16 @@
 """Tensors where peers can see them: in place if they were made here, else copied into memory kept for that."""
 
+from collections.abc import Sequence
+
 import torch
 
-from lockstep.wire.shared.memory import Memory
+from lockstep.wire.shared.memory import HostMemory
 
 
 class Staging:
     """Typed tensors in the shared memory of this worker, and room for those that are not."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: HostMemory) -> None:
         self._memory = memory
         self._kept: dict[tuple[torch.dtype, int], torch.Tensor] = {}
 
@@ -32,3 +34,11 @@ class Staging:
             kept = self._kept[tensor.dtype, slot] = self.allocate(tensor.numel(), tensor.dtype, tensor.device)
         staged = kept[: tensor.numel()]
         return staged.copy_(tensor) if filled else staged
+
+    def roots_and_place(
+        self, roots: Sequence[torch.Tensor], total: torch.Tensor
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """The roots where peers can see them, and the place there for their sum, which may be the first root's."""
+        shared = [self.shared(root, slot, filled=True) for slot, root in enumerate(roots)]
+        in_place = bool(roots) and roots[0] is total
+        return shared, shared[0] if in_place else self.shared(total, len(roots), filled=False)

@@ -8,7 +8,7 @@ import torch
 from lockstep.errors import BadArgument, LockstepError
 
 
-class Waits(Protocol):
+class Mover(Protocol):
     """Whoever moves transfers on."""
 
     def finish(self, transfer: "Transfer") -> None:
@@ -22,7 +22,7 @@ class Transfer:
     wait for it. The tensor stays alive until then, whatever the caller does.
     """
 
-    def __init__(self, by: Waits, tensor: torch.Tensor, memory: torch.Tensor, peers: tuple[int, ...], tag: int) -> None:
+    def __init__(self, by: Mover, tensor: torch.Tensor, memory: torch.Tensor, peers: tuple[int, ...], tag: int) -> None:
         self.tensor = tensor
         self.address = memory.data_ptr()
         self.num_bytes = tensor.nbytes
@@ -43,7 +43,7 @@ class Transfer:
 class Sending(Transfer):
     """A send. A tensor that is not plain memory of this process is copied first."""
 
-    def __init__(self, by: Waits, tensor: torch.Tensor, target: int, tag: int) -> None:
+    def __init__(self, by: Mover, tensor: torch.Tensor, target: int, tag: int) -> None:
         memory = tensor if _is_plain(tensor) else tensor.detach().cpu().resolve_conj().resolve_neg()
         super().__init__(by, tensor, memory, (target,), tag)
 
@@ -51,7 +51,7 @@ class Sending(Transfer):
 class Receiving(Transfer):
     """A receive from any of `peers`; `source` is the one it came from, known after `wait`."""
 
-    def __init__(self, by: Waits, tensor: torch.Tensor, sources: tuple[int, ...], tag: int) -> None:
+    def __init__(self, by: Mover, tensor: torch.Tensor, sources: tuple[int, ...], tag: int) -> None:
         memory = tensor if _is_plain(tensor) else torch.empty(tensor.nbytes, dtype=torch.uint8, device="cpu")
         super().__init__(by, tensor, memory, sources, tag)
         self.source: int | None = None

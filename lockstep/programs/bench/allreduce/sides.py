@@ -20,9 +20,9 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, Store  # type: igno
 from lockstep.programs.bench.allreduce.algorithms import SHARED
 from lockstep.programs.bench.allreduce.plan import FLOOR, GLOO, LOCKSTEP
 from lockstep.programs.bench.allreduce.sizes import ELEMENT_BYTES
+from lockstep.programs.explain.schedules.catalogue import Setting, find
 from lockstep.wire import Wire
 from lockstep.wire.schedules import one_root_each
-from lockstep.wire.schedules.catalogue import Setting, find
 from lockstep.wire.schedules.executor import Executor
 from lockstep.world import World
 

@@ -43,7 +43,7 @@ class Place:
 
     def wait(self) -> None:
         """The device has done all that it was given. The wire waits first: it wakes if a peer is gone."""
-        self.wire.reducer.part()
+        self.wire.reducer.synchronize()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 

@@ -23,23 +23,23 @@ LEAVE_S = 0.5
 """How long a thread whose job failed may take to end; one that cannot be woken is left behind."""
 
 
-class Launched(Protocol):
+class PendingReduction(Protocol):
     """A job that was handed in."""
 
     def result(self) -> None:
         """Returns when it is done, or raises what it raised."""
 
 
-class Sequence(Protocol):
+class ReductionQueue(Protocol):
     """Runs jobs in order. After a job failed, later ones fail with the same error and do not run."""
 
-    def submit(self, job: Job, after: Any = None) -> Launched:
+    def submit(self, job: Job, after: Any = None) -> PendingReduction:
         """`after` is an event of a GPU's stream, behind which the job's work belongs; by default all so far."""
 
     def close(self) -> None: ...
 
 
-class Inline:
+class InlineQueue:
     """Runs each job at once, in the caller's thread: for a transport that never waits."""
 
     def submit(self, job: Job, after: Any = None) -> "Future[None]":
@@ -52,7 +52,7 @@ class Inline:
         pass
 
 
-class Background:
+class ThreadQueue:
     """Runs jobs on a thread of its own, so that bytes move while the backward pass computes."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ def do_nothing() -> None:
 
 
 @dataclass
-class Patience:
+class Deadline:
     """Waits for at most `timeout_s` in all, and calls `watch` every LOOK_S: it raises if the wait is in vain."""
 
     timeout_s: float
