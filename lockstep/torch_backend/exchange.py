@@ -2,7 +2,7 @@
 
 # Note [Bytes moved in an exchange]
 # A member lays what it gives in a row, copies the row through its staging memory in chunks that fit a cache, and
-# everyone copies what it takes straight to its place: two copies of each byte, the fewest for memory that peers
+# every member copies what it takes straight to its place: two copies of each byte, the fewest for memory that peers
 # cannot see. What a member gives to itself is copied once. What goes to all alike (broadcast, all-gather) stands in
 # the row once.
 """
@@ -13,10 +13,9 @@ from functools import lru_cache
 
 import torch
 
-from lockstep.torch_backend.agreement import agree
 from lockstep.torch_backend.call import CollectiveCall
 from lockstep.torch_backend.flat import MemberParts
-from lockstep.torch_backend.rounds import Rounds
+from lockstep.torch_backend.rounds import Rounds, agree
 from lockstep.wire.shared.reducer import SPIN_BYTES
 
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -64,7 +63,7 @@ class Piece:
 
 
 def exchange(rounds: Rounds, call: CollectiveCall, given: Sequence[MemberParts], taken: Sequence[MemberParts]) -> None:
-    """Collective. Everyone has what it takes. See Note [Bytes moved in an exchange]."""
+    """Collective. Every member has what it takes. See Note [Bytes moved in an exchange]."""
     layout = row_layout(call, rounds.rank, len(rounds.members))
     may_overlap = call.operation == "all_to_all" and layout.num_bytes > CHUNK_BYTES
     sources = [parts.open() for parts in (_set_apart(given, taken) if may_overlap else given)]

@@ -23,7 +23,7 @@ class FlatTensor:
 def flat(tensor: torch.Tensor) -> FlatTensor:
     """Elements in the order of the indices.
 
-    Autograd hears nothing of what is done to them, as with other backends: `detach` would count it as a change.
+    Autograd does not see what is done to them, as with other backends: `detach` would count it as a change.
     """
     plain = tensor.data
     return FlatTensor(plain, plain.resolve_conj().resolve_neg().contiguous().view(-1))
@@ -47,7 +47,7 @@ def row(tensors: Sequence[torch.Tensor]) -> Row:
     return Row(elements, tuple(FlatTensor(tensor.data, part) for tensor, part in zip(tensors, parts, strict=True)))
 
 
-Place = tuple[int, int, int]
+TensorSpan = tuple[int, int, int]
 """Which tensor, its first element, and how many elements."""
 
 
@@ -56,7 +56,7 @@ class MemberParts:
     """What there is for each member, or of each: a place in one of the tensors."""
 
     tensors: tuple[torch.Tensor, ...]
-    places: tuple[Place, ...]
+    places: tuple[TensorSpan, ...]
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -73,7 +73,7 @@ class MemberParts:
 class FlatParts:
     """The same as memory: `of[member]` is flat."""
 
-    def __init__(self, flats: list[FlatTensor], places: tuple[Place, ...]) -> None:
+    def __init__(self, flats: list[FlatTensor], places: tuple[TensorSpan, ...]) -> None:
         self._flats = flats
         self.of = [flats[index].elements[start : start + size] if size else _NOTHING for index, start, size in places]
 
@@ -98,8 +98,8 @@ def cut(tensor: torch.Tensor, sizes: Sequence[int]) -> MemberParts:
 
 
 def whole(tensor: torch.Tensor, members: Sequence[bool]) -> MemberParts:
-    """The whole tensor for each of the members that are told."""
-    return MemberParts((tensor,), tuple((0, 0, tensor.numel() if told else 0) for told in members))
+    """The whole tensor for each member that takes it."""
+    return MemberParts((tensor,), tuple((0, 0, tensor.numel() if takes else 0) for takes in members))
 
 
 def nothing(num_members: int) -> MemberParts:

@@ -27,19 +27,21 @@ def _nothing() -> Facts:
     return {}
 
 
-def first_difference(here: int, everyone: Sequence[Facts]) -> Disagreement:
+def first_difference(here: int, facts_of_all: Sequence[Facts]) -> Disagreement:
     """Names the first fact on which worker `here` and the first worker that has other facts differ."""
-    mine = everyone[here]
-    there = next(rank for rank, facts in enumerate(everyone) if facts != mine)
-    theirs = everyone[there]
+    mine = facts_of_all[here]
+    there = next(rank for rank, facts in enumerate(facts_of_all) if facts != mine)
+    theirs = facts_of_all[there]
     name = next(name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name))
-    sides = tuple(tuple(rank for rank, facts in enumerate(everyone) if facts == one) for one in _distinct(everyone))
+    sides = tuple(
+        tuple(rank for rank, facts in enumerate(facts_of_all) if facts == one) for one in _distinct(facts_of_all)
+    )
     return Disagreement(name, here, mine.get(name, "nothing"), there, theirs.get(name, "nothing"), sides=sides)
 
 
-def _distinct(everyone: Sequence[Facts]) -> list[Facts]:
+def _distinct(facts_of_all: Sequence[Facts]) -> list[Facts]:
     found: list[Facts] = []
-    for facts in everyone:
+    for facts in facts_of_all:
         if facts not in found:
             found.append(facts)
     return found
@@ -75,7 +77,7 @@ class Agreement:
         self._transport = transport
         self._lock = threading.Lock()
         self._verdict: Disagreement | None = None
-        self._known = not transport.world.peers  # nobody to disagree with
+        self._known = not transport.world.peers  # no peer to disagree with
         if not self._known:
             self._proposal = proposal if isinstance(proposal, Proposal) else proposal()
             fingerprint = torch.frombuffer(bytearray(self._proposal.fingerprint()), dtype=torch.uint8)

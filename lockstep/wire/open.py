@@ -12,12 +12,10 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from lockstep.errors import BadEnvironment, PeerGone
 from lockstep.wire.choice import always, cheapest
 from lockstep.wire.cuda.counters import open_counters
-from lockstep.wire.cuda.gpu import Gpu
+from lockstep.wire.cuda.gpu import Gpu, GpuWait, GpuWatchdog
 from lockstep.wire.cuda.ipc import GpuMemoryReducer
-from lockstep.wire.cuda.nccl import NcclGroup
-from lockstep.wire.cuda.slices import SliceReducer
+from lockstep.wire.cuda.nccl import NcclGroup, SliceReducer
 from lockstep.wire.cuda.stream import StreamQueue
-from lockstep.wire.cuda.watch import GpuWait, GpuWatchdog
 from lockstep.wire.link import Link, measure
 from lockstep.wire.network.deadline import Deadline, do_nothing
 from lockstep.wire.network.gloo import GlooTransport
@@ -94,8 +92,8 @@ def over_gloo(
 ) -> Wire:
     """Collective. The wire of several workers, by torch's Gloo; without `exact`, by Gloo's own all-reduce.
 
-    Here and below, `watch` is called while others are awaited; it raises PeerGone if one of them will not come. Whoever
-    watches finds out by itself who is gone, also later.
+    Here and below, `watch` is called while others are awaited; it raises PeerGone if one of them will not come. A
+    worker that watches finds out by itself who is gone, also later.
     """
     with ExitStack() as opened:
         sequence = ThreadQueue()
@@ -217,7 +215,7 @@ def over_hosts(
 ) -> Wire:
     """Collective. The wire of workers on several hosts: shared memory inside a host, Gloo between hosts.
 
-    The hosts are found out; whoever knows better gives them.
+    The hosts are found out, unless they are given.
     """
     own_store = PrefixStore(f"lockstep/hosts/{world.generation}", store)
     with ExitStack() as opened:
@@ -258,7 +256,7 @@ def _gloo(
     opened: ExitStack,
     on_loss: Callable[[PeerGone], None],
 ) -> GlooTransport:
-    """Gloo connects all to all in one call that cannot be ended: so everyone is seen to be there first."""
+    """Gloo connects all to all in one call that cannot be ended: so all workers are seen to be there first."""
     arrivals = PrefixStore(f"lockstep/arrivals/{world.generation}", store)
     deadline = Deadline(timeout_s, watch or do_nothing)
     arrivals.set(str(world.rank), "")

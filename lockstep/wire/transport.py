@@ -29,14 +29,14 @@ class Transport(Protocol):
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending: ...
 
     def awaited(self) -> list[int]:
-        """The workers for whom this one waits now, on any thread: in order, each once. Any thread; asks nobody."""
+        """The workers for whom this one waits now, on any thread: in order, each once. Any thread; asks no worker."""
 
     def close(self) -> None:
         """Frees sockets and threads. Waits that are still open, on any thread, fail. May be called twice."""
 
 
 class InProcess:
-    """The Transport of a world of one: there is nobody to send to, and every collective is already finished."""
+    """The Transport of a world of one: there is no peer to send to, and every collective is already finished."""
 
     def __init__(self, world: World | None = None) -> None:
         self.world = world or World()

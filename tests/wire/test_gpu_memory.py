@@ -27,9 +27,8 @@ from lockstep.settings.environment import find_place, process_environment
 from lockstep.wire.cuda import driver
 from lockstep.wire.cuda.counters import ARRIVED, DONE, FREE, StreamCounters, open_counters
 from lockstep.wire.cuda.driver import HANDLE_BYTES, StreamOperation
-from lockstep.wire.cuda.gpu import Gpu, refuse_another_gpu
+from lockstep.wire.cuda.gpu import Gpu, GpuWatchdog, refuse_another_gpu
 from lockstep.wire.cuda.ipc import GpuMemoryReducer
-from lockstep.wire.cuda.watch import GpuWatchdog
 from lockstep.wire.exchange import exchange
 from lockstep.wire.schedules.executor import Executor
 from lockstep.wire.shared.mailbox import open_mailbox

@@ -24,8 +24,7 @@ from lockstep.wire.shared.channel import (
     Inbound,
     Outbound,
 )
-from lockstep.wire.shared.matching import Matching
-from lockstep.wire.shared.transfers import Line, Receiving, Sending
+from lockstep.wire.shared.transfers import Line, Matching, Receiving, Sending
 
 # -- what arrives -------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from itertools import combinations, permutations
 import pytest
 import torch
 
-from lockstep.wire.cuda.watch import GpuWatchdog
+from lockstep.wire.cuda.gpu import GpuWatchdog
 from lockstep.wire.shared.neighbours import ENDED, Neighbours
 
 ORDERS = list(permutations(range(4)))

@@ -18,9 +18,8 @@ from lockstep.lanes import Assignment, reduction
 from lockstep.settings.environment import find_place
 from lockstep.wire.cuda.nccl import NcclGroup
 from lockstep.wire.exchange import exchange
-from lockstep.wire.network.gloo import GlooTransport
+from lockstep.wire.network.gloo import GlooTransport, tells_of_loss
 from lockstep.wire.network.native import NativeAllReduce
-from lockstep.wire.network.process_group import tells_of_loss
 from lockstep.wire.schedules.executor import Executor
 from lockstep.world import World
 

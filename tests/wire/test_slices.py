@@ -15,9 +15,8 @@ from lockstep.elastic.rendezvous import open_store
 from lockstep.errors import PeerGone
 from lockstep.lanes import Assignment, Root, reduction
 from lockstep.settings.environment import find_place, process_environment
-from lockstep.wire.cuda.gpu import Gpu
-from lockstep.wire.cuda.slices import SliceReducer
-from lockstep.wire.cuda.watch import GpuWait
+from lockstep.wire.cuda.gpu import Gpu, GpuWait
+from lockstep.wire.cuda.nccl import SliceReducer
 from lockstep.wire.network.gloo import GlooTransport
 from lockstep.wire.schedules.executor import Executor
 from lockstep.world import World

@@ -161,7 +161,7 @@ def _message_color(message: RoundMessage, sheet: Sheet) -> str:
 
 
 def _color(part: int, num_parts: int) -> str:
-    """Colours around the circle, dark enough to read; many parts share one, which could not be told apart."""
+    """Colours around the circle, dark enough to read; many parts share one, which could not be distinguished."""
     if num_parts > MOST_COLORS or num_parts == 1:
         return "#2563a8"
     hue = (210 / 360 + part / num_parts) % 1

@@ -2,13 +2,13 @@
 
 # Note [Waiting on the GPU]
 # Each worker has two counters in the host's shared memory, which every GPU sees: how often it has arrived with its
-# roots, and how often it has done its slice. A stream writes its own counter then, and waits until those of all
-# peers have got there too; hosts put these operations into their streams and go on. Streams that wait take nothing from
-# others on the same GPU. As the counters are in host memory, a host can see how far everybody's GPU is. When a worker
-# has died its counters stand still for ever, and so would every stream that waits for them: the host that notices
-# writes a number that no round will reach, and all go on, with sums that are not used. A flag beside the counters says
-# that this has happened: streams that still run may write their counters once more. For the same reason the host that
-# lets them go does so again and again, until the wire is closed.
+# roots, and how often it has done its slice. A stream writes its own counter then, and waits until those of all peers
+# have got there too; hosts put these operations into their streams and go on. Streams that wait take nothing from
+# others on the same GPU. As the counters are in host memory, a host can see how far every worker's GPU is. When a
+# worker has died its counters stand still for ever, and so would every stream that waits for them: the host that
+# notices writes a number that no round will reach, and all go on, with sums that are not used. A flag beside the
+# counters says that this has happened: streams that still run may write their counters once more. For the same reason
+# the host that lets them go does so again and again, until the wire is closed.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ from lockstep.wire.shared.memory import HostMemory
 SPACING_BYTES = 128
 PAGE_BYTES = 64 * 1024
 FREE = 1 << 30
-"""Added to a counter so that nobody waits for it any more; comparisons wrap around at twice that."""
+"""Added to a counter so that no stream waits for it any more; comparisons wrap around at twice that."""
 
 ARRIVED, DONE = 0, 1
 

@@ -38,7 +38,7 @@ class StreamOperation(ctypes.Structure):
 
     @classmethod
     def write(cls, address: int) -> "StreamOperation":
-        """Everything before it in the stream is visible to whoever sees the number."""
+        """Everything before it in the stream is visible to every worker that sees the number."""
         return cls(_WRITE_VALUE, address, 0, 0, 0, 0)
 
     @classmethod

@@ -32,10 +32,9 @@ from lockstep.errors import Disagreement, PeerGone
 from lockstep.lanes import Reduction, Root
 from lockstep.wire.cuda import driver
 from lockstep.wire.cuda.counters import StreamCounters
-from lockstep.wire.cuda.gpu import Gpu, refuse_another_gpu
+from lockstep.wire.cuda.gpu import FREE_AGAIN_S, Event, Gpu, GpuWatchdog, refuse_another_gpu
 from lockstep.wire.cuda.kernels import Slice, Work, aligned_slices, summation
 from lockstep.wire.cuda.memory import DeviceMemory
-from lockstep.wire.cuda.watch import FREE_AGAIN_S, Event, GpuWatchdog
 from lockstep.wire.exchange import exchange_texts
 from lockstep.wire.reducer import Reducer, Slices, check_slices
 from lockstep.wire.transport import DATA, Transport

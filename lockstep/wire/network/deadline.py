@@ -11,7 +11,7 @@ LOOK_S = 0.1
 
 
 def do_nothing() -> None:
-    """The watch of whoever knows nothing about the others."""
+    """The watch of a worker that knows nothing about the others."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Deadline:
             self.watch()
 
     def await_key(self, store: Store, key: str) -> None:
-        """Returns when somebody has written the key."""
+        """Returns when the key has been written."""
         self.until(lambda: _is_there(store, key))
 
 

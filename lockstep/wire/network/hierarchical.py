@@ -17,15 +17,15 @@ import torch
 
 from lockstep.errors import PeerGone
 from lockstep.lanes import Fold, Reduction, Root
+from lockstep.wire.network.gloo import GlooTransport
 from lockstep.wire.network.hosts import HostReduction, Hosts, host_reduction
-from lockstep.wire.network.process_group import ProcessGroupTransport
 from lockstep.wire.reducer import Reducer, Slices
 from lockstep.wire.schedules import slices as even_slices
 from lockstep.wire.schedules.executor import Choose, Executor
 from lockstep.wire.shared.board import MAX_TENSORS, Board
 from lockstep.wire.shared.kernels import summation
+from lockstep.wire.shared.memory import Staging
 from lockstep.wire.shared.reducer import facts_of, refuse_difference
-from lockstep.wire.shared.staging import Staging
 from lockstep.wire.transport import Pending, Transport
 from lockstep.world import World
 
@@ -56,7 +56,7 @@ class HierarchicalReducer(Reducer):
     """A Reducer for workers on several hosts. What is not on the CPU is sent over the network, by the `executor`."""
 
     def __init__(
-        self, board: Board, transport: ProcessGroupTransport, hosts: Hosts, choose: Choose, executor: Executor
+        self, board: Board, transport: GlooTransport, hosts: Hosts, choose: Choose, executor: Executor
     ) -> None:
         self._board = board
         self._transport = transport

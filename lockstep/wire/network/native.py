@@ -6,7 +6,7 @@ import torch
 
 from lockstep.errors import BadArgument
 from lockstep.lanes import Reduction
-from lockstep.wire.network.process_group import ProcessGroupTransport
+from lockstep.wire.network.gloo import GlooTransport
 from lockstep.wire.reducer import Reducer, Slices
 from lockstep.wire.schedules.executor import Executor
 
@@ -37,7 +37,7 @@ class NativeAllReduce(Reducer):
     are: 2·(W-1)/W·P bytes from each worker if it is a ring.
     """
 
-    def __init__(self, transport: ProcessGroupTransport) -> None:
+    def __init__(self, transport: GlooTransport) -> None:
         self._transport = transport
         self._executor = Executor(transport)
 

@@ -1,6 +1,6 @@
 """The schedules of a run: exact, so that the bits do not depend on who carries which lane.
 
-In all of them everyone talks to everyone at once: the fewest rounds, whatever the number of workers.
+In all of them every worker sends to every other at once: the fewest rounds, whatever the number of workers.
 """
 
 from functools import lru_cache

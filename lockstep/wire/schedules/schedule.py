@@ -110,7 +110,7 @@ class Schedule:
 
     @property
     def exact(self) -> bool:
-        """Whether the result has the brackets of the summation tree, whoever carries the lanes."""
+        """Whether the result has the brackets of the summation tree, under every assignment of lanes."""
         return self.reduction is not None
 
 

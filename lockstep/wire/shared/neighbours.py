@@ -1,11 +1,10 @@
-"""Sockets between the workers of one host: open files in transit, and word at once when a peer dies.
+"""Sockets between the workers of one host: they carry open files, and hang up at once when a peer dies.
 
 # Note [Who has died]
-# When a worker dies, whatever the reason, the kernel closes its sockets: whoever looks sees that a connection hung up.
-# A process that a worker forks (a DataLoader's) would hold them open after its death: it closes its copies.
+# When a worker dies, for any reason, the kernel closes its sockets, and its peers see that the connection hung up.
 # A worker that leaves because it noticed a death closes its sockets too. So that the others do not take it for
 # the one that died, it first writes whom it accuses in a page that all share, and they pass the blame on.
-# Who finds that a peer has left because of himself accuses nobody: two who accuse each other would leave it to chance
+# A worker whose peer has left because of it accuses none: two who accuse each other would leave it to chance
 # whom the others name.
 """
 
@@ -15,7 +14,6 @@ import secrets
 import select
 import socket
 import struct
-import weakref
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
@@ -23,6 +21,7 @@ import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from lockstep.errors import SILENT, BadEnvironment, PeerGone
+from lockstep.wire.network import keepalive
 from lockstep.wire.network.deadline import Deadline, do_nothing
 from lockstep.wire.shared.segments import allocate, allow_many_files, mapped
 from lockstep.wire.shared.semaphores import LOOK_S
@@ -46,7 +45,7 @@ class Neighbours:
         self.timeout_s = timeout_s
         self.closed = False
         self._accused = accused
-        _open.add(self)
+        keepalive.let_go_when_forked(self)
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -94,7 +93,7 @@ class Neighbours:
         return [] if self.closed else self._poll(select.POLLIN | select.POLLRDHUP, select.POLLIN, 0, without=_GONE)
 
     def wait_for_mail(self, limit_s: float) -> None:
-        """Returns when somebody has sent something, or after `limit_s`."""
+        """Returns when a peer has sent something, or after `limit_s`."""
         self._poll(select.POLLIN, select.POLLIN, limit_s)
 
     def _poll(self, events: int, wanted: int, limit_s: float, without: int = 0) -> list[int]:
@@ -109,7 +108,7 @@ class Neighbours:
         return sorted(peers[descriptor] for descriptor, found in ready if found & wanted and not found & without)
 
     def blame(self, peer: int, cause: str) -> PeerGone:
-        """The error for a peer that is gone; names the guilty, and tells the others. See Note [Who has died]."""
+        """The error for a peer that is gone; names the guilty, here and on the page. See Note [Who has died]."""
         if self.closed:
             return PeerGone(peer, "the connection was closed here")
         guilty = peer
@@ -124,7 +123,7 @@ class Neighbours:
         return PeerGone(guilty, cause)
 
     def accusers(self) -> list[int]:
-        """The peers that leave, or have left, because of somebody."""
+        """The peers that leave, or have left, because of a worker that they accuse."""
         return [peer for peer in self.peers if self._accused_by(peer) is not None]
 
     def accuse(self, rank: int) -> None:
@@ -137,33 +136,25 @@ class Neighbours:
 
     def close(self) -> None:
         self.closed = True
-        _open.discard(self)
+        keepalive.forget(self)
         for connection in self.sockets.values():
             _shut(connection)
 
-
-_open: "weakref.WeakSet[Neighbours]" = weakref.WeakSet()
-
-
-def _close_in_forked_process() -> None:
-    """See Note [Who has died]. Closes this process's copies; the connections go on in the worker."""
-    for neighbours in _open:
-        neighbours.closed = True
-        for connection in neighbours.sockets.values():
+    def let_go(self) -> None:
+        """See Note [Left to another process] in keepalive.py."""
+        self.closed = True
+        for connection in self.sockets.values():
             connection.close()
-
-
-os.register_at_fork(after_in_child=_close_in_forked_process)
 
 
 def connect(
     world: World, members: Collection[int], store: Store, timeout_s: float, watch: Callable[[], None] = do_nothing
 ) -> Neighbours:
-    """Collective. Connects every pair of `members`, the ranks of workers on this host; nobody else can join.
+    """Collective. Connects every pair of `members`, the ranks of workers on this host; no other process can join.
 
-    The lower rank of a pair listens, at an address of the abstract namespace (no file) that it tells in the store, with
-    a secret. Everyone on the host can see the address; who is another user, or has no secret, is turned away. While it
-    waits it calls `watch`, which raises PeerGone if it knows of somebody who will not come.
+    The lower rank of a pair listens, at an address of the abstract namespace (no file) that it writes into the store,
+    with a secret. Any process on the host can see the address; one of another user, or without the secret, is refused.
+    While it waits it calls `watch`, which raises PeerGone if it knows of a worker that will not come.
     """
     allow_many_files()
     sockets: dict[int, socket.socket] = {}
@@ -200,7 +191,7 @@ def _connect_all(
 def _shared_page(rank: int, sockets: dict[int, socket.socket], num_ranks: int) -> torch.Tensor:
     """The page of accusations, one number per rank, made by the lowest rank and handed out when all are connected.
 
-    So whoever has it needs the store no more, for himself or for others.
+    A worker that has it needs the store no more, for itself or for others.
     """
     num_bytes = 4 * num_ranks
     if rank < min(sockets, default=rank + 1):
@@ -225,22 +216,22 @@ def _call(peer: int, rank: int, store: Store, deadline: Deadline) -> socket.sock
     deadline.await_key(store, f"neighbour/{peer}")
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.settimeout(deadline.timeout_s)
-    told = bytes(store.get(f"neighbour/{peer}"))
-    secret, name = told[:SECRET_BYTES], told[SECRET_BYTES:]
+    entry = bytes(store.get(f"neighbour/{peer}"))
+    secret, name = entry[:SECRET_BYTES], entry[SECRET_BYTES:]
     connection.connect(name)
     connection.send(secret + struct.pack("i", rank))
     return connection
 
 
 def _answer(listener: socket.socket, secret: bytes, timeout_s: float) -> dict[int, socket.socket]:
-    """The worker that calls, by rank; nobody if it does not know the secret."""
+    """The worker that calls, by rank; none if it does not know the secret."""
     connection, _ = listener.accept()
     connection.settimeout(timeout_s)
     _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if user == os.getuid():
-        said = connection.recv(SECRET_BYTES + 4)
-        if len(said) == SECRET_BYTES + 4 and secrets.compare_digest(said[:SECRET_BYTES], secret):
-            return {struct.unpack("i", said[SECRET_BYTES:])[0]: connection}
+        greeting = connection.recv(SECRET_BYTES + 4)
+        if len(greeting) == SECRET_BYTES + 4 and secrets.compare_digest(greeting[:SECRET_BYTES], secret):
+            return {struct.unpack("i", greeting[SECRET_BYTES:])[0]: connection}
     connection.close()
     return {}
 

@@ -24,7 +24,7 @@ from lockstep.wire.reducer import Reducer, Slices, check_slices
 from lockstep.wire.schedules import slices as even_slices
 from lockstep.wire.shared.board import MAX_TENSORS, Board, Meeting
 from lockstep.wire.shared.kernels import Work, summation
-from lockstep.wire.shared.staging import Staging
+from lockstep.wire.shared.memory import Staging
 
 SPIN_BYTES = 256 * 1024
 """Up to this size a worker stays awake for a moment while it waits: waking up would take longer than the sum."""

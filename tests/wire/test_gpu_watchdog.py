@@ -11,7 +11,7 @@ from workers import outcomes
 from lockstep.elastic.rendezvous import open_store
 from lockstep.errors import PeerGone
 from lockstep.settings.environment import find_place, process_environment
-from lockstep.wire.cuda.watch import GpuWatchdog
+from lockstep.wire.cuda.gpu import GpuWatchdog
 from lockstep.wire.shared.neighbours import connect
 
 ENDED = "its process has ended"
