@@ -8,7 +8,7 @@
 # Note [Commit]
 # A worker that has done its part of the step, and needs nothing more than the others' parts of the sum, says so to all;
 # it hands the sum over only when all have said so: no worker can then be left without it. In shared memory the
-# parting from the last bucket says it (Note [Parting late] in wire/shared/reducer.py), elsewhere a message. If an
+# closing barrier of the last bucket says it (Note [Closing late] in wire/shared/reducer.py), elsewhere a message. If an
 # exchange fails before, nothing of the step is handed over, and `abandon` makes it undone. If it fails after this
 # worker spoke, the others may have heard it: those who are left settle it (see lockstep/elastic/membership).
 """
