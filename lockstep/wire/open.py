@@ -100,8 +100,8 @@ def over_gloo(
         opened.callback(sequence.close)
         transport = _gloo(world, store, timeout_s, watch, opened, sequence.fail)
         if not exact and algorithm is None:
-            handover = NativeAllReduce(transport)
-            wire = Wire(transport, sequence, handover, "Gloo's all-reduce", measure(handover, transport), store)
+            native = NativeAllReduce(transport)
+            wire = Wire(transport, sequence, native, "Gloo's all-reduce", measure(native, transport), store)
         else:
             link = measure(Executor(transport), transport)
             reducer = Executor(transport, _choice(algorithm, link))

@@ -16,7 +16,7 @@ COUNT = "import torch; print(torch.cuda.device_count())"
 ASKING_S = 120.0
 LIMIT_S = 150.0
 
-PendingReduction = Callable[..., "subprocess.CompletedProcess[str]"]
+Launched = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +36,7 @@ def gpu(num_gpus: int) -> None:
 
 
 @pytest.fixture(scope="session")
-def launched(gpu: None, tmp_path_factory: pytest.TempPathFactory) -> PendingReduction:
+def launched(gpu: None, tmp_path_factory: pytest.TempPathFactory) -> Launched:
     """Runs `lockstep run -n N [options] script [arguments]` where GPUs can be seen; gives what came of it."""
 
     def launch(

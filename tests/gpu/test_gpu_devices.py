@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.gpu
 
-PendingReduction = Callable[..., "subprocess.CompletedProcess[str]"]
+Launched = Callable[..., "subprocess.CompletedProcess[str]"]
 SCRIPT = Path(__file__).parent / "training_on_gpu.py"
 
 
@@ -20,7 +20,7 @@ def told(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def facts(launched: PendingReduction, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def facts(launched: Launched, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return told(launched(1, SCRIPT, "--checkpoint", str(tmp_path_factory.mktemp("facts") / "saved")))
 
 
@@ -44,18 +44,18 @@ def test_cublas_is_trusted_without_a_variable_that_costs(facts: dict[str, Any]) 
     assert facts["warnings"] == []
 
 
-def test_bits_are_the_same_on_one_worker_and_on_two_and_with_loader_processes(launched: PendingReduction) -> None:
+def test_bits_are_the_same_on_one_worker_and_on_two_and_with_loader_processes(launched: Launched) -> None:
     alone = told(launched(1, SCRIPT))["digest"]
     assert told(launched(2, SCRIPT))["digest"] == alone
     assert told(launched(1, SCRIPT, "--processes", "2"))["digest"] == alone
 
 
-def test_the_start_line_names_the_gpu(launched: PendingReduction) -> None:
+def test_the_start_line_names_the_gpu(launched: Launched) -> None:
     done = launched(1, SCRIPT, options=("--device", "cuda:0"))
     assert "exact · cuda:0 (" in done.stdout + done.stderr
 
 
-def test_a_gpu_that_is_not_there_is_an_error_of_the_environment(launched: PendingReduction) -> None:
+def test_a_gpu_that_is_not_there_is_an_error_of_the_environment(launched: Launched) -> None:
     done = launched(1, SCRIPT, options=("--device", "cuda:63"))
     assert done.returncode == 3
     assert "device='cuda:63' was asked for" in done.stdout + done.stderr
