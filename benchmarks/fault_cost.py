@@ -62,17 +62,17 @@ class NoGuard:
 def switches(run: Run) -> tuple[Callable[[], None], Callable[[], None]]:
     """Two functions: one makes the next steps steps with recovery, the other without."""
     loop, engine, reducer = run._loop, run._engine, run.guard.generation.wire.reducer
-    commit, unclosed = engine.commit, reducer.reduce_and_stay
+    commit, unclosed = engine.commit, reducer.reduce_unclosed
 
     def on() -> None:
         loop._guard = run.guard
         engine.commit = commit  # type: ignore[method-assign]
-        reducer.reduce_and_stay = unclosed  # type: ignore[method-assign]
+        reducer.reduce_unclosed = unclosed  # type: ignore[method-assign]
 
     def off() -> None:
         loop._guard = NoGuard(run.guard.generation)
         engine.commit = lambda: None  # type: ignore[method-assign]
-        reducer.reduce_and_stay = reducer.reduce  # type: ignore[method-assign]
+        reducer.reduce_unclosed = reducer.reduce  # type: ignore[method-assign]
 
     return on, off
 

@@ -49,7 +49,7 @@ def _register(backends: Any) -> None:
 
 
 def _open_group(asked: Any, options: Any) -> Any:
-    from lockstep.torch_backend.registration import open_group
+    from lockstep.torch_backend.group import open_group
 
     return open_group(asked, options)
 

@@ -48,15 +48,15 @@ def command(collective: str, svg: Path | None, wants_json: bool, **options: Any)
 
     What is shown was proved first: every contribution arrives exactly once, and the cost is counted.
     """
-    from lockstep.programs.explain.question import Question
-    from lockstep.programs.explain.story import tell
+    from lockstep.programs.explain.request import ExplainRequest
+    from lockstep.programs.explain.story import make_story
 
     check_svg(svg)
-    story = tell(Question(COLLECTIVES[collective], **options))  # type: ignore[arg-type]
+    story = make_story(ExplainRequest(COLLECTIVES[collective], **options))  # type: ignore[arg-type]
     if svg is not None:
         draw(story, svg)
     if wants_json:
-        from lockstep.programs.explain.record import as_json
+        from lockstep.programs.explain.story import as_json
 
         click.echo(json.dumps(as_json(story)))
     elif svg is not None:

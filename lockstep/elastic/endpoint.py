@@ -15,7 +15,6 @@ import secrets
 import socket
 import stat
 import time
-import weakref
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -24,7 +23,7 @@ from torch.distributed import DistStoreError, Store, TCPStore  # type: ignore[at
 
 from lockstep.elastic.membership.view import Claim, Decision, Member, claim_from_json
 from lockstep.settings.environments.place import LOOPBACK
-from lockstep.wire.network.keepalive import let_go
+from lockstep.wire.network import keepalive
 
 ANSWER_S = 60.0
 """How long a store may take to answer a question that it can answer at once."""
@@ -60,7 +59,7 @@ class Endpoint:
         self._unwritten: set[int] = set()
         self._numbers: dict[str, int] = {}
         self._answered: list[int] = []
-        _open.add(self)
+        keepalive.let_go_when_forked(self)
 
     def publish(self, terms: dict[str, Any]) -> None:
         """What newcomers must know before they can ask to be admitted."""
@@ -100,7 +99,7 @@ class Endpoint:
 
     def close(self) -> None:
         """Nobody is let in any more: a probe is refused, or finds another name as long as the store is in use."""
-        _open.discard(self)
+        keepalive.forget(self)
         self.store.set("uid", "")
         self.store = None  # type: ignore[assignment]  # the server ends with the last reference
 
@@ -111,23 +110,15 @@ class Endpoint:
         self._numbers[claim.member.uid] = number
         return claim
 
-
-_open: "weakref.WeakSet[Endpoint]" = weakref.WeakSet()
-
-
-def _close_in_forked_process() -> None:
-    """See Note [Endpoints of the dead]."""
-    ports = {endpoint.port for endpoint in _open}
-    for number in map(int, os.listdir("/proc/self/fd")) if ports else ():
-        with suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(number).st_mode) and _local_port(number) in ports:
-                let_go(number)
+    def let_go(self) -> None:
+        """See Note [Endpoints of the dead]."""
+        for number in map(int, os.listdir("/proc/self/fd")):
+            with suppress(OSError):
+                if stat.S_ISSOCK(os.fstat(number).st_mode) and _local_port(number) == self.port:
+                    keepalive.let_go(number)
 
 
 def _local_port(number: int) -> int | None:
     with socket.socket(fileno=os.dup(number)) as connection:
         name = connection.getsockname()
         return name[1] if connection.family in (socket.AF_INET, socket.AF_INET6) else None
-
-
-os.register_at_fork(after_in_child=_close_in_forked_process)

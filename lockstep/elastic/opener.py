@@ -13,7 +13,7 @@ from lockstep.settings.environment import set_default_variable
 from lockstep.settings.options import Settings
 from lockstep.wire import (
     Agreement,
-    Plan,
+    Proposal,
     Wire,
     in_gpu_memory,
     in_process,
@@ -67,7 +67,9 @@ class WireOpener:
         world = self.world(rank, len(view.members), view.generation)
         wire = self.open(world, store, Watch(view, rank, time.monotonic() + FORM_S))
         try:
-            Agreement(wire.transport, Plan({"operation": "a new generation", "generation": view.generation})).check()
+            Agreement(
+                wire.transport, Proposal({"operation": "a new generation", "generation": view.generation})
+            ).check()
         except BaseException:
             wire.close()
             raise

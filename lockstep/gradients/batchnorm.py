@@ -24,8 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lockstep.errors import BadArgument, Disagreement, Misuse, WorkerLost, told_as_lost
 from lockstep.events import Events, Wait
 from lockstep.gradients.plan import StepPlan
-from lockstep.wire.inprocess import InProcess
-from lockstep.wire.transport import STATISTICS, Transport
+from lockstep.wire.transport import STATISTICS, InProcess, Transport
 
 
 @dataclass

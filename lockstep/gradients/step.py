@@ -20,7 +20,7 @@ from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import SUMMED, LaneLoss, StepRecord, Weights
 from lockstep.gradients.squares import Squares
 from lockstep.lanes import Fold, Reduction
-from lockstep.wire import Agreement, Launched
+from lockstep.wire import Agreement, PendingReduction
 from lockstep.wire.generation import Generation
 
 
@@ -38,7 +38,7 @@ class StepInFlight:
     buckets: Sequence[Bucket]
     buffers: LaneBuffers
     kept: dict[int, torch.Tensor]
-    launched: list[Launched]
+    launched: list[PendingReduction]
     squares: Squares | None = None
 
     def __post_init__(self) -> None:

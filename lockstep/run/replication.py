@@ -7,7 +7,7 @@ import torch
 from lockstep.determinism.hardware import precision
 from lockstep.state.models import Models
 from lockstep.state.snapshot import Tensors, from_bytes, pack_generators, to_bytes, unpack_generators
-from lockstep.wire import Agreement, Plan, Wire, broadcast
+from lockstep.wire import Agreement, Proposal, Wire, broadcast
 from lockstep.wire.exchange import exchange_bytes
 
 CHUNK_BYTES = 64 * 1024 * 1024
@@ -19,7 +19,7 @@ def join(models: Models, wire: Wire) -> None:
     Their generators outside of lanes stand where worker 0's do: what a script drew by rank while it set up does not
     count. See Note [Precision is the user's] in hardware.py.
     """
-    plan = Plan({"operation": "replicate a model"} | precision() | signature(models))
+    plan = Proposal({"operation": "replicate a model"} | precision() | signature(models))
     Agreement(wire.transport, plan).check()
     with torch.no_grad():
         state = {name: value for name, value in models.everything().items() if torch.is_tensor(value)}

@@ -56,7 +56,7 @@ from lockstep.state.run_state import RunState, StepState
 from lockstep.strategies import EngineOptions, Replicas, StepEngine
 from lockstep.verify.digest import digest
 from lockstep.verify.trace import Sources
-from lockstep.wire import Agreement, Plan, Wire
+from lockstep.wire import Agreement, Proposal, Wire
 from lockstep.wire.generation import Generation
 
 Module = TypeVar("Module", bound=torch.nn.Module)
@@ -554,7 +554,7 @@ class Run:
         """All workers should end at the same step; one that ends early is named to those that go on."""
         facts = {"operation": "end of the run", "step": self._loop.step}
         with suppress(LockstepError), self._events.waiting(Wait.END):
-            Agreement(self.guard.generation.wire.transport, Plan(facts)).check()
+            Agreement(self.guard.generation.wire.transport, Proposal(facts)).check()
 
 
 def _checked_weight(weight: float | None, reduction: str) -> float | None:

@@ -53,10 +53,10 @@ from lockstep.state.progress import DataProgress
 from lockstep.verify.trace import READ as TRACED
 from lockstep.verify.trace import Dump, Trace
 from lockstep.version import VERSION
-from lockstep.wire import Agreement, Plan, Wire, in_process
+from lockstep.wire import Agreement, Proposal, Wire, in_process
 from lockstep.wire.choice import bucket_bytes as suitable_bucket_bytes
 from lockstep.wire.generation import Generation
-from lockstep.wire.network.patience import do_nothing
+from lockstep.wire.network.deadline import do_nothing
 from lockstep.world import World
 
 
@@ -252,7 +252,7 @@ def _terms(settings: Settings) -> dict[str, Any]:
 
 def _agree(wire: Wire, settings: Settings) -> None:
     """Collective. Refuses workers that were started with different settings, with the first difference."""
-    Agreement(wire.transport, Plan({"operation": "lockstep.start", **_facts(settings)})).check()
+    Agreement(wire.transport, Proposal({"operation": "lockstep.start", **_facts(settings)})).check()
 
 
 def _leave_unless_same(run: int) -> None:

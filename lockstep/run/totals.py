@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from lockstep.errors import BadArgument
-from lockstep.wire import Agreement, Plan, Wire, exchange
+from lockstep.wire import Agreement, Proposal, Wire, exchange
 from lockstep.wire.exchange import exchange_texts
 
 
@@ -26,7 +26,7 @@ def total_of(value: Any, visits: Sequence[Visit], wire: Wire, step: int) -> Any:
     if not isinstance(value, torch.Tensor) and getattr(value, "ndim", None) == 0:  # one of NumPy's numbers
         value = value.item()
     kind = _kind(value)
-    Agreement(wire.transport, Plan({"operation": "run.total", "step": step, "kind of value": kind})).check()
+    Agreement(wire.transport, Proposal({"operation": "run.total", "step": step, "kind of value": kind})).check()
     if isinstance(value, torch.Tensor):
         return _total_of_tensors(value, wire)
     if isinstance(value, list | tuple):

@@ -8,7 +8,7 @@
 # Note [Commit]
 # Once its own slices of all sums are written, a worker signals *prepared* to all; it hands the sum over only after all
 # have signalled: no worker can then be left without it. In shared memory the closing barrier of the last bucket is the
-# signal (Note [Parting late] in wire/shared/reducer.py), elsewhere a message. If an exchange fails before, nothing of
+# signal (Note [Closing late] in wire/shared/reducer.py), elsewhere a message. If an exchange fails before, nothing of
 # the step is handed over, and `abandon` undoes it. If it fails after this worker has signalled, others may have gone
 # past the step: the survivors decide it together (see lockstep/elastic/membership).
 """
@@ -42,7 +42,7 @@ from lockstep.gradients.step import StepInFlight
 from lockstep.lanes import reduction
 from lockstep.optim.noise import StepSquares
 from lockstep.strategies.protocol import EngineOptions, Replicas, StepEngine
-from lockstep.wire import Agreement, Plan, hear
+from lockstep.wire import Agreement, Proposal, exchange_with_peers
 from lockstep.wire.generation import Generation
 from lockstep.wire.transport import COMMIT
 
@@ -225,7 +225,7 @@ class ReplicatedEngine(StepEngine):
         with told_as_lost(step.plan.step, "comparing the replicas"):
             drift = step.health.drift(step.outcome.healths, step.generation.wire)
             if drift is not None:
-                step.generation.wire.reducer.part()
+                step.generation.wire.reducer.closing_barrier()
         return drift
 
     def verdict(self) -> NotFiniteVerdict | None:
@@ -244,8 +244,8 @@ class ReplicatedEngine(StepEngine):
         step = self._in_flight()
         wire = step.generation.wire
         with told_as_lost(step.plan.step, "the commit of the step"):
-            if not wire.reducer.part():
-                hear(wire.transport, lambda: b"\0", COMMIT)
+            if not wire.reducer.closing_barrier():
+                exchange_with_peers(wire.transport, lambda: b"\0", COMMIT)
         self._events.emit(WaitEnded, Wait.STEP, step=step.plan.step)
 
     def hand_over(self) -> float | None:
@@ -291,7 +291,7 @@ class ReplicatedEngine(StepEngine):
         assert self._step is not None, "no step has begun"
         return self._step
 
-    def _plan_to_agree(self, plan: StepPlan) -> Plan:
+    def _plan_to_agree(self, plan: StepPlan) -> Proposal:
         facts = {
             "operation": "training step",
             "step": plan.step,
@@ -301,7 +301,9 @@ class ReplicatedEngine(StepEngine):
             "number of buffers in the models": len(self.buffers.slots),
         }
         layout = self._buckets.layout
-        return Plan(facts, lambda: {**layout.describe(), **plan.place.details()}, layout.fingerprint, plan.place.judge)
+        return Proposal(
+            facts, lambda: {**layout.describe(), **plan.place.details()}, layout.fingerprint, plan.place.judge
+        )
 
     # -- during the lanes -----------------------------------------------------------------------------------
 
@@ -366,7 +368,7 @@ class ReplicatedEngine(StepEngine):
         if not step.plan.adds_nothing:
             mine.changed = self.buffers.changed()
         wire = step.generation.wire
-        mine.merge(wire.world.rank, hear(wire.transport, mine.pack))
+        mine.merge(wire.world.rank, exchange_with_peers(wire.transport, mine.pack))
         return mine
 
     def _launch_rest(self, step: StepInFlight, record: StepRecord) -> None:
@@ -386,7 +388,7 @@ class ReplicatedEngine(StepEngine):
         """Hands a bucket to the wire; on a GPU its gradients are there `after` an event, or after all so far."""
         bucket, is_last = step.buckets[number], number == len(step.buckets) - 1
         wire, at = step.generation.wire, step.plan.step
-        add = wire.reducer.reduce_and_stay if is_last else wire.reducer.reduce
+        add = wire.reducer.reduce_unclosed if is_last else wire.reducer.reduce
 
         def reduce() -> None:
             self._events.emit(ReduceBegan, number, step=at)

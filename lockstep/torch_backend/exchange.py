@@ -2,7 +2,7 @@
 
 # Note [Bytes moved in an exchange]
 # A member lays what it gives in a row, copies the row through its staging memory in chunks that fit a cache, and
-# everyone copies what it takes straight to its place: two copies of each byte, the fewest for memory that peers
+# every member copies what it takes straight to its place: two copies of each byte, the fewest for memory that peers
 # cannot see. What a member gives to itself is copied once. What goes to all alike (broadcast, all-gather) stands in
 # the row once.
 """
@@ -13,11 +13,10 @@ from functools import lru_cache
 
 import torch
 
-from lockstep.torch_backend.agreement import agree
-from lockstep.torch_backend.call import Call
-from lockstep.torch_backend.flat import Parts
-from lockstep.torch_backend.rounds import Rounds
-from lockstep.wire.shared.reducer import HURRY_BYTES
+from lockstep.torch_backend.call import CollectiveCall
+from lockstep.torch_backend.flat import MemberParts
+from lockstep.torch_backend.rounds import Rounds, agree
+from lockstep.wire.shared.reducer import SPIN_BYTES
 
 CHUNK_BYTES = 4 * 1024 * 1024
 """How much of a member's row is staged at a time."""
@@ -34,7 +33,7 @@ class RowLayout:
 
 
 @lru_cache(maxsize=1024)
-def row_layout(call: Call, giver: int, num_members: int) -> RowLayout:
+def row_layout(call: CollectiveCall, giver: int, num_members: int) -> RowLayout:
     starts, end = {}, 0
     takers = [member for member in range(num_members) if member != giver]
     for tensor, dtype in enumerate(call.dtypes):
@@ -63,8 +62,8 @@ class Piece:
         return self.memory[first - self.start : last - self.start], slice(first - chunk.start, last - chunk.start)
 
 
-def exchange(rounds: Rounds, call: Call, given: Sequence[Parts], taken: Sequence[Parts]) -> None:
-    """Collective. Everyone has what it takes. See Note [Bytes moved in an exchange]."""
+def exchange(rounds: Rounds, call: CollectiveCall, given: Sequence[MemberParts], taken: Sequence[MemberParts]) -> None:
+    """Collective. Every member has what it takes. See Note [Bytes moved in an exchange]."""
     layout = row_layout(call, rounds.rank, len(rounds.members))
     may_overlap = call.operation == "all_to_all" and layout.num_bytes > CHUNK_BYTES
     sources = [parts.open() for parts in (_set_apart(given, taken) if may_overlap else given)]
@@ -76,7 +75,7 @@ def exchange(rounds: Rounds, call: Call, given: Sequence[Parts], taken: Sequence
         chunk = range(index * CHUNK_BYTES, (index + 1) * CHUNK_BYTES)
         _stage(rounds, outgoing, chunk, layout.num_bytes)
         if index == 0:
-            meeting, agreed = agree(rounds, call, hurry=layout.num_bytes <= HURRY_BYTES)
+            meeting, agreed = agree(rounds, call, spin=layout.num_bytes <= SPIN_BYTES)
             layouts = {m: row_layout(theirs, m, len(rounds.members)) for m, theirs in agreed.calls.items()}
             num_chunks = max(1, -(-max(layout.num_bytes for layout in layouts.values()) // CHUNK_BYTES))
             incoming = _incoming(rounds.rank, layouts, [target.of for target in targets])
@@ -92,7 +91,7 @@ def exchange(rounds: Rounds, call: Call, given: Sequence[Parts], taken: Sequence
         target.finish()
 
 
-def _set_apart(given: Sequence[Parts], taken: Sequence[Parts]) -> list[Parts]:
+def _set_apart(given: Sequence[MemberParts], taken: Sequence[MemberParts]) -> list[MemberParts]:
     """What is given, copied if it is overwritten: one chunk would come where another is still to leave."""
     written = {tensor.untyped_storage().data_ptr() for parts in taken for tensor in parts.tensors}
     overwritten = [any(t.untyped_storage().data_ptr() in written for t in parts.tensors) for parts in given]

@@ -8,7 +8,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Flat:
+class FlatTensor:
     """A tensor's elements in a row: `elements` is the tensor's own memory where it can be, else a copy."""
 
     tensor: torch.Tensor
@@ -20,13 +20,13 @@ class Flat:
             self.tensor.copy_(self.elements.view(self.tensor.shape))
 
 
-def flat(tensor: torch.Tensor) -> Flat:
+def flat(tensor: torch.Tensor) -> FlatTensor:
     """Elements in the order of the indices.
 
-    Autograd hears nothing of what is done to them, as with other backends: `detach` would count it as a change.
+    Autograd does not see what is done to them, as with other backends: `detach` would count it as a change.
     """
     plain = tensor.data
-    return Flat(plain, plain.resolve_conj().resolve_neg().contiguous().view(-1))
+    return FlatTensor(plain, plain.resolve_conj().resolve_neg().contiguous().view(-1))
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Row:
     """Several tensors of one dtype, copied into one row of `elements`."""
 
     elements: torch.Tensor
-    flats: tuple[Flat, ...]
+    flats: tuple[FlatTensor, ...]
 
     def finish(self) -> None:
         for part in self.flats:
@@ -44,36 +44,36 @@ class Row:
 def row(tensors: Sequence[torch.Tensor]) -> Row:
     elements = torch.cat([flat(tensor).elements for tensor in tensors])
     parts = elements.split([tensor.numel() for tensor in tensors])
-    return Row(elements, tuple(Flat(tensor.data, part) for tensor, part in zip(tensors, parts, strict=True)))
+    return Row(elements, tuple(FlatTensor(tensor.data, part) for tensor, part in zip(tensors, parts, strict=True)))
 
 
-Place = tuple[int, int, int]
+TensorSpan = tuple[int, int, int]
 """Which tensor, its first element, and how many elements."""
 
 
 @dataclass(frozen=True)
-class Parts:
+class MemberParts:
     """What there is for each member, or of each: a place in one of the tensors."""
 
     tensors: tuple[torch.Tensor, ...]
-    places: tuple[Place, ...]
+    places: tuple[TensorSpan, ...]
 
     @property
     def sizes(self) -> tuple[int, ...]:
         return tuple(size for _, _, size in self.places)
 
-    def copied(self) -> "Parts":
-        return Parts(tuple(tensor.data.clone() for tensor in self.tensors), self.places)
+    def copied(self) -> "MemberParts":
+        return MemberParts(tuple(tensor.data.clone() for tensor in self.tensors), self.places)
 
-    def open(self) -> "OpenParts":
+    def open(self) -> "FlatParts":
         """When the operation begins: a tensor that another operation writes before is read after that."""
-        return OpenParts([flat(tensor) for tensor in self.tensors], self.places)
+        return FlatParts([flat(tensor) for tensor in self.tensors], self.places)
 
 
-class OpenParts:
+class FlatParts:
     """The same as memory: `of[member]` is flat."""
 
-    def __init__(self, flats: list[Flat], places: tuple[Place, ...]) -> None:
+    def __init__(self, flats: list[FlatTensor], places: tuple[TensorSpan, ...]) -> None:
         self._flats = flats
         self.of = [flats[index].elements[start : start + size] if size else _NOTHING for index, start, size in places]
 
@@ -86,21 +86,21 @@ class OpenParts:
 _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")  # whatever the default device is
 
 
-def each(tensors: Sequence[torch.Tensor]) -> Parts:
+def each(tensors: Sequence[torch.Tensor]) -> MemberParts:
     """A tensor for each member."""
-    return Parts(tuple(tensors), tuple((index, 0, tensor.numel()) for index, tensor in enumerate(tensors)))
+    return MemberParts(tuple(tensors), tuple((index, 0, tensor.numel()) for index, tensor in enumerate(tensors)))
 
 
-def cut(tensor: torch.Tensor, sizes: Sequence[int]) -> Parts:
+def cut(tensor: torch.Tensor, sizes: Sequence[int]) -> MemberParts:
     """One tensor, so many elements of it for each member, one after the other."""
     starts = accumulate(sizes[:-1], initial=0)
-    return Parts((tensor,), tuple((0, start, size) for start, size in zip(starts, sizes, strict=True)))
+    return MemberParts((tensor,), tuple((0, start, size) for start, size in zip(starts, sizes, strict=True)))
 
 
-def whole(tensor: torch.Tensor, members: Sequence[bool]) -> Parts:
-    """The whole tensor for each of the members that are told."""
-    return Parts((tensor,), tuple((0, 0, tensor.numel() if told else 0) for told in members))
+def whole(tensor: torch.Tensor, members: Sequence[bool]) -> MemberParts:
+    """The whole tensor for each member that takes it."""
+    return MemberParts((tensor,), tuple((0, 0, tensor.numel() if takes else 0) for takes in members))
 
 
-def nothing(num_members: int) -> Parts:
-    return Parts((), ((0, 0, 0),) * num_members)
+def nothing(num_members: int) -> MemberParts:
+    return MemberParts((), ((0, 0, 0),) * num_members)

@@ -1,4 +1,4 @@
-"""The process group that torch.distributed calls.
+"""The process group that torch.distributed calls: in shared memory on one host, by Gloo between hosts.
 
 # Note [A process group in Python]
 # C++ code (DDP's reducer, the functional collectives) reaches a subclass in Python through the names that torch's
@@ -12,22 +12,24 @@
 # torch declares every method with several signatures and calls one.
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from itertools import chain
 from typing import Any
 
 import torch
-from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, ProcessGroup, ProcessGroupGloo, Store  # type: ignore[attr-defined]
 
-from lockstep.torch_backend import exchange as exchanging
-from lockstep.torch_backend import reduce as reducing
-from lockstep.torch_backend.agreement import agree
-from lockstep.torch_backend.arguments import exchange_call, reduction_call, split_sizes, unwritable
-from lockstep.torch_backend.call import Call
-from lockstep.torch_backend.flat import Parts, cut, each, flat, nothing, row, whole
-from lockstep.torch_backend.members import Members
-from lockstep.torch_backend.messages import check_message
-from lockstep.torch_backend.sparse import sparse_all_reduce, sparse_call
-from lockstep.torch_backend.work import Message, Operation
+from lockstep.torch_backend import reduce as reduction
+from lockstep.torch_backend.call import CollectiveCall, exchange_call, reduction_call, split_sizes, unwritable
+from lockstep.torch_backend.exchange import exchange
+from lockstep.torch_backend.flat import MemberParts, cut, each, flat, nothing, row, whole
+from lockstep.torch_backend.members import Members, open_members
+from lockstep.torch_backend.messages import MessageWork, check_message
+from lockstep.torch_backend.reduce import sparse_all_reduce, sparse_call
+from lockstep.torch_backend.rounds import agree
+from lockstep.torch_backend.work import Operation
+from lockstep.wire.network.hosts import Hosts, find_hosts
+from lockstep.wire.shared import semaphores
 
 Tensor = torch.Tensor
 Program = Callable[[], None]
@@ -152,17 +154,17 @@ class SharedMemoryGroup(ProcessGroup):  # type: ignore[misc]
     alltoall_base = all_to_all_single
 
     def barrier(self, opts: Any = None) -> Operation:
-        return self._submit([lambda: self._meet(Call("barrier"))], [], opts)
+        return self._submit([lambda: self._meet(CollectiveCall("barrier"))], [], opts)
 
     # -- messages --------------------------------------------------------------------------------------------
 
-    def send(self, tensors: list[Tensor], target: int, tag: int = 0) -> Message:
+    def send(self, tensors: list[Tensor], target: int, tag: int = 0) -> MessageWork:
         return self._members.messages.send(check_message(tensors), target, tag)
 
-    def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Message:
+    def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> MessageWork:
         return self._members.messages.receive(check_message(tensors, written=True), [source], tag)
 
-    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Message:
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> MessageWork:
         others = [member for member in range(self._members.size) if member != self._members.rank]
         return self._members.messages.receive(check_message(tensors, written=True), others, tag)
 
@@ -178,10 +180,10 @@ class SharedMemoryGroup(ProcessGroup):  # type: ignore[misc]
         ]
         keeps = root in (-1, self._members.rank)
 
-        def program(call: Call, found: list[Tensor]) -> Program:
+        def program(call: CollectiveCall, found: list[Tensor]) -> Program:
             def work() -> None:
                 values = flat(found[0]) if len(found) == 1 else row(found)
-                reducing.all_reduce(self._members.rounds, call, values.elements, keeps=keeps)
+                reduction.all_reduce(self._members.rounds, call, values.elements, keeps=keeps)
                 if keeps:
                     values.finish()
 
@@ -195,17 +197,17 @@ class SharedMemoryGroup(ProcessGroup):  # type: ignore[misc]
         program = self._unless_faulty(call, lambda: sparse_all_reduce(self._members.rounds, call, tensor))
         return self._submit([program], tensors, opts)
 
-    def _reduce_scatter(self, outputs: list[Tensor], inputs: list[Parts], opts: Any) -> Operation:
+    def _reduce_scatter(self, outputs: list[Tensor], inputs: list[MemberParts], opts: Any) -> Operation:
         op = opts.reduceOp if opts is not None else "SUM"
 
-        def program(output: Tensor, parts: Parts) -> Program:
+        def program(output: Tensor, parts: MemberParts) -> Program:
             call = reduction_call(
                 "reduce_scatter", [output, *parts.tensors], parts.sizes, op, fault=self._misfit(output, parts)
             )
 
             def work() -> None:
                 target = flat(output)
-                reducing.reduce_scatter(self._members.rounds, call, parts.open().of, target.elements)
+                reduction.reduce_scatter(self._members.rounds, call, parts.open().of, target.elements)
                 target.finish()
 
             return self._unless_faulty(call, work)
@@ -216,8 +218,8 @@ class SharedMemoryGroup(ProcessGroup):  # type: ignore[misc]
     def _exchange(
         self,
         operation: str,
-        given: list[Parts],
-        taken: list[Parts],
+        given: list[MemberParts],
+        taken: list[MemberParts],
         outputs: list[Tensor],
         opts: Any,
         *,
@@ -227,22 +229,22 @@ class SharedMemoryGroup(ProcessGroup):  # type: ignore[misc]
         """As many calls as it takes to name all sizes."""
         step = max(1, MAX_SIZES // self._members.size)
 
-        def program(gives: list[Parts], takes: list[Parts]) -> Program:
+        def program(gives: list[MemberParts], takes: list[MemberParts]) -> Program:
             wrong = fault or self._incomplete([*gives, *takes])
             call = exchange_call(operation, gives, takes, root=root, fault=wrong)
-            return self._unless_faulty(call, lambda: exchanging.exchange(self._members.rounds, call, gives, takes))
+            return self._unless_faulty(call, lambda: exchange(self._members.rounds, call, gives, takes))
 
         programs = [
             program(given[start : start + step], taken[start : start + step]) for start in range(0, len(given), step)
         ]
         return self._submit(programs, outputs, opts)
 
-    def _unless_faulty(self, call: Call, work: Program) -> Program:
+    def _unless_faulty(self, call: CollectiveCall, work: Program) -> Program:
         """A member that cannot do what it was asked for says so to all. See Note [Words before data]."""
         return (lambda: self._meet(call)) if call.fault else work
 
-    def _meet(self, call: Call) -> None:
-        agree(self._members.rounds, call, hurry=True)
+    def _meet(self, call: CollectiveCall) -> None:
+        agree(self._members.rounds, call, spin=True)
 
     def _submit(self, programs: Sequence[Program], outputs: list[Tensor], opts: Any) -> Operation:
         def job() -> None:
@@ -254,16 +256,16 @@ class SharedMemoryGroup(ProcessGroup):  # type: ignore[misc]
 
     # -- places ----------------------------------------------------------------------------------------------
 
-    def _to_all(self, tensor: Tensor) -> Parts:
+    def _to_all(self, tensor: Tensor) -> MemberParts:
         return whole(tensor, [True] * self._members.size)
 
-    def _from(self, root: int, tensor: Tensor) -> Parts:
+    def _from(self, root: int, tensor: Tensor) -> MemberParts:
         return whole(tensor, [member == root for member in range(self._members.size)])
 
     def _even(self, tensor: Tensor) -> list[int]:
         return [tensor.numel() // self._members.size] * self._members.size
 
-    def _incomplete(self, parts: list[Parts]) -> str:
+    def _incomplete(self, parts: list[MemberParts]) -> str:
         """Why there is not exactly one part for each member."""
         for found in parts:
             if len(found.places) != self._members.size:
@@ -272,8 +274,41 @@ class SharedMemoryGroup(ProcessGroup):  # type: ignore[misc]
                 return f"{found.tensors[0].numel()} elements cannot be split evenly among {self._members.size} members"
         return ""
 
-    def _misfit(self, output: Tensor, parts: Parts) -> str:
+    def _misfit(self, output: Tensor, parts: MemberParts) -> str:
         incomplete = self._incomplete([parts]) or unwritable([output])
         if not incomplete and output.numel() != parts.sizes[self._members.rank]:
             return f"an output of {output.numel()} elements for a part of {parts.sizes[self._members.rank]}"
         return incomplete
+
+
+# -- opening -----------------------------------------------------------------------------------------------------
+
+
+def open_group(asked: Any, options: Any) -> Any:
+    """Collective. What torch calls for `init_process_group("lockstep")` and `new_group`."""
+    rank, size = asked.group_rank, asked.group_size
+    store = _fresh(asked.store, rank)
+    hosts = find_hosts(rank, size, store)
+    global_ranks = asked.global_ranks_in_group or list(range(size))  # empty for the default group
+    return open_among(hosts, rank, global_ranks, store, asked.timeout)
+
+
+def open_among(hosts: Hosts, rank: int, global_ranks: list[int], store: Store, timeout: timedelta) -> Any:
+    """Collective. A process group in shared memory if there is one host, else a Gloo backend."""
+    if len(hosts) > 1 or not semaphores.available:
+        return _gloo(rank, len(global_ranks), store, timeout, ProcessGroupGloo.create_default_device())
+    members = open_members(rank, len(global_ranks), global_ranks, store, timeout.total_seconds())
+    loopback = ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=True)
+    return SharedMemoryGroup(members, _gloo(rank, len(global_ranks), store, timeout, loopback), store)
+
+
+def _gloo(rank: int, size: int, store: Store, timeout: timedelta, device: object) -> Any:
+    options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timeout
+    options._devices = [device]
+    return ProcessGroupGloo(PrefixStore("gloo", store), rank, size, options)
+
+
+def _fresh(store: Store, rank: int) -> Store:
+    """A part of the store that no earlier group of the same name has written to: torchrun keeps one for all of them."""
+    return PrefixStore(f"lockstep/{store.add(f'lockstep/opened/{rank}', 1)}", store)

@@ -9,12 +9,11 @@ from functools import partial
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from lockstep.torch_backend.failures import told
 from lockstep.torch_backend.messages import Messages, hand_over_all
-from lockstep.torch_backend.order import Order
 from lockstep.torch_backend.rounds import Rounds, open_rounds
+from lockstep.torch_backend.work import OperationQueue, with_global_ranks
 from lockstep.wire.shared.mailbox import open_mailbox
-from lockstep.wire.shared.memory import Memory
+from lockstep.wire.shared.memory import HostMemory
 from lockstep.wire.shared.neighbours import Neighbours, connect
 from lockstep.world import World
 
@@ -22,7 +21,7 @@ from lockstep.world import World
 class Members:
     """Connections, shared memory and threads of one group. One owner, who calls `close`."""
 
-    def __init__(self, memory: Memory, rounds: Rounds, messages: Messages) -> None:
+    def __init__(self, memory: HostMemory, rounds: Rounds, messages: Messages) -> None:
         self.rank = rounds.rank
         self.size = len(rounds.members)
         self.rounds = rounds
@@ -30,40 +29,40 @@ class Members:
         self._memory = memory
         self._owner = os.getpid()  # a process that it forks has no part in the group, and must not end it
         # Not a method of this: in a cycle, memory would be freed when the garbage collector comes, not on closing.
-        self._order = Order(partial(_fail, memory.neighbours, rounds.global_ranks))
+        self._queue = OperationQueue(partial(_fail, memory.neighbours, rounds.global_ranks))
         _open.add(self)
 
     def submit(self, job: Callable[[], None], *, now: bool) -> "Future[None]":
-        """See Order. Messages that nobody waits for go on meanwhile."""
+        """See ThreadQueue. Messages that no thread waits for go on meanwhile."""
         hand_over_all()
-        return self._order.submit(job, now=now)
+        return self._queue.submit(job, now=now)
 
     def relieve(self) -> None:
         """Operations go on although this thread is about to wait for one."""
-        self._order.relieve()
+        self._queue.relieve()
 
     def close(self) -> None:
-        """Threads have ended, sockets are closed, memory is freed when nobody looks at it. May be called twice."""
+        """Threads have ended, sockets are closed, memory is freed with the last tensor on it. May be called twice."""
         if os.getpid() != self._owner:
             return
         _open.discard(self)
         self._memory.neighbours.close()
         self.messages.close()
-        self._order.close()
+        self._queue.close()
         self._memory.close()
 
 
 def _fail(neighbours: Neighbours, global_ranks: Sequence[int], error: BaseException) -> BaseException:
-    """An operation failed here only, or because of a peer: nobody can go on, and peers must not wait for this one."""
+    """An operation failed here only, or because of a peer: no member can go on, and peers must not wait for it."""
     neighbours.close()
-    return told(error, global_ranks)
+    return with_global_ranks(error, global_ranks)
 
 
 def open_members(rank: int, size: int, global_ranks: Sequence[int], store: Store, timeout_s: float) -> Members:
     """Collective. All members are on one host."""
     world = World(rank, size, rank, size)
     neighbours = connect(world, range(size), store, timeout_s)
-    memory = Memory(neighbours)
+    memory = HostMemory(neighbours)
     try:
         rounds = open_rounds(memory, global_ranks)
         return Members(memory, rounds, Messages(open_mailbox(memory, world), global_ranks))

@@ -1,9 +1,9 @@
 """Send and receive between two members.
 
-# Note [Messages that nobody waits for]
-# Messages move while somebody of this process waits for one (Note [Whoever waits moves]). A process that has begun a
-# receive and then waits in a collective, while its peer waits for the message to leave, would wait for ever. So
-# whoever is about to wait elsewhere first hands the messages that are still open to a thread, which waits for them.
+# Note [Messages without a waiting thread]
+# Messages move while a thread of this process waits for one (Note [Waiting threads move]). A process that has begun a
+# receive and then waits in a collective, while its peer waits for the message to leave, would wait for ever. So a
+# thread that is about to wait elsewhere first hands the messages that are still open to another, which waits for them.
 #
 # A future has a thread of its own: it must be done as soon as its message has come, whatever else is still open, and
 # its callbacks may wait for other messages.
@@ -16,16 +16,17 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
+from typing import Any
 
 import torch
 
 from lockstep.errors import BadArgument, Disagreement, LockstepError
-from lockstep.torch_backend.arguments import unwritable
-from lockstep.torch_backend.failures import told
-from lockstep.torch_backend.flat import Flat, flat
-from lockstep.torch_backend.work import Message
+from lockstep.torch_backend.call import unwritable
+from lockstep.torch_backend.flat import FlatTensor, flat
+from lockstep.torch_backend.work import Operation, with_global_ranks
 from lockstep.wire.shared.mailbox import Mailbox
-from lockstep.wire.shared.transfers import Transfer
+from lockstep.wire.shared.transfers import Receiving, Transfer
 
 
 class Messages:
@@ -41,17 +42,17 @@ class Messages:
         self._lock = threading.Lock()
         _all.add(self)
 
-    def send(self, tensor: torch.Tensor, target: int, tag: int) -> Message:
+    def send(self, tensor: torch.Tensor, target: int, tag: int) -> "MessageWork":
         content = flat(tensor)
         return self._message(self._mailbox.send(content.elements, target, tag), content, [tensor])
 
-    def receive(self, tensor: torch.Tensor, sources: Sequence[int], tag: int) -> Message:
+    def receive(self, tensor: torch.Tensor, sources: Sequence[int], tag: int) -> "MessageWork":
         content = flat(tensor)
         transfer = self._mailbox.receive_any(content.elements, tag, sources)
         return self._message(transfer, content, [tensor], written=True)
 
     def hand_over(self) -> None:
-        """Open messages go on although nobody waits. See Note [Messages that nobody waits for]."""
+        """Open messages go on although no thread waits. See Note [Messages without a waiting thread]."""
         with self._lock:
             handed = [parcel for parcel in self._open if not parcel.transfer.done]
             self._open = []
@@ -62,8 +63,8 @@ class Messages:
             self._handed.put(each)
 
     def watch(self, parcel: "Parcel", done: "Future[None]") -> None:
-        """The future will be told of the message's end."""
-        thread = threading.Thread(target=parcel.tell, args=(done,), name="lockstep-message", daemon=True)
+        """The future will be done when the message is."""
+        thread = threading.Thread(target=parcel.settle, args=(done,), name="lockstep-message", daemon=True)
         with self._lock:
             self._watching = [*(found for found in self._watching if found.is_alive()), thread]
             thread.start()
@@ -77,25 +78,25 @@ class Messages:
                 thread.join()
 
     def _message(
-        self, transfer: Transfer, content: Flat, tensors: list[torch.Tensor], *, written: bool = False
-    ) -> Message:
+        self, transfer: Transfer, content: FlatTensor, tensors: list[torch.Tensor], *, written: bool = False
+    ) -> "MessageWork":
         parcel = Parcel(self, transfer, content if written else None)
         hand_over_all(but=self)
         if not transfer.done:
             with self._lock:
                 self._open = [*(parcel for parcel in self._open if not parcel.transfer.done), parcel]
-        return Message(parcel, tensors)
+        return MessageWork(parcel, tensors)
 
     def _work(self) -> None:
         while (parcel := self._handed.get()) is not None:
-            with suppress(LockstepError):  # whoever waits for it is told
+            with suppress(LockstepError):  # its waiters raise it
                 parcel.finish()
 
 
 class Parcel:
     """A message under way: what carries it, and where its content goes when it has come."""
 
-    def __init__(self, messages: Messages, transfer: Transfer, content: Flat | None) -> None:
+    def __init__(self, messages: Messages, transfer: Transfer, content: FlatTensor | None) -> None:
         self.transfer = transfer
         self._messages = messages
         self._content = content
@@ -110,7 +111,7 @@ class Parcel:
             ranks = self._messages.global_ranks
             raise replace(error, here=ranks[error.here], there=ranks[error.there]) from error
         except LockstepError as error:
-            raise told(error, self._messages.global_ranks) from error
+            raise with_global_ranks(error, self._messages.global_ranks) from error
         with self._lock:
             content, self._content = self._content, None
             if content is not None:
@@ -118,15 +119,15 @@ class Parcel:
                     content.finish()
 
     def future(self) -> "Future[None]":
-        """Done when the message has been delivered, whether somebody waits or not."""
+        """Done when the message has been delivered, whether a thread waits or not."""
         with self._lock:
             if self._done is None:
                 self._done = Future()
                 self._messages.watch(self, self._done)
             return self._done
 
-    def tell(self, done: "Future[None]") -> None:
-        """Waits, and tells the future."""
+    def settle(self, done: "Future[None]") -> None:
+        """Waits; then the future is done."""
         try:
             self.finish()
         except LockstepError as error:
@@ -135,11 +136,47 @@ class Parcel:
             done.set_result(None)
 
 
+class MessageWork(Operation):
+    """A message under way. The thread that waits for it moves it on itself."""
+
+    def __init__(self, parcel: Parcel, outputs: Sequence[torch.Tensor]) -> None:
+        super().__init__(Future(), outputs)
+        self._parcel = parcel
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        if timeout.total_seconds() > 0:
+            self._done = self._parcel.future()
+            return super().wait(timeout)
+        self._parcel.finish()
+        return True
+
+    def is_completed(self) -> bool:
+        return self._parcel.transfer.done
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Any:
+        return self._parcel.transfer.error
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        self._done = self._parcel.future()
+        return super().get_future()
+
+    def source_rank(self) -> int:
+        """The group rank that a received message came from."""
+        transfer = self._parcel.transfer
+        assert isinstance(transfer, Receiving)
+        return transfer.peers[0] if transfer.source is None else transfer.source
+
+    _source_rank = source_rank
+
+
 _all: "weakref.WeakSet[Messages]" = weakref.WeakSet()
 
 
 def hand_over_all(*, but: Messages | None = None) -> None:
-    """This process is about to wait for something else. See Note [Messages that nobody waits for]."""
+    """This process is about to wait for something else. See Note [Messages without a waiting thread]."""
     for messages in list(_all):
         if messages is not but:
             messages.hand_over()

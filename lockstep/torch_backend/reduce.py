@@ -1,4 +1,4 @@
-"""Collectives that combine numbers: all-reduce, reduce, reduce-scatter.
+"""Collectives that combine numbers: all-reduce, of sparse tensors too, reduce, reduce-scatter.
 
 # Note [Bytes moved in an all-reduce]
 # Each member combines one slice over all members. The plain way in shared memory copies a tensor of P bytes in,
@@ -19,15 +19,15 @@ from dataclasses import dataclass
 
 import torch
 
-from lockstep.torch_backend.agreement import Agreed, agree
-from lockstep.torch_backend.call import Call
-from lockstep.torch_backend.exchange import CHUNK_BYTES
+from lockstep.torch_backend.call import CollectiveCall, dtype_name, exchange_call, reduction_name
+from lockstep.torch_backend.exchange import CHUNK_BYTES, exchange
+from lockstep.torch_backend.flat import each, whole
 from lockstep.torch_backend.reductions import combination
-from lockstep.torch_backend.rounds import Rounds
+from lockstep.torch_backend.rounds import Agreed, Rounds, agree
 from lockstep.wire.schedules import slices
 from lockstep.wire.shared.board import Meeting
 from lockstep.wire.shared.kernels import Work
-from lockstep.wire.shared.reducer import HURRY_BYTES
+from lockstep.wire.shared.reducer import SPIN_BYTES
 
 AT_ONCE_BYTES = 32 * 1024
 """Up to this size every member combines everything."""
@@ -35,7 +35,7 @@ AT_ONCE_BYTES = 32 * 1024
 _LINE_BYTES = 64
 
 
-def all_reduce(rounds: Rounds, call: Call, elements: torch.Tensor, *, keeps: bool = True) -> None:
+def all_reduce(rounds: Rounds, call: CollectiveCall, elements: torch.Tensor, *, keeps: bool = True) -> None:
     """Collective. The flat `elements` are the reduction over all members, on those that keep it.
 
     See Note [Bytes moved in an all-reduce].
@@ -46,9 +46,9 @@ def all_reduce(rounds: Rounds, call: Call, elements: torch.Tensor, *, keeps: boo
         _in_chunks(_Sliced(rounds, call, elements, keeps))
 
 
-def _at_once(rounds: Rounds, call: Call, elements: torch.Tensor, keeps: bool) -> None:
+def _at_once(rounds: Rounds, call: CollectiveCall, elements: torch.Tensor, keeps: bool) -> None:
     _typed(rounds.staging(elements.nbytes), 0, elements).copy_(elements)
-    meeting, agreed = agree(rounds, call, hurry=True)
+    meeting, agreed = agree(rounds, call, spin=True)
     if keeps:
         work, total = _prepared(rounds, meeting, agreed, elements)
         work()
@@ -69,7 +69,7 @@ class _Sliced:
     """An all-reduce in chunks. Staging memory holds this member's result of one chunk, then its inputs of the next."""
 
     rounds: Rounds
-    call: Call
+    call: CollectiveCall
     elements: torch.Tensor
     keeps: bool
 
@@ -121,29 +121,29 @@ def _in_chunks(sliced: _Sliced) -> None:
             sliced.combine(meeting, chunks[index - 1], staging)
         if index < len(chunks):
             sliced.copy_in(chunks[index], staging)
-        hurry = sliced.elements.nbytes <= HURRY_BYTES
+        spin = sliced.elements.nbytes <= SPIN_BYTES
         if meeting is None:
-            meeting, _ = agree(sliced.rounds, sliced.call, hurry=hurry)
+            meeting, _ = agree(sliced.rounds, sliced.call, spin=spin)
             continue
-        meeting = sliced.rounds.meet(hurry=hurry)
+        meeting = sliced.rounds.meet(spin=spin)
         if sliced.keeps:
             sliced.copy_out(meeting, chunks[index - 1])
 
 
-def reduce_scatter(rounds: Rounds, call: Call, parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+def reduce_scatter(rounds: Rounds, call: CollectiveCall, parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
     """Collective. `out` is the reduction over all members of their part for this member. One copy, of peers' parts."""
     itemsize, rank = out.element_size(), rounds.rank
     longest = max(part.numel() for part in parts)
     step = max(1, min(longest, CHUNK_BYTES // len(parts) // itemsize))
     slot = _aligned(step * itemsize)
-    hurry = sum(part.nbytes for part in parts) <= HURRY_BYTES
+    spin = sum(part.nbytes for part in parts) <= SPIN_BYTES
     for start in range(0, max(1, longest), step):
         staging = rounds.staging(slot * len(parts))
         for member, part in enumerate(parts):
             if member != rank:
                 piece = part[start : start + step]
                 _typed(staging, member * slot, piece).copy_(piece)
-        meeting = agree(rounds, call, hurry=hurry)[0] if start == 0 else rounds.meet(hurry=hurry)
+        meeting = agree(rounds, call, spin=spin)[0] if start == 0 else rounds.meet(spin=spin)
         own, place = parts[rank][start : start + step], out[start : start + step]
         values = [own if m == rank else _typed(meeting.memory[m][0], rank * slot, own) for m in rounds.members]
         combination(call.reduction, values, [place])()
@@ -156,3 +156,44 @@ def _typed(memory: torch.Tensor, start: int, like: torch.Tensor) -> torch.Tensor
 
 def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // _LINE_BYTES) * _LINE_BYTES
+
+
+# -- sparse tensors ----------------------------------------------------------------------------------------------
+
+
+def sparse_call(tensor: torch.Tensor, op: object) -> CollectiveCall:
+    """Named apart from that of dense tensors, so that one meeting the other is a disagreement."""
+    name = reduction_name(op)
+    fault = "" if tensor.layout == torch.sparse_coo and tensor.is_cpu else f"{tensor.layout} on {tensor.device}"
+    if name != "SUM":
+        fault = f"{name} is not defined for sparse tensors; SUM is"
+    sizes = (*tensor.shape, tensor.sparse_dim())
+    return CollectiveCall("all_reduce of sparse tensors", (dtype_name(tensor.dtype),), sizes, name, fault=fault)
+
+
+def sparse_all_reduce(rounds: Rounds, call: CollectiveCall, tensor: torch.Tensor) -> None:
+    """Collective. The tensor is the sum over all members. Three meetings: what is asked for, how much comes, and it.
+
+    Every member gets all indices and values, and adds them up itself, to the same bits.
+    """
+    agree(rounds, call)
+    mine = tensor.detach().coalesce()
+    count = torch.tensor([mine._nnz()], device="cpu")
+    counts = _gathered(rounds, [count], [[torch.empty_like(count) for _ in rounds.members]])[0]
+    lengths = [int(found) for found in counts]
+    indices, values = mine.indices().t().contiguous(), mine.values()
+    places = [[part.new_empty((n, *part.shape[1:])) for n in lengths] for part in (indices, values)]
+    all_indices, all_values = _gathered(rounds, [indices, values], places)
+    # The tensor takes over new memory, which must be of its own mode. See Note [Tensors of inference mode].
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+        total = torch.sparse_coo_tensor(torch.cat(all_indices).t(), torch.cat(all_values), tensor.shape, device="cpu")
+        tensor.copy_(total.coalesce())
+
+
+def _gathered(
+    rounds: Rounds, tensors: list[torch.Tensor], places: list[list[torch.Tensor]]
+) -> list[list[torch.Tensor]]:
+    given = [whole(tensor, [True] * len(rounds.members)) for tensor in tensors]
+    taken = [each(found) for found in places]
+    exchange(rounds, exchange_call("all_gather", given, taken), given, taken)
+    return places

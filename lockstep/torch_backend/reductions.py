@@ -1,6 +1,6 @@
 """What a reduction does to a dtype.
 
-Sums are bracketed by the tree of `lockstep.lanes`, whoever adds; the other reductions go through the members in
+Sums are bracketed by the tree of `lockstep.lanes`; the other reductions go through the members in
 order. So all members hold the same bits, and the same again the next time.
 """
 

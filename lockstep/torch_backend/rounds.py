@@ -1,20 +1,23 @@
-"""One round after the other: everybody fills memory of its own, all meet, everybody reads the others' memory.
+"""One round after the other: every member fills memory of its own, all meet, every member reads the others' memory.
 
 # Note [Two boards in turn]
 # A meeting needs a second signal before its memory may be written again: all must have finished reading. With two
-# boards and two staging areas, used in turn, the meeting of the next round is that signal. Whoever has come to round
-# k+1 has finished reading in round k, so after meeting k+1 the memory of round k is free, and it is written next for
-# round k+2. The same holds for the boards' rows and semaphores: a member posts for round k+2 after it took all posts
-# of round k+1, which were made after their senders had taken all posts of round k. So a round costs one post to each
-# peer, not two.
+# boards and two staging areas, used in turn, the meeting of the next round is that signal. A member that has come to
+# round k+1 has finished reading in round k, so after meeting k+1 the memory of round k is free, and it is written next
+# for round k+2. The same holds for the boards' rows and semaphores: a member posts for round k+2 after it took all
+# posts of round k+1, which were made after their senders had taken all posts of round k. So a round costs one post to
+# each peer, not two.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
+from lockstep.torch_backend.call import CollectiveCall, check, decode, encode
 from lockstep.wire.shared.board import Board, Meeting, open_board
-from lockstep.wire.shared.memory import Memory
+from lockstep.wire.shared.kernels import Work
+from lockstep.wire.shared.memory import HostMemory
 
 SMALLEST_STAGING_BYTES = 64 * 1024
 
@@ -22,7 +25,7 @@ SMALLEST_STAGING_BYTES = 64 * 1024
 class Rounds:
     """A stream of rounds between the members of one group. One thread at a time."""
 
-    def __init__(self, memory: Memory, boards: tuple[Board, Board], global_ranks: Sequence[int]) -> None:
+    def __init__(self, memory: HostMemory, boards: tuple[Board, Board], global_ranks: Sequence[int]) -> None:
         self.rank = memory.neighbours.rank
         self.global_ranks = tuple(global_ranks)
         self.members = memory.neighbours.members
@@ -38,13 +41,33 @@ class Rounds:
             self._staging[self._turn] = self._memory.allocate(1 << (num_bytes - 1).bit_length())
         return self._staging[self._turn]
 
-    def meet(self, words: bytes = b"", *, hurry: bool = False) -> Meeting:
+    def meet(self, words: bytes = b"", *, spin: bool = False) -> Meeting:
         """Collective. Everyone's words and staging memory, which may be read until this member meets again."""
         turn = self._turn
         self._turn = 1 - turn
-        return self._boards[turn].meet(words, [self._staging[turn]], hurry=hurry)
+        return self._boards[turn].meet(words, [self._staging[turn]], spin=spin)
 
 
-def open_rounds(memory: Memory, global_ranks: Sequence[int]) -> Rounds:
+def open_rounds(memory: HostMemory, global_ranks: Sequence[int]) -> Rounds:
     """Collective. `global_ranks` are the members' names in errors."""
     return Rounds(memory, (open_board(memory), open_board(memory)), global_ranks)
+
+
+@dataclass
+class Agreed:
+    """What the members ask for, by rank; and what a program prepared for the next time they ask for the same."""
+
+    calls: dict[int, CollectiveCall]
+    work: Work | None = None
+    total: torch.Tensor | None = None
+
+
+def agree(rounds: Rounds, call: CollectiveCall, *, spin: bool = False) -> tuple[Meeting, Agreed]:
+    """Collective. The first meeting of an operation. See Note [Words before data]."""
+    meeting = rounds.meet(encode(call), spin=spin)
+    if meeting.prepared is None:
+        calls = {member: decode(words) for member, words in meeting.words.items()}
+        check(calls, rounds.rank, rounds.global_ranks)
+        meeting.prepared = Agreed(calls)
+    agreed: Agreed = meeting.prepared
+    return meeting, agreed

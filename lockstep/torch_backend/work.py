@@ -1,21 +1,79 @@
-"""What a caller of torch.distributed waits for.
+"""Operations under way: what runs them one after the other, and what a caller of torch.distributed waits for.
 
 # Note [Errors in torch's futures]
 # `torch.futures.Future.set_exception` stores the error as a value that only Python knows to raise; DDP's reducer,
 # which is C++, would take it for tensors. What a callback raises, however, is an error in C++ too. So the future that
 # is handed out is the one of a callback that raises or gives the tensors.
+
+# Note [Tensors of inference mode]
+# A tensor that was made in torch.inference_mode can be written in that mode only, and the mode belongs to a thread:
+# the caller's is not the group's own. All jobs therefore run in it, whatever they write. In it, tensors that were made
+# elsewhere can be written too; memory that a job makes and a later one uses is always met in the mode it was made in.
 """
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch.distributed import Work  # type: ignore[attr-defined]
+from torch.distributed import DistBackendError, Work  # type: ignore[attr-defined]
 
-from lockstep.errors import LockstepError
-from lockstep.wire.shared.transfers import Receiving, Transfer
+from lockstep.errors import BadArgument, Disagreement, LockstepError, Misuse, PeerGone
+from lockstep.wire.reduction_queue import Job, ThreadQueue
+
+SHARED = (Disagreement, BadArgument)
+"""Errors that all members raise at the same call, after which the group can be used on. All others end it."""
+
+
+class RankGone(PeerGone, DistBackendError):  # noqa: N818
+    """A member stopped answering: also a RuntimeError, as scripts expect of a backend. `rank` is the global one."""
+
+
+def with_global_ranks(error: BaseException, global_ranks: Sequence[int]) -> BaseException:
+    """The error as the caller should see it: a group's own ranks mean nothing outside of it."""
+    if isinstance(error, PeerGone) and not isinstance(error, RankGone):
+        gone = RankGone(global_ranks[error.rank], error.cause)
+        gone.__cause__ = error
+        return gone
+    return error
+
+
+class OperationQueue(ThreadQueue):
+    """Operations of one group, in the order of the calls. Any thread.
+
+    After an error that not all members share, `fail_group` was called and later operations fail with its error.
+    """
+
+    def __init__(self, fail_group: Callable[[BaseException], BaseException]) -> None:
+        super().__init__("lockstep-backend")
+        self._fail_group = fail_group
+        self._closed = False
+
+    def submit(self, job: Job, after: Any = None, *, now: bool = False) -> "Future[None]":
+        if self._closed:
+            raise Misuse("this process group was destroyed: make a new one with init_process_group or new_group")
+        return super().submit(job, after, now=now)
+
+    def close(self) -> None:
+        self._closed = True
+        super().close()
+
+    def _attempt(self, job: Job) -> BaseException | None:
+        with torch.inference_mode():  # see Note [Tensors of inference mode]
+            return super()._attempt(job)
+
+    def _judge(self, error: BaseException) -> tuple[BaseException, BaseException | None]:
+        if isinstance(error, SHARED):
+            return error, None
+        error = self._fail_group(error)
+        return error, error if isinstance(error, Exception) else _interrupted(error)
+
+
+def _interrupted(error: BaseException) -> Misuse:
+    """What later operations fail with: a caller that has caught an interrupt must not be interrupted again."""
+    what = f"an operation of this process group was interrupted ({type(error).__name__}), which ended the group"
+    return Misuse(f"{what}: make a new one with init_process_group or new_group")
 
 
 class OperationTimeout(LockstepError, TimeoutError, RuntimeError):  # noqa: N818
@@ -23,7 +81,7 @@ class OperationTimeout(LockstepError, TimeoutError, RuntimeError):  # noqa: N818
 
 
 class Operation(Work):  # type: ignore[misc]
-    """A collective under way, and the tensors it writes. `relieve` is called by whoever is about to wait for it."""
+    """A collective under way, and the tensors it writes. `relieve` is called before a thread waits for it."""
 
     def __init__(
         self, done: "Future[None]", outputs: Sequence[torch.Tensor], relieve: Callable[[], None] = lambda: None
@@ -66,58 +124,10 @@ class Operation(Work):  # type: ignore[misc]
         if not self._done.done():
             self._relieve()
         ended: torch.futures.Future[None] = torch.futures.Future()
-        told = ended.then(lambda _: self._value())
+        outputs = ended.then(lambda _: self._value())
         self._done.add_done_callback(lambda _: ended.set_result(None))
-        return told
+        return outputs
 
     def _value(self) -> list[torch.Tensor]:
         self._done.result()
         return self._outputs
-
-
-class Delivery(Protocol):
-    """A message that somebody carries."""
-
-    transfer: Transfer
-
-    def finish(self) -> None:
-        """Returns when the message has been delivered; raises what it failed with."""
-
-    def future(self) -> "Future[None]":
-        """Done when the message has been delivered, whether somebody waits or not."""
-
-
-class Message(Operation):
-    """A message under way. Whoever waits for it moves it on itself."""
-
-    def __init__(self, delivery: Delivery, outputs: Sequence[torch.Tensor]) -> None:
-        super().__init__(Future(), outputs)
-        self._delivery = delivery
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        if timeout.total_seconds() > 0:
-            self._done = self._delivery.future()
-            return super().wait(timeout)
-        self._delivery.finish()
-        return True
-
-    def is_completed(self) -> bool:
-        return self._delivery.transfer.done
-
-    def is_success(self) -> bool:
-        return self.is_completed() and self.exception() is None
-
-    def exception(self) -> Any:
-        return self._delivery.transfer.error
-
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        self._done = self._delivery.future()
-        return super().get_future()
-
-    def source_rank(self) -> int:
-        """The group rank that a received message came from."""
-        transfer = self._delivery.transfer
-        assert isinstance(transfer, Receiving)
-        return transfer.peers[0] if transfer.source is None else transfer.source
-
-    _source_rank = source_rank

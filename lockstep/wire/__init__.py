@@ -1,14 +1,13 @@
 """The wire: moving and adding bytes between workers.
 
-A `reducer` adds buckets: by sending (`algorithms` says what moves where, as data; `executor` carries it out over a
-`transport`), in the `shared` memory of one host, on both levels (`hierarchy`), or between GPUs (`cuda`). `link`
-measures, `choice` decides.
-`exchange` and `agreement` are the small talk that goes ahead of the data; `sequence` keeps the order of reductions
-while the backward pass runs; `opening` makes a wire. `backend` gives all this to torch.distributed.
+A `reducer` adds buckets: by sending (`schedules` says what moves where, as data, and its executor carries it out over a
+`transport`), in the `shared` memory of one host, on both levels (`network`), or between GPUs (`cuda`). `link`
+measures, `choice` decides. `exchange` and `agreement` carry the small messages ahead of the data; `reduction_queue`
+keeps the order of reductions while the backward pass runs; `open` makes a wire.
 """
 
-from lockstep.wire.agreement import Agreement, Plan
-from lockstep.wire.exchange import broadcast, exchange, hear
+from lockstep.wire.agreement import Agreement, Proposal
+from lockstep.wire.exchange import broadcast, exchange, exchange_with_peers
 from lockstep.wire.open import (
     Wire,
     in_gpu_memory,
@@ -20,17 +19,17 @@ from lockstep.wire.open import (
     over_nccl,
 )
 from lockstep.wire.reducer import Reducer
-from lockstep.wire.sequence import Launched
+from lockstep.wire.reduction_queue import PendingReduction
 
 __all__ = [
     "Agreement",
-    "Launched",
-    "Plan",
+    "PendingReduction",
+    "Proposal",
     "Reducer",
     "Wire",
     "broadcast",
     "exchange",
-    "hear",
+    "exchange_with_peers",
     "in_gpu_memory",
     "in_process",
     "in_shared_memory",

@@ -1,10 +1,10 @@
 """A fingerprint of what each worker is about to do travels ahead of the data.
 
-# Note [Plans first]
+# Note [Proposals first]
 # A collective is matched by position. If workers disagree on the operation, the order, a size or a dtype, the
 # backend adds wrong numbers, aborts or hangs. So every collective starts with the same small exchange: a
-# fingerprint of its plan. If the fingerprints differ, everyone sees it, everyone sends the plan's full text, and all
-# judge the same texts: most plans raise a Disagreement that names the first difference. No data has moved by then.
+# fingerprint of its proposal. If the fingerprints differ, every worker sees it and sends the proposal's full text, and
+# all judge the same texts: most proposals raise a Disagreement that names the first difference. No data has moved then.
 """
 
 import hashlib
@@ -27,27 +27,29 @@ def _nothing() -> Facts:
     return {}
 
 
-def first_difference(here: int, everyone: Sequence[Facts]) -> Disagreement:
+def first_difference(here: int, facts_of_all: Sequence[Facts]) -> Disagreement:
     """Names the first fact on which worker `here` and the first worker that has other facts differ."""
-    mine = everyone[here]
-    there = next(rank for rank, facts in enumerate(everyone) if facts != mine)
-    theirs = everyone[there]
+    mine = facts_of_all[here]
+    there = next(rank for rank, facts in enumerate(facts_of_all) if facts != mine)
+    theirs = facts_of_all[there]
     name = next(name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name))
-    sides = tuple(tuple(rank for rank, facts in enumerate(everyone) if facts == one) for one in _distinct(everyone))
+    sides = tuple(
+        tuple(rank for rank, facts in enumerate(facts_of_all) if facts == one) for one in _distinct(facts_of_all)
+    )
     return Disagreement(name, here, mine.get(name, "nothing"), there, theirs.get(name, "nothing"), sides=sides)
 
 
-def _distinct(everyone: Sequence[Facts]) -> list[Facts]:
+def _distinct(facts_of_all: Sequence[Facts]) -> list[Facts]:
     found: list[Facts] = []
-    for facts in everyone:
+    for facts in facts_of_all:
         if facts not in found:
             found.append(facts)
     return found
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What one worker is about to do: `facts` in the order in which a difference should be named.
+class Proposal:
+    """What one worker is about to do: `facts` in the order in which a difference is named.
 
     A long list of facts that seldom changes is given as `details`, which are written out only on disagreement, and by
     its fingerprint. `judge` decides where the fingerprints differ.
@@ -68,17 +70,18 @@ class Plan:
 
 
 class Agreement:
-    """A plan on its way to all workers. `check` may be called from several threads; it waits once."""
+    """A proposal on its way to all workers. `check` may be called from several threads; it waits once."""
 
-    def __init__(self, transport: Transport, plan: Plan | Callable[[], Plan]) -> None:
-        """A plan that costs something to make may be given as a function: it is asked if there is anybody to agree."""
+    def __init__(self, transport: Transport, proposal: Proposal | Callable[[], Proposal]) -> None:
+        """A proposal that costs something to make may be given as a function: it is called if there are peers."""
         self._transport = transport
         self._lock = threading.Lock()
         self._verdict: Disagreement | None = None
-        self._known = not transport.world.peers  # nobody to disagree with
+        self._known = not transport.world.peers  # no peer to disagree with
         if not self._known:
-            self._plan = plan if isinstance(plan, Plan) else plan()
-            self._posted = post(transport, torch.frombuffer(bytearray(self._plan.fingerprint()), dtype=torch.uint8))
+            self._proposal = proposal if isinstance(proposal, Proposal) else proposal()
+            fingerprint = torch.frombuffer(bytearray(self._proposal.fingerprint()), dtype=torch.uint8)
+            self._posted = post(transport, fingerprint)
 
     def check(self) -> None:
         """Collective. Returns if all workers may go on; else raises a Disagreement on every one."""
@@ -94,10 +97,10 @@ class Agreement:
         records = self._posted.wait()
         if all(torch.equal(record, records[0]) for record in records):
             return None
-        texts = exchange_texts(self._transport, self._plan.written_out())
-        return self._plan.judge(self._transport.world.rank, [read_facts(text) for text in texts])
+        texts = exchange_texts(self._transport, self._proposal.written_out())
+        return self._proposal.judge(self._transport.world.rank, [read_facts(text) for text in texts])
 
 
 def read_facts(text: str) -> Facts:
-    """The facts of a plan that was written out."""
+    """The facts of a proposal that was written out."""
     return dict(line.split("\t", 1) for line in text.split("\n"))

@@ -1,11 +1,9 @@
 """Which algorithm, and how large a bucket: decided from the size of a message, the workers and the link.
 
 # Note [Price of an algorithm]
-# A schedule with r rounds in which the busiest worker sends b bytes takes r·latency + b/bandwidth. For W workers that
-# hand in k roots each, of P bytes:
-#     direct    2 rounds, (k+1)·(W-1)/W·P bytes
-#     one-shot  1 round,  k·(W-1)·P bytes
-# so one-shot wins for small messages, and always between two workers with one root each, where both send P.
+# A schedule with r rounds in which the busiest worker sends b bytes takes r·latency + b/bandwidth; its cost says r and
+# b. One-shot has one round less than direct and sends more: it wins for small messages, and always between two workers
+# with one root each, where both send P.
 
 # Note [Size of buckets]
 # A small bucket leaves early, and little is left to wait for when the backward pass ends; a large one wastes less on
@@ -15,24 +13,24 @@
 from lockstep.errors import BadArgument
 from lockstep.lanes import Reduction
 from lockstep.wire.link import Link
-from lockstep.wire.schedules import Schedule, direct, oneshot_exact
+from lockstep.wire.schedules import Schedule, direct, oneshot
+from lockstep.wire.schedules.exact import DIRECT, ONESHOT
 from lockstep.wire.schedules.executor import Choose
 
 MiB = 1024 * 1024
 LEAST_BUCKET_BYTES, MOST_BUCKET_BYTES = 1 * MiB, 25 * MiB
 LATENCY_SHARE = 0.1
 
-EXACT = {"direct": direct, "oneshot": oneshot_exact}
+EXACT = {"direct": direct, "oneshot": oneshot}
 """The algorithms that keep the brackets of the lane tree, by name."""
+
+_COSTS = {"direct": DIRECT, "oneshot": ONESHOT}
 
 
 def prices_s(reduction: Reduction, num_bytes: int, link: Link) -> dict[str, float]:
     """What each exact algorithm would take. See Note [Price of an algorithm]."""
-    workers, roots = len(reduction.folds), max(reduction.roots_of)
-    return {
-        "direct": link.price_s(2, (roots + 1) * (workers - 1) / workers * num_bytes),
-        "oneshot": link.price_s(1, roots * (workers - 1) * num_bytes),
-    }
+    letters = {"W": len(reduction.folds), "K": max(reduction.roots_of), "P": num_bytes}
+    return {name: link.price_s(*cost.of(**letters)) for name, cost in _COSTS.items()}
 
 
 def cheapest(link: Link) -> Choose:

@@ -1,4 +1,4 @@
-"""Small talk: fixed-size records that every worker gives to every other."""
+"""Small messages: fixed-size records that every worker gives to every other."""
 
 import ctypes
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from lockstep.wire.transport import CONTROL, Pending, Transport
 
 
 @dataclass
-class Posted:
+class PendingExchange:
     """An exchange under way; the records are flat uint8 tensors of one size."""
 
     mine: torch.Tensor
@@ -26,13 +26,13 @@ class Posted:
         return [record for _, record in sorted([(self.rank, self.mine), *self.theirs.items()])]
 
 
-def post(transport: Transport, record: torch.Tensor, tag: int = CONTROL) -> Posted:
+def post(transport: Transport, record: torch.Tensor, tag: int = CONTROL) -> PendingExchange:
     """Starts to give `record` to all and to receive theirs; returns at once. One round, W-1 messages each way."""
     world = transport.world
     theirs = {peer: torch.empty_like(record) for peer in world.peers}
     receives = {peer: transport.receive(place, peer, tag) for peer, place in theirs.items()}
     sends = [transport.send(record, peer, tag) for peer in world.peers]
-    return Posted(record, world.rank, sends, receives, theirs)
+    return PendingExchange(record, world.rank, sends, receives, theirs)
 
 
 def exchange(transport: Transport, record: torch.Tensor, tag: int = CONTROL) -> list[torch.Tensor]:
@@ -40,12 +40,12 @@ def exchange(transport: Transport, record: torch.Tensor, tag: int = CONTROL) -> 
     return post(transport, record, tag).wait()
 
 
-def hear(transport: Transport, say: Callable[[], bytes], tag: int = CONTROL) -> dict[int, bytes]:
-    """Collective. What each peer says, by rank, all of one length; `say` is asked if there is anybody to listen."""
+def exchange_with_peers(transport: Transport, make_record: Callable[[], bytes], tag: int = CONTROL) -> dict[int, bytes]:
+    """Collective. Each peer's record, by rank, all of one length; `make_record` is called only if there are peers."""
     peers = transport.world.peers
     if not peers:
         return {}
-    mine = say()
+    mine = make_record()
     records = exchange(transport, torch.frombuffer(bytearray(mine), dtype=torch.uint8), tag)
     return {peer: _read(records[peer], len(mine)) for peer in peers}
 

@@ -67,7 +67,7 @@ def _time(
         start = clock()
         reducer.reduce(whole, [value], value)
         if device.type == "cuda":
-            reducer.part()  # the GPU has done it, or a peer is named that has not
+            reducer.synchronize()
         taken.append(clock() - start)
     reducer.release(value)
     return statistics.median(taken[1:])  # the first one connects and maps

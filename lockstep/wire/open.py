@@ -12,28 +12,25 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from lockstep.errors import BadEnvironment, PeerGone
 from lockstep.wire.choice import always, cheapest
 from lockstep.wire.cuda.counters import open_counters
-from lockstep.wire.cuda.gpu import Gpu
-from lockstep.wire.cuda.ipc import GpuMemory
-from lockstep.wire.cuda.nccl import NcclGroup
-from lockstep.wire.cuda.slices import BySlices
-from lockstep.wire.cuda.stream import OnStream
-from lockstep.wire.cuda.watch import Lookout, Waiting
-from lockstep.wire.inprocess import InProcess
+from lockstep.wire.cuda.gpu import Gpu, GpuWait, GpuWatchdog
+from lockstep.wire.cuda.ipc import GpuMemoryReducer
+from lockstep.wire.cuda.nccl import NcclGroup, SliceReducer
+from lockstep.wire.cuda.stream import StreamQueue
 from lockstep.wire.link import Link, measure
-from lockstep.wire.network.gloo import Gloo
-from lockstep.wire.network.hierarchical import Hierarchical
+from lockstep.wire.network.deadline import Deadline, do_nothing
+from lockstep.wire.network.gloo import GlooTransport
+from lockstep.wire.network.hierarchical import HierarchicalReducer
 from lockstep.wire.network.hosts import Hosts, find_hosts
-from lockstep.wire.network.native import Handover
-from lockstep.wire.network.patience import Patience, do_nothing
+from lockstep.wire.network.native import NativeAllReduce
 from lockstep.wire.reducer import Reducer
+from lockstep.wire.reduction_queue import InlineQueue, ReductionQueue, ThreadQueue
 from lockstep.wire.schedules.executor import Choose, Executor
-from lockstep.wire.sequence import Background, Inline, Sequence
 from lockstep.wire.shared.board import open_board
 from lockstep.wire.shared.mailbox import Mailbox, open_mailbox
-from lockstep.wire.shared.memory import Memory
+from lockstep.wire.shared.memory import HostMemory
 from lockstep.wire.shared.neighbours import Neighbours, connect
-from lockstep.wire.shared.reducer import SharedMemory
-from lockstep.wire.transport import Transport
+from lockstep.wire.shared.reducer import SharedMemoryReducer
+from lockstep.wire.transport import InProcess, Transport
 from lockstep.world import World
 
 
@@ -46,7 +43,7 @@ class Wire:
     """
 
     transport: Transport
-    sequence: Sequence
+    sequence: ReductionQueue
     reducer: Reducer
     how: str = "in process"
     link: Link | None = None
@@ -77,7 +74,7 @@ class Wire:
 def in_process(world: World | None = None) -> Wire:
     """The wire of a world of one worker."""
     transport = InProcess(world)
-    return Wire(transport, Inline(), Executor(transport))
+    return Wire(transport, InlineQueue(), Executor(transport))
 
 
 def over_gloo(
@@ -91,16 +88,16 @@ def over_gloo(
 ) -> Wire:
     """Collective. The wire of several workers, by torch's Gloo; without `exact`, by Gloo's own all-reduce.
 
-    Here and below, `watch` is called while others are awaited; it raises PeerGone if one of them will not come. Whoever
-    watches finds out by itself who is gone, also later.
+    Here and below, `watch` is called while others are awaited; it raises PeerGone if one of them will not come. A
+    worker that watches finds out by itself who is gone, also later.
     """
     with ExitStack() as opened:
-        sequence = Background()
+        sequence = ThreadQueue()
         opened.callback(sequence.close)
         transport = _gloo(world, store, timeout_s, watch, opened, sequence.fail)
         if not exact and algorithm is None:
-            handover = Handover(transport)
-            wire = Wire(transport, sequence, handover, "Gloo's all-reduce", measure(handover, transport), store)
+            native = NativeAllReduce(transport)
+            wire = Wire(transport, sequence, native, "Gloo's all-reduce", measure(native, transport), store)
         else:
             link = measure(Executor(transport), transport)
             reducer = Executor(transport, _choice(algorithm, link))
@@ -116,7 +113,7 @@ def in_shared_memory(world: World, store: Store, timeout_s: float, *, watch: Cal
         _, transport, reducer = _on_host(world, own_store, timeout_s, watch, opened)
         link = measure(reducer, transport)
         opened.pop_all()
-    return Wire(transport, Background(), reducer, "shared memory", link, store)
+    return Wire(transport, ThreadQueue(), reducer, "shared memory", link, store)
 
 
 def in_gpu_memory(
@@ -127,11 +124,11 @@ def in_gpu_memory(
     with ExitStack() as opened:
         neighbours, transport, shared = _on_host(world, own_store, timeout_s, watch, opened)
         counters = open_counters(shared.board.memory, device)
-        lookout = Lookout(neighbours, counters.release, counters.behind)
-        reducer = GpuMemory(Gpu(device), counters, transport, lookout, shared)
+        watchdog = GpuWatchdog(neighbours, counters.release, counters.behind)
+        reducer = GpuMemoryReducer(Gpu(device), counters, transport, watchdog, shared)
         opened.callback(reducer.close)
         link = measure(reducer, transport, device=device)
-        sequence = OnStream(device)
+        sequence = StreamQueue(device)
         opened.pop_all()
     return Wire(transport, sequence, reducer, "GPU memory", link, store)
 
@@ -147,10 +144,10 @@ def over_gpus(
 ) -> Wire:
     """Collective. NCCL if each worker has a GPU of its own; else, on one host, GPU memory: NCCL shares none."""
     whose = PrefixStore(f"lockstep/whose/{world.generation}", store)
-    patience = Patience(timeout_s, watch or do_nothing)
+    deadline = Deadline(timeout_s, watch or do_nothing)
     whose.set(str(world.rank), f"{platform.node()} {torch.cuda.get_device_properties(device).uuid}")
     for rank in range(world.size):
-        patience.await_key(whose, str(rank))
+        deadline.await_key(whose, str(rank))
     gpus = {bytes(whose.get(str(rank))) for rank in range(world.size)}
     if len(gpus) == world.size:
         return over_nccl(world, store, timeout_s, device, exact=exact, watch=watch)
@@ -176,26 +173,26 @@ def over_nccl(
     """
     own_store = PrefixStore(f"lockstep/nccl/{world.generation}", store)
     with ExitStack() as opened:
-        sequence = OnStream(device)
+        sequence = StreamQueue(device)
         opened.callback(sequence.close)
         group = NcclGroup(world, own_store, timeout_s, device)
         opened.callback(group.abort)
         transport: Transport
-        waiting: Waiting
-        otherwise: Reducer
+        waiting: GpuWait
+        cpu_reducer: Reducer
         if world.on_one_host:
-            neighbours, transport, otherwise = _on_host(world, own_store, timeout_s, watch, opened)
-            waiting = Lookout(neighbours, group.abort, list)
+            neighbours, transport, cpu_reducer = _on_host(world, own_store, timeout_s, watch, opened)
+            waiting = GpuWatchdog(neighbours, group.abort, list)
         else:
-            waiting = Waiting(group.abort)
+            waiting = GpuWait(group.abort)
 
             def on_loss(gone: PeerGone) -> None:
                 sequence.fail(gone)
                 waiting.fail(gone)
 
             transport = _gloo(world, store, timeout_s, watch, opened, on_loss)
-            otherwise = Executor(transport)
-        reducer = BySlices(group, waiting, otherwise, exact=exact)
+            cpu_reducer = Executor(transport)
+        reducer = SliceReducer(group, waiting, cpu_reducer, exact=exact)
         opened.callback(reducer.close)
         link = measure(reducer, transport, device=device)
         opened.pop_all()
@@ -214,22 +211,22 @@ def over_hosts(
 ) -> Wire:
     """Collective. The wire of workers on several hosts: shared memory inside a host, Gloo between hosts.
 
-    The hosts are found out; whoever knows better gives them.
+    The hosts are found out, unless they are given.
     """
     own_store = PrefixStore(f"lockstep/hosts/{world.generation}", store)
     with ExitStack() as opened:
-        sequence = Background()
+        sequence = ThreadQueue()
         opened.callback(sequence.close)
         transport = _gloo(world, store, timeout_s, watch, opened, sequence.fail)
         hosts = hosts or find_hosts(world.rank, world.size, own_store)
         members = next(ranks for ranks in hosts if world.rank in ranks)
         neighbours = connect(world, members, own_store, timeout_s, watch or do_nothing)
         opened.callback(neighbours.close)
-        memory = Memory(neighbours)
+        memory = HostMemory(neighbours)
         opened.callback(memory.close)
         network = Executor(transport)
         link = measure(network, transport)
-        reducer = Hierarchical(open_board(memory), transport, hosts, _choice(algorithm, link), network)
+        reducer = HierarchicalReducer(open_board(memory), transport, hosts, _choice(algorithm, link), network)
         opened.pop_all()
     how = f"shared memory on {len(hosts)} hosts, Gloo between them, {algorithm or 'cheapest algorithm'}"
     return Wire(transport, sequence, reducer, how, link, store)
@@ -237,14 +234,14 @@ def over_hosts(
 
 def _on_host(
     world: World, store: Store, timeout_s: float, watch: Callable[[], None] | None, opened: ExitStack
-) -> tuple[Neighbours, Mailbox, SharedMemory]:
+) -> tuple[Neighbours, Mailbox, SharedMemoryReducer]:
     """Collective. What all workers of one host have: connections, messages, and sums of what is on the CPU."""
     neighbours = connect(world, range(world.size), store, timeout_s, watch or do_nothing)
     opened.callback(neighbours.close)
-    memory = Memory(neighbours)
+    memory = HostMemory(neighbours)
     opened.callback(memory.close)
     transport = open_mailbox(memory, world)
-    return neighbours, transport, SharedMemory(open_board(memory), Executor(transport), world.rank)
+    return neighbours, transport, SharedMemoryReducer(open_board(memory), Executor(transport), world.rank)
 
 
 def _gloo(
@@ -254,14 +251,14 @@ def _gloo(
     watch: Callable[[], None] | None,
     opened: ExitStack,
     on_loss: Callable[[PeerGone], None],
-) -> Gloo:
-    """Gloo connects all to all in one call that cannot be ended: so everyone is seen to be there first."""
+) -> GlooTransport:
+    """Gloo connects all to all in one call that cannot be ended: so all workers are seen to be there first."""
     arrivals = PrefixStore(f"lockstep/arrivals/{world.generation}", store)
-    patience = Patience(timeout_s, watch or do_nothing)
+    deadline = Deadline(timeout_s, watch or do_nothing)
     arrivals.set(str(world.rank), "")
     for rank in range(world.size):
-        patience.await_key(arrivals, str(rank))
-    transport = Gloo(world, store, timeout_s, on_loss, lingers=watch is None)
+        deadline.await_key(arrivals, str(rank))
+    transport = GlooTransport(world, store, timeout_s, on_loss, lingers=watch is None)
     opened.callback(transport.close)
     return transport
 

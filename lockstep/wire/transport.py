@@ -29,13 +29,32 @@ class Transport(Protocol):
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending: ...
 
     def awaited(self) -> list[int]:
-        """The workers for whom this one waits now, on any thread: in order, each once. Any thread; asks nobody."""
+        """The workers for whom this one waits now, on any thread: in order, each once. Any thread; asks no worker."""
 
     def close(self) -> None:
         """Frees sockets and threads. Waits that are still open, on any thread, fail. May be called twice."""
 
 
+class InProcess:
+    """The Transport of a world of one: there is no peer to send to, and every collective is already finished."""
+
+    def __init__(self, world: World | None = None) -> None:
+        self.world = world or World()
+
+    def send(self, tensor: torch.Tensor, target: int, tag: int) -> Pending:
+        raise ValueError(f"a world of one worker has no worker {target}")
+
+    def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending:
+        raise ValueError(f"a world of one worker has no worker {source}")
+
+    def awaited(self) -> list[int]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
 # Note [Tags]
-# Each stream of messages has its own tag, so that streams cannot be taken for one another: small talk runs
+# Each stream of messages has its own tag, so that streams cannot be taken for one another: small messages run
 # ahead of the data and beside it, and synchronised batch norm speaks in the middle of a backward pass.
 CONTROL, DATA, STATISTICS, SNAPSHOT, COMMIT = 1, 2, 3, 4, 5

@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 from lockstep.cli.main import lockstep
 from lockstep.errors import BadArgument
 from lockstep.programs import svg
+from lockstep.programs.explain.schedules.catalogue import CATALOGUE
 from lockstep.programs.explain.story import spans
-from lockstep.wire.schedules.catalogue import CATALOGUE
 
 SVG = "{http://www.w3.org/2000/svg}"
 WORDS = {

@@ -14,14 +14,14 @@ from torch.distributed import TCPStore
 
 from lockstep.errors import PeerGone
 from lockstep.lanes import Assignment, Branch, Reduction, Root, Tree, reduction
-from lockstep.wire import Wire, in_gpu_memory
+from lockstep.wire import Wire, in_gpu_memory, over_nccl
 from lockstep.wire.exchange import exchange_texts
 from lockstep.world import World
 
 DEVICE = torch.device("cuda", 0)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.complex64)
 SIZES = (1, 7, 1000, 100_003)
-TIMEOUT_S = {"add": 60.0, "SIGKILL": 60.0, "SIGSTOP": 10.0}
+TIMEOUT_S = {"add": 60.0, "conform": 60.0, "nccl": 60.0, "SIGKILL": 60.0, "SIGSTOP": 10.0}
 
 
 def wanted(tree: Tree, roots: Mapping[Root, torch.Tensor]) -> torch.Tensor:
@@ -53,7 +53,7 @@ def is_right(wire: Wire, whole: Reduction, size: int, dtype: torch.dtype, made_h
         total = mine[0] if mine else wire.reducer.allocate(size, dtype, DEVICE)
         wire.sequence.submit(lambda mine=mine, total=total: wire.reducer.reduce(whole, mine, total)).result()
         right = right and torch.equal(total, wanted(whole.tree, roots))
-        wire.reducer.part()
+        wire.reducer.synchronize()
         for tensor in mine or [total]:
             wire.reducer.release(tensor)
     return right
@@ -74,6 +74,66 @@ def add(wire: Wire) -> str:
     return f"{wrong}"
 
 
+def cuts(num_elements: int, size: int) -> list[list[range]]:
+    """Uneven slices that begin at any address; all for the last worker; and slices in another order than the ranks."""
+    bounds = [0, *(min(num_elements, 1 + 3 * rank**2) for rank in range(size - 1)), num_elements]
+    uneven = [range(bounds[rank], bounds[rank + 1]) for rank in range(size)]
+    last = [range(0)] * (size - 1) + [range(num_elements)]
+    return [uneven, last, uneven[::-1]]
+
+
+def on_queue(wire: Wire, collective: str, *arguments: object) -> None:
+    """As the step does it: on the wire's queue, then the host waits for the GPU."""
+    wire.sequence.submit(lambda: getattr(wire.reducer, collective)(*arguments)).result()
+    wire.reducer.synchronize()
+
+
+def wrong_slices(wire: Wire, whole: Reduction, number: int, dtype: torch.dtype, made_here: bool) -> list[str]:
+    """Which collectives of one reduction, size and dtype are not those of torch, for all ways to cut; twice each."""
+    rank, size, found = wire.world.rank, wire.world.size, []
+    roots = random_roots(whole, number, dtype)
+    everything = wanted(whole.tree, roots)
+
+    def memory() -> torch.Tensor:
+        return wire.reducer.allocate(number, dtype, DEVICE) if made_here else torch.empty_like(everything)
+
+    for slices in cuts(number, size):
+        own = slice(slices[rank].start, slices[rank].stop)
+        total = memory()
+        for _ in range(2):
+            mine = [memory().copy_(roots[Root(rank, index)]) for index in range(whole.roots_of[rank])]
+            on_queue(wire, "reduce_scatter", whole, mine, total, slices)
+            if not torch.equal(total[own], everything[own]):
+                found.append(f"reduce_scatter {slices}")
+            total.fill_(0)[own] = everything[own]
+            on_queue(wire, "all_gather", total, slices)
+            if not torch.equal(total, everything):
+                found.append(f"all_gather {slices}")
+    place = wire.reducer.allocate(number, dtype, DEVICE)
+    mine = [memory().copy_(roots[Root(rank, index)]) for index in range(whole.roots_of[rank])]
+    wire.sequence.submit(lambda: wire.reducer.reduce_unclosed(whole, mine, place)).result()
+    if wire.reducer.closing_barrier() or not torch.equal(place, everything):
+        found.append("reduce_unclosed")
+    return found
+
+
+def conform(wire: Wire) -> str:
+    """The conformance suite of reducers, tests/wire/test_reducer_conformance.py, on GPUs. What is wrong."""
+    size = wire.world.size
+    dealt = Assignment.explicit([range(rank, 9, size) for rank in range(size)])
+    trees = [reduction(Assignment.even(size, size), tuple(range(size))), reduction(dealt, tuple(range(9)))]
+    wrong = [
+        (str(dtype), number, made_here, found)
+        for dtype in (torch.float32, torch.bfloat16, torch.int64)
+        for whole in trees
+        for number in (1, 7, 1001)
+        for made_here in (True, False)
+        for found in wrong_slices(wire, whole, number, dtype, made_here)
+    ]
+    exchange_texts(wire.transport, "done")
+    return f"{wrong}"
+
+
 def lose(wire: Wire, sign: signal.Signals) -> str:
     """Worker 1 is killed or stopped in the middle; the others say whom they miss."""
     whole = reduction(Assignment.even(wire.world.size, wire.world.size), tuple(range(wire.world.size)))
@@ -83,7 +143,7 @@ def lose(wire: Wire, sign: signal.Signals) -> str:
             os.kill(os.getpid(), sign)
         try:
             wire.sequence.submit(lambda: wire.reducer.reduce(whole, [value], value)).result()
-            wire.reducer.part()
+            wire.reducer.synchronize()
         except PeerGone as gone:
             return f"worker {gone.rank} at {number}: {gone.cause}"
     return "nobody was missed"
@@ -92,9 +152,11 @@ def lose(wire: Wire, sign: signal.Signals) -> str:
 def work(rank: int, size: int, port: int, mode: str) -> None:
     torch.cuda.set_device(0)
     store = TCPStore("127.0.0.1", port, is_master=False)
-    with in_gpu_memory(World(rank, size, rank, size, 1), store, TIMEOUT_S[mode], DEVICE) as wire:
-        told = add(wire) if mode == "add" else lose(wire, signal.Signals[mode])
-    sys.stdout.write(f"{rank}: {told}\n")  # as a whole, beside those of others
+    opening = over_nccl if mode == "nccl" else in_gpu_memory
+    with opening(World(rank, size, rank, size, 1), store, TIMEOUT_S[mode], DEVICE) as wire:
+        modes = {"add": add, "conform": conform, "nccl": conform}
+        report = modes[mode](wire) if mode in modes else lose(wire, signal.Signals[mode])
+    sys.stdout.write(f"{rank}: {report}\n")  # as a whole, beside those of others
     sys.stdout.flush()
 
 
@@ -104,7 +166,7 @@ def main(mode: str, size: int) -> None:
     workers = [context.Process(target=work, args=(rank, size, store.port, mode)) for rank in range(size)]
     for worker in workers:
         worker.start()
-    victim = None if mode == "add" else workers[1]
+    victim = workers[1] if mode.startswith("SIG") else None
     others = [worker for worker in workers if worker is not victim]
     for worker in others:
         worker.join()

@@ -20,9 +20,9 @@ from lockstep.programs.bench.allreduce.worker import (
     reduce_by,
     refusal,
 )
+from lockstep.programs.explain.schedules.catalogue import CATALOGUE
 from lockstep.settings.environment import find_place, process_environment
 from lockstep.wire import in_shared_memory, over_gloo
-from lockstep.wire.schedules.catalogue import CATALOGUE
 
 Spoil = Callable[[int, torch.Tensor], object]
 

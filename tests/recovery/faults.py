@@ -140,7 +140,7 @@ class Script:
 
     def _around_reduce(self, reducer: Any) -> None:
         """Some reducers do the one by the other: that is one reduction."""
-        for name in ("reduce", "reduce_and_stay"):
+        for name in ("reduce", "reduce_unclosed"):
             setattr(reducer, name, self._told_once(getattr(reducer, name)))
 
     def _told_once(self, reduce: Callable[..., None]) -> Callable[..., None]:

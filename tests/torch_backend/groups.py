@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-import lockstep.torch_backend.registration  # noqa: F401 - loaded once, not by each forked worker
+import lockstep.torch_backend.group  # noqa: F401 - loaded once, not by each forked worker
 
 # DDP may hold the last reference to its group, and lets go of it with the interpreter's lock held. Gloo's threads are
 # then joined while one of them may wait for that lock. A forked worker ends without destructors, so it keeps the group.

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from workers import on_workers, outcomes
 
 from lockstep.errors import Disagreement, Misuse, PeerGone
-from lockstep.torch_backend.order import Order
-from lockstep.torch_backend.registration import open_among
+from lockstep.torch_backend.group import open_among
+from lockstep.torch_backend.work import OperationQueue
 
 
 def _operation(rank: int) -> None:
@@ -158,7 +158,7 @@ def test_an_interrupt_is_raised_once_and_later_operations_say_that_it_ended_the_
     def press_control_c() -> None:
         raise KeyboardInterrupt
 
-    order = Order(fail=lambda error: error)
+    order = OperationQueue(fail_group=lambda error: error)
     with pytest.raises(KeyboardInterrupt):
         order.submit(press_control_c, now=True).result()
     with pytest.raises(Misuse, match=r"was interrupted \(KeyboardInterrupt\), which ended the group"):

@@ -13,7 +13,7 @@ from lockstep.elastic.rendezvous import open_store
 from lockstep.settings.environment import find_place, process_environment
 from lockstep.wire.shared.channel import MAX_SLOT_BYTES, NUM_SLOTS
 from lockstep.wire.shared.mailbox import Mailbox, open_mailbox
-from lockstep.wire.shared.memory import Memory
+from lockstep.wire.shared.memory import HostMemory
 from lockstep.wire.shared.neighbours import connect
 from lockstep.world import World
 
@@ -24,10 +24,10 @@ LONG = 3 * RING_BYTES + 5
 
 
 @contextmanager
-def open_memory(timeout_s: float = 20.0) -> Iterator[tuple[Memory, World]]:
+def open_memory(timeout_s: float = 20.0) -> Iterator[tuple[HostMemory, World]]:
     place = find_place(process_environment())
     world = place.world
-    memory = Memory(connect(world, range(world.size), open_store(place, 20.0), timeout_s))
+    memory = HostMemory(connect(world, range(world.size), open_store(place, 20.0), timeout_s))
     with closing(memory), closing(memory.neighbours):
         yield memory, world
 

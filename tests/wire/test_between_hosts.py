@@ -19,7 +19,7 @@ from lockstep.elastic.rendezvous import open_store
 from lockstep.lanes import Assignment, reduction
 from lockstep.run import active
 from lockstep.settings.environment import find_place
-from lockstep.wire.network.gloo import Gloo
+from lockstep.wire.network.gloo import GlooTransport
 from lockstep.wire.schedules.executor import Executor
 
 WIRES = pytest.mark.parametrize("wire", ["gloo", "hierarchical"])
@@ -94,7 +94,7 @@ def test_a_worker_killed_on_another_host_is_named_with_its_step(wire: str) -> No
 
 def _reduce(num_elements: int, segment_bytes: int) -> list[float]:
     place = find_place(os.environ)
-    transport = Gloo(place.world, open_store(place, 20.0), 20.0)
+    transport = GlooTransport(place.world, open_store(place, 20.0), 20.0)
     size, rank = place.world.size, place.world.rank
     value = torch.full((num_elements,), float(rank + 1))
     whole = reduction(Assignment.even(size, size), tuple(range(size)))

@@ -11,9 +11,9 @@ from workers import on_workers
 
 from lockstep.errors import BadArgument
 from lockstep.lanes import Assignment, Reduction, reduction
+from lockstep.programs.explain.proof import prove
 from lockstep.wire.choice import EXACT, LATENCY_SHARE, always, bucket_bytes, cheapest, prices_s
 from lockstep.wire.link import Link, measure
-from lockstep.wire.schedules.proof import prove
 
 MiB = 2**20
 ETHERNET = Link(latency_s=1e-4, bytes_per_s=1e9)

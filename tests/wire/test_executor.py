@@ -19,14 +19,14 @@ from workers import on_workers
 from lockstep.elastic.rendezvous import open_store
 from lockstep.errors import BadArgument
 from lockstep.lanes import Assignment, Branch, Reduction, Root, Tree, reduction
+from lockstep.programs.explain.schedules.catalogue import CATALOGUE, Algorithm, Setting
+from lockstep.programs.explain.schedules.ring import ring
 from lockstep.settings.environment import find_place
-from lockstep.wire.inprocess import InProcess
-from lockstep.wire.network.gloo import Gloo
-from lockstep.wire.schedules import Add, Round, Schedule, Send, direct, one_root_each, ring, slices
-from lockstep.wire.schedules.catalogue import CATALOGUE, Algorithm, Setting
+from lockstep.wire.network.gloo import GlooTransport
+from lockstep.wire.schedules import AddPart, Schedule, ScheduleRound, SendPart, direct, one_root_each, slices
 from lockstep.wire.schedules.executor import Cut, Executor
 from lockstep.wire.schedules.program import program
-from lockstep.wire.transport import Pending, Transport
+from lockstep.wire.transport import InProcess, Pending, Transport
 from lockstep.world import World
 
 WHOLE = 4 * 1024 * 1024
@@ -177,9 +177,9 @@ def test_every_schedule_copes_with_fewer_elements_than_parts(collective: Any, na
         assert on_threads(5, lambda t, size=size: carry_out(t, algorithm, size, torch.int64, 8)) == [True] * 5
 
 
-def open_gloo() -> Gloo:
+def open_gloo() -> GlooTransport:
     place = find_place(os.environ)
-    return Gloo(place.world, open_store(place, 20.0), 20.0)
+    return GlooTransport(place.world, open_store(place, 20.0), 20.0)
 
 
 def _wrong_over_gloo() -> list[str]:
@@ -288,21 +288,21 @@ def run_on_threads(schedule: Schedule) -> list[list[int]]:
 
 
 def test_all_sends_of_a_round_carry_what_was_held_when_it_began() -> None:
-    swap = Round((Send(0, 1, part=0), Send(1, 0, part=0)))
+    swap = ScheduleRound((SendPart(0, 1, part=0), SendPart(1, 0, part=0)))
     assert run_on_threads(Schedule(2, (swap,), "broadcast", 1)) == [[2] * 5, [1] * 5]
 
 
 def test_a_root_that_is_needed_later_outlives_a_sum_in_its_place() -> None:
     whole = one_root_each(2)
-    first = Round((Send(1, 0, 0, Root(1, 0)),), (Add(0, 0, whole.tree),))
-    then = Round((Send(0, 1, 0, Root(0, 0)),), (Add(1, 0, whole.tree),))
+    first = ScheduleRound((SendPart(1, 0, 0, Root(1, 0)),), (AddPart(0, 0, whole.tree),))
+    then = ScheduleRound((SendPart(0, 1, 0, Root(0, 0)),), (AddPart(1, 0, whole.tree),))
     assert run_on_threads(Schedule(2, (first, then), "all_reduce", 1, whole)) == [[3] * 5] * 2
 
 
 def test_a_root_may_be_sent_in_the_round_whose_message_replaces_it() -> None:
     whole = one_root_each(2)
-    first = Round((Send(1, 0, 0, Root(1, 0)),), (Add(0, 0, whole.tree),))
-    both = Round((Send(0, 1, 0), Send(1, 0, 0, Root(1, 0))))
+    first = ScheduleRound((SendPart(1, 0, 0, Root(1, 0)),), (AddPart(0, 0, whole.tree),))
+    both = ScheduleRound((SendPart(0, 1, 0), SendPart(1, 0, 0, Root(1, 0))))
     assert run_on_threads(Schedule(2, (first, both), "all_reduce", 1, whole)) == [[3] * 5] * 2
 
 
@@ -317,7 +317,7 @@ def test_a_ring_needs_memory_for_one_message_and_direct_slices_for_one_from_each
 
 
 def test_segments_are_never_longer_than_asked_and_cover_every_part() -> None:
-    cut = Cut.of(1003, 4, 50)
+    cut = Cut.of(slices(1003, 4), 50)
     spans = [cut.spans(number) for number in range(cut.num_segments)]
     assert max(len(span) for each in spans for span in each) == cut.longest <= 50
     assert sorted(i for each in spans for span in each for i in span) == list(range(1003))
@@ -343,7 +343,7 @@ def test_a_schedule_of_several_roots_from_a_worker_is_refused_for_one_value() ->
 
 
 def test_a_schedule_that_needs_what_is_not_there_is_refused() -> None:
-    lonely = Schedule(1, (Round((), (Add(0, 0, Root(0, 1)),)),), "all_reduce", 1, one_root_each(1))
+    lonely = Schedule(1, (ScheduleRound((), (AddPart(0, 0, Root(0, 1)),)),), "all_reduce", 1, one_root_each(1))
     with pytest.raises(BadArgument, match="worker 0 needs part 0 of root 1"):
         program(lonely, 0, in_place=True)
 

@@ -87,7 +87,7 @@ def test_nccl_with_one_rank_gives_the_sum_of_its_roots(exact: bool) -> None:
         value = wire.reducer.allocate(1001, torch.float32, device)
         value.copy_(torch.arange(1001.0))
         wire.sequence.submit(lambda: wire.reducer.reduce(whole, [value], value)).result()
-        wire.reducer.part()
+        wire.reducer.synchronize()
         assert torch.equal(value.cpu(), torch.arange(1001.0))
 
 

@@ -25,15 +25,14 @@ from lockstep.errors import BadArgument, Disagreement, PeerGone
 from lockstep.lanes import Assignment, Root, reduction
 from lockstep.settings.environment import find_place, process_environment
 from lockstep.wire.cuda import driver
-from lockstep.wire.cuda.counters import CAME, DONE, FREE, Counters, open_counters
+from lockstep.wire.cuda.counters import ARRIVED, DONE, FREE, StreamCounters, open_counters
 from lockstep.wire.cuda.driver import HANDLE_BYTES, StreamOperation
-from lockstep.wire.cuda.gpu import Gpu, refuse_another_gpu
-from lockstep.wire.cuda.ipc import GpuMemory
-from lockstep.wire.cuda.watch import Lookout
+from lockstep.wire.cuda.gpu import Gpu, GpuWatchdog, refuse_another_gpu
+from lockstep.wire.cuda.ipc import GpuMemoryReducer
 from lockstep.wire.exchange import exchange
 from lockstep.wire.schedules.executor import Executor
 from lockstep.wire.shared.mailbox import open_mailbox
-from lockstep.wire.shared.memory import Memory
+from lockstep.wire.shared.memory import HostMemory
 from lockstep.wire.shared.neighbours import connect
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
@@ -49,7 +48,17 @@ class PlayedDriver:
         self.num_opened = 0
 
     def install(self) -> "PlayedDriver":
-        for name in ("on", "allocate", "free", "handle_of", "open_handle", "close_handle", "register", "unregister"):
+        for name in (
+            "on",
+            "allocate",
+            "free",
+            "handle_of",
+            "open_handle",
+            "close_handle",
+            "register",
+            "unregister",
+            "copy",
+        ):
             setattr(driver, name, getattr(self, name))
         driver.operations = self.operations
         return self
@@ -66,6 +75,9 @@ class PlayedDriver:
 
     def free(self, address: int) -> None:
         os.close(self.files.pop(address))
+
+    def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
+        ctypes.memmove(target, source, num_bytes)
 
     def handle_of(self, address: int) -> bytes:
         return f"/proc/{os.getpid()}/fd/{self.files[address]}".encode().ljust(HANDLE_BYTES, b"\0")
@@ -112,13 +124,13 @@ class Opened:
         self.world = place.world
         store = PrefixStore("gpu-memory", open_store(place, 20.0))
         neighbours = connect(self.world, range(self.world.size), store, timeout_s)
-        memory = Memory(neighbours)
+        memory = HostMemory(neighbours)
         self.transport = open_mailbox(memory, self.world)
-        self.counters: Counters = open_counters(memory, CPU)
-        self.lookout = Lookout(neighbours, self.counters.release, self.counters.behind)
-        otherwise = Executor(self.transport)
-        otherwise.close = neighbours.close  # type: ignore[method-assign]
-        self.reducer = GpuMemory(PlayedGpu(CPU), self.counters, self.transport, self.lookout, otherwise)
+        self.counters: StreamCounters = open_counters(memory, CPU)
+        self.watchdog = GpuWatchdog(neighbours, self.counters.release, self.counters.behind)
+        cpu_reducer = Executor(self.transport)
+        cpu_reducer.close = neighbours.close  # type: ignore[method-assign]
+        self.reducer = GpuMemoryReducer(PlayedGpu(CPU), self.counters, self.transport, self.watchdog, cpu_reducer)
 
     def close(self) -> None:
         self.transport.close()
@@ -148,7 +160,7 @@ def add(lanes: list[int], present: list[int] | None = None) -> dict[str, Any]:
                             root.copy_(roots[Root(rank, index)])
                         before = len(opened.reducer._works)
                         opened.reducer.reduce(whole, mine, memory[0])
-                        opened.reducer.part()
+                        opened.reducer.synchronize()
                         asked.append(len(opened.reducer._works) - before)
                         if not torch.equal(memory[0], by_hand(whole.tree, roots)):
                             wrong.append(f"{num_lanes} lanes, {dtype}, {size} elements, {made_here}, turn {turn}")
@@ -190,7 +202,7 @@ def add_in_grown_memory() -> list[bool]:
         roots = random_roots(whole, size, torch.float32, turn)
         mine = [roots[Root(rank, index)].clone() for index in range(whole.roots_of[rank])]
         opened.reducer.reduce(whole, mine, mine[0])
-        opened.reducer.part()
+        opened.reducer.synchronize()
         right.append(torch.equal(mine[0], by_hand(whole.tree, roots)))
     opened.end()
     return right
@@ -206,12 +218,12 @@ def lose() -> dict[str, Any]:
     whole = reduction(Assignment.even(size, size), tuple(range(size)))
     value = opened.reducer.allocate(100, torch.float32, CPU).zero_()
     opened.reducer.reduce(whole, [value], value)
-    opened.reducer.part()
+    opened.reducer.synchronize()
     if opened.world.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     try:
         opened.reducer.reduce(whole, [value], value)  # the stream that waits is this very process
-        opened.reducer.part()
+        opened.reducer.synchronize()
     except PeerGone as gone:
         return {"gone": gone.rank}
     finally:
@@ -283,12 +295,12 @@ def test_those_are_late_who_have_not_come_before_those_who_wait_for_them(monkeyp
     for name in ("on", "register"):
         monkeypatch.setattr(driver, name, getattr(PlayedDriver(), name))
     page = torch.zeros(4096, dtype=torch.uint8)
-    counters = Counters(page, [0, 1, 2], 2, CPU)
+    counters = StreamCounters(page, [0, 1, 2], 2, CPU)
     counters.begin()
     numbers = page.view(torch.int32)
-    numbers[counters._place(0, CAME)] = 1
+    numbers[counters._place(0, ARRIVED)] = 1
     assert counters.behind() == [1]
-    numbers[counters._place(1, CAME)] = 1
+    numbers[counters._place(1, ARRIVED)] = 1
     assert counters.behind() == [0, 1]
     numbers[counters._place(0, DONE)] = 1
     assert counters.behind() == [1]
@@ -302,7 +314,7 @@ def test_those_are_late_who_have_not_come_before_those_who_wait_for_them(monkeyp
 def test_all_are_let_go_however_many_rounds_there_were(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     for name in ("on", "register"):
         monkeypatch.setattr(driver, name, getattr(PlayedDriver(), name))
-    counters = Counters(torch.zeros(4096, dtype=torch.uint8), [0, 1], 0, CPU)
+    counters = StreamCounters(torch.zeros(4096, dtype=torch.uint8), [0, 1], 0, CPU)
     counters._round = number
     counters.release()
     assert counters.released
@@ -318,7 +330,7 @@ def test_a_parameter_on_another_gpu_is_refused_by_name() -> None:
 class SlowGpu(Gpu):
     """Is done when a peer's counter, which was written after all were let go, is let go again."""
 
-    def __init__(self, counters: Counters) -> None:
+    def __init__(self, counters: StreamCounters) -> None:
         super().__init__(CPU)
         self._counters = counters
 
@@ -332,8 +344,8 @@ class SlowGpu(Gpu):
 def test_a_counter_that_is_written_after_all_were_let_go_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("on", "register", "unregister"):
         monkeypatch.setattr(driver, name, getattr(PlayedDriver(), name))
-    counters = Counters(torch.zeros(4096, dtype=torch.uint8), [0, 1], 0, CPU)
+    counters = StreamCounters(torch.zeros(4096, dtype=torch.uint8), [0, 1], 0, CPU)
     counters._round = 6
-    reducer = GpuMemory(SlowGpu(counters), counters, Mock(), Mock(), Mock())
+    reducer = GpuMemoryReducer(SlowGpu(counters), counters, Mock(), Mock(), Mock())
     reducer.close()
     assert counters.behind() == []

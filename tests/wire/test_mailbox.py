@@ -15,9 +15,16 @@ from workers import on_workers
 from lockstep.errors import BadArgument, Disagreement
 from lockstep.wire.exchange import broadcast, exchange, exchange_texts
 from lockstep.wire.shared import semaphores
-from lockstep.wire.shared.channel import INBOUND_BYTES, MAX_SLOT_BYTES, NUM_SLOTS, Chunk, Inbound, Layout, Outbound
-from lockstep.wire.shared.matching import Matching
-from lockstep.wire.shared.transfers import Line, Receiving, Sending
+from lockstep.wire.shared.channel import (
+    INBOUND_BYTES,
+    MAX_SLOT_BYTES,
+    NUM_SLOTS,
+    ChannelLayout,
+    Chunk,
+    Inbound,
+    Outbound,
+)
+from lockstep.wire.shared.transfers import Line, Matching, Receiving, Sending
 
 # -- what arrives -------------------------------------------------------------------------------------------
 
@@ -240,7 +247,7 @@ def test_small_talk_waits_for_one_chunk_of_each_other_stream_at_most(sends: list
 
 @given(st.integers(1, 2000))
 def test_a_worker_has_about_4_MiB_for_all_that_comes_in(num_peers: int) -> None:
-    layout = Layout(num_peers)
+    layout = ChannelLayout(num_peers)
     small = layout.slot_bytes == 4096  # thousands of workers: slots are not made smaller than a page
     assert layout.segment_bytes <= 1.05 * INBOUND_BYTES + 1024 or small
     assert layout.segment_bytes >= 0.9 * INBOUND_BYTES or layout.slot_bytes == MAX_SLOT_BYTES
@@ -249,7 +256,7 @@ def test_a_worker_has_about_4_MiB_for_all_that_comes_in(num_peers: int) -> None:
 @given(st.lists(st.booleans(), max_size=40))
 def test_a_sender_that_found_no_free_slot_is_rung_although_its_chunks_did_not_ask(puts: list[bool]) -> None:
     """Both ends of a channel in this process, which put and take in any order."""
-    layout = Layout(1)
+    layout = ChannelLayout(1)
     sender, receiver = (torch.zeros(layout.segment_bytes, dtype=torch.uint8) for _ in range(2))
     layout.initialize(sender)
     layout.initialize(receiver)

@@ -151,7 +151,7 @@ def _open_again_and_again() -> list[int]:
             maps = Path("/proc/self/maps").read_text().count("memfd:lockstep")
             found.append((len(os.listdir("/proc/self/fd")), maps))
             board.meet(b"")
-            board.part()
+            board.closing_barrier()
         return [found[-1][0] - found[0][0], found[-1][1] - found[1][1]]
 
 

@@ -8,7 +8,7 @@ from itertools import combinations, permutations
 import pytest
 import torch
 
-from lockstep.wire.cuda.watch import Lookout
+from lockstep.wire.cuda.gpu import GpuWatchdog
 from lockstep.wire.shared.neighbours import ENDED, Neighbours
 
 ORDERS = list(permutations(range(4)))
@@ -56,7 +56,7 @@ def test_whom_another_lets_go_names_the_one_it_accuses_before_anybody_has_hung_u
     workers: list[Neighbours], order: tuple[int, ...]
 ) -> None:
     rank, faster, silent, _ = order
-    with closing(Lookout(workers[rank], lambda: None, list)) as lookout:
+    with closing(GpuWatchdog(workers[rank], lambda: None, list)) as watchdog:
         assert workers[faster].blame(silent, "it has been silent").rank == silent
-        assert lookout.verdict().rank == silent
+        assert watchdog.verdict().rank == silent
         workers[rank].close()

@@ -18,17 +18,15 @@ from lockstep.lanes import Assignment, reduction
 from lockstep.settings.environment import find_place
 from lockstep.wire.cuda.nccl import NcclGroup
 from lockstep.wire.exchange import exchange
-from lockstep.wire.mpi import Mpi
-from lockstep.wire.network.gloo import Gloo
-from lockstep.wire.network.native import Handover
-from lockstep.wire.network.process_group import tells_of_loss
+from lockstep.wire.network.gloo import GlooTransport, tells_of_loss
+from lockstep.wire.network.native import NativeAllReduce
 from lockstep.wire.schedules.executor import Executor
 from lockstep.world import World
 
 
-def open_gloo() -> Gloo:
+def open_gloo() -> GlooTransport:
     place = find_place(os.environ)
-    return Gloo(place.world, open_store(place, 20.0), 20.0)
+    return GlooTransport(place.world, open_store(place, 20.0), 20.0)
 
 
 def _hand_over(lanes_of: list[list[int]], dtype: str, in_place: bool) -> list[Any]:
@@ -41,7 +39,7 @@ def _hand_over(lanes_of: list[list[int]], dtype: str, in_place: bool) -> list[An
         exact = torch.empty(1003, dtype=getattr(torch, dtype))
         Executor(transport).reduce(whole, [root.clone() for root in roots], exact)
         total = roots[0] if in_place and roots else torch.full_like(exact, torch.nan)
-        Handover(transport).reduce(whole, roots, total)
+        NativeAllReduce(transport).reduce(whole, roots, total)
         return [float((total - exact).abs().max()), torch.view_as_real(total + 0j).tolist()]
 
 
@@ -62,8 +60,8 @@ def _hand_over_nothing() -> list[float]:
     with closing(open_gloo()) as transport:
         nothing, something = torch.empty(0), torch.ones(1)
         whole = reduction(Assignment.even(2, 2), (0, 1))
-        Handover(transport).reduce(whole, [nothing], nothing)
-        Handover(transport).reduce(whole, [something], something)
+        NativeAllReduce(transport).reduce(whole, [nothing], nothing)
+        NativeAllReduce(transport).reduce(whole, [something], something)
         return list(something.tolist())
 
 
@@ -74,7 +72,7 @@ def test_an_empty_bucket_is_handed_over_without_a_word() -> None:
 def _hand_over_bools() -> None:
     with closing(open_gloo()) as transport:
         flags = torch.tensor([True])
-        Handover(transport).reduce(reduction(Assignment.even(2, 2), (0, 1)), [flags], flags)
+        NativeAllReduce(transport).reduce(reduction(Assignment.even(2, 2), (0, 1)), [flags], flags)
 
 
 def test_a_dtype_that_backends_add_wrongly_is_refused() -> None:
@@ -87,11 +85,11 @@ def _lose_a_peer_in_a_handover() -> list[Any]:
     with closing(open_gloo()) as transport:
         whole = reduction(Assignment.even(3, 3), (0, 1, 2))
         root = torch.ones(100_000)
-        Handover(transport).reduce(whole, [root], root)
+        NativeAllReduce(transport).reduce(whole, [root], root)
         if transport.world.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         with pytest.raises(PeerGone) as gone:
-            Handover(transport).reduce(whole, [root], root)
+            NativeAllReduce(transport).reduce(whole, [root], root)
         return [gone.value.rank]
 
 
@@ -224,9 +222,3 @@ def test_nccl_that_torch_does_not_have_is_told() -> None:
 def test_nccl_without_a_gpu_is_told() -> None:
     with pytest.raises(BadEnvironment, match="needs a GPU"):
         NcclGroup(World(), dist.HashStore(), 5.0, torch.device("cuda", 0))
-
-
-@pytest.mark.skipif(dist.is_mpi_available(), reason="this torch has MPI")
-def test_mpi_that_torch_does_not_have_is_told() -> None:
-    with pytest.raises(BadEnvironment, match="built without MPI"):
-        Mpi(World(), dist.HashStore(), 5.0)

@@ -15,10 +15,9 @@ from lockstep.elastic.rendezvous import open_store
 from lockstep.errors import PeerGone
 from lockstep.lanes import Assignment, Root, reduction
 from lockstep.settings.environment import find_place, process_environment
-from lockstep.wire.cuda.gpu import Gpu
-from lockstep.wire.cuda.slices import BySlices
-from lockstep.wire.cuda.watch import Waiting
-from lockstep.wire.network.gloo import Gloo
+from lockstep.wire.cuda.gpu import Gpu, GpuWait
+from lockstep.wire.cuda.nccl import SliceReducer
+from lockstep.wire.network.gloo import GlooTransport
 from lockstep.wire.schedules.executor import Executor
 from lockstep.world import World
 
@@ -31,7 +30,7 @@ class GlooGroup:
 
     gpu: Gpu = PlayedGpu(CPU)
 
-    def __init__(self, transport: Gloo) -> None:
+    def __init__(self, transport: GlooTransport) -> None:
         self.world: World = transport.world
         self._group: Any = transport._group
 
@@ -56,10 +55,10 @@ def _in_bytes(like: torch.Tensor, sizes: list[int]) -> list[int]:
     return [size * like.element_size() for size in sizes]
 
 
-def opened(exact: bool) -> tuple[Gloo, BySlices]:
+def opened(exact: bool) -> tuple[GlooTransport, SliceReducer]:
     place = find_place(process_environment())
-    transport = Gloo(place.world, open_store(place, 20.0), 20.0)
-    return transport, BySlices(GlooGroup(transport), Waiting(lambda: None), Executor(transport), exact=exact)
+    transport = GlooTransport(place.world, open_store(place, 20.0), 20.0)
+    return transport, SliceReducer(GlooGroup(transport), GpuWait(lambda: None), Executor(transport), exact=exact)
 
 
 def wrong_sums(lanes: list[int], present: list[int] | None = None) -> list[str]:
@@ -81,7 +80,7 @@ def wrong_sums(lanes: list[int], present: list[int] | None = None) -> list[str]:
                             mine = [reducer.allocate(size, dtype, CPU).copy_(root) for root in mine]
                         total = mine[0] if mine else torch.empty(size, dtype=dtype)
                         reducer.reduce(whole, mine, total)
-                        reducer.part()
+                        reducer.synchronize()
                         if not torch.equal(total, wanted):
                             wrong.append(f"{num_lanes} lanes, {dtype}, {size} elements, {made_here}")
     return wrong
@@ -114,7 +113,7 @@ def test_without_exact_the_groups_own_sum_is_taken() -> None:
     assert on_workers(3, handed_over) == [True, True, True]
 
 
-def test_what_is_on_another_device_goes_otherwise() -> None:
+def test_what_is_on_another_device_goes_to_the_cpu_reducer() -> None:
     class Noted(Executor):
         def __init__(self) -> None:
             self.reduced = 0
@@ -128,16 +127,16 @@ def test_what_is_on_another_device_goes_otherwise() -> None:
         def __init__(self) -> None:
             self.world = World()
 
-    otherwise = Noted()
+    cpu_reducer = Noted()
     whole = reduction(Assignment.even(1, 1), (0,))
     value = torch.ones(3)
-    BySlices(OnMeta(), Waiting(lambda: None), otherwise).reduce(whole, [value], value)
-    assert otherwise.reduced == 1
+    SliceReducer(OnMeta(), GpuWait(lambda: None), cpu_reducer).reduce(whole, [value], value)
+    assert cpu_reducer.reduced == 1
 
 
 def test_who_waits_for_its_gpu_is_told_who_is_gone() -> None:
     freed = []
-    waiting = Waiting(lambda: freed.append(True))
+    waiting = GpuWait(lambda: freed.append(True))
     waiting.wait(Done())
     waiting.fail(PeerGone(2, "its process has ended"))
     waiting.fail(PeerGone(1, "later"))

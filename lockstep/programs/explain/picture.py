@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lockstep.programs import svg
-from lockstep.programs.explain.story import EXAMPLE_BYTES, Message, Story, spans
+from lockstep.programs.explain.story import EXAMPLE_BYTES, RoundMessage, Story, spans
 
 INK, PALE, FRAME, BAND = "#1f2933", "#7b8794", "#c3cad3", "#f1f4f8"
 MARGIN_LEFT, MARGIN_RIGHT, MARGIN_BOTTOM = 96, 28, 92
@@ -127,7 +127,7 @@ def _all_messages(story: Story, sheet: Sheet) -> Iterator[str]:
                 yield from _label(message, sheet, row)
 
 
-def _arrow(message: Message, sheet: Sheet, row: int) -> Iterator[str]:
+def _arrow(message: RoundMessage, sheet: Sheet, row: int) -> Iterator[str]:
     """From the sender before the round to the receiver after it; dashed if the value is copied, not added."""
     start, end = _ends(message, sheet, row)
     color = _message_color(message, sheet)
@@ -136,7 +136,7 @@ def _arrow(message: Message, sheet: Sheet, row: int) -> Iterator[str]:
     yield svg.arrow_head(start, end, color)
 
 
-def _label(message: Message, sheet: Sheet, row: int) -> Iterator[str]:
+def _label(message: RoundMessage, sheet: Sheet, row: int) -> Iterator[str]:
     """The parts, on a white ground, near the sender; higher on arrows to the left, so that two rarely meet."""
     (x1, y1), (x2, y2) = _ends(message, sheet, row)
     along = 0.38 if message.target > message.source else 0.2
@@ -148,7 +148,7 @@ def _label(message: Message, sheet: Sheet, row: int) -> Iterator[str]:
     yield svg.text(x, y + 3, words, text_anchor="middle", font_size=10, font_weight="bold", fill=color)
 
 
-def _ends(message: Message, sheet: Sheet, row: int) -> tuple[svg.Point, svg.Point]:
+def _ends(message: RoundMessage, sheet: Sheet, row: int) -> tuple[svg.Point, svg.Point]:
     """Leaves and arrives on the side of the box that faces the other worker."""
     side = sheet.box_width / 4 * (1 if message.target > message.source else -1)
     start = (sheet.middle(message.source) + side, sheet.top(row) + BOX_HEIGHT + 2)
@@ -156,12 +156,12 @@ def _ends(message: Message, sheet: Sheet, row: int) -> tuple[svg.Point, svg.Poin
     return start, end
 
 
-def _message_color(message: Message, sheet: Sheet) -> str:
+def _message_color(message: RoundMessage, sheet: Sheet) -> str:
     return _color(message.parts[0], sheet.num_parts) if len(message.parts) == 1 else "#52606d"
 
 
 def _color(part: int, num_parts: int) -> str:
-    """Colours around the circle, dark enough to read; many parts share one, which could not be told apart."""
+    """Colours around the circle, dark enough to read; many parts share one, which could not be distinguished."""
     if num_parts > MOST_COLORS or num_parts == 1:
         return "#2563a8"
     hue = (210 / 360 + part / num_parts) % 1

@@ -4,8 +4,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.programs.explain.story import EXAMPLE_BYTES, Message, Scene, Story, spans
-from lockstep.wire.schedules.catalogue import CATALOGUE
+from lockstep.programs.explain.schedules.catalogue import CATALOGUE
+from lockstep.programs.explain.story import EXAMPLE_BYTES, RoundMessage, Scene, Story, spans
 
 MOST_CELLS = 16
 MOST_MESSAGES = 4
@@ -50,7 +50,7 @@ def _rows(story: Story, title: str, scene: Scene | None, held: tuple[tuple[int, 
     return table
 
 
-def _sent(story: Story, messages: list[Message]) -> Text:
+def _sent(story: Story, messages: list[RoundMessage]) -> Text:
     """Arrows to the first few targets, and how many more there are."""
     words = Text()
     for message in messages[:MOST_MESSAGES]:
@@ -62,7 +62,7 @@ def _sent(story: Story, messages: list[Message]) -> Text:
     return words or Text("·", style="dim")
 
 
-def _what(story: Story, message: Message) -> str:
+def _what(story: Story, message: RoundMessage) -> str:
     """Which parts of what, and what becomes of them."""
     parts = "all" if len(message.parts) == story.schedule.num_parts else f"part {spans(message.parts)}"
     roots = f" of {message.num_roots} roots" if message.num_roots > 1 else ""
@@ -100,7 +100,7 @@ def _summary(story: Story) -> list[str]:
     lines = [
         f"Rounds: {story.proof.rounds}. The busiest worker sends {share:.2f} MiB of a 1 MiB message.",
         f"Cost: {story.algorithm.cost}",
-        f"      {legend(story.algorithm.cost)}",
+        f"      {legend(str(story.algorithm.cost))}",
         *brackets(story),
         "(+) is added up by the target, the rest is copied." if story.brackets else "",
         f"Others: {', '.join(name for name in CATALOGUE[story.schedule.collective] if name != story.name)}.",

@@ -1,19 +1,21 @@
-"""A schedule told round by round: who sends what to whom, and how much of every part each worker then holds."""
+"""A schedule round by round, also as JSON: who sends what to whom, and what every worker then holds."""
 
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
-from lockstep.programs.explain.question import Question
-from lockstep.wire.schedules import Hosts, Round, Schedule
-from lockstep.wire.schedules.catalogue import Algorithm
-from lockstep.wire.schedules.proof import Proof, prove
-from lockstep.wire.schedules.rehearsal import Rehearsal
+from lockstep.lanes import Branch, Root, Tree
+from lockstep.programs.explain.proof import Proof, SymbolicExecution, prove
+from lockstep.programs.explain.request import ExplainRequest
+from lockstep.programs.explain.schedules.catalogue import Algorithm
+from lockstep.wire.network.hosts import Hosts
+from lockstep.wire.schedules import AddPart, Schedule, ScheduleRound, SendPart
 
 EXAMPLE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Message:
+class RoundMessage:
     """All that one worker sends to another in a round."""
 
     source: int
@@ -32,8 +34,8 @@ class Message:
 class Scene:
     """One round, and how many contributions each worker then holds: `held[worker][part]`."""
 
-    moves: Round
-    messages: tuple[Message, ...]
+    moves: ScheduleRound
+    messages: tuple[RoundMessage, ...]
     held: tuple[tuple[int, ...], ...]
 
 
@@ -52,23 +54,23 @@ class Story:
     hosts: Hosts | None
 
 
-def tell(question: Question) -> Story:
-    """Proves the schedule that the question asks for, and plays it."""
-    algorithm, setting = question.settle()
+def make_story(request: ExplainRequest) -> Story:
+    """The story of the schedule that is asked for, which has been proved."""
+    algorithm, setting = request.resolve()
     schedule = algorithm.schedule(setting)
     proof = prove(schedule)
-    rehearsal = Rehearsal(schedule)
-    at_first = _held(rehearsal)
-    scenes = tuple(_scene(rehearsal, moves) for moves in schedule.rounds)
+    execution = SymbolicExecution(schedule)
+    at_first = _held(execution)
+    scenes = tuple(_scene(execution, moves) for moves in schedule.rounds)
     return Story(
-        name=question.name,
+        name=request.name,
         algorithm=algorithm,
         schedule=schedule,
         proof=proof,
         whole=_whole(schedule),
         at_first=at_first,
         scenes=scenes,
-        brackets=str(rehearsal.running[0][0]) if "reduce" in schedule.collective else None,
+        brackets=str(execution.running[0][0]) if "reduce" in schedule.collective else None,
         hosts=setting.hosts if "hosts" in algorithm.parameters else None,
     )
 
@@ -79,17 +81,17 @@ def spans(parts: tuple[int, ...]) -> str:
     return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-def _scene(rehearsal: Rehearsal, moves: Round) -> Scene:
-    rehearsal.play(moves)
-    return Scene(moves, _messages(moves), _held(rehearsal))
+def _scene(execution: SymbolicExecution, moves: ScheduleRound) -> Scene:
+    execution.play(moves)
+    return Scene(moves, _messages(moves), _held(execution))
 
 
-def _messages(moves: Round) -> tuple[Message, ...]:
+def _messages(moves: ScheduleRound) -> tuple[RoundMessage, ...]:
     between: dict[tuple[int, int], list[tuple[int, bool, bool]]] = {}
     for send in moves.sends:
         between.setdefault((send.source, send.target), []).append((send.part, send.adds, send.root is not None))
     return tuple(
-        Message(
+        RoundMessage(
             source,
             target,
             parts=(parts := tuple(sorted({part for part, _, _ in sent}))),
@@ -100,15 +102,15 @@ def _messages(moves: Round) -> tuple[Message, ...]:
     )
 
 
-def _held(rehearsal: Rehearsal) -> tuple[tuple[int, ...], ...]:
+def _held(execution: SymbolicExecution) -> tuple[tuple[int, ...], ...]:
     """How many contributions each worker holds of each part: in its running value or, without one, in its roots."""
-    roots: list[dict[int, int]] = [{} for _ in rehearsal.roots]
-    for known, held in zip(roots, rehearsal.roots, strict=True):
+    roots: list[dict[int, int]] = [{} for _ in execution.roots]
+    for known, held in zip(roots, execution.roots, strict=True):
         for (_, part), symbol in held.items():
             known[part] = known.get(part, 0) | symbol.members
     return tuple(
         tuple((value.members if value else known.get(part, 0)).bit_count() for part, value in enumerate(running))
-        for running, known in zip(rehearsal.running, roots, strict=True)
+        for running, known in zip(execution.running, roots, strict=True)
     )
 
 
@@ -116,3 +118,52 @@ def _whole(schedule: Schedule) -> int:
     if schedule.reduction is not None:
         return sum(len(fold.lanes) for fold in schedule.reduction.folds)
     return schedule.num_workers if "reduce" in schedule.collective else 1
+
+
+# -- as JSON -------------------------------------------------------------------------------------------------
+
+
+def as_json(story: Story) -> dict[str, Any]:
+    """Everything that the terminal shows, with every single move."""
+    return {
+        "collective": story.schedule.collective,
+        "algorithm": story.name,
+        "summary": story.algorithm.summary,
+        "workers": story.schedule.num_workers,
+        "parts": story.schedule.num_parts,
+        "exact": story.algorithm.exact,
+        "brackets": story.brackets,
+        "contributions": story.whole,
+        "cost": str(story.algorithm.cost),
+        "num_rounds": story.proof.rounds,
+        "parts_sent_by": list(story.proof.parts_sent_by),
+        "most_bytes_sent": story.proof.most_bytes_sent(EXAMPLE_BYTES),
+        "of_bytes": EXAMPLE_BYTES,
+        "held_at_first": story.at_first,
+        "rounds": [_round(scene) for scene in story.scenes],
+    }
+
+
+def _round(scene: Scene) -> dict[str, Any]:
+    return {
+        "sends": [_send(send) for send in scene.moves.sends],
+        "adds": [_add(add) for add in scene.moves.adds],
+        "held": scene.held,
+    }
+
+
+def _send(send: SendPart) -> dict[str, Any]:
+    move = {"source": send.source, "target": send.target, "part": send.part, "adds": send.adds}
+    return move | {"root": None if send.root is None else _tree(send.root)}
+
+
+def _add(add: AddPart) -> dict[str, Any]:
+    move = {"worker": add.worker, "part": add.part, "tree": _tree(add.tree)}
+    return move | {"root": None if add.root is None else _tree(add.root)}
+
+
+def _tree(tree: Tree) -> str:
+    """Root i of worker w is written w.i."""
+    if isinstance(tree, Branch):
+        return f"({_tree(tree.left)}+{_tree(tree.right)})"
+    return f"{tree.rank}.{tree.index}" if isinstance(tree, Root) else str(tree)

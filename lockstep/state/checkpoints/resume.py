@@ -22,7 +22,7 @@ from lockstep.state.checkpoints.saver import AutomaticSaver, Checkpoints, Saving
 from lockstep.state.run_state import RunState, check, told_elsewhere
 from lockstep.state.snapshot import Snapshot
 from lockstep.state.transfer import receive_snapshot, send_snapshot
-from lockstep.wire import Agreement, Plan, Wire
+from lockstep.wire import Agreement, Proposal, Wire
 from lockstep.wire.exchange import exchange_texts
 from lockstep.wire.transport import SNAPSHOT, Transport
 
@@ -45,7 +45,7 @@ def begin(
     Nothing is touched unless the checkpoint is good and fits. A state that cannot be saved is refused now, not when
     the first checkpoint is due. `at_moment` and `asked_for` are those of `AutomaticSaver`.
     """
-    Agreement(wire.transport, Plan({"operation": "run.checkpoints", **plan.facts})).check()
+    Agreement(wire.transport, Proposal({"operation": "run.checkpoints", **plan.facts})).check()
     parts.capture()
     chosen = obtain(plan, wire.transport, worker.say)
     if chosen is not None:
@@ -137,12 +137,12 @@ def restore(run: RunState, path: Path, settings: Settings, wire: Wire) -> str:
 
     Gives what `told_elsewhere` says of it.
     """
-    Agreement(wire.transport, Plan({"operation": "run.resume", "path": path})).check()
+    Agreement(wire.transport, Proposal({"operation": "run.resume", "path": path})).check()
     snapshot = read_state(path)
     state = snapshot.state
     Agreement(
         wire.transport,
-        Plan({"operation": "run.resume", "checkpoint": state["step"], "epoch": state["epoch"]}),
+        Proposal({"operation": "run.resume", "checkpoint": state["step"], "epoch": state["epoch"]}),
     ).check()
     check(run, snapshot, path, settings)
     run.install(snapshot)

@@ -1,14 +1,14 @@
 """Counters by which streams of several processes wait for each other, without their hosts.
 
 # Note [Waiting on the GPU]
-# Each worker has two counters in the host's shared memory, which every GPU sees: how often it has come with its roots,
-# and how often it has done its slice. A stream writes its own counter when it gets there, and waits until those of all
-# peers have got there too; hosts put these operations into their streams and go on. Streams that wait take nothing from
-# others on the same GPU. As the counters are in host memory, a host can see how far everybody's GPU is. When a worker
-# has died its counters stand still for ever, and so would every stream that waits for them: the host that notices
-# writes a number that nobody will reach, and all go on, with sums that nobody will use. A flag beside the counters says
-# that this has happened: streams that still run may write their counters once more. For the same reason whoever lets
-# go does so again and again, until the wire is closed.
+# Each worker has two counters in the host's shared memory, which every GPU sees: how often it has arrived with its
+# roots, and how often it has done its slice. A stream writes its own counter then, and waits until those of all peers
+# have got there too; hosts put these operations into their streams and go on. Streams that wait take nothing from
+# others on the same GPU. As the counters are in host memory, a host can see how far every worker's GPU is. When a
+# worker has died its counters stand still for ever, and so would every stream that waits for them: the host that
+# notices writes a number that no round will reach, and all go on, with sums that are not used. A flag beside the
+# counters says that this has happened: streams that still run may write their counters once more. For the same reason
+# the host that lets them go does so again and again, until the wire is closed.
 """
 
 import ctypes
@@ -18,17 +18,17 @@ import torch
 
 from lockstep.wire.cuda import driver
 from lockstep.wire.cuda.driver import StreamOperation
-from lockstep.wire.shared.memory import Memory
+from lockstep.wire.shared.memory import HostMemory
 
 SPACING_BYTES = 128
 PAGE_BYTES = 64 * 1024
 FREE = 1 << 30
-"""Added to a counter so that nobody waits for it any more; comparisons wrap around at twice that."""
+"""Added to a counter so that no stream waits for it any more; comparisons wrap around at twice that."""
 
-CAME, DONE = 0, 1
+ARRIVED, DONE = 0, 1
 
 
-class Counters:
+class StreamCounters:
     """The counters of all workers of one host, by rank. One owner, who calls `close`."""
 
     def __init__(self, page: torch.Tensor, members: Sequence[int], rank: int, device: torch.device) -> None:
@@ -37,42 +37,42 @@ class Counters:
         self._numbers = page.view(torch.int32)
         with driver.on(device):
             start = driver.register(page.data_ptr(), page.nbytes)
-        self._batches = [self._batch(start, which) for which in (CAME, DONE)]
+        self._batches = [self._batch(start, which) for which in (ARRIVED, DONE)]
         self._closed = False
 
     def begin(self) -> None:
-        """The next round: all that `come` and `part` say from now on is of it."""
+        """The next round: `await_arrivals` and `await_done` are of it from now on."""
         self._round += 1
 
-    def come(self, stream: int) -> None:
-        """What follows in the stream runs when all workers' streams have come to this round."""
-        self._put(CAME, stream)
+    def await_arrivals(self, stream: int) -> None:
+        """What follows in the stream runs when all workers' streams have arrived at this round."""
+        self._put(ARRIVED, stream)
 
-    def part(self, stream: int) -> None:
+    def await_done(self, stream: int) -> None:
         """What follows in the stream runs when all workers' streams have done this round."""
         self._put(DONE, stream)
 
     def behind(self) -> list[int]:
-        """The peers for whom this worker's stream waits: those who have not come, or else who have not done the round.
+        """The peers for whom this worker's stream waits: those who have not arrived, or else have not done the round.
 
-        Who has not done it may himself wait for one who has not come.
+        A worker that has not done it may itself wait for one that has not arrived.
         """
-        for which in (CAME, DONE):
+        for which in (ARRIVED, DONE):
             late = [rank for rank in self._members if rank != self._rank and self._ahead(rank, which) < 0]
             if late:
                 return late
         return []
 
     def release(self) -> None:
-        """Nobody waits any more, here or in other processes. See Note [Waiting on the GPU]."""
+        """No stream waits any more, here or in other processes. See Note [Waiting on the GPU]."""
         self._numbers[self._flag] = 1
         for rank in self._members:
-            for which in (CAME, DONE):
+            for which in (ARRIVED, DONE):
                 self._numbers[self._place(rank, which)] = ctypes.c_int32(self._round + FREE).value
 
     @property
     def released(self) -> bool:
-        """Whether somebody, here or in another process, has let all go: sums since then are worth nothing."""
+        """Whether a worker, this one or another, has let all streams go: sums since then are worth nothing."""
         return bool(self._numbers[self._flag])
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class Counters:
         return (2 * self._members.index(rank) + which) * SPACING_BYTES // 4
 
 
-def open_counters(memory: Memory, device: torch.device) -> Counters:
+def open_counters(memory: HostMemory, device: torch.device) -> StreamCounters:
     """Collective. New counters: made by the lowest rank, known to all when this returns."""
     neighbours = memory.neighbours
     first = neighbours.members[0]
@@ -117,4 +117,4 @@ def open_counters(memory: Memory, device: torch.device) -> Counters:
         memory.reveal([page])
     else:
         page = memory.next_of(first)
-    return Counters(page, neighbours.members, neighbours.rank, device)
+    return StreamCounters(page, neighbours.members, neighbours.rank, device)

@@ -38,7 +38,7 @@ class StreamOperation(ctypes.Structure):
 
     @classmethod
     def write(cls, address: int) -> "StreamOperation":
-        """Everything before it in the stream is visible to whoever sees the number."""
+        """Everything before it in the stream is visible to every worker that sees the number."""
         return cls(_WRITE_VALUE, address, 0, 0, 0, 0)
 
     @classmethod
@@ -61,6 +61,16 @@ def allocate(num_bytes: int) -> int:
 
 def free(address: int) -> None:
     _check(_driver().cuMemFree_v2(ctypes.c_uint64(address)), "freeing memory")
+
+
+def copy(target: int, source: int, num_bytes: int, stream: int) -> None:
+    """Puts a copy between two addresses on GPUs into the stream. Returns at once."""
+    _check(
+        _driver().cuMemcpyDtoDAsync_v2(
+            ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(num_bytes), ctypes.c_void_p(stream)
+        ),
+        f"copying {num_bytes} bytes",
+    )
 
 
 def handle_of(address: int) -> bytes:

@@ -3,18 +3,19 @@
 # Note [Direct slices on GPUs]
 # As in shared memory (wire/shared/reducer.py), with streams in the place of workers: the stream comes, waits until all
 # have, adds its slice over all roots in tree order, writes it to every worker's place, and goes on when all have done
-# theirs. Which memory that is, workers tell each other when they first reduce it; from then on a reduction is three
+# theirs. Which memory that is, workers exchange when they first reduce it; from then on a reduction is three
 # things put into a stream, and no host waits for another. Workers may share a GPU, or have one each with peer access.
+# An all-gather is the same with copies of the peers' slices in the place of the addition.
 
 # Note [What may be remembered]
-# Who remembers where a reduction's memory is asks nobody; who does not, asks everybody. So all must remember the same.
-# Buckets are laid out alike on all workers, and each is given memory once: a reduction of memory from `allocate` is new
-# to all or to none. Other tensors pass through memory that grows as needed, on each worker in its own way: their
-# places are told each time.
+# A worker that remembers where a reduction's memory is asks no other; one that does not, asks all. So all must remember
+# the same. Buckets are laid out alike on all workers, and each is given memory once: a reduction of memory from
+# `allocate` is new to all or to none. Other tensors pass through memory that grows as needed, on each worker in its own
+# way: their places are exchanged each time.
 
 # Note [Closing while others launch]
 # When a worker is lost, the wire is closed while its thread may still put reductions into the stream. Work on memory
-# that is not open any more would break the process's whole use of the GPU. So whoever closes first lets all waits go,
+# that is not open any more would break the process's whole use of the GPU. So `close` first lets all waits go,
 # then waits for the reduction that is being launched, and for the GPU; what comes later is refused. A peer's stream may
 # write its counter after it was let go, and the peer then die or be stopped: so waits are let go again and again until
 # the GPU is done. Memory that other tensors passed through stays as long as this object: peers may have it open still.
@@ -22,35 +23,36 @@
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from lockstep.errors import Disagreement, PeerGone
 from lockstep.lanes import Reduction, Root
-from lockstep.wire.cuda.counters import Counters
-from lockstep.wire.cuda.gpu import Gpu, refuse_another_gpu
+from lockstep.wire.cuda import driver
+from lockstep.wire.cuda.counters import StreamCounters
+from lockstep.wire.cuda.gpu import FREE_AGAIN_S, Event, Gpu, GpuWatchdog, refuse_another_gpu
 from lockstep.wire.cuda.kernels import Slice, Work, aligned_slices, summation
 from lockstep.wire.cuda.memory import DeviceMemory
-from lockstep.wire.cuda.watch import FREE_AGAIN_S, Event, Lookout
 from lockstep.wire.exchange import exchange_texts
-from lockstep.wire.reducer import Reducer
+from lockstep.wire.reducer import Reducer, Slices, check_slices
 from lockstep.wire.transport import DATA, Transport
 
 
-class GpuMemory(Reducer):
-    """A Reducer for CUDA tensors of the workers of one host. What is on the CPU goes `otherwise`.
+class GpuMemoryReducer(Reducer):
+    """A Reducer for CUDA tensors of the workers of one host. What is on the CPU is for the `cpu_reducer`.
 
-    `transport` carries the small talk of Note [What may be remembered]; the `lookout` wakes this worker when it waits
+    `transport` carries the messages of Note [What may be remembered]; the `watchdog` wakes this worker when it waits
     for its GPU and a peer is gone.
     """
 
     def __init__(
-        self, gpu: Gpu, counters: Counters, transport: Transport, lookout: Lookout, otherwise: Reducer
+        self, gpu: Gpu, counters: StreamCounters, transport: Transport, watchdog: GpuWatchdog, cpu_reducer: Reducer
     ) -> None:
-        self._gpu, self._counters, self._transport, self._lookout = gpu, counters, transport, lookout
+        self._gpu, self._counters, self._transport, self._watchdog = gpu, counters, transport, watchdog
         self._memory = DeviceMemory(gpu.device)
-        self._otherwise = otherwise
+        self._cpu_reducer = cpu_reducer
         self._works: dict[tuple[object, ...], Work] = {}
         self._staged: dict[tuple[torch.dtype, int], torch.Tensor] = {}
         self._last: Event | None = None
@@ -59,7 +61,7 @@ class GpuMemory(Reducer):
 
     def allocate(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         if device.type != self._memory.device.type or num_elements == 0:
-            return self._otherwise.allocate(num_elements, dtype, device)
+            return self._cpu_reducer.allocate(num_elements, dtype, device)
         refuse_another_gpu(device, self._memory.device)
         return self._memory.allocate(num_elements * dtype.itemsize).view(dtype)
 
@@ -68,40 +70,56 @@ class GpuMemory(Reducer):
             self._works.clear()
             self._memory.release(tensor)
         else:
-            self._otherwise.release(tensor)
+            self._cpu_reducer.release(tensor)
 
     def reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        """Collective. Puts the sum into the current stream. See Note [Direct slices on GPUs]."""
-        if total.device.type != self._memory.device.type:
-            self._otherwise.reduce(reduction, roots, total)
-        elif total.numel() > 0:
-            self._reduce(reduction, roots, total)
+        """Collective. Puts the sum into the current stream. See Note [Direct slices on GPUs].
 
-    def reduce_and_stay(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+        A reduce-scatter does the whole of it: the kernel adds slices that begin at multiples of 16 bytes only.
+        """
         if total.device.type != self._memory.device.type:
-            self._otherwise.reduce_and_stay(reduction, roots, total)
+            self._cpu_reducer.reduce(reduction, roots, total)
+        elif total.numel() > 0:
+            with self._while_open():
+                self._launch(reduction, roots, total)
+
+    def reduce_unclosed(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+        if total.device.type != self._memory.device.type:
+            self._cpu_reducer.reduce_unclosed(reduction, roots, total)
         else:
             self.reduce(reduction, roots, total)
 
-    def part(self) -> bool:
-        """Waits until this worker's GPU has done its part of all reductions; asks nobody."""
+    def all_gather(self, total: torch.Tensor, slices: Slices) -> None:
+        """Collective. Puts copies of the peers' slices into the current stream."""
+        check_slices(slices, total.numel(), self._transport.world.size)
+        if total.device.type != self._memory.device.type:
+            self._cpu_reducer.all_gather(total, slices)
+        elif total.numel() > 0:
+            with self._while_open():
+                self._launch_copies(total, tuple(slices))
+
+    def closing_barrier(self) -> bool:
+        """Waits for this worker's GPU, then closes what the CPU's reducer may have left open."""
+        self.synchronize()
+        return self._cpu_reducer.closing_barrier()
+
+    def synchronize(self) -> None:
         if self._last is not None:
             last, self._last = self._last, None
-            self._lookout.wait(last)
+            self._watchdog.wait(last)
             if self._counters.released:  # by another worker, which was faster to notice a death
-                raise self._lookout.verdict()
-        return self._otherwise.part()
+                raise self._watchdog.verdict()
 
     def awaited(self) -> list[int]:
-        is_waiting = not self._closed and self._lookout.has_waited_s() > 0
-        return self._counters.behind() if is_waiting else self._otherwise.awaited()
+        is_waiting = not self._closed and self._watchdog.has_waited_s() > 0
+        return self._counters.behind() if is_waiting else self._cpu_reducer.awaited()
 
     def close(self) -> None:
         """See Note [Closing while others launch]."""
-        self._otherwise.close()  # hangs up: the lookout wakes, and exchanges end
+        self._cpu_reducer.close()  # hangs up: the watchdog wakes, and exchanges end
         if not self._closed:
             self._closed = True
-            self._lookout.close()
+            self._watchdog.close()
             self._counters.release()
             with self._lock:
                 self._finish()
@@ -116,51 +134,64 @@ class GpuMemory(Reducer):
             finishing.join(FREE_AGAIN_S)
             self._counters.release()
 
-    def _reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+    @contextmanager
+    def _while_open(self) -> Iterator[None]:
+        """See Note [Closing while others launch]."""
         with self._lock:
             if self._closed:
                 raise PeerGone(self._transport.world.rank, "the connection was closed here")
-            self._launch(reduction, roots, total)
+            yield
 
     def _launch(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
         shared = [self._shared(root, slot, filled=True) for slot, root in enumerate(roots)]
         place = shared[0] if roots and roots[0] is total else self._shared(total, len(roots), filled=False)
-        work = self._work(reduction, shared, place, told_before=all(map(self._memory.is_own, (*roots, total))))
-        stream = self._gpu.stream()
-        self._counters.begin()
-        self._counters.come(stream)
-        work(stream)
-        self._counters.part(stream)
+        key = (reduction, place.dtype, place.numel(), place.data_ptr(), *(root.data_ptr() for root in shared))
+        work = self._works.get(key) if all(map(self._memory.is_own, (*roots, total))) else None
+        if work is None:  # see Note [What may be remembered]
+            addresses = self._exchange_addresses([*shared, place], place)
+            work = self._works[key] = _additions(reduction, addresses, place, self._transport.world.rank)
+        self._run(work)
         if place.data_ptr() != total.data_ptr():
             total.copy_(place)
         self._last = self._gpu.mark()
 
-    def _work(
-        self, reduction: Reduction, roots: Sequence[torch.Tensor], place: torch.Tensor, told_before: bool
-    ) -> Work:
-        """The additions of this worker's slice. See Note [What may be remembered]."""
-        key = (reduction, place.dtype, place.numel(), place.data_ptr(), *(root.data_ptr() for root in roots))
-        work = self._works.get(key) if told_before else None
-        if work is None:
-            work = self._works[key] = self._agreed(reduction, roots, place)
-        return work
+    def _launch_copies(self, total: torch.Tensor, slices: tuple[range, ...]) -> None:
+        shared, rank = self._shared(total, 0, filled=True), self._transport.world.rank
+        key = (slices, total.dtype, total.numel(), total.data_ptr())
+        work = self._works.get(key)
+        if work is None:  # see Note [What may be remembered]
+            work = _copies(self._exchange_addresses([shared], total, f" in slices {slices}"), total, slices, rank)
+            if self._memory.is_own(total):
+                self._works[key] = work
+        self._run(work)
+        self._last = self._gpu.mark()
 
-    def _agreed(self, reduction: Reduction, roots: Sequence[torch.Tensor], place: torch.Tensor) -> Work:
-        """Collective. Workers tell each other where their roots and places are."""
+    def _run(self, work: Work) -> None:
+        """Puts the work into the current stream, between the waits for all workers to arrive and to be done."""
+        stream = self._gpu.stream()
+        self._counters.begin()
+        self._counters.await_arrivals(stream)
+        work(stream)
+        self._counters.await_done(stream)
+
+    def _exchange_addresses(
+        self, tensors: Sequence[torch.Tensor], like: torch.Tensor, suffix: str = ""
+    ) -> dict[int, list[int]]:
+        """Collective. Where every worker's tensors are, by rank, as this worker's GPU sees them."""
         rank = self._transport.world.rank
-        fact = f"{place.numel()} elements of {str(place.dtype).removeprefix('torch.')}"
-        mine = {"fact": fact, "pieces": [self._memory.shown(tensor) for tensor in (*roots, place)]}
-        told = [json.loads(text) for text in exchange_texts(self._transport, json.dumps(mine), DATA)]
-        for other, theirs in enumerate(told):
+        fact = f"{like.numel()} elements of {str(like.dtype).removeprefix('torch.')}{suffix}"
+        mine = {"fact": fact, "pieces": [self._memory.shown(tensor) for tensor in tensors]}
+        records = [json.loads(text) for text in exchange_texts(self._transport, json.dumps(mine), DATA)]
+        for other, theirs in enumerate(records):
             if theirs["fact"] != fact:
                 raise Disagreement("the bucket to reduce", rank, fact, other, theirs["fact"])
         addresses = {
             member: [self._memory.opened(member, *piece) for piece in theirs["pieces"]]
-            for member, theirs in enumerate(told)
+            for member, theirs in enumerate(records)
             if member != rank
         }
-        addresses[rank] = [tensor.data_ptr() for tensor in (*roots, place)]
-        return _additions(reduction, addresses, place, rank)
+        addresses[rank] = [tensor.data_ptr() for tensor in tensors]
+        return addresses
 
     def _shared(self, tensor: torch.Tensor, slot: int, *, filled: bool) -> torch.Tensor:
         """The tensor itself if peers can open it, else its place in memory kept for that, `filled` or not."""
@@ -185,3 +216,19 @@ def _additions(reduction: Reduction, addresses: Mapping[int, Sequence[int]], pla
     members = sorted(addresses, key=lambda member: (member != rank, member))
     places = [addresses[member][-1] + skipped for member in members]
     return summation(reduction.tree, values, places, Slice(len(part), place.dtype, place.device))
+
+
+def _copies(addresses: Mapping[int, Sequence[int]], total: torch.Tensor, slices: Slices, rank: int) -> Work:
+    """Copies every peer's slice, out of the tensor that it shows, into `total`."""
+    size = total.element_size()
+    copies = [
+        (total.data_ptr() + part.start * size, addresses[member][0] + part.start * size, len(part) * size)
+        for member, part in enumerate(slices)
+        if member != rank and part
+    ]
+
+    def work(stream: int) -> None:
+        for target, source, num_bytes in copies:
+            driver.copy(target, source, num_bytes, stream)
+
+    return work

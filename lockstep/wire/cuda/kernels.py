@@ -17,7 +17,7 @@ import torch
 
 from lockstep.lanes import Branch, Root, Tree, leaves, renamed
 from lockstep.wire.cuda import compiler, driver
-from lockstep.wire.cuda.addresses import tensor_at
+from lockstep.wire.cuda.memory import tensor_at
 
 Work = Callable[[int], None]
 """Does the additions on a stream, given by its number; returns at once."""

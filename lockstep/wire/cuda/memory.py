@@ -2,17 +2,20 @@
 
 # Note [Memory is kept]
 # A process may not free GPU memory that another one has open. So what a bucket gives back is kept, and given to the
-# next one that fits in; peers have it open already then. It is freed when the wire is closed and nobody looks at
-# it here any more (`p.grad` may be a view of it).
+# next one that fits in; peers have it open already then. It is freed when the wire is closed and no tensor
+# views it any more (`p.grad` may).
 """
 
+import ctypes
+import weakref
+from collections.abc import Callable
 from functools import partial
 from itertools import count
+from typing import Any
 
 import torch
 
 from lockstep.wire.cuda import driver
-from lockstep.wire.cuda.addresses import tensor_at
 
 MOST_WASTE = 2
 """A kept piece is given to someone who needs at least one part in so many of it."""
@@ -75,3 +78,41 @@ def _free(device: torch.device, address: int) -> None:
     """In whatever thread the last tensor dies."""
     with driver.on(device):
         driver.free(address)
+
+
+# -- memory at an address as a tensor, without a copy --------------------------------------------------------------
+
+
+class _Piece:
+    """Memory of a GPU at an address, as torch takes it from others."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+def tensor_at(
+    address: int,
+    num_elements: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    at_last: Callable[[int], None] | None = None,
+) -> torch.Tensor:
+    """A flat tensor. The caller keeps the memory; or, once no tensor views it any more, `at_last` is given it."""
+    num_bytes = num_elements * dtype.itemsize
+    if num_bytes == 0:
+        return torch.empty(0, dtype=dtype, device=device)
+    there: Any
+    if device.type == "cpu":
+        there = (ctypes.c_char * num_bytes).from_address(address)
+        flat = torch.frombuffer(there, dtype=dtype)
+    else:
+        there = _Piece(address, num_bytes)
+        flat = torch.as_tensor(there, device=device).view(dtype)
+    if at_last is not None:
+        weakref.finalize(there, at_last, address).atexit = False
+    return flat

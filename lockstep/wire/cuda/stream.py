@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from lockstep.wire.sequence import Background, Job
+from lockstep.wire.reduction_queue import Job, ThreadQueue
 
 URGENT = -1
 """Before other streams of this process: sums are short, and others wait for them."""
 
 
 @dataclass
-class OnStreamLaunched:
+class StreamReduction:
     """A job whose work is in the wire's stream, or will be."""
 
     job: "Future[None]"
@@ -34,15 +34,15 @@ class OnStreamLaunched:
             torch.cuda.current_stream(self.device).wait_event(event)
 
 
-class OnStream:
+class StreamQueue:
     """A Sequence whose jobs put their work into one stream. See Note [Two streams]."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._background = Background()
+        self._background = ThreadQueue()
         self._stream = torch.cuda.Stream(device, priority=URGENT)
 
-    def submit(self, job: Job, after: Any = None) -> OnStreamLaunched:
+    def submit(self, job: Job, after: Any = None) -> StreamReduction:
         ready = torch.cuda.current_stream(self._device).record_event() if after is None else after
         done: list[torch.cuda.Event] = []
 
@@ -52,7 +52,7 @@ class OnStream:
                 job()
                 done.append(self._stream.record_event())
 
-        return OnStreamLaunched(self._background.submit(on_stream), self._device, done)
+        return StreamReduction(self._background.submit(on_stream), self._device, done)
 
     def fail(self, failure: BaseException) -> None:
         """All jobs, the one under way too, fail with this error. For a job that waits and cannot be woken."""

@@ -1,11 +1,11 @@
-"""Who was gone first, as all who are left tell it.
+"""Who was gone first, agreed by all who are left.
 
 # Note [The first to go]
-# A worker that loses a peer gives up and leaves, and whoever waits for that worker sees it leave: in a chain of waits
-# each would blame the innocent before it. So whoever notices that a peer is gone writes it into the store before it
-# gives up. The first entry stands, and everyone names that one. Worker 0, in whose process the store may live,
+# A worker that loses a peer gives up and leaves, and those who wait for that worker see it leave: in a chain of waits
+# each would blame the innocent before it. So a worker that notices that a peer is gone writes it into the store before
+# it gives up. The first entry stands, and all name that one. Worker 0, in whose process the store may live,
 # closes its connections and then stays until all others have read it, for at most LINGER_S. Workers that recover need
-# none of this: they knock at each other's doors. They are given no store, and each keeps what it noticed to itself.
+# none of this: they ask each other's endpoints. They are given no store, and each keeps what it noticed to itself.
 """
 
 import threading
@@ -30,7 +30,7 @@ class FirstGone:
 
     @property
     def known(self) -> bool:
-        """Whether somebody was noticed to be gone, as far as this worker knows."""
+        """Whether a worker was noticed to be gone, as far as this worker knows."""
         return self._name is not None
 
     def name(self, suspect: int) -> int | None:
@@ -39,25 +39,25 @@ class FirstGone:
             self._name = suspect  # the one before may have left because of this one
         elif self._name is None:
             # On a thread that may be left behind: a store on a host that vanished does not even refuse.
-            told = (self._store, suspect)
-            asking = threading.Thread(target=self._ask, args=told, name="lockstep-first-gone", daemon=True)
+            question = (self._store, suspect)
+            asking = threading.Thread(target=self._ask, args=question, name="lockstep-first-gone", daemon=True)
             asking.start()
             asking.join(ANSWER_S)
         return self._name
 
     def linger(self) -> None:
-        """See Note [The first to go]. Returns at once where nobody is gone."""
+        """See Note [The first to go]. Returns at once where no worker is gone."""
         if self._world.rank != 0 or self._name is None or self._store is None:
             return
-        others = [_heard(peer) for peer in self._world.peers if peer != self._name]
+        others = [_read_by(peer) for peer in self._world.peers if peer != self._name]
         with suppress(RuntimeError):  # some will not read it any more
             self._store.wait(others, timedelta(seconds=LINGER_S))
 
     def _ask(self, store: Store, suspect: int) -> None:
         with suppress(RuntimeError):  # a store that is gone leaves the name unknown
             self._name = int(store.compare_set("first", "", str(suspect)))
-            store.set(_heard(self._world.rank), "")
+            store.set(_read_by(self._world.rank), "")
 
 
-def _heard(rank: int) -> str:
-    return f"heard by {rank}"
+def _read_by(rank: int) -> str:
+    return f"read by {rank}"

@@ -1,43 +1,86 @@
-"""Messages over TCP by torch's Gloo: CPU tensors, on one host or several.
+"""Messages and sums over TCP by torch's Gloo, in a group of our own: nothing global is touched.
+
+# Note [Lost or refused]
+# Backends raise RuntimeErrors for everything: a peer that died, and a dtype that they do not know. After a loss the
+# step is done again, which would go on for ever with an error that comes again. So a peer is gone if the words say that
+# a connection broke, was closed or timed out, or if its connection shows to be broken when it is tried; anything else
+# is an error of its own, and ends the run.
 
 # Note [Farewells]
 # When a connection breaks, Gloo fails the messages that wait in line for it, but not one that is half received: nothing
-# wakes whoever waits for that one before the timeout. So a message is awaited from every peer, on a thread that sleeps,
-# that only says farewell: `close` sends it, unless it cuts off messages under way. If the connection breaks before, the
-# peer is gone: all waits that can be ended are, and `on_loss` hears of it for those that cannot.
+# ends that wait before the timeout. So a message is awaited from every peer, on a thread that sleeps, that `close`
+# sends as a farewell, unless it cuts off messages under way. If the connection breaks before, the peer is gone: all
+# waits that can be ended are, and `on_loss` is called for those that cannot.
 
-# Note [Sockets of forked processes]
-# A process that a worker forks (a DataLoader's) has copies of its sockets, and while it lives the peers would not see
-# that the worker has died. It closes its copies. Gloo does not tell its sockets: they are the ones that appeared while
-# it connected.
+# Note [Which interface]
+# On several hosts torch takes the interfaces that GLOO_SOCKET_IFNAME lists, and else the one whose address this host's
+# name has. Only torch reads the variable, and only when it chooses the interface itself.
 """
 
 import os
+import re
 import threading
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store, Work  # type: ignore[attr-defined]
 
-from lockstep.errors import BadEnvironment, PeerGone
-from lockstep.wire.network.keepalive import Sockets, let_go, notice_silence, open_sockets
-from lockstep.wire.network.process_group import FAREWELL, PROBE, ProcessGroupTransport, reason
+from lockstep.errors import BadEnvironment, LockstepError, PeerGone, WireError
+from lockstep.wire.network import keepalive
+from lockstep.wire.network.first_gone import FirstGone
+from lockstep.wire.transport import Pending
 from lockstep.world import World
 
 CONNECT_S = 30.0
 """How long connecting may take once all workers are there."""
 
+PROBE, FAREWELL = 15, 14
+"""The tags of messages that are never sent, and of the last one that is. Callers have tags of their own."""
 
-class Gloo(ProcessGroupTransport):
-    """Collective to make. Loopback when all workers are on one host; else the interface that torch finds.
+_LOST = re.compile(
+    r"connection (was |has been )?(likely )?(closed|reset|refused|aborted|timed out)|closed by (remote )?peer"
+    r"|broken pipe|time(d )?[ -]?out|socket closed|pair closure|not connected|connection abort|no route to host"
+    r"|network (is unreachable|is down|error)|host is (down|unreachable)|remote (process exited|error)|ncclRemoteError"
+    r"|communicator (was|has been) aborted",
+    re.IGNORECASE,
+)
+"""What Gloo, NCCL and the system say of a peer that is gone. See Note [Lost or refused]."""
 
-    # Note [Which interface]
-    # On several hosts torch takes the interfaces that GLOO_SOCKET_IFNAME lists, and else the one whose address this
-    # host's name has. Only torch reads the variable, and only when it chooses the interface itself.
+
+@dataclass(eq=False)
+class GlooPending:
+    """A send or receive, and the tensor it uses, which must stay alive until it is done."""
+
+    work: Work
+    tensor: torch.Tensor
+    peer: int
+    failure: Callable[[int, RuntimeError], LockstepError]
+    done: bool = False
+    awaited: bool = False
+
+    def wait(self) -> None:
+        if self.done:  # Gloo would wait for one more message
+            return
+        self.awaited = True
+        try:
+            self.work.wait()
+        except RuntimeError as error:
+            raise self.failure(self.peer, error) from error
+        finally:
+            self.awaited = False
+        self.done = True
+
+
+class GlooTransport:
+    """A Transport for CPU tensors, on one host or several, which also has Gloo's own all-reduce. Collective to make.
+
+    On one host it uses loopback only; else see Note [Which interface]. When a peer is gone, every worker names the one
+    that was gone first: see Note [The first to go].
     """
 
     def __init__(
@@ -49,36 +92,91 @@ class Gloo(ProcessGroupTransport):
         *,
         lingers: bool = True,
     ) -> None:
-        others = open_sockets()
+        """Without `lingers` no worker asks the store who was gone first: each finds out by itself."""
+        others = keepalive.open_sockets()
+        self.world = world
         self._on_loss = on_loss
-        here = PrefixStore(f"lockstep/gloo/{world.generation}", store)
-        connecting = timedelta(seconds=min(timeout_s, CONNECT_S))
-        # The pairs are connected at once, all to all.
+        self._group: Any = _connect(world, store, timeout_s)
+        self._first_gone = FirstGone(world, store if lingers else None)
+        self._lock = threading.Lock()
+        self._posted: WeakSet[GlooPending] = WeakSet()
+        self._reduces = False
+        self._sockets = keepalive.open_sockets() - others
+        for number, _ in self._sockets:
+            keepalive.notice_silence(number)  # see Note [A link that is silent]
+        keepalive.let_go_when_forked(self)
+        self._watchers = [self._watch(self._group, peer) for peer in world.peers]
+
+    def send(self, tensor: torch.Tensor, target: int, tag: int) -> Pending:
+        return self._post(target, lambda group, data: group.send([data], target, tag), tensor)
+
+    def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending:
+        return self._post(source, lambda group, data: group.recv([data], source, tag), tensor)
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Collective. Afterwards `tensor` holds the sum over all workers, in Gloo's order of additions."""
+        numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        self._reduces = True
         try:
-            connect = _on_loopback if world.on_one_host else _between_hosts
-            group: Any = connect(world, here, connecting)
-            group._set_default_timeout(timedelta(seconds=timeout_s))
+            self._open_group(self.world.rank).allreduce([numbers]).wait()
         except RuntimeError as error:
-            raise BadEnvironment(_explain(world, error)) from error
-        super().__init__(world, group, store, lingers=lingers)
-        _sockets_of[self] = open_sockets() - others
-        for number, _ in _sockets_of[self]:
-            notice_silence(number)  # see Note [A link that is silent]
-        self._watchers = [self._watch(group, peer) for peer in world.peers]
+            what = f"the all-reduce of {numbers.numel()} elements of {str(numbers.dtype).removeprefix('torch.')}"
+            raise self._failure(self._suspect(), error, what) from error
+        finally:
+            self._reduces = False
+
+    def awaited(self) -> list[int]:
+        """Those of an all-reduce are all the others: Gloo does not say who is late."""
+        if self._reduces:
+            return list(self.world.peers)
+        with self._lock:
+            return sorted({pending.peer for pending in self._posted if pending.awaited})
 
     def close(self) -> None:
-        if self._group is not None and not self._first_gone.known and not self._is_busy():
-            self._say_farewell(self._group)
-        super().close()
+        group = self._group
+        if group is not None:
+            if not self._first_gone.known and not self._is_busy():
+                self._say_farewell(group)
+            self._group = None  # first, so that a wait that fails by this accuses no peer
+            self._end_waits(group)
+            group.abort()
+            self._first_gone.linger()
         for watcher in self._watchers:
             watcher.join()
-        if self._on_loss is not None and self._is_busy():  # somebody may wait for it who cannot be woken
+        if self._on_loss is not None and self._is_busy():  # some wait may be one that cannot be ended
             self._on_loss(PeerGone(self.world.rank, "the connection was closed here"))
-        _sockets_of.pop(self, None)
+        keepalive.forget(self)
 
-    def _end(self, group: Any) -> None:
-        self._end_waits(group)
-        group.abort()
+    def let_go(self) -> None:
+        """See Note [Left to another process]. Gloo does not say which sockets are its own."""
+        for number, identity in self._sockets:
+            with suppress(OSError):
+                if os.fstat(number).st_ino == identity:
+                    keepalive.let_go(number)
+
+    def missed(self, rank: int) -> None:
+        """Worker `rank` was found gone by other means; this one gives up because of it. See Note [The first to go]."""
+        self._first_gone.name(rank)
+
+    def _post(self, peer: int, start: Callable[[Any, torch.Tensor], Work], tensor: torch.Tensor) -> GlooPending:
+        data = tensor.view(torch.uint8)  # Gloo does not know every dtype, and need not
+        try:
+            pending = GlooPending(start(self._open_group(peer), data), data, peer, self._failure)
+        except RuntimeError as error:
+            raise self._failure(peer, error) from error
+        with self._lock:
+            self._posted.add(pending)
+        return pending
+
+    def _is_busy(self) -> bool:
+        """Whether there are messages, to send or to receive, that have not been waited for yet."""
+        with self._lock:
+            return not all(pending.done for pending in self._posted)
+
+    def _open_group(self, peer: int) -> Any:
+        if self._group is None:
+            raise PeerGone(peer, "the connection was closed here")
+        return self._group
 
     def _end_waits(self, group: Any) -> None:
         """Gloo's abort ends no wait and closes no connection that a message holds; a wait that times out does both."""
@@ -86,9 +184,10 @@ class Gloo(ProcessGroupTransport):
             with suppress(RuntimeError):
                 group.recv([_byte()], peer, PROBE).wait(timedelta(milliseconds=1))
 
-    # -- see Note [Farewells] -------------------------------------------------------------------------------
+    # -- who is gone ----------------------------------------------------------------------------------------
 
     def _watch(self, group: Any, peer: int) -> threading.Thread:
+        """See Note [Farewells]."""
         farewell = group.recv([_byte()], peer, FAREWELL)
         watcher = threading.Thread(target=self._await, args=(farewell, peer), name=f"lockstep-gloo-{peer}", daemon=True)
         watcher.start()
@@ -111,37 +210,59 @@ class Gloo(ProcessGroupTransport):
             for send in sends:
                 send.wait(timedelta(seconds=1))
 
+    def _failure(self, peer: int, error: RuntimeError, what: str = "a message") -> LockstepError:
+        """What to raise when an exchange with `peer` has failed. See Note [Lost or refused]."""
+        if self._group is None or tells_of_loss(error) or self._is_broken(peer):
+            return self._gone(peer, error)
+        return WireError(f"{what} between worker {self.world.rank} and {peer} by Gloo", reason(error))
+
+    def _gone(self, peer: int, error: RuntimeError) -> PeerGone:
+        """The error that names the worker that was gone first, when `peer` is gone now."""
+        cause = reason(error)
+        if self._group is None:
+            return PeerGone(peer, cause)
+        first = self._first_gone.name(peer)
+        if first is None:  # the store is gone too: it lived with worker 0, or near it
+            first = 0 if self._is_broken(0) else peer
+        if first in (peer, self.world.rank):
+            return PeerGone(peer, cause)
+        return PeerGone(first, f"it was missed first; worker {peer} has left since ({cause})")
+
+    def _suspect(self) -> int:
+        """Who may be gone after a collective failed, which does not say it: the first with a broken connection."""
+        return next((peer for peer in self.world.peers if self._is_broken(peer)), self.world.peers[0])
+
+    def _is_broken(self, peer: int) -> bool:
+        """Only after a failure: what is received here never comes, but cannot even be begun if the peer is gone."""
+        if peer == self.world.rank or self._group is None:
+            return False
+        try:
+            self._group.recv([_byte()], peer, PROBE)
+        except RuntimeError:
+            return True
+        return False
+
 
 def _byte() -> torch.Tensor:
     return torch.zeros(1, dtype=torch.uint8, device="cpu")
 
 
-_sockets_of: "weakref.WeakKeyDictionary[Gloo, Sockets]" = weakref.WeakKeyDictionary()
-
-
-def _close_in_forked_process() -> None:
-    """See Note [Sockets of forked processes]."""
-    for sockets in _sockets_of.values():
-        for number, identity in sockets:
-            with suppress(OSError):
-                if os.fstat(number).st_ino == identity:
-                    let_go(number)
-    _sockets_of.clear()
-
-
-os.register_at_fork(after_in_child=_close_in_forked_process)
-
-
-def _on_loopback(world: World, store: Store, timeout: timedelta) -> ProcessGroupGloo:
-    options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._timeout = timeout
-    options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    return ProcessGroupGloo(store, world.rank, world.size, options)
-
-
-def _between_hosts(world: World, store: Store, timeout: timedelta) -> ProcessGroupGloo:
-    """See Note [Which interface]."""
-    return ProcessGroupGloo(store, world.rank, world.size, timeout)
+def _connect(world: World, store: Store, timeout_s: float) -> Any:
+    """Collective. The pairs are connected at once, all to all."""
+    own_store = PrefixStore(f"lockstep/gloo/{world.generation}", store)
+    connecting = timedelta(seconds=min(timeout_s, CONNECT_S))
+    try:
+        if world.on_one_host:
+            options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            options._timeout = connecting
+            options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+            group: Any = ProcessGroupGloo(own_store, world.rank, world.size, options)
+        else:
+            group = ProcessGroupGloo(own_store, world.rank, world.size, connecting)
+        group._set_default_timeout(timedelta(seconds=timeout_s))
+        return group
+    except RuntimeError as error:
+        raise BadEnvironment(_explain(world, error)) from error
 
 
 def _explain(world: World, error: RuntimeError) -> str:
@@ -149,3 +270,13 @@ def _explain(world: World, error: RuntimeError) -> str:
     if not world.on_one_host:
         advice += "; if they do, set GLOO_SOCKET_IFNAME on every host to the interface that joins them"
     return f"worker {world.rank} cannot reach all others by Gloo: {reason(error)}. {advice}."
+
+
+def tells_of_loss(error: RuntimeError) -> bool:
+    """Whether a backend's error says that a peer is gone. See Note [Lost or refused]."""
+    return _LOST.search(str(error)) is not None
+
+
+def reason(error: RuntimeError) -> str:
+    """The backend's own words, without the C++ file name in front and the general advice behind."""
+    return str(error).split("\n")[0].split(". This is typically")[0].rsplit("] ", 1)[-1]

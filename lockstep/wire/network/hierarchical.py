@@ -1,30 +1,31 @@
 """Reduction over several hosts: in shared memory inside each, over the network between them.
 
 # Note [Two levels]
-# The workers of a host meet on their board, as in Note [Direct slices in shared memory]. Each stands for its host in
-# one or more columns of the bucket (Note [Columns] in algorithms/hierarchical.py): it adds the host's sums of a
-# column, which are the largest subtrees that the host has whole, reduces them with the workers of that column on the
-# other hosts, over the network, and writes the result to everyone on its host. So a byte crosses the network once for
-# all workers of a host, and the brackets are still those of the lane tree. Columns are taken in the same order
-# everywhere, so nobody waits in a circle.
+# The workers of a host meet on their board, as in Note [Direct slices in shared memory]. A bucket has as many columns
+# as the largest host has workers. The c-th worker of a host stands for its host in column c; on a smaller host, a
+# worker stands for several. It adds the host's sums of a column, which are the largest subtrees that the host has
+# whole, reduces them with the workers of that column on the other hosts, over the network, and writes the result to
+# every worker of its host. So a byte crosses the network once for all workers of a host, and the brackets are still
+# those of the lane tree. All workers take the columns in the same order, so no wait closes a circle.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
 
 from lockstep.errors import PeerGone
 from lockstep.lanes import Fold, Reduction, Root
-from lockstep.wire.network.hosts import Hosts
-from lockstep.wire.network.process_group import ProcessGroupTransport
-from lockstep.wire.reducer import Reducer
-from lockstep.wire.schedules import HostReduction, host_reduction, slices
+from lockstep.wire.network.gloo import GlooTransport
+from lockstep.wire.network.hosts import HostReduction, Hosts, host_reduction
+from lockstep.wire.reducer import Reducer, Slices
+from lockstep.wire.schedules import slices as even_slices
 from lockstep.wire.schedules.executor import Choose, Executor
 from lockstep.wire.shared.board import MAX_TENSORS, Board
 from lockstep.wire.shared.kernels import summation
-from lockstep.wire.shared.reducer import in_words, refuse_difference
-from lockstep.wire.shared.staging import Staging
+from lockstep.wire.shared.memory import Staging
+from lockstep.wire.shared.reducer import facts_of, refuse_difference
 from lockstep.wire.transport import Pending, Transport
 from lockstep.world import World
 
@@ -48,19 +49,19 @@ class Column:
         return [host for host, rank in enumerate(self._ranks) if rank in ranks]
 
     def close(self) -> None:
-        """The network belongs to whoever opened it."""
+        """The network is its owner's to close."""
 
 
-class Hierarchical(Reducer):
-    """A Reducer for workers on several hosts. What is not on the CPU goes `otherwise`."""
+class HierarchicalReducer(Reducer):
+    """A Reducer for workers on several hosts. What is not on the CPU is sent over the network, by the `executor`."""
 
     def __init__(
-        self, board: Board, transport: ProcessGroupTransport, hosts: Hosts, choose: Choose, otherwise: Reducer
+        self, board: Board, transport: GlooTransport, hosts: Hosts, choose: Choose, executor: Executor
     ) -> None:
         self._board = board
         self._transport = transport
         self._staging = Staging(board.memory)
-        self._otherwise = otherwise
+        self._executor = executor
         self._hosts = hosts
         self._rank = rank = transport.world.rank
         self._host = next(number for number, ranks in enumerate(hosts) if rank in ranks)
@@ -80,34 +81,46 @@ class Hierarchical(Reducer):
         return self._board.awaited()
 
     def close(self) -> None:
-        for executor in self._columns.values():
+        for executor in (*self._columns.values(), self._executor):
             executor.close()
-        self._otherwise.close()
         self._board.memory.neighbours.close()
         self._board.memory.close()
 
     def reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        """Collective. See Note [Two levels]. Costs what the schedule `hierarchical` says."""
+        """Collective. See Note [Two levels]. Costs what the schedule `hierarchical` of `lockstep explain` says.
+
+        A reduce-scatter does the whole of it: that sends less over the network than slices from worker to worker.
+        """
         if total.device.type != "cpu" or max(reduction.roots_of) >= MAX_TENSORS:
-            self._otherwise.reduce(reduction, roots, total)
+            self._executor.reduce(reduction, roots, total)
         elif total.numel() > 0:
-            try:
+            with self._reporting_loss():
                 self._reduce(reduction, roots, total)
-            except PeerGone as gone:
-                self._board.memory.neighbours.accuse(gone.rank)  # for this host
-                self._transport.missed(gone.rank)  # for the others
-                raise
+
+    def all_gather(self, total: torch.Tensor, slices: Slices) -> None:
+        """Collective. Every worker sends its slice to every other over the network, those of its host included."""
+        with self._reporting_loss():
+            self._executor.all_gather(total, slices)
+
+    @contextmanager
+    def _reporting_loss(self) -> Iterator[None]:
+        """A worker found gone is named to this host's workers, on their shared page, and to the others in the store."""
+        try:
+            yield
+        except PeerGone as gone:
+            self._board.memory.neighbours.accuse(gone.rank)
+            self._transport.missed(gone.rank)
+            raise
 
     def _reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        shared = [self._staging.shared(root, slot, filled=True) for slot, root in enumerate(roots)]
-        place = shared[0] if roots and roots[0] is total else self._staging.shared(total, len(roots), filled=False)
-        meeting = self._board.meet(in_words(total), [*shared, place])
+        shared, place = self._staging.roots_and_place(roots, total)
+        meeting = self._board.meet(facts_of(total.nbytes, total.dtype), [*shared, place])
         refuse_difference(meeting, self._rank)
         typed = {rank: [shown.view(total.dtype) for shown in tensors] for rank, tensors in meeting.memory.items()}
-        spans = slices(total.numel(), max(map(len, self._hosts)))
+        spans = even_slices(total.numel(), max(map(len, self._hosts)))
         for column, executor in self._columns.items():
             self._reduce_column(reduction, executor, typed, slice(spans[column].start, spans[column].stop))
-        self._board.part()
+        self._board.closing_barrier()
         if place.data_ptr() != total.data_ptr():
             total.copy_(place)
 
@@ -132,7 +145,7 @@ class Hierarchical(Reducer):
 
 
 def _stand_in(ranks: Sequence[int], column: int) -> int:
-    """The worker that stands for its host in a column. See Note [Columns] in algorithms/hierarchical.py."""
+    """The worker that stands for its host in a column. See Note [Two levels]."""
     return ranks[column % len(ranks)]
 
 

@@ -6,8 +6,9 @@ import torch
 
 from lockstep.errors import BadArgument
 from lockstep.lanes import Reduction
-from lockstep.wire.network.process_group import ProcessGroupTransport
-from lockstep.wire.reducer import Reducer
+from lockstep.wire.network.gloo import GlooTransport
+from lockstep.wire.reducer import Reducer, Slices
+from lockstep.wire.schedules.executor import Executor
 
 ADDED = (
     torch.float32,
@@ -24,20 +25,21 @@ ADDED = (
 """What every backend adds. Others they refuse, or add wrongly (bool)."""
 
 
-class Handover(Reducer):
+class NativeAllReduce(Reducer):
     """A Reducer that leaves the sum to the backend: one all-reduce for each bucket.
 
-    Given up: the brackets. The backend adds in an order that depends on the number of workers, and with some backends
-    on the size of the bucket and the network, so other numbers of workers, or another assignment, give other last
-    bits. What still holds: each lane counts once, and all workers receive the same bits where the backend adds each
-    element in one place, as Gloo's ring does. A worker without lanes adds zeros.
+    What is given up: the brackets. The backend adds in an order that depends on the number of workers, and with some
+    backends on the size of the bucket and the network, so other numbers of workers, or another assignment, give other
+    last bits. What still holds: each lane counts once, and all workers receive the same bits where the backend adds
+    each element in one place, as Gloo's ring does. A worker without lanes adds zeros.
 
     Cost: one addition for each root but the first, then the backend's all-reduce of P bytes, however many roots there
     are: 2·(W-1)/W·P bytes from each worker if it is a ring.
     """
 
-    def __init__(self, transport: ProcessGroupTransport) -> None:
+    def __init__(self, transport: GlooTransport) -> None:
         self._transport = transport
+        self._executor = Executor(transport)
 
     def allocate(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(num_elements, dtype=dtype, device=device)
@@ -46,10 +48,14 @@ class Handover(Reducer):
         pass
 
     def close(self) -> None:
-        """Nothing is held. The transport belongs to whoever made it."""
+        """Lets go of the scratch memory. The transport is its owner's to close."""
+        self._executor.close()
 
     def reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        """Collective. Afterwards `total` holds the sum of all workers' roots, up to rounding."""
+        """Collective. Afterwards `total` holds the sum of all workers' roots, up to rounding.
+
+        A reduce-scatter does the whole of it: the order of additions stays that of the all-reduce.
+        """
         if total.dtype not in ADDED:
             names = ", ".join(str(dtype).removeprefix("torch.") for dtype in ADDED)
             raise BadArgument(f"exact=False adds {names}, not {str(total.dtype).removeprefix('torch.')}")
@@ -57,6 +63,10 @@ class Handover(Reducer):
             return
         add_up(roots, total)
         self._transport.all_reduce(total)
+
+    def all_gather(self, total: torch.Tensor, slices: Slices) -> None:
+        """Collective. By messages: every worker sends its slice to every other."""
+        self._executor.all_gather(total, slices)
 
 
 def add_up(roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:

@@ -4,8 +4,8 @@
 # A long part is cut into segments, each of which goes through all rounds of the schedule by itself. Two are under way
 # at a time, in turn: while one is waited for and added, the other moves. All workers cut alike and post messages
 # in the same order (segments in pairs, round by round, as the schedule lists them), so the n-th message from one
-# worker to another is the same on both sides, and whoever waits, waits for something that will be posted. A segment
-# without elements is skipped on both sides.
+# worker to another is the same on both sides, and every wait is for something that will be posted. A segment without
+# elements is skipped on both sides.
 """
 
 from collections import deque
@@ -17,9 +17,10 @@ import torch
 
 from lockstep.errors import BadArgument
 from lockstep.lanes import Reduction
-from lockstep.wire.reducer import Reducer
-from lockstep.wire.schedules import Schedule, direct, slices
-from lockstep.wire.schedules.program import Addition, Place, Program, Step, program
+from lockstep.wire.reducer import Reducer, Slices, check_slices
+from lockstep.wire.schedules import Schedule, direct, direct_all_gather, direct_reduce_scatter
+from lockstep.wire.schedules import slices as even_slices
+from lockstep.wire.schedules.program import Addition, Step, ValuePlace, WorkerProgram, program
 from lockstep.wire.transport import DATA, Pending, Transport
 
 SEGMENT_BYTES = 4 * 1024 * 1024
@@ -33,7 +34,7 @@ Choose = Callable[[Reduction, int], Schedule]
 
 
 def by_direct_slices(reduction: Reduction, num_bytes: int) -> Schedule:
-    """The choice when nobody made another."""
+    """The default choice."""
     return direct(reduction)
 
 
@@ -49,7 +50,7 @@ class Executor(Reducer):
         self._choose = choose
         self._segment_bytes = segment_bytes
         self._scratch: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
-        self._programs: dict[tuple[int, bool], tuple[Schedule, Program]] = {}
+        self._programs: dict[tuple[int, bool], tuple[Schedule, WorkerProgram]] = {}
 
     def allocate(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.empty(num_elements, dtype=dtype, device=device)
@@ -58,7 +59,7 @@ class Executor(Reducer):
         pass
 
     def close(self) -> None:
-        """Lets go of the scratch memory. The transport belongs to whoever made it."""
+        """Lets go of the scratch memory. The transport is its owner's to close."""
         self._scratch.clear()
 
     def reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
@@ -66,7 +67,19 @@ class Executor(Reducer):
         schedule = self._choose(reduction, total.nbytes)
         if not schedule.exact:
             raise BadArgument("a reduction needs an exact schedule, one that was made from the reduction")
-        self._carry_out(schedule, roots, total)
+        self._carry_out(schedule, roots, total, even_slices(total.numel(), schedule.num_parts))
+
+    def reduce_scatter(
+        self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor, slices: Slices
+    ) -> None:
+        """Collective. See Reducer. One round; a worker sends each peer that peer's slice of each of its roots."""
+        check_slices(slices, total.numel(), self._transport.world.size)
+        self._carry_out(direct_reduce_scatter(reduction), roots, total, slices)
+
+    def all_gather(self, total: torch.Tensor, slices: Slices) -> None:
+        """Collective. See Reducer. One round; a worker sends its slice to each peer."""
+        check_slices(slices, total.numel(), self._transport.world.size)
+        self._carry_out(direct_all_gather(self._transport.world.size), [], total, slices)
 
     def run(self, schedule: Schedule, value: torch.Tensor) -> None:
         """Collective. Runs any schedule on one flat tensor, in place. Costs what the schedule says.
@@ -77,18 +90,20 @@ class Executor(Reducer):
         """
         if schedule.reduction is not None and set(schedule.reduction.roots_of) != {1}:
             raise BadArgument("run takes one value from each worker; a schedule with other roots goes through reduce")
-        self._carry_out(schedule, [value], value)
+        self._carry_out(schedule, [value], value, even_slices(value.numel(), schedule.num_parts))
 
-    def _carry_out(self, schedule: Schedule, roots: Sequence[torch.Tensor], running: torch.Tensor) -> None:
+    def _carry_out(
+        self, schedule: Schedule, roots: Sequence[torch.Tensor], running: torch.Tensor, parts: Slices
+    ) -> None:
         """See Note [Segments]."""
         plan = self._program(schedule, bool(roots) and roots[0].data_ptr() == running.data_ptr())
         if not plan.steps:
             return
-        cut = Cut.of(running.numel(), schedule.num_parts, self._segment_bytes // running.element_size())
+        cut = Cut.of(parts, self._segment_bytes // running.element_size())
         slots = self._slots(plan.num_cells, cut.longest, running)
         under_way: deque[UnderWay] = deque()
         for numbers in _in_groups(cut.num_segments):
-            group = [Segment(cut.spans(n), roots, running, cells) for n, cells in zip(numbers, slots, strict=False)]
+            group = [PartSegment(cut.spans(n), roots, running, cells) for n, cells in zip(numbers, slots, strict=False)]
             for step in plan.steps:
                 for segment in group:
                     while len(under_way) >= len(group):
@@ -97,7 +112,7 @@ class Executor(Reducer):
         for last in under_way:
             last.finish()
 
-    def _post(self, step: Step, segment: "Segment") -> "UnderWay":
+    def _post(self, step: Step, segment: "PartSegment") -> "UnderWay":
         pending: list[Pending] = []
         for message in step.receives:
             if segment.spans[message.part]:
@@ -109,7 +124,7 @@ class Executor(Reducer):
                 pending.append(self._transport.send(value, message.peer, DATA))
         return UnderWay(step, segment, pending)
 
-    def _program(self, schedule: Schedule, in_place: bool) -> Program:
+    def _program(self, schedule: Schedule, in_place: bool) -> WorkerProgram:
         """Found by identity: comparing schedules would cost more than a small reduction."""
         if (known := self._programs.get((id(schedule), in_place))) is not None:
             return known[1]
@@ -120,10 +135,7 @@ class Executor(Reducer):
         if len(self._programs) >= KEPT_PROGRAMS:
             self._programs.clear()
         made = program(schedule, self._transport.world.rank, in_place)
-        self._programs[id(schedule), in_place] = (
-            schedule,
-            made,
-        )  # kept with its schedule, so that the id stays its own
+        self._programs[id(schedule), in_place] = (schedule, made)  # with its schedule, so that the id stays its own
         return made
 
     def _slots(self, num_cells: int, cell_elements: int, like: torch.Tensor) -> torch.Tensor:
@@ -139,12 +151,11 @@ class Executor(Reducer):
 class Cut:
     """How a flat tensor is cut: into parts, and each part into the same number of segments."""
 
-    parts: Sequence[range]
+    parts: Slices
     num_segments: int
 
     @classmethod
-    def of(cls, num_elements: int, num_parts: int, segment_elements: int) -> "Cut":
-        parts = slices(num_elements, num_parts)
+    def of(cls, parts: Slices, segment_elements: int) -> "Cut":
         return cls(parts, max(1, -(-max(map(len, parts)) // max(1, segment_elements))))
 
     @property
@@ -158,7 +169,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Segment:
+class PartSegment:
     """One segment of all parts, and where its values lie on this worker."""
 
     spans: Sequence[range]
@@ -166,7 +177,7 @@ class Segment:
     running: torch.Tensor
     cells: torch.Tensor
 
-    def at(self, place: Place, part: int) -> torch.Tensor:
+    def at(self, place: ValuePlace, part: int) -> torch.Tensor:
         span = self.spans[part]
         if place.kind == "cell":
             return self.cells[place.index, : len(span)]
@@ -186,7 +197,7 @@ class UnderWay:
     """One round of one segment, posted."""
 
     step: Step
-    segment: Segment
+    segment: PartSegment
     pending: Sequence[Pending]
 
     def finish(self) -> None:

@@ -14,27 +14,27 @@ from typing import Literal
 
 from lockstep.errors import BadArgument
 from lockstep.lanes import Branch, Root, Tree, leaves
-from lockstep.wire.schedules.schedule import Add, Round, Schedule, Send
+from lockstep.wire.schedules.schedule import AddPart, Schedule, ScheduleRound, SendPart
 
 
 @dataclass(frozen=True)
-class Place:
+class ValuePlace:
     """Where a value lies. `index` is the number of the root or cell."""
 
     kind: Literal["running", "root", "cell"]
     index: int = 0
 
 
-RUNNING = Place("running")
+RUNNING = ValuePlace("running")
 
 
 @dataclass(frozen=True)
-class Message:
+class PartMessage:
     """Part `part` goes from `place` to worker `peer`, or comes from it to `place`."""
 
     peer: int
     part: int
-    place: Place
+    place: ValuePlace
 
 
 @dataclass(frozen=True)
@@ -42,34 +42,34 @@ class Addition:
     """The sum of `left` and `right` goes to `into`; without `right` it is a copy. `into` may be one of them."""
 
     part: int
-    left: Place
-    right: Place | None
-    into: Place
+    left: ValuePlace
+    right: ValuePlace | None
+    into: ValuePlace
 
 
 @dataclass(frozen=True)
 class Step:
     """What a worker does in one round: all messages at once, then the additions in this order."""
 
-    receives: tuple[Message, ...]
-    sends: tuple[Message, ...]
+    receives: tuple[PartMessage, ...]
+    sends: tuple[PartMessage, ...]
     additions: tuple[Addition, ...]
 
 
 @dataclass(frozen=True)
-class Program:
+class WorkerProgram:
     """The rounds in which this worker has something to do, and how many cells they need."""
 
     steps: tuple[Step, ...]
     num_cells: int
 
 
-def program(schedule: Schedule, rank: int, in_place: bool) -> Program:
+def program(schedule: Schedule, rank: int, in_place: bool) -> WorkerProgram:
     """What worker `rank` does in the schedule. `in_place`: its first root lies where its running value does."""
     writer = _Writer(schedule, rank, in_place)
     steps = [writer.step(moves) for moves in schedule.at(rank)]
     busy = tuple(step for step in steps if step.receives or step.sends or step.additions)
-    return Program(busy, writer.cells.num_cells)
+    return WorkerProgram(busy, writer.cells.num_cells)
 
 
 @dataclass
@@ -79,16 +79,16 @@ class _Cells:
     num_cells: int = 0
     free: set[int] = field(default_factory=set)
 
-    def take(self, besides: Sequence[Place | None] = ()) -> Place:
+    def take(self, besides: Sequence[ValuePlace | None] = ()) -> ValuePlace:
         """A free cell that is none of `besides`, which may be free already and yet about to be read."""
-        possible = [number for number in self.free if Place("cell", number) not in besides]
+        possible = [number for number in self.free if ValuePlace("cell", number) not in besides]
         if possible:
             self.free.remove(min(possible))
-            return Place("cell", min(possible))
+            return ValuePlace("cell", min(possible))
         self.num_cells += 1
-        return Place("cell", self.num_cells - 1)
+        return ValuePlace("cell", self.num_cells - 1)
 
-    def give_back(self, place: Place | None) -> None:
+    def give_back(self, place: ValuePlace | None) -> None:
         if place is not None and place.kind == "cell":
             self.free.add(place.index)
 
@@ -101,16 +101,16 @@ class _Writer:
         self._rank = rank
         self._in_place = in_place
         self._num_roots = schedule.reduction.roots_of[rank] if schedule.reduction else 0
-        self._places: dict[tuple[Root, int], Place] = {}
+        self._places: dict[tuple[Root, int], ValuePlace] = {}
         self._uses = _uses(schedule.at(rank), rank)
         self._additions: list[Addition] = []
 
-    def step(self, moves: Round) -> Step:
+    def step(self, moves: ScheduleRound) -> Step:
         incoming = [send for send in moves.sends if send.target == self._rank]
         outgoing = [send for send in moves.sends if send.source == self._rank]
-        sends = tuple(Message(send.target, send.part, self._place(send.root, send.part)) for send in outgoing)
+        sends = tuple(PartMessage(send.target, send.part, self._place(send.root, send.part)) for send in outgoing)
         spent = [self._use(send.root, send.part) for send in outgoing if send.root]
-        receives = tuple(Message(send.source, send.part, self._landing(send, sends)) for send in incoming)
+        receives = tuple(PartMessage(send.source, send.part, self._landing(send, sends)) for send in incoming)
         for place in spent:  # only now: nothing may land where something is being sent from
             self.cells.give_back(place)
         for send, message in zip(incoming, receives, strict=True):
@@ -122,14 +122,14 @@ class _Writer:
 
     # -- messages -------------------------------------------------------------------------------------------
 
-    def _landing(self, send: Send, sends: Sequence[Message]) -> Place:
+    def _landing(self, send: SendPart, sends: Sequence[PartMessage]) -> ValuePlace:
         """See Note [Places]."""
         being_sent = any(message.place == RUNNING and message.part == send.part for message in sends)
         if send.root or send.adds or being_sent or self._lies_under_running(send.part):
             return self.cells.take()
         return RUNNING
 
-    def _settle(self, send: Send, place: Place) -> None:
+    def _settle(self, send: SendPart, place: ValuePlace) -> None:
         """What has arrived becomes a root that is held, or (part of) the running value."""
         if send.root:
             self._hold(send.root, send.part, place)
@@ -142,7 +142,7 @@ class _Writer:
 
     # -- additions ------------------------------------------------------------------------------------------
 
-    def _add(self, add: Add) -> None:
+    def _add(self, add: AddPart) -> None:
         left, right = self._operands(add.tree, add.part)
         if add.root is None:
             self._write(add.part, left, right, RUNNING)
@@ -151,7 +151,7 @@ class _Writer:
             self._write(add.part, left, right, into)
             self._hold(add.root, add.part, into)
 
-    def _operands(self, tree: Tree, part: int) -> tuple[Place, Place | None]:
+    def _operands(self, tree: Tree, part: int) -> tuple[ValuePlace, ValuePlace | None]:
         """The places whose sum is the tree's (one, for a single root); a cell that is needed no more is free then."""
         trees = (tree.left, tree.right) if isinstance(tree, Branch) else (tree,)
         found = [self._value(each, part) for each in trees]
@@ -159,7 +159,7 @@ class _Writer:
             self.cells.give_back(place if last else None)
         return found[0][0], found[1][0] if len(found) == 2 else None
 
-    def _value(self, tree: Tree, part: int) -> tuple[Place, bool]:
+    def _value(self, tree: Tree, part: int) -> tuple[ValuePlace, bool]:
         """Where the tree's sum lies, and whether this is the last time that it is needed."""
         if isinstance(tree, Branch):
             left, right = self._operands(tree, part)
@@ -170,7 +170,7 @@ class _Writer:
         place = self._place(tree, part)
         return place, self._use(tree, part) is not None
 
-    def _write(self, part: int, left: Place, right: Place | None, into: Place) -> None:
+    def _write(self, part: int, left: ValuePlace, right: ValuePlace | None, into: ValuePlace) -> None:
         if into == RUNNING and self._lies_under_running(part):
             saved = self.cells.take(besides=(left, right))
             self._additions.append(Addition(part, RUNNING, None, saved))
@@ -180,7 +180,7 @@ class _Writer:
 
     # -- what is held ---------------------------------------------------------------------------------------
 
-    def _place(self, root: Root | None, part: int) -> Place:
+    def _place(self, root: Root | None, part: int) -> ValuePlace:
         if root is None:
             return RUNNING
         if (root, part) in self._places:
@@ -190,14 +190,14 @@ class _Writer:
                 f"the schedule is wrong: worker {self._rank} needs part {part} of root {root.index} of worker "
                 f"{root.rank}, which it does not hold then"
             )
-        return RUNNING if self._in_place and root.index == 0 else Place("root", root.index)
+        return RUNNING if self._in_place and root.index == 0 else ValuePlace("root", root.index)
 
-    def _hold(self, root: Root, part: int, place: Place) -> None:
+    def _hold(self, root: Root, part: int, place: ValuePlace) -> None:
         self._places[root, part] = place
         if self._uses[root, part] == 0:
             self.cells.give_back(place)
 
-    def _use(self, root: Root | None, part: int) -> Place | None:
+    def _use(self, root: Root | None, part: int) -> ValuePlace | None:
         """Counts one use; gives the place if it was the last one."""
         if root is None:
             return None
@@ -210,7 +210,7 @@ class _Writer:
         return self._in_place and (first, part) not in self._places and self._uses[first, part] > 0
 
 
-def _uses(rounds: Sequence[Round], rank: int) -> Counter[tuple[Root, int]]:
+def _uses(rounds: Sequence[ScheduleRound], rank: int) -> Counter[tuple[Root, int]]:
     """How often this worker sends or adds each part of each root."""
     uses: Counter[tuple[Root, int]] = Counter()
     for moves in rounds:

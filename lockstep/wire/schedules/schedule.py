@@ -1,7 +1,6 @@
 """What a schedule is: rounds of sends and additions over the parts of one bucket, the same value on every worker.
 
-It is only data: an executor carries it out over a wire, `proof.py` carries it out on symbols, and
-`lockstep explain` draws it.
+It is only data: the executor carries it out over a wire; `lockstep explain` proves it on symbols and draws it.
 
 # Note [What a worker holds]
 # For each part, a worker holds one running value, and any number of roots.
@@ -19,7 +18,10 @@ It is only data: an executor carries it out over a wire, `proof.py` carries it o
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
+from math import ceil, floor, log2
+from types import CodeType
 from typing import Literal
 
 from lockstep.errors import BadArgument
@@ -35,7 +37,7 @@ def slices(num_elements: int, num_parts: int) -> list[range]:
 
 
 @dataclass(frozen=True)
-class Send:
+class SendPart:
     """Worker `source` sends part `part` of `root`, or of its running value if there is none, to worker `target`.
 
     A root is then held by the target too. A running value replaces the target's, or is added to it if `adds`.
@@ -50,7 +52,7 @@ class Send:
 
 
 @dataclass(frozen=True)
-class Add:
+class AddPart:
     """Worker `worker` adds part `part` of the roots in `tree`, in its brackets; it must hold them all.
 
     The sum becomes its running value of that part or, if `root` is given, is held under that new name. A tree
@@ -64,21 +66,21 @@ class Add:
 
 
 @dataclass(frozen=True)
-class Round:
+class ScheduleRound:
     """Sends that go out together, then the additions that need what arrived."""
 
-    sends: tuple[Send, ...]
-    adds: tuple[Add, ...] = ()
+    sends: tuple[SendPart, ...]
+    adds: tuple[AddPart, ...] = ()
 
-    def at(self, rank: int) -> "Round":
+    def at(self, rank: int) -> "ScheduleRound":
         """What worker `rank` does in this round."""
-        return Round(
+        return ScheduleRound(
             tuple(send for send in self.sends if rank in (send.source, send.target)),
             tuple(add for add in self.adds if add.worker == rank),
         )
 
 
-def busy(*rounds: Round) -> tuple[Round, ...]:
+def busy(*rounds: ScheduleRound) -> tuple[ScheduleRound, ...]:
     """The rounds in which something happens: few workers often leave some empty."""
     return tuple(moves for moves in rounds if moves.sends or moves.adds)
 
@@ -93,7 +95,7 @@ class Schedule:
     """
 
     num_workers: int
-    rounds: tuple[Round, ...]
+    rounds: tuple[ScheduleRound, ...]
     collective: Collective
     num_parts: int
     reduction: Reduction | None = None
@@ -103,10 +105,47 @@ class Schedule:
         if self.collective in ("reduce_scatter", "all_gather") and self.num_parts != self.num_workers:
             raise BadArgument(f"{self.collective} needs one part for each of {self.num_workers} workers")
 
-    def at(self, rank: int) -> tuple[Round, ...]:
+    def at(self, rank: int) -> tuple[ScheduleRound, ...]:
         return tuple(step.at(rank) for step in self.rounds)
 
     @property
     def exact(self) -> bool:
-        """Whether the result has the brackets of the summation tree, whoever carries the lanes."""
+        """Whether the result has the brackets of the summation tree, under every assignment of lanes."""
         return self.reduction is not None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The rounds of a schedule, and the bytes that its busiest worker sends, as formulas.
+
+    W is the number of workers, P the bytes of the message, K the roots of the worker that has most, N the parts, H the
+    hosts, C the workers of the largest host and G the sums of the host that has most. `where` defines one more letter.
+    """
+
+    rounds: str
+    num_bytes: str
+    where: str = ""
+
+    def __str__(self) -> str:
+        lines = [self.where, f"rounds = {self.rounds}", f"bytes = {self.num_bytes}"]
+        return "; ".join(line for line in lines if line)
+
+    def of(self, **letters: float) -> tuple[float, float]:
+        """The rounds and the bytes where the letters have these values."""
+        if self.where:
+            name, formula = self.where.split(" = ")
+            letters[name] = _evaluate(formula, letters)
+        return _evaluate(self.rounds, letters), _evaluate(self.num_bytes, letters)
+
+
+_FUNCTIONS = {"__builtins__": {"log2": log2, "ceil": ceil, "floor": floor, "min": min}}
+
+
+def _evaluate(formula: str, letters: dict[str, float]) -> float:
+    found: float = eval(_compiled(formula), _FUNCTIONS, letters)  # formulas are constants of this package
+    return found
+
+
+@lru_cache(maxsize=256)
+def _compiled(formula: str) -> CodeType:
+    return compile(formula, "<cost>", "eval")

@@ -1,11 +1,11 @@
-"""Where the workers of one host meet: each shows some of its memory, all work on it, all part.
+"""Where the workers of one host meet: each shows some of its memory, all work on it, and a barrier closes the meeting.
 
-# Note [Meeting and parting]
+# Note [Two barriers]
 # `meet` writes what a worker brings on its row of the board, posts its peers' `here` semaphore, and takes one post from
 # each of them: then all rows can be read, and all memory that they name may be read and written as the workers
-# agreed. `part` does the same with the `done` semaphore: then nobody works on anybody's memory any more. Two
-# semaphores for each worker are enough: nobody can post `here` of the next meeting before he has taken `done` of this
-# one, for which he needs everybody's post. How often a worker has posted also stands on its row, to name who is late.
+# agreed. `closing_barrier` does the same with the `done` semaphore: then no worker uses a peer's memory any more. Two
+# semaphores for each worker are enough: a worker posts `here` of the next meeting only after it has taken `done` of
+# this one from every peer. How often a worker has posted also stands on its row, to name those who are late.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ import torch
 
 from lockstep.errors import SILENT, BadArgument
 from lockstep.wire.shared import semaphores
-from lockstep.wire.shared.memory import Memory
+from lockstep.wire.shared.memory import HostMemory
 from lockstep.wire.shared.neighbours import ENDED
 from lockstep.wire.shared.semaphores import SEMAPHORE_BYTES
 
@@ -32,9 +32,9 @@ MAX_TENSORS = (ROW_BYTES - _TEXT - 4096) // _REFERENCE.size
 
 @dataclass(eq=False)
 class Meeting:
-    """What everyone brought, by rank: a few words, and memory as flat bytes.
+    """What every worker brought, by rank: a few words, and memory as flat bytes.
 
-    The same value again as long as everybody brings the same: `prepared` keeps what the caller made of it.
+    The same value again as long as every worker brings the same: `prepared` keeps what the caller made of it.
     """
 
     words: dict[int, bytes]
@@ -45,7 +45,7 @@ class Meeting:
 class Board:
     """One stream of meetings between the workers of one host. One thread at a time."""
 
-    def __init__(self, memory: Memory, board: torch.Tensor) -> None:
+    def __init__(self, memory: HostMemory, board: torch.Tensor) -> None:
         self.memory = memory
         self._neighbours = memory.neighbours
         self.members = self._neighbours.members
@@ -63,36 +63,36 @@ class Board:
         self._meetings: dict[tuple[bytes, ...], Meeting] = {}
         self._num_forgotten = 0
 
-    def meet(self, words: bytes, tensors: Sequence[torch.Tensor] = (), *, hurry: bool = False) -> Meeting:
-        """Collective. Everyone has shown `words` and `tensors`, which must begin a segment of `memory` each.
+    def meet(self, words: bytes, tensors: Sequence[torch.Tensor] = (), *, spin: bool = False) -> Meeting:
+        """Collective. Every worker has shown `words` and `tensors`, which must begin a segment of `memory` each.
 
-        With `hurry` the worker stays awake for a moment, if there are cores for all: for small messages.
+        With `spin` the worker stays awake for a moment, if there are cores for all: for small messages.
         """
         text = self._text(words, tensors)
         start = self._own_start
         self._bytes[start + _LENGTH : start + _LENGTH + 8] = len(text).to_bytes(8, "little")
         self._bytes[start + _TEXT : start + _TEXT + len(text)] = text
-        self._signal(_HERE, hurry)
+        self._signal(_HERE, spin)
         return self._read()
 
-    def part(self, *, hurry: bool = False) -> None:
-        """Collective. Nobody works on anybody's memory any more."""
-        self._signal(_DONE, hurry)
+    def closing_barrier(self, *, spin: bool = False) -> None:
+        """Collective. No worker uses a peer's memory any more."""
+        self._signal(_DONE, spin)
 
     def awaited(self) -> list[int]:
         """The workers whose posts this one waits for now. Any thread."""
         return self._late() if self._is_waiting else []
 
-    def _signal(self, which: int, hurry: bool) -> None:
+    def _signal(self, which: int, spin: bool) -> None:
         """Posts to every peer, and takes a post of each."""
         for peer in self._peers:
             semaphores.post(self._addresses[peer] + which)
-        self._posts += 1  # after the posts: who dies among them has not posted
+        self._posts += 1  # after the posts: a worker that dies among them has not posted
         posted = self._own_start + _POSTED
         self._bytes[posted : posted + 8] = self._posts.to_bytes(8, "little")
         self._is_waiting = True
         try:
-            self._take_posts(self._addresses[self._neighbours.rank] + which, self._spins if hurry else 0)
+            self._take_posts(self._addresses[self._neighbours.rank] + which, self._spins if spin else 0)
         finally:
             self._is_waiting = False
 
@@ -102,7 +102,7 @@ class Board:
                 self._wait_long(own)
 
     def _wait_long(self, address: int) -> None:
-        """Waits on while those who have not posted yet are alive."""
+        """Mover on while those who have not posted yet are alive."""
         waited_s, before = 0.0, time.monotonic()
         while True:
             # Looks are counted, not hours: a job that was suspended as a whole has not waited.
@@ -179,7 +179,7 @@ class Board:
         return self.memory.view(rank, number)[:num_bytes]
 
 
-def open_board(memory: Memory) -> Board:
+def open_board(memory: HostMemory) -> Board:
     """Collective. A new board: made by the lowest rank, known to all when this returns."""
     neighbours = memory.neighbours
     first = neighbours.members[0]

@@ -6,10 +6,11 @@
 # any time. Chunks arrive in the order they were put; what a worker put before it died or left can still be read.
 
 # Note [Who rings]
-# A worker waits for many channels at once, but can sleep on one semaphore only: its bell. Whoever fills a slot rings
-# the receiver's. Whoever frees one rings the sender's only if the chunk asks for it: a sender that waits for an answer
-# would be woken for nothing. A chunk asks if more is waiting behind it, or if it took the last free slot. That is
-# enough: who finds no slot free knows that the last chunk it put is still in the ring, and that this chunk asks.
+# A worker waits for many channels at once, but can sleep on one semaphore only: its bell. A sender that fills a slot
+# rings the receiver's. A receiver that frees one rings the sender's only if the chunk asks for it: a sender that waits
+# for an answer would be woken for nothing. A chunk asks if more is waiting behind it, or if it took the last free slot.
+# That is enough: who finds no slot free knows that the last chunk it put is still in the ring, and that this chunk
+# asks.
 """
 
 import ctypes
@@ -46,7 +47,7 @@ class Chunk(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class ChannelLayout:
     """Where things lie in a worker's inbound segment: its bell, then one channel for each peer, by rank."""
 
     num_peers: int
@@ -81,7 +82,7 @@ class Layout:
 class Channel:
     """One end of a channel. One thread at a time. `far_bell` is the address of the other end's bell."""
 
-    def __init__(self, layout: Layout, segment: torch.Tensor, place: int, far_bell: int) -> None:
+    def __init__(self, layout: ChannelLayout, segment: torch.Tensor, place: int, far_bell: int) -> None:
         start = segment.data_ptr() + layout.channel_start(place)
         stride = _HEADER_BYTES + layout.slot_bytes
         self._segment = segment  # the memory must outlive the addresses

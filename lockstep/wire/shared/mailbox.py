@@ -1,28 +1,26 @@
 """Messages between the workers of one host, through shared memory.
 
-# Note [Whoever waits moves]
-# There is no thread that moves messages. A send puts what fits into free slots; the rest moves when somebody of this
-# worker waits, whatever it waits for: it moves all transfers on, not only its own, so two workers that send each
-# other more than the slots hold do not block each other. Of several threads that wait one leads: it sleeps on this
-# worker's bell (Note [Who rings]). The others wait until the leader, or anyone who came by, has finished their
-# transfer, or until it stops leading. Everyone moves what can be moved before it sleeps: the bell may have rung for
-# it before, when nobody wanted it.
+# Note [Waiting threads move]
+# There is no thread that moves messages. A send puts what fits into free slots; the rest moves when a thread of this
+# worker waits, for whatever: it moves all transfers on, not only its own, so two workers that send each other more than
+# the slots hold do not block each other. Of several threads that wait one leads: it sleeps on this worker's bell (Note
+# [Who rings]). The others wait until the leader, or any thread that came by, has finished their transfer, or until it
+# stops leading. Every thread moves what can be moved before it sleeps: the bell may have rung for it before, when no
+# thread wanted it.
 """
 
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import torch
 
 from lockstep.errors import SILENT, BadArgument, LockstepError, PeerGone
 from lockstep.wire.shared import semaphores
-from lockstep.wire.shared.channel import NUM_SLOTS, Chunk, Inbound, Layout, Outbound
-from lockstep.wire.shared.matching import Matching
-from lockstep.wire.shared.memory import Memory
+from lockstep.wire.shared.channel import NUM_SLOTS, ChannelLayout, Chunk, Inbound, Outbound
+from lockstep.wire.shared.memory import HostMemory
 from lockstep.wire.shared.neighbours import ENDED
-from lockstep.wire.shared.silence import Silence
-from lockstep.wire.shared.transfers import Line, Receiving, Sending, Transfer
+from lockstep.wire.shared.transfers import Line, Matching, Receiving, Sending, Transfer
 from lockstep.wire.shared.turns import Turns
 from lockstep.world import World
 
@@ -31,12 +29,12 @@ _CLOSED_HERE = "the connection was closed here"
 
 
 class Mailbox:
-    """A Transport between the workers of one host. Any thread. The memory belongs to whoever made it.
+    """A Transport between the workers of one host. Any thread. The memory is its owner's to close.
 
     `segments` are all members' inbound segments, by rank.
     """
 
-    def __init__(self, memory: Memory, world: World, segments: dict[int, torch.Tensor]) -> None:
+    def __init__(self, memory: HostMemory, world: World, segments: dict[int, torch.Tensor]) -> None:
         self.world = world
         self._memory = memory
         self._neighbours = memory.neighbours
@@ -44,7 +42,7 @@ class Mailbox:
         self._segment = segments[world.rank]
         self._bell = self._segment.data_ptr()
         self._inbound, self._outbound = _ends(world.rank, segments)
-        self._slot_bytes = Layout(len(self._peers)).slot_bytes
+        self._slot_bytes = ChannelLayout(len(self._peers)).slot_bytes
         self._spins = semaphores.SPINS if len(segments) <= semaphores.cores else 0
         self._turns = Turns()
         self._leader: int | None = None
@@ -59,7 +57,7 @@ class Mailbox:
         self._lost: dict[int, str] = {}
 
     def send(self, tensor: torch.Tensor, target: int, tag: int) -> Sending:
-        """Complete at once if free slots take it all; the rest moves when somebody waits."""
+        """Complete at once if free slots take it all; the rest moves when a thread waits."""
         self._check((target,), tag)
         sending = Sending(self, tensor, target, tag)
         with self._turns:
@@ -88,7 +86,7 @@ class Mailbox:
         return receiving
 
     def finish(self, transfer: Transfer) -> None:
-        """Returns when the transfer is done; raises what it failed with. See Note [Whoever waits moves]."""
+        """Returns when the transfer is done; raises what it failed with. See Note [Waiting threads move]."""
         if not transfer.done:
             with self._turns:
                 transfer.since = time.monotonic()
@@ -101,7 +99,7 @@ class Mailbox:
         return sorted({peer for transfer in list(self._open) if transfer.since is not None for peer in transfer.peers})
 
     def close(self) -> None:
-        """Waits that are still open, on any thread, fail. What has been put into peers' slots stays for them."""
+        """Mover that are still open, on any thread, fail. What has been put into peers' slots stays for them."""
         with self._turns:
             if self._closed:
                 return
@@ -122,7 +120,7 @@ class Mailbox:
                 self._turns.wait()
 
     def _lead(self, transfer: Transfer) -> None:
-        """Sleeps and moves until the transfer is done; then somebody else may lead."""
+        """Sleeps and moves until the transfer is done; then another thread may lead."""
         self._leader = threading.get_ident()
         try:
             while not transfer.done:
@@ -160,7 +158,7 @@ class Mailbox:
         return any(taken) or any(pushed)
 
     def _take_in(self, source: int) -> bool:
-        """Takes chunks while a receive waits for something of this worker: what nobody wants stays in the ring."""
+        """Takes chunks while a receive waits for something of this worker: the rest stays in the ring."""
         inbound = self._inbound[source]
         for taken in range(NUM_SLOTS):
             chunk = inbound.get() if self._wanted[source] else None
@@ -196,8 +194,7 @@ class Mailbox:
     # -- beginnings and ends ---------------------------------------------------------------------------------
 
     def _check(self, peers: Collection[int], tag: int) -> None:
-        strangers = set(peers) - self._wanted.keys()
-        if strangers or not peers:
+        if not peers or not self._wanted.keys() >= set(peers):
             raise BadArgument(f"worker {self.world.rank} can exchange messages with {self._peers}, not {sorted(peers)}")
         if not -(2**63) <= tag < 2**63:
             raise BadArgument(f"a tag must fit 64 bits, and {tag} does not")
@@ -211,7 +208,7 @@ class Mailbox:
                 self._wanted[source] += 1
 
     def _end(self, transfer: Transfer, error: LockstepError | None = None) -> None:
-        """The transfer is done, and whoever waits for it knows."""
+        """The transfer is done, and the threads that wait for it wake."""
         del self._open[transfer]
         if isinstance(transfer, Receiving):
             for source in transfer.peers:
@@ -231,7 +228,7 @@ class Mailbox:
             self._lines[transfer.peers[0]].clear()
         self._end(transfer, error)
 
-    # -- those who are lost ----------------------------------------------------------------------------------
+    # -- lost workers --------------------------------------------------------------------------------------
 
     def _look_in_time(self) -> None:
         """Looks every LOOK_S, however much is moving: the one that is waited for may not be among those who move."""
@@ -242,7 +239,7 @@ class Mailbox:
 
     def _look(self, now_s: float) -> None:
         """Transfers with those who died, left or are silent have failed; what they had sent was taken in before."""
-        gone = self._neighbours.gone()  # first: who left said so before it hung up, and who is gone puts no more
+        gone = self._neighbours.gone()  # first: a worker posts that it leaves before it hangs up
         self._left.update(peer for peer in self._peers if self._inbound[peer].has_left())
         gone = sorted(self._left.union(gone))
         self._lost = dict.fromkeys(gone, ENDED) | self._lost
@@ -253,7 +250,7 @@ class Mailbox:
         self._fail_lost()
 
     def _note_silence(self, now_s: float) -> None:
-        """Only who is waited for can be silent."""
+        """Only a worker that is waited for can be silent."""
         self._silence.note(now_s)
         cause = f"{SILENT} {self._neighbours.timeout_s:g} s"
         for transfer in list(self._open):
@@ -272,16 +269,34 @@ class Mailbox:
     def _who_ended(self, transfer: Transfer) -> int | None:
         """The lost worker because of whom the transfer cannot end.
 
-        Of several sources one may leave when it has sent what it had to; one that died may have had more to send.
+        Of several sources one may leave when it has sent all; one that died may have had more to send.
         """
         lost = [peer for peer in transfer.peers if peer in self._lost]
         missed = lost if len(lost) == len(transfer.peers) else [peer for peer in lost if peer not in self._left]
         return missed[0] if missed else None
 
 
+class Silence:
+    """How long peers have been silent: `moved` counts what has moved from and to each; `note` sees what has changed."""
+
+    def __init__(self, peers: Iterable[int]) -> None:
+        self.moved = dict.fromkeys(peers, 0)
+        self._noted = dict(self.moved)
+        self._moved_s = dict.fromkeys(self.moved, float("-inf"))
+
+    def note(self, now_s: float) -> None:
+        for peer, moved in self.moved.items():
+            if self._noted[peer] != moved:
+                self._noted[peer], self._moved_s[peer] = moved, now_s
+
+    def lasts_s(self, peers: Iterable[int], since_s: float, now_s: float) -> float:
+        """How long nothing has moved from or to these peers, as noted, counted from `since_s` at the earliest."""
+        return now_s - max(since_s, *(self._moved_s[peer] for peer in peers))
+
+
 def _ends(rank: int, segments: dict[int, torch.Tensor]) -> tuple[dict[int, Inbound], dict[int, Outbound]]:
     """This worker's ends of its channels from and to each peer."""
-    layout = Layout(len(segments) - 1)
+    layout = ChannelLayout(len(segments) - 1)
     peers = sorted(segments.keys() - {rank})
     inbound, outbound = {}, {}
     for place, peer in enumerate(peers):
@@ -292,13 +307,13 @@ def _ends(rank: int, segments: dict[int, torch.Tensor]) -> tuple[dict[int, Inbou
     return inbound, outbound
 
 
-def open_mailbox(memory: Memory, world: World) -> Mailbox:
+def open_mailbox(memory: HostMemory, world: World) -> Mailbox:
     """Collective. A new mailbox between all members of `memory`; the lowest rank makes room for all.
 
     When this is called, peers have viewed all that was revealed before.
     """
     members = memory.neighbours.members
-    layout = Layout(len(members) - 1)
+    layout = ChannelLayout(len(members) - 1)
     room = -(-layout.segment_bytes // PAGE_BYTES) * PAGE_BYTES
     if world.rank == members[0]:
         whole = memory.allocate(room * len(members))

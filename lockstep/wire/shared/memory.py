@@ -1,10 +1,10 @@
-"""The shared memory of one host's workers: what this one has made, and what it has seen of others."""
+"""The shared memory of one host's workers: what this one has made, what it has seen of others, and tensors in it."""
 
 import json
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import count
 
 import torch
@@ -12,13 +12,13 @@ import torch
 from lockstep.errors import BadEnvironment
 from lockstep.wire.shared import semaphores
 from lockstep.wire.shared.neighbours import MAX_FILES, Neighbours
-from lockstep.wire.shared.segments import Segment, mapped
+from lockstep.wire.shared.segments import SharedSegment, mapped
 
 MAX_NEWS = 2000
-"""How many released segments a message tells; the rest goes with the next."""
+"""How many released segments a message names; the rest goes with the next."""
 
 
-class Memory:
+class HostMemory:
     """Segments by the rank that made them and a number. Any thread. One owner, who calls `close`.
 
     A segment travels when it is first needed: `reveal` hands its file to the peers, and a peer that comes
@@ -30,19 +30,19 @@ class Memory:
         self.num_forgotten = 0
         self._lock = threading.RLock()
         self._numbers = count()
-        self._own: dict[int, Segment] = {}
+        self._own: dict[int, SharedSegment] = {}
         self._released: list[int] = []
         self._theirs: dict[tuple[int, int], torch.Tensor] = {}
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """New shared memory, as bytes. Peers see it after `reveal`."""
-        segment = Segment(next(self._numbers), num_bytes, self.neighbours.sockets)
+        segment = SharedSegment(next(self._numbers), num_bytes, self.neighbours.sockets)
         with self._lock:
             self._own[segment.bytes.data_ptr()] = segment
         return segment.bytes
 
     def release(self, tensor: torch.Tensor) -> None:
-        """The memory under a tensor will not be revealed again; whoever still looks at it may."""
+        """The memory under a tensor will not be revealed again; tensors that view it stay valid."""
         with self._lock:
             segment = self._own.pop(tensor.data_ptr(), None)
             if segment is not None:
@@ -89,7 +89,7 @@ class Memory:
             self._own.clear()
             self._theirs.clear()
 
-    def _send(self, segments: list[Segment]) -> None:
+    def _send(self, segments: list[SharedSegment]) -> None:
         for start in range(0, len(segments), MAX_FILES):
             batch = segments[start : start + MAX_FILES]
             released, self._released = self._released[:MAX_NEWS], self._released[MAX_NEWS:]
@@ -129,3 +129,40 @@ class Memory:
         for (number, num_bytes), file in zip(message["new"], files, strict=True):
             self._theirs[peer, number] = mapped(file, num_bytes)
             os.close(file)
+
+
+class Staging:
+    """Typed tensors in the shared memory of this worker, and room for those that are not."""
+
+    def __init__(self, memory: HostMemory) -> None:
+        self._memory = memory
+        self._kept: dict[tuple[torch.dtype, int], torch.Tensor] = {}
+
+    def allocate(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A flat tensor that needs no copy. Any thread."""
+        if device.type != "cpu" or num_elements == 0:
+            return torch.empty(num_elements, dtype=dtype, device=device)
+        return self._memory.allocate(num_elements * dtype.itemsize).view(dtype)
+
+    def release(self, tensor: torch.Tensor) -> None:
+        self._memory.release(tensor)
+
+    def shared(self, tensor: torch.Tensor, slot: int, *, filled: bool) -> torch.Tensor:
+        """The tensor itself if peers can see it, else its place in shared memory, `filled` with a copy or not."""
+        if self._memory.number_of(tensor) is not None:
+            return tensor
+        kept = self._kept.get((tensor.dtype, slot))
+        if kept is None or kept.numel() < tensor.numel():
+            if kept is not None:
+                self.release(kept)
+            kept = self._kept[tensor.dtype, slot] = self.allocate(tensor.numel(), tensor.dtype, tensor.device)
+        staged = kept[: tensor.numel()]
+        return staged.copy_(tensor) if filled else staged
+
+    def roots_and_place(
+        self, roots: Sequence[torch.Tensor], total: torch.Tensor
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """The roots where peers can see them, and the place there for their sum, which may be the first root's."""
+        shared = [self.shared(root, slot, filled=True) for slot, root in enumerate(roots)]
+        in_place = bool(roots) and roots[0] is total
+        return shared, shared[0] if in_place else self.shared(total, len(roots), filled=False)

@@ -1,11 +1,10 @@
-"""Sockets between the workers of one host: open files in transit, and word at once when a peer dies.
+"""Sockets between the workers of one host: they carry open files, and hang up at once when a peer dies.
 
 # Note [Who has died]
-# When a worker dies, whatever the reason, the kernel closes its sockets: whoever looks sees that a connection hung up.
-# A process that a worker forks (a DataLoader's) would hold them open after its death: it closes its copies.
+# When a worker dies, for any reason, the kernel closes its sockets, and its peers see that the connection hung up.
 # A worker that leaves because it noticed a death closes its sockets too. So that the others do not take it for
 # the one that died, it first writes whom it accuses in a page that all share, and they pass the blame on.
-# Who finds that a peer has left because of himself accuses nobody: two who accuse each other would leave it to chance
+# A worker whose peer has left because of it accuses none: two who accuse each other would leave it to chance
 # whom the others name.
 """
 
@@ -15,7 +14,6 @@ import secrets
 import select
 import socket
 import struct
-import weakref
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
@@ -23,7 +21,8 @@ import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from lockstep.errors import SILENT, BadEnvironment, PeerGone
-from lockstep.wire.network.patience import Patience, do_nothing
+from lockstep.wire.network import keepalive
+from lockstep.wire.network.deadline import Deadline, do_nothing
 from lockstep.wire.shared.segments import allocate, allow_many_files, mapped
 from lockstep.wire.shared.semaphores import LOOK_S
 from lockstep.world import World
@@ -46,7 +45,7 @@ class Neighbours:
         self.timeout_s = timeout_s
         self.closed = False
         self._accused = accused
-        _open.add(self)
+        keepalive.let_go_when_forked(self)
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -54,7 +53,7 @@ class Neighbours:
         return tuple(sorted((self.rank, *self.sockets)))
 
     def receive(self, peer: int) -> tuple[bytes, list[int]]:
-        """Waits for the next message of a peer; the files that come with it are the caller's to close."""
+        """Mover for the next message of a peer; the files that come with it are the caller's to close."""
         try:
             message, files, _, _ = socket.recv_fds(self.sockets[peer], MESSAGE_BYTES, MAX_FILES)
         except OSError as error:
@@ -94,7 +93,7 @@ class Neighbours:
         return [] if self.closed else self._poll(select.POLLIN | select.POLLRDHUP, select.POLLIN, 0, without=_GONE)
 
     def wait_for_mail(self, limit_s: float) -> None:
-        """Returns when somebody has sent something, or after `limit_s`."""
+        """Returns when a peer has sent something, or after `limit_s`."""
         self._poll(select.POLLIN, select.POLLIN, limit_s)
 
     def _poll(self, events: int, wanted: int, limit_s: float, without: int = 0) -> list[int]:
@@ -109,7 +108,7 @@ class Neighbours:
         return sorted(peers[descriptor] for descriptor, found in ready if found & wanted and not found & without)
 
     def blame(self, peer: int, cause: str) -> PeerGone:
-        """The error for a peer that is gone; names the guilty, and tells the others. See Note [Who has died]."""
+        """The error for a peer that is gone; names the guilty, here and on the page. See Note [Who has died]."""
         if self.closed:
             return PeerGone(peer, "the connection was closed here")
         guilty = peer
@@ -124,7 +123,7 @@ class Neighbours:
         return PeerGone(guilty, cause)
 
     def accusers(self) -> list[int]:
-        """The peers that leave, or have left, because of somebody."""
+        """The peers that leave, or have left, because of a worker that they accuse."""
         return [peer for peer in self.peers if self._accused_by(peer) is not None]
 
     def accuse(self, rank: int) -> None:
@@ -137,39 +136,31 @@ class Neighbours:
 
     def close(self) -> None:
         self.closed = True
-        _open.discard(self)
+        keepalive.forget(self)
         for connection in self.sockets.values():
             _shut(connection)
 
-
-_open: "weakref.WeakSet[Neighbours]" = weakref.WeakSet()
-
-
-def _close_in_forked_process() -> None:
-    """See Note [Who has died]. Closes this process's copies; the connections go on in the worker."""
-    for neighbours in _open:
-        neighbours.closed = True
-        for connection in neighbours.sockets.values():
+    def let_go(self) -> None:
+        """See Note [Left to another process] in keepalive.py."""
+        self.closed = True
+        for connection in self.sockets.values():
             connection.close()
-
-
-os.register_at_fork(after_in_child=_close_in_forked_process)
 
 
 def connect(
     world: World, members: Collection[int], store: Store, timeout_s: float, watch: Callable[[], None] = do_nothing
 ) -> Neighbours:
-    """Collective. Connects every pair of `members`, the ranks of workers on this host; nobody else can join.
+    """Collective. Connects every pair of `members`, the ranks of workers on this host; no other process can join.
 
-    The lower rank of a pair listens, at an address of the abstract namespace (no file) that it tells in the store, with
-    a secret. Everyone on the host can see the address; who is another user, or has no secret, is turned away. While it
-    waits it calls `watch`, which raises PeerGone if it knows of somebody who will not come.
+    The lower rank of a pair listens, at an address of the abstract namespace (no file) that it writes into the store,
+    with a secret. Any process on the host can see the address; one of another user, or without the secret, is refused.
+    While it waits it calls `watch`, which raises PeerGone if it knows of a worker that will not come.
     """
     allow_many_files()
     sockets: dict[int, socket.socket] = {}
     try:
-        patience = Patience(timeout_s, watch)
-        _connect_all(world.rank, sorted(set(members) - {world.rank}), store, patience, sockets)
+        deadline = Deadline(timeout_s, watch)
+        _connect_all(world.rank, sorted(set(members) - {world.rank}), store, deadline, sockets)
         return Neighbours(world.rank, sockets, _shared_page(world.rank, sockets, world.size), timeout_s)
     except (OSError, RuntimeError, PeerGone) as error:  # the store's own errors are RuntimeErrors
         for connection in sockets.values():
@@ -180,7 +171,7 @@ def connect(
 
 
 def _connect_all(
-    rank: int, peers: Sequence[int], store: Store, patience: Patience, connections: dict[int, socket.socket]
+    rank: int, peers: Sequence[int], store: Store, deadline: Deadline, connections: dict[int, socket.socket]
 ) -> None:
     name, secret = f"\0lockstep-{secrets.token_hex(16)}", secrets.token_hex(SECRET_BYTES // 2)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -190,17 +181,17 @@ def _connect_all(
         store.set(f"neighbour/{rank}", secret + name)
         for peer in peers:
             if peer < rank:
-                connections[peer] = _call(peer, rank, store, patience)
+                connections[peer] = _call(peer, rank, store, deadline)
         while len(connections) < len(peers):
-            patience.until(lambda: select.select([listener], [], [], LOOK_S)[0])
-            answered = _answer(listener, secret.encode(), patience.timeout_s)
+            deadline.until(lambda: select.select([listener], [], [], LOOK_S)[0])
+            answered = _answer(listener, secret.encode(), deadline.timeout_s)
             connections.update(answered)
 
 
 def _shared_page(rank: int, sockets: dict[int, socket.socket], num_ranks: int) -> torch.Tensor:
     """The page of accusations, one number per rank, made by the lowest rank and handed out when all are connected.
 
-    So whoever has it needs the store no more, for himself or for others.
+    A worker that has it needs the store no more, for itself or for others.
     """
     num_bytes = 4 * num_ranks
     if rank < min(sockets, default=rank + 1):
@@ -221,26 +212,26 @@ def _shared_page(rank: int, sockets: dict[int, socket.socket], num_ranks: int) -
     return page
 
 
-def _call(peer: int, rank: int, store: Store, patience: Patience) -> socket.socket:
-    patience.await_key(store, f"neighbour/{peer}")
+def _call(peer: int, rank: int, store: Store, deadline: Deadline) -> socket.socket:
+    deadline.await_key(store, f"neighbour/{peer}")
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.settimeout(patience.timeout_s)
-    told = bytes(store.get(f"neighbour/{peer}"))
-    secret, name = told[:SECRET_BYTES], told[SECRET_BYTES:]
+    connection.settimeout(deadline.timeout_s)
+    entry = bytes(store.get(f"neighbour/{peer}"))
+    secret, name = entry[:SECRET_BYTES], entry[SECRET_BYTES:]
     connection.connect(name)
     connection.send(secret + struct.pack("i", rank))
     return connection
 
 
 def _answer(listener: socket.socket, secret: bytes, timeout_s: float) -> dict[int, socket.socket]:
-    """The worker that calls, by rank; nobody if it does not know the secret."""
+    """The worker that calls, by rank; none if it does not know the secret."""
     connection, _ = listener.accept()
     connection.settimeout(timeout_s)
     _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if user == os.getuid():
-        said = connection.recv(SECRET_BYTES + 4)
-        if len(said) == SECRET_BYTES + 4 and secrets.compare_digest(said[:SECRET_BYTES], secret):
-            return {struct.unpack("i", said[SECRET_BYTES:])[0]: connection}
+        greeting = connection.recv(SECRET_BYTES + 4)
+        if len(greeting) == SECRET_BYTES + 4 and secrets.compare_digest(greeting[:SECRET_BYTES], secret):
+            return {struct.unpack("i", greeting[SECRET_BYTES:])[0]: connection}
     connection.close()
     return {}
 

@@ -3,13 +3,14 @@
 # Note [Direct slices in shared memory]
 # Buckets lie in shared memory from the start, so nothing is sent. The workers meet on the board, where each shows its
 # roots and the place for the sum. Each adds its own slice over all roots in tree order and writes it to every worker's
-# place; then they part. Of a slice's elements only its worker reads or writes anything in between: so the sum may
-# go where a root was. Memory is read once and written once per worker: 2·W·P bytes, the least there is.
+# place; then comes the closing barrier. Of a slice's elements only its worker reads or writes anything in between: so
+# the sum may go where a root was. Memory is read once and written once per worker: 2·W·P bytes, the least there is.
+# A reduce-scatter writes each slice to its own worker only, an all-gather copies each slice once for every peer.
 
-# Note [Parting late]
-# Whoever has parted knows that everyone's slice stands in everyone's memory. So the parting from the last bucket of a
-# step is left to the one who waits for the step, when all that it needs besides the sum is there too: this parting is
-# the step's commit, and the step needs no further round for it.
+# Note [Closing late]
+# After the closing barrier, every worker's bucket holds every slice. So that of a step's last bucket is left to the
+# thread that waits for the step, which calls it when all that the step needs besides the sum is there too: it is the
+# step's commit, and the step needs no further round for it.
 """
 
 from collections.abc import Sequence
@@ -19,28 +20,28 @@ import torch
 
 from lockstep.errors import Disagreement
 from lockstep.lanes import Reduction, Root
-from lockstep.wire.reducer import Reducer
-from lockstep.wire.schedules import slices
+from lockstep.wire.reducer import Reducer, Slices, check_slices
+from lockstep.wire.schedules import slices as even_slices
 from lockstep.wire.shared.board import MAX_TENSORS, Board, Meeting
 from lockstep.wire.shared.kernels import Work, summation
-from lockstep.wire.shared.staging import Staging
+from lockstep.wire.shared.memory import Staging
 
-HURRY_BYTES = 256 * 1024
+SPIN_BYTES = 256 * 1024
 """Up to this size a worker stays awake for a moment while it waits: waking up would take longer than the sum."""
 
 
-class SharedMemory(Reducer):
+class SharedMemoryReducer(Reducer):
     """A Reducer for the workers of one host. Tensors that it did not allocate are copied in and out.
 
-    What is not on the CPU, or is spread over thousands of roots, goes `otherwise`.
+    What is not on the CPU, or is spread over thousands of roots, is sent: by the `executor`.
     """
 
-    def __init__(self, board: Board, otherwise: Reducer, rank: int) -> None:
+    def __init__(self, board: Board, executor: Reducer, rank: int) -> None:
         self.board = board
         self._staging = Staging(board.memory)
-        self._otherwise = otherwise
+        self._executor = executor
         self._rank = rank
-        self._together = False
+        self._is_open = False
 
     def allocate(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return self._staging.allocate(num_elements, dtype, device)
@@ -49,28 +50,71 @@ class SharedMemory(Reducer):
         self._staging.release(tensor)
 
     def reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        """See Note [Direct slices in shared memory]. Two posts to each peer."""
-        self.part()
-        if not _suits(reduction, total):
-            self._otherwise.reduce(reduction, roots, total)
+        """See Note [Direct slices in shared memory]. Two signals to each peer."""
+        self.closing_barrier()
+        if not _fits_board(reduction, total):
+            self._executor.reduce(reduction, roots, total)
         elif total.numel() > 0:
-            self._reduce(reduction, roots, total)
+            spin = total.nbytes <= SPIN_BYTES
+            place = self._add(reduction, roots, total, spin)
+            self.board.closing_barrier(spin=spin)
+            if place.data_ptr() != total.data_ptr():
+                total.copy_(place)
 
-    def reduce_and_stay(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        """See Note [Parting late]. One post to each peer."""
-        self.part()
-        if not _suits(reduction, total):
-            self._otherwise.reduce(reduction, roots, total)
+    def reduce_unclosed(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+        """See Note [Closing late]. One signal to each peer."""
+        self.closing_barrier()
+        if not _fits_board(reduction, total):
+            self._executor.reduce(reduction, roots, total)
         elif total.numel() > 0:
-            self._add(reduction, roots, total, hurry=total.nbytes <= HURRY_BYTES)
-            self._together = True
+            self._add(reduction, roots, total, spin=total.nbytes <= SPIN_BYTES)
+            self._is_open = True
 
-    def part(self) -> bool:
-        if not self._together:
+    def closing_barrier(self) -> bool:
+        if not self._is_open:
             return False
-        self._together = False
-        self.board.part(hurry=True)
+        self._is_open = False
+        self.board.closing_barrier(spin=True)
         return True
+
+    def reduce_scatter(
+        self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor, slices: Slices
+    ) -> None:
+        """See Note [Direct slices in shared memory]. Two signals to each peer."""
+        check_slices(slices, total.numel(), len(self.board.members))
+        self.closing_barrier()
+        if not _fits_board(reduction, total):
+            self._executor.reduce_scatter(reduction, roots, total, slices)
+        elif total.numel() > 0:
+            spin = total.nbytes <= SPIN_BYTES
+            shared = [self._staging.shared(root, slot, filled=True) for slot, root in enumerate(roots)]
+            meeting = self._meet(
+                _facts_of_slices("reduce_scatter", total.nbytes, total.dtype, tuple(slices)), shared, spin
+            )
+            own = slices[self._rank]
+            values = _roots(meeting, total.dtype, slice(own.start, own.stop), num_places=0)
+            summation(reduction.tree, values, [total[own.start : own.stop]])()
+            self.board.closing_barrier(spin=spin)
+
+    def all_gather(self, total: torch.Tensor, slices: Slices) -> None:
+        """Two signals to each peer; each worker copies the others' slices into its own `total`."""
+        check_slices(slices, total.numel(), len(self.board.members))
+        self.closing_barrier()
+        if total.device.type != "cpu":
+            self._executor.all_gather(total, slices)
+        elif total.numel() > 0:
+            spin = total.nbytes <= SPIN_BYTES
+            shared, own = self._staging.shared(total, 0, filled=False), slices[self._rank]
+            if shared.data_ptr() != total.data_ptr():
+                shared[own.start : own.stop] = total[own.start : own.stop]
+            meeting = self._meet(
+                _facts_of_slices("all_gather", total.nbytes, total.dtype, tuple(slices)), [shared], spin
+            )
+            for member, part in zip(self.board.members, slices, strict=True):
+                if member != self._rank:
+                    theirs = meeting.memory[member][0].view(total.dtype)
+                    total[part.start : part.stop] = theirs[part.start : part.stop]
+            self.board.closing_barrier(spin=spin)
 
     def awaited(self) -> list[int]:
         return self.board.awaited()
@@ -79,20 +123,12 @@ class SharedMemory(Reducer):
         self.board.memory.neighbours.close()
         self.board.memory.close()
 
-    def _reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        hurry = total.nbytes <= HURRY_BYTES
-        place = self._add(reduction, roots, total, hurry)
-        self.board.part(hurry=hurry)
-        if place.data_ptr() != total.data_ptr():
-            total.copy_(place)
-
     def _add(
-        self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor, hurry: bool
+        self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor, spin: bool
     ) -> torch.Tensor:
-        """Adds this worker's slice. Gives the place in shared memory where the sum stands when all have parted."""
-        shared = [self._staging.shared(root, slot, filled=True) for slot, root in enumerate(roots)]
-        place = shared[0] if roots and roots[0] is total else self._staging.shared(total, len(roots), filled=False)
-        meeting = self.board.meet(in_words(total), [*shared, place], hurry=hurry)
+        """Adds this worker's slice. Gives the place in shared memory that holds the sum after the closing barrier."""
+        shared, place = self._staging.roots_and_place(roots, total)
+        meeting = self.board.meet(facts_of(total.nbytes, total.dtype), [*shared, place], spin=spin)
         self._work(meeting, reduction, total.dtype)()
         return place
 
@@ -103,39 +139,53 @@ class SharedMemory(Reducer):
         work: Work = meeting.prepared[1]
         return work
 
+    def _meet(self, facts: bytes, tensors: Sequence[torch.Tensor], spin: bool) -> Meeting:
+        meeting = self.board.meet(facts, tensors, spin=spin)
+        refuse_difference(meeting, self._rank)
+        return meeting
 
-def _suits(reduction: Reduction, total: torch.Tensor) -> bool:
+
+def _fits_board(reduction: Reduction, total: torch.Tensor) -> bool:
     """Whether the sum is on the CPU, and all roots, with the place for the sum, find room on one row of the board."""
     return total.device.type == "cpu" and max(reduction.roots_of) < MAX_TENSORS
 
 
-@lru_cache(maxsize=64)
-def _name(dtype: torch.dtype) -> bytes:
-    return str(dtype).removeprefix("torch.").encode()
+@lru_cache(maxsize=1024)
+def facts_of(num_bytes: int, dtype: torch.dtype) -> bytes:
+    """What workers who reduce together must have in common."""
+    return f"{num_bytes} bytes of {str(dtype).removeprefix('torch.')}".encode()
 
 
-def in_words(total: torch.Tensor) -> bytes:
-    """What workers who reduce together must have in common: the dtype; sizes stand on the board anyway."""
-    return _name(total.dtype)
+@lru_cache(maxsize=1024)
+def _facts_of_slices(collective: str, num_bytes: int, dtype: torch.dtype, slices: tuple[range, ...]) -> bytes:
+    bounds = " ".join(f"{part.start}:{part.stop}" for part in slices)
+    return facts_of(num_bytes, dtype) + f", {collective} in slices {bounds}".encode()
 
 
 def refuse_difference(meeting: Meeting, rank: int) -> None:
     """Raises the same on every worker if they are about to add different things. Nothing has been added."""
-    facts = {
-        member: f"{meeting.memory[member][-1].numel()} bytes of {words.decode()}"
-        for member, words in meeting.words.items()
-    }
+    facts = meeting.words
     other = next((member for member, fact in facts.items() if fact != facts[rank]), None)
     if other is not None:
-        raise Disagreement("the bucket to reduce", rank, facts[rank], other, facts[other])
+        raise Disagreement("the bucket to reduce", rank, facts[rank].decode(), other, facts[other].decode())
 
 
 def _prepare(meeting: Meeting, reduction: Reduction, dtype: torch.dtype, rank: int) -> Work:
     refuse_difference(meeting, rank)
-    typed = {member: [shown.view(dtype) for shown in memory] for member, memory in meeting.memory.items()}
-    members = sorted(typed)
-    part = slices(typed[rank][-1].numel(), len(members))[members.index(rank)]
+    members = sorted(meeting.memory)
+    places = {member: memory[-1].view(dtype) for member, memory in meeting.memory.items()}
+    part = even_slices(places[rank].numel(), len(members))[members.index(rank)]
     span = slice(part.start, part.stop)
-    values = {Root(member, index): root[span] for member in members for index, root in enumerate(typed[member][:-1])}
-    places = [typed[member][-1][span] for member in (rank, *(member for member in members if member != rank))]
-    return summation(reduction.tree, values, places)
+    own_first = (rank, *(member for member in members if member != rank))
+    return summation(
+        reduction.tree, _roots(meeting, dtype, span, num_places=1), [places[member][span] for member in own_first]
+    )
+
+
+def _roots(meeting: Meeting, dtype: torch.dtype, span: slice, num_places: int) -> dict[Root, torch.Tensor]:
+    """A span of every worker's roots; behind them, a worker shows `num_places` tensors for the sum."""
+    return {
+        Root(member, index): root.view(dtype)[span]
+        for member, memory in sorted(meeting.memory.items())
+        for index, root in enumerate(memory[: len(memory) - num_places])
+    }

@@ -11,7 +11,7 @@ import torch
 from lockstep.errors import BadEnvironment
 
 
-class Segment:
+class SharedSegment:
     """Shared memory made by this worker: a file without a name until it is handed to all peers, and its bytes."""
 
     def __init__(self, number: int, num_bytes: int, peers: Collection[int]) -> None:

@@ -1,10 +1,10 @@
 """POSIX semaphores that lie in shared memory, by the C library that every Python has loaded.
 
 # Note [Semaphores as signals]
-# Workers share memory and tell each other by semaphores when it may be read. `sem_post` releases and a successful
-# `sem_wait` acquires, on every processor, so what was written before the post is seen after the wait: plain loads and
-# stores would not promise that on Arm. A post nobody waits for costs no system call; a waiting worker sleeps in the
-# kernel. It wakes up every LOOK_S to see whether those it waits for are still alive: a semaphore cannot tell.
+# Workers share memory and signal by semaphores when it may be read. `sem_post` releases and a successful `sem_wait`
+# acquires, on every processor, so what was written before the post is seen after the wait: plain loads and stores would
+# not promise that on Arm. A post that no worker waits for costs no system call; a waiting worker sleeps in the kernel.
+# It wakes up every LOOK_S to see whether those it waits for are still alive: a semaphore cannot show it.
 """
 
 import ctypes
@@ -58,7 +58,7 @@ def initialize(address: int) -> None:
 
 
 def post(address: int) -> None:
-    """Adds one. What this worker wrote before is seen by whoever takes it."""
+    """Adds one. What this worker wrote before is seen by the worker that takes it."""
     assert _post is not None
     _post(address)
 

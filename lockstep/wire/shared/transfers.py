@@ -1,15 +1,25 @@
-"""Sends and receives under way, and the order in which sends leave."""
+"""Sends and receives under way: the order in which sends leave, and which message belongs to which receive.
+
+# Note [Matching]
+# A message belongs to the first receive posted with its tag that takes messages of its source. Its bytes go straight to
+# that receive's tensor. If there is none yet they are kept aside, in private memory, and the first such receive that is
+# posted takes the first such message, even one of which only a part has arrived: the rest then goes straight.
+"""
 
 from collections import deque
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import torch
 
-from lockstep.errors import BadArgument, LockstepError
+from lockstep.errors import BadArgument, Disagreement, LockstepError
+from lockstep.wire.shared.channel import Chunk, copy
+
+_Item = TypeVar("_Item")
 
 
-class Waits(Protocol):
-    """Whoever moves transfers on."""
+class Mover(Protocol):
+    """Moves transfers on: the mailbox."""
 
     def finish(self, transfer: "Transfer") -> None:
         """Returns when the transfer is done; raises what it failed with."""
@@ -18,11 +28,11 @@ class Waits(Protocol):
 class Transfer:
     """A message that this worker sends or receives: `moved` bytes of it so far, at `address`.
 
-    What is `done` has moved or has failed with `error`, and is not touched again. `since` is when somebody began to
+    What is `done` has moved or has failed with `error`, and is not touched again. `since` is when a thread began to
     wait for it. The tensor stays alive until then, whatever the caller does.
     """
 
-    def __init__(self, by: Waits, tensor: torch.Tensor, memory: torch.Tensor, peers: tuple[int, ...], tag: int) -> None:
+    def __init__(self, by: Mover, tensor: torch.Tensor, memory: torch.Tensor, peers: tuple[int, ...], tag: int) -> None:
         self.tensor = tensor
         self.address = memory.data_ptr()
         self.num_bytes = tensor.nbytes
@@ -43,7 +53,7 @@ class Transfer:
 class Sending(Transfer):
     """A send. A tensor that is not plain memory of this process is copied first."""
 
-    def __init__(self, by: Waits, tensor: torch.Tensor, target: int, tag: int) -> None:
+    def __init__(self, by: Mover, tensor: torch.Tensor, target: int, tag: int) -> None:
         memory = tensor if _is_plain(tensor) else tensor.detach().cpu().resolve_conj().resolve_neg()
         super().__init__(by, tensor, memory, (target,), tag)
 
@@ -51,7 +61,7 @@ class Sending(Transfer):
 class Receiving(Transfer):
     """A receive from any of `peers`; `source` is the one it came from, known after `wait`."""
 
-    def __init__(self, by: Waits, tensor: torch.Tensor, sources: tuple[int, ...], tag: int) -> None:
+    def __init__(self, by: Mover, tensor: torch.Tensor, sources: tuple[int, ...], tag: int) -> None:
         memory = tensor if _is_plain(tensor) else torch.empty(tensor.nbytes, dtype=torch.uint8, device="cpu")
         super().__init__(by, tensor, memory, sources, tag)
         self.source: int | None = None
@@ -67,7 +77,7 @@ class Receiving(Transfer):
 class Line:
     """Sends to one worker: those with one tag in the order they came, the tags in turn.
 
-    So small talk does not stand behind a long message of another stream.
+    So small messages do not stand behind a long one of another stream.
     """
 
     def __init__(self) -> None:
@@ -94,6 +104,117 @@ class Line:
 
     def clear(self) -> None:
         self._by_tag.clear()
+
+
+@dataclass(eq=False)
+class ArrivingMessage:
+    """A message of which `arrived` bytes are here, at `place`; without a place its bytes are dropped."""
+
+    source: int
+    tag: int
+    num_bytes: int
+    arrived: int = 0
+    place: int | None = None
+    receiving: Receiving | None = None
+    kept: torch.Tensor | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return self.arrived == self.num_bytes
+
+    def add(self, chunk: Chunk) -> None:
+        if self.place is not None:
+            copy(self.place + self.arrived, chunk.address, chunk.num_bytes)
+        self.arrived += chunk.num_bytes
+
+    def keep(self) -> None:
+        """What arrives is kept until a receive is posted for it."""
+        self.kept = torch.empty(self.num_bytes, dtype=torch.uint8, device="cpu")
+        self.place = self.kept.data_ptr()
+
+    def hand_to(self, receiving: Receiving) -> None:
+        """What has arrived is in the receive's tensor, and the rest will go there."""
+        if self.place is not None:
+            copy(receiving.address, self.place, self.arrived)
+        self.receiving, self.place, self.kept = receiving, receiving.address, None
+
+    def drop(self) -> None:
+        self.receiving = self.place = self.kept = None
+
+
+class Matching:
+    """Receives that wait for messages, and messages that wait for receives. One thread at a time."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._posted: dict[int, list[Receiving]] = {}
+        self._aside: dict[int, list[ArrivingMessage]] = {}
+        self._arriving: dict[tuple[int, int], ArrivingMessage] = {}
+
+    def post(self, receiving: Receiving) -> bool:
+        """The receive takes a message that was kept aside, or waits for one. Whether that ended it."""
+        aside = self._aside.get(receiving.tag, [])
+        arrival = next((arrival for arrival in aside if arrival.source in receiving.peers), None)
+        if arrival is None:
+            self._posted.setdefault(receiving.tag, []).append(receiving)
+            return False
+        _remove(self._aside, receiving.tag, arrival)
+        return not self._join(arrival, receiving) or arrival.is_whole
+
+    def withdraw(self, receiving: Receiving) -> None:
+        """The receive takes nothing any more; the rest of a message that it has begun to take is dropped."""
+        if receiving in self._posted.get(receiving.tag, ()):
+            _remove(self._posted, receiving.tag, receiving)
+        for arrival in self._arriving.values():
+            if arrival.receiving is receiving:
+                arrival.drop()
+
+    def take(self, source: int, chunk: Chunk) -> Receiving | None:
+        """The chunk's bytes are where they belong. Gives the receive that this ended, if it did."""
+        refused = None
+        arrival = self._arriving.get((source, chunk.tag))
+        if arrival is None:
+            arrival, refused = self._begin(source, chunk)
+        arrival.add(chunk)
+        if not arrival.is_whole:
+            self._arriving[source, chunk.tag] = arrival
+            return refused
+        self._arriving.pop((source, chunk.tag), None)
+        return refused or arrival.receiving
+
+    def _begin(self, source: int, chunk: Chunk) -> tuple[ArrivingMessage, Receiving | None]:
+        """A message begins, in its place; with the receive that refused it, if one did."""
+        arrival = ArrivingMessage(source, chunk.tag, chunk.message_bytes)
+        posted = self._posted.get(chunk.tag, [])
+        receiving = next((receiving for receiving in posted if source in receiving.peers), None)
+        if receiving is None:
+            arrival.keep()
+            self._aside.setdefault(chunk.tag, []).append(arrival)
+            return arrival, None
+        _remove(self._posted, chunk.tag, receiving)
+        return arrival, None if self._join(arrival, receiving) else receiving
+
+    def _join(self, arrival: ArrivingMessage, receiving: Receiving) -> bool:
+        """The receive takes the message, or refuses it because the sizes differ."""
+        receiving.source = arrival.source
+        if arrival.num_bytes == receiving.num_bytes:
+            arrival.hand_to(receiving)
+            return True
+        arrival.drop()
+        receiving.error = Disagreement(
+            f"bytes of a message with tag {receiving.tag}",
+            here=self._rank,
+            mine=str(receiving.num_bytes),
+            there=arrival.source,
+            theirs=str(arrival.num_bytes),
+        )
+        return False
+
+
+def _remove(lists: dict[int, list[_Item]], tag: int, item: _Item) -> None:
+    lists[tag].remove(item)
+    if not lists[tag]:
+        del lists[tag]
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

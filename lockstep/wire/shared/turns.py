@@ -7,8 +7,8 @@ from types import TracebackType
 class Turns:
     """A lock whose busy holder lets others in by `pass_on`, and a condition on it for those who wait for more.
 
-    A plain lock that is released and taken again at once mostly stays where it is. Here whoever waits holds
-    the entrance, and the one who comes back stands behind him.
+    A plain lock that is released and taken again at once mostly stays where it is. Here a thread that waits holds the
+    entrance, and the one that comes back stands behind it.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Turns:
             self._lock.release()
 
     def wait(self) -> None:
-        """Lets go until somebody calls `notify_all`, and comes in again."""
+        """Lets go until another thread calls `notify_all`, and comes in again."""
         self._holder = None
         try:
             self._changed.wait()
@@ -42,11 +42,11 @@ class Turns:
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody is waiting to come in."""
+        """Whether a thread is waiting to come in."""
         return self._entrance.locked()
 
     def pass_on(self) -> None:
-        """Whoever has been waiting to come in has had its turn."""
+        """A thread that has been waiting to come in has had its turn."""
         if self.wanted:
             self.release()
             self.acquire()

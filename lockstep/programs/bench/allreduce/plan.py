@@ -71,7 +71,9 @@ def parse_algorithm(text: str) -> str:
     name = text.strip().replace("_", "-")
     if name == SHARED:
         return name
-    from lockstep.wire.schedules.catalogue import CATALOGUE  # takes seconds, which the usual word need not wait for
+    from lockstep.programs.explain.schedules.catalogue import (
+        CATALOGUE,  # takes seconds, which the usual word need not wait for
+    )
 
     known = (SHARED, *CATALOGUE["all_reduce"])
     if name not in known:

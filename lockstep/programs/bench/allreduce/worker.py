@@ -49,11 +49,11 @@ from lockstep.programs.bench.plan import CPU, BenchResult
 from lockstep.programs.bench.rounds import timed_rounds
 from lockstep.programs.bench.sides import end_process
 from lockstep.programs.bench.spread import quantile
+from lockstep.programs.explain.schedules.catalogue import Setting, find
 from lockstep.run.start import start
 from lockstep.settings.environment import find_place, process_environment
 from lockstep.wire import Wire, exchange, in_shared_memory, over_gloo
 from lockstep.wire.schedules import one_root_each
-from lockstep.wire.schedules.catalogue import Setting, find
 from lockstep.wire.schedules.executor import Executor
 from lockstep.wire.transport import Transport
 from lockstep.world import World
@@ -216,7 +216,7 @@ class GpuSite(AllreduceSite):
 
     def wait(self) -> None:
         """The device has done all that it was given. The wire waits first: it wakes if a peer is gone."""
-        self.wire.reducer.part()
+        self.wire.reducer.synchronize()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 

@@ -5,7 +5,10 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 
 from lockstep.errors import BadArgument
-from lockstep.wire.schedules.schedule import Round, Schedule, Send
+from lockstep.wire.schedules.schedule import Cost, Schedule, ScheduleRound, SendPart
+
+TREE = Cost("2*ceil(log2(W)) + floor(log2(W)) + N - 2 if W > 1 else 0", "min(W-1, 3)*P")
+DOUBLE_TREE = Cost("2*ceil(log2(W)) + floor(log2(W)) + N/2 - 2 if W > 1 else 0", "min(W-1, W/2, 2)*P")
 
 
 @lru_cache(maxsize=256)
@@ -14,8 +17,6 @@ def tree(num_workers: int, num_chunks: int = 1) -> Schedule:
 
     A worker takes one child's chunk after the other's, which costs the way up more rounds than the way down. N
     is the number of chunks: while one is at the root, the next ones are already on their way.
-
-    Cost: rounds = 2*ceil(log2(W)) + floor(log2(W)) + N - 2 if W > 1 else 0; bytes = min(W-1, 3)*P
     """
     _check_chunks(num_chunks, multiple_of=1)
     rounds = _rounds(_train(num_workers, range(num_chunks), lambda rank: rank))
@@ -26,10 +27,8 @@ def tree(num_workers: int, num_chunks: int = 1) -> Schedule:
 def double_tree(num_workers: int, num_chunks: int = 2) -> Schedule:
     """All-reduce after Sanders, Speck and Träff (2009): two trees at once, each for one half of the chunks.
 
-    Whoever is a leaf in one tree adds and forwards in the other, so that no worker sends much more than its share:
+    A leaf of one tree adds and forwards in the other, so that no worker sends much more than its share:
     a single tree leaves half of its workers with little to do. N is the number of chunks of both.
-
-    Cost: rounds = 2*ceil(log2(W)) + floor(log2(W)) + N/2 - 2 if W > 1 else 0; bytes = min(W-1, W/2, 2)*P
     """
     _check_chunks(num_chunks, multiple_of=2)
     half = num_chunks // 2
@@ -53,15 +52,15 @@ def _complement(rank: int, num_workers: int) -> int:
     return num_workers - 1 - rank if num_workers % 2 == 0 else (rank + 1) % num_workers
 
 
-def _train(num_workers: int, chunks: range, place: Callable[[int], int]) -> Iterator[tuple[int, Send]]:
+def _train(num_workers: int, chunks: range, place: Callable[[int], int]) -> Iterator[tuple[int, SendPart]]:
     """Every send of a tree with the round it belongs to; `place` says which worker stands at a rank of the tree."""
     first_up, turn = _climb(num_workers)
     for rank in range(1, num_workers):
         lower, upper = place(rank), place(parent(rank, num_workers))
         first_down = turn + _depth(rank, num_workers) - 1
         for position, chunk in enumerate(chunks):
-            yield first_up[rank] + position, Send(lower, upper, chunk, adds=True)
-            yield first_down + position, Send(upper, lower, chunk)
+            yield first_up[rank] + position, SendPart(lower, upper, chunk, adds=True)
+            yield first_down + position, SendPart(upper, lower, chunk)
 
 
 def _climb(num_workers: int) -> tuple[dict[int, int], int]:
@@ -85,11 +84,11 @@ def _depth(rank: int, num_workers: int) -> int:
     return 0 if rank == 0 else 1 + _depth(parent(rank, num_workers), num_workers)
 
 
-def _rounds(sends: Iterable[tuple[int, Send]]) -> tuple[Round, ...]:
+def _rounds(sends: Iterable[tuple[int, SendPart]]) -> tuple[ScheduleRound, ...]:
     in_round = defaultdict(list)
     for number, send in sends:
         in_round[number].append(send)
-    return tuple(Round(tuple(in_round[number])) for number in sorted(in_round))
+    return tuple(ScheduleRound(tuple(in_round[number])) for number in sorted(in_round))
 
 
 def _check_chunks(num_chunks: int, multiple_of: int) -> None:

@@ -11,11 +11,11 @@ LOOK_S = 0.1
 
 
 def do_nothing() -> None:
-    """The watch of whoever knows nothing about the others."""
+    """The watch of a worker that knows nothing about the others."""
 
 
 @dataclass
-class Patience:
+class Deadline:
     """Waits for at most `timeout_s` in all, and calls `watch` every LOOK_S: it raises if the wait is in vain."""
 
     timeout_s: float
@@ -33,7 +33,7 @@ class Patience:
             self.watch()
 
     def await_key(self, store: Store, key: str) -> None:
-        """Returns when somebody has written the key."""
+        """Returns when the key has been written."""
         self.until(lambda: _is_there(store, key))
 
 

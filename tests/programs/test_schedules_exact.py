@@ -6,16 +6,10 @@ from hypothesis import strategies as st
 
 from lockstep.errors import BadArgument
 from lockstep.lanes import Assignment, Branch, Reduction, Root, leaves, reduction
-from lockstep.wire.schedules import (
-    Hosts,
-    direct,
-    direct_reduce_scatter,
-    hierarchical,
-    host_reduction,
-    one_root_each,
-    oneshot_exact,
-)
-from lockstep.wire.schedules.proof import prove
+from lockstep.programs.explain.proof import prove
+from lockstep.programs.explain.schedules.hierarchical import hierarchical
+from lockstep.wire.network.hosts import Hosts, host_reduction
+from lockstep.wire.schedules import direct, direct_reduce_scatter, one_root_each, oneshot, slices
 
 
 @st.composite
@@ -48,7 +42,7 @@ def test_direct_reduce_scatter_keeps_the_brackets_of_the_summation_tree(whole: R
 
 @given(reductions())
 def test_oneshot_keeps_the_brackets_of_the_summation_tree(whole: Reduction) -> None:
-    prove(oneshot_exact(whole))
+    prove(oneshot(whole))
 
 
 @settings(max_examples=200)
@@ -97,3 +91,9 @@ def test_only_one_worker_of_each_column_talks_to_other_hosts() -> None:
 def test_hosts_that_do_not_hold_every_worker_once_are_refused(hosts: Hosts) -> None:
     with pytest.raises(BadArgument, match="hosts must name each of the workers 0 to 2 once"):
         hierarchical(one_root_each(3), hosts)
+
+
+@given(st.integers(0, 1000), st.integers(1, 20))
+def test_slices_cover_a_bucket_without_overlap(num_elements: int, num_workers: int) -> None:
+    covered = [element for span in slices(num_elements, num_workers) for element in span]
+    assert covered == list(range(num_elements))

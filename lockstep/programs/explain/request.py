@@ -1,18 +1,19 @@
-"""What someone wants explained, and the schedule that answers it."""
+"""What is to be explained, and the schedule for it."""
 
 from dataclasses import dataclass
 
 from lockstep.errors import BadArgument
 from lockstep.lanes import Assignment, Reduction, reduction
-from lockstep.wire.schedules import Collective, Hosts
-from lockstep.wire.schedules.catalogue import CATALOGUE, Algorithm, Setting, find
+from lockstep.programs.explain.schedules.catalogue import CATALOGUE, Algorithm, Setting, find
+from lockstep.wire.network.hosts import Hosts
+from lockstep.wire.schedules import Collective
 
 DEFAULT_WORKERS = 4
 MOST_WORKERS = 64
 
 
 @dataclass(frozen=True)
-class Question:
+class ExplainRequest:
     """A collective and, where they matter, an algorithm, workers, lanes, hosts, source and chunks."""
 
     collective: Collective
@@ -28,7 +29,7 @@ class Question:
         """The algorithm's name in the catalogue; by default the collective's first."""
         return next(iter(CATALOGUE[self.collective])) if self.algorithm is None else self.algorithm.replace("_", "-")
 
-    def settle(self) -> tuple[Algorithm, Setting]:
+    def resolve(self) -> tuple[Algorithm, Setting]:
         """The algorithm and what it needs. Raises for an option that has no meaning with it."""
         algorithm = find(self.collective, self.name)
         self._check_meanings(algorithm)

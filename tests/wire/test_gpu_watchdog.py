@@ -11,7 +11,7 @@ from workers import outcomes
 from lockstep.elastic.rendezvous import open_store
 from lockstep.errors import PeerGone
 from lockstep.settings.environment import find_place, process_environment
-from lockstep.wire.cuda.watch import Lookout
+from lockstep.wire.cuda.gpu import GpuWatchdog
 from lockstep.wire.shared.neighbours import connect
 
 ENDED = "its process has ended"
@@ -32,19 +32,19 @@ class StuckGpu:
 
 def wait_for_a_peer(what_becomes_of_1: str, timeout_s: float) -> dict[str, Any]:
     place = find_place(process_environment())
-    store = PrefixStore("lookout", open_store(place, 20.0))
+    store = PrefixStore("watchdog", open_store(place, 20.0))
     neighbours = connect(place.world, range(place.world.size), store, timeout_s)
     gpu = StuckGpu()
-    lookout = Lookout(neighbours, gpu.free, lambda: [1])
+    watchdog = GpuWatchdog(neighbours, gpu.free, lambda: [1])
     if place.world.rank == 1 and what_becomes_of_1 == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     try:
-        lookout.wait(gpu)
+        watchdog.wait(gpu)
     except PeerGone as gone:
         return {"rank": gone.rank, "cause": gone.cause}
     finally:
         neighbours.close()
-        lookout.close()
+        watchdog.close()
     return {}
 
 

@@ -7,9 +7,10 @@ import pytest
 
 from lockstep.errors import BadArgument
 from lockstep.lanes import Assignment, Branch, Root, Tree, reduction
-from lockstep.wire.schedules import Add, Round, Schedule, Send, direct, ring
-from lockstep.wire.schedules.catalogue import CATALOGUE, Algorithm, Setting
-from lockstep.wire.schedules.proof import Wrong, prove
+from lockstep.programs.explain.proof import WrongSchedule, prove
+from lockstep.programs.explain.schedules.catalogue import CATALOGUE, Algorithm, Setting
+from lockstep.programs.explain.schedules.ring import ring
+from lockstep.wire.schedules import AddPart, Schedule, ScheduleRound, SendPart, direct
 
 ALL = [
     pytest.param(algorithm, id=f"{collective}-{name}")
@@ -20,15 +21,15 @@ EXACT = [case for case in ALL if case.values[0].exact]  # type: ignore[attr-defi
 SETTING = Setting(5, hosts=((0, 1, 2), (3, 4)), source=2)
 
 
-def with_sends(schedule: Schedule, number: int, sends: tuple[Send, ...]) -> Schedule:
+def with_sends(schedule: Schedule, number: int, sends: tuple[SendPart, ...]) -> Schedule:
     rounds = list(schedule.rounds)
-    rounds[number] = Round(sends, rounds[number].adds)
+    rounds[number] = ScheduleRound(sends, rounds[number].adds)
     return replace(schedule, rounds=tuple(rounds))
 
 
-def with_adds(schedule: Schedule, number: int, adds: tuple[Add, ...]) -> Schedule:
+def with_adds(schedule: Schedule, number: int, adds: tuple[AddPart, ...]) -> Schedule:
     rounds = list(schedule.rounds)
-    rounds[number] = Round(rounds[number].sends, adds)
+    rounds[number] = ScheduleRound(rounds[number].sends, adds)
     return replace(schedule, rounds=tuple(rounds))
 
 
@@ -45,7 +46,7 @@ def believed(mutants: Iterator[Schedule]) -> int:
     for mutant in mutants:
         try:
             prove(mutant)
-        except Wrong:
+        except WrongSchedule:
             continue
         num_believed += 1
     return num_believed
@@ -125,57 +126,64 @@ def test_a_reduction_with_other_brackets_than_the_lanes_is_found() -> None:
     chain: Tree = Root(0, 0)
     for rank in (1, 2, 3):
         chain = Branch(chain, Root(rank, 0))
-    with pytest.raises(Wrong, match="has other brackets than the summation tree"):
+    with pytest.raises(WrongSchedule, match="has other brackets than the summation tree"):
         prove(direct(replace(whole, tree=chain)))
 
 
 def test_workers_that_add_in_their_own_order_are_found_although_nothing_is_missing() -> None:
     """Everyone adds its neighbour's value, then that of the worker opposite: all sums are whole, in two kinds."""
     rounds = tuple(
-        Round(tuple(Send(rank, (rank + distance) % 4, part=0, adds=True) for rank in range(4))) for distance in (1, 2)
+        ScheduleRound(tuple(SendPart(rank, (rank + distance) % 4, part=0, adds=True) for rank in range(4)))
+        for distance in (1, 2)
     )
-    with pytest.raises(Wrong, match=r"worker 1, part 0: \(\(0\+1\)\+\(2\+3\)\) has other brackets than .* on worker 0"):
+    with pytest.raises(
+        WrongSchedule, match=r"worker 1, part 0: \(\(0\+1\)\+\(2\+3\)\) has other brackets than .* on worker 0"
+    ):
         prove(Schedule(4, rounds, "all_reduce", 1))
 
 
 def test_the_error_names_the_round_the_worker_and_the_part() -> None:
     right = ring(4)
     early = replace(right, rounds=(right.rounds[-1], *right.rounds[:-1]))
-    with pytest.raises(Wrong) as caught:
+    with pytest.raises(WrongSchedule) as caught:
         prove(early)
     assert str(caught.value) == ("round 3: worker 1, part 2: adds 0 and (0+3), which count a contribution twice")
 
 
 def test_a_send_of_what_is_not_there_names_both_workers() -> None:
-    moves = Round((Send(0, 1, part=1),))
-    with pytest.raises(Wrong, match="round 1: worker 0, part 1: sends the running value to worker 1 without having it"):
+    moves = ScheduleRound((SendPart(0, 1, part=1),))
+    with pytest.raises(
+        WrongSchedule, match="round 1: worker 0, part 1: sends the running value to worker 1 without having it"
+    ):
         prove(Schedule(2, (moves,), "all_gather", 2))
 
 
 def test_a_contribution_that_counts_twice_is_found_where_it_happens() -> None:
-    moves = Round((Send(0, 1, part=0, adds=True),))
+    moves = ScheduleRound((SendPart(0, 1, part=0, adds=True),))
     with pytest.raises(
-        Wrong, match=r"round 2: worker 1, part 0: adds \(0\+1\) and 0, which count a contribution twice"
+        WrongSchedule, match=r"round 2: worker 1, part 0: adds \(0\+1\) and 0, which count a contribution twice"
     ):
         prove(Schedule(2, (moves, moves), "all_reduce", 1))
 
 
 def test_a_move_of_a_worker_that_does_not_exist_is_found() -> None:
-    with pytest.raises(Wrong, match="there are only workers 0 to 1"):
-        prove(Schedule(2, (Round((Send(0, 2, part=0),)),), "all_reduce", 1))
+    with pytest.raises(WrongSchedule, match="there are only workers 0 to 1"):
+        prove(Schedule(2, (ScheduleRound((SendPart(0, 2, part=0),)),), "all_reduce", 1))
 
 
 def test_an_addition_cannot_use_a_sum_of_the_same_round() -> None:
     whole = reduction(Assignment.even(1, 1), (0,))
-    adds = (Add(0, 0, Root(0, 0), root=Root(0, 1)), Add(0, 0, Root(0, 1)))
-    with pytest.raises(Wrong, match=r"round 1: worker 0, part 0: adds Root\(rank=0, index=1\) without having it"):
-        prove(Schedule(1, (Round((), adds),), "all_reduce", 1, whole))
+    adds = (AddPart(0, 0, Root(0, 0), root=Root(0, 1)), AddPart(0, 0, Root(0, 1)))
+    with pytest.raises(
+        WrongSchedule, match=r"round 1: worker 0, part 0: adds Root\(rank=0, index=1\) without having it"
+    ):
+        prove(Schedule(1, (ScheduleRound((), adds),), "all_reduce", 1, whole))
 
 
 def test_a_name_that_stands_for_two_sums_is_found() -> None:
     whole = reduction(Assignment.even(2, 2), (0, 1))
-    rounds = (Round((Send(1, 0, 0, Root(1, 0)),), (Add(0, 0, Root(0, 0), root=Root(1, 0)),)),)
-    with pytest.raises(Wrong, match="root 0 of worker 1 is the name of two different sums"):
+    rounds = (ScheduleRound((SendPart(1, 0, 0, Root(1, 0)),), (AddPart(0, 0, Root(0, 0), root=Root(1, 0)),)),)
+    with pytest.raises(WrongSchedule, match="root 0 of worker 1 is the name of two different sums"):
         prove(Schedule(2, rounds, "all_reduce", 1, whole))
 
 

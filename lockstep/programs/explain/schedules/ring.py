@@ -2,44 +2,38 @@
 
 from functools import lru_cache
 
-from lockstep.wire.schedules.schedule import Round, Schedule, Send
+from lockstep.wire.schedules.schedule import Cost, Schedule, ScheduleRound, SendPart
+
+RING = Cost("2*(W-1)", "2*(W-1)/W*P")
+RING_REDUCE_SCATTER = RING_ALL_GATHER = Cost("W-1", "(W-1)/W*P")
 
 
 @lru_cache(maxsize=256)
 def ring(num_workers: int) -> Schedule:
-    """All-reduce: the parts travel once around and are added, then once more and are copied.
-
-    Cost: rounds = 2*(W-1); bytes = 2*(W-1)/W*P
-    """
+    """All-reduce: the parts travel once around and are added, then once more and are copied."""
     rounds = ring_reduce_scatter(num_workers).rounds + ring_all_gather(num_workers).rounds
     return Schedule(num_workers, rounds, "all_reduce", num_workers)
 
 
 @lru_cache(maxsize=256)
 def ring_reduce_scatter(num_workers: int) -> Schedule:
-    """Reduce-scatter: part i leaves worker i+1, grows at every stop and ends, complete, at worker i.
-
-    Cost: rounds = W-1; bytes = (W-1)/W*P
-    """
+    """Reduce-scatter: part i leaves worker i+1, grows at every stop and ends, complete, at worker i."""
     rounds = tuple(_step(num_workers, behind=step + 1, adds=True) for step in range(num_workers - 1))
     return Schedule(num_workers, rounds, "reduce_scatter", num_workers)
 
 
 @lru_cache(maxsize=256)
 def ring_all_gather(num_workers: int) -> Schedule:
-    """All-gather: everyone passes on what it got in the round before, its own part first.
-
-    Cost: rounds = W-1; bytes = (W-1)/W*P
-    """
+    """All-gather: everyone passes on what it got in the round before, its own part first."""
     rounds = tuple(_step(num_workers, behind=step, adds=False) for step in range(num_workers - 1))
     return Schedule(num_workers, rounds, "all_gather", num_workers)
 
 
-def _step(num_workers: int, behind: int, adds: bool) -> Round:
+def _step(num_workers: int, behind: int, adds: bool) -> ScheduleRound:
     """Everyone sends to the next the part that lies `behind` places before its own."""
-    return Round(
+    return ScheduleRound(
         tuple(
-            Send(rank, (rank + 1) % num_workers, part=(rank - behind) % num_workers, adds=adds)
+            SendPart(rank, (rank + 1) % num_workers, part=(rank - behind) % num_workers, adds=adds)
             for rank in range(num_workers)
         )
     )

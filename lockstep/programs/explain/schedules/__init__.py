@@ -1,0 +1,1 @@
+"""Schedules that are explained and measured; a run uses those of `lockstep.wire.schedules` only."""
