@@ -38,19 +38,19 @@ class Unplaced(Nowhere):
 
 def switches(run: Run) -> tuple[Callable[[], None], Callable[[], None]]:
     """Two functions: one makes the next steps steps with a place, the other without."""
-    stepping, places = run._stepping, run._stepping.places
-    counts, site_of = run_module.counts, run_module.site_of
+    loop, places = run._loop, run._places
+    whole_numbers, site_of = run_module.whole_numbers, run_module.site_of
     nowhere, place = Site("", 0), Unplaced()
 
     def on() -> None:
-        run_module.counts, run_module.site_of = counts, site_of
-        for owner, names in ((stepping, ("_find_place", "_place")), (places, ("committed", "updated", "begins"))):
+        run_module.whole_numbers, run_module.site_of = whole_numbers, site_of
+        for owner, names in ((loop, ("_find_place", "_place")), (places, ("committed", "updated", "begins"))):
             for name in names:
                 vars(owner).pop(name, None)
 
     def off() -> None:
-        run_module.counts, run_module.site_of = (lambda frame: {}), (lambda frame: nowhere)
-        vars(stepping).update(_find_place=_nothing, _place=lambda batch, outside: place)
+        run_module.whole_numbers, run_module.site_of = (lambda frame: {}), (lambda frame: nowhere)
+        vars(loop).update(_find_place=_nothing, _place=lambda batch, outside: place)
         vars(places).update(committed=_nothing, updated=_nothing, begins=_nothing)
 
     return on, off

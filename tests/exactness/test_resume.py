@@ -105,7 +105,7 @@ def _digests_after_two_steps_from_one_snapshot() -> list[str]:
     snapshot = HostCopies().copied(parts.capture())
     digests = []
     for _ in range(2):
-        parts.install(snapshot, num_workers=1)
+        parts.install(snapshot)
         for _, batch in batches[1:]:
             train_step(run, JOB, model, optimizer, batch)
         digests.append(run.digest())

@@ -22,7 +22,6 @@ specs_lists = st.lists(
         st.booleans(),
         st.integers(0, 1),
         reduced_as=st.sampled_from([None, torch.float64, torch.bfloat16]),
-        group=st.integers(0, 2),
     ),
     max_size=30,
 )
@@ -51,9 +50,9 @@ def test_a_parameter_is_as_aligned_in_a_bucket_as_a_tensor_of_its_own_and_no_roo
 
 
 @given(specs_lists)
-def test_a_bucket_has_one_dtype_one_model_and_one_group(specs: list[Spec]) -> None:
+def test_a_bucket_has_one_dtype_and_one_model(specs: list[Spec]) -> None:
     for bucket in make_layout(specs).buckets:
-        assert len({(s.spec.dtype, s.spec.wire_dtype, s.spec.model, s.spec.group) for s in bucket.slots}) == 1
+        assert len({(s.spec.dtype, s.spec.wire_dtype, s.spec.model) for s in bucket.slots}) == 1
 
 
 def test_a_bucket_is_not_larger_than_told_unless_one_parameter_is() -> None:

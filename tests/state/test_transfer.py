@@ -41,7 +41,7 @@ def snapshot() -> Snapshot:
 
 
 def hand_over(piece_bytes: int) -> list[Any]:
-    transport = lockstep.start()._wire.transport
+    transport = lockstep.start().guard.generation.wire.transport
     if transport.world.rank == 0:
         found = snapshot()
         send_snapshot(transport, found, transport.world.peers, SNAPSHOT, piece_bytes)
@@ -71,7 +71,7 @@ class Damaging:
 
 
 def hand_over_damaged(which: int) -> None:
-    transport = lockstep.start()._wire.transport
+    transport = lockstep.start().guard.generation.wire.transport
     if transport.world.rank == 0:
         send_snapshot(Damaging(transport, which), snapshot(), [1])
     else:
@@ -85,7 +85,7 @@ def test_a_bit_that_flips_on_the_way_is_noticed(which: int) -> None:
 
 
 def hand_over_nonsense(piece_bytes: int) -> None:
-    transport = lockstep.start()._wire.transport
+    transport = lockstep.start().guard.generation.wire.transport
     if transport.world.rank == 0:
         send_snapshot(transport, odd(), [1], SNAPSHOT, piece_bytes)
     else:
