@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.cli.run import Whole
+from lockstep.cli.run import Whole, WorkerCounts
 from lockstep.errors import BadArgument
-from lockstep.launch.status import MAX_SLOTS
 from lockstep.programs.bench.allreduce import plan as allreduces
 from lockstep.programs.bench.allreduce.sizes import parse_sizes
 from lockstep.programs.bench.gpu import plan as gpu
@@ -37,18 +36,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Report = dict[str, Any]
-
-
-class WorkerCounts(click.ParamType):  # type: ignore[type-arg]
-    """Whole numbers from `least` on, with commas between them: "2,4"."""
-
-    name = "numbers"
-
-    def __init__(self, least: int) -> None:
-        self.each = Whole(least, MAX_SLOTS)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        return tuple(self.each.convert(word.strip(), param, ctx) for word in value.split(","))
 
 
 class ParsedWord(click.ParamType):  # type: ignore[type-arg]

@@ -4,37 +4,21 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 
-from lockstep.cli.run import Device, Whole
+from lockstep.cli.run import Device, Whole, WorkerCounts
 from lockstep.launch.exits import CTRL_C
-from lockstep.launch.status import MAX_SLOTS
 from lockstep.programs.demo.demonstration import DidNotFinish, demonstrate
 from lockstep.programs.demo.recipe import Recipe
 from lockstep.programs.demo.report import as_json, show_report, write_report
-from lockstep.settings.limits import as_whole
-
-
-class DemoWorkerCounts(click.ParamType):  # type: ignore[type-arg]
-    """Numbers of workers: "1,2,3"."""
-
-    name = "numbers"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        counts = [as_whole(word) for word in str(value).split(",")]
-        found = tuple(count for count in counts if count is not None and count <= MAX_SLOTS)
-        if len(found) < len(counts):
-            self.fail(f'{str(value)[:60]!r} is not allowed: give numbers of workers, such as "1,2,3"', param, ctx)
-        return found
 
 
 @click.command(name="demo")
 @click.option("--steps", type=Whole(1), default=Recipe.steps, show_default=True, help="Steps of training in each run.")
 @click.option(
-    "--workers", type=DemoWorkerCounts(), default="1,2,3", show_default=True, help="How many workers, run after run."
+    "--workers", type=WorkerCounts(), default="1,2,3", show_default=True, help="How many workers, run after run."
 )
 @click.option(
     "--device",

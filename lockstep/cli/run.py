@@ -42,6 +42,31 @@ class Whole(click.ParamType):  # type: ignore[type-arg]
         return number
 
 
+class WorkerCounts(click.ParamType):  # type: ignore[type-arg]
+    """Numbers of workers from `least` on: "1,2,3", "1-4", or both mixed; each once, in the order given."""
+
+    name = "counts"
+
+    def __init__(self, least: int = 1) -> None:
+        self._least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        return tuple(dict.fromkeys(n for part in value.split(",") for n in self._span(part.strip(), param, ctx)))
+
+    def _span(self, part: str, param: click.Parameter | None, ctx: click.Context | None) -> range:
+        first, dash, last = (end.strip() for end in part.partition("-"))
+        low, high = map(as_whole, [first, last] if dash else [first, first])
+        if low is None or high is None or not self._least <= low <= high <= MAX_SLOTS:
+            self.fail(
+                f"{part[:60]!r} is not a number of workers, {self._least} to {MAX_SLOTS}: write 1,2,3 or 1-4",
+                param,
+                ctx,
+            )
+        return range(low, high + 1)
+
+
 class ParsedOption(click.ParamType):  # type: ignore[type-arg]
     """What `parse` makes of the text; the words of its ValueError say what is allowed."""
 

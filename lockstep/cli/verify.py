@@ -6,31 +6,14 @@ from typing import Any
 
 import click
 
-from lockstep.cli.run import Device, Whole, check_module, check_script, make_folder
-from lockstep.launch.status import MAX_SLOTS
-from lockstep.settings.limits import MOST_LANES, MOST_SEED, MOST_THREADS, as_whole
+from lockstep.cli.run import Device, Whole, WorkerCounts, check_module, check_script, make_folder
+from lockstep.settings.limits import MOST_LANES, MOST_SEED, MOST_THREADS
 
 
-class WorkerCounts(click.ParamType):  # type: ignore[type-arg]
-    """Numbers of workers: "1,2,3", "1-4", or both mixed; each once, in the order given."""
-
-    name = "counts"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        counts = tuple(dict.fromkeys(n for part in value.split(",") for n in self._span(part.strip(), param, ctx)))
-        if counts == (1,):
-            self.fail("1 alone leaves nothing to compare: give several numbers of workers, such as 1,2", param, ctx)
-        return counts
-
-    def _span(self, part: str, param: click.Parameter | None, ctx: click.Context | None) -> range:
-        first, dash, last = (end.strip() for end in part.partition("-"))
-        ends = [first, last] if dash else [first, first]
-        low, high = map(as_whole, ends)
-        if low is None or high is None or not 1 <= low <= high <= MAX_SLOTS:
-            self.fail(f"{part[:60]!r} is not a number of workers, 1 to {MAX_SLOTS}: write 1,2,3 or 1-4", param, ctx)
-        return range(low, high + 1)
+def _something_to_compare(ctx: click.Context, param: click.Parameter, counts: tuple[int, ...]) -> tuple[int, ...]:
+    if counts == (1,):
+        raise click.BadParameter("1 alone leaves nothing to compare: give several numbers of workers, such as 1,2")
+    return counts
 
 
 @click.command(name="verify", context_settings={"allow_interspersed_args": False})
@@ -39,6 +22,7 @@ class WorkerCounts(click.ParamType):  # type: ignore[type-arg]
     "--workers",
     "counts",
     type=WorkerCounts(),
+    callback=_something_to_compare,
     default="1,2,3,4",
     show_default=True,
     help="Numbers of workers to compare, such as 1,2,3 or 1-4.",

@@ -43,8 +43,8 @@ class ShardedLoader:
     processes and pinning are as the user set them. With `batch="grow"` it is read as one with batches `num_lanes`
     times as large, see Note [Grown batches] in user_loader.py. Order and augmentation depend on `seed`, on
     `index` (the loader's number in the run) and on the epoch, never on the number of workers or loader
-    processes. `mover` brings shares to the run's device; a lane has `least()` samples of a batch or none, where the
-    batch has as many.
+    processes. `loaded` is called with the seconds that a batch was waited for. `mover` brings shares to the run's
+    device; a lane has `least()` samples of a batch or none, where the batch has as many.
     """
 
     dataset = property(attrgetter("loader.dataset"))
@@ -64,13 +64,14 @@ class ShardedLoader:
         lanes: Callable[[], Sequence[int]],
         index: int,
         say: Callable[[str], None],
+        loaded: Callable[[float], None] = lambda waited_s: None,
         batch: str = SPLIT,
         mover: DeviceMover | None = None,
         least: Callable[[], int] = lambda: 1,
     ) -> None:
         self.loader = accepted(loader, batch)
         self._grows = batch == GROW
-        self._say = say
+        self._say, self._loaded = say, loaded
         self._lanes = lanes
         self._least = least
         self._index = index
@@ -259,9 +260,11 @@ class ShardedLoader:
                     self._loading = None  # its loader processes end before new ones start
                     self._loading, carried = self._open(order, lanes, least), (lanes, least)
                 loaded = unpacked(next(self._loading, None))
-                self.waited_ns += time.monotonic_ns() - began_ns
+                waited_ns = time.monotonic_ns() - began_ns
+                self.waited_ns += waited_ns
                 if loaded is None:
                     break
+                self._loaded(waited_ns / 1e9)
                 drawn, draw = self.drawn, order.handed_out()
                 self._marks.append((draw.position, drawn))
                 self._position = Position(draw.position.epoch, draw.position.step + 1)

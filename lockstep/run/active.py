@@ -11,7 +11,7 @@ from typing import Protocol
 from lockstep.errors import Misuse
 
 
-class Run(Protocol):
+class ActiveRun(Protocol):
     """As much of a run as its surroundings need to know."""
 
     failed: bool
@@ -21,7 +21,7 @@ class Run(Protocol):
     def step(self) -> int: ...
 
 
-_active: Run | None = None
+_active: ActiveRun | None = None
 _num_before = 0
 _has_changed = False
 
@@ -39,7 +39,7 @@ def has_changed() -> bool:
     return _has_changed
 
 
-def current() -> Run | None:
+def current() -> ActiveRun | None:
     """The run that is active in this process, if there is one."""
     return _active
 
@@ -52,14 +52,14 @@ def refuse_second() -> None:
         )
 
 
-def activate(run: Run) -> None:
+def activate(run: ActiveRun) -> None:
     """Makes `run` the active one."""
     global _active
     refuse_second()
     _active = run
 
 
-def deactivate(run: Run, has_changed: bool = False) -> None:
+def deactivate(run: ActiveRun, has_changed: bool = False) -> None:
     """No run is active afterwards, if `run` was; another run stays active. `has_changed`: its workers have."""
     global _active, _num_before, _has_changed
     if _active is run:

@@ -8,12 +8,13 @@
 """
 
 from dataclasses import replace
+from pathlib import Path
 from typing import NoReturn
 
 from lockstep.elastic.guard import Guard
 from lockstep.elastic.shown_waits import shown
 from lockstep.errors import BadArgument, Misuse, WorkerLost, told_as_lost
-from lockstep.events import Events, StepCommitted, Wait
+from lockstep.events import CheckpointSaved, Events, StepCommitted, Wait
 from lockstep.launch.status import NoStatus, StatusWriter
 from lockstep.settings.environment import Overrides
 from lockstep.settings.options import Settings
@@ -125,7 +126,7 @@ class Autosave:
         """A newcomer does not resume: it is given the state of the run."""
         if not self._guard.is_member:
             plan = replace(plan, resume=NEVER)
-        worker = SavingWorker(lambda: self._guard.generation.world.rank, self._events.note)
+        worker = SavingWorker(lambda: self._guard.generation.world.rank, self._events.note, self._saved)
         wire = shown(self._guard.generation.wire, self._events, Wait.CHECKPOINTS)
         with told_as_lost(self._state.steps.step, "run.checkpoints"):
             self._saving = begin(
@@ -139,6 +140,9 @@ class Autosave:
             )
         self._guard.deal()
         self._events.subscribe(self._saving.on_event, StepCommitted)
+
+    def _saved(self, path: Path, took_s: float) -> None:
+        self._events.emit(CheckpointSaved, str(path), took_s)
 
     def _save_before_the_end(self) -> None:
         """All have agreed to end before the next step because of a signal: its state is saved first."""

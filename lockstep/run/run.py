@@ -20,7 +20,7 @@ from lockstep.data.device import DeviceMover
 from lockstep.elastic.guard import Elasticity, Guard
 from lockstep.elastic.shown_waits import shown
 from lockstep.errors import BadArgument, Disagreement, LockstepError, Misuse, WorkerLost, advise, told_as_lost
-from lockstep.events import Closed, Events, Wait
+from lockstep.events import BatchLoaded, Closed, Events, Wait
 from lockstep.gradients.batchnorm import lane_norm_note
 from lockstep.gradients.bucket_set import BucketOptions
 from lockstep.gradients.buffers import buffer_places, refuse_new_buffers
@@ -229,6 +229,7 @@ class Run:
                 lanes=partial(self._lanes_to_load, number),
                 index=number,
                 say=self._events.note,
+                loaded=lambda waited_s: self._events.emit(BatchLoaded, number, waited_s),
                 batch=batch,
                 mover=self._moving,
                 least=lambda: self._engine.min_samples,

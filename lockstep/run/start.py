@@ -18,7 +18,7 @@ from lockstep.chance import fold, set_generators
 from lockstep.determinism.hardware import gpu_name, hardware
 from lockstep.determinism.operators import named_once
 from lockstep.determinism.process import settle_process
-from lockstep.elastic.founding import MemberDirectory, gather_founders, open_endpoint
+from lockstep.elastic.founders import MemberDirectory, gather_founders, open_endpoint
 from lockstep.elastic.guard import Elasticity
 from lockstep.elastic.membership import Member, founded, joining
 from lockstep.elastic.opener import WireOpener

@@ -77,9 +77,9 @@ def test_ctrl_c_ends_the_benchmark_with_130_and_leaves_nothing(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["-n", "1"], "a whole number, 2 to 1024"),
-        (["-n", "2,"], "a whole number, 2 to 1024"),
-        (["-n", "2;4"], "a whole number, 2 to 1024"),
+        (["-n", "1"], "a number of workers, 2 to 1024"),
+        (["-n", "2,"], "a number of workers, 2 to 1024"),
+        (["-n", "2;4"], "a number of workers, 2 to 1024"),
         (["--sizes", "4KB"], '"4KiB,1MiB" or a range such as "4KiB..128MiB"'),
         (["--sizes", "1MiB..4KiB"], "ends below its beginning"),
         (["--sizes", "2B"], "no whole number of float32"),

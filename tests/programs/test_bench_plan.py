@@ -14,7 +14,7 @@ from rich.console import Console
 from lockstep.errors import BadArgument
 from lockstep.programs.bench.launch import ResultsDiffer, accept
 from lockstep.programs.bench.plan import REFERENCES, BenchResult
-from lockstep.programs.bench.progress import ProgressLines, show_progress
+from lockstep.programs.bench.progress import RoundLines, show_progress
 from lockstep.programs.bench.rounds import RoundsDone, order
 from lockstep.programs.bench.step.plan import SIDES, CpuStepPlan, make_plans, make_row, show
 
@@ -72,7 +72,7 @@ def test_a_refused_result_never_becomes_a_row() -> None:
 
 def test_progress_is_found_in_output_that_comes_in_pieces() -> None:
     found: list[RoundsDone] = []
-    lines = ProgressLines(found.append)
+    lines = RoundLines(found.append)
     for piece in (b"lockstep 0.1 ...\nbench-prog", b"ress 1 8\nbench-progress 2 8\nbench", b"-progress 3 8"):
         lines(piece)
     assert found == [RoundsDone(1, 8), RoundsDone(2, 8)]

@@ -38,7 +38,7 @@ def test_a_short_benchmark_reports_every_side(tmp_path: Path, monkeypatch: pytes
     [
         (["--model", "resnet"], "'mlp', 'wide', 'gpt', 'cnn', 'all'"),
         (["--steps", "0"], "a whole number, 1 or more"),
-        (["-n", "two"], "a whole number, 1 to 1024"),
+        (["-n", "two"], "a number of workers, 1 to 1024"),
     ],
 )
 def test_a_wrong_word_is_refused_with_what_is_allowed(words: list[str], sentence: str) -> None:

@@ -166,7 +166,7 @@ def test_a_run_takes_it_as_an_object_and_by_its_string_form(strategy: Strategy) 
             assert run._settings.strategy == str(strategy)
 
 
-@pytest.mark.parametrize("given", ["no such thing", "", 7, object()], ids=str)
+@pytest.mark.parametrize("given", ["no such thing", "", 7, object()], ids=["other", "empty", "number", "object"])
 def test_what_is_no_strategy_is_refused_with_what_is_allowed(strategy: Strategy, given: Any) -> None:
     with pytest.raises(BadArgument, match="strategy"):
         lockstep.start(strategy=given)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from launches import start_lockstep
 
-from lockstep.cli.verify import WorkerCounts
+from lockstep.cli.run import WorkerCounts
 
 SCRIPT = """
 import numpy, torch, lockstep

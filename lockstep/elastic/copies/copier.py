@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Collection
 
-from lockstep.elastic.copies.fork import Copied, fork
+from lockstep.elastic.copies.fork import ForkedCopy, fork
 from lockstep.elastic.copies.obstacles import obstacle
 from lockstep.launch.control import Control, CopyRequest
 
@@ -23,7 +23,7 @@ class Copier:
         self.has_declined = False
         """Whether a copy was asked for that could not be made."""
         self._request: CopyRequest | None = None
-        self._copied: Copied | None = None
+        self._copied: ForkedCopy | None = None
         self._ready: int | None = None
 
     def is_asked(self) -> bool:
@@ -46,7 +46,7 @@ class Copier:
             self._control.decline(request, why)
             return None
         made = fork(request, self._launcher_pid)
-        if isinstance(made, Copied):
+        if isinstance(made, ForkedCopy):
             self._copied = made
             made.await_claim()
             return None

@@ -34,7 +34,7 @@ READY_S = 10.0
 
 
 @dataclass(frozen=True)
-class Copied:
+class ForkedCopy:
     """What the original knows of its copy."""
 
     pid: int
@@ -54,7 +54,7 @@ class Copied:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def fork(request: CopyRequest, launcher_pid: int) -> Copied | int:
+def fork(request: CopyRequest, launcher_pid: int) -> ForkedCopy | int:
     """In the original: its copy. In the copy: the file to write to when it has asked to be admitted.
 
     See Note [Two forks]. The copy has its own session, output and variables.
@@ -79,7 +79,7 @@ def fork(request: CopyRequest, launcher_pid: int) -> Copied | int:
     pid = int.from_bytes(os.read(reader, 8), "little")
     os.close(request.output_fd)
     os.close(request.control_fd)
-    return Copied(pid, request.slot, reader)
+    return ForkedCopy(pid, request.slot, reader)
 
 
 def _settle(request: CopyRequest, launcher_pid: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from lockstep.errors import LockstepError
 from lockstep.launch.launch import Job, launch
 from lockstep.programs.bench.plan import BenchResult
-from lockstep.programs.bench.progress import ProgressLines
+from lockstep.programs.bench.progress import RoundLines
 from lockstep.programs.bench.rounds import BenchPart, Follow, RoundsDone, locate
 
 
@@ -71,7 +71,7 @@ def accept(result: BenchResult) -> BenchResult:
 def run_to_end(job: Job, follow: Callable[[RoundsDone], None]) -> None:
     """All workers have done their part, and none is left; raises `BenchStopped` otherwise. Main thread only."""
     said: list[str] = []
-    outcome = launch(job, show=ProgressLines(follow), say=said.append)
+    outcome = launch(job, show=RoundLines(follow), say=said.append)
     if outcome.exit_code:
         # After an interrupt there is nothing to look up, and the folder that the launcher names goes away.
         interrupted = outcome.failure is None

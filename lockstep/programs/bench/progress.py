@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-class ProgressLines:
+class RoundLines:
     """Takes worker 0's output as it comes and passes on the progress in it."""
 
     def __init__(self, follow: Callable[[RoundsDone], None]) -> None:

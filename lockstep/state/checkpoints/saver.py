@@ -42,10 +42,14 @@ LIMIT_S = 30.0
 
 @dataclass(frozen=True)
 class SavingWorker:
-    """This worker as its checkpoints see it: its rank now, and a way to say something to the user."""
+    """This worker as its checkpoints see it: its rank now, and whom it reports to.
+
+    `saved` is called with the path of a checkpoint that is on disk, and the seconds since its snapshot.
+    """
 
     rank: Callable[[], int]
     say: Callable[[str], None]
+    saved: Callable[[Path, float], None] = lambda path, took_s: None
 
 
 class HostCopies:
@@ -83,6 +87,8 @@ class Writer:
         self.last_good: Path | None = None
         """The newest checkpoint that this worker has written."""
         self.news: deque[str] = deque()
+        self.done: deque[tuple[Path, float]] = deque()
+        """Checkpoints that are on disk, and how long each took."""
         self._retention = Retention(folder, keep)
         self._thread: threading.Thread | None = None
         self._last_error = ""
@@ -105,11 +111,12 @@ class Writer:
         return not self.is_busy
 
     def _save(self, snapshot: Snapshot) -> None:
-        path = self.folder / name_of(snapshot.state["step"])
+        path, began_s = self.folder / name_of(snapshot.state["step"]), time.monotonic()
         try:
             remove_leftovers(self.folder)
             digest = write(path, snapshot, next_serial(self.folder))
             self.last_good, self._last_error = path, ""
+            self.done.append((path, time.monotonic() - began_s))
             self._retention.written(digest)
             self._retention.prune()
         except Exception as error:  # noqa: BLE001 - no failed save ends a training
@@ -185,6 +192,8 @@ class Checkpoints:
         return self._writer.last_good is not None and self._writer.last_good.name == name_of(step)
 
     def _say_news(self) -> None:
+        while self._writer.done:
+            self._worker.saved(*self._writer.done.popleft())
         while self._writer.news:
             self._worker.say(self._writer.news.popleft())
 

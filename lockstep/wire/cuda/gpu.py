@@ -51,7 +51,7 @@ def refuse_another_gpu(wanted: torch.device, own: torch.device) -> None:
         )
 
 
-class Event(Protocol):
+class StreamEvent(Protocol):
     """A point in a stream of the GPU."""
 
     def synchronize(self) -> None:
@@ -66,7 +66,7 @@ class GpuWait:
         self._failure: PeerGone | None = None
         self._since_s: float | None = None
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: StreamEvent) -> None:
         """Returns when the GPU has come to `event`; raises PeerGone if a peer is gone, or silent for too long."""
         self._since_s = time.monotonic()
         event.synchronize()

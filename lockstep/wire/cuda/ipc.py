@@ -32,7 +32,7 @@ from lockstep.errors import Disagreement, PeerGone
 from lockstep.lanes import Reduction, Root
 from lockstep.wire.cuda import driver
 from lockstep.wire.cuda.counters import StreamCounters
-from lockstep.wire.cuda.gpu import FREE_AGAIN_S, Event, Gpu, GpuWatchdog, refuse_another_gpu
+from lockstep.wire.cuda.gpu import FREE_AGAIN_S, Gpu, GpuWatchdog, StreamEvent, refuse_another_gpu
 from lockstep.wire.cuda.kernels import Slice, Work, aligned_slices, summation
 from lockstep.wire.cuda.memory import DeviceMemory
 from lockstep.wire.exchange import exchange_texts
@@ -55,7 +55,7 @@ class GpuMemoryReducer(Reducer):
         self._cpu_reducer = cpu_reducer
         self._works: dict[tuple[object, ...], Work] = {}
         self._staged: dict[tuple[torch.dtype, int], torch.Tensor] = {}
-        self._last: Event | None = None
+        self._last: StreamEvent | None = None
         self._lock = threading.Lock()
         self._closed = False
 

@@ -22,7 +22,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from lockstep.errors import BadEnvironment, PeerGone, WireError
 from lockstep.lanes import Reduction, Root
-from lockstep.wire.cuda.gpu import Event, Gpu, GpuWait, refuse_another_gpu
+from lockstep.wire.cuda.gpu import Gpu, GpuWait, StreamEvent, refuse_another_gpu
 from lockstep.wire.cuda.kernels import VECTOR_BYTES, Slice, summation
 from lockstep.wire.network.gloo import tells_of_loss
 from lockstep.wire.network.native import add_up
@@ -59,7 +59,7 @@ class SliceReducer(Reducer):
     def __init__(self, group: Group, waiting: GpuWait, cpu_reducer: Reducer, *, exact: bool = True) -> None:
         self._group, self._waiting, self._cpu_reducer, self._exact = group, waiting, cpu_reducer, exact
         self._padded: dict[int, torch.Tensor] = {}
-        self._last: Event | None = None
+        self._last: StreamEvent | None = None
 
     def allocate(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """See Note [Tree order by collectives] for the padding, which is not seen by the caller."""
