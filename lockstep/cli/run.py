@@ -19,7 +19,7 @@ from lockstep.launch.hangs import HANG_S
 from lockstep.launch.job import write_assignment
 from lockstep.launch.launch import Job, launch
 from lockstep.launch.status import MAX_SLOTS
-from lockstep.settings.environment import parse_assignment, parse_device
+from lockstep.settings.environment import STRATEGIES, parse_assignment, parse_device, parse_strategy
 from lockstep.settings.limits import MOST_LANES, MOST_SEED, MOST_THREADS, as_whole
 from lockstep.state.checkpoints.plan import parse_every
 
@@ -59,11 +59,8 @@ class WorkerCounts(click.ParamType):  # type: ignore[type-arg]
         first, dash, last = (end.strip() for end in part.partition("-"))
         low, high = map(as_whole, [first, last] if dash else [first, first])
         if low is None or high is None or not self._least <= low <= high <= MAX_SLOTS:
-            self.fail(
-                f"{part[:60]!r} is not a number of workers, {self._least} to {MAX_SLOTS}: write 1,2,3 or 1-4",
-                param,
-                ctx,
-            )
+            allowed = f"{self._least} to {MAX_SLOTS}: write 1,2,3 or 1-4"
+            self.fail(f"{part[:60]!r} is not a number of workers, {allowed}", param, ctx)
         return range(low, high + 1)
 
 
@@ -100,6 +97,7 @@ def parse_resume(text: str) -> str:
 
 
 Device = partial(ParsedOption, "device", parse_device)
+StrategyName = partial(ParsedOption, "strategy", parse_strategy)
 
 
 class Screen:
@@ -136,6 +134,12 @@ class Screen:
     type=Device(),
     metavar="cpu|cuda|cuda:K",
     help="Where workers compute, over the script's own word.  [default: each its own GPU, the CPU where there is none]",
+)
+@click.option(
+    "--strategy",
+    type=StrategyName(),
+    metavar="|".join(STRATEGIES),
+    help="What a step means, over the script's own word.  [default: replicated]",
 )
 @click.option(
     "--assignment",
@@ -238,6 +242,7 @@ def continuation(job: Job) -> str:
         "--seed": job.seed,
         "--threads": job.threads,
         "--device": job.device,
+        "--strategy": job.strategy,
         "--assignment": None if job.assignment is None else write_assignment(job.assignment),
         "--spares": job.spares or None,
         "--fault-budget": None if job.fault_budget == FAULT_BUDGET else job.fault_budget,

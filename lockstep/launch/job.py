@@ -42,6 +42,7 @@ class Job:
     lanes: int | None = None
     seed: int | None = None
     device: str | None = None
+    strategy: str | None = None
     assignment: tuple[tuple[int, ...], ...] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     fault_budget: int = 0
@@ -90,6 +91,7 @@ class Job:
             "LOCKSTEP_LANES": self.lanes,
             "LOCKSTEP_SEED": self.seed,
             "LOCKSTEP_DEVICE": self.device,
+            "LOCKSTEP_STRATEGY": self.strategy,
             ASSIGNMENT: None if self.assignment is None else write_assignment(self.assignment),
             "LOCKSTEP_THREADS": self.threads,
             "OMP_NUM_THREADS": self.threads,

@@ -5,7 +5,7 @@ Everything else is handed a mapping, or a value made from one here.
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ __all__ = [
     "find_place",
     "parse_assignment",
     "parse_device",
+    "parse_strategy",
     "process_environment",
     "read_overrides",
     "set_default_variable",
@@ -58,6 +59,10 @@ def with_variable(name: str, value: str) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
+STRATEGIES = ("replicated",)
+"""The strategies of a step, by their string forms."""
+
+
 def set_default_variable(name: str, value: str) -> None:
     """The variable is set for this process from now on, to `value` unless the user has set it."""
     os.environ.setdefault(name, value)
@@ -78,6 +83,7 @@ class Overrides:
     threads: int | None = None
     usual_threads: int | None = None
     device: str | None = None
+    strategy: str | None = None
     assignment: tuple[tuple[int, ...], ...] | None = None
     run_dir: Path | None = None
     trace_dir: Path | None = None
@@ -112,7 +118,8 @@ def read_overrides(environ: Mapping[str, str]) -> Overrides:
         seed=optional(environ, "LOCKSTEP_SEED", at_most=MOST_SEED),
         threads=optional(environ, "LOCKSTEP_THREADS", at_least=1, at_most=MOST_THREADS),
         usual_threads=_usual_threads(environ),
-        device=_device(environ),
+        device=_parsed(environ, "LOCKSTEP_DEVICE", parse_device),
+        strategy=_parsed(environ, "LOCKSTEP_STRATEGY", parse_strategy),
         assignment=_assignment(environ),
         run_dir=_path(environ, "LOCKSTEP_RUN_DIR"),
         trace_dir=_path(environ, "LOCKSTEP_TRACE_DIR"),
@@ -147,12 +154,19 @@ def parse_device(text: str) -> str:
     return text
 
 
-def _device(environ: Mapping[str, str]) -> str | None:
-    text = environ.get("LOCKSTEP_DEVICE", "").strip()
+def parse_strategy(text: str) -> str:
+    """The same text, known to name a strategy of `lockstep.strategies`. Without torch."""
+    if text not in STRATEGIES:
+        raise ValueError(f"must be {' or '.join(map(repr, STRATEGIES))}, not {text[:60]!r}")
+    return text
+
+
+def _parsed(environ: Mapping[str, str], name: str, parse: Callable[[str], str]) -> str | None:
+    text = environ.get(name, "").strip()
     try:
-        return parse_device(text) if text else None
+        return parse(text) if text else None
     except ValueError as error:
-        raise BadEnvironment(f"LOCKSTEP_DEVICE {error}") from None
+        raise BadEnvironment(f"{name} {error}") from None
 
 
 def _assignment(environ: Mapping[str, str]) -> tuple[tuple[int, ...], ...] | None:

@@ -160,7 +160,7 @@ def resolve(options: Options, overrides: Overrides, world: World) -> Settings:
         noise_every=options.noise_every,
         reduce_dtype=_reduce_dtype(options.reduce_dtype),
         notes=tuple(_notes(options, overrides)),
-        strategy=options.strategy,
+        strategy=overrides.strategy or options.strategy,
     )
 
 
@@ -234,7 +234,7 @@ def _usual_wire(exact: bool, world: World, linux: bool) -> str:
 
 def _notes(options: Options, overrides: Overrides) -> list[str]:
     notes = []
-    for name in ("lanes", "seed", "threads", "device"):
+    for name in ("lanes", "seed", "threads", "device", "strategy"):
         script, line = getattr(options, name), getattr(overrides, name)
         if script is not None and line is not None and script != line:
             notes.append(f"{name} {line} from the command line, not {script} from the script")

@@ -4,12 +4,13 @@
 """
 
 from lockstep.errors import BadArgument
+from lockstep.settings.environment import STRATEGIES
 from lockstep.strategies.protocol import EngineOptions, Replicas, StepEngine, Strategy
 from lockstep.strategies.replicated import Replicated
 
 __all__ = ["EngineOptions", "Replicas", "Replicated", "StepEngine", "Strategy", "parse"]
 
-_BY_NAME = {"replicated": Replicated}
+_BY_NAME = dict(zip(STRATEGIES, (Replicated,), strict=True))
 
 
 def parse(text: str) -> Strategy:
