@@ -175,11 +175,16 @@ def test_a_full_disk_is_told_once_and_what_was_written_before_can_be_read(tmp_pa
     assert len(readable) > 50
 
 
+def _emit(run: lockstep.Run, step: int) -> None:
+    event = measured(step)
+    run._events.emit(NoiseMeasured, event.num_lanes, event.optimizer, event.plain, event.preconditioned, step=step)
+
+
 def _measure_in_a_run(folder: str) -> None:
     os.environ["LOCKSTEP_RUN_DIR"] = folder
     run = lockstep.start(lanes=4)
     for step in range(1, 4):
-        run._events.emit(measured(step))
+        _emit(run, step)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
@@ -198,7 +203,7 @@ def _measure_where_worker_0_dies(folder: str) -> int:
             if founder and step == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
             run.backward(model(x).sum())
-        run._events.emit(measured(step))
+        _emit(run, step)
     return run.rank
 
 
@@ -212,7 +217,7 @@ def test_when_the_worker_that_records_is_lost_another_goes_on_with_the_record(tm
 def _measure_without_a_run_folder(folder: str) -> list[str]:
     os.chdir(folder)
     run = lockstep.start(lanes=4)
-    run._events.emit(measured(1))
+    _emit(run, 1)
     return os.listdir(folder)
 
 

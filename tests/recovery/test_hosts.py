@@ -178,13 +178,13 @@ def _visit_a_vanishing_host(network: Network) -> list[str]:
     _enter(network.namespaces[0])
     waits, asks = EndpointClient(door.member.address), EndpointClient(door.member.address)
     claim = Claim(Member("uid", 0, ""), 1, 0)
-    number = waits.call(claim)
+    number = waits.send_claim(claim)
     silence_link(network, 1)
     with pytest.raises(DistError) as waiting:
-        while waits.answer(number, 1.0) is None:
+        while waits.await_decision(number, 1.0) is None:
             pass
     with pytest.raises(DistError) as asking:
-        asks.call(claim)
+        asks.send_claim(claim)
     return [str(waiting.value), str(asking.value)]
 
 

@@ -58,7 +58,7 @@ class RealClock:
 class LogicalClock(RealClock):
     """The clock of one worker, in the place of `time` where the worker measures itself.
 
-    When a step is committed it is as late as it was for the last of the workers when it began to wait for the others;
+    When a worker has waited for a step it is as late as it was for the last of the workers when it began to wait;
     `arrivals`, in memory that all workers share, has that moment of every worker and step.
     """
 
@@ -86,18 +86,16 @@ class LogicalClock(RealClock):
         global clock
         clock = self
         status.time = loader.time = self  # type: ignore[assignment]
-        enter, committed = StatusWriter.enter, StatusWriter.committed
+        enter = StatusWriter.enter
 
         def arriving(writer: StatusWriter, phase: int, step: int, *place: int) -> None:
             if phase == Phase.REDUCING:
                 self.arrives(step)
+            elif phase == Phase.OUTSIDE and step > 0:
+                self.has_met_all(step - 1)
             enter(writer, phase, step, *place)
 
-        def meeting(writer: StatusWriter, step: int, *measured: int) -> None:
-            self.has_met_all(step)
-            committed(writer, step, *measured)
-
-        StatusWriter.enter, StatusWriter.committed = arriving, meeting  # type: ignore[method-assign,assignment]
+        StatusWriter.enter = arriving  # type: ignore[method-assign,assignment]
 
 
 clock = RealClock()
