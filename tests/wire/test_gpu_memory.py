@@ -26,7 +26,7 @@ from lockstep.lanes import Assignment, Root, reduction
 from lockstep.settings.environment import find_place, process_environment
 from lockstep.wire.cuda import driver
 from lockstep.wire.cuda.counters import ARRIVED, DONE, FREE, StreamCounters, open_counters
-from lockstep.wire.cuda.driver import HANDLE_BYTES, StreamOperation
+from lockstep.wire.cuda.driver import HANDLE_BYTES, StreamBatch
 from lockstep.wire.cuda.gpu import Gpu, GpuWatchdog, refuse_another_gpu
 from lockstep.wire.cuda.ipc import GpuMemoryReducer
 from lockstep.wire.exchange import exchange
@@ -60,7 +60,7 @@ class PlayedDriver:
             "copy",
         ):
             setattr(driver, name, getattr(self, name))
-        driver.operations = self.operations
+        driver.StreamBatch.put = self.put
         return self
 
     def on(self, device: torch.device) -> AbstractContextManager[None]:
@@ -99,13 +99,13 @@ class PlayedDriver:
     def unregister(self, address: int) -> None:
         pass
 
-    def operations(self, stream: int, batch: "ctypes.Array[StreamOperation]") -> None:
-        """At once, in their order: write, or wait."""
-        for operation in batch:
-            number = ctypes.c_uint32.from_address(operation.address)
-            if operation.operation == StreamOperation.write(0).operation:
-                number.value = operation.value
-            while ctypes.c_int32(number.value - operation.value).value < 0:
+    @staticmethod
+    def put(batch: StreamBatch, stream: int, value: int) -> None:
+        """At once: write, then wait for each."""
+        ctypes.c_uint32.from_address(batch.write).value = value
+        for address in batch.waits:
+            number = ctypes.c_uint32.from_address(address)
+            while ctypes.c_int32(number.value - value).value < 0:
                 time.sleep(0)
 
     def _mapped(self, file: int, num_bytes: int) -> int:

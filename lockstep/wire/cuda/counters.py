@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from lockstep.wire.cuda import driver
-from lockstep.wire.cuda.driver import StreamOperation
+from lockstep.wire.cuda.driver import StreamBatch
 from lockstep.wire.shared.memory import HostMemory
 
 SPACING_BYTES = 128
@@ -82,21 +82,17 @@ class StreamCounters:
             driver.unregister(self._page.data_ptr())
 
     def _put(self, which: int, stream: int) -> None:
-        batch = self._batches[which]
-        for operation in batch:
-            operation.value = self._round & 0xFFFFFFFF
-        driver.operations(stream, batch)
+        self._batches[which].put(stream, self._round & 0xFFFFFFFF)
 
     def _ahead(self, rank: int, which: int) -> int:
         """How far a counter is ahead of this round, as numbers that wrap around."""
         number = int(self._numbers[self._place(rank, which)])
         return ctypes.c_int32(number - self._round).value
 
-    def _batch(self, start: int, which: int) -> "ctypes.Array[StreamOperation]":
+    def _batch(self, start: int, which: int) -> StreamBatch:
         peers = [rank for rank in self._members if rank != self._rank]
-        operations = [StreamOperation.write(start + 4 * self._place(self._rank, which))]
-        operations += [StreamOperation.wait(start + 4 * self._place(peer, which)) for peer in peers]
-        return (StreamOperation * len(operations))(*operations)
+        waits = [start + 4 * self._place(peer, which) for peer in peers]
+        return StreamBatch(start + 4 * self._place(self._rank, which), waits)
 
     @property
     def _flag(self) -> int:

@@ -12,11 +12,12 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 
 from lockstep.lanes import Branch, Root, Tree, leaves, renamed
-from lockstep.wire.cuda import compiler, driver
+from lockstep.wire.cuda import driver
 from lockstep.wire.cuda.memory import tensor_at
 
 Work = Callable[[int], None]
@@ -72,7 +73,7 @@ def summation(tree: Tree, values: Mapping[Root, int], places: Sequence[int], wha
 
 
 def _suits_compiler(what: Slice, num_roots: int) -> bool:
-    if what.device.type != "cuda" or compiler.library() is None:
+    if what.device.type != "cuda" or not driver.compiles():
         return False
     if what.dtype not in _TYPES or num_roots > MOST_ROOTS:
         return False
@@ -113,10 +114,9 @@ def _num_blocks(what: Slice) -> int:
 
 
 @lru_cache(maxsize=256)
-def _kernel(tree: Tree, dtype: torch.dtype, num_places: int, device: torch.device) -> ctypes.c_void_p:
-    binary = compiler.compiled(source(tree, dtype, num_places), "add_slice", device)
-    with torch.cuda.device(device):
-        return driver.load(binary, "add_slice")
+def _kernel(tree: Tree, dtype: torch.dtype, num_places: int, device: torch.device) -> Any:
+    with driver.on(device):
+        return driver.kernel(source(tree, dtype, num_places), "add_slice", device)
 
 
 def source(tree: Tree, dtype: torch.dtype, num_places: int) -> str:
