@@ -38,6 +38,19 @@ def links(page: str) -> list[str]:
     return [link for link in found if link and "://" not in link and not link.startswith("mailto:")]
 
 
+def places(page: str) -> list[tuple[str, str]]:
+    """The places inside of pages to which a page links: each with its page."""
+    found = [link.partition("#") for link in LINK.findall(FENCE.sub("", read(page))) if "://" not in link]
+    folder = (ROOT / page).parent
+    return [(str((folder / target) if target else ROOT / page), place) for target, _, place in found if place]
+
+
+def headings(page: str) -> set[str]:
+    """The headings of a page, as links write them."""
+    found = re.findall(r"^#+ (.*)$", FENCE.sub("", Path(page).read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in found}
+
+
 def python_blocks(page: str) -> list[str]:
     return [code for language, code in FENCE.findall(read(page)) if language == "python"]
 
@@ -77,8 +90,14 @@ def test_every_relative_link_leads_to_a_file(page: str) -> None:
     assert dead == []
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_into_a_page_leads_to_a_heading(page: str) -> None:
+    assert [(target, place) for target, place in places(page) if place not in headings(target)] == []
+
+
 def test_links_are_found_at_all() -> None:
     assert "docs/api.md" in links("README.md")
+    assert "seams" in [place for _, place in places("docs/api.md")]
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:

@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import fields as fields_of
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import lockstep
+from lockstep.cli.run import command as run_command
+from lockstep.events import Event
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "lockstep"
@@ -83,6 +86,34 @@ def test_the_public_names_of_the_run_are_those_of_the_api() -> None:
     public = {name for name in dir(lockstep.Run) if not name.startswith("_")} | set(fields) - INSIDE
     assert set(re.findall(r"\brun\.([a-z]\w*)", read("docs/api.md"))) - {"md"} == public  # run.md is a page
     assert set(fields) >= INSIDE
+
+
+# -- tables of options and events -------------------------------------------------------------------------------------
+
+
+def test_every_option_of_run_is_in_the_table_of_launching() -> None:
+    table = " ".join(first_cells(section("docs/launching.md", "`lockstep run`")))
+    options = chain.from_iterable((*option.opts, *option.secondary_opts) for option in run_command.params)
+    assert set(re.findall(r"`(-[\w-]+)`", table)) == {option for option in options if option.startswith("-")}
+
+
+def test_every_variable_that_is_read_is_in_a_table_of_launching() -> None:
+    """Each `LOCKSTEP_...` in the room that reads the environment."""
+    settings = "".join(path.read_text(encoding="utf-8") for path in (PACKAGE / "settings").rglob("*.py"))
+    tables = " ".join(first_cells(section("docs/launching.md", "Variables that lockstep itself reads")))
+    assert set(re.findall(r"`(LOCKSTEP_\w+)`", tables)) == set(re.findall(r'"(LOCKSTEP_\w+)"', settings))
+
+
+def test_every_kind_of_event_is_in_the_table_of_observe_with_its_fields() -> None:
+    rows = [row.split("|")[1:3] for row in section("docs/observe.md", "Events").splitlines() if row.startswith("| `")]
+    shown = {name: re.findall(r"`(\w+)`", fields) for kinds, fields in rows for name in re.findall(r"`(\w+)`", kinds)}
+    stamp = {field.name for field in fields_of(Event)}
+    emitted = {
+        kind.__name__: [field.name for field in fields_of(kind) if field.name not in stamp]
+        for kind in Event.__subclasses__()
+        if kind.__module__ == Event.__module__
+    }
+    assert {name: shown.get(name) for name in emitted} == emitted
 
 
 # -- notes ------------------------------------------------------------------------------------------------------------
