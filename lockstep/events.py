@@ -1,6 +1,7 @@
 """What happens in a run, as values. Every room emits events; readers subscribe: console, log, status page, traces.
 
-An event carries references, not copies: a reader that keeps a tensor clones it.
+An event carries references, not copies: a reader that keeps a tensor clones it. Readers change nothing in it; the
+classes are not frozen, because several events are made in every step, and a frozen one takes three times as long.
 """
 
 import time
@@ -13,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 Fields = ParamSpec("Fields")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Event:
     """What every event carries: when (on the host's monotonic clock), on which worker (its slot), in which step.
 
@@ -25,7 +26,7 @@ class Event:
     step: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Started(Event):
     """The run is set up on this worker."""
 
@@ -40,7 +41,7 @@ class Started(Event):
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Note(Event):
     """Something the user should know once. The first worker shows it for all, unless it holds for `one_worker` only."""
 
@@ -48,7 +49,7 @@ class Note(Event):
     one_worker: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass
 class StepBegan(Event):
     """A training step is about to start: all updates of earlier steps are applied.
 
@@ -58,7 +59,7 @@ class StepBegan(Event):
     batch: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class LaneBegan(Event):
     """A lane was handed to the user's code, in training or in an evaluation; its generators are set."""
 
@@ -67,7 +68,7 @@ class LaneBegan(Event):
     trains: bool
 
 
-@dataclass(frozen=True)
+@dataclass
 class LaneGradients(Event):
     """Some of a training lane's own gradients, by name, before weighting: a bucket is about to take them."""
 
@@ -75,28 +76,28 @@ class LaneGradients(Event):
     gradients: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass
 class LaneEnded(Event):
     """A lane, of training or evaluation, is over; the generators stand as the user's code left them."""
 
     lane: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class BucketFilled(Event):
     """This worker's lanes are folded into a bucket, and it was handed to the wire, maybe before the backward ended."""
 
     bucket: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class ReduceBegan(Event):
     """The wire begins to add a bucket over all workers. Emitted on the thread that reduces."""
 
     bucket: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class ReduceDone(Event):
     """A bucket is added up; on a GPU, that work was queued. Emitted on the thread that reduces."""
 
@@ -116,7 +117,7 @@ class Wait(StrEnum):
     END = "the end of the run"
 
 
-@dataclass(frozen=True)
+@dataclass
 class WaitBegan(Event):
     """This worker has nothing to do until others are there.
 
@@ -128,14 +129,14 @@ class WaitBegan(Event):
     num_buckets: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class WaitEnded(Event):
     """What was waited for is there. After a wait that fails there is none."""
 
     wait: Wait
 
 
-@dataclass(frozen=True)
+@dataclass
 class StepCommitted(Event):
     """The gradient of a step stands in `p.grad`, on every worker."""
 
@@ -143,7 +144,7 @@ class StepCommitted(Event):
     loss: float | None
 
 
-@dataclass(frozen=True)
+@dataclass
 class BatchLoaded(Event):
     """A loader of the run handed out a batch, for which this worker waited so long."""
 
@@ -151,7 +152,7 @@ class BatchLoaded(Event):
     waited_s: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class CheckpointSaved(Event):
     """A checkpoint is on disk, whole. `took_s` counts from its snapshot; most of it passes in the background."""
 
@@ -159,7 +160,7 @@ class CheckpointSaved(Event):
     took_s: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class NoiseMeasured(Event):
     """The gradient noise scale was measured in a step; `plain` and `preconditioned` are `lockstep.optim.Noise`.
 
@@ -173,7 +174,7 @@ class NoiseMeasured(Event):
     preconditioned: Any
 
 
-@dataclass(frozen=True)
+@dataclass
 class GenerationFormed(Event):
     """Workers were lost, have left or have joined; `slots` are those who go on, by rank.
 
@@ -193,24 +194,24 @@ class GenerationFormed(Event):
     took_s: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class RecoveryBegan(Event):
     """A worker was lost, or workers are to come or go: this one takes part in forming the next generation."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class JoinBegan(Event):
     """This worker, a newcomer, asks the members to admit it."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Copied(Event):
     """This process is a copy of the worker that it was until now, and takes the place `slot`."""
 
     slot: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class Closed(Event):
     """The run has ended on this worker."""
 
@@ -245,8 +246,10 @@ class Events:
         """Makes an event of `kind` from the fields given, and hands it to its readers, on this thread."""
         readers = self._readers(kind)
         if readers:
-            stamp = {"time_s": self._clock(), "worker": self.worker, "step": self.step}
-            event = kind(*args, **{**stamp, **fields})  # type: ignore[arg-type]
+            event = kind(*args, **fields)
+            event.time_s, event.worker = self._clock(), self.worker
+            if "step" not in fields:
+                event.step = self.step
             for reader in readers:
                 reader(event)
 

@@ -1,7 +1,6 @@
-"""Processes, files, failures: how a run starts, steps, saves and ends. The only room that reads the environment.
+"""What the user holds: `start` makes a `Run`, whose `step_loop` hands out lanes and commits steps.
 
-`start` makes a `Run`, which the user holds. `models` knows what is replicated, `joining` makes it equal at the start,
-`stepping` hands out lanes, `progress` knows where in the data it is, `totals` adds for evaluation, `state`,
-`checkpoint` and `resuming` save and resume.
-`environment` and `rendezvous` find the other workers; `launching` is what `lockstep run` does.
+`replication` makes models equal at the start, `totals` adds for evaluation, `autosave` saves and resumes, `capture`
+records lanes as CUDA graphs. `signals` and `faults` are what may be asked of a running worker, by a person and by
+`lockstep verify`. `status_report` and `wait_watch` read events: for the launcher, and where there is none.
 """

@@ -13,7 +13,6 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from lockstep import strategies
 from lockstep.chance import Generators
 from lockstep.data import GlobalBatch, ShardedLoader
 from lockstep.data.device import DeviceMover
@@ -53,7 +52,7 @@ from lockstep.state.checkpoints.resume import restore
 from lockstep.state.models import Models, RegistrationWatch, Stateful, refuse_new_parameters
 from lockstep.state.progress import DataProgress
 from lockstep.state.run_state import RunState, StepState
-from lockstep.strategies import EngineOptions, Replicas, StepEngine
+from lockstep.strategies import EngineOptions, Replicas, StepEngine, Strategy
 from lockstep.verify.digest import digest
 from lockstep.verify.trace import Sources
 from lockstep.wire import Agreement, Proposal, Wire
@@ -70,6 +69,7 @@ class Context:
     """What a run is made in: what was asked for, who listens, where the launcher looks, and how to undo all of it."""
 
     settings: Settings
+    strategy: Strategy
     overrides: Overrides
     events: Events
     status: StatusWriter | NoStatus
@@ -92,7 +92,7 @@ class Run:
         self._moving = DeviceMover(settings.device)
         self._places = Places(self._models, self._progress)
         carried = Carried(settings.device)
-        self._engine = strategies.parse(settings.strategy).engine(self._engine_options(), generation, events)
+        self._engine = context.strategy.engine(self._engine_options(), generation, events)
         steps = StepState(settings.seed, settings.assignment.num_lanes)
         self._state = RunState(
             self._models, self._progress, steps, self._noise, carried, self._places, self._engine, settings.device

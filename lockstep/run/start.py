@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -95,10 +95,11 @@ def start(
     `strategy` says what a step means: an object of `lockstep.strategies`, or its string form; "replicated" by default.
     """
     active.refuse_second()
+    chosen = _checked_strategy(strategy)
     options = Options(
         lanes, seed, exact, threads, _listed(assignment), bucket_bytes, wire, algorithm, timeout_s,
         recover, not_finite, drift_every, noise_every, reduce_dtype=reduce_dtype,
-        device=str(device) if isinstance(device, torch.device) else device, strategy=_strategy(strategy),
+        device=str(device) if isinstance(device, torch.device) else device, strategy=str(chosen),
     )  # fmt: skip
     environ = process_environment()
     place, overrides = find_place(environ), read_overrides(environ)
@@ -111,18 +112,24 @@ def start(
         status = _status(place, overrides)
         if isinstance(status, WaitWatch):
             undo.callback(status.close)
-        run = (_join if place.doors else _found)(options, place, overrides, status)
+        run = (_join if place.doors else _found)(options, chosen, place, overrides, status)
         undo.pop_all()
     active.activate(run)
     return run
 
 
-def _found(options: Options, place: LaunchPlace, overrides: Overrides, status: StatusWriter | NoStatus) -> Run:
+def _found(
+    options: Options,
+    strategy: strategies.Strategy,
+    place: LaunchPlace,
+    overrides: Overrides,
+    status: StatusWriter | NoStatus,
+) -> Run:
     """Collective. A worker of the first generation."""
     world = replace(place.world, generation=1)
     settings = _with_device(resolve(options, overrides, world), options, overrides, world.local_rank, world.local_size)
     settings = replace(settings, wire=wire_on(settings.device, options.wire, options.algorithm, settings.wire, world))
-    context = _context(settings, overrides, status, place)
+    context = _context(settings, strategy, overrides, status, place)
     opener, can_recover = WireOpener(settings, world.on_one_host), _can_recover(settings, place)
     with context.events.waiting(Wait.START), told_as_lost(0, "lockstep.start"):
         store = open_store(place, settings.timeout_s, active.num_before()) if world.size > 1 else None
@@ -145,7 +152,13 @@ def _found(options: Options, place: LaunchPlace, overrides: Overrides, status: S
     return run
 
 
-def _join(options: Options, place: LaunchPlace, overrides: Overrides, status: StatusWriter | NoStatus) -> Run:
+def _join(
+    options: Options,
+    strategy: strategies.Strategy,
+    place: LaunchPlace,
+    overrides: Overrides,
+    status: StatusWriter | NoStatus,
+) -> Run:
     """A worker that comes later: alone until it is admitted. See Note [Newcomers] in elastic/guard.py."""
     page = None if overrides.status_fd is None else StatusReader(overrides.status_fd)
     directory = MemberDirectory(place, page)
@@ -158,7 +171,7 @@ def _join(options: Options, place: LaunchPlace, overrides: Overrides, status: St
     slot = place.world.local_rank if place.slot is None else place.slot
     settings = _with_device(settings, options, overrides, slot, terms["num_founders"])
     _refuse_difference(terms, _terms(settings), place)
-    context = _context(settings, overrides, status, place)
+    context = _context(settings, strategy, overrides, status, place)
     wire, endpoint = in_process(World()), open_endpoint(place)
     opener = WireOpener(settings, place.world.on_one_host)
     recovery = Recovery(joining(endpoint.member)[0], endpoint, opener, wire, _terms(settings), directory.members)
@@ -166,13 +179,22 @@ def _join(options: Options, place: LaunchPlace, overrides: Overrides, status: St
     return _make_run(context, Generation(wire, (0,), settings.assignment), elasticity, place)
 
 
-def _context(settings: Settings, overrides: Overrides, status: StatusWriter | NoStatus, place: LaunchPlace) -> Context:
+def _context(
+    settings: Settings,
+    strategy: strategies.Strategy,
+    overrides: Overrides,
+    status: StatusWriter | NoStatus,
+    place: LaunchPlace,
+) -> Context:
     """Sets this process up for the run; `undo` puts it back."""
     undo = settle_process(settings.threads, settings.exact, settings.device)
     events = Events(worker=place.world.rank if place.slot is None else place.slot)
     progress = DataProgress()
-    events.subscribe(StatusReport(status, progress.waited_ns), *READ)
-    return Context(settings, overrides, events, status, undo, progress)
+    if type(status) is not NoStatus:  # somebody looks at it
+        events.subscribe(StatusReport(status, progress.waited_ns), *READ)
+    if settings.strategy != str(strategy):  # the command line goes over the script
+        strategy = strategies.parse(settings.strategy)
+    return Context(settings, strategy, overrides, events, status, undo, progress)
 
 
 def _make_run(context: Context, generation: Generation, elasticity: Elasticity | None, place: LaunchPlace) -> Run:
@@ -289,11 +311,12 @@ def _with_bucket_bytes(settings: Settings, wire: Wire) -> Settings:
     return replace(settings, bucket_bytes=suitable_bucket_bytes(wire.link, wire.world.size))
 
 
-def _strategy(strategy: object) -> str:
-    """Its string form, checked."""
-    if strategy is not None and not isinstance(strategy, str) and not hasattr(strategy, "engine"):
+def _checked_strategy(strategy: object) -> strategies.Strategy:
+    if strategy is None or isinstance(strategy, str):
+        return strategies.parse("replicated" if strategy is None else strategy)
+    if not callable(getattr(strategy, "engine", None)):
         raise BadArgument(f"strategy takes an object of lockstep.strategies, or its string form, not {strategy!r:.60}")
-    return str(strategies.parse("replicated" if strategy is None else str(strategy)))
+    return cast(strategies.Strategy, strategy)
 
 
 def _script_digest() -> str:

@@ -64,7 +64,7 @@ class Stage(Enum):
 
 
 class StepGuard(Protocol):
-    """What a step needs of the other workers. ClaimReceived on the thread of the user's script."""
+    """What a step needs of the other workers. Called on the thread of the user's script."""
 
     @property
     def generation(self) -> Generation:

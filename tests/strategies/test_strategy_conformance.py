@@ -166,6 +166,22 @@ def test_a_run_takes_it_as_an_object_and_by_its_string_form(strategy: Strategy) 
             assert run._settings.strategy == str(strategy)
 
 
+class Own(strategies.Replicated):
+    """A strategy of the user's own that calls itself like one of lockstep's."""
+
+    made = 0
+
+    def engine(self, *given: Any) -> StepEngine:
+        type(self).made += 1
+        return super().engine(*given)
+
+
+def test_an_object_of_the_users_own_is_used_itself(strategy: Strategy) -> None:
+    with lockstep.start(strategy=Own()):
+        assert Own.made == 1
+    Own.made = 0
+
+
 @pytest.mark.parametrize("given", ["no such thing", "", 7, object()], ids=["other", "empty", "number", "object"])
 def test_what_is_no_strategy_is_refused_with_what_is_allowed(strategy: Strategy, given: Any) -> None:
     with pytest.raises(BadArgument, match="strategy"):

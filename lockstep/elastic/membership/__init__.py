@@ -1,6 +1,6 @@
 """Who takes part, decided without talking to anybody: a state machine that answers events with actions.
 
-`view` holds the values, `deciding` what one worker decides for all, `machine` the states of one worker. Nothing here
+`view` holds the values, `decision` what one worker decides for all, `machine` the states of one worker. Nothing here
 touches a socket, a clock or a tensor: `lockstep.elastic` performs the actions.
 """
 
