@@ -21,7 +21,7 @@ from typing import NoReturn
 from lockstep.data import GlobalBatch
 from lockstep.elastic.copies.copier import Copier
 from lockstep.elastic.first_worker import FirstWorker
-from lockstep.elastic.membership import Decision
+from lockstep.elastic.membership import Decision, LaneDeal
 from lockstep.elastic.membership.decision import completes
 from lockstep.elastic.membership.machine import AllPrepared, Commit, Prepared
 from lockstep.elastic.newcomer import Handoff
@@ -300,8 +300,8 @@ class Guard:
         """Those of the new generation who have to show that they are at the same place, now and before."""
         assert self.recovery is not None
         members = self.recovery.membership.view.members
-        may_be_idle = self._engine.statistics is None  # batch norm over all lanes needs a worker for each
-        new = {member.uid for member in members if member.uid in newcomers and member.fresh and may_be_idle}
+        spares = self._lane_deal.spares_newcomers
+        new = {member.uid for member in members if member.uid in newcomers and member.fresh and spares}
         before = {member.uid for member in members if member.uid in self._probation.uids}
         places = self._places
         if new:
@@ -338,6 +338,7 @@ class Guard:
             if self._becomes_copy():
                 committed = isinstance(self.recovery.join(self._hand_state_over), Commit)
             else:
+                self.recovery.deal_by(self._lane_deal, is_proving=self._is_on_probation)
                 limit_s = self._patience_s(failure)
                 outcome = self.recovery.reform(self._hand_state_over, admit=admit, limit_s=limit_s)
                 committed = isinstance(outcome, Commit)
@@ -417,6 +418,7 @@ class Guard:
             if self.recovery.is_coordinator:
                 self.recovery.endpoint.await_claim(1.0)
                 self.recovery.has_claims()  # one that is alone decides at once, and admits only those it has heard of
+            self.recovery.deal_by(self._lane_deal, is_proving=self._is_on_probation)
             self.recovery.reform(self._hand_state_over, admit=True)
             self._enter_generation()
 
@@ -459,18 +461,26 @@ class Guard:
         self._put_on_probation(self.recovery.decision.newcomers)
         self._requests.clear()
         slots = tuple(member.slot for member in self.recovery.membership.view.members)
-        self.generation = replace(self.generation, wire=self.recovery.wire, slots=slots)
-        self.deal()
+        assert self.recovery.decision.assignment is not None
+        self.generation = Generation(self.recovery.wire, slots, self.recovery.decision.assignment)
+        self.publish()
 
     def deal(self) -> None:
-        """The lanes are dealt out to the members that are not on probation; all others learn where this worker is."""
-        slots, idle = self.generation.slots, set[int]()
-        if self.recovery is not None and self.is_member:
-            members = self.recovery.membership.view.members
-            idle = {member.slot for member in members if member.uid in self._probation.uids}
-        assignment = Assignment.dealt(self._state.steps.num_lanes, slots, idle, self._by_hand)
+        """Outside of a change of members: lanes are dealt out anew to those who are here and not on probation.
+
+        Every member does so at the same step: a probation is over, or a checkpoint has another number of lanes.
+        """
+        if self.recovery is None or not self.is_member:
+            assignment = Assignment.dealt(self._state.steps.num_lanes, self.generation.slots, (), self._by_hand)
+        else:
+            assignment = self._lane_deal.assignment(self.recovery.membership.view.members, self._probation.uids)
         self.generation = replace(self.generation, assignment=assignment)
         self.publish()
+
+    @property
+    def _lane_deal(self) -> LaneDeal:
+        may_be_idle = self._engine.statistics is None  # batch norm over all lanes needs a worker for each
+        return LaneDeal(self._state.steps.num_lanes, self._by_hand, spares_newcomers=may_be_idle)
 
     def publish(self) -> None:
         """The launcher, and newcomers that ask, learn where this worker stands."""

@@ -4,14 +4,14 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 
 from lockstep.elastic.client import EndpointClient, probe, probe_all
 from lockstep.elastic.endpoint import Endpoint
-from lockstep.elastic.membership import Claim, Decision, Liveness, Member, Membership, MembershipStage
+from lockstep.elastic.membership import Claim, Decision, LaneDeal, Liveness, Member, Membership, MembershipStage
 from lockstep.elastic.membership.machine import (
     Action,
     Broken,
@@ -113,6 +113,10 @@ class Recovery:
     _newcomers: dict[int, Claim] = field(default_factory=dict)
     _todo: deque[Action] = field(default_factory=deque)
     _found: dict[str, Liveness] = field(default_factory=dict)
+
+    def deal_by(self, deal: LaneDeal, *, is_proving: bool) -> None:
+        """The next generation's lanes are dealt out so, if this worker coordinates. `is_proving`: see `Claim`."""
+        self.membership = replace(self.membership, deal=deal, is_proving=is_proving)
 
     def reform(self, hand_over: HandOver, *, admit: bool = False, limit_s: float = math.inf) -> Commit | Redo:
         """Collective. Forms the next generation of all who are left; says what becomes of the step under way.

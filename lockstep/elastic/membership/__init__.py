@@ -6,11 +6,12 @@ touches a socket, a clock or a tensor: `lockstep.elastic` performs the actions.
 
 from lockstep.elastic.membership.decision import Outnumbered, decide
 from lockstep.elastic.membership.machine import Membership, MembershipStage, founded, joining
-from lockstep.elastic.membership.view import Claim, Decision, Liveness, Member, View
+from lockstep.elastic.membership.view import Claim, Decision, LaneDeal, Liveness, Member, View
 
 __all__ = [
     "Claim",
     "Decision",
+    "LaneDeal",
     "Liveness",
     "Member",
     "Membership",

@@ -21,15 +21,20 @@
 from collections.abc import Collection
 from dataclasses import replace
 
-from lockstep.elastic.membership.view import Claim, Decision, Member, View
+from lockstep.elastic.membership.view import ONE_LANE, Claim, Decision, LaneDeal, Member, View
 
 
 class Outnumbered(Exception):  # noqa: N818 - a verdict, not an accident
     """Those whose claims have come may not go on: the others may be alive without them."""
 
 
-def decide(claims: Collection[Claim], lost: Collection[Member], silent: Collection[Member]) -> Decision:
-    """The next generation of those who claim. See Note [Complete or redo] and Note [Dead or silent]."""
+def decide(
+    claims: Collection[Claim], lost: Collection[Member], silent: Collection[Member], deal: LaneDeal = ONE_LANE
+) -> Decision:
+    """The next generation of those who claim, and the lanes of each.
+
+    See Note [Complete or redo] and Note [Dead or silent].
+    """
     current = [claim for claim in claims if not claim.is_newcomer]
     _refuse_minority(current, silent)
     step = _step(current)
@@ -37,9 +42,12 @@ def decide(claims: Collection[Claim], lost: Collection[Member], silent: Collecti
     generation = max(claim.generation for claim in current) + 1
     newcomers = [replace(claim.member, since=generation) for claim in _admitted(claims, staying, step)]
     members = sorted([claim.member for claim in staying] + newcomers, key=lambda member: member.slot)
+    proving = {claim.member.uid for claim in staying if claim.is_proving}
+    proving |= {member.uid for member in newcomers if member.fresh and deal.spares_newcomers}
     return Decision(
         view=View(generation, tuple(members)),
         step=step,
+        assignment=deal.assignment(members, proving) if members else None,
         newcomers=tuple(member.uid for member in newcomers),
         lost=tuple(lost) + tuple(silent),
         left=tuple(claim.member for claim in current if claim not in staying),

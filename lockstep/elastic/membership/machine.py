@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from lockstep.elastic.membership.decision import Outnumbered, completes, decide
-from lockstep.elastic.membership.view import Claim, Decision, Liveness, Member, View
+from lockstep.elastic.membership.view import ONE_LANE, Claim, Decision, LaneDeal, Liveness, Member, View
 
 ASKED_TO_LEAVE = "it was asked to leave"
 
@@ -210,9 +210,10 @@ class MembershipStage(Enum):
 class Membership:
     """One worker's state. `step` is the step under way or next; `prepared`: this worker has done its part of it.
 
-    `known` are those who may be members: of the view, or of a generation that could not be formed. `dead` and `silent`
-    (by uid) are what was found out about them since the generation broke; `claims` are those of all who are at this
-    worker's endpoint and not answered yet.
+    `deal` is how the next generation's lanes are dealt out, if this worker decides it; `is_proving`: it is on probation
+    itself. `known` are those who may be members: of the view, or of a generation that could not be formed. `dead` and
+    `silent` (by uid) are what was found out about them since the generation broke; `claims` are those of all who are at
+    this worker's endpoint and not answered yet.
     """
 
     me: Member
@@ -221,6 +222,8 @@ class Membership:
     step: int = 0
     prepared: bool = False
     leaving: bool = False
+    deal: LaneDeal = ONE_LANE
+    is_proving: bool = False
     known: tuple[Member, ...] = ()
     dead: frozenset[str] = frozenset()
     silent: frozenset[str] = frozenset()
@@ -256,7 +259,7 @@ class Membership:
 
     @property
     def claim(self) -> Claim:
-        return Claim(self.me, self.view.generation, self.step, self.prepared, self.leaving)
+        return Claim(self.me, self.view.generation, self.step, self.prepared, self.leaving, self.is_proving)
 
     @property
     def is_coordinator(self) -> bool:
@@ -334,7 +337,8 @@ class Membership:
         if missing:
             return self, (GatherClaims(tuple(missing)),)
         try:
-            decision = decide(claims, self._those(self.dead - heard), self._those(self.silent - heard))
+            lost, silent = self._those(self.dead - heard), self._those(self.silent - heard)
+            decision = decide(claims, lost, silent, self.deal)
         except Outnumbered:
             return replace(self, stage=MembershipStage.OUT), (Leave(self._outnumbered()),)
         return self._answer(decision)

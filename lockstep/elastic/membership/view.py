@@ -1,8 +1,11 @@
 """The values of membership: a worker as the others know it, a generation, what a worker claims, what is decided."""
 
 import json
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
+
+from lockstep.lanes import Assignment
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,30 @@ class View:
 
 
 @dataclass(frozen=True)
+class LaneDeal:
+    """How lanes are dealt out, known alike to all members: how many there are, and those of each slot if given by hand.
+
+    `spares_newcomers`: a member that runs the script from the top carries none until it has proven itself. See
+    Note [Probation] in elastic/probation.py.
+    """
+
+    num_lanes: int = 1
+    by_hand: tuple[tuple[int, ...], ...] | None = None
+    spares_newcomers: bool = True
+
+    def assignment(self, members: Sequence[Member], idle: Collection[str] = ()) -> Assignment:
+        """The lanes of each member, by rank; those in `idle` (by uid) carry none, unless all are."""
+        slots = {member.uid: member.slot for member in members}
+        return Assignment.dealt(
+            self.num_lanes, list(slots.values()), {slots[uid] for uid in idle if uid in slots}, self.by_hand
+        )
+
+
+ONE_LANE = LaneDeal()
+"""Where nobody has said how lanes are dealt out."""
+
+
+@dataclass(frozen=True)
 class Claim:
     """What a worker says of itself to the coordinator, when a new generation is formed.
 
@@ -57,6 +84,8 @@ class Claim:
     step: int
     prepared: bool = False
     leaving: bool = False
+    is_proving: bool = False
+    """Whether it is a member on probation, which carries no lanes yet."""
 
     @property
     def is_newcomer(self) -> bool:
@@ -72,13 +101,14 @@ class Claim:
 class Decision:
     """The next generation, the same value for everyone in it, and for everyone left out.
 
-    The step to compute is `step`: a worker that claimed the one before has its gradient and completes it first.
-    `newcomers` (by uid) are given the state by a member that has it. `lost` did not answer, `left` wanted to leave or
-    could not be kept.
+    `assignment` has the lanes of each member, by rank; None if nobody stays. The step to compute is `step`: a worker
+    that claimed the one before has its gradient and completes it first. `newcomers` (by uid) are given the state by a
+    member that has it. `lost` did not answer, `left` wanted to leave or could not be kept.
     """
 
     view: View
     step: int
+    assignment: Assignment | None = None
     newcomers: tuple[str, ...] = ()
     lost: tuple[Member, ...] = ()
     left: tuple[Member, ...] = ()
@@ -95,7 +125,9 @@ class Decision:
     def from_json(cls, text: str) -> "Decision":
         told = json.loads(text)
         view = View(told["view"]["generation"], _members(told["view"]["members"]))
-        return cls(view, told["step"], tuple(told["newcomers"]), _members(told["lost"]), _members(told["left"]))
+        dealt = told["assignment"]
+        lanes = None if dealt is None else Assignment.explicit(dealt["lanes_of"])
+        return cls(view, told["step"], lanes, tuple(told["newcomers"]), _members(told["lost"]), _members(told["left"]))
 
 
 class Liveness(Enum):

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.elastic.membership import Claim, Decision, Member, Outnumbered, View, decide
+from lockstep.elastic.membership import Claim, Decision, LaneDeal, Member, Outnumbered, View, decide
 from lockstep.elastic.membership.view import claim_from_json, claim_to_json
+from lockstep.lanes import Assignment
 
 
 def _member(slot: int) -> Member:
@@ -96,7 +97,8 @@ _SETS = st.lists(_MEMBERS, max_size=4, unique_by=lambda member: member.slot).map
     lambda members: tuple(sorted(members, key=lambda member: member.slot))
 )
 _VIEWS = st.builds(View, st.integers(1, 99), _SETS)
-_DECISIONS = st.builds(Decision, _VIEWS, st.integers(0, 99), st.lists(st.text()).map(tuple), _SETS, _SETS)
+_LANES = st.none() | st.builds(Assignment.even, st.integers(1, 9), st.integers(1, 4))
+_DECISIONS = st.builds(Decision, _VIEWS, st.integers(0, 99), _LANES, st.lists(st.text()).map(tuple), _SETS, _SETS)
 
 
 @given(_DECISIONS)
@@ -104,6 +106,30 @@ def test_a_decision_survives_being_written_as_json(decision: Decision) -> None:
     assert Decision.from_json(decision.to_json()) == decision
 
 
-@given(st.builds(Claim, _MEMBERS, st.integers(0, 9), st.integers(0, 9), st.booleans(), st.booleans()))
+@given(st.builds(Claim, _MEMBERS, st.integers(0, 9), st.integers(0, 9), *[st.booleans()] * 3))
 def test_a_claim_survives_being_written_as_json(claim: Claim) -> None:
     assert claim_from_json(claim_to_json(claim)) == claim
+
+
+def test_the_lanes_of_all_are_part_of_the_decision() -> None:
+    decision = decide([_claim(0), _claim(2)], [_member(1)], [], LaneDeal(5))
+    assert decision.assignment == Assignment.even(5, 2)
+
+
+def test_a_newcomer_carries_no_lanes_until_it_has_proven_itself() -> None:
+    fresh = Claim(replace(_member(1), uid="new", fresh=True), 0, 0)
+    decision = decide([_claim(0), _claim(2), fresh], [], [], LaneDeal(4))
+    assert decision.assignment.lanes_of == ((0, 1), (), (2, 3))
+    proving = replace(_claim(1), is_proving=True)
+    assert decide([_claim(0), proving, _claim(2)], [], [], LaneDeal(4)).assignment.lanes_of == ((0, 1), (), (2, 3))
+    needed = decide([_claim(0), _claim(2), fresh], [], [], LaneDeal(3, spares_newcomers=False))
+    assert needed.assignment.lanes_of == ((0,), (1,), (2,))
+
+
+def test_lanes_given_by_hand_stay_with_their_slots_and_those_of_the_lost_go_to_others() -> None:
+    deal = LaneDeal(4, ((3,), (0, 1), (2,)))
+    assert decide([_claim(0), _claim(2)], [_member(1)], [], deal).assignment.lanes_of == ((0, 3), (1, 2))
+
+
+def test_a_decision_in_which_nobody_stays_has_no_lanes() -> None:
+    assert decide([_claim(0, leaving=True)], [], [], LaneDeal(4)).assignment is None
