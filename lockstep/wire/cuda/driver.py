@@ -38,7 +38,7 @@ class StreamOperation(ctypes.Structure):
 
     @classmethod
     def write(cls, address: int) -> "StreamOperation":
-        """Everything before it in the stream is visible to every worker that sees the number."""
+        """A worker that reads the number also sees everything before it in the stream."""
         return cls(_WRITE_VALUE, address, 0, 0, 0, 0)
 
     @classmethod
@@ -74,7 +74,7 @@ def copy(target: int, source: int, num_bytes: int, stream: int) -> None:
 
 
 def handle_of(address: int) -> bytes:
-    """By which another process can open memory made by `allocate`."""
+    """The handle by which another process can open memory made by `allocate`."""
     handle = _Handle()
     _check(_driver().cuIpcGetMemHandle(ctypes.byref(handle), ctypes.c_uint64(address)), "sharing GPU memory")
     return bytes(handle)
@@ -96,7 +96,7 @@ def close_handle(address: int) -> None:
 
 
 def register(address: int, num_bytes: int) -> int:
-    """Where the GPU sees this host memory from now on, until `unregister`."""
+    """The GPU's address of this host memory, valid until `unregister`."""
     driver, place = _driver(), ctypes.c_uint64()
     flags = ctypes.c_uint(_PORTABLE | _MAPPED)
     _check(

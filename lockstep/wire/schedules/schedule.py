@@ -1,6 +1,6 @@
 """What a schedule is: rounds of sends and additions over the parts of one bucket, the same value on every worker.
 
-It is only data: the executor carries it out over a wire; `lockstep explain` proves it on symbols and draws it.
+It is only data: the executor runs it over a wire; `lockstep explain` proves it on symbols and draws it.
 
 # Note [What a worker holds]
 # For each part, a worker holds one running value, and any number of roots.
@@ -89,9 +89,8 @@ def busy(*rounds: ScheduleRound) -> tuple[ScheduleRound, ...]:
 class Schedule:
     """The moves of one collective. `part` i in it is the i-th of `slices(num_elements, num_parts)`.
 
-    In a reduce-scatter and an all-gather, part i belongs to worker i. `reduction` says which roots there are, and
-    that the result has its brackets; without one every worker contributes one value. `source` is the worker that
-    broadcasts.
+    In a reduce-scatter and an all-gather, part i belongs to worker i. `reduction` defines the roots and the brackets of
+    the result; without one every worker contributes one value. `source` is the worker that broadcasts.
     """
 
     num_workers: int
@@ -142,8 +141,8 @@ _FUNCTIONS = {"__builtins__": {"log2": log2, "ceil": ceil, "floor": floor, "min"
 
 
 def _evaluate(formula: str, letters: dict[str, float]) -> float:
-    found: float = eval(_compiled(formula), _FUNCTIONS, letters)  # formulas are constants of this package
-    return found
+    value: float = eval(_compiled(formula), _FUNCTIONS, letters)  # formulas are constants of this package
+    return value
 
 
 @lru_cache(maxsize=256)
