@@ -1,10 +1,10 @@
-"""State that belongs to a lane: `run.carried`, which goes where the lane goes.
+"""State that belongs to a lane: `run.carried`, which moves with the lane.
 
 # Note [Carried by a lane]
 # A script may carry something from batch to batch for its samples: the hidden state of an RNN. Kept in a variable, it
-# would stay behind when its lane moves to another worker. What a lane leaves in `run.carried` belongs to the step: it
-# counts when the step is committed, and a step that is computed again starts from what counted before. Before the
-# commit every worker is given what all lanes have left, so that none is lost with its worker.
+# would stay behind when its lane moves to another worker. What a lane stores in `run.carried` belongs to the step: it
+# is committed with the step, and a step that is computed again starts from the values committed before. Before the
+# commit every worker receives the values of all lanes, so that none is lost with its worker.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ class Carried:
         self._device = device
         self._counted: dict[int, Values] = {}
         self._left: dict[int, Values] = {}
-        """What lanes of the step under way have left, from here or from other workers."""
+        """What lanes of the step under way have stored, on this or on other workers."""
         self._evaluated: dict[int, Values] = {}
         self._values: Values | None = None
 
@@ -47,7 +47,7 @@ class Carried:
         self._left, self._evaluated = {}, {}
 
     def begin_lane(self, lane: int, *, trains: bool) -> None:
-        """In training a lane starts from what counted; in an evaluation, from what its last one left since a step."""
+        """In training a lane starts from the committed values; in an evaluation, from its last one's since a step."""
         counted = self._counted if trains else self._evaluated
         self._values = _mapped(counted.get(lane, {}), lambda tensor: tensor.to(self._device, copy=True))
 
@@ -60,11 +60,11 @@ class Carried:
 
     @property
     def is_used(self) -> bool:
-        """Whether a lane of this worker has left something in the step under way."""
+        """Whether a lane of this worker has stored something in the step under way."""
         return bool(self._left)
 
     def exchange(self, wire: Wire) -> None:
-        """Collective. Afterwards this worker has what all lanes of the step have left."""
+        """Collective. Afterwards this worker has what all lanes of the step have stored."""
         tensors: Tensors = {}
         mine = to_bytes(_packed(self._left, tensors), tensors)
         for rank, theirs in enumerate(exchange_bytes(wire.transport, mine)):
@@ -72,16 +72,16 @@ class Carried:
                 self._left |= _unpacked(*from_bytes(theirs))
 
     def commit(self) -> None:
-        """The step counts."""
+        """The step is committed."""
         self._counted |= self._left
         self._left = {}
 
     def state(self, tensors: Tensors) -> Json:
-        """What a snapshot holds of it; its tensors go into `tensors`."""
+        """Its part of a snapshot; its tensors go into `tensors`."""
         return _packed(self._counted, tensors)
 
     def load(self, state: Json, tensors: Tensors) -> None:
-        """The run goes on from a snapshot."""
+        """Restores its part of a snapshot."""
         loaded = _unpacked(state, tensors)
         self._counted = {lane: _mapped(values, torch.Tensor.clone) for lane, values in loaded.items()}
         self._left, self._evaluated = {}, {}
