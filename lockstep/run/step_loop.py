@@ -255,7 +255,7 @@ class StepLoop:
             if number.depends is not None:
                 self._guard.refuse(f"{number} {COUNT_BY_STEP}")
             self._guard.note(f"{number} Nothing that trains seems to depend on it. {COUNT_BY_STEP}")
-        for value in self.places.begun_anew():
+        for value in self.places.restarted_values():
             if value.depends is not None:
                 self._guard.refuse(f"{value} {KEEP_IN_STATE}")
             self._guard.note(f"{value} {KEEP_TENSORS}")
