@@ -66,7 +66,6 @@ def command(collective: str, svg: Path | None, wants_json: bool, **options: Any)
 
 
 def check_svg(svg: Path | None) -> None:
-    """Raises unless a picture can be written there."""
     if svg is not None and svg.suffix != ".svg":
         raise BadArgument(f"--svg must be a file that ends in .svg, not {svg}")
     if svg is not None and not svg.parent.is_dir():

@@ -296,7 +296,6 @@ def check_assignment(assignment: Assignment | None, workers: int, lanes: int | N
 
 
 def check_workers(workers: int) -> None:
-    """Raises unless one launcher can supervise so many."""
     if workers > MAX_SLOTS:
         raise BadArgument(f"--workers {workers} is not allowed: one host runs {MAX_SLOTS} at most")
 

@@ -43,7 +43,7 @@ class DeviceMover:
         return self.device.type == "cuda"
 
     def __call__(self, part: Any, others: Callable[[Any], Any] = unchanged, *, is_users: bool = False) -> Any:
-        """As `to_device`; the current stream may use the result at once. If `is_users`, `part` may be written to."""
+        """As `to_device`; the current stream may use the result at once. If `is_users`, the user may change `part`."""
         if self.device.type != "cuda":
             return to_device(part, self.device, others)
         if self._stream is None:

@@ -162,7 +162,6 @@ class ShardedLoader:
 
     @property
     def is_trained_on(self) -> bool:
-        """Whether a batch of it was ever trained on."""
         return self._committed is not None
 
     def seek(self, position: Position, *, is_trained_on: bool = False, num_spent: int = 0) -> None:
@@ -215,7 +214,6 @@ class ShardedLoader:
 
     @property
     def pids(self) -> list[int]:
-        """The loader processes that are running."""
         return [] if self._loading is None else process_ids(self._loading)
 
     def after_fork(self) -> None:

@@ -7,9 +7,9 @@
 # their state when the loader was made, if that can be restored. There is a bound, because a sampler may be endless.
 
 # Note [The same samples again]
-# A snapshot says what was drawn in the pass under way, and in the one before it. A loader that is put there draws it
+# A snapshot has what was drawn in the pass under way, and in the one before it. A loader that is put there draws it
 # again, and it must be the same; else some samples would be trained on twice, and others never. A sampler with a
-# state_dict is then tried as it stands, too: `run.replicate(..., sampler=s)` has put it where it was when it was saved,
+# state_dict is then tried as it is, too: `run.replicate(..., sampler=s)` has restored its state of when it was saved,
 # which is right between two passes.
 """
 

@@ -36,7 +36,7 @@ class Samplers:
 
     @classmethod
     def of(cls, loader: "DataLoader[Any]", batches: Iterable[Any] | None) -> "Samplers":
-        """Those of `loader`. `batches` gives the indices of each global batch; None: each item is a whole one."""
+        """Those of `loader`. `batches` yields the indices of each global batch; None: each item is a whole one."""
         parts = tuple(_distinct(_parts(loader)))
         generators = _distinct(getattr(holder, "generator", None) for holder in (loader, *parts))
         _refuse_distributed(parts)

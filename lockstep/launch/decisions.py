@@ -76,8 +76,6 @@ class Say:
 
 @dataclass(frozen=True)
 class StartJoiner:
-    """Start a joiner in a free slot."""
-
     slot: int
     doors: Doors
     num_workers: int

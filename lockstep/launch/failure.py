@@ -151,7 +151,6 @@ def read_report(folder: Path, rank: int) -> Failure | None:
 
 
 def clear_report(folder: Path, rank: int) -> None:
-    """Removes the report of an earlier worker `rank`."""
     report_path(folder, rank).unlink(missing_ok=True)
 
 

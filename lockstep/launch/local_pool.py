@@ -370,7 +370,6 @@ class LocalPool:
 
 
 def _free_port() -> int:
-    """A port that is not in use now."""
     with socket.create_server((LOOPBACK, 0)) as probe:
         port: int = probe.getsockname()[1]
         return port

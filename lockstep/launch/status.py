@@ -139,7 +139,6 @@ class StatusReader:
         self._memory = mmap.mmap(fd, _PAGE_BYTES, prot=prot)
 
     def rows(self) -> dict[int, StatusRow]:
-        """The rows that workers have written, by slot."""
         rows = enumerate(_ROW.iter_unpack(self._memory))
         return {slot: StatusRow(*row) for slot, row in rows if row[PID] > 0}
 

@@ -33,8 +33,6 @@ _OURS = 3
 
 @dataclass(frozen=True)
 class Site:
-    """A line of the script."""
-
     path: str
     line: int
 

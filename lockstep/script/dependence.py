@@ -87,7 +87,6 @@ class Function:
         return not loops or any(not _is_target(loop, name) and _is_read_first(loop.body, name) for loop in loops)
 
     def is_loop_variable(self, name: str) -> bool:
-        """Whether a `for` sets the name."""
         return any(_is_target(loop, name) for loop in self._loops())
 
 

@@ -99,7 +99,6 @@ class DataProgress:
         return [loader for number, loader in self.loaders.items() if number not in is_over]
 
     def loader_pids(self) -> list[int]:
-        """The processes that load for this worker."""
         return [pid for loader in self.loaders.values() for pid in loader.pids]
 
     def is_copied(self) -> None:
@@ -167,7 +166,6 @@ class DataProgress:
         return bool(self.trained_on & (ended | {None})) and not under_way
 
     def _begin(self) -> None:
-        """Begins epoch `self.epoch`."""
         self.passes_before = {number: loader.position.epoch for number, loader in self.loaders.items()}
         self.trained_on.clear()
         self.made.before_epoch = self.made.total

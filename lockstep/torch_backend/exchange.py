@@ -119,7 +119,6 @@ def _pieces(layout: RowLayout, parts: list[list[torch.Tensor]]) -> dict[int, Pie
 
 
 def _incoming(rank: int, layouts: dict[int, RowLayout], parts: list[list[torch.Tensor]]) -> list[tuple[int, Piece]]:
-    """What this member takes of its peers' rows."""
     return [
         (peer, Piece(layout.starts[tensor, rank], by_member[peer].view(torch.uint8)))
         for peer, layout in layouts.items()

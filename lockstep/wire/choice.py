@@ -44,7 +44,6 @@ def cheapest(link: Link) -> Choose:
 
 
 def always(name: str) -> Choose:
-    """One algorithm for all messages."""
     if name not in EXACT:
         raise BadArgument(f"algorithm must be one of {', '.join(map(repr, EXACT))}, or None to choose, not {name!r}")
     return lambda reduction, _: EXACT[name](reduction)

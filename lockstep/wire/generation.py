@@ -25,5 +25,4 @@ class Generation:
 
     @property
     def lanes(self) -> tuple[int, ...]:
-        """The lanes that this worker carries."""
         return self.assignment.lanes_of[self.world.rank]

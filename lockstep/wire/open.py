@@ -72,7 +72,6 @@ class Wire:
 
 
 def in_process(world: World | None = None) -> Wire:
-    """The wire of a world of one worker."""
     transport = InProcess(world)
     return Wire(transport, InlineQueue(), Executor(transport))
 

@@ -120,7 +120,6 @@ class ThreadQueue:
         thread.start()
 
     def _takes_jobs(self) -> bool:
-        """Whether this thread takes the jobs."""
         return self._threads[-1:] == [threading.current_thread()]
 
     def _work(self) -> None:

@@ -35,7 +35,6 @@ def compiled(source: str, name: str, device: torch.device) -> bytes:
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL | None:
-    """NVRTC, if it is there."""
     for name in _candidates():
         try:
             return ctypes.CDLL(name)

@@ -29,7 +29,7 @@ ARRIVED, DONE = 0, 1
 
 
 class StreamCounters:
-    """The counters of all workers of one host, by rank. One owner, who calls `close`."""
+    """The counters of all workers of one host, by rank. Its owner calls `close`."""
 
     def __init__(self, page: torch.Tensor, members: Sequence[int], rank: int, device: torch.device) -> None:
         self._page, self._members, self._rank, self._device = page, list(members), rank, device

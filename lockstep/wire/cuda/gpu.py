@@ -28,7 +28,6 @@ class Gpu:
         self.device = device
 
     def stream(self) -> int:
-        """The number of the current stream."""
         return int(torch.cuda.current_stream(self.device).cuda_stream)
 
     def mark(self) -> torch.cuda.Event:

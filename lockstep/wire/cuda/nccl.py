@@ -8,8 +8,8 @@
 
 # Note [When NCCL waits for ever]
 # NCCL notices a dead peer late or never, and torch's watchdog would end this process then. So that watchdog is off
-# (lockstep/run sets TORCH_NCCL_ASYNC_ERROR_HANDLING=0), the connections for messages notice who is gone, and the
-# group is aborted: all that waits in its stream ends.
+# (lockstep/run sets TORCH_NCCL_ASYNC_ERROR_HANDLING=0), the connections for messages notice a lost peer, and the group
+# is aborted: all that waits in its stream ends.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from lockstep.errors import BadEnvironment, PeerGone, WireError
 from lockstep.lanes import Reduction, Root
 from lockstep.wire.cuda.gpu import Gpu, GpuWait, StreamEvent, refuse_another_gpu
 from lockstep.wire.cuda.kernels import VECTOR_BYTES, Slice, summation
-from lockstep.wire.network.gloo import tells_of_loss
+from lockstep.wire.network.gloo import means_lost_peer
 from lockstep.wire.network.native import add_up
 from lockstep.wire.reducer import Reducer, Slices, check_slices
 from lockstep.world import World
@@ -198,7 +198,7 @@ class NcclGroup:
             with torch.cuda.device(self.gpu.device):
                 collective(group).wait()  # the stream waits, not this thread
         except RuntimeError as error:
-            if self._group is not None and not tells_of_loss(error):  # see Note [Lost or refused] in gloo.py
+            if self._group is not None and not means_lost_peer(error):  # see Note [Lost or refused] in gloo.py
                 words = " ".join(str(error).split())
                 raise WireError(f"NCCL's {what} on worker {self.world.rank}", words[:MOST_WORDS]) from error
             suspect = self.world.peers[0] if self.world.peers else self.world.rank

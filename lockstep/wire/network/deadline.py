@@ -33,7 +33,6 @@ class Deadline:
             self.watch()
 
     def await_key(self, store: Store, key: str) -> None:
-        """Returns when the key has been written."""
         self.until(lambda: _is_there(store, key))
 
 

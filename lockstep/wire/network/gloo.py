@@ -184,7 +184,7 @@ class GlooTransport:
             with suppress(RuntimeError):
                 group.recv([_byte()], peer, PROBE).wait(timedelta(milliseconds=1))
 
-    # -- who is gone ----------------------------------------------------------------------------------------
+    # -- lost peers -----------------------------------------------------------------------------------------
 
     def _watch(self, group: Any, peer: int) -> threading.Thread:
         """See Note [Farewells]."""
@@ -212,7 +212,7 @@ class GlooTransport:
 
     def _failure(self, peer: int, error: RuntimeError, what: str = "a message") -> LockstepError:
         """What to raise when an exchange with `peer` has failed. See Note [Lost or refused]."""
-        if self._group is None or tells_of_loss(error) or self._is_broken(peer):
+        if self._group is None or means_lost_peer(error) or self._is_broken(peer):
             return self._gone(peer, error)
         return WireError(f"{what} between worker {self.world.rank} and {peer} by Gloo", reason(error))
 
@@ -272,8 +272,8 @@ def _explain(world: World, error: RuntimeError) -> str:
     return f"worker {world.rank} cannot reach all others by Gloo: {reason(error)}. {advice}."
 
 
-def tells_of_loss(error: RuntimeError) -> bool:
-    """Whether a backend's error says that a peer is gone. See Note [Lost or refused]."""
+def means_lost_peer(error: RuntimeError) -> bool:
+    """Whether a backend's error means that a peer is gone. See Note [Lost or refused]."""
     return _LOST.search(str(error)) is not None
 
 

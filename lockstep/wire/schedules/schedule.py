@@ -10,7 +10,7 @@ It is only data: the executor runs it over a wire; `lockstep explain` proves it 
 # nothing elsewhere. After the last round it is the result. A send without a root carries it.
 #
 # Roots are for exact schedules, those with a `reduction`: a worker begins with the roots that the reduction
-# gives it and without a running value. A root that arrives is held beside its own. An `Add` brackets roots
+# gives it and without a running value. A root that arrives is held beside its own. An `AddPart` brackets roots
 # and leaves their sum as the running value, or as one more root.
 #
 # All sends of a round carry what was held when the round began; then the additions see what has arrived, but not
@@ -73,7 +73,6 @@ class ScheduleRound:
     adds: tuple[AddPart, ...] = ()
 
     def at(self, rank: int) -> "ScheduleRound":
-        """What worker `rank` does in this round."""
         return ScheduleRound(
             tuple(send for send in self.sends if rank in (send.source, send.target)),
             tuple(add for add in self.adds if add.worker == rank),

@@ -47,7 +47,7 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class ChannelLayout:
-    """Where things lie in a worker's inbound segment: its bell, then one channel for each peer, by rank."""
+    """The layout of a worker's inbound segment: its bell, then one channel for each peer, by rank."""
 
     num_peers: int
 

@@ -76,7 +76,6 @@ class Neighbours:
 
     @property
     def peers(self) -> tuple[int, ...]:
-        """The ranks of the others, in order."""
         return tuple(sorted(self.sockets))
 
     def gone(self) -> list[int]:
