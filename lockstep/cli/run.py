@@ -271,7 +271,7 @@ def check_script(program: str) -> None:
 
 
 def check_module(program: str) -> None:
-    """Raises unless the module's outermost package can be exists. Imports nothing."""
+    """Raises unless the module's outermost package can be found. Imports nothing."""
     package = program.partition(".")[0]
     here = str(Path.cwd())
     sys.path.insert(0, here)

@@ -86,7 +86,7 @@ class Case:
 
 
 def judge(difference: TraceDifference, run_again: Callable[[], RunTrace]) -> LikelyCause:
-    """The likely cause; `run_again` repeats the left run. See Note [How a cause is difference]."""
+    """The likely cause; `run_again` repeats the left run. See Note [How a cause is found]."""
     case = Case(difference, run_again)
     suspects = (by_threads, _data, by_chance, _gradient, _ended_early, by_buffer, _replicas, _start, _between_lanes)
     return next(cause for suspect in suspects if (cause := suspect(case)))
