@@ -75,7 +75,7 @@ class Disagreement(LockstepError):  # noqa: N818
 
 @dataclass
 class PeerGone(LockstepError):  # noqa: N818
-    """The wire's own word for a peer that stopped answering; whoever knows the step makes it a WorkerLost."""
+    """The wire's error for a peer that stopped answering; `naming_lost_worker` makes it a WorkerLost."""
 
     rank: int
     cause: str
@@ -97,8 +97,8 @@ class WireError(LockstepError):
         )
 
 
-class told_as_lost:  # noqa: N801 - used as a function; a generator would cost a step more
-    """A peer that goes silent inside is told as the worker that was lost, with the moment."""
+class naming_lost_worker:  # noqa: N801 - used as a function; a generator would cost a step more
+    """Inside, PeerGone becomes WorkerLost, with the step and the moment."""
 
     __slots__ = ("during", "step")
 

@@ -1,4 +1,4 @@
-"""`lockstep advise`: what the noise of a run says about more workers."""
+"""`lockstep advise`: advice about more workers, from the noise of a run."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`lockstep bench`: what this machine does, measured."""
+"""`lockstep bench`: measures steps, collectives and recoveries on this machine."""
 
 import json
 import os
@@ -39,7 +39,7 @@ Report = dict[str, Any]
 
 
 class ParsedWord(click.ParamType):  # type: ignore[type-arg]
-    """What a function makes of a word; what it refuses is reported with the option's name."""
+    """An argument that a function parses; an error of that function is reported with the option's name."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""`lockstep demo`: see it work, from nothing, in about a minute; and with `--kill`, see it go on."""
+"""`lockstep demo`: shows lockstep at work in about a minute; with `--kill`, also while workers are killed."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""`lockstep doctor`: what about this machine gets in the way of a run."""
+"""`lockstep doctor`: which properties of this machine will hinder a run."""
 
 import json
 from pathlib import Path

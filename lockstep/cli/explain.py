@@ -27,10 +27,10 @@ class HostSizes(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         sizes = [as_whole(word) for word in str(value).split(",")]
-        found = tuple(size for size in sizes if size)
-        if len(found) < len(sizes):
+        positive = tuple(size for size in sizes if size)
+        if len(positive) < len(sizes):
             self.fail(f'{str(value)[:60]!r} is not allowed: give the workers of each host, such as "2,2"', param, ctx)
-        return found
+        return positive
 
 
 @click.command(name="explain")
@@ -66,7 +66,6 @@ def command(collective: str, svg: Path | None, wants_json: bool, **options: Any)
 
 
 def check_svg(svg: Path | None) -> None:
-    """Raises unless a picture can be put there."""
     if svg is not None and svg.suffix != ".svg":
         raise BadArgument(f"--svg must be a file that ends in .svg, not {svg}")
     if svg is not None and not svg.parent.is_dir():

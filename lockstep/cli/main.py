@@ -40,8 +40,8 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-def show_version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
-    if wanted:
+def show_version(ctx: click.Context, param: click.Parameter, is_given: bool) -> None:
+    if is_given:
         click.echo(f"lockstep {installed_version()}")
         ctx.exit()
 
@@ -69,7 +69,7 @@ def lockstep() -> None:
 
 
 def main() -> None:
-    """Runs the command line; what lockstep refuses is one sentence and an exit code, never a traceback."""
+    """Runs the command line; an error of lockstep is one sentence and an exit code, never a traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout = Output.over(sys.stdout)
     try:

@@ -65,7 +65,7 @@ class WorkerCounts(click.ParamType):  # type: ignore[type-arg]
 
 
 class ParsedOption(click.ParamType):  # type: ignore[type-arg]
-    """What `parse` makes of the text; the words of its ValueError say what is allowed."""
+    """An option that `parse` parses; the text of its ValueError lists what is allowed."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name, self._parse = name, parse
@@ -235,7 +235,7 @@ def command(
 
 
 def continuation(job: Job) -> str:
-    """The command line that goes on with the job from its newest checkpoint."""
+    """The command line that resumes the job from its newest checkpoint."""
     settings = {
         "-n": job.num_workers,
         "--lanes": job.lanes,
@@ -271,15 +271,15 @@ def check_script(program: str) -> None:
 
 
 def check_module(program: str) -> None:
-    """Raises unless the module's outermost package can be found. Imports nothing: the workers will."""
+    """Raises unless the module's outermost package can be found. Imports nothing."""
     package = program.partition(".")[0]
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
-        found = bool(package) and importlib.util.find_spec(package) is not None
+        exists = bool(package) and importlib.util.find_spec(package) is not None
     finally:
         sys.path.remove(here)
-    if not found:
+    if not exists:
         raise BadArgument(
             f"there is no module {program}: it is looked for in this folder and where Python has packages"
         )
@@ -296,7 +296,6 @@ def check_assignment(assignment: Assignment | None, workers: int, lanes: int | N
 
 
 def check_workers(workers: int) -> None:
-    """Raises unless one launcher can look after so many."""
     if workers > MAX_SLOTS:
         raise BadArgument(f"--workers {workers} is not allowed: one host runs {MAX_SLOTS} at most")
 

@@ -1,4 +1,4 @@
-"""`lockstep scale`: another number of workers for a run that goes on."""
+"""`lockstep scale`: sets the number of workers of a run under way."""
 
 from pathlib import Path
 

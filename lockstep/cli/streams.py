@@ -1,4 +1,4 @@
-"""Standard output and error, where they may be full or gone."""
+"""Standard output and error that may be full or closed."""
 
 import io
 import os
@@ -12,11 +12,11 @@ from lockstep.errors import BadEnvironment
 
 
 class CannotWrite(BadEnvironment):
-    """Standard output does not take what is written."""
+    """Standard output cannot be written."""
 
 
 class Output(io.TextIOWrapper):
-    """Standard output that says in a sentence why it cannot be written. A reader that has gone is left to click."""
+    """Standard output that raises CannotWrite with the reason. A closed pipe is left to click."""
 
     @classmethod
     def over(cls, stream: TextIO) -> "Output":
@@ -42,7 +42,7 @@ def complain(text: str) -> None:
 
 
 def discard_output() -> None:
-    """What was not written to standard output yet is forgotten: Python would fail at it once more at the very end."""
+    """Drops unwritten standard output: Python would fail on it again when it exits."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

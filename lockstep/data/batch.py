@@ -51,13 +51,13 @@ class GlobalBatch:
         return cls(num_samples, shares_of(lanes), reload_lanes=shares_of, least=least, whole=batch)
 
     def for_lanes(self, lanes: Sequence[int]) -> "GlobalBatch":
-        """The same batch with the shares of `lanes`: what is here is used as it is, the rest is loaded.
+        """The same batch with the shares of `lanes`: shares that are held are kept, the rest is loaded.
 
         What is loaded is, bit for bit, what any other worker would have. See Note [The same batch again].
         """
         missing = [lane for lane in lanes if lane not in self.shares]
-        found = {**self.shares, **(self._loaded(missing) if missing else {})}
-        return replace(self, shares={lane: found[lane] for lane in lanes if lane in found})
+        held = {**self.shares, **(self._loaded(missing) if missing else {})}
+        return replace(self, shares={lane: held[lane] for lane in lanes if lane in held})
 
     def reload(self, lanes: Sequence[int]) -> "GlobalBatch":
         """The same batch with the shares of `lanes`, all loaded again: user code may have written to the others."""

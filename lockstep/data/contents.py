@@ -10,7 +10,7 @@ import torch
 from lockstep.data.structure import opened
 
 SAMPLED_ROWS, SAMPLED_COLUMNS = 16, 256
-"""How much of each tensor stands for all of it where a look at the whole would cost too much."""
+"""How much of each tensor is sampled where reading all of it would cost too much."""
 
 Look = Callable[[Any], bytes]
 

@@ -4,7 +4,7 @@
 # Tensors go to a GPU from pinned memory on a stream of their own, so that the copy runs beside the kernels that are
 # still queued. The stream that is current when the data are handed out waits for the copy, and the allocator knows both
 # streams, so that it does not reuse the memory while a kernel may read it. A loader's batch is new memory each time.
-# What a user has pinned is the user's to write to as soon as it was handed out: then the host waits for the copy.
+# Users may write to memory of their own as soon as it was handed out: if it is pinned, the host waits for the copy.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def unchanged(part: Any) -> Any:
 
 
 def to_device(part: Any, device: torch.device, others: Callable[[Any], Any] = unchanged) -> Any:
-    """The same structure with its CPU tensors on `device`; what is no CPU tensor becomes what `others` makes of it.
+    """The same structure with its CPU tensors on `device`; every other part is passed through `others`.
 
     Objects with a `.to(device)` of their own are moved by it. With the CPU as device the very same object comes back.
     """
@@ -39,11 +39,11 @@ class DeviceMover:
 
     @property
     def pins(self) -> bool:
-        """Whether what comes from a loader should lie in pinned memory."""
+        """Whether loaders should load into pinned memory."""
         return self.device.type == "cuda"
 
     def __call__(self, part: Any, others: Callable[[Any], Any] = unchanged, *, is_users: bool = False) -> Any:
-        """As `to_device`; may be used on the current stream at once. If it `is_users`, it may be written to after."""
+        """As `to_device`; the current stream may use the result at once. If `is_users`, the user may change `part`."""
         if self.device.type != "cuda":
             return to_device(part, self.device, others)
         if self._stream is None:
@@ -55,7 +55,7 @@ class DeviceMover:
         return there
 
     def _copy_of_users(self, tensor: torch.Tensor) -> torch.Tensor:
-        """torch reads memory that is not pinned before it returns; for pinned memory it must be made to wait."""
+        """torch reads memory that is not pinned before it returns; for pinned memory the host must wait."""
         return self._copy(tensor, waits=tensor.is_pinned())
 
     def _copy(self, tensor: torch.Tensor, waits: bool = False) -> torch.Tensor:

@@ -21,7 +21,7 @@ from lockstep.data.order import Draw, Keys
 from lockstep.data.structure import num_samples
 
 Loaded = tuple[int, dict[int, Any]]
-"""The number of samples in the whole global batch, and the data of each lane that was asked for."""
+"""The number of samples in the whole global batch, and the data of each requested lane."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Source:
         return self.collate_fn is not default_collate and self.collate_fn is not default_convert
 
     def collate(self, data: Any, *place: int) -> Any:
-        """What the user's collate function makes of `data`, with random numbers tied to `place`."""
+        """Calls the user's collate function, with random numbers tied to `place`."""
         if self.collate_draws:
             set_cpu_generators(self.keys.of("collate", *place))
         return self.collate_fn(data)
@@ -53,7 +53,7 @@ class Source:
 
 @dataclass(frozen=True)
 class LaneRequest:
-    """A global batch, and the lanes that are wanted of it; a lane is given `least` samples, if there are as many."""
+    """A global batch, and the lanes to load of it; a lane has `least` samples, if there are as many."""
 
     draw: Draw
     lanes: tuple[int, ...]
@@ -64,7 +64,7 @@ class Fetch(Dataset[Any], ABC):
     """A data set of loaded batches. See Note [One request, one global batch]."""
 
     counts_uses = False
-    """Whether `load` wants to know how often an index was drawn before in the pass."""
+    """Whether `load` needs how often an index was drawn before in the pass."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -77,7 +77,7 @@ class Fetch(Dataset[Any], ABC):
 
     @abstractmethod
     def load(self, request: Any) -> Loaded | None:
-        """The shares asked for; None where the data have ended. May leave the CPU's generators anywhere."""
+        """The requested shares; None where the data have ended. May leave the CPU's generators anywhere."""
 
     def close(self) -> None:
         """Closes what an unfinished pass holds open in this process."""

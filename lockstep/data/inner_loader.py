@@ -6,11 +6,11 @@ See Note [One request, one global batch] in fetch.py.
 # When a worker is lost in the middle of a step, the others carry its lanes and need their data of the same
 # batch. A batch therefore keeps what it was loaded by, its draw, and loads the lanes that are missing in the
 # training process. As all keys name the epoch, the step, the lane and the sample, the data are those that
-# the lost worker had. The loader's own processes, and where the loader stands, are not touched.
+# the lost worker had. The loader's own processes, and its position, are not touched.
 
 # Note [Pinned by themselves]
-# torch's loader pins what it loads, in a thread of its own, and lets an object with a `pin_memory` method do it itself.
-# It is given such an object, because its own way leaves dataclasses out and does not keep every type of container.
+# torch's loader pins what it loads, in a thread of its own, and calls `pin_memory` of an object that has that method.
+# It gets such an object, because its own way leaves dataclasses out and does not keep every type of container.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +30,7 @@ from lockstep.lanes import present_lanes
 
 
 class Feed:
-    """The sampler of torch's loader: gives the requests that were last put into it."""
+    """The sampler of torch's loader: yields the requests that were last put into it."""
 
     def __init__(self) -> None:
         self.requests: Iterator[Any] = iter(())
@@ -41,7 +41,7 @@ class Feed:
 
 @dataclass(frozen=True)
 class Pinnable:
-    """What was loaded, on its way through torch's loader. See Note [Pinned by themselves]."""
+    """What was loaded, as it passes through torch's loader. See Note [Pinned by themselves]."""
 
     loaded: Loaded | None
 
@@ -57,7 +57,7 @@ def unpacked(given: Any) -> Loaded | None:
 
 @dataclass(frozen=True)
 class InLoaderProcess:
-    """Runs in a new loader process: there `get_worker_info` gives the user's data set, not ours."""
+    """Runs in a new loader process: there `get_worker_info` returns the user's data set, not ours."""
 
     worker_init_fn: Callable[[int], Any] | None
 
@@ -114,7 +114,7 @@ def _torch_loader(
 
 @dataclass(frozen=True)
 class LaneReload:
-    """Called with lanes, loads their shares of the batch that `draw` stands for. May be called at any time.
+    """Called with lanes, loads their shares of the batch of `draw`. May be called at any time.
 
     See Note [The same batch again].
     """
@@ -135,7 +135,7 @@ class LaneReload:
         request = self.fetch.request(self.draw, filled, self.least)
         loaded = load_once(self.loader, self.fetch, request, self.mover.pins)
         if self.loader.num_workers > 0:
-            self.fetch.close()  # what it opened is not read on here, for the loader reads in processes of its own
+            self.fetch.close()  # this process reads no further: the loader reads in processes of its own
         shares: dict[int, Any] = self.mover(self._checked(loaded))
         return shares
 

@@ -1,10 +1,10 @@
 """The loader that `run.shard` returns: the user's DataLoader, read by lanes.
 
 # Note [What was trained]
-# A run that is resumed goes on behind what was trained, not behind what was handed out. A batch that was handed out
+# A resumed run goes on after the last trained batch, not after the last one handed out. A batch that was handed out
 # since the last step is still to be trained on, and so are those that a script takes ahead of the one it trains on: how
-# many these are is seen at each step. A batch that was handed out before, and passed over, will not be trained on any
-# more. A loader of which nothing was ever trained (an evaluation now and then) goes on behind what it has handed out.
+# many these are is counted at each step. A batch that was handed out before, and skipped, will not be trained on any
+# more. A loader of which nothing was ever trained (an evaluation now and then) goes on after what it has handed out.
 """
 
 import inspect
@@ -37,7 +37,7 @@ MOST_MARKS = 64
 
 
 class ShardedLoader:
-    """Gives global batches, of which this worker loads the lanes that `lanes()` says it carries.
+    """Yields global batches, of which this worker loads the lanes that it carries, `lanes()`.
 
     The loader keeps its meaning: `batch_size` is that of the global batch; order, length, collating, loader
     processes and pinning are as the user set them. With `batch="grow"` it is read as one with batches `num_lanes`
@@ -86,10 +86,10 @@ class ShardedLoader:
         self.mid_pass = False
         """Whether a pass has begun and is not exhausted; also after seeking into the middle of one."""
         self.ended_at = Position()
-        """Where the last pass that has ended stood, exhausted or left."""
+        """The position at which the last ended pass was exhausted or left."""
         self._committed: Position | None = None
         self.evaluated: Position | None = None
-        """Where the pass stood after the batch that was last evaluated."""
+        """The position after the batch that was last evaluated."""
         self._num_ahead = 0
         self._sought = False
         self._num_spent = 0
@@ -135,7 +135,7 @@ class ShardedLoader:
 
     @property
     def running(self) -> "Pass | None":
-        """The pass under way, if somebody holds it."""
+        """The pass under way, if its iterator is still referenced."""
         return None if self._running is None else self._running()
 
     @property
@@ -145,7 +145,7 @@ class ShardedLoader:
 
     @property
     def resumes_at(self) -> Position:
-        """Where a run that goes on from now starts. See Note [What was trained]."""
+        """Where a run that is resumed from now starts. See Note [What was trained]."""
         if self._committed is None or not self.mid_pass:
             return self._position
         if self._committed.epoch != self._position.epoch:
@@ -153,7 +153,7 @@ class ShardedLoader:
         return Position(self._position.epoch, max(0, self._committed.step - self._num_ahead))
 
     def committed(self, trained: Position | None) -> None:
-        """A step counts: it was trained on the batch at `trained` of this loader, or on none of its batches."""
+        """A step was committed: it was trained on the batch at `trained` of this loader, or on none of its batches."""
         if trained is not None:
             is_here = trained.epoch == self._position.epoch
             self._num_ahead = self._position.step - trained.step - 1 if is_here else 0
@@ -162,14 +162,13 @@ class ShardedLoader:
 
     @property
     def is_trained_on(self) -> bool:
-        """Whether a batch of it was ever trained on."""
         return self._committed is not None
 
     def seek(self, position: Position, *, is_trained_on: bool = False, num_spent: int = 0) -> None:
         """The next `iter()` starts at `position`; an iterator that is still running may not go on.
 
-        One that has given nothing yet starts there. `is_trained_on`: all before it was trained on, not only handed
-        out. The first `num_spent` passes give nothing.
+        One that has yielded nothing yet starts there. `is_trained_on`: all before it was trained on, not only handed
+        out. The first `num_spent` passes yield nothing.
         """
         if position.epoch < 0 or position.step < 0:
             raise BadArgument(f"a position counts epochs and steps from 0, not {position}")
@@ -181,7 +180,7 @@ class ShardedLoader:
 
     @property
     def drawn(self) -> str:
-        """What the samplers gave in the pass up to this position, and in the pass before it, as digests.
+        """What the samplers drew in the pass up to this position, and in the pass before it, as digests.
 
         The same on every worker; empty where nothing was drawn, or `seek` was not followed by `check_drawn`.
         """
@@ -192,9 +191,9 @@ class ShardedLoader:
         return self.drawn if position == self._position else dict(self._marks).get(position, "")
 
     def check_drawn(self, expected: str) -> None:
-        """To be called after `seek`, with what `drawn` was there: the samplers are run to that place, at once.
+        """Runs the samplers to the position of `seek`, where `drawn` was `expected`. Call it right after `seek`.
 
-        BadCheckpoint if they give other samples than before. See Note [The same samples again] in passes.py.
+        Raises BadCheckpoint if they draw other samples than before. See Note [The same samples again] in passes.py.
         """
         self._passes.check(self._position, expected, self._index)
 
@@ -215,7 +214,6 @@ class ShardedLoader:
 
     @property
     def pids(self) -> list[int]:
-        """The loader processes that are running."""
         return [] if self._loading is None else process_ids(self._loading)
 
     def after_fork(self) -> None:
@@ -241,7 +239,7 @@ class ShardedLoader:
 
     @property
     def _is_about_to_begin(self) -> bool:
-        """Whether somebody holds the newest iterator and has taken nothing from it."""
+        """Whether the newest iterator is still referenced, and has yielded nothing."""
         running = self.running
         return running is not None and inspect.getgeneratorstate(running) == inspect.GEN_CREATED
 
@@ -286,7 +284,7 @@ class ShardedLoader:
         self._position, self.mid_pass = Position(self._position.epoch + 1, 0), False
 
     def _open(self, order: SampleOrder, lanes: tuple[int, ...], least: int) -> Iterator[Loaded | None]:
-        """Starts loading all that is not handed out yet."""
+        """Starts to load all that is not handed out yet."""
         if self._inner is None:
             self._inner = inner_loader(self.loader, self._fetch, self._feed, self._mover.pins)
         # torch draws a seed for its processes, which must not come out of the training loop's generator

@@ -37,9 +37,9 @@ class Keys:
 
 @dataclass(frozen=True)
 class Draw:
-    """What the sampler gave for one global batch.
+    """What the sampler drew for one global batch.
 
-    `uses[i]` says how often `indices[i]` was drawn before in the pass; empty where they are not counted.
+    `uses[i]` is how often `indices[i]` was drawn before in the pass; empty where they are not counted.
     """
 
     position: Position
@@ -92,7 +92,7 @@ class SampleOrder:
             self._hand_out(draw.indices)
 
     def run_through(self, mark: int, most_samples: int) -> Drawn:
-        """Draws the pass to its end, or past `most_samples`; gives what was drawn when it was `mark` samples."""
+        """Draws the pass to its end, or past `most_samples`; returns what was drawn at `mark` samples."""
         at_mark = self.drawn
         while self._num_samples <= most_samples and (draw := self._draw()) is not None:
             before = max(mark - self._num_samples, 0)
@@ -109,7 +109,7 @@ class SampleOrder:
             yield draw
 
     def handed_out(self) -> Draw:
-        """The first batch of those kept is with the user and will not be drawn again; its draw."""
+        """The first kept batch is handed out, and will not be drawn again. Returns its draw."""
         draw = self._kept.popleft()
         self._hand_out(draw.indices)
         return draw
@@ -171,7 +171,7 @@ def _content_of_one(index: Any) -> bytes:
 
 
 def name_of(index: Any) -> int | str:
-    """What stands for an index in a key: the same in every process."""
+    """The index as part of a key: the same in every process."""
     if type(index) is int:
         return index
     name = str(index.item() if isinstance(index, torch.Tensor) and index.numel() == 1 else index)

@@ -4,12 +4,12 @@
 # torch's own samplers draw every pass from generators that were set for it. A sampler of the user's may keep a
 # generator of its own, which goes on from pass to pass. So where a pass begins that is not the samplers' next one
 # (after a resume, or on a worker that joined), they are run through the passes before it first: indices only, and from
-# where they stood when the loader was made, if they can be put back there. There is a bound, for one may be endless.
+# their state when the loader was made, if that can be restored. There is a bound, because a sampler may be endless.
 
 # Note [The same samples again]
-# A snapshot says what was drawn in the pass under way, and in the one before it. A loader that is put there draws it
+# A snapshot has what was drawn in the pass under way, and in the one before it. A loader that is put there draws it
 # again, and it must be the same; else some samples would be trained on twice, and others never. A sampler with a
-# state_dict is then tried as it stands, too: `run.replicate(..., sampler=s)` has put it where it was when it was saved,
+# state_dict is then tried as it is, too: `run.replicate(..., sampler=s)` has restored its state of when it was saved,
 # which is right between two passes.
 """
 
@@ -24,7 +24,7 @@ from lockstep.data.samplers import Samplers
 from lockstep.errors import BadCheckpoint
 
 MOST_SAMPLES = 20_000_000
-"""How many samples the samplers may give on the way to the pass that begins: less than a minute of Python."""
+"""How many samples the samplers may draw before the pass that begins: less than a minute of Python."""
 MOST_WITHOUT_LENGTH = 1_000_000
 """The same for samplers that have no length, and perhaps no end."""
 
@@ -32,7 +32,7 @@ _DRAWN = re.compile(r"(\d{1,18})\.(\d{1,18})=([0-9a-f]{16})")
 
 
 class OtherSamples(Exception):  # noqa: N818
-    """The samplers do not give what they gave before, or not in time; the text says where."""
+    """The samplers do not draw what they drew before, or not within the bound; the message names the place."""
 
 
 class Passes:
@@ -59,16 +59,16 @@ class Passes:
         ready, self._ready = self._ready, None
         if ready is not None and ready[0] == position:
             return ready[1]
-        return self._opened(position, {}) if position.epoch == self._next_epoch else self._found(position, {})
+        return self._opened(position, {}) if position.epoch == self._next_epoch else self._checked(position, {})
 
     def check(self, position: Position, expected: str, loader: int) -> None:
-        """The next pass begins at `position`, where `drawn` was `expected`; BadCheckpoint if that is not drawn again.
+        """Runs the samplers to `position`; raises BadCheckpoint if what they draw before it is not `expected`.
 
         See Note [The same samples again].
         """
         self._running, self._recorded = None, parsed(expected)
         try:
-            self._ready = position, self._found(position, self._recorded)
+            self._ready = position, self._checked(position, self._recorded)
         except OtherSamples as differs:
             raise BadCheckpoint(
                 f"loader {loader} does not give the samples again that it gave before the snapshot was taken: "
@@ -84,7 +84,7 @@ class Passes:
         epochs = (position.epoch, position.epoch - 1) if position.step else (position.epoch - 1,)
         return " ".join(str(known[epoch]) for epoch in epochs if epoch in known)
 
-    def _found(self, position: Position, expected: Mapping[int, Drawn]) -> SampleOrder:
+    def _checked(self, position: Position, expected: Mapping[int, Drawn]) -> SampleOrder:
         """See Note [The same samples again]."""
         states = self._states()
         try:
@@ -101,32 +101,32 @@ class Passes:
         self._next_epoch = position.epoch + 1
         self._running = order = SampleOrder(self._samplers, self._keys, position.epoch, count_uses=self._count_uses)
         order.skip(position.step)
-        wanted = expected.get(position.epoch)
-        if position.step and wanted is not None and wanted != order.drawn:
+        expected_here = expected.get(position.epoch)
+        if position.step and expected_here is not None and expected_here != order.drawn:
             raise OtherSamples(f"the first {position.step} batches of pass {position.epoch} are others")
         return order
 
     def _go_to(self, epoch: int, expected: Mapping[int, Drawn]) -> None:
-        """The samplers stand where pass `epoch` begins, as far as that can be done."""
+        """Brings the samplers to the beginning of pass `epoch`, as far as possible."""
         if self._fresh:
             self._put(self._fresh)
             self._next_epoch = 0
         left = MOST_SAMPLES if self._samplers.has_length else MOST_WITHOUT_LENGTH
         for number in range(self._next_epoch, epoch) if self._samplers.own else ():
-            found = self._run_through(number, expected.get(number), left)
-            left -= found
-            if left < 0 or left < found * (epoch - number - 1):
+            num_samples = self._run_through(number, expected.get(number), left)
+            left -= num_samples
+            if left < 0 or left < num_samples * (epoch - number - 1):
                 self._give_up(number, epoch)
                 break
 
-    def _run_through(self, epoch: int, wanted: Drawn | None, most_samples: int) -> int:
-        """How many samples the pass has."""
+    def _run_through(self, epoch: int, expected: Drawn | None, most_samples: int) -> int:
+        """Runs the samplers through the pass; returns its number of samples."""
         order = SampleOrder(self._samplers, self._keys, epoch, count_uses=False)
-        found = order.run_through(0 if wanted is None else wanted.num_samples, most_samples)
-        if wanted is not None and wanted != found:
+        drawn = order.run_through(0 if expected is None else expected.num_samples, most_samples)
+        if expected is not None and expected != drawn:
             raise OtherSamples(f"the samples of pass {epoch} are others")
         num_samples = order.drawn.num_samples
-        if wanted is not None and wanted.num_samples < num_samples <= most_samples:
+        if expected is not None and expected.num_samples < num_samples <= most_samples:
             self._warn(f"pass {epoch} was left before its end, and the sampler is taken to have drawn all of it")
         return num_samples
 
@@ -137,7 +137,7 @@ class Passes:
         self._warn(why)
 
     def _warn(self, why: str) -> None:
-        """Whether it matters cannot be known, unless all samplers have a `set_epoch`."""
+        """Warns, unless all samplers have a `set_epoch`: for others it is unknown whether it matters."""
         if not all(callable(getattr(sampler, "set_epoch", None)) for sampler in self._samplers.own):
             self._say(
                 f"the order of samples may be another one from here on, if {self._names} draws from a generator of its "
@@ -149,7 +149,7 @@ class Passes:
         return self._recorded | {drawn.epoch: drawn for drawn in running if drawn.num_samples}
 
     def _states(self) -> list[Any]:
-        """The states of all samplers of the user's; none if one of them cannot be put back into its own."""
+        """The states of all samplers of the user's; none if one of them cannot be restored."""
         able = all(hasattr(one, "state_dict") and hasattr(one, "load_state_dict") for one in self._samplers.own)
         return [copy.deepcopy(one.state_dict()) for one in self._samplers.own] if able else []
 
@@ -163,9 +163,9 @@ class Passes:
 
 
 def parsed(text: str) -> dict[int, Drawn]:
-    """What `Passes.drawn` gave, by the number of the pass."""
-    found = [_DRAWN.fullmatch(part) for part in text.split()]
-    if None in found:
+    """What `Passes.drawn` returned, by the number of the pass."""
+    matches = [_DRAWN.fullmatch(part) for part in text.split()]
+    if None in matches:
         raise BadCheckpoint(f"{text!r:.80} does not say what a loader has drawn")
-    records = [Drawn(int(match[1]), int(match[2]), match[3]) for match in found if match is not None]
+    records = [Drawn(int(match[1]), int(match[2]), match[3]) for match in matches if match is not None]
     return {record.epoch: record for record in records}

@@ -1,4 +1,4 @@
-"""What a loader's samplers are, and what can be known about them without running them."""
+"""A loader's samplers, and what is known about them without running them."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ TORCHS_OWN = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRan
 
 @dataclass(frozen=True)
 class Samplers:
-    """What gives the indices of each global batch.
+    """What draws the indices of each global batch.
 
-    `batched` says whether one draw is a list of indices or a single one. `parts` are all the samplers
+    `batched`: one draw is a list of indices, not a single one. `parts` are all the samplers
     involved, `generators` those of the user that they draw from.
     """
 
@@ -36,7 +36,7 @@ class Samplers:
 
     @classmethod
     def of(cls, loader: "DataLoader[Any]", batches: Iterable[Any] | None) -> "Samplers":
-        """Those of `loader`. `batches` gives the indices of each global batch; None: each item is a whole one."""
+        """Those of `loader`. `batches` yields the indices of each global batch; None: each item is a whole one."""
         parts = tuple(_distinct(_parts(loader)))
         generators = _distinct(getattr(holder, "generator", None) for holder in (loader, *parts))
         _refuse_distributed(parts)
@@ -66,7 +66,7 @@ class Samplers:
 
     @property
     def may_repeat(self) -> bool:
-        """Whether an index may come twice in a pass, as far as one can tell."""
+        """Whether an index may come twice in a pass, as far as can be known."""
         sampler = self._innermost
         if type(sampler) is RandomSampler:
             return sampler.replacement or sampler.num_samples > len(sampler.data_source)
@@ -79,7 +79,7 @@ class Samplers:
 
     @property
     def has_length(self) -> bool:
-        """Whether the samplers say how long a pass is."""
+        """Whether the samplers have a `len`."""
         try:
             return len(self.source) >= 0  # type: ignore[arg-type]
         except (TypeError, NotImplementedError, AttributeError):

@@ -37,7 +37,7 @@ class SampleRequest:
 
 
 class SampleFetch(Fetch):
-    """Reads the samples of the lanes asked for and no other, and collates them lane by lane."""
+    """Reads the samples of the requested lanes and no other, and collates them lane by lane."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(source)
@@ -80,7 +80,7 @@ class SampleFetch(Fetch):
 
 
 class WholeFetch(Fetch):
-    """For `batch_size=None`: reads one item for each global batch and keeps the shares of the lanes asked for."""
+    """For `batch_size=None`: reads one item for each global batch and keeps the shares of the requested lanes."""
 
     counts_uses = True
 
@@ -92,7 +92,7 @@ class WholeFetch(Fetch):
 
 
 def sample_names(indices: Sequence[Any], uses: Sequence[int]) -> list[int | str]:
-    """What stands for the samples in a key: the index, and the number of earlier uses where there are any."""
+    """The samples as parts of a key: the index, and the number of earlier uses where there are any."""
     names = [name_of(index) for index in indices]
     return [f"{name}*{used}" if used else name for name, used in zip(names, uses, strict=True)] if uses else names
 

@@ -4,9 +4,9 @@
 # Samples of a stream have no indices, so none can be left out without being read. Every worker reads the
 # same stream in the same order, in one process, from generators set by the run's seed and the epoch. To
 # start in the middle it reads what comes before and drops it. Only collating and what follows is spared.
-# One process has one reading at a time. Many streams keep their place in themselves (`__iter__` sets it to
-# zero and returns self), where a second reading would silently move the first. So a batch that is
-# wanted again starts the reading anew, and the pass goes on with that one.
+# One process has one reading at a time. Many streams keep their position in themselves (`__iter__` sets it to
+# zero and returns self), where a second reading would silently move the first. So reloading a batch starts
+# the reading again, and the pass goes on with that one.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ class Reading:
             samples = list(_up_to(size, self._samples))
         self.num_read += 1
         if len(samples) < size:
-            self._samples = iter(())  # an iterator that ended is not asked again
+            self._samples = iter(())  # `next` is not called again on an iterator that has ended
         return [] if drop_short and len(samples) < size else samples
 
 
@@ -52,7 +52,7 @@ class StreamFetch(Fetch):
 
     def __init__(self, source: Source, batch_size: int | None, drop_last: bool) -> None:
         super().__init__(source)
-        self.draws = source.collate_draws  # reading puts its own chance away
+        self.draws = source.collate_draws  # a reading draws from a stream of its own
         self._batch_size = batch_size
         self._drop_last = drop_last
         self._epoch = -1
@@ -73,7 +73,7 @@ class StreamFetch(Fetch):
     def _at(self, position: Position) -> Reading:
         """The stream, open at `position`. See Note [A stream is read whole]."""
         if self._reading is None or (self._epoch, self._reading.num_read) != (position.epoch, position.step):
-            self._reading = None  # the old pass lets go of its files before the new one opens them
+            self._reading = None  # the old pass closes its files before the new one opens them
             self._epoch = position.epoch
             self._reading = Reading(self.source.dataset, self.source.keys.of("stream", position.epoch))
             for _ in range(position.step):

@@ -99,7 +99,7 @@ def copied(part: Any) -> Any:
 
 
 def versions_of(part: Any) -> list[int]:
-    """A number for each tensor that is another one after a write to it in place; arrays and plain values have none."""
+    """A number for each tensor, which a write in place changes; arrays and plain values have none."""
     if isinstance(part, torch.Tensor):
         return [] if part.is_inference() else [part._version]
     structure = opened(part)

@@ -21,7 +21,7 @@ ADVICE = "learning rate and schedule are as you set them (see lockstep.optim.sca
 
 
 def accepted(loader: Any, batch: Any = SPLIT) -> "DataLoader[Any]":
-    """The loader itself, if it is one whose meaning can be kept, and its batches can be made global ones as asked."""
+    """The loader itself; raises if it cannot be sharded, or its batches cannot be made global ones as `batch` asks."""
     if not isinstance(loader, DataLoader):
         raise BadArgument(
             f"run.shard takes a torch DataLoader, not {_named(loader)}; "
@@ -53,19 +53,19 @@ def is_stream(loader: "DataLoader[Any]") -> bool:
 
 def notes(loader: "DataLoader[Any]") -> list[str]:
     """What the user should know about how this loader will be read."""
-    found = []
+    texts = []
     if is_stream(loader) and loader.num_workers > 1:
-        found.append(
+        texts.append(
             f"the data set {type(loader.dataset).__name__} is a stream: every worker reads all of it, in one "
             f"loading process instead of {loader.num_workers}, so that its samples come in one order"
         )
     if not getattr(loader, "in_order", True):
-        found.append("in_order=False has no effect: batches come in order, the same on every worker")
-    return found
+        texts.append("in_order=False has no effect: batches come in order, the same on every worker")
+    return texts
 
 
 class GroupedBatches:
-    """A batch sampler that gives the indices of `num_batches` batches at a time, and at the end those that are left."""
+    """A batch sampler that joins the indices of `num_batches` batches, and at the end of those that are left."""
 
     def __init__(self, batches: Iterable[Any], num_batches: int) -> None:
         self.batches = batches
@@ -89,8 +89,7 @@ class GroupedBatches:
 def grown(loader: "DataLoader[Any]", num_lanes: int) -> "DataLoader[Any]":
     """A loader with `num_lanes` times as large batches: for its sizes, its order and its length, not to be iterated.
 
-    See Note [Grown batches]. A batch sampler of the user's own decides on its batches by itself; so many of them are
-    taken together.
+    See Note [Grown batches]. Of a batch sampler of the user's own, `num_lanes` batches are joined.
     """
     batches: Any = loader.batch_sampler
     if type(batches) is not BatchSampler:

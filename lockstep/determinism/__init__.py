@@ -1,1 +1,1 @@
-"""The same bits again: deterministic kernels, attention, operators that have none, what of the hardware is compared."""
+"""The same bits again: deterministic kernels, attention, operators without one, and the hardware that is compared."""

@@ -1,11 +1,11 @@
-"""Attention that gives the same bits every time, where other operators are only warned about.
+"""Deterministic attention, where torch only warns about other operators.
 
 # Note [Strict for attention]
 # Operators without a deterministic kernel are allowed, and named: so torch is set to warn, not to refuse. But then
 # torch's attention takes a backward kernel that adds in any order, although it has one that does not: it takes that one
-# only where refusing is on. So refusing is switched on for the moments in which attention chooses its kernel and runs
-# its backward pass, and for no other operator. Compiled models are not reached: there the choice is named. A backward
-# pass that fails in attention (no memory is left) leaves refusing on: the next attention puts that right.
+# only where refusing is on. So refusing is switched on while attention chooses its kernel and runs its backward pass,
+# and for no other operator. This does not reach compiled models: there the choice is reported. A backward pass that
+# fails in attention (no memory is left) leaves refusing on: the next attention restores it.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 NAME = "ScaledDotProduct"
 DEPTH = 4
-"""How far behind the result the kernel's own node may stand: padding and slicing come after it."""
+"""How far behind the result the kernel's own node may be: padding and slicing come after it."""
 
 
 _left_on: list[bool] = []
@@ -49,14 +49,14 @@ def deterministic_attention() -> Iterator[None]:
     try:
         yield
     finally:
-        if F.scaled_dot_product_attention is attention:  # else somebody has taken over from us, and goes on
+        if F.scaled_dot_product_attention is attention:  # else other code has replaced it since
             F.scaled_dot_product_attention = own
 
 
 def _guard(node: Any) -> None:
-    """The node's kernel runs with refusing on, and nothing else does."""
+    """Makes the node's kernel, and nothing else, run with refusing on."""
     node.register_prehook(lambda _: _left_on.append(_switch_on()))
-    node.register_hook(lambda *_: _restore(not _left_on or _left_on.pop()))  # another thread may have put it right
+    node.register_hook(lambda *_: _restore(not _left_on or _left_on.pop()))  # another thread may have restored it
 
 
 def _was_left_on() -> bool:
@@ -67,7 +67,7 @@ def _was_left_on() -> bool:
 
 
 def _switch_on() -> bool:
-    """Whether torch was set to warn only; if deterministic kernels are not asked for at all, nothing is changed."""
+    """Returns whether torch was set to warn only; if deterministic kernels are off, changes nothing."""
     warns = torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled()
     if warns:
         torch._C._set_deterministic_algorithms(True, warn_only=False)

@@ -1,8 +1,8 @@
-"""What of the machine and of torch's switches the bits depend on, in words that can be compared.
+"""The properties of the machine and the switches of torch on which the bits depend, as text to compare.
 
 # Note [Precision is the user's]
 # TF32 and reductions in low precision are faster and less exact, and both are deterministic: they do not break the
-# promise as long as all workers have them alike. So they are left as the user set them, compared, and written down.
+# promise as long as all workers have them alike. So they are left as the user set them, compared, and recorded.
 """
 
 from collections.abc import Callable, Mapping
@@ -51,12 +51,12 @@ def precision() -> dict[str, str]:
 
 
 def recorded(device: torch.device) -> dict[str, str]:
-    """What a checkpoint writes down of all this."""
+    """What a checkpoint records."""
     return hardware(device) | precision()
 
 
 def difference(saved: Mapping[str, str], here: Mapping[str, str]) -> str:
-    """A sentence for a resumed run on another machine or with other switches; empty where all is as it was."""
+    """A sentence for a resumed run on another machine or with other switches; empty where nothing has changed."""
     others = [
         f"{name} was {saved[name]}, is {here[name]}" for name in here if saved.get(name, here[name]) != here[name]
     ]

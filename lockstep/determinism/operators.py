@@ -1,4 +1,4 @@
-"""Names each operator once that has no deterministic kernel, in place of torch's own warnings."""
+"""Names each operator without a deterministic kernel once, instead of torch's own warnings."""
 
 import re
 import warnings
@@ -32,7 +32,7 @@ _KINDS = (
 
 @contextmanager
 def named_once(say: Callable[[str], None]) -> Iterator[None]:
-    """Inside, torch's warnings about such operators go to `say`, one for each operator; all others go as before."""
+    """Inside, torch's warnings about such operators go to `say`, one for each operator; others are shown as before."""
     before = warnings.showwarning
     named: set[str] = set()
 
@@ -48,14 +48,14 @@ def named_once(say: Callable[[str], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        if warnings.showwarning is show:  # else somebody has taken over from us, and goes on
+        if warnings.showwarning is show:  # else other code has replaced it since
             warnings.showwarning = before
 
 
 def sentence_of(warning: str) -> str | None:
     """The operator, what it means and what to do; None for a warning about something else."""
     for pattern, what, advice in _KINDS:
-        found = pattern.match(warning)
-        if found is not None:
-            return f"{what.format(name=found['name'])}: {WHAT_IT_MEANS}. {advice[0].upper()}{advice[1:]}"
+        match = pattern.match(warning)
+        if match is not None:
+            return f"{what.format(name=match['name'])}: {WHAT_IT_MEANS}. {advice[0].upper()}{advice[1:]}"
     return None

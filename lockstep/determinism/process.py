@@ -1,4 +1,4 @@
-"""What must hold in a process so that the same computation gives the same bits."""
+"""The settings of a process with which the same computation gives the same bits."""
 
 import warnings
 from contextlib import ExitStack
@@ -17,7 +17,7 @@ CUBLAS_WARNING = ".*CuBLAS.*"
 
 
 def settle_process(threads: int, exact: bool, device: torch.device = CPU) -> ExitStack:
-    """Sets threads, the device and, if `exact`, deterministic kernels; closing what is returned puts all back."""
+    """Sets threads, the device and, if `exact`, deterministic kernels; closing the result restores all of it."""
     undo = ExitStack()
     undo.callback(torch.set_num_threads, torch.get_num_threads())
     torch.set_num_threads(threads)
@@ -40,8 +40,8 @@ def _settle_kernels(undo: ExitStack) -> None:
     deterministic: Any = torch.utils.deterministic
     undo.callback(setattr, deterministic, "fill_uninitialized_memory", deterministic.fill_uninitialized_memory)
     deterministic.fill_uninitialized_memory = False
-    # TorchScript watches the first calls of a function and then runs another program for it, with other bits: how many
-    # calls that are in a process depends on the number of its lanes.
+    # TorchScript profiles the first calls of a function and then runs another program for it, with other bits: how many
+    # calls a process makes depends on the number of its lanes.
     undo.callback(torch._C._jit_set_profiling_executor, torch._C._jit_set_profiling_executor(False))
 
 
@@ -56,13 +56,13 @@ def _settle_gpu(undo: ExitStack, device: torch.device, exact: bool) -> None:
 
 
 def _settle_cublas(undo: ExitStack, device: torch.device) -> None:
-    """cuBLAS gives the same bits every time, and torch knows it.
+    """Makes cuBLAS deterministic, and lets torch know it.
 
     # Note [A variable that costs]
-    # torch gives cuBLAS buffers of its own, one for each stream, so cuBLAS is deterministic. But torch believes it only
-    # if the variable was set when it made its first product; and as long as the variable is set, torch parses it
-    # anew for every product, which takes longer than starting the product. So it is set for a first product, and taken
-    # away again, unless torch then warns. In a process that has made products before, nothing helps: they are named.
+    # torch gives cuBLAS buffers of its own, one for each stream, so cuBLAS is deterministic. But torch assumes it only
+    # if the variable was set when it made its first product; and as long as the variable is set, torch parses it again
+    # for every product, which takes longer than starting the product. So it is set for a first product, and removed
+    # again, unless torch then warns. In a process that has made products before, nothing helps: they are reported.
     """
     with with_variable(*CUBLAS_WORKSPACE):
         with_it = _product_is_trusted(device)

@@ -59,7 +59,7 @@ class Endpoint:
         self._unwritten: set[int] = set()
         self._numbers: dict[str, int] = {}
         self._answered: list[int] = []
-        keepalive.let_go_when_forked(self)
+        keepalive.close_when_forked(self)
 
     def publish(self, terms: dict[str, Any]) -> None:
         """What newcomers must know before they can ask to be admitted."""
@@ -110,12 +110,12 @@ class Endpoint:
         self._numbers[claim.member.uid] = number
         return claim
 
-    def let_go(self) -> None:
+    def close_copies(self) -> None:
         """See Note [Endpoints of the dead]."""
         for number in map(int, os.listdir("/proc/self/fd")):
             with suppress(OSError):
                 if stat.S_ISSOCK(os.fstat(number).st_mode) and _local_port(number) == self.port:
-                    keepalive.let_go(number)
+                    keepalive.close_copy(number)
 
 
 def _local_port(number: int) -> int | None:

@@ -29,7 +29,7 @@ from lockstep.elastic.opener import FORM_S
 from lockstep.elastic.probation import Probation, misfits
 from lockstep.elastic.recovery import LeftOut, MemberHangs, Recovery
 from lockstep.elastic.requests import Requests, Signals
-from lockstep.errors import Disagreement, Misuse, WorkerLost, told_as_lost
+from lockstep.errors import Disagreement, Misuse, WorkerLost, naming_lost_worker
 from lockstep.events import Copied, Events, GenerationFormed, JoinBegan, RecoveryBegan
 from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.record import StepRecord, StepRequest
@@ -218,7 +218,7 @@ class Guard:
         if drift.healthy is None:
             raise Misuse(told)
         wire = self.generation.wire
-        with told_as_lost(self._step, "healing a worker that has drifted"):
+        with naming_lost_worker(self._step, "healing a worker that has drifted"):
             if wire.world.rank == drift.healthy:
                 send_snapshot(wire.transport, self._state.capture(), drift.guilty)
             elif wire.world.rank in drift.guilty:

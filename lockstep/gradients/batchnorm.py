@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lockstep.errors import BadArgument, Disagreement, Misuse, WorkerLost, told_as_lost
+from lockstep.errors import BadArgument, Disagreement, Misuse, WorkerLost, naming_lost_worker
 from lockstep.events import Events, Wait
 from lockstep.gradients.plan import StepPlan
 from lockstep.wire.transport import STATISTICS, InProcess, Transport
@@ -63,7 +63,7 @@ class Statistics:
         message[1 : 1 + values.numel()] = values
         rows = {peer: torch.empty_like(message) for peer in self.carriers if peer != own}
         try:
-            with told_as_lost(self.step, f"batch norm layer {layer}"):
+            with naming_lost_worker(self.step, f"batch norm layer {layer}"):
                 pending = [self.transport.receive(row, peer, STATISTICS) for peer, row in rows.items()]
                 pending += [self.transport.send(message, peer, STATISTICS) for peer in rows]
                 with self.events.waiting(Wait.STATISTICS):

@@ -1,14 +1,14 @@
-"""`lockstep run`: starts the workers of a job, follows them to their end, and says in one story how they ended.
+"""`lockstep run`: starts the workers of a job, follows them to their end, and reports once how they ended.
 
 Decide (pure, tested without a process):
 - `decisions`  what follows from an event: which worker is replaced, when all start again, when the run is over
 - `hangs`      which worker is stopped, late or hung; `stragglers`: which is slow, and with what
-- `messages`   how that is said
+- `messages`   the texts for the user
 
 Do:
 - `launch`     runs a `job` to its end with a `supervisor`, which performs what was decided, and a `watchdog`
-- `pool`       the seam: all that these two ask of the workers. `local_pool` is the variant of this host, made of
-  `process`, `replacements`, `output` and `orphans`; other engines are other variants
+- `pool`       the seam: all that the supervisor and the watchdog need of the workers. `local_pool` is the variant of
+  this host, made of `process`, `replacements`, `output` and `orphans`; other engines are other variants
 - `worker`, `spare`  what the processes run; they write the `status` page and reports of `failure`
 - `scale`      how another process reaches the launcher of a run
 

@@ -1,12 +1,11 @@
-"""What the launcher asks of a worker that runs, and what it is answered: over a socket that the two of them hold.
+"""Requests of the launcher to a running worker, and the worker's answers, over a socket pair.
 
 # Note [Replacement by a copy]
-# A worker that was lost is best replaced by a copy of one that lives: the copy has the whole state of the script, its
-# counters, schedulers and generators, and nothing has to be loaded. The launcher asks a member for it and hands it two
-# files: where the copy writes its output, and the copy's own end of a socket like this one. The member forks where all
-# form a new generation anyway (elastic/copies); the copy says its number over its own socket, and the launcher,
-# to whom it falls when the process between them ends, follows it like every other worker. A member that cannot be
-# copied says why.
+# A lost worker is best replaced by a copy of a live one: the copy has the whole state of the script, its counters,
+# schedulers and generators, and nothing has to be loaded. The launcher sends a member the request with two files: where
+# the copy writes its output, and the copy's own end of a socket like this one. The member forks when all form a new
+# generation anyway (elastic/copies). The copy reports its process id over its own socket; the launcher adopts it when
+# the process between them ends, and follows it like every other worker. A member that cannot be copied answers why.
 """
 
 import json
@@ -22,7 +21,7 @@ _FILES = 2
 
 @dataclass(frozen=True)
 class CopyRequest:
-    """A copy of the worker is wanted, as another worker: with these variables, this output, this socket."""
+    """A request to fork, as the worker in `slot`, with these variables, this output and this socket."""
 
     slot: int
     variables: Mapping[str, str]
@@ -32,14 +31,14 @@ class CopyRequest:
 
 @dataclass(frozen=True)
 class CopyStarted:
-    """A copy runs, as this process."""
+    """The copy runs, as this process."""
 
     pid: int
 
 
 @dataclass(frozen=True)
 class CopyDeclined:
-    """The worker cannot be copied for this slot, and why."""
+    """Why the worker cannot be copied for this slot."""
 
     slot: int
     why: str
@@ -57,7 +56,7 @@ class Control:
         return self._socket.fileno()
 
     def asked(self) -> CopyRequest | None:
-        """What the launcher wants, if it wants anything; 2 us if not."""
+        """The launcher's next request, if there is one; takes 2 us if not."""
         try:
             message, files, _, _ = socket.recv_fds(self._socket, _MESSAGE_BYTES, _FILES)
         except (BlockingIOError, ConnectionError):
@@ -76,7 +75,7 @@ class Control:
         self._send({"slot": request.slot, "why": why})
 
     def _send(self, message: Mapping[str, object]) -> None:
-        with suppress(BlockingIOError, ConnectionError):  # a launcher that has gone takes its workers along
+        with suppress(BlockingIOError, ConnectionError):  # workers end with their launcher anyway
             self._socket.send(json.dumps(message).encode())
 
     def close(self) -> None:
@@ -84,7 +83,7 @@ class Control:
 
 
 class ControlLine:
-    """The launcher's end, and, until it is handed down, the worker's."""
+    """The launcher's end; until `close_worker_end`, also the worker's."""
 
     def __init__(self) -> None:
         self._socket, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -95,14 +94,14 @@ class ControlLine:
 
     @property
     def worker_fd(self) -> int:
-        """The end that the worker gets: `handed_down` closes it here."""
+        """The end that the worker inherits: `close_worker_end` closes it in the launcher."""
         return self._theirs.fileno()
 
-    def handed_down(self) -> None:
+    def close_worker_end(self) -> None:
         self._theirs.close()
 
     def ask_for_copy(self, slot: int, variables: Mapping[str, str], output_fd: int, control_fd: int) -> bool:
-        """Whether the worker could be asked."""
+        """Whether the request was sent."""
         message = json.dumps({"slot": slot, "variables": dict(variables)}).encode()
         try:
             socket.send_fds(self._socket, [message], [output_fd, control_fd])
@@ -111,7 +110,7 @@ class ControlLine:
         return True
 
     def answer(self) -> CopyStarted | CopyDeclined | None:
-        """What the worker has sent next; None if nothing, or it has gone."""
+        """The worker's next message; None if there is none, or the worker has ended."""
         try:
             message = self._socket.recv(_MESSAGE_BYTES)
         except (BlockingIOError, ConnectionError):

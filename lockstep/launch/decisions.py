@@ -1,14 +1,14 @@
 """What follows when a worker finishes, fails, is lost, or is one too few or too many. Pure: events in, actions out.
 
 # Note [Who goes on]
-# Members (workers that stand in a generation) go on by themselves when one of them is lost; the supervisor only fills
-# the free slot with a joiner. When nobody can go on (no generation was formed yet, the last member is gone, or a
-# survivor reports that it could not recover) there is a *crisis*: nothing is started any more, the others get a moment
-# to report, and then `judge` decides whether everything starts again or the run is over.
+# Members (workers of a generation) go on by themselves when one of them is lost; the supervisor only fills the free
+# slot with a joiner. When no member can go on (no generation was formed yet, the last member is gone, or a survivor
+# reports that it could not recover) there is a *crisis*: nothing is started any more, the others get a moment to
+# report, and then `judge` decides whether all workers start again or the run is over.
 
 # Note [The fault budget]
-# A lost worker costs one of the budget, and a step that nobody had committed before gives one back, up to the whole: so
-# a run that gets on bears any number of losses, and one that only loses workers ends.
+# A lost worker costs one of the budget. A step that is committed for the first time gives one back, up to the whole. So
+# a run that makes progress survives any number of losses, and one that only loses workers ends.
 """
 
 import signal
@@ -20,12 +20,12 @@ from lockstep.launch.messages import count, joiner_message, listed, loss_message
 from lockstep.launch.status import Phase, StatusRow
 from lockstep.settings.environments.lockstep_run import Doors
 
-# Workers that all leave with the script's own exit code do so within this time: nobody is replaced then.
+# Workers that all leave with the script's own exit code do so within this time, and none of them is replaced.
 EXIT_GRACE_S = 1.0
 SAME_STEP = 5
 """How many attempts at one step may each cost workers. Workers that are lost in the same attempt count once."""
 MISPLACED_TRIES = 2
-"""So many new workers may find that the script has no place for them before no more are started."""
+"""No more joiners are started after so many have given their place up."""
 
 Page = Mapping[int, StatusRow]
 
@@ -39,7 +39,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """The worker failed. `ended` is False while its process, which has reported, is still on its way out."""
+    """The worker failed. `ended` is False if it has reported and its process still runs."""
 
     failure: Failure
     ended: bool = True
@@ -47,14 +47,14 @@ class Failed:
 
 @dataclass(frozen=True)
 class Rescaled:
-    """Somebody wants another number of workers."""
+    """`lockstep scale` has set the number of workers."""
 
     wanted: int
 
 
 @dataclass(frozen=True)
 class Condemned:
-    """The watchdog has named the worker and killed it; its end will follow."""
+    """The watchdog has reported the worker and killed it; the event of its end will follow."""
 
     slot: int
 
@@ -76,8 +76,6 @@ class Say:
 
 @dataclass(frozen=True)
 class StartJoiner:
-    """Start a joiner in a free slot."""
-
     slot: int
     doors: Doors
     num_workers: int
@@ -101,7 +99,7 @@ Action = Say | StartJoiner | SendSignal | Dismiss
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker in good standing. A joiner was started to be admitted; the others initial_state the run."""
+    """A worker that has not failed. A joiner was started after the founders, and must be admitted."""
 
     joiner: bool = False
     leaving: bool = False
@@ -124,13 +122,13 @@ class SupervisorState:
     exits: Mapping[int, Failure] = field(default_factory=dict)
     """Members that left with an exit code of their own just now: losses, unless the others do so too."""
     finished: bool = False
-    """A worker has come to the end of the script: nobody is started any more."""
+    """A worker has finished the script: no more workers are started."""
     failures: tuple[Failure, ...] = ()
     """Not empty: there is a crisis. See Note [Who goes on]."""
     waited: frozenset[int] = frozenset()
-    """Slots that failed while they waited for the others in a call: because of a loss, if there was one."""
+    """Slots that failed while they waited for the others in a call. If a worker was lost, that is the cause."""
     unreported: tuple[Failure, ...] = ()
-    """Losses of the crisis that were not said yet: they are, if everything starts again."""
+    """Losses of the crisis that are reported only if all workers start again."""
     num_killed: int = 0
     """Since the workers were last started from the top."""
     num_lost: int = 0
@@ -139,29 +137,28 @@ class SupervisorState:
     num_steps: int | None = None
     """How many steps were ever committed; None while none was."""
     losses: Mapping[int | None, frozenset[tuple[int, int]]] = field(default_factory=dict)
-    """The attempts (start, generation) at each step that have cost workers; under None those that were lost before
-    there was a step, each an attempt of its own."""
+    """By step: the attempts (start, generation) that have cost workers. Under None: each loss before the first step."""
     num_starts: int = 1
     exhausted: str = ""
-    """Why the run cannot bear this loss, if it cannot."""
+    """Why the run cannot survive this loss, if it cannot."""
 
     @property
     def done(self) -> bool:
-        """Nobody is left who has something to do."""
+        """Whether no worker has anything left to do."""
         return not self.workers and not self.exits and not self.failures
 
 
 @dataclass(frozen=True)
 class Restart:
-    """Everything is ended and starts from the top: from the newest checkpoint, if a step was ever committed.
+    """All workers are ended and started again: from the newest checkpoint, if a step was ever committed.
 
-    Else there is nothing to go on from, and an older checkpoint in the folder is none of this run.
+    Without such a step, a checkpoint in the folder belongs to another run.
     """
 
 
 @dataclass(frozen=True)
 class Over:
-    """The run has failed; `why` says so where the failure itself does not."""
+    """The run has failed; `why` is the reason where the failure itself does not give it."""
 
     first: Failure
     others: tuple[Failure, ...]
@@ -174,7 +171,7 @@ def initial_state(wanted: int, fault_budget: int) -> SupervisorState:
 
 
 def restarted_state(state: SupervisorState) -> SupervisorState:
-    """The state when all have been started once more: only faults are remembered."""
+    """The state when all workers have been started again: only faults are kept."""
     fresh = initial_state(state.wanted, state.fault_budget)
     return replace(
         fresh,
@@ -187,7 +184,7 @@ def restarted_state(state: SupervisorState) -> SupervisorState:
 
 
 def decide(state: SupervisorState, event: Event, page: Page) -> tuple[SupervisorState, list[Action]]:
-    """The state after the event, and what is to be done. `page` has the rows of all workers, the ended one's too."""
+    """The state after the event, and the actions. `page` has the rows of all workers, the ended one's too."""
     actions: list[Action] = []
     state = _learn(_refilled(state, page), event, page, actions)
     if not state.failures:
@@ -197,7 +194,7 @@ def decide(state: SupervisorState, event: Event, page: Page) -> tuple[Supervisor
 
 
 def judge(state: SupervisorState) -> Restart | Over:
-    """What a crisis comes to, once every worker had a moment to report."""
+    """Decides how a crisis ends. Called after every worker had a moment to report."""
     lost = state.num_killed > 0
     followers = [failure for failure in state.failures if failure.secondary or (lost and failure.rank in state.waited)]
     own = [failure for failure in state.failures if failure.is_error and failure not in followers]
@@ -209,7 +206,7 @@ def judge(state: SupervisorState) -> Restart | Over:
 
 
 def empty_slots(state: SupervisorState) -> set[int]:
-    """The slots in which nobody will come any more, although somebody was there."""
+    """The slots that have lost their worker and get no other."""
     nobody_comes = state.finished or state.num_misplaced >= MISPLACED_TRIES
     return {
         slot for slot in range(state.wanted) if slot not in state.workers and (nobody_comes or slot in state.given_up)
@@ -272,7 +269,7 @@ def _fail(state: SupervisorState, failure: Failure, ended: bool, page: Page, act
 
 
 def _lose_joiner(state: SupervisorState, failure: Failure, actions: list[Action]) -> SupervisorState:
-    """Members never noticed it. One that was lost, or only reports another's failure, is tried again."""
+    """The joiner failed before any member had admitted it. Unless the cause was its own, its slot is tried again."""
     retried = failure.is_loss or failure.secondary
     condemned = state.workers[failure.rank].condemned
     state = _charged(_without(state, failure.rank))
@@ -287,7 +284,7 @@ def _lose_joiner(state: SupervisorState, failure: Failure, actions: list[Action]
 
 
 def _misplaced(state: SupervisorState, failure: Failure, actions: list[Action]) -> SupervisorState:
-    """The members go on, and it is no fault: the script cannot be joined where it is."""
+    """The members go on. It costs nothing of the fault budget: the script cannot be joined at this point."""
     if failure.message:
         actions.append(Say(f"! worker {failure.rank} gives its place up: {failure.message}"))
     state = replace(state, num_misplaced=state.num_misplaced + 1, turned_away=(*state.turned_away, failure))
@@ -305,9 +302,9 @@ def _lose(
     actions: list[Action],
     is_survived: bool = False,
 ) -> SupervisorState:
-    """`is_survived`: others, who are not there any more, have come to the end of the script without it."""
+    """`is_survived`: other workers have finished the script without it, and have ended."""
     others = _members(state, page)
-    if not failure.is_loss and not others and not is_survived:  # its own exit code: it would leave with it again
+    if not failure.is_loss and not others and not is_survived:  # its own exit code, which it would give again
         return _in_crisis(state, failure)
     state = _counted(state, failure, page.get(failure.rank, StatusRow()).generation)
     if not (others or is_survived) or state.exhausted or state.failures:
@@ -319,7 +316,7 @@ def _lose(
 
 
 def _counted(state: SupervisorState, failure: Failure, generation: int) -> SupervisorState:
-    """The loss is booked on the run and on the step; `exhausted` says if that was one too many."""
+    """Charges the loss to the run and to the step; `exhausted` is set if that was one too many."""
     attempt = (state.num_starts, state.num_lost if failure.step is None else generation)
     here = state.losses.get(failure.step, frozenset()) | {attempt}
     state = replace(
@@ -356,7 +353,7 @@ def _pass_time(state: SupervisorState, now_s: float, page: Page, actions: list[A
 
 
 def _dismiss_useless(state: SupervisorState, page: Page, actions: list[Action]) -> SupervisorState:
-    """Joiners that nobody is left to admit are ended, once the members have come to the end of the script."""
+    """Ends joiners that no member can admit any more, once the members have finished the script."""
     if not state.finished or state.exits or any(_has_work(slot, state, page) for slot in state.workers):
         return state
     actions += [Dismiss(slot) for slot in state.workers]
@@ -368,7 +365,7 @@ def _has_work(slot: int, state: SupervisorState, page: Page) -> bool:
 
 
 def _fill(state: SupervisorState, page: Page, actions: list[Action]) -> SupervisorState:
-    """As many workers as wanted, as soon as members are there who can admit new ones or let some go."""
+    """Starts joiners or shrinks the run to `wanted` workers, as soon as there are members to admit or to leave."""
     doors = tuple((slot, page[slot].door_port) for slot in _members(state, page) if page[slot].door_port)
     staying = [slot for slot, worker in state.workers.items() if not worker.leaving]
     missing = state.wanted - len(staying) - len(state.given_up) - len(state.exits)
@@ -379,11 +376,11 @@ def _fill(state: SupervisorState, page: Page, actions: list[Action]) -> Supervis
         free = [slot for slot in range(len(taken) + missing) if slot not in taken][:missing]
         actions += [StartJoiner(slot, doors, state.wanted) for slot in free]
         return replace(state, workers={**state.workers, **{slot: Worker(joiner=True) for slot in free}})
-    return _let_go(state, sorted(staying)[missing:], page, actions)
+    return _shrink(state, sorted(staying)[missing:], page, actions)
 
 
-def _let_go(state: SupervisorState, surplus: list[int], page: Page, actions: list[Action]) -> SupervisorState:
-    """Members leave after their step; joiners that were not admitted just end; founders are awaited."""
+def _shrink(state: SupervisorState, surplus: list[int], page: Page, actions: list[Action]) -> SupervisorState:
+    """Members leave after their step, joiners that are not members end now, founders that are not members stay."""
     leaving = [slot for slot in surplus if page[slot].is_member]
     dismissed = [slot for slot in surplus if not page[slot].is_member and state.workers[slot].joiner]
     for slot in leaving:
@@ -399,7 +396,7 @@ def _let_go(state: SupervisorState, surplus: list[int], page: Page, actions: lis
 
 
 def _members(state: SupervisorState, page: Page) -> list[int]:
-    """Those who can go on, and admit others; not those who are about to die."""
+    """The workers that can go on and admit others: not those that the watchdog has killed."""
     return sorted(slot for slot, worker in state.workers.items() if page[slot].is_member and not worker.condemned)
 
 

@@ -23,8 +23,8 @@ class Failure:
 
     `how` is RAISED (then `kind` is the exception's class), QUIT (it called `sys.exit`, with `kind`), KILLED (`kind` is
     the signal) or EXITED (it ended without a report, and `kind` is the exit code). `rank` is the worker's slot, its
-    name for people. `secondary` says that it only reports another worker's failure. `time_s` is on the host's
-    monotonic clock, which all its processes share. `traceback` is the whole story, for the log.
+    name in messages. `secondary`: it only reports another worker's failure. `time_s` is on the host's monotonic clock,
+    which all its processes share. `traceback` is the whole traceback, for the log.
     """
 
     rank: int
@@ -36,7 +36,7 @@ class Failure:
     time_s: float
     how: str = RAISED
     worker_id: str = ""
-    """Names the worker for good: its pool has no other with this id."""
+    """No other worker of its pool ever has this id."""
     traceback: str = ""
 
     @classmethod
@@ -65,7 +65,7 @@ class Failure:
 
     @property
     def sentence(self) -> str:
-        """What it reported, in one sentence; nothing if it reported nothing."""
+        """The worker's report in one sentence; "" if it left none."""
         parts = [self.kind, self.message] if self.how == RAISED else [self.message]
         return ": ".join(part for part in parts if part)
 
@@ -76,7 +76,7 @@ class Failure:
 
     @property
     def is_misplaced(self) -> bool:
-        """Whether the worker has given its place up: it did not find it in the script."""
+        """Whether the worker left because its script was not where the others' were."""
         return self._exited_with(MISPLACED)
 
     def _exited_with(self, code: int) -> bool:
@@ -84,7 +84,7 @@ class Failure:
 
     @property
     def is_error(self) -> bool:
-        """Whether the user's code has ended the worker: it would do so again."""
+        """Whether the user's code ended the worker, and would do so again."""
         return self.how in (RAISED, QUIT)
 
     def to_json(self, indent: int | None = 1) -> str:
@@ -106,7 +106,7 @@ def report_path(folder: Path, rank: int) -> Path:
 
 
 def write_report(failure: Failure, folder: Path) -> None:
-    """The report lies whole in `folder`, or not at all."""
+    """Writes the whole report into `folder`, or raises and leaves nothing."""
     path = report_path(folder, failure.rank)
     half = path.with_suffix(".half")
     try:
@@ -118,8 +118,8 @@ def write_report(failure: Failure, folder: Path) -> None:
 
 
 # Note [Notices]
-# A worker that has failed writes one line into a pipe that all workers share: its id, and behind a tab, if the disk has
-# no room for its report, the report itself, cut short. A line that is not longer than PIPE_BUF is written whole.
+# A worker that has failed writes one line into a pipe that all workers share: its id, a tab, and, if the disk has no
+# room for its report, the report itself, cut short. The kernel writes a line of at most PIPE_BUF bytes whole.
 
 
 def notice_of(failure: Failure, has_report: bool) -> bytes:
@@ -128,7 +128,7 @@ def notice_of(failure: Failure, has_report: bool) -> bytes:
 
 
 def read_notice(line: bytes) -> tuple[str, Failure | None]:
-    """The id of the worker that has failed, and its report where it did not find room in the folder."""
+    """The id of the worker that has failed, and its report if the folder had no room for it."""
     worker_id, _, report = line.decode().partition("\t")
     return worker_id, Failure.from_json(report) if report else None
 
@@ -151,12 +151,11 @@ def read_report(folder: Path, rank: int) -> Failure | None:
 
 
 def clear_report(folder: Path, rank: int) -> None:
-    """What an earlier worker reported under this number is gone."""
     report_path(folder, rank).unlink(missing_ok=True)
 
 
 def first_failure(failures: Iterable[Failure]) -> Failure:
-    """The earliest failure that has its cause in its own worker; else the earliest."""
+    """The earliest failure that is not secondary; if all are, the earliest."""
     return min(failures, key=lambda failure: (failure.secondary, failure.time_s))
 
 

@@ -1,4 +1,4 @@
-"""The folder of one run: where its logs and reports lie."""
+"""The folder of one run, which holds its logs and reports."""
 
 import os
 import re
@@ -12,8 +12,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 def new_run_folder(base: Path, name: str) -> Path:
     """Creates `base/<name>-<k>` with the next free k; two launchers at once get two folders.
 
-    The last step is a plain mkdir, which fails on anything that exists, links included: nothing is followed
-    out of `base`.
+    The last step is a plain mkdir, which fails on anything that exists, links included: no link leads out of `base`.
     """
     check_name(name)
     try:

@@ -1,24 +1,23 @@
-"""Who keeps the others waiting, and whether it does anything. Pure: what was seen goes in, findings come out.
+"""Which workers keep the others waiting, and whether they work. Pure: observations in, findings out.
 
 # Note [Late, busy, hung]
 # Workers wait for each other in steps (a reduction, a recovery) and in calls that all of them make. A step is late when
-# a worker has waited in it much longer than a whole step usually takes, a call when it has waited for PLACE_S. Those it
-# waits for are missing, and are named. They may be evaluating, compiling or uploading, so they are left alone as long
-# as there is any sign of work (Note [Signs of work]). One that has shown none for `hang_s` is hung. It
-# is not if it waits for a disk or is held by a debugger, nor if it has asked for patience.
+# a worker has waited in it much longer than a whole step usually takes, a call when it has waited for PLACE_S. The
+# workers that it waits for are missing, and are named. They may be evaluating, compiling or uploading, so they are left
+# alone as long as there is any sign of work (Note [Signs of work]). One that has shown none for `hang_s` is hung,
+# unless it waits for a disk, is held by a debugger, or has asked for patience.
 #
-# If nobody waits, and none of the workers shows a sign of work, all of them hang. If all wait, each for the others,
-# something is broken that no signal can show: they are hung when that has lasted for `hang_s`.
+# If no worker waits and none shows a sign of work, all of them hang. If all wait, each for the others, something is
+# broken that no signal can show: they are hung when that has lasted for `hang_s`.
 #
 # A stopped process (state T) can do nothing at all. A whole job that was suspended is none of these: when every worker
-# is stopped, or when the supervisor itself did not run, all clocks start anew.
+# is stopped, or when the supervisor itself did not run, all clocks start again.
 
 # Note [Signs of work]
 # A worker works while it, or a process that it has started, uses the processor, reads or writes, starts or ends a
 # process, writes something new on its page, or is woken again and again: a thread that waits for a network is woken for
 # every piece. Every process is woken now and then by a timer of a library, so a rate of about one a second does not
-# count. Neither does what a process with such a timer uses of the processor, nor what it does when it is asked where it
-# is: it wakes up and writes its answer.
+# count. Neither does the processor time of such a timer, nor the answer to a stack query.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -35,9 +34,9 @@ PLACE_S = 10.0
 IDLE_S = 10.0
 GAP_S = 2.0
 OBSERVED_S = 1.0
-"""How long there must be something to suspect before processes are looked at, and how often they are."""
+"""A suspicion must last so long before processes are observed, and they are observed so often."""
 LEARNED_TIMES = 2.0
-"""A worker may be idle for so many times as long as one has been before that went on."""
+"""A worker may be idle for so many times the longest idleness after which one went on."""
 HANG_S = 300.0
 
 WINDOW_S = 5.0
@@ -62,9 +61,9 @@ _BUSY_WITHOUT_CPU = ("D", "t")
 
 @dataclass(frozen=True)
 class WorkerView:
-    """One worker as it was seen just now; `state` is the letter that the kernel gives its process.
+    """One worker as it is now; `state` is the kernel's letter for its process.
 
-    `joins`: it was started after the founders. Nobody waits for it before it is a member.
+    `joins`: it was started after the founders. No worker waits for it before it is a member.
     """
 
     id: str
@@ -79,7 +78,7 @@ class WorkerView:
 
 @dataclass(frozen=True)
 class StoppedWorker:
-    """A process that somebody stopped, while the others go on."""
+    """A process that was stopped (SIGSTOP), while others run."""
 
     slot: int
     seconds: float
@@ -87,7 +86,7 @@ class StoppedWorker:
 
 @dataclass(frozen=True)
 class Late:
-    """A step or a call (`what`) in which `waiting` have waited too long, because of `missing`, if there are any."""
+    """A step or a call (`what`) in which `waiting` have waited too long for `missing`, if there are any."""
 
     generation: int
     step: int
@@ -102,13 +101,13 @@ class Late:
         return self.waiting + self.missing
 
     @property
-    def guilty(self) -> tuple[int, ...]:
+    def suspects(self) -> tuple[int, ...]:
         return self.missing or self.waiting
 
 
 @dataclass(frozen=True)
 class Idle:
-    """Nobody waits, and nobody does anything."""
+    """No worker waits, and none shows a sign of work."""
 
     generation: int
     step: int
@@ -120,13 +119,13 @@ class Idle:
         return self.slots
 
     @property
-    def guilty(self) -> tuple[int, ...]:
+    def suspects(self) -> tuple[int, ...]:
         return self.slots
 
 
 @dataclass(frozen=True)
 class Hung:
-    """Workers that will not go on: one that is missing, or all."""
+    """Workers that will not go on: a missing one, or all."""
 
     slots: tuple[int, ...]
     seconds: float
@@ -138,7 +137,7 @@ HangFinding = StoppedWorker | Late | Idle | Hung
 
 @dataclass(frozen=True)
 class Observation:
-    """A worker as it was seen: what its processes had done, and when it last wrote something on its page."""
+    """What a worker's processes had done, and when it last wrote its status row."""
 
     activity: Activity
     updated_ns: int
@@ -150,12 +149,12 @@ class _Watched:
     window_s: float
     """When the present window began."""
     then: Observation
-    """What was seen at that time."""
+    """The observation at that time."""
 
 
 @dataclass
 class IdlenessTracker:
-    """Remembers what was seen of suspects, by id, from one look to the next."""
+    """Keeps the observations of suspects, by id, from one look to the next."""
 
     longest_s: float = 0.0
     """The longest idleness after which a worker went on by itself."""
@@ -163,7 +162,7 @@ class IdlenessTracker:
     _excused: set[str] = field(default_factory=set)
 
     def look(self, now_s: float, seen: Mapping[str, Observation]) -> dict[str, float]:
-        """For how long each worker has been idle. A worker that is not looked at is forgotten."""
+        """For how long each worker has been idle. A worker that is not in `seen` is forgotten."""
         before, self._watched = self._watched, {}
         for worker, now in seen.items():
             self._watched[worker] = self._followed(now_s, now, before.get(worker), worker in self._excused)
@@ -174,7 +173,7 @@ class IdlenessTracker:
         self._watched = {}
 
     def excuse(self, workers: Iterable[str]) -> None:
-        """What these workers do until the next look is no sign of work: they answer a question."""
+        """What these workers do until the next look is no sign of work: they answer a stack query."""
         self._excused.update(workers)
 
     def _followed(self, now_s: float, now: Observation, before: _Watched | None, is_excused: bool) -> _Watched:
@@ -192,7 +191,7 @@ class IdlenessTracker:
 
 @dataclass
 class HangDetector:
-    """Remembers what was seen, from one look to the next. Times are on the monotonic clock of the host."""
+    """Keeps what it needs from one look to the next. Times are on the monotonic clock of the host."""
 
     hang_s: float = HANG_S
     _last_s: float | None = None
@@ -205,36 +204,36 @@ class HangDetector:
     _found: set[tuple[str, int, int]] = field(default_factory=set)
 
     def look(
-        self, now_s: float, looks: Mapping[int, WorkerView], activity: Callable[[int], Activity | None]
+        self, now_s: float, views: Mapping[int, WorkerView], activity: Callable[[int], Activity | None]
     ) -> list[HangFinding]:
-        """What is wrong now. What is late is found once; a stopped or hung worker until it is gone.
+        """What is wrong now. What is late is returned once; a stopped or hung worker until it is gone.
 
-        `activity(slot)` is what a worker and its children have done until now: asked only about suspects.
+        `activity(slot)` is what a worker and its children have done until now. It is called only for suspects.
         """
         gap = self._last_s is not None and now_s - self._last_s > GAP_S
         self._last_s = now_s
-        if gap or all(look.state == _STOPPED for look in looks.values()):
-            self._start_anew(now_s)
+        if gap or all(view.state == _STOPPED for view in views.values()):
+            self._reset_clocks(now_s)
             return []
-        crowd = {slot: look for slot, look in looks.items() if look.takes_part}
-        return [*self._find_stopped(now_s, looks), *self._find_late(now_s, crowd, activity)]
+        crowd = {slot: view for slot, view in views.items() if view.takes_part}
+        return [*self._find_stopped(now_s, views), *self._find_late(now_s, crowd, activity)]
 
     @property
     def limit_s(self) -> float:
-        """For how long a worker may be idle. The run may have shown that it needs longer."""
+        """For how long a worker may be idle: `hang_s`, or longer where idle workers have gone on by themselves."""
         return max(self.hang_s, LEARNED_TIMES * self._idleness.longest_s)
 
     def forget(self) -> None:
-        """All workers are started from the top: what was found of those before may be found of them."""
+        """All workers were started again: findings about the earlier ones may be returned again."""
         self._found.clear()
 
-    def _start_anew(self, now_s: float) -> None:
+    def _reset_clocks(self, now_s: float) -> None:
         self._counts_from_s = now_s
         self._stopped_from_s.clear()
         self._idleness.forget()
 
-    def _find_stopped(self, now_s: float, looks: Mapping[int, WorkerView]) -> list[HangFinding]:
-        stopped = {look.id: slot for slot, look in looks.items() if look.state == _STOPPED}
+    def _find_stopped(self, now_s: float, views: Mapping[int, WorkerView]) -> list[HangFinding]:
+        stopped = {view.id: slot for slot, view in views.items() if view.state == _STOPPED}
         self._stopped_from_s = {worker: self._stopped_from_s.get(worker, now_s) for worker in stopped}
         seconds = {slot: now_s - self._stopped_from_s[worker] for worker, slot in stopped.items()}
         return [StoppedWorker(slot, stopped_s) for slot, stopped_s in seconds.items() if stopped_s >= STOPPED_S]
@@ -242,10 +241,10 @@ class HangDetector:
     def _find_late(
         self, now_s: float, crowd: Mapping[int, WorkerView], activity: Callable[[int], Activity | None]
     ) -> list[HangFinding]:
-        waited_s = {slot: self._waited_s(now_s, look.row) for slot, look in crowd.items() if is_waiting(look.row)}
-        missing = {slot: look for slot, look in crowd.items() if slot not in waited_s}
-        if any(look.row.patient_until_ns / 1e9 > now_s for look in missing.values()):
-            missing = {slot: look for slot, look in missing.items() if look.row.patient_until_ns / 1e9 <= now_s}
+        waited_s = {slot: self._waited_s(now_s, view.row) for slot, view in crowd.items() if is_waiting(view.row)}
+        missing = {slot: view for slot, view in crowd.items() if slot not in waited_s}
+        if any(view.row.patient_until_ns / 1e9 > now_s for view in missing.values()):
+            missing = {slot: view for slot, view in missing.items() if view.row.patient_until_ns / 1e9 <= now_s}
             if not waited_s or not missing:
                 self._observe(now_s, {}, activity)
                 return []
@@ -260,10 +259,10 @@ class HangDetector:
         return now_s - max(row.since_ns / 1e9, self._counts_from_s)
 
     def _silent_s(self, now_s: float, rows: Mapping[int, WorkerView]) -> float:
-        """For how long nobody has written anything on the page, while all are members and none has ended."""
-        if not all(look.row.is_member and not look.row.is_ending for look in rows.values()):
+        """For how long no worker has written its status row, while all are members and none has ended."""
+        if not all(view.row.is_member and not view.row.is_ending for view in rows.values()):
             return 0.0
-        return now_s - max(self._counts_from_s, *(look.row.updated_ns / 1e9 for look in rows.values()))
+        return now_s - max(self._counts_from_s, *(view.row.updated_ns / 1e9 for view in rows.values()))
 
     def _observe(
         self, now_s: float, suspects: Mapping[int, WorkerView], activity: Callable[[int], Activity | None]
@@ -273,10 +272,10 @@ class HangDetector:
             self._idle_s = {}
         elif now_s - self._observed_s >= OBSERVED_S:
             self._observed_s = now_s
-            idlers = {slot: look for slot, look in suspects.items() if look.state not in _BUSY_WITHOUT_CPU}
+            idlers = {slot: view for slot, view in suspects.items() if view.state not in _BUSY_WITHOUT_CPU}
             seen = {
-                look.id: Observation(done, look.row.updated_ns)
-                for slot, look in idlers.items()
+                view.id: Observation(done, view.row.updated_ns)
+                for slot, view in idlers.items()
                 if (done := activity(slot)) is not None
             }
             self._idle_s = self._idleness.look(now_s, seen)
@@ -287,12 +286,12 @@ class HangDetector:
         late = _latest(crowd, waited_s, tuple(sorted(missing)))
         if late is None:
             return []
-        idle_s = {slot: self._idle_s.get(look.id, 0.0) for slot, look in missing.items()}
+        idle_s = {slot: self._idle_s.get(view.id, 0.0) for slot, view in missing.items()}
         hung = [Hung((slot,), seconds) for slot, seconds in idle_s.items() if seconds >= self.limit_s]
         return [*self._once(late, late.what, missing), *hung]
 
     def _find_idle(self, everyone: Mapping[int, WorkerView]) -> list[HangFinding]:
-        idle_s = min(self._idle_s.get(look.id, 0.0) for look in everyone.values())
+        idle_s = min(self._idle_s.get(view.id, 0.0) for view in everyone.values())
         if idle_s < IDLE_S:
             return []
         first = next(iter(everyone.values())).row
@@ -301,8 +300,8 @@ class HangDetector:
         return [*self._once(idle, "idle", everyone), *hung]
 
     def _find_deadlock(self, crowd: Mapping[int, WorkerView], waited_s: Mapping[int, float]) -> list[HangFinding]:
-        """All wait. That is a recovery, or the moment before they go on; else something is broken."""
-        rows = {slot: look.row for slot, look in crowd.items()}
+        """All wait. That is normal in a recovery, and for a moment before they go on."""
+        rows = {slot: view.row for slot, view in crowd.items()}
         if not rows or any(row.phase == Phase.RECOVERING or row.is_ending for row in rows.values()):
             return []
         usual_s = _usual_s(rows)
@@ -313,29 +312,28 @@ class HangDetector:
         hung = [Hung(late.waiting, shortest_s, is_all=True)] if shortest_s >= max(self.limit_s, limit_s) else []
         return [*self._once(late, late.what, {}), *hung]
 
-    def _once(self, finding: Late | Idle, what: str, asked: Mapping[int, WorkerView]) -> list[HangFinding]:
-        """The finding, if it is news; then those who are named will be `asked` where they are."""
+    def _once(self, finding: Late | Idle, what: str, queried: Mapping[int, WorkerView]) -> list[HangFinding]:
+        """The finding, if it is new; then the stacks of `queried` will be asked for."""
         key = (what, finding.generation, finding.step)
         if key in self._found:
             return []
         self._found.add(key)
-        self._idleness.excuse(look.id for look in asked.values())
+        self._idleness.excuse(view.id for view in queried.values())
         return [finding]
 
 
 def is_waiting(row: StatusRow) -> bool:
-    """Whether the worker waits for others."""
     return row.phase in (Phase.REDUCING, Phase.RECOVERING, Phase.AWAITING)
 
 
 def call_of(row: StatusRow) -> str:
-    """The call in which the worker waits, or that it is a step."""
+    """The call in which the worker waits, or STEP."""
     return CALLS.get(row.detail_a, STEP) if row.phase == Phase.AWAITING else STEP
 
 
 def _latest(crowd: Mapping[int, WorkerView], waited_s: Mapping[int, float], missing: tuple[int, ...]) -> Late | None:
     """The wait that has lasted longest beyond its limit; None if none has."""
-    rows = {slot: look.row for slot, look in crowd.items()}
+    rows = {slot: view.row for slot, view in crowd.items()}
     step_limit_s = _step_limit_s(_usual_s(rows))
     beyond_s = {s: waited - (step_limit_s if call_of(rows[s]) == STEP else PLACE_S) for s, waited in waited_s.items()}
     slot = max(beyond_s, key=lambda slot: beyond_s[slot])
@@ -358,7 +356,7 @@ def _step_limit_s(usual_s: float | None) -> float:
 
 
 def shows_work(then: Observation, now: Observation, seconds: float) -> bool:
-    """Whether what was seen at two times shows work between. See Note [Signs of work]."""
+    """Whether two observations show work between them. See Note [Signs of work]."""
     before, after = then.activity, now.activity
     return (
         now.updated_ns != then.updated_ns

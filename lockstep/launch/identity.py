@@ -1,8 +1,8 @@
-"""Which worker this process is. A module of its own: the worker's main module is `__main__`, and nobody imports that.
+"""Which worker this process is. A module of its own: the worker's main module is `__main__`, and cannot be imported.
 
 # Note [No orphan]
-# The kernel kills this process when the launcher dies (PR_SET_PDEATHSIG). A launcher that died before that
-# was set is noticed by its process id; the children of this process are the guard's (lockstep/launch/orphans.py).
+# The kernel kills this process when the launcher dies (PR_SET_PDEATHSIG). If the launcher died before that was set, the
+# parent's process id shows it. The guard (lockstep/launch/orphans.py) ends the children of this process.
 """
 
 import ctypes
@@ -19,16 +19,16 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass
 class Identity:
-    """What a process that was launched is. `pid` distinguishes it from processes that it forks."""
+    """The worker that a process was launched as. `pid` distinguishes it from processes that it forks."""
 
     boot: Bootstrap | None = None
     pid: int = 0
     is_copy: bool = False
-    """It was forked from another worker, and cannot be taken apart as Python would. See elastic/copies/fork.py."""
+    """It was forked from another worker, and cannot end by Python's own shutdown. See elastic/copies/fork.py."""
 
     @property
     def is_worker(self) -> bool:
-        """Whether the launcher knows this very process."""
+        """Whether the launcher started this very process, or adopted it."""
         return self.boot is not None and self.pid == os.getpid()
 
 
@@ -36,7 +36,7 @@ OURS = Identity()
 
 
 def settle(*, is_copy: bool = False) -> None:
-    """This process is the worker that its variables say, and dies with its launcher; if they say none, it is nobody."""
+    """Sets OURS from the environment variables. If they name a worker, this process dies with its launcher."""
     OURS.boot, OURS.pid, OURS.is_copy = bootstrap(process_environment()), os.getpid(), is_copy
     if OURS.boot is not None:
         die_with(OURS.boot.parent_pid)

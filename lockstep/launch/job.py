@@ -25,11 +25,11 @@ ASSIGNMENT = "LOCKSTEP_ASSIGNMENT"
 
 @dataclass(frozen=True)
 class Job:
-    """A program and the workers that shall run it. `environment` holds extra variables for all of them.
+    """A program and the workers that run it. `environment` holds extra variables for all of them.
 
-    `fault_budget` lost workers are borne, and each new step gives one back; `spares` processes stand by to take their
-    places. A worker that others wait for is ended when it has shown no sign of work for `hang_s`. `resume` ("auto",
-    "never" or a path) and what is set of checkpoints go over the script. With `torch_distributed`, workers have
+    The run survives `fault_budget` lost workers, and each new step gives one back; `spares` processes wait to replace
+    them. A worker that others wait for is ended when it has shown no sign of work for `hang_s`. `resume` ("auto",
+    "never" or a path) and the options of checkpoints override the script. With `torch_distributed`, workers have
     the variables with which a script opens a process group of its own.
     """
 
@@ -56,7 +56,7 @@ class Job:
     checkpoint_keep: int | None = None
     torch_distributed: bool = False
     is_run: bool = True
-    """Whether it is for the launcher to object where several workers never call `lockstep.start`."""
+    """Whether the launcher reports an error if several workers never call `lockstep.start`."""
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", "lockstep.launch.worker", *self._program()]
@@ -69,14 +69,14 @@ class Job:
         kept = {name: value for name, value in inherited.items() if name not in _NOT_INHERITED}
         return {
             "OMP_NUM_THREADS": "1",  # where neither the user nor the job sets another number
-            "TORCH_CPP_LOG_LEVEL": "FATAL",  # its store logs every worker that goes, with a trace; we say it shorter
+            "TORCH_CPP_LOG_LEVEL": "FATAL",  # its store logs a trace for every lost worker; ours is shorter
             **kept,
             **self.environment,
             **self._settings(),
         }
 
     def variables_of_one(self, boot: Bootstrap, num_workers: int, port: int, free_port: int) -> dict[str, str]:
-        """The variables of one worker among `num_workers`. Lanes given out by hand are for the number asked for."""
+        """The variables of one worker among `num_workers`. An `assignment` holds only for the job's `num_workers`."""
         variables = lockstep_run.variables(boot, num_workers, port)
         if self.torch_distributed:
             variables |= lockstep_run.torch_distributed(boot, num_workers, free_port)

@@ -1,4 +1,4 @@
-"""Running a job: its workers to their end, their failures into one story and one exit code. Without torch."""
+"""Runs a job to its end, and turns its workers' failures into one message and one exit code. Without torch."""
 
 import signal
 import time
@@ -24,8 +24,8 @@ __all__ = ["Job", "LaunchOutcome", "launch"]
 class LaunchOutcome:
     """How a launch ended; `failure` is the first failure, if the run failed.
 
-    `saved`: workers that were asked to end have saved the run first. `turned_away` says why new workers could not take
-    part, and `obstacles` why others could not be copied.
+    `saved`: the workers saved the run before they ended. `turned_away` are the reasons why new workers could not take
+    part, `obstacles` those why others could not be copied.
     """
 
     exit_code: int
@@ -37,7 +37,7 @@ class LaunchOutcome:
 
 
 class ShownOutput:
-    """Passes output on to `show`. When that fails, `error` says why, and the launch ends as by SIGTERM."""
+    """Passes output on to `show`. When that fails, `error` is set, and the launch ends as by SIGTERM."""
 
     def __init__(self, show: Callable[[bytes], None], signals: LauncherSignals) -> None:
         self._show, self._signals = show, signals

@@ -56,7 +56,7 @@ class LocalPool:
         self._memory_kills = MemoryKills(count_memory_kills)
         self._next_memory_look_s = 0.0
         self.obstacles: dict[str, None] = {}
-        """Each once, in the order in which they were said."""
+        """Each once, in the order in which they were reported."""
 
     def __enter__(self) -> "LocalPool":
         with ExitStack() as owned:
@@ -96,11 +96,11 @@ class LocalPool:
         self._spares.keep(number)
 
     def _spec(self, num_workers: int, slot: int, listen_fd: int | None = None, doors: Doors = ()) -> WorkerSpec:
-        """What is to be started in the slot, where nothing is left of an earlier worker, nor anything that it wrote."""
+        """What to start in the slot, after an earlier worker, its status row and its report are gone."""
         if (dismissed := self._workers.get(slot)) is not None:
             dismissed.send_to_group(signal.SIGKILL)
             await_end([dismissed.pid], KILL_WAIT_S)
-            self._see_off(dismissed)
+            self._retire(dismissed)
         self._page.clear(slot)
         clear_report(self._job.run_dir, slot)
         boot = Bootstrap(
@@ -120,7 +120,7 @@ class LocalPool:
         if spare is None:
             self._start(spec)
             return
-        self._follow(spare.employed(spec.boot.slot, spec.log))
+        self._follow(spare.as_worker(spec.boot.slot, spec.log))
         self._spares.keep(self._job.spares)
 
     def _start(self, spec: WorkerSpec) -> None:
@@ -150,7 +150,7 @@ class LocalPool:
     # -- copies: see Note [Replacement by a copy] in control.py ------------------------------------------------
 
     def _ask_for_copy(self, spec: WorkerSpec) -> bool:
-        """Whether a member was asked to make a copy of itself."""
+        """Whether the request for a copy has reached a member."""
         slot = spec.boot.slot
         rows = {other: self._page.row(other) for other in self._workers}
         original = copied_slot(slot, rows) if self._job.copies else None
@@ -159,8 +159,8 @@ class LocalPool:
         tee, control = Tee(self._show, spec.log), ControlLine()
         line = self._workers[original].control
         asked = line.ask_for_copy(slot, spec.variables, tee.writer(), control.worker_fd)
-        tee.handed_down()
-        control.handed_down()
+        tee.close_worker_end()
+        control.close_worker_end()
         copy = PendingCopy(spec, tee, control)
         if not asked:
             copy.close()
@@ -170,7 +170,7 @@ class LocalPool:
         return True
 
     def _copy_started(self, copy: PendingCopy) -> None:
-        """The copy reports its process; or its end of the socket was closed, because it will never exist."""
+        """The copy has reported its process, or its end of the socket was closed because it was not made."""
         slot, answer = copy.spec.boot.slot, copy.control.answer()
         if self._copies.get(slot) is not copy:
             return
@@ -185,7 +185,7 @@ class LocalPool:
         self._follow(worker)
 
     def _answered(self, worker: WorkerProcess) -> None:
-        """A worker cannot be copied, and gives the reason; or it has ended."""
+        """A worker has declined to be copied, or has ended."""
         answer = worker.control.answer()
         if not isinstance(answer, CopyDeclined):
             self._unregister(worker.control)
@@ -225,7 +225,7 @@ class LocalPool:
         self._selector.register(worker.control, selectors.EVENT_READ, partial(self._answered, worker))
 
     def _see_end(self, worker: WorkerProcess) -> None:
-        self._see_off(worker)
+        self._retire(worker)
         worker.send_to_group(signal.SIGTERM)
         self._ended.append(worker)
 
@@ -237,9 +237,8 @@ class LocalPool:
         return WorkerEvent(worker.slot, worker.id, self._report(worker), described, worker.ended_s)
 
     def _report(self, worker: WorkerProcess) -> Failure | None:
-        """How the worker failed, if it has reported."""
-        found = self._reports.get(worker.id) or read_report(self._job.run_dir, worker.slot)
-        return found if found is not None and found.worker_id == worker.id else None
+        report = self._reports.get(worker.id) or read_report(self._job.run_dir, worker.slot)
+        return report if report is not None and report.worker_id == worker.id else None
 
     def _open_notices(self, owned: ExitStack) -> None:
         self._notices, self._notice_fd = os.pipe()
@@ -266,7 +265,7 @@ class LocalPool:
             self._selector.unregister(worker.tee)
 
     def _settle_speaker(self) -> None:
-        """The member with rank 0 speaks. Before there is one, and while there is none, the last speaker does."""
+        """Shows the output of the member with rank 0; while there is none, the last speaker stays."""
         slot = speaking_slot({slot: self._page.row(slot) for slot in self._workers})
         if slot is not None and self._workers[slot] is not self._speaker:
             self._let_speak(self._workers[slot])
@@ -291,14 +290,14 @@ class LocalPool:
             self._page.give_up(slot)
 
     def state(self, slot: int) -> str:
-        found = process_state(self._workers[slot].pid)
-        return "X" if found is None else found.state
+        process = process_state(self._workers[slot].pid)
+        return "X" if process is None else process.state
 
     def activity(self, slot: int) -> Activity:
         return activity(members({self._workers[slot].group}))
 
     def ask_stack(self, slot: int) -> StackFile | None:
-        """A process that has just begun would die of the signal, so it is not asked."""
+        """A process without its handler yet would die of the signal, so it gets none."""
         if not survives_signal(self._workers[slot].pid, STACK_SIGNAL):
             return None
         query = StackFile.of(self._job.run_dir, slot)
@@ -332,15 +331,15 @@ class LocalPool:
         for worker in everyone:
             worker.reap_children()
         for worker in list(self._workers.values()):
-            self._see_off(worker)
+            self._retire(worker)
         for worker in everyone:
-            self._put_away(worker)
+            self._clear_away(worker)
         self._ended, self._reported = [], []
 
-    def _see_off(self, worker: WorkerProcess) -> None:
-        """The worker is of the past; what it wrote is passed on, and its traceback is in the log.
+    def _retire(self, worker: WorkerProcess) -> None:
+        """Moves an ended worker to `_past`, after all its output is passed on.
 
-        The traceback goes to the log alone: the speaker's stderr is the screen, where it is said in short.
+        Its traceback goes to the log alone: the screen gets the launcher's short message.
         """
         self._selector.unregister(worker.pidfd)
         self._unregister(worker.control)
@@ -354,15 +353,15 @@ class LocalPool:
         self._past.append(worker)
 
     def _sweep(self) -> None:
-        """Clears away what ended workers left, once it had its moment to end by itself."""
+        """Kills what ended workers left behind, after STRAY_GRACE_S to end by itself."""
         due_s = time.monotonic() - STRAY_GRACE_S
         for worker in [worker for worker in self._past if worker.ended_s <= due_s]:
             worker.send_to_group(signal.SIGKILL)
             worker.reap_children()
             if set(members({worker.group})) <= {worker.pid}:
-                self._put_away(worker)
+                self._clear_away(worker)
 
-    def _put_away(self, worker: WorkerProcess) -> None:
+    def _clear_away(self, worker: WorkerProcess) -> None:
         self._past.remove(worker)
         worker.tee.drain()
         self._unregister(worker.tee)
@@ -371,7 +370,6 @@ class LocalPool:
 
 
 def _free_port() -> int:
-    """A port that nobody uses now."""
     with socket.create_server((LOOPBACK, 0)) as probe:
         port: int = probe.getsockname()[1]
         return port

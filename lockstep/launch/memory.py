@@ -9,11 +9,11 @@ import psutil
 _RECENT_S = 2.0
 _CGROUPS = Path("/sys/fs/cgroup")
 _ALLOCATION = re.compile("can't allocate memory|unable to allocate|out of memory|bad_alloc", re.IGNORECASE)
-_ASKED = re.compile(r"tried to allocate (\d+) bytes")
+_REQUESTED = re.compile(r"tried to allocate (\d+) bytes")
 
 
 class MemoryKills:
-    """Whether the kernel killed something for memory just now. To be asked a few times a second."""
+    """Notices that the kernel killed a process for memory. `recent` must be called a few times a second."""
 
     def __init__(self, count: Callable[[], int]) -> None:
         self._count, self._counted, self._grew_s = count, count(), float("-inf")
@@ -27,7 +27,7 @@ class MemoryKills:
 
 
 def count_memory_kills() -> int:
-    """How often the kernel killed a process of this control group for memory; 0 where it does not say.
+    """How often the kernel killed a process of this control group for memory; 0 where it keeps no count.
 
     psutil knows no control groups.
     """
@@ -48,8 +48,8 @@ def with_memory_facts(kind: str, message: str) -> str:
     """The message of an exception; if memory had run out, led by how much was asked for and how much was free."""
     if kind not in ("MemoryError", "OutOfMemoryError") and not _ALLOCATION.search(message):
         return message
-    asked = _ASKED.search(message)
-    amount = f"{_gib(int(asked[1]))} asked for, " if asked else ""
+    requested = _REQUESTED.search(message)
+    amount = f"{_gib(int(requested[1]))} asked for, " if requested else ""
     facts = f"out of memory: {amount}{_gib(psutil.virtual_memory().available)} free on this host"
     return f"{facts}. {message}" if message else facts
 

@@ -16,7 +16,7 @@ _LONGEST = 300
 _STATES = {"R": "running", "S": "sleeping", "D": "waiting for a disk", "T": "stopped", "t": "held by a debugger"}
 _MOST_TIMES = 100
 _MOST_NAMED = 4
-# What torch says where init_process_group finds none of its variables.
+# The message of torch's init_process_group when its variables are not set.
 _UNSET = re.compile("environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected, but not set")
 _SPENT_ON = {SlowCause.DATA: "loading", SlowCause.COMPUTE: "its lanes", SlowCause.OTHER: "between steps"}
 _ADVICE = {
@@ -29,7 +29,7 @@ _ADVICE = {
 def failure_message(
     failure: Failure, num_others: int, log_path: Path, *, num_failed_too: int = 0, why: str = ""
 ) -> str:
-    """What failed and where, `why` that ends the run, how the others are, and where to read on.
+    """What failed and where, `why` that ends the run, how the others are, and where the log is.
 
     `num_others` workers were well until then; `num_failed_too` failed as well, each for a reason of its own.
     """
@@ -55,7 +55,7 @@ def restart_message(num_workers: int, has_trained: bool) -> str:
 
 
 def apart_message(num_workers: int) -> str:
-    """One line for workers that were nobody's run."""
+    """One line for workers of which none called `lockstep.start`."""
     return (
         f"✗ nobody called lockstep.start: each of the {num_workers} workers ran the whole script by itself. Write "
         "`run = lockstep.start()` and what follows from it, or say --torch-distributed if the script opens a process "
@@ -70,31 +70,31 @@ def apart_warning(num_workers: int, seconds: float) -> str:
     )
 
 
-def stopped_message(stopped: StoppedWorker, look: WorkerView) -> str:
-    name = f"worker {stopped.slot} ({look.id})"
-    moment = f" at step {look.row.step}" if look.row.is_member else ""
+def stopped_message(stopped: StoppedWorker, view: WorkerView) -> str:
+    name = f"worker {stopped.slot} ({view.id})"
+    moment = f" at step {view.row.step}" if view.row.is_member else ""
     return f"! {name} is stopped{moment} (state T, since {stopped.seconds:.1f} s): it is ended and replaced"
 
 
-def late_message(late: Late | Idle, looks: Mapping[int, WorkerView], places: Mapping[int, Frame], now_s: float) -> str:
-    """Two lines: how late the step or call is, and who waits for whom; `places` are where the guilty are in their code.
+def late_message(late: Late | Idle, views: Mapping[int, WorkerView], places: Mapping[int, Frame], now_s: float) -> str:
+    """Two lines: how late the step or call is, and which workers wait for which; `places` are the suspects' stacks.
 
-    If nobody is missing, all of them wait for each other.
+    If no worker is missing, all of them wait for each other.
     """
     if isinstance(late, Idle):
         who = "the worker does nothing" if len(late.slots) == 1 else f"all {len(late.slots)} workers do nothing"
         headline = f"! step {late.step} does not get on: {who}, since {late.seconds:.0f} s"
-        return f"{headline}\n    {_each(late.slots, looks, places, now_s)}"
+        return f"{headline}\n    {_each(late.slots, views, places, now_s)}"
     waiting: dict[str, list[int]] = {}
     for slot in late.waiting:
-        waiting.setdefault(_waits_in(looks[slot].row), []).append(slot)
+        waiting.setdefault(_waits_in(views[slot].row), []).append(slot)
     waits = ", ".join(f"{_runs(slots)} ({what})" for what, slots in waiting.items())
-    missing = _each(late.missing, looks, places, now_s) if late.missing else "nobody"
+    missing = _each(late.missing, views, places, now_s) if late.missing else "nobody"
     return f"! {_late_what(late)}\n    waiting: {waits}    missing: {missing}"
 
 
 def hung_message(hung: Hung) -> str:
-    """One line, below that which has named the guilty."""
+    """One line, after the `late_message` that has named the suspects."""
     for_s = f"for {hung.seconds:.0f} s (--hang-s)"
     if not hung.is_all:
         return f"  worker {hung.slots[0]} shows no sign of work {for_s}: it is ended"
@@ -130,7 +130,6 @@ def _late_what(late: Late) -> str:
 
 
 def _waits_in(row: StatusRow) -> str:
-    """What a worker waits in."""
     if row.phase == Phase.AWAITING:
         return "batch norm" if row.detail_a == Collective.STATISTICS else call_of(row)
     if row.phase == Phase.RECOVERING:
@@ -138,17 +137,17 @@ def _waits_in(row: StatusRow) -> str:
     return f"reduce, bucket {row.detail_a + 1} of {row.detail_b}" if row.detail_b else "reduce"
 
 
-def _each(slots: tuple[int, ...], looks: Mapping[int, WorkerView], places: Mapping[int, Frame], now_s: float) -> str:
+def _each(slots: tuple[int, ...], views: Mapping[int, WorkerView], places: Mapping[int, Frame], now_s: float) -> str:
     """Where each worker is, up to a few."""
-    named = [_where(slot, looks[slot], places.get(slot), now_s) for slot in slots[:_MOST_NAMED]]
+    named = [_where(slot, views[slot], places.get(slot), now_s) for slot in slots[:_MOST_NAMED]]
     more = [f"and {len(slots) - _MOST_NAMED} more"] if len(slots) > _MOST_NAMED else []
     return ", ".join(named + more)
 
 
-def _where(slot: int, look: WorkerView, place: Frame | None, now_s: float) -> str:
-    state = [f"{_STATES.get(look.state, 'ending')}, state {look.state}"] if look.state else []
-    since_s = now_s - look.row.since_ns / 1e9
-    since = f"since {since_s:.1f} s" if look.row.has_started else "has not called lockstep.start"
+def _where(slot: int, view: WorkerView, place: Frame | None, now_s: float) -> str:
+    state = [f"{_STATES.get(view.state, 'ending')}, state {view.state}"] if view.state else []
+    since_s = now_s - view.row.since_ns / 1e9
+    since = f"since {since_s:.1f} s" if view.row.has_started else "has not called lockstep.start"
     where = "" if place is None else f"; {_near(place.file)}:{place.line} {place.source}".rstrip()
     return f"{slot} ({', '.join([*state, since])}{where})"
 
@@ -231,7 +230,7 @@ def _others(num_others: int, num_failed_too: int) -> str:
 
 
 def _near(path: str) -> str:
-    """The path as one would type it from here, if here still exists."""
+    """The path relative to the working directory, if that exists and contains it."""
     try:
         near = os.path.relpath(path)
     except FileNotFoundError:

@@ -4,8 +4,8 @@
 # When the launcher is killed, the kernel kills its workers (see lockstep/launch/worker.py), but not their
 # children: a data-loader process would stay for seconds, or for ever. The guard reads from a pipe that only
 # the launcher writes. The launcher notes there every worker it starts and every worker it has cleared away.
-# When the pipe ends, whatever is still noted has lost its launcher, and its process group is killed. Every
-# worker leads a group of its own, to which its children belong.
+# When the pipe ends, the guard kills the process groups that are still noted. Every worker leads a group of its own,
+# to which its children belong.
 
 This file is run by path, in a bare interpreter: it imports nothing but the standard library.
 """
@@ -33,16 +33,16 @@ class OrphanGuard:
         return self
 
     def note(self, group: int) -> None:
-        """The group will be killed if this process ends now."""
+        """From now on the guard kills the group if this process ends."""
         self._write(f"+{group}\n")
 
     def clear(self, group: int) -> None:
-        """The group will not be killed any more: its number may soon belong to somebody else."""
+        """The guard no longer kills the group: the kernel may soon use its number for another one."""
         self._write(f"-{group}\n")
 
     def _write(self, line: str) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # a guard that somebody killed is missed only if we are killed as well
+        with suppress(BrokenPipeError):  # a killed guard is missed only if this process is killed as well
             self._process.stdin.write(line.encode())
 
     def __exit__(self, *_: object) -> None:
@@ -52,7 +52,7 @@ class OrphanGuard:
 
 
 def main() -> None:
-    """Returns when the launcher has gone, and everything that it had noted with it."""
+    """Returns when the launcher has ended, and all groups that it had noted are killed."""
     noted: set[int] = set()
     for line in sys.stdin:
         (noted.add if line[0] == "+" else noted.discard)(int(line[1:]))

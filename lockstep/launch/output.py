@@ -1,8 +1,8 @@
-"""The workers' logs, and the way of their output into them and to the screen.
+"""Passes the workers' output on to their logs and to the screen.
 
 # Note [A full disk]
-# Training does not depend on what the launcher writes down. Where a disk is full it says so once, goes on without, and
-# tries again with what comes next.
+# Training does not depend on the launcher's files. Where a disk is full the launcher reports it once, goes on without
+# the file, and tries again with the next output.
 """
 
 import errno
@@ -19,7 +19,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def is_full(error: OSError) -> bool:
-    """Whether a file could not be written for want of room. See Note [A full disk]."""
+    """Whether the disk had no room. See Note [A full disk]."""
     return error.errno in _NO_ROOM
 
 
@@ -47,13 +47,13 @@ class Log:
     """Owns the log of one slot. See Note [A full disk]."""
 
     def __init__(self, folder: Path, slot: int, report: Callable[[OSError], None]) -> None:
-        """`report` is called for everything that could not be written."""
+        """`report` is called for every write that failed."""
         self._folder, self._slot, self._report = folder, slot, report
         self._fd: int | None = None
         self._has_gap = False
 
     def open(self) -> None:
-        """Raises unless the log can be opened, or only wants room."""
+        """Raises BadEnvironment if the log cannot be opened, except on a full disk."""
         try:
             self._fd = open_log(self._folder, self._slot)
         except OSError as error:
@@ -63,7 +63,7 @@ class Log:
             self._miss(error)
 
     def write(self, output: bytes) -> None:
-        """Appends the output, after a line that says so if some is missing before it."""
+        """Appends the output, after a line that marks the gap if earlier output is missing."""
         gap = b"--- here some output is missing: there was no room for it ---\n" if self._has_gap else b""
         try:
             if self._fd is None:
@@ -75,7 +75,7 @@ class Log:
 
     def close(self) -> None:
         if self._fd is not None:
-            with suppress(OSError):  # of a write that the system had put off
+            with suppress(OSError):  # an error of a delayed write
                 os.close(self._fd)
 
     def _miss(self, error: OSError) -> None:
@@ -92,7 +92,7 @@ class Logs:
         self._has_reported = False
 
     def of(self, slot: int) -> Log:
-        """The log of the slot. A line separates what a later worker writes from what the one before wrote."""
+        """The log of the slot. A line separates the output of a new worker from that of the one before."""
         if slot in self._logs:
             self._logs[slot].write(b"--- here another process takes over as this worker ---\n")
             return self._logs[slot]
@@ -118,7 +118,7 @@ class Logs:
 class Tee:
     """Owns the pipe of one worker's output, which goes to its log and, while it is `shown`, to the screen.
 
-    Without a log (a spare has none yet) what comes stays in the pipe.
+    Without a log (a spare has none yet) output stays in the pipe.
     """
 
     def __init__(self, show: Callable[[bytes], None], log: Log | None = None) -> None:
@@ -130,14 +130,14 @@ class Tee:
         return self._reader
 
     def writer(self) -> int:
-        """The end that the worker writes to, to be handed down to it once: `handed_down` closes it here."""
+        """The end that the worker writes to, and inherits: `close_worker_end` closes it in the launcher."""
         return self._writer
 
-    def handed_down(self) -> None:
+    def close_worker_end(self) -> None:
         os.close(self._writer)
 
     def pump(self) -> bool:
-        """Passes on what has come. False when there will never be more."""
+        """Passes on one chunk of output. False at the end of the pipe."""
         chunk = self._read()
         if chunk:
             self._pass_on(chunk)
@@ -154,7 +154,7 @@ class Tee:
             self._pass_on(chunk)
 
     def _read(self) -> bytes | None:
-        """None if nothing is there now; no bytes if there will never be more."""
+        """None if the pipe is empty now; no bytes at its end."""
         try:
             return os.read(self._reader, _CHUNK_BYTES)
         except BlockingIOError:

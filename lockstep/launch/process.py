@@ -42,7 +42,7 @@ class WorkerProcess:
         pass_fds: Collection[int],
         slot: int = NO_SLOT,
     ) -> "WorkerProcess":
-        """The worker owns the tee from now on; if it cannot be started, nothing is left of either."""
+        """Starts a worker, which owns the tee from now on. If it cannot be started, both are closed."""
         control = ControlLine()
         try:
             popen = subprocess.Popen(
@@ -59,20 +59,20 @@ class WorkerProcess:
             control.close()
             raise
         finally:
-            tee.handed_down()
-            control.handed_down()
+            tee.close_worker_end()
+            control.close_worker_end()
         return cls(popen, os.pidfd_open(popen.pid), tee, control, slot)
 
     @classmethod
     def adopt(cls, pid: int, tee: Tee, control: ControlLine, slot: int) -> "WorkerProcess | None":
-        """A worker that another one has made, and that has fallen to this process; None if it has gone for good."""
+        """A worker that another one has forked, and that is now a child of this process; None if it has ended."""
         try:
             return cls(Adopted(pid), os.pidfd_open(pid), tee, control, slot)
         except ProcessLookupError:
             return None
 
-    def employed(self, slot: int, log: Log) -> "WorkerProcess":
-        """The same process, a spare until now, as a worker: what it has written so far goes to the log too."""
+    def as_worker(self, slot: int, log: Log) -> "WorkerProcess":
+        """This spare as the worker in `slot`. The log gets its earlier output too."""
         self.tee.log = log
         return replace(self, slot=slot)
 
@@ -89,7 +89,7 @@ class WorkerProcess:
         return self.pid
 
     def note_end(self) -> None:
-        """Keeps how the process ended, and leaves it unreaped. One that even SIGKILL did not end counts as killed."""
+        """Records how the process ended, and leaves it unreaped. One that even SIGKILL did not end counts as killed."""
         ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         if ended is None:
             self.exit_status = -signal.SIGKILL
@@ -106,12 +106,12 @@ class WorkerProcess:
             os.killpg(self.group, signum)
 
     def reap_children(self) -> None:
-        """Frees the numbers of processes of its group that have ended and have fallen to this one."""
+        """Reaps the ended processes of its group that are children of this process."""
         for pid in set(members({self.group})) - {self.pid}:
             Adopted(pid).poll()
 
     def reap(self) -> None:
-        """Frees the process's number and its pipe. A process that even SIGKILL did not end is left to the kernel."""
+        """Reaps the process and closes its files. A process that even SIGKILL did not end is left to the kernel."""
         self.process.poll()
         os.close(self.pidfd)
         self.tee.close()
@@ -120,12 +120,12 @@ class WorkerProcess:
 
 @dataclass(frozen=True)
 class Adopted:
-    """A child that somebody else has started."""
+    """A child that another process has started."""
 
     pid: int
 
     def poll(self) -> object:
-        """Frees its number if it has ended."""
+        """Reaps it if it has ended."""
         with suppress(ChildProcessError):
             return os.waitpid(self.pid, os.WNOHANG)
         return None

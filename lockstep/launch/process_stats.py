@@ -1,8 +1,8 @@
-"""What the kernel says of processes, from /proc.
+"""What the kernel records of processes, from /proc.
 
-psutil has no answer for signal masks, for the wakes of each thread, nor for a start time that stays the same when the
-clock is set. The rest is read by hand too, because the launcher looks all the time: `activity` by psutil's processor
-times and bytes took 1.3 to 1.5 times as long (2 processes, 300 looks, on a busy machine).
+psutil has neither signal masks, nor the wakes of each thread, nor a start time that stays the same when the clock is
+set. The rest is read by hand too, because the launcher reads it all the time: `activity` by psutil's processor times
+and bytes took 1.3 to 1.5 times as long (2 processes, 300 looks, on a busy machine).
 """
 
 import os
@@ -23,12 +23,12 @@ class ProcessState:
     state: str
     cpu_s: float
     start_ticks: int
-    """When it started, since the host did: with the number it names a process for good."""
+    """When it started, since the host did: together with its id it identifies a process for good."""
 
 
 @dataclass(frozen=True)
 class Activity:
-    """What processes have done until now; two of these show what they did between."""
+    """What processes have done until now; the difference of two is what they did between."""
 
     cpu_s: float = 0.0
     io_bytes: int = 0
@@ -40,18 +40,18 @@ class Activity:
 
 def process_state(pid: int) -> ProcessState | None:
     """None if there is no such process."""
-    found = _read(f"/proc/{pid}/stat")
-    if not found:
+    stat = _read(f"/proc/{pid}/stat")
+    if not stat:
         return None
-    fields = found.rpartition(b")")[2].split()  # the name before may hold anything
+    fields = stat.rpartition(b")")[2].split()  # the name before may hold anything
     return ProcessState(fields[0].decode(), (int(fields[11]) + int(fields[12])) / _TICKS_PER_S, int(fields[19]))
 
 
 def activity(pids: Iterable[int]) -> Activity:
     """What the processes have done until now, as far as the kernel shows it."""
-    alive = {pid: found for pid in pids if (found := process_state(pid)) is not None}
+    alive = {pid: state for pid in pids if (state := process_state(pid)) is not None}
     return Activity(
-        cpu_s=sum(found.cpu_s for found in alive.values()),
+        cpu_s=sum(state.cpu_s for state in alive.values()),
         io_bytes=sum(map(_io_bytes, alive)),
         processes=frozenset(alive),
         wakes={thread: wakes for pid in alive for thread, wakes in _wakes(pid)},
@@ -82,7 +82,7 @@ def _values(text: bytes, *names: bytes) -> list[bytes]:
 
 
 def _read(path: str) -> bytes:
-    """Nothing if the process is gone, or is not ours to look at."""
+    """Nothing if the process has ended, or may not be read."""
     try:
         with open(path, "rb") as file:
             return file.read()

@@ -1,7 +1,7 @@
-"""What may take a lost worker's place, as the launcher sees it: copies of workers, and spares.
+"""What may replace a lost worker: copies of workers, and spares.
 
 For copies see Note [Replacement by a copy] in control.py. A spare is a warm process with a pipe through which it gets
-its part.
+the variables of the worker that it becomes.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ _KILL_WAIT_S = 1.0
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """A worker that is to be started: its number, its variables, its log."""
+    """A worker to start: its place, its variables, its log."""
 
     boot: Bootstrap
     variables: Mapping[str, str]
@@ -34,7 +34,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True, eq=False)
 class PendingCopy:
-    """A copy that a worker was asked for, until its process is known."""
+    """A requested copy, until its process is known."""
 
     spec: WorkerSpec
     tee: Tee
@@ -47,7 +47,7 @@ class PendingCopy:
 
 @contextmanager
 def adopting_orphans() -> Iterator[None]:
-    """Meanwhile processes whose parent ends fall to this one, if it has started the parent or one before it."""
+    """Inside, this process is a subreaper: the kernel gives it the orphans among its descendants as children."""
     prctl, before = ctypes.CDLL(None).prctl, ctypes.c_int()
     prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -58,10 +58,10 @@ def adopting_orphans() -> Iterator[None]:
 
 
 def copied_slot(slot: int, rows: Mapping[int, StatusRow]) -> int | None:
-    """Which worker is asked for a copy of itself that takes the place `slot`; None if a new process is to take it.
+    """The worker to copy into `slot`; None if a new process takes it.
 
-    Worker 0 is special to many scripts: they give it things to hold that no other worker has. Where a script looks at
-    its rank before it trains, worker 0 is no copy of another, and no other is a copy of worker 0.
+    Many scripts give worker 0 objects that no other worker has. Where a script reads its rank before it trains, worker
+    0 is no copy of another, and no other is a copy of worker 0.
     """
     able = {other: row for other, row in rows.items() if row.is_member and row.traits & Trait.MAY_BE_COPIED}
     if any(row.traits & Trait.READS_RANK for row in able.values()):
@@ -71,7 +71,7 @@ def copied_slot(slot: int, rows: Mapping[int, StatusRow]) -> int | None:
 
 @dataclass(frozen=True)
 class Spare:
-    """A process that will be a worker, and the pipe to it."""
+    """A process that can become a worker, and the pipe to it."""
 
     process: WorkerProcess
     part_fd: int
@@ -80,16 +80,16 @@ class Spare:
 class Spares:
     """Owns the spares of a launch.
 
-    A spare that dies is no failure. It is missed when a worker is needed, and the next one is taken.
+    A spare that dies is no failure: `take` notices it, and takes the next one.
     """
 
     def __init__(self, guard: OrphanGuard, make: Callable[[int], WorkerProcess]) -> None:
-        """`make` starts a process that reads its part from the given pipe."""
+        """`make` starts a process that reads its variables from the given pipe."""
         self._guard, self._make = guard, make
         self._waiting: list[Spare] = []
 
     def keep(self, number: int) -> None:
-        """So many spares are waiting, not more. One that cannot be started is done without."""
+        """Starts or ends spares until `number` wait. One that cannot be started is left out."""
         self._end(self._waiting[number:])
         del self._waiting[number:]
         with suppress(OSError):
@@ -97,7 +97,7 @@ class Spares:
                 self._waiting.append(self._start())
 
     def take(self, variables: Mapping[str, str]) -> WorkerProcess | None:
-        """A living spare that has got the variables of the worker it becomes; None if there is none."""
+        """A live spare, which has been sent the variables of the worker that it becomes; None if there is none."""
         while self._waiting:
             spare = self._waiting.pop(0)
             try:
@@ -110,7 +110,6 @@ class Spares:
         return None
 
     def close(self) -> None:
-        """No spare is left."""
         self.keep(0)
 
     def _start(self) -> Spare:

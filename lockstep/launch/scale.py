@@ -1,4 +1,4 @@
-"""How somebody else reaches the launcher of a run: who it is, and how many workers it shall have.
+"""How another process finds the launcher of a run, and sets its number of workers.
 
 While a run goes on, `launcher.json` in its folder names the launcher's process. `lockstep scale` writes the number of
 workers into `wanted` beside it and wakes the launcher with a signal.
@@ -20,9 +20,9 @@ from lockstep.settings.limits import as_whole
 
 @contextmanager
 def registered(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Inside, `launcher.json` says that this process is the launcher of the run in `folder`.
+    """Inside, `launcher.json` names this process as the launcher of the run in `folder`.
 
-    A run for which there is no room for that goes on without; see Note [A full disk] in output.py.
+    On a full disk the run goes on without the file; see Note [A full disk] in output.py.
     """
     if (pid := find_launcher(folder)) is not None:
         raise BadArgument(f"a run is under way in {folder} (pid {pid}): give another --run-dir, or end it")
@@ -43,7 +43,7 @@ def registered(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def ask_for(folder: Path, num_workers: int) -> None:
-    """The launcher of the run in `folder` has been asked for `num_workers` workers; raises if there is none."""
+    """Asks the launcher of the run in `folder` for `num_workers` workers; raises if there is none."""
     if not 1 <= num_workers <= MAX_SLOTS:
         raise BadArgument(f"a run cannot have {num_workers} workers: ask for 1 to {MAX_SLOTS}")
     if not folder.is_dir():
@@ -59,7 +59,7 @@ def ask_for(folder: Path, num_workers: int) -> None:
 
 
 def read_wanted(folder: Path) -> int | None:
-    """The number of workers that was asked for, or None if nobody did in a way that can be understood."""
+    """The number of workers that was asked for; None if there is no valid request."""
     try:
         text = _wanted(folder).read_text(encoding="ascii").strip()
     except (OSError, ValueError):

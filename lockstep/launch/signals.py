@@ -1,4 +1,4 @@
-"""The signals that the launcher gets, as something to wait for instead of something that interrupts."""
+"""The launcher's signals, as a file to wait for instead of interrupts."""
 
 import signal
 import socket
@@ -23,7 +23,7 @@ class LauncherSignals:
         return self._reader.fileno()
 
     def add(self, signum: signal.Signals) -> None:
-        """As if this process had got the signal."""
+        """Acts as if this process had received the signal."""
         self._writer.send(bytes([signum]))
 
     def take(self) -> list[signal.Signals]:
@@ -42,4 +42,4 @@ class LauncherSignals:
 
 
 def _do_nothing(signum: int, frame: FrameType | None) -> None:
-    """The number has already gone to the socket; a handler must exist for that."""
+    """Python writes the number to the socket only where a handler exists."""

@@ -1,8 +1,8 @@
-"""A spare: a process that has loaded what takes long, and waits for the part of the worker that it becomes.
+"""A spare: a process that has loaded what takes long, and waits until it becomes a worker.
 
     python -m lockstep.launch.spare FD site.py [arguments]
 
-Its part, variables as JSON, comes through the pipe FD. From then on it is a worker like any other.
+It reads the variables of that worker, as JSON, from the pipe FD. From then on it is a worker like any other.
 """
 
 import importlib
@@ -22,12 +22,12 @@ _SLOW_TO_LOAD = ("torch", "torch.optim", "torch._inductor.config", "lockstep.run
 
 
 def main() -> None:
-    """Waits for its part, and plays it. A launcher that closes the pipe has none for it any more."""
+    """Waits for the worker's variables, and runs it. If the launcher closes the pipe without any, returns."""
     die_with(int(process_environment()[PARENT_PID]))
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     part_fd = int(sys.argv.pop(1))
     for module in _SLOW_TO_LOAD:
-        with suppress(ImportError):  # a script that needs it will say so better
+        with suppress(ImportError):  # a script that needs it will raise a better error
             importlib.import_module(module)
     with os.fdopen(part_fd, "rb") as pipe:
         part = pipe.read()

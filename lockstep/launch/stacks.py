@@ -1,7 +1,7 @@
-"""Where a worker is in its code, asked from outside.
+"""A worker's stack, queried by the launcher.
 
-A worker lets faulthandler write its main thread's calls into a file when SIGUSR2 comes, which works even inside a
-native call that never returns. The supervisor sends the signal and reads what is new in the file.
+On SIGUSR2, faulthandler in the worker writes the calls of its main thread into a file, even inside a native call that
+never returns. The launcher sends the signal and reads what is new in the file.
 """
 
 import faulthandler
@@ -24,7 +24,7 @@ def stack_path(folder: Path, slot: int) -> Path:
 
 
 def answer_stack_queries(folder: Path, slot: int) -> None:
-    """From now on this process answers; where the file cannot be written, it ignores the question."""
+    """From now on this process answers stack queries; if the file cannot be opened, it ignores them."""
     try:
         fd = os.open(stack_path(folder, slot), _FLAGS, 0o644)
     except OSError:
@@ -35,7 +35,7 @@ def answer_stack_queries(folder: Path, slot: int) -> None:
 
 @dataclass(frozen=True)
 class StackFile:
-    """A worker that is about to be asked, and how much it had answered to earlier questions."""
+    """See `StackQuery`. `skip_bytes` of the file are answers to earlier queries."""
 
     path: Path
     skip_bytes: int
@@ -46,7 +46,6 @@ class StackFile:
         return cls(path, path.stat().st_size if path.exists() else 0)
 
     def answer(self) -> Frame | None:
-        """The innermost call in user code; None while there is no answer."""
         try:
             written = self.path.read_bytes()[self.skip_bytes :].decode(errors="replace")
         except OSError:
@@ -55,7 +54,7 @@ class StackFile:
 
 
 def innermost(written: str) -> Frame | None:
-    """The first call in what faulthandler wrote that is the user's, with its line of source."""
+    """The first call of user code in faulthandler's text, with its line of source."""
     calls = [Frame(file, int(line), function, "") for file, line, function in _CALL.findall(written)]
     call = next((call for call in calls if is_users(call.file)), None)
     if call is None:

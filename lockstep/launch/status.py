@@ -1,14 +1,14 @@
 """The status page: what every worker is doing now, in memory that the launcher shares with its workers.
 
-The launcher makes the page (`StatusPage`), each worker writes its own row (`StatusWriter`), and anyone may read. A
-row is a few 64-bit numbers. There is no lock: a worker's store of one number is whole, and a reader looks until it
-has seen the same row twice.
+The launcher makes the page (`StatusPage`), each worker writes its own row (`StatusWriter`), and any process may read. A
+row is a few 64-bit numbers. There is no lock: a store of one number is atomic, and a reader reads a row until it has
+seen the same values twice.
 
 # Note [Where the time goes]
 # A worker adds up the time that it has spent in lanes (compute), from the end of its last lane to the commit and in
-# other waits for all workers (waiting), and waiting for its loaders (data), each up to its last commit. What is left of
-# the time between two commits is its own code between steps, the optimizer included; so is everything else that has no
-# phase of its own. Only differences between two looks mean anything.
+# other waits for all workers (waiting), and waiting for its loaders (data), each up to its last commit. The rest of the
+# time between two commits is the user's code between steps, the optimizer included, and all that has no phase of its
+# own. Only differences between two reads mean anything.
 """
 
 import mmap
@@ -26,7 +26,7 @@ _ROW = struct.Struct(f"<{_FIELDS}q")
 _PAGE_BYTES = MAX_SLOTS * _ROW.size
 _MOST_LOOKS = 8
 
-# Where each field stands in its row.
+# The index of each field in its row.
 PID, DOOR_PORT, GENERATION, RANK, SIZE, STEP, PHASE, SINCE_NS = range(8)
 DETAIL_A, DETAIL_B, USUAL_STEP_NS, COMMITTED_NS, NUM_LANES = range(8, 13)
 DATA_NS, COMPUTE_NS, WAITING_NS = range(13, 16)
@@ -34,7 +34,7 @@ PATIENT_UNTIL_NS, SAVED, TRAITS = range(16, 19)
 
 
 NOBODY = -1
-"""Stands for a process in a slot that stays empty."""
+"""In place of a process id: the slot stays empty."""
 
 
 class Phase(IntEnum):
@@ -57,12 +57,11 @@ class Phase(IntEnum):
 
 
 class Trait(IntFlag):
-    """What the launcher must know of a worker before it has another one replaced."""
+    """What decides whether the launcher asks a worker for a copy."""
 
     MAY_BE_COPIED = 1
-    """It may be able to make a copy of itself."""
     READS_RANK = 2
-    """Its script has asked for `run.rank` before it trained: it may have made things that worker 0 alone has."""
+    """Its script has read `run.rank` before it trained: worker 0 may hold objects that no other has."""
 
 
 class Collective(IntEnum):
@@ -80,10 +79,7 @@ class Collective(IntEnum):
 
 @dataclass(frozen=True)
 class StatusRow:
-    """One worker's row. Times are on the host's monotonic clock, which all its processes share.
-
-    Rows are equal when the workers stand at the same place, whatever their time was spent on.
-    """
+    """One worker's row. Times are on the host's monotonic clock, which all its processes share."""
 
     pid: int = 0
     door_port: int = 0
@@ -111,7 +107,7 @@ class StatusRow:
     compute_ns: int = 0
     waiting_ns: int = 0
     patient_until_ns: int = 0
-    """Until then the worker has asked not to be taken for late (`run.patience`)."""
+    """Until then the worker is not reported as late (`run.patience`)."""
     saved: int = 0
     """1: the worker has saved the run because it is about to end."""
     traits: int = 0
@@ -123,7 +119,7 @@ class StatusRow:
 
     @property
     def updated_ns(self) -> int:
-        """When the worker last wrote something here."""
+        """When the worker last wrote its row."""
         return max(self.since_ns, self.committed_ns)
 
     @property
@@ -132,18 +128,17 @@ class StatusRow:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the worker has closed its run: nobody can join it there any more."""
+        """Whether the worker has closed its run, so that it admits no joiner any more."""
         return self.phase == Phase.ENDED or (self.phase == Phase.AWAITING and self.detail_a == Collective.END)
 
 
 class StatusReader:
-    """Any process's look at the whole page."""
+    """Reads the whole page, in any process."""
 
     def __init__(self, fd: int, prot: int = mmap.PROT_READ) -> None:
         self._memory = mmap.mmap(fd, _PAGE_BYTES, prot=prot)
 
     def rows(self) -> dict[int, StatusRow]:
-        """The rows that somebody has written, by slot."""
         rows = enumerate(_ROW.iter_unpack(self._memory))
         return {slot: StatusRow(*row) for slot, row in rows if row[PID] > 0}
 
@@ -160,7 +155,6 @@ class StatusPage(StatusReader):
         super().__init__(self.fd, mmap.PROT_READ | mmap.PROT_WRITE)
 
     def row(self, slot: int) -> StatusRow:
-        """What the worker in `slot` has written."""
         _check(slot)
         seen = _ROW.unpack_from(self._memory, slot * _ROW.size)
         for _ in range(_MOST_LOOKS):
@@ -171,11 +165,11 @@ class StatusPage(StatusReader):
         return StatusRow(*seen)
 
     def clear(self, slot: int) -> None:
-        """The row is as if no worker had ever written it: for a slot that is given to a new process."""
+        """Empties the row, before a new process gets the slot."""
         self._overwrite(slot, pid=0)
 
     def give_up(self, slot: int) -> None:
-        """Nobody will come in this slot any more."""
+        """Marks the slot as empty for good."""
         self._overwrite(slot, pid=NOBODY)
 
     def _overwrite(self, slot: int, pid: int) -> None:
@@ -226,7 +220,7 @@ class StatusWriter:
 
     @contextmanager
     def awaiting(self, call: Collective) -> Iterator[None]:
-        """Inside, the worker waits for all others; afterwards it does what it did before, unless the wait failed."""
+        """Inside, the worker is AWAITING; afterwards it is in the phase before, unless the wait failed."""
         before = self._place
         self.enter(Phase.AWAITING, self._row[STEP], call)
         yield
@@ -234,7 +228,7 @@ class StatusWriter:
 
     @contextmanager
     def patient(self, seconds: float) -> Iterator[None]:
-        """Inside, the worker asks not to be taken for late for so long; one patience inside another may last longer."""
+        """Inside, the worker is not reported as late for so long. Of nested calls the longest counts."""
         before = self._row[PATIENT_UNTIL_NS]
         self._row[PATIENT_UNTIL_NS] = max(before, time.monotonic_ns() + int(seconds * 1e9))
         try:
@@ -243,25 +237,24 @@ class StatusWriter:
             self._row[PATIENT_UNTIL_NS] = before
 
     def saved(self) -> None:
-        """The run can go on from a checkpoint that was made because it ends."""
+        """Records that the run was saved because it ends."""
         self._row[SAVED] = 1
 
     def is_given_up(self, slot: int) -> bool:
-        """Whether the launcher has given the slot up: nobody will come in it any more."""
+        """Whether the launcher has marked the slot as empty for good."""
         return bool(_ROW.unpack_from(self._memory, slot * _ROW.size)[PID] == NOBODY)
 
     def add_trait(self, trait: Trait) -> None:
-        """The worker has this trait from now on."""
         self._row[TRAITS] |= trait
 
     def move_to(self, slot: int) -> None:
-        """This process is a copy: it has the row of another slot, and the traits that it had."""
+        """This process is a copy: it writes the row of `slot` from now on, and keeps its traits."""
         traits = self._row[TRAITS]
         self._take_row(slot)
         self._row[TRAITS] = traits
 
     def place(self, generation: int, rank: int, size: int, door_port: int, num_lanes: int) -> None:
-        """The worker is a member with this place. The generation comes last: it makes the rest count."""
+        """Records the worker's place as a member. The generation is written last: it makes the rest valid."""
         row = self._row
         row[RANK] = rank
         row[SIZE] = size
@@ -270,7 +263,7 @@ class StatusWriter:
         row[GENERATION] = generation
 
     def committed(self, step: int, usual_step_ns: int, data_ns: int = 0) -> None:
-        """Step `step` is committed now, and `step + 1` is next. `data_ns` were spent on waiting for loaders so far."""
+        """Records that `step` is committed now. `data_ns` were spent on waiting for loaders so far."""
         row = self._row
         row[COMMITTED_NS] = now_ns = time.monotonic_ns()
         self._count(now_ns)
@@ -281,18 +274,18 @@ class StatusWriter:
         row[STEP] = step + 1
 
     def _count(self, now_ns: int) -> None:
-        """The time since it was last counted was spent in the present phase."""
+        """Adds the time since the last call to the present phase."""
         self._spent_ns[self._place[0]] += now_ns - self._counted_ns
         self._counted_ns = now_ns
 
     def close(self) -> None:
-        """Lets go of the page; what was written stays in it."""
+        """Unmaps the page; the row stays in it."""
         self._row.release()
         self._memory.close()
 
 
 class NoStatus:
-    """What a worker without a launcher writes to: nothing."""
+    """The status of a worker without a launcher: writes nothing."""
 
     def enter(self, phase: int, step: int, a: int = 0, b: int = 0) -> None:
         pass

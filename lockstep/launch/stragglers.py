@@ -1,15 +1,15 @@
-"""Who slows the others down, and with what. Pure: rows of the status page go in, findings come out.
+"""Which worker slows the others down, and with what. Pure: rows of the status page in, findings out.
 
 # Note [Slow]
-# Workers step together, so a slow one shows in what the others do: they wait. A window of steps is looked at. The
-# time of a worker that is not waiting is its own: data, compute, other. A worker is slow in a window when its own
-# time, by the step and by the lane that it carries, is SLOW_TIMES that of the others, and the others wait longer than
-# it does by WAITING_SHARE of the time. By the lane, for one that was given more lanes is not slow; by the step, for one
-# that was given few has more of what every worker has to do. Longer than it does, because waiting has other causes:
-# on a GPU the lanes are only begun in a worker's own time, and computed while it waits.
+# Workers step together, so a slow one makes the others wait. Workers are compared over a window of steps. The time in
+# which a worker does not wait is its own: data, compute, other. A worker is slow in a window when its own time, by the
+# step and by the lane that it carries, is SLOW_TIMES that of the others, and the others wait longer than it does by
+# WAITING_SHARE of the time. By the lane, because a worker with more lanes is not slow; by the step, because what every
+# worker has to do weighs more where there are few lanes. Longer than it does, because waiting has other causes: on a
+# GPU the lanes are only begun in a worker's own time, and computed while it waits.
 #
-# It is named when two windows in a row agree, so that one pause (an evaluation, a checkpoint) names nobody. They
-# begin when all have learned their usual step, which leaves out warming up, and anew when workers or lanes change.
+# It is named when two windows in a row agree, so that one pause (an evaluation, a checkpoint) names no worker. Windows
+# begin when all have learned their usual step, which leaves out warming up, and again when workers or lanes change.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from lockstep.launch.status import StatusRow
 
 SLOW_TIMES = 1.5
 WAITING_SHARE = 0.2
-# A worker whose own time is less than this has none, as far as a comparison goes.
+# The least own time that a comparison assumes.
 _LEAST_S = 1e-6
 
 
@@ -62,7 +62,7 @@ class TimeSpent:
         return self.waiting_s / (self.waiting_s + self.step_s * self.num_steps)
 
     def needs_s(self, cause: SlowCause, num_lanes: int) -> float:
-        """What it would spend by the step if it carried so many lanes: what is between steps stays as it is."""
+        """What it would spend by the step with so many lanes: time between steps does not depend on them."""
         times = 1.0 if cause is SlowCause.OTHER else num_lanes / max(self.num_lanes, 1)
         return self.own_s[cause] / self.num_steps * times
 
@@ -118,7 +118,7 @@ def slow_workers(window: Mapping[int, TimeSpent]) -> dict[int, Slow]:
 
 def _compared(slot: int, window: Mapping[int, TimeSpent]) -> Slow | None:
     mine = window[slot]
-    # One that carries no lane has nothing to do, and is no measure for those that have.
+    # A worker without lanes has nothing to do, and is no measure for the others.
     others = [took for other, took in window.items() if other != slot and took.num_lanes]
     if not others:
         return None
@@ -141,7 +141,7 @@ def _middle(others: list[TimeSpent], number: Callable[[TimeSpent], float]) -> fl
 
 @dataclass(frozen=True)
 class _LastReport:
-    """When a worker was last named as slow, and with which cause; None once it has caught up."""
+    """When a worker was last reported as slow, and with which cause; None once it has caught up."""
 
     now_s: float
     cause: SlowCause | None
@@ -149,7 +149,7 @@ class _LastReport:
 
 @dataclass
 class StragglerDetector:
-    """Remembers what was seen, from one look to the next, and gives only what is news."""
+    """Compares the workers window by window, and returns only new findings."""
 
     window_steps: int = 20
     window_s: float = 5.0
@@ -160,7 +160,7 @@ class StragglerDetector:
     _before: Mapping[int, TimeSpent] = field(default_factory=dict)
     """The window before; none if workers or lanes have changed since."""
     _last_reports: dict[tuple[int, int], _LastReport] = field(default_factory=dict)
-    """By slot and process: a replacement has a clean slate."""
+    """By slot and process: a replacement starts without one."""
 
     def __post_init__(self) -> None:
         if not (self.window_steps >= 1 and self.window_s > 0 and self.again_s >= 0):
@@ -170,13 +170,13 @@ class StragglerDetector:
             )
 
     def look(self, now_s: float, rows: Mapping[int, StatusRow]) -> list[PaceFinding]:
-        """Who is slow, or no longer so, and was not named yet: something only when the second window in a row ends.
+        """The new findings: which worker is slow, or no longer so. None before the second window in a row ends.
 
-        `rows` are those of all workers that run; `now_s` is on any clock that goes forward.
+        `rows` are those of all running workers; `now_s` is on any monotonic clock.
         """
         members = {slot: row for slot, row in rows.items() if row.is_member}
-        if not self._goes_on(members):
-            self._begin_anew(members)
+        if not self._is_comparable(members):
+            self._restart_windows(members)
             return []
         if not self._is_over(members):
             return []
@@ -184,21 +184,21 @@ class StragglerDetector:
         before, self._before, self._began = self._before, window, members
         return self._news(now_s, before, window) if before else []
 
-    def _goes_on(self, members: Mapping[int, StatusRow]) -> bool:
+    def _is_comparable(self, members: Mapping[int, StatusRow]) -> bool:
         """Whether the rows can be compared with those at the beginning of the window."""
         if not self._began or _places(members) != _places(self._began):
             return False
-        # A pass that only moves statistics commits too, without being a step: a row may then go back by one.
+        # A pass that only updates statistics commits too, without being a step: a row may then go back by one.
         return all(row.step >= old.step - 1 for row, old in self._pairs(members))
 
-    def _begin_anew(self, members: Mapping[int, StatusRow]) -> None:
+    def _restart_windows(self, members: Mapping[int, StatusRow]) -> None:
         self._began = members if all(row.usual_step_ns for row in members.values()) else {}
         self._before = {}
         workers = {(slot, row.pid) for slot, row in members.items()}
         self._last_reports = {worker: last for worker, last in self._last_reports.items() if worker in workers}
 
     def _is_over(self, members: Mapping[int, StatusRow]) -> bool:
-        """Whether every member has done all the steps of a window, and spent its time."""
+        """Whether every member has reached the steps and the time of a window."""
         spans = [(row.step - old.step, row.committed_ns - old.committed_ns) for row, old in self._pairs(members)]
         return all(steps >= self.window_steps and span_ns >= self.window_s * 1e9 for steps, span_ns in spans)
 
@@ -217,7 +217,7 @@ class StragglerDetector:
         return found
 
     def _news_of(self, now_s: float, slot: int, verdicts: list[Slow | None]) -> list[PaceFinding]:
-        """The finding about one worker, if it is news, from the window before, this one, and both together."""
+        """The finding about one worker, if it is new, from the window before, this one, and both together."""
         worker = (slot, self._began[slot].pid)
         last = self._last_reports.get(worker)
         before, now, slow = verdicts

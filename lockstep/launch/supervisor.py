@@ -35,21 +35,21 @@ from lockstep.launch.watchdog import Watchdog
 from lockstep.settings.environments.lockstep_run import Doors
 
 WAKE_S = 0.25
-# Others that fail because of the first get this long to report it, which only makes the story better.
+# Workers that fail because of the first failure get this long to report theirs.
 GRACE_S = 0.3
 END_S = 1.0
 UNSTARTED_S = 30.0
-"""For how long no worker may have called `lockstep.start` before that is said."""
+"""The supervisor warns if no worker has called `lockstep.start` for so long."""
 INTERRUPT_S = 2.4
 
 
 class Supervisor:
-    """Runs a job with a pool, and says what the user should know. `interrupts` are the signals that ask it to end."""
+    """Runs a job with a pool, and reports to the user by `say`. `interrupts` are the signals that ask it to end."""
 
     def __init__(self, job: Job, pool: WorkerPool, signals: LauncherSignals, say: Callable[[str], None]) -> None:
         self._job, self._pool, self._signals, self._say = job, pool, signals, say
         self.interrupts: list[signal.Signals] = []
-        self._is_scale_asked = False
+        self._is_scale_requested = False
         self._state = initial_state(job.num_workers, job.fault_budget)
         self._watchdog = Watchdog(pool, say, hangs=HangDetector(job.hang_s))
         self._next_look_s = 0.0
@@ -64,17 +64,17 @@ class Supervisor:
 
     @property
     def turned_away(self) -> tuple[str, ...]:
-        """Why new workers could not take part, in their own words."""
+        """The new workers' own reports of why they could not take part."""
         return tuple(failure.sentence for failure in self._state.turned_away if failure.sentence)
 
     @property
     def ran_apart(self) -> bool:
-        """Whether several workers have each run the whole script by themselves: none has called `lockstep.start`."""
+        """Whether several workers run the whole script, each alone, because none has called `lockstep.start`."""
         self._is_together = self._is_together or bool(self._pool.rows())
         return not self._is_together
 
     def run(self) -> signal.Signals | Over | None:
-        """What ended the job: a signal, a failure, or None when every worker came to the end of the script."""
+        """Runs the job to its end. Returns the signal or failure that ended it; None if every worker finished."""
         self._pool.start(self._state.wanted)
         while True:
             self._follow(lambda: self._state.failures or self._state.done)
@@ -90,12 +90,12 @@ class Supervisor:
             self._restart()
 
     def num_well(self, over: Over) -> int:
-        """How many workers were well when the run was over: those that only reported others are."""
+        """How many workers were well when the run was over, those included that only reported another's failure."""
         failed = {over.first.rank, *(failure.rank for failure in over.others)}
         return sum(failure.secondary for failure in over.others) + len(self._pool.running.keys() - failed)
 
     def end_others(self) -> None:
-        """Asks all that have not failed to end, and waits a little. Workers that reported are leaving anyway."""
+        """Sends SIGTERM to all workers that have not reported a failure, and waits END_S for all to end."""
         reported = {failure.worker_id for failure in self._state.failures}
         for slot, id in list(self._pool.running.items()):
             if id not in reported:
@@ -113,18 +113,18 @@ class Supervisor:
     def _wait(self, within_s: float) -> list[WorkerEvent]:
         events = self._pool.wait(within_s)
         signals = self._signals.take()
-        self._is_scale_asked |= SCALE in signals
+        self._is_scale_requested |= SCALE in signals
         self.interrupts += [signum for signum in signals if signum != SCALE]
         return events
 
     def _learn(self, events: list[WorkerEvent]) -> None:
-        """Takes up all that has happened, and does what follows from it."""
-        if self._is_scale_asked:
-            self._is_scale_asked = False
+        """Decides on each event, and performs what follows from it."""
+        if self._is_scale_requested:
+            self._is_scale_requested = False
             self._decide(Rescaled(read_wanted(self._job.run_dir) or self._state.wanted))
         for event in sorted(events, key=_urgency):
             if event.status is not None and event.slot in self._pool.running:
-                continue  # it had been dismissed, and its slot has been given away
+                continue  # it was dismissed, and another worker runs in its slot
             if event.status is not None and event.status.is_clean:
                 self._decide(Finished(event.slot))
             else:
@@ -134,7 +134,7 @@ class Supervisor:
             self._look(now_s)
 
     def _look(self, now_s: float) -> None:
-        """What is done a few times a second, however much happens."""
+        """Runs a few times a second, however many events there are."""
         if self.ran_apart and not self._has_warned_apart and now_s - self._began_s > UNSTARTED_S:
             self._has_warned_apart = True
             self._say(apart_warning(self._state.wanted, UNSTARTED_S))
@@ -149,10 +149,10 @@ class Supervisor:
             self._pool.keep_spares(self._job.spares)
 
     def _failure(self, event: WorkerEvent) -> Failure:
-        """The worker's own report, or what its exit status says when it left none."""
+        """The worker's own report; a failure made from its exit status if it left none."""
         if event.report is not None:
             return event.report
-        # A worker whose report was announced and then lost may still be on its way out, with code 1.
+        # A worker whose report was announced and then lost may still be about to exit, with code 1.
         status = event.status or ExitStatus("1")
         row = self._pool.row(event.slot)
         reason = self._watchdog.condemned.get(event.id, status.reason)
@@ -184,14 +184,14 @@ class Supervisor:
                     self._pool.end(slot)
 
     def _page_for(self, event: Event) -> dict[int, StatusRow]:
-        """The rows of the event's own worker and of those that run: nobody can count on one that has ended."""
+        """The rows of the event's own worker and of those that run; an empty row for every other that has ended."""
         own = event.failure.rank if isinstance(event, Failed) else event.slot if isinstance(event, Finished) else None
         ended = self._state.workers.keys() - self._pool.running.keys() - {own}
         known = {*self._state.workers, *([] if own is None else [own])}
         return {slot: StatusRow() if slot in ended else self._pool.row(slot) for slot in known}
 
     def _join(self, slot: int, doors: Doors, num_workers: int) -> None:
-        """Starts a joiner. The members go on if that cannot be done."""
+        """Starts a joiner. The members go on without it if it cannot be started."""
         try:
             self._pool.replace(slot, doors, num_workers)
         except BadEnvironment as error:
@@ -211,7 +211,7 @@ class Supervisor:
             self._pool.start(self._state.wanted, resume="auto" if has_trained else None)
 
     def _interrupt(self) -> signal.Signals:
-        """Passes the signal on to the workers: they save, and `finally` blocks run. A second one ends the wait."""
+        """Passes the signal on to the workers, which save and run `finally` blocks. A second signal ends the wait."""
         signum = self.interrupts[0]
         self._pool.keep_spares(0)
         for slot in list(self._pool.running):
@@ -220,7 +220,7 @@ class Supervisor:
         return signum
 
     def _await_end(self, within_s: float, most_interrupts: int) -> None:
-        """Waits until no worker runs any more. How they end does not matter."""
+        """Waits until no worker runs, whatever their exit status."""
         deadline_s = time.monotonic() + within_s
         while self._pool.running and (left_s := deadline_s - time.monotonic()) > 0:
             if len(self.interrupts) > most_interrupts:
@@ -229,5 +229,5 @@ class Supervisor:
 
 
 def _urgency(event: WorkerEvent) -> int:
-    """Reports first, clean exits last: a worker that failed while others came to the end was survived by them."""
+    """Reports first, clean exits last: workers that finish have survived a failure of the same moment."""
     return 0 if event.status is None else 2 if event.status.is_clean else 1

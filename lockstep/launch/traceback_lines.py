@@ -32,8 +32,7 @@ class Frame(NamedTuple):
 def user_frames(exception: BaseException) -> tuple[Frame, ...]:
     """The innermost calls in user code, at most three, the innermost last.
 
-    Frames of Python's library, of installed packages and of lockstep are left out; when there are no others,
-    they are better than nothing.
+    Frames of Python's library, of installed packages and of lockstep are left out, unless there are no others.
     """
     calls = [_frame(call) for call in traceback.extract_tb(exception.__traceback__)]
     if isinstance(exception, SyntaxError) and exception.filename:
@@ -70,8 +69,8 @@ def _printed_frames(message: str) -> list[Frame]:
     match = _RAISED_ELSEWHERE.search(message)
     if match is None:
         return []
-    found = _PRINTED_FRAME.findall(message, match.end())
-    return [Frame(file, int(line), function, source.strip()) for file, line, function, source in found]
+    printed = _PRINTED_FRAME.findall(message, match.end())
+    return [Frame(file, int(line), function, source.strip()) for file, line, function, source in printed]
 
 
 def _keep_users(calls: list[Frame]) -> tuple[Frame, ...]:

@@ -1,7 +1,7 @@
 """Watches the workers of a pool: names those that are stopped, late, hung or slow, and kills those that will not go on.
 
-hangs.py decides which worker is stopped, late or hung, stragglers.py which is slow. Here the pool is asked, findings
-are said, and workers are killed: what follows is a death like any other. No worker is killed for being slow.
+hangs.py decides which worker is stopped, late or hung, stragglers.py which is slow. The watchdog reads the pool,
+reports findings and kills workers; the supervisor then sees an exit like any other. No worker is killed for being slow.
 """
 
 import signal
@@ -20,7 +20,7 @@ _ENDED = ("Z", "X")
 
 @dataclass(frozen=True)
 class PendingReport:
-    """Something late that is not reported yet: the guilty were asked where they are, and have until `until_s`."""
+    """A late step or call that is not reported yet: the suspects have until `until_s` to answer with their stacks."""
 
     finding: Late | Idle
     queries: Mapping[int, StackQuery]
@@ -29,8 +29,6 @@ class PendingReport:
 
 @dataclass
 class Watchdog:
-    """Watches over a pool, look by look."""
-
     pool: WorkerPool
     say: Callable[[str], None]
     stragglers: StragglerDetector = field(default_factory=StragglerDetector)
@@ -40,7 +38,7 @@ class Watchdog:
     _pending: PendingReport | None = None
 
     def look(self, now_s: float, joiners: Collection[int] = ()) -> list[int]:
-        """Says what is wrong; gives the slots of the workers that were killed for it.
+        """Reports what is wrong; returns the slots of the workers that it has killed.
 
         `joiners` were started after the founders.
         """
@@ -75,12 +73,12 @@ class Watchdog:
         return slots
 
     def _ask(self, finding: Late | Idle, now_s: float) -> None:
-        asked = {slot: self.pool.ask_stack(slot) for slot in finding.guilty}
-        queries = {slot: query for slot, query in asked.items() if query is not None}
+        sent = {slot: self.pool.ask_stack(slot) for slot in finding.suspects}
+        queries = {slot: query for slot, query in sent.items() if query is not None}
         self._pending = PendingReport(finding, queries, now_s + ANSWER_S)
 
     def _report_late(self, views: Mapping[int, WorkerView], now_s: float) -> None:
-        """Says what is late once all have answered, or have had their time; nothing if a worker of it has gone."""
+        """Reports what is late when all have answered, or at `until_s`; nothing if a named worker has ended."""
         if self._pending is None:
             return
         finding, queries = self._pending.finding, self._pending.queries

@@ -21,7 +21,7 @@ from lockstep.launch.failure import Failure, notice_of, write_report
 from lockstep.launch.identity import OURS
 from lockstep.settings.environments.lockstep_run import Bootstrap
 
-# Codes with which lockstep itself ends the process: the launcher knows what they mean.
+# Codes with which lockstep itself ends the process; the launcher knows them.
 _OF_LOCKSTEP = (TERMINATED, LEFT_OUT, MISPLACED)
 
 
@@ -29,7 +29,7 @@ def main() -> None:
     """Runs the script that the command line names, and reports an exception to the launcher."""
     identity.settle()
     if OURS.boot is not None:
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # "leave after the step": for a run, once there is one
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # "leave after the step": a run will handle it
         _keep_from_children(OURS.boot)
     _restore_signals()
     faulthandler.enable()
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _end_by(exception: BaseException, code: int) -> None:
-    """Ends the process, unless it should end in Python's own way: nobody launched it, or the script forked it."""
+    """Ends the process, unless it should end in Python's own way: it was not launched, or the script forked it."""
     if OURS.boot is None or not OURS.is_worker:
         return
     is_reported = code not in (0, *_OF_LOCKSTEP) or isinstance(exception, OutOfPlace)
@@ -81,21 +81,21 @@ def _run(arguments: list[str]) -> None:
 
 
 def _report(exception: BaseException, boot: Bootstrap) -> None:
-    """The failure lies in the run's folder, and the launcher knows. It writes the log from there."""
+    """Writes the report into the run's folder and notifies the launcher, which copies the traceback to the log."""
     advise(exception)
     step, rank_now = _failed_run()
     failure = Failure.of(exception, boot.slot, step, rank_now)
     try:
         write_report(failure, boot.run_dir)
         has_report = True
-    except OSError:  # a full disk, say: the screen may have room for the traceback all the same
+    except OSError:  # a full disk, for example: the screen still gets the traceback
         traceback.print_exception(exception)
         has_report = False
     os.write(boot.notice_fd, notice_of(failure, has_report))
 
 
 def _failed_run() -> tuple[int | None, int | None]:
-    """The step of the active run and the rank in it; it need not wait for its peers any more."""
+    """The step of the active run and the rank in it. The run is marked as failed: it does not wait for its peers."""
     active = sys.modules.get("lockstep.run.active")
     run = active.current() if active is not None else None
     if run is None:
@@ -105,7 +105,7 @@ def _failed_run() -> tuple[int | None, int | None]:
 
 
 def _leave(code: int) -> None:
-    """Ends the process as Python would, except that no native thread can hold it up."""
+    """Ends the process as Python would, except that no native thread can block the exit."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
@@ -120,7 +120,7 @@ def _keep_from_children(boot: Bootstrap) -> None:
 
 
 def _restore_signals() -> None:
-    """A shell that starts the launcher in the background may have made it, and us, deaf to Ctrl-C."""
+    """A shell that starts the launcher in the background may have made it, and this process, ignore Ctrl-C."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

@@ -1,1 +1,1 @@
-"""Reads events and shows them to people."""
+"""Readers of events that show or record them."""

@@ -18,8 +18,8 @@ NOISE_LOG = logging.getLogger("lockstep.noise")
 class Console:
     """Writes the start line and notices to a stream, on the worker that `speaks` now.
 
-    `launcher_reports`: the launcher reports workers that were lost, and knows more about why. `run_dir` is where the
-    noise is recorded. A run that `has_failed` gets no advice at its end: there is something else to read.
+    `launcher_reports`: the launcher reports lost workers, and knows more about why. `run_dir` is where the noise is
+    recorded. A run that `has_failed` gets no advice at its end.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Console:
         self._noise, self._has_failed = NoiseLines(run_dir), has_failed
 
     def __call__(self, event: Event) -> None:
-        noise = self._noise.lines(event)  # on every worker: the next one that speaks must know what was shown
+        noise = self._noise.lines(event)  # on every worker: the next one that writes must know what was shown
         if not self._speaks() and not (isinstance(event, Note) and event.one_worker):
             return
         match event:
@@ -73,7 +73,7 @@ def start_line(event: Started) -> str:
 
 
 def changes(event: GenerationFormed, *, reported_by_launcher: bool) -> list[str]:
-    """What the user should know of workers that came and went."""
+    """Lines about workers that joined, left or were lost."""
     lines = []
     if event.lost:
         because = f" ({event.cause})" if event.cause else ""

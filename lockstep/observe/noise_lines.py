@@ -18,10 +18,10 @@ OPTIMIZERS: dict[str, Literal["sgd", "adam"]] = {"sgd": "sgd", "adam": "adam"}
 
 
 class NoiseLines:
-    """Gives the lines that each event is worth; it must be given every event. `run_dir` is where the record lies.
+    """Makes the lines for each event; it must get every event. `run_dir` is where the record is.
 
-    A line when the noise is known surely for the first time, another whenever it has doubled or halved since the last
-    one, and advice at the end.
+    A line when the noise is first known well enough, another whenever it has doubled or halved since the last one, and
+    advice at the end.
     """
 
     def __init__(self, run_dir: Path | None) -> None:
@@ -98,10 +98,10 @@ def _sight(event: NoiseMeasured) -> str:
 
 
 def _is_known(noise: Noise) -> bool:
-    """Surely, and as a number: no line on the screen is worth an error in training."""
+    """Whether it is known well enough, and finite: formatting must not raise in a training."""
     return noise.sure and math.isfinite(noise.critical_batch) and math.isfinite(noise.high)
 
 
 def _about(value: float) -> str:
-    """Three digits: an estimate is good for no more."""
+    """An estimate with three digits."""
     return f"{float(f'{value:.3g}'):,.12g}".replace("inf", "infinity")

@@ -1,4 +1,4 @@
-"""How far a long piece of work is: a moving bar on a terminal, a plain line every so often anywhere else."""
+"""The progress of a long piece of work: a moving bar on a terminal, a plain line now and then elsewhere."""
 
 import time
 from collections.abc import Callable
@@ -10,17 +10,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 REFRESH_S = 0.1
 LINES = 10
-"""How many lines the work gives where there is no terminal."""
+"""How many lines are printed where there is no terminal."""
 
 
 class Shown(Protocol):
-    """Work of a known number of steps, on show while it is open as a context manager."""
+    """Shows the progress of work with a known number of steps, inside of its context."""
 
     def at(self, step: int, facts: str) -> None:
-        """So many steps are done; `facts` are a few words on how it goes."""
+        """Shows that `step` steps are done, with a few words about them."""
 
     def say(self, text: str) -> None:
-        """Puts a line of text above."""
+        """Prints a line of text above the progress."""
 
     def __enter__(self) -> "Shown": ...
 
@@ -37,7 +37,7 @@ def show_progress(console: Console, title: str, num_steps: int, clock: Callable[
 
 
 class ProgressBar:
-    """Redrawn in this thread when there is news, ten times a second at most, and once more at the end."""
+    """Redrawn by the caller's thread at every change, ten times a second at most, and once more at the end."""
 
     def __init__(
         self, console: Console, title: str, num_steps: int, clock: Callable[[], float] = time.monotonic
@@ -83,4 +83,4 @@ class ProgressLines:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Nothing is held."""
+        """Does nothing."""

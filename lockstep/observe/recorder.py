@@ -1,10 +1,10 @@
 """Records the noise of a run, one line for each measurement: `noise.jsonl` in the run folder.
 
 Note [The record of noise]
-A line is one JSON object: the measurement and what follows from it. The newest line that is whole is what is known:
-a resumed run records steps a second time, and a worker that is killed while it writes leaves half a line. Such a half
-is ended before the next line, so that it spoils no other. JSON knows no infinity: what is not finite is null. A
-`high` of null means that there is no upper end; null anywhere else makes a line unusable.
+A line is one JSON object: the measurement and what follows from it. The newest whole line is the valid one: a resumed
+run records steps a second time, and a worker that is killed while it writes leaves half a line. Such a half is ended
+before the next line, so that it spoils no other. JSON has no infinity: what is not finite is null. A `high` of null
+means that there is no upper end; null anywhere else makes a line unusable.
 """
 
 import json
@@ -64,7 +64,7 @@ def line_of(event: NoiseMeasured) -> str:
 
 
 def event_of(line: str | bytes) -> NoiseMeasured:
-    """The measurement in a line of the record; ValueError if there is none."""
+    """The measurement in a line of the record; raises ValueError if there is none."""
     entries = _object(json.loads(line, parse_float=_finite, parse_constant=_finite))
     if entries.get("optimizer") not in OPTIMIZERS:
         raise ValueError(f"no optimizer is called {entries.get('optimizer')!r}")
@@ -79,10 +79,10 @@ def event_of(line: str | bytes) -> NoiseMeasured:
 
 
 def _append(path: Path, line: str) -> None:
-    """The line is the last one of the file, and handed to the system; links are not followed."""
+    """Appends the line to the file, and passes it to the system; links are not followed."""
     with os.fdopen(os.open(path, _FLAGS, 0o666), "r+b", buffering=0) as file:
         text = f"{_end_of_half_a_line(file.fileno())}{line}\n".encode()
-        while text:  # a write that fills the disk is short; the next one says why
+        while text:  # a write that fills the disk is short; the next one raises the error
             text = text[file.write(text) or 0 :]
 
 
@@ -125,7 +125,7 @@ def _whole(value: object, least: int = -1) -> int:
 
 
 def _number(value: object) -> float:
-    """Infinity is only ever what a null was taken for: the record's own numbers are finite."""
+    """Infinity comes only from a null: the record's own numbers are finite."""
     if type(value) is int and abs(value) <= sys.float_info.max:
         return float(value)
     if type(value) is not float or math.isnan(value):

@@ -56,7 +56,7 @@ class AdaScale:
         return {name: getattr(self, name) for name in _KEPT}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from where the state was taken, base batch and smoothing included."""
+        """Restores the state, base batch and smoothing included."""
         odd = sorted(set(state) ^ set(_KEPT))
         if odd:
             raise BadArgument(f"this is not the state of an AdaScale, which has other keys: {', '.join(odd)}")

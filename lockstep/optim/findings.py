@@ -1,4 +1,4 @@
-"""What commonly goes wrong with a large batch, found by looking at the model and the optimizer."""
+"""Common mistakes with a large batch, found in the model and the optimizer."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ Group = dict[str, Any]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is probably not meant. `text` says what it is and what to write instead."""
+    """One probable mistake. `text` describes it, and what to write instead."""
 
     kind: str
     text: str
@@ -112,9 +112,9 @@ def _biases_and_norms(model: nn.Module) -> dict[int, str]:
     return {identity: name for identity, name in named if identity in apart}
 
 
-def _held(optimizer: Optimizer, names: dict[int, str], wanted: Callable[[Group], bool]) -> list[str]:
-    """Of the parameters with `names`, those that stand in a wanted group, in the optimizer's order."""
-    held = (id(parameter) for group in optimizer.param_groups if wanted(group) for parameter in group["params"])
+def _held(optimizer: Optimizer, names: dict[int, str], selects: Callable[[Group], bool]) -> list[str]:
+    """Of the parameters with `names`, those in a group that `selects` accepts, in the optimizer's order."""
+    held = (id(parameter) for group in optimizer.param_groups if selects(group) for parameter in group["params"])
     return [names[identity] for identity in held if identity in names]
 
 

@@ -84,7 +84,7 @@ TWO_FRACTIONS = Allowed(
 
 
 def check_options(whose: str, options: Mapping[str, Any], allowed: Mapping[str, Allowed]) -> None:
-    """Raises BadArgument for the first option that is not what it may be."""
+    """Raises BadArgument for the first option whose value is not allowed."""
     for name, rule in allowed.items():
         if not rule.holds(options[name]):
             raise BadArgument(f"{whose}: {name} is {options[name]!r}; write {rule.advice}")

@@ -25,7 +25,7 @@ class LAMB(TrustRatioOptimizer):
 
     `max_trust`: no ratio exceeds it. None, the default: no limit.
     `foreach`: False goes tensor by tensor; None and True take all tensors of a device and dtype together.
-    `norms`: gives the 2-norms in the place of torch's, for tensors of which this process holds a part. Called once
+    `norms`: returns the 2-norms instead of torch's, for tensors of which this process holds a part. Called once
     with [*x, *r] for the tensors of one group, device and dtype, in the order of the groups; with `foreach=False`
     once for every tensor; not for groups with `adapt=False`.
     """

@@ -28,7 +28,7 @@ class LARS(TrustRatioOptimizer):
     al. 2017, remark 2), because the rate is inside v. torch's SGD needs none: its rate is outside the velocity.
     From a = 0 nothing is multiplied: no v then holds anything of a rate.
     `foreach`: False goes tensor by tensor; None and True take all tensors of a device and dtype together.
-    `norms`: gives the 2-norms in the place of torch's, for tensors of which this process holds a part. Called once
+    `norms`: returns the 2-norms instead of torch's, for tensors of which this process holds a part. Called once
     with [*w, *g] for the tensors of one group, device and dtype, in the order of the groups; with `foreach=False`
     once for every tensor; not for groups with `adapt=False`.
     """

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from lockstep.errors import BadArgument, Misuse
 
-# Of the optimizers whose groups do not say `decoupled_weight_decay`: those that shrink the weights by lr·λ directly.
+# Of the optimizers whose groups have no `decoupled_weight_decay`: those that shrink the weights by lr·λ directly.
 DECOUPLED = frozenset({"AdamW", "LAMB", "Lamb", "Lion", "Muon", "Adafactor"})
 
 
@@ -75,7 +75,7 @@ RULES: dict[str, Callable[[float], float]] = {"linear": lambda kappa: kappa, "sq
 def scale_lr(optimizer: Optimizer, *, batch: int, base_batch: int, rule: str = "linear", follow: bool = True) -> Scaled:
     """Every group's rate, found for `base_batch`, is now the one for `batch`, and `scaled_from` keeps the old rate.
 
-    With `follow`, what a rule says of other hyperparameters is done too: see `followers_of_square_root`. Rates that are
+    With `follow`, the rule is applied to other hyperparameters too: see `followers_of_square_root`. Rates that are
     tensors are changed in place. Nothing is changed if anything is refused. A group added later is not scaled.
     """
     require_optimizer(optimizer)
@@ -100,19 +100,19 @@ def followers_of_square_root(group: dict[str, Any], kappa: float, *, decoupled: 
     Decoupled weight decay: λ ← √κ·λ, so that the decay per epoch, η·λ·steps, stays: √κ·√κ/κ = 1. Coupled decay (L2) is
     a part of the loss and stays.
     """
-    wanted = [
+    followers = [
         *((f"beta{place}", beta, _remembering(beta, kappa)) for place, beta in enumerate(group.get("betas", ()), 1)),
         *((name, group[name], _remembering(group[name], kappa)) for name in ("alpha",) if _is_rmsprop(group)),
     ]
-    if wanted and _is_number(group.get("eps")):
-        wanted.append(("eps", group["eps"], float(group["eps"]) / math.sqrt(kappa)))
+    if followers and _is_number(group.get("eps")):
+        followers.append(("eps", group["eps"], float(group["eps"]) / math.sqrt(kappa)))
     if decoupled and _is_number(group.get("weight_decay")):
-        wanted.append(("weight_decay", group["weight_decay"], float(group["weight_decay"]) * math.sqrt(kappa)))
-    return [Change(name, float(before), after) for name, before, after in wanted]
+        followers.append(("weight_decay", group["weight_decay"], float(group["weight_decay"]) * math.sqrt(kappa)))
+    return [Change(name, float(before), after) for name, before, after in followers]
 
 
 def require_optimizer(optimizer: Optimizer) -> None:
-    """Anything that is not a torch optimizer with rates is refused."""
+    """Raises BadArgument unless it is a torch optimizer with rates."""
     if not isinstance(optimizer, Optimizer):
         raise BadArgument(f"{type(optimizer).__name__} is not an optimizer; give a torch.optim.Optimizer")
     for number, group in enumerate(optimizer.param_groups):
@@ -121,7 +121,7 @@ def require_optimizer(optimizer: Optimizer) -> None:
 
 
 def require_count(name: str, value: int) -> int:
-    """A whole number of at least 1, or a refusal."""
+    """The value, if it is a whole number of at least 1; else raises BadArgument."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise BadArgument(f"{name}={value!r} cannot be used; write a whole number of at least 1")
     return int(value)

@@ -1,6 +1,6 @@
 """Trust ratios: how far a tensor may move in one step, measured against how large it is.
 
-What LARS and LAMB share: 2-norms, the ratio where a norm is zero, and an optimizer that hands tensors of one
+What LARS and LAMB share: 2-norms, the ratio where a norm is zero, and an optimizer that passes tensors of one
 kind to its update.
 """
 
@@ -15,12 +15,12 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from lockstep.errors import BadArgument
 from lockstep.optim.groups import Allowed, check_options
 
-# Gives the 2-norm of every tensor, each as a tensor without dimensions on the tensor's device.
+# Returns the 2-norm of every tensor, each as a tensor without dimensions on the tensor's device.
 Norms = Callable[[list[Tensor]], list[Tensor]]
 
 
 def two_norms(tensors: list[Tensor]) -> list[Tensor]:
-    """The 2-norm of every tensor; all are of one dtype. Those of 16-bit tensors are added up and given in float32."""
+    """The 2-norm of every tensor; all are of one dtype. Those of 16-bit tensors are float32."""
     return list(torch._foreach_norm(tensors, 2, dtype=_at_least_float32(tensors[0].dtype)))
 
 
@@ -30,17 +30,17 @@ def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 def measured(norms: Norms, weights: list[Tensor], updates: list[Tensor]) -> tuple[Tensor, Tensor]:
     """The norms of the weights and of their updates, as two vectors; `norms` is called once."""
-    found = norms([*weights, *updates])
-    if len(found) != len(weights) + len(updates):
+    given = norms([*weights, *updates])
+    if len(given) != len(weights) + len(updates):
         raise BadArgument(
-            f"norms gave {len(found)} norms for {len(weights) + len(updates)} tensors; give one for each, in order"
+            f"norms gave {len(given)} norms for {len(weights) + len(updates)} tensors; give one for each, in order"
         )
-    together = torch.stack(found)
+    together = torch.stack(given)
     return together[: len(weights)], together[len(weights) :]
 
 
 def where_measured(value: Tensor, weight_norm: Tensor, update_norm: Tensor, default: float) -> Tensor:
-    """`value`, and `default` where one of the norms is zero and says nothing. A NaN stays one.
+    """`value`, and `default` where one of the norms is zero. A NaN stays one.
 
     Decided on the device: the host never waits for a norm.
     """
@@ -48,7 +48,7 @@ def where_measured(value: Tensor, weight_norm: Tensor, update_norm: Tensor, defa
 
 
 def as_operands(values: list[float], like: Tensor) -> Any:
-    """The numbers, as torch multiplies or adds them to a list of tensors like this one in the least time.
+    """The numbers in the form in which torch multiplies or adds them fastest to a list of tensors like this one.
 
     On the CPU torch takes a list tensor by tensor and makes a tensor of a Python number each time, at three times the
     cost of the arithmetic on a small tensor; here that is done once for every different number.
@@ -68,7 +68,7 @@ def at_most(ratio: Tensor, limit: float | None) -> Tensor:
 class TrustRatioOptimizer(Optimizer):
     """An optimizer whose update is scaled tensor by tensor.
 
-    A subclass gives `allowed`, what the options of a group may be, and `_update`.
+    A subclass defines `allowed`, the allowed options of a group, and `_update`.
     """
 
     allowed: ClassVar[Mapping[str, Allowed]]
@@ -97,7 +97,7 @@ class TrustRatioOptimizer(Optimizer):
         return {**super().__getstate__(), "_norms": self._norms}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group, if its options and its parameters are such as this optimizer can use."""
+        """Adds a group; raises BadArgument if this optimizer cannot use its options or its parameters."""
         super().add_param_group(param_group)
         number = len(self.param_groups) - 1
         try:
@@ -120,7 +120,7 @@ class TrustRatioOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Every parameter with a gradient has moved once. Gives the loss of the closure, which is called first.
+        """Updates every parameter with a gradient once. Returns the loss of the closure, which is called first.
 
         A gradient that cannot be used is refused before any parameter moves.
         """

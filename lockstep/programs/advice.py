@@ -1,6 +1,6 @@
-"""`lockstep advise`: what the noise that a run has recorded says about more workers. Without torch.
+"""`lockstep advise`: advice about more workers, from the noise that a run has recorded. Without torch.
 
-`find` reads the record, also while the run goes on; `use_of` says what to do with a number of workers.
+`find` reads the record, also while the run goes on; `use_of` is the best use of a number of workers.
 """
 
 import json
@@ -96,7 +96,7 @@ class AdviceReport:
 
 
 def report_on(folder: Path, workers: int | None = None) -> AdviceReport:
-    """What the run in `folder` can be advised now; raises TooLittle if it has not measured enough."""
+    """The advice for the run in `folder`; raises TooLittle if it has not measured enough."""
     newest, batch = find(folder)
     advice = advice_on(newest, batch or 1.0)  # a batch of 0 was never measured: refused as too little
     return AdviceReport(newest.step, advice, None if workers is None else use_of(workers, advice))
@@ -134,7 +134,7 @@ def _record_in(folder: Path) -> Path:
 
 
 def _last_lines(path: Path) -> list[bytes]:
-    """The last lines; a first one that is cut off is left away."""
+    """The last lines, without a first one that is cut off."""
     with path.open("rb") as file:
         start = max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)
         file.seek(start)

@@ -19,8 +19,8 @@ class Workload:
     """A model and what it is trained on.
 
     `make_model()` draws the initial weights from torch's global generator, `make_batch(generator)` a whole
-    global batch from the one it is given. `per_share_statistics` says that the model has BatchNorm, so that
-    its result depends on how the batch is cut; `rounds_coarsely` that its loss computes in bfloat16.
+    global batch from the one it is given. `per_share_statistics`: the model has BatchNorm, so that
+    its result depends on how the batch is cut. `rounds_coarsely`: its loss computes in bfloat16.
     """
 
     name: str
@@ -48,7 +48,7 @@ def token_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def make_mlp(width: int = 1024, num_hidden: int = 6, num_classes: int = 10) -> nn.Sequential:
-    """Equal square layers; 6.3 M parameters as it stands."""
+    """Equal square layers; 6.3 M parameters by default."""
     hidden: list[nn.Module] = []
     for _ in range(num_hidden):
         hidden += [nn.Linear(width, width), nn.ReLU()]
@@ -101,7 +101,7 @@ def wide(batch_size: int = 256) -> Workload:
 
 @dataclass(frozen=True)
 class GptShape:
-    """The sizes of a GPT; 10.9 M parameters as it stands. `bias`: linear layers have one, as in GPT-2."""
+    """The sizes of a GPT; 10.9 M parameters by default. `bias`: linear layers have one, as in GPT-2."""
 
     num_tokens: int = 512
     context: int = 128
@@ -229,7 +229,6 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {"mlp": mlp, "wide": wide, "gpt":
 
 
 def reference_workload(name: str) -> Workload:
-    """The workload of that name, at its reference size."""
     return WORKLOADS[name]()
 
 

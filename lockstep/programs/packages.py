@@ -6,7 +6,7 @@ from lockstep.errors import BadEnvironment
 
 
 def require(package: str, model: str) -> None:
-    """Raises unless the package is there, with what to do about it."""
+    """Raises if the package is not installed, with what to do about it."""
     if importlib.util.find_spec(package) is None:
         raise BadEnvironment(
             f"the model {model} is {package}'s, which is not installed: "

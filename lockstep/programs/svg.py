@@ -10,7 +10,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 
 
 def document(width: float, height: float, shapes: Iterable[str], title: str, background: str = "white") -> str:
-    """A whole picture. The title is read to those who cannot see it."""
+    """A whole picture. Screen readers read the title."""
     size = f'width="{_number(width)}" height="{_number(height)}" viewBox="0 0 {_number(width)} {_number(height)}"'
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-family="{FONT}">',

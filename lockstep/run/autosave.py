@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from lockstep.elastic.guard import Guard
 from lockstep.elastic.shown_waits import shown
-from lockstep.errors import BadArgument, Misuse, WorkerLost, told_as_lost
+from lockstep.errors import BadArgument, Misuse, WorkerLost, naming_lost_worker
 from lockstep.events import CheckpointSaved, Events, StepCommitted, Wait
 from lockstep.launch.status import NoStatus, StatusWriter
 from lockstep.settings.environment import Overrides
@@ -128,7 +128,7 @@ class Autosave:
             plan = replace(plan, resume=NEVER)
         worker = SavingWorker(lambda: self._guard.generation.world.rank, self._events.note, self._saved)
         wire = shown(self._guard.generation.wire, self._events, Wait.CHECKPOINTS)
-        with told_as_lost(self._state.steps.step, "run.checkpoints"):
+        with naming_lost_worker(self._state.steps.step, "run.checkpoints"):
             self._saving = begin(
                 plan,
                 self._state,

@@ -18,7 +18,7 @@ from lockstep.data import GlobalBatch, ShardedLoader
 from lockstep.data.device import DeviceMover
 from lockstep.elastic.guard import Elasticity, Guard
 from lockstep.elastic.shown_waits import shown
-from lockstep.errors import BadArgument, Disagreement, LockstepError, Misuse, WorkerLost, advise, told_as_lost
+from lockstep.errors import BadArgument, Disagreement, LockstepError, Misuse, WorkerLost, advise, naming_lost_worker
 from lockstep.events import BatchLoaded, Closed, Events, Wait
 from lockstep.gradients.batchnorm import lane_norm_note
 from lockstep.gradients.bucket_set import BucketOptions
@@ -204,7 +204,7 @@ class Run:
         self._loop.refuse_unless_outside("run.replicate")
         self._models.add(module, optimizers, tracked)
         place_on(self.device, module, optimizers)
-        with told_as_lost(self._loop.step, "run.replicate"):
+        with naming_lost_worker(self._loop.step, "run.replicate"):
             join(self._models, self._shown_wire(Wait.REPLICATE))
         self._places.streams.look(Generators.now())
         for label, optimizer in self._models.optimizers.items():
@@ -353,7 +353,7 @@ class Run:
         """
         self._loop.refuse_unless_outside("run.total")
         try:
-            with told_as_lost(self._loop.step, "run.total"):
+            with naming_lost_worker(self._loop.step, "run.total"):
                 return total_of(value, self._loop.visits, self._shown_wire(Wait.TOTAL), self._loop.step)
         except Disagreement as failure:
             self._autosave.rescue(self.guard.exclude(failure, "run.total"))
@@ -395,7 +395,7 @@ class Run:
         self._refuse_without_model("run.resume")
         if not self.guard.is_member:
             return self.step
-        with told_as_lost(self._loop.step, "run.resume"):
+        with naming_lost_worker(self._loop.step, "run.resume"):
             wire = self._shown_wire(Wait.RESUME)
             elsewhere = restore(self._state, _checked_path("run.resume", path), self._settings, wire)
         self.guard.deal()

@@ -24,7 +24,7 @@ from lockstep.elastic.membership import Member, founded, joining
 from lockstep.elastic.opener import WireOpener
 from lockstep.elastic.recovery import Recovery
 from lockstep.elastic.rendezvous import open_store
-from lockstep.errors import BadArgument, BadEnvironment, Disagreement, advise, told_as_lost
+from lockstep.errors import BadArgument, BadEnvironment, Disagreement, advise, naming_lost_worker
 from lockstep.events import (
     Closed,
     Copied,
@@ -131,7 +131,7 @@ def _found(
     settings = replace(settings, wire=wire_on(settings.device, options.wire, options.algorithm, settings.wire, world))
     context = _context(settings, strategy, overrides, status, place)
     opener, can_recover = WireOpener(settings, world.on_one_host), _can_recover(settings, place)
-    with context.events.waiting(Wait.START), told_as_lost(0, "lockstep.start"):
+    with context.events.waiting(Wait.START), naming_lost_worker(0, "lockstep.start"):
         store = open_store(place, settings.timeout_s, active.num_before()) if world.size > 1 else None
         watch = do_nothing if can_recover else None
         opened = in_process(world) if store is None else opener.open(world, store, watch)
@@ -141,7 +141,7 @@ def _found(
     slots, elasticity = tuple(range(world.size)), None
     if can_recover:
         endpoint = open_endpoint(place)
-        with context.events.waiting(Wait.START), told_as_lost(0, "lockstep.start"):
+        with context.events.waiting(Wait.START), naming_lost_worker(0, "lockstep.start"):
             members = gather_founders(place, endpoint, store)
         slots = tuple(member.slot for member in members)
         recovery = Recovery(founded(endpoint.member, members), endpoint, opener, opened, _terms(settings), no_members)

@@ -29,7 +29,7 @@ from lockstep.chance import Generators, fold, set_generators
 from lockstep.data import GlobalBatch
 from lockstep.data.device import DeviceMover, unchanged
 from lockstep.data.structure import copied, versions_of
-from lockstep.errors import BadArgument, Disagreement, Misuse, NotFinite, WorkerLost, told_as_lost
+from lockstep.errors import BadArgument, Disagreement, Misuse, NotFinite, WorkerLost, naming_lost_worker
 from lockstep.events import Events, LaneBegan, LaneEnded, StepBegan, StepCommitted, Wait, WaitBegan
 from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.plan import StepPlan
@@ -207,7 +207,7 @@ class StepLoop:
         self._events.emit(WaitBegan, Wait.STEP)
         record = self._engine.reduce(self._guard.requests, self.carried.is_used)
         if record.carries:
-            with told_as_lost(self.step, "exchanging what lanes carry"):
+            with naming_lost_worker(self.step, "exchanging what lanes carry"):
                 self.carried.exchange(generation.wire)
         drift = self._engine.drift()
         if drift is not None:
@@ -255,7 +255,7 @@ class StepLoop:
             if number.depends is not None:
                 self._guard.refuse(f"{number} {COUNT_BY_STEP}")
             self._guard.note(f"{number} Nothing that trains seems to depend on it. {COUNT_BY_STEP}")
-        for value in self.places.begun_anew():
+        for value in self.places.restarted_values():
             if value.depends is not None:
                 self._guard.refuse(f"{value} {KEEP_IN_STATE}")
             self._guard.note(f"{value} {KEEP_TENSORS}")

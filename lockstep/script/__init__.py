@@ -1,15 +1,15 @@
-"""The place of a step: where each worker's script is, so that all are in the same place before a step counts.
+"""The place of a step: where each worker's script is, so that all are in the same place before a step is committed.
 
 - `place`           the place of a step as one value, and what to write instead where two workers' places differ
 - `turns`           how many loops over run.lanes make one turn of the script, and which one this is
 - `call_site`       the line that called into lockstep, and the script's own variables there
-- `random_streams`  where the generators outside of lanes are, and which worker has one to itself
+- `random_streams`  the states of the generators outside of lanes, and which worker has one to itself
 
-After a resume, or on a newcomer, the script starts from its top. What of it then stands elsewhere than it should:
+After a resume, or on a newcomer, the script starts from its top. What of it may then be wrong:
 
 - `counters`        whole numbers that count steps, batches or passes
-- `values`          other plain values, and tensors that nobody tracks
+- `values`          other plain values, and untracked tensors
 - `dependence`      whether the training depends on such a variable, read from the source
 - `rhythm`          the order of loops and updates
-- `unsaved`         iterators and schedulers that begin anew
+- `unsaved`         iterators and schedulers that start again
 """

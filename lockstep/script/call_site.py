@@ -1,9 +1,9 @@
 """The line of the script that called into lockstep, and the variables of the script's own calls there.
 
 # Note [Looking into frames]
-# Before Python 3.13 a function's `f_locals` is a dictionary that keeps what it has seen until it is filled again: it
-# would hold on to tensors that the script has let go. So it is emptied after reading, unless the script has asked for
-# it too (`locals()`). That of a module or of a class body is the namespace itself, and is left alone.
+# Before Python 3.13 a function's `f_locals` is a dictionary that keeps its values until it is filled again: it would
+# keep tensors alive that the script has deleted. So it is emptied after reading, unless the script has read it too
+# (`locals()`). That of a module or of a class body is the namespace itself, and is left alone.
 """
 
 import inspect
@@ -28,13 +28,11 @@ _PROGRAMS = _PACKAGE + "programs" + os.sep
 _WHOLE = frozenset({int, bool})
 _LARGEST = 2**53
 _OURS = 3
-"""References to a frame's variables where nobody else has any: the frame's, ours, and that of the question itself."""
+"""References to a frame's variables that the script has not read: the frame's, ours, and that of the count itself."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """A line of the script."""
-
     path: str
     line: int
 
@@ -51,7 +49,7 @@ WholeNumbers = Mapping[tuple[str, str], Mapping[str, int]]
 
 
 def calling_frame() -> FrameType:
-    """The innermost call that is not lockstep's own: the one that called into lockstep."""
+    """The innermost call that is not lockstep's own, which called into lockstep."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_ours(frame.f_code.co_filename):
         frame = frame.f_back
@@ -68,18 +66,18 @@ def whole_numbers(frame: FrameType) -> WholeNumbers:
 
 
 def look_into(frame: FrameType, read: Callable[[Mapping[str, Any]], Found]) -> dict[tuple[str, str], Found]:
-    """What `read` finds in the variables of the script's own calls, and in the attributes of their `self`."""
-    found: dict[tuple[str, str], Found] = {}
+    """The results of `read` on the variables of the script's own calls, and on the attributes of their `self`."""
+    results: dict[tuple[str, str], Found] = {}
     for call in _users_calls(frame):
         code, variables = call.f_code, call.f_locals
-        found.setdefault((code.co_filename, code.co_name), read(variables))
+        results.setdefault((code.co_filename, code.co_name), read(variables))
         owner = variables.get("self")
         attributes = getattr(owner, "__dict__", None)
         if isinstance(attributes, dict):
-            found.setdefault((code.co_filename, type(owner).__name__), read(attributes))
+            results.setdefault((code.co_filename, type(owner).__name__), read(attributes))
         if isinstance(variables, dict) and code.co_flags & inspect.CO_OPTIMIZED and sys.getrefcount(variables) <= _OURS:
             variables.clear()  # see Note [Looking into frames]
-    return found
+    return results
 
 
 def _only_whole(variables: Mapping[str, Any]) -> dict[str, int]:

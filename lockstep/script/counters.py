@@ -1,11 +1,11 @@
-"""Which of the script's own numbers count steps, batches or passes, and where they should stand after a resume.
+"""Which of the script's own numbers count steps, batches or passes, and which values they should have after a resume.
 
 # Note [Numbers of the script]
-# A worker that comes later, or a run that is resumed, runs the script from the top: its own counters and flags begin
-# anew, while the steps go on. So every snapshot says which whole numbers (and truth values) stood in the script's
-# variables, and what they count: a number counts steps, turns, batches of a pass or passes if it has differed from that
-# by the same amount at every training loop so far. Where a number stands elsewhere after a resume, it is known by name,
-# and if the training depends on it (Note [What depends on a counter] in dependence.py), the script is refused.
+# A newcomer, or a resumed run, runs the script from the top: its own counters and flags start again, while the steps go
+# on. So every snapshot has the whole numbers (and truth values) in the script's variables, and what they count: a
+# number counts steps, turns, batches of a pass or passes if it has differed from that by the same amount at every
+# training loop so far. Where a number is another one after a resume, it is known by name, and if the training depends
+# on it (Note [What depends on a counter] in dependence.py), the script is refused.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,7 +35,7 @@ class Track:
     value: int
     offsets: dict[str, int]
     noted: int
-    """At which of the loops it was last looked at: only numbers that have changed, or should have, are."""
+    """At which of the loops it was last read: only numbers that have changed, or should have, are."""
     changes: int = 0
 
 
@@ -60,7 +60,7 @@ class Number:
 
 @dataclass(frozen=True)
 class OutOfStep:
-    """A number that does not stand where it should, and where the training depends on it, if it does."""
+    """A number with a wrong value, and where the training depends on it, if it does."""
 
     number: Number
     value: int
@@ -76,7 +76,7 @@ class OutOfStep:
 
 @dataclass
 class ScriptCounters:
-    """Looks at the script's numbers at the beginning of every training loop. See Note [Numbers of the script]."""
+    """Reads the script's numbers at the beginning of every training loop. See Note [Numbers of the script]."""
 
     _tracks: dict[tuple[str, str], dict[str, Track]] = field(default_factory=dict)
     _loops: int = 0
@@ -124,9 +124,9 @@ class ScriptCounters:
 
 
 def out_of_step(saved: Iterable[Number], numbers: WholeNumbers, at: Moment) -> list[OutOfStep]:
-    """The numbers of a snapshot that stand elsewhere in the script's `numbers` than they should."""
+    """The numbers of a snapshot that have wrong values in the script's `numbers`."""
     here = {(Site(path, 0).file, function): path for path, function in numbers}
-    found = []
+    wrong = []
     for number in saved:
         path = here.get((number.file, number.function))
         value = None if path is None else numbers[path, number.function].get(number.name)
@@ -135,21 +135,21 @@ def out_of_step(saved: Iterable[Number], numbers: WholeNumbers, at: Moment) -> l
         source = function_at(path, number.function)
         known = _narrowed(number, source)
         if value not in known.expected(at):
-            found.append(OutOfStep(known, value, at, _dependence(known, source)))
-    return found
+            wrong.append(OutOfStep(known, value, at, _dependence(known, source)))
+    return wrong
 
 
 def _narrowed(number: Number, source: Function | None) -> Number:
-    """In the first pass steps and batches count alike: the source says which of them a number goes on counting."""
+    """In the first pass steps and batches count alike: the source shows which of them a number goes on counting."""
     if source is None or "batch" not in number.offsets or len(number.offsets) == 1:
         return number
-    anew = source.begins_anew(number.name)
-    kept = {kind: offset for kind, offset in number.offsets.items() if (kind == "batch") == anew}
+    is_reset = source.is_reset(number.name)
+    kept = {kind: offset for kind, offset in number.offsets.items() if (kind == "batch") == is_reset}
     return replace(number, offsets=kept or number.offsets)
 
 
 def _dependence(number: Number, source: Function | None) -> Dependence | None:
-    """A number that a loop sets anew by itself shows nothing, unless it counts."""
+    """A number that a loop itself sets again shows nothing, unless it counts."""
     if source is None or (not number.offsets and source.is_loop_variable(number.name)):
         return None
     return source.dependence(number.name)

@@ -1,12 +1,12 @@
-"""Whether the training depends on a variable of the script, and which variables a loop begins anew, by the source.
+"""Whether the training depends on a variable of the script, and which variables a loop resets, by the source.
 
-Pure: source text goes in. What cannot be read, or parsed, says nothing.
+Pure: source text in. Source that cannot be read, or parsed, shows nothing.
 
 # Note [What depends on a counter]
 # Many scripts count batches only to print now and then. So before a script is refused because of a counter, its source
-# is asked whether the training depends on it: whether a test that mentions the counter, or a name that was computed
-# from it or that such a test decides on, guards a call that trains (`optimizer.step()`, `run.lanes(...)`, and the like)
-# or ends the loop, or whether the number goes into a loss, a rate, a scheduler, or a loop's range.
+# must show that the training depends on it: a test that mentions the counter, or a name that was computed from it or
+# that such a test decides on, guards a call that trains (`optimizer.step()`, `run.lanes(...)`, and the like) or ends
+# the loop, or the number goes into a loss, a rate, a scheduler, or a loop's range.
 """
 
 import ast
@@ -47,12 +47,12 @@ class Function:
     def dependence(self, name: str, *, again: bool = False, in_calls: bool = True) -> Dependence | None:
         """Where the training depends on `name` first, if it does; with `again`, only in what is done more than once.
 
-        To be given to a function beside an optimizer counts `in_calls`.
+        With `in_calls`, being passed to a function beside an optimizer counts.
         """
         nodes = [node for part in (_repeated(self.node) if again else [self.node]) for node in ast.walk(part)]
         tainted = _computed_from(nodes, name)
-        found = (self._decides(node, tainted) or _goes_into(node, tainted, name, in_calls) for node in nodes)
-        return min(filter(None, found), key=lambda dependence: dependence.line, default=None)
+        places = (self._decides(node, tainted) or _goes_into(node, tainted, name, in_calls) for node in nodes)
+        return min(filter(None, places), key=lambda dependence: dependence.line, default=None)
 
     def _decides(self, node: ast.AST, tainted: set[str]) -> Dependence | None:
         if not isinstance(node, _TESTED) or not _mentions(node.test, tainted):
@@ -65,7 +65,7 @@ class Function:
         return None
 
     def _skipped_call(self, node: ast.If | ast.While | ast.IfExp) -> ast.Call | None:
-        """A call that trains, behind a `continue`, in the same loop."""
+        """A call that trains, after a `continue`, in the same loop."""
         loops = [loop for loop in self._loops() if node in ast.walk(loop)] if _has(node, ast.Continue) else []
         behind = (call for call in _training_calls(loops[-1]) if call.lineno > (node.end_lineno or 0)) if loops else ()
         return next(iter(behind), None)
@@ -73,8 +73,8 @@ class Function:
     def _loops(self) -> list[ast.For | ast.While]:
         return [node for node in ast.walk(self.node) if isinstance(node, _LOOPS)]
 
-    def begins_anew(self, name: str) -> bool:
-        """Whether a loop gives the name its first value again: as its own variable, or inside of it."""
+    def is_reset(self, name: str) -> bool:
+        """Whether a loop sets the name to its first value again: as its own variable, or inside of it."""
         inside = (node for loop in self._loops() for node in ast.walk(loop))
         return self.is_loop_variable(name) or any(_sets_constant(node, name) for node in inside)
 
@@ -87,7 +87,6 @@ class Function:
         return not loops or any(not _is_target(loop, name) and _is_read_first(loop.body, name) for loop in loops)
 
     def is_loop_variable(self, name: str) -> bool:
-        """Whether a `for` sets the name."""
         return any(_is_target(loop, name) for loop in self._loops())
 
 
@@ -96,8 +95,8 @@ def function_at(path: str, name: str) -> Function | None:
     tree = _parsed(path)
     if tree is None or name == "<module>":
         return None if tree is None else Function(tree)
-    found = [node for node in ast.walk(tree) if isinstance(node, _DEFINES) and node.name == name]
-    return Function(found[-1]) if found else None
+    definitions = [node for node in ast.walk(tree) if isinstance(node, _DEFINES) and node.name == name]
+    return Function(definitions[-1]) if definitions else None
 
 
 @lru_cache(maxsize=32)
@@ -109,7 +108,7 @@ def _parsed(path: str) -> ast.Module | None:
 
 
 def _repeated(root: ast.AST) -> list[ast.AST]:
-    """What is done more than once: loops, and functions without any, but for those that make an object."""
+    """What is done more than once: loops, and functions without any, except those that make an object."""
     if isinstance(root, ast.ClassDef):
         return [part for method in root.body for part in _repeated(method) if getattr(method, "name", "") != "__init__"]
     loops: list[ast.AST] = [node for node in ast.walk(root) if isinstance(node, _LOOPS)]
@@ -141,17 +140,17 @@ def _sets(node: ast.AST, name: str) -> bool:
 
 
 def _is_read_first(statements: Iterable[ast.stmt], name: str) -> bool | None:
-    """Whether the name is read before it is set; None if it is neither. A loop counts as if it were gone through."""
+    """Whether the name is read before it is set; None if it is neither. A loop counts as if its body ran."""
     for statement in statements:
-        found: bool | None
+        is_read: bool | None
         if isinstance(statement, ast.Assign | ast.AnnAssign) and name in _targets(statement):
-            found = statement.value is not None and _mentions(statement.value, {name})
+            is_read = statement.value is not None and _mentions(statement.value, {name})
         elif isinstance(statement, ast.For | ast.While | ast.With):
-            found = _is_read_first_inside(statement, name)
+            is_read = _is_read_first_inside(statement, name)
         else:
-            found = _mentions(statement, {name}) or None
-        if found is not None:
-            return found
+            is_read = _mentions(statement, {name}) or None
+        if is_read is not None:
+            return is_read
     return None
 
 
@@ -191,7 +190,7 @@ def _trains(call: ast.Call) -> bool:
 
 
 def _takes_rates(call: ast.Call) -> bool:
-    """`scheduler.step(...)`, or a function that is given an optimizer or a scheduler beside other things."""
+    """`scheduler.step(...)`, or a function that gets an optimizer or a scheduler beside other things."""
     given = [name.lower() for part in _arguments(call) if (name := _written(part)) is not None]
     return _trains(call) or any(_OPTIMIZER.search(name) for name in given)
 

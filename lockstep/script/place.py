@@ -1,11 +1,11 @@
-"""Where a step is in the user's script: what every worker must agree on before the step counts.
+"""Where a step is in the user's script: what every worker must agree on before the step is committed.
 
 # Note [The place of a step]
 # Lanes make the numbers independent of the workers. A script's own Python is not: loop counters, a second loop over a
-# batch, a scheduler that nobody tracked. So the place of a step is one explicit value: the line of `run.lanes`, the
-# number of the loop in its turn, the batch and its samples, the epoch, the updates that each optimizer has made, the
-# numbers in its groups, where every loader stands, and the generators outside of lanes. Its fingerprint travels with
-# the step's plan. A difference is named before anything is added.
+# batch, an untracked scheduler. So the place of a step is one explicit value: the line of `run.lanes`, the number of
+# the loop in its turn, the batch and its samples, the epoch, the updates that each optimizer has made, the numbers in
+# its groups, the position of every loader, and the generators outside of lanes. Its fingerprint is sent with the step's
+# plan. A difference is named before anything is added.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +26,8 @@ from lockstep.script.counters import Moment, Number, OutOfStep, ScriptCounters, 
 from lockstep.script.random_streams import Streams, is_detail_of_streams, is_of_streams, tolerated
 from lockstep.script.rhythm import Rhythm
 from lockstep.script.turns import LaneLoop, Turn
-from lockstep.script.unsaved import begins_anew
-from lockstep.script.values import Changed, Values, begun_anew, changed_since, values
+from lockstep.script.unsaved import restarted_iterator
+from lockstep.script.values import Changed, Values, changed_since, restarted_values, values
 from lockstep.state.models import Models
 from lockstep.state.progress import DataProgress
 from lockstep.wire.agreement import Facts, first_difference
@@ -73,21 +73,21 @@ class StepPlace:
     facts: Callable[[], dict[str, str]]
     """What must be equal on all workers, in the order in which a difference should be named."""
     details: Callable[[], dict[str, str]]
-    """What helps to explain a difference: written out only if there is one."""
+    """What helps to explain a difference: computed only if there is one."""
     streams: Streams
     settled: dict[str, int] = field(default_factory=dict)
-    """Workers found to have a generator to themselves (slot by kind): that counts once the step is committed."""
+    """Workers that have a generator to themselves (slot by kind), as soon as the step is committed."""
 
     def judge(self, here: int, everyone: Sequence[Facts]) -> Disagreement | None:
-        """What worker `here` raises; None if the workers differ only in what may differ."""
+        """The error that worker `here` raises; None if the workers differ only in what may differ."""
         compared = [_without(facts, _is_detail) for facts in everyone]
         first, *others = (_without(facts, is_of_streams) for facts in compared)
         alone = tolerated(everyone, self.streams.owners) if all(facts == first for facts in others) else None
         if alone:
             self.settled.update(alone)
             return None
-        found = first_difference(here, compared)
-        return replace(found, what=_named(found, everyone), advice=_advice(found, everyone))
+        difference = first_difference(here, compared)
+        return replace(difference, what=_named(difference, everyone), advice=_advice(difference, everyone))
 
 
 def _without(facts: Facts, is_left_out: Callable[[str], bool]) -> Facts:
@@ -99,19 +99,19 @@ def _is_detail(name: str) -> bool:
     return is_detail_of_streams(name) or name.startswith((COUNTER, ENTRY))
 
 
-def _named(found: Disagreement, everyone: Sequence[Facts]) -> str:
+def _named(difference: Disagreement, everyone: Sequence[Facts]) -> str:
     """What the workers differ in; of a state, the first part that differs."""
-    mine, theirs = everyone[found.here], everyone[found.there]
+    mine, theirs = everyone[difference.here], everyone[difference.there]
     entries = (name for name in mine if name.startswith(ENTRY) and mine[name] != theirs.get(name))
-    entry = next(entries, None) if found.what == STATE else None
-    return found.what if entry is None else f"{STATE} of {entry.removeprefix(ENTRY)}"
+    entry = next(entries, None) if difference.what == STATE else None
+    return difference.what if entry is None else f"{STATE} of {entry.removeprefix(ENTRY)}"
 
 
-def _advice(found: Disagreement, everyone: Sequence[Facts]) -> str:
+def _advice(difference: Disagreement, everyone: Sequence[Facts]) -> str:
     """What to write instead, and which counters of the script are elsewhere."""
-    key = next((word for word in ("updates", "group") if found.what.startswith(word)), found.what)
-    usual = ADVICE.get("random" if is_of_streams(found.what) else key, Disagreement.advice)
-    mine, theirs = everyone[found.here], everyone[found.there]
+    key = next((word for word in ("updates", "group") if difference.what.startswith(word)), difference.what)
+    usual = ADVICE.get("random" if is_of_streams(difference.what) else key, Disagreement.advice)
+    mine, theirs = everyone[difference.here], everyone[difference.there]
     names = [name for name in {**mine, **theirs} if name.startswith(COUNTER) and theirs.get(name) != mine.get(name)]
     values = [(name.removeprefix(COUNTER), *(f.get(name, "as at first") for f in (mine, theirs))) for name in names]
     elsewhere = [f"{name} is {here} here and {there} there" for name, here, there in values[:3]]
@@ -119,7 +119,7 @@ def _advice(found: Disagreement, everyone: Sequence[Facts]) -> str:
 
 
 class Groups:
-    """The numbers in the groups of the optimizers, in words; written anew only where they have changed."""
+    """The numbers in the groups of the optimizers, as text; written again only where they have changed."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
@@ -155,7 +155,7 @@ def _in_words(group: list[tuple[str, Any]]) -> str:
 class Places:
     """Follows what this worker's script does, and makes the place of each step from it.
 
-    After a resume it also finds what of the script stands elsewhere than when the snapshot was taken.
+    After a resume it also finds which variables of the script differ from those in the snapshot.
     """
 
     def __init__(self, models: Models, progress: DataProgress) -> None:
@@ -183,7 +183,7 @@ class Places:
         return self._loop is not None and self._loop.is_step and len(self.turn.sites) == 1
 
     def enter(self, batch: GlobalBatch, loop: LaneLoop, step: int) -> list[OutOfStep]:
-        """A loop over `batch` begins. Gives the numbers of the script that are elsewhere after a resume."""
+        """A loop over `batch` begins. Returns the numbers of the script that are wrong after a resume."""
         self._loop = loop
         if not loop.is_step:
             return []
@@ -196,30 +196,30 @@ class Places:
         expected, self._expected = self._expected, []
         return out_of_step(expected, loop.numbers, at) if expected else []
 
-    def begun_anew(self) -> list[Changed]:
-        """The values of the script that begin anew after a resume. See Note [Values of the script] in values.py."""
+    def restarted_values(self) -> list[Changed]:
+        """The values of the script that start again after a resume. See Note [Values of the script] in values.py."""
         if self._first_values is not None and not self._saved_values:
             return []
         now, saved = values(calling_frame()), self._saved_values
         self._first_values, self._saved_values = self._first_values or now, []
-        return begun_anew(saved, now)
+        return restarted_values(saved, now)
 
     def wrapped(self, batch: GlobalBatch) -> str | None:
-        """What begins anew around a pass that goes on in its middle. See Note [Iterators that begin anew]."""
+        """What starts again around a pass that goes on in its middle. See Note [Iterators that start again]."""
         number, position = batch.loader, batch.position
         if self._gone_on is None or number is None or number in self._gone_on or position is None:
             return None
         self._gone_on.add(number)
         passes = [loader.running for loader in self._progress.loaders.values()]
         running = self._progress.loaders[number].running
-        return None if running is None or position.step == 0 else begins_anew(running, passes)
+        return None if running is None or position.step == 0 else restarted_iterator(running, passes)
 
     def looped(self, loop: LaneLoop) -> str | None:
-        """A loop has begun. Gives what was due instead, if the script is out of its rhythm."""
+        """A loop has begun. Returns what was due instead, if the script is out of its rhythm."""
         return self.rhythm.saw(rhythm.loop(str(loop.site))) if loop.is_step else None
 
     def updated(self, optimizer: Optimizer) -> str | None:
-        """An optimizer is about to make an update. Gives what was due instead, if the script is out of its rhythm."""
+        """An optimizer is about to make an update. Returns what was due instead, if the script is out of its rhythm."""
         label = next((label for label, known in self._models.optimizers.items() if known is optimizer), None)
         if label is None:
             return None
@@ -229,23 +229,23 @@ class Places:
         return due
 
     def begins(self, has_gradients: bool) -> None:
-        """A step begins, and something stands in `p.grad`, or nothing."""
+        """A step begins; `has_gradients`: some `p.grad` is set."""
         if self._updated:
             self._carries_over = has_gradients
 
     def committed(self, batch: GlobalBatch) -> None:
-        """The step that trained on `batch` counts."""
+        """The step that trained on `batch` is committed."""
         self._updated = False
         for number, loader in self._progress.loaders.items():
             loader.committed(batch.position if number == batch.loader else None)
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether what stands in `p.grad` now belongs to the run: no update has used it up, or one does not end it."""
+        """Whether the gradients in `p.grad` now belong to the run: no update has used them, or they outlast updates."""
         return not self._updated or self._carries_over
 
     def state(self) -> dict[str, Any]:
-        """What a snapshot holds of it, with the script's numbers as they are now."""
+        """Its part of a snapshot, with the script's numbers as they are now."""
         frame = calling_frame()
         return {
             "updates": dict(self.updates),
@@ -257,7 +257,7 @@ class Places:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """The run goes on from a snapshot; one from before places were written down says nothing."""
+        """Restores its part of a snapshot; an older one may have none."""
         self.updates = dict(state.get("updates", {}))
         self.turn.number = state.get("turns", 0)
         self.streams.owners = dict(state.get("owners", {}))
@@ -268,14 +268,14 @@ class Places:
         self._expected = [Number(*saved) for saved in state.get("numbers", ())]
 
     def generators_loaded(self) -> None:
-        """A snapshot has set the generators outside of lanes: what they stand at now was drawn by nobody here."""
+        """A snapshot has set the generators outside of lanes: their states do not come from draws of this script."""
         self.streams.look(Generators.now())
 
     def of_step(self, batch: GlobalBatch, now: Generators, slot: int, step: int, *, closely: bool) -> StepPlace:
         """The place of the step that begins now, with the generators as they are outside of its lanes.
 
-        A batch that is the script's own is compared as a whole in the first step, later by some of its contents. If
-        workers look `closely`, all of it is, and the state of everything that is trained.
+        A batch that is the script's own is compared as a whole in the first step, later by some of its contents. With
+        `closely`, all of it is compared, and the state of everything that is trained.
         """
 
         def facts() -> dict[str, str]:

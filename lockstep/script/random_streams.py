@@ -1,10 +1,10 @@
-"""Where the generators outside of lanes stand: equal on all workers, or known to be one worker's own.
+"""The states of the generators outside of lanes: equal on all workers, or known to be one worker's own.
 
 # Note [Chance outside of lanes]
-# What a script draws outside of run.lanes must be the same on every worker, so every step compares where the
-# generators stand. A worker that draws alone (an evaluation on rank 0) does no harm as long as no other worker draws
-# from that generator any more. So one worker, known by its slot, may have a generator to itself. As soon as another
-# draws there too, the workers are refused: they would draw different numbers.
+# What a script draws outside of run.lanes must be the same on every worker, so every step compares the states of the
+# generators. A worker that draws alone (an evaluation on rank 0) does no harm as long as no other worker draws from
+# that generator any more. So one worker, known by its slot, may have a generator to itself. As soon as another draws
+# from it too, the workers are refused: they would draw different numbers.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ SLOT = "slot"
 
 
 def fact_name(kind: str) -> str:
-    """What the state of a generator is called where workers are compared."""
+    """The name of a generator's state among the facts that workers compare."""
     return f"{kind}'s random numbers outside of run.lanes"
 
 
@@ -30,9 +30,9 @@ def _moved_name(kind: str) -> str:
 
 
 class Streams:
-    """Where this worker's generators stood when its last step began, and which worker has one to itself.
+    """The states of this worker's generators when its last step began, and which worker has one to itself.
 
-    `owners` gives that worker's slot, by kind of generator. See Note [Chance outside of lanes].
+    `owners` are these workers' slots, by kind of generator. See Note [Chance outside of lanes].
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Streams:
         self._moved: frozenset[str] = frozenset()
 
     def look(self, now: Generators) -> None:
-        """A step begins: notes which generators have moved since the last one began."""
+        """A step begins: records which generators have moved since the last one began."""
         states = {
             "torch": _bytes(now.torch_cpu),
             "CUDA": _bytes(now.torch_cuda),
@@ -72,7 +72,7 @@ class Streams:
 def drawn_alone(everyone: Sequence[Facts], kind: str) -> int | None:
     """The slot of the one worker that has drawn from a generator since the last step; None if it was not one alone.
 
-    All others must stand at the same place. `everyone` has the facts and details of all workers.
+    All others must have equal states. `everyone` has the facts and details of all workers.
     """
     moved = [rank for rank, facts in enumerate(everyone) if facts.get(_moved_name(kind)) == str(True)]
     if len(moved) != 1:
@@ -84,19 +84,19 @@ def drawn_alone(everyone: Sequence[Facts], kind: str) -> int | None:
 def tolerated(everyone: Sequence[Facts], owners: Mapping[str, int]) -> dict[str, int] | None:
     """The slots that have generators to themselves from now on, if the workers differ in nothing else; else None."""
     slots = {int(facts[SLOT]) for facts in everyone}
-    found: dict[str, int] = {}
+    new_owners: dict[str, int] = {}
     for kind in KINDS:
         if len({facts.get(fact_name(kind)) for facts in everyone}) == 1:
             continue
         slot = drawn_alone(everyone, kind)
         if slot is None or (kind in owners and owners[kind] in slots):
             return None
-        found[kind] = slot
-    return found
+        new_owners[kind] = slot
+    return new_owners
 
 
 def is_of_streams(name: str) -> bool:
-    """Whether a fact says where a generator stands."""
+    """Whether a fact is the state of a generator."""
     return any(name == fact_name(kind) for kind in KINDS)
 
 

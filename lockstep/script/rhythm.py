@@ -1,11 +1,12 @@
 """The rhythm in which a script loops and updates, and whether a resumed run goes on in it.
 
 # Note [Rhythm]
-# A script that makes an update after every second batch, or trains a generator after every fifth one, may count by
-# itself, out of sight. What it does is seen: loops over run.lanes, by their line, and updates, by their optimizer. If
-# the last of them before a snapshot repeat themselves, the resumed run must go on where the repetition stood: an update
-# where none was due, or another loop, shows that its script has begun its count anew. A missing update alone shows
-# nothing: a GradScaler leaves one out now and then. With one loop in each repetition there is nothing to be out of.
+# A script that makes an update after every second batch, or trains a generator after every fifth one, may have a
+# counter that lockstep cannot read. What it does can be observed: loops over run.lanes, by their line, and updates, by
+# their optimizer. If the last of them before a snapshot repeat themselves, the resumed run must go on at the same place
+# of the repetition: an update where none was due, or another loop, shows that its script has restarted its count. A
+# missing update alone shows nothing: a GradScaler leaves one out now and then. With one loop in each repetition nothing
+# can be out of order.
 """
 
 from collections import deque
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 
 REMEMBERED = 256
 TIMES = 3
-"""How often something must have come in a row to be a repetition."""
+"""How often a part must have come in a row to be a repetition."""
 
 _LOOP, _UPDATE = "loop ", "update "
 
@@ -48,7 +49,7 @@ def _explained(history: Sequence[str], length: int) -> int:
 
 @dataclass
 class Rhythm:
-    """What the script has done of late, and, after a resume, what it must do next."""
+    """What the script has done recently, and, after a resume, what it must do next."""
 
     history: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     _part: Sequence[str] = ()
@@ -56,7 +57,7 @@ class Rhythm:
     _met: int = 0
 
     def expect(self, history: Sequence[str]) -> None:
-        """The run goes on from a snapshot with this history. See Note [Rhythm]."""
+        """The run resumes from a snapshot with this history. See Note [Rhythm]."""
         self.history = deque(history, maxlen=REMEMBERED)
         part = repeated(list(history))
         has_phase = sum(event.startswith(_LOOP) for event in part) > 1
@@ -67,7 +68,7 @@ class Rhythm:
         self._part = ()
 
     def saw(self, event: str) -> str | None:
-        """Notes what the script does next; gives what was due instead, if it is out of rhythm."""
+        """Records what the script does next; returns what was due instead, if it is out of rhythm."""
         self.history.append(event)
         if not self._part:
             return None

@@ -1,10 +1,10 @@
-"""Counts the turns of a script: what it does again and again, one loop over run.lanes or several.
+"""Counts the turns of a script: the unit that it repeats, one loop over run.lanes or several.
 
 # Note [Turns]
 # A turn is one loop over run.lanes, or several (a critic's and a generator's, one for each of two loaders, the closure
-# of LBFGS). It begins where the script comes again, with another batch, to the line of its first loop; or, if it never
-# does, to that of any other loop of the turn: then it has gone on to another part. The script's own batch may be the
-# same each time (all of a small data set): it counts as another one after an update.
+# of LBFGS). It begins where the script reaches, with another batch, the line of its first loop again; or, if it never
+# does, that of any other loop of the turn: then it has gone on to another part. The script's own batch may be the same
+# each time (all of a small data set): it counts as another one after an update.
 """
 
 import weakref
@@ -85,9 +85,9 @@ def _first_tensor(whole: Any) -> torch.Tensor | None:
     if isinstance(whole, torch.Tensor):
         return whole
     structure = opened(whole)
-    found = (_first_tensor(part) for _, part in structure.parts) if structure is not None else iter(())
-    return next((leaf for leaf in found if leaf is not None), None)
+    leaves = (_first_tensor(part) for _, part in structure.parts) if structure is not None else iter(())
+    return next((leaf for leaf in leaves if leaf is not None), None)
 
 
 def _nothing() -> None:
-    """There is no such tensor."""
+    """In place of a weak reference, where there is no tensor."""

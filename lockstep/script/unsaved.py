@@ -1,12 +1,12 @@
-"""Objects of the script that begin anew after a resume because nothing saves them, found by the garbage collector.
+"""Objects of the script that start again after a resume because nothing saves them, found by the garbage collector.
 
-Iterators around a pass over a loader, and schedulers of a run's optimizers that nobody tracks.
+Iterators around a pass over a loader, and untracked schedulers of a run's optimizers.
 
-# Note [Iterators that begin anew]
+# Note [Iterators that start again]
 # After a resume a pass goes on in its middle, and so does a counter that lockstep can read (counters.py). But
-# `islice(loader, 4)` counts inside of an iterator of the standard library, where nobody can read it, and
+# `islice(loader, 4)` counts inside of an iterator of the standard library, which cannot be read, and
 # `zip(loader, rows)` goes through `rows` from the beginning. So at the first batch of a pass that goes on in its
-# middle, the iterators that hold the pass are looked at: the garbage collector knows them.
+# middle, the iterators that hold the pass are checked: the garbage collector knows them.
 """
 
 import gc
@@ -20,17 +20,17 @@ from torch.optim.lr_scheduler import LRScheduler
 
 _MOST_WRAPPERS = 4
 _TRANSPARENT = (enumerate, map, filter, chain, takewhile, GeneratorType)
-"""They take one for each that they give, and know of nothing else. What a generator function counts can be read."""
+"""They take one item for each that they yield, and keep no count. What a generator function counts can be read."""
 _ENDLESS = (count, cycle, repeat)
 
 _DEPTH = 2
 """How far a scheduler may be inside of something that is tracked: an attribute of an attribute."""
 
 
-def begins_anew(running: object, passes: Collection[object]) -> str | None:
-    """What around the pass `running` begins anew although the pass does not, in words; None if nothing does.
+def restarted_iterator(running: object, passes: Collection[object]) -> str | None:
+    """Describes what around the pass `running` starts again although the pass does not; None if nothing does.
 
-    `passes` are those of all loaders of the run. See Note [Iterators that begin anew].
+    `passes` are those of all loaders of the run. See Note [Iterators that start again].
     """
     inner: object | None = running
     for _ in range(_MOST_WRAPPERS):
@@ -48,14 +48,14 @@ def begins_anew(running: object, passes: Collection[object]) -> str | None:
 def untracked(optimizers: Iterable[Optimizer], tracked: Iterable[Any]) -> list[LRScheduler]:
     """The schedulers of these optimizers that are not among what is tracked, nor inside of it.
 
-    torch marks an optimizer that was given to a scheduler. Only where there is a mark are all objects looked at.
+    torch marks an optimizer that has a scheduler. Only where there is a mark are all objects searched.
     """
     marked = [optimizer for optimizer in optimizers if hasattr(optimizer.step, "_wrapped_by_lr_sched")]
     if not marked:
         return []
-    known = {id(found) for thing in tracked for found in _schedulers_in(thing, _DEPTH)}
+    known = {id(inside) for thing in tracked for inside in _schedulers_in(thing, _DEPTH)}
     alive = [thing for thing in gc.get_objects() if issubclass(type(thing), LRScheduler)]
-    inner = {id(found) for scheduler in alive for found in _schedulers_in(scheduler, 1) if found is not scheduler}
+    inner = {id(inside) for scheduler in alive for inside in _schedulers_in(scheduler, 1) if inside is not scheduler}
     mine = [thing for thing in alive if any(getattr(thing, "optimizer", None) is one for one in marked)]
     return [scheduler for scheduler in mine if id(scheduler) not in known | inner]
 

@@ -1,15 +1,16 @@
 """The script's own values other than whole numbers: the best loss so far, a list of losses, what an object remembers.
 
 # Note [Values of the script]
-# A best loss begins anew like a counter when the script runs from the top (Note [Numbers of the script] in
-# counters.py), but nobody can say what it should be: it is what it was. So a snapshot has, as text, the plain values
-# in the script's variables that have changed since training began: numbers, strings, and lists, tables and objects of
-# the script's own classes that hold such. Where one of them is another after a resume, and the training depends on it,
-# the script is refused. What never changes is the script's own business, such as the time at which it was started.
+# A best loss starts again like a counter when the script runs from the top (Note [Numbers of the script] in
+# counters.py), but its right value cannot be computed: it is the one it had. So a snapshot has, as text, the plain
+# values in the script's variables that have changed since training began: numbers, strings, and lists, tables and
+# objects of the script's own classes that hold such. Where one of them is another after a resume, and the training
+# depends on it, the script is refused. Values that never change are not compared, such as the time at which the script
+# was started.
 #
-# An average of the weights that nobody tracks begins anew too. Of tensors, by themselves, in lists and tables, in
-# modules and in objects of the script, a snapshot has a digest of some elements. Where they are others after a resume
-# a note says so, and nothing is refused: they may be memory that is written in every step.
+# An untracked average of the weights starts again too. Of tensors, by themselves, in lists and tables, in modules and
+# in objects of the script, a snapshot has a digest of some elements. Where they are others after a resume a note is
+# shown, and nothing is refused: they may be memory that is written in every step.
 """
 
 import hashlib
@@ -39,10 +40,10 @@ _MOST_DEPTH = 3
 _MOST_TEXT = 60
 _TENSORS = "tensors in "
 _SAMPLED = 32
-"""How many elements of a tensor are looked at."""
+"""How many elements of a tensor are read."""
 
 _ELSEWHERE = (torch.nn.Module, Optimizer, Dataset, Sampler, DataLoader)
-"""What has a state that is looked after in other ways."""
+"""Types whose state is saved in other ways."""
 _MANY = (list, tuple, deque, set, frozenset, dict)
 
 
@@ -50,7 +51,7 @@ _MANY = (list, tuple, deque, set, frozenset, dict)
 class Changed:
     """A value that is another one than when the snapshot was taken.
 
-    `depends` says where the training depends on it; None if nobody can say, because it is tensors.
+    `depends` is where the training depends on it; None for tensors, of which that is not known.
     """
 
     file: str
@@ -85,10 +86,10 @@ def changed_since(first: Values, now: Values) -> list[list[str]]:
     ]
 
 
-def begun_anew(saved: Iterable[tuple[str, str, str, str]], now: Values) -> list[Changed]:
+def restarted_values(saved: Iterable[tuple[str, str, str, str]], now: Values) -> list[Changed]:
     """The values of a snapshot that are other ones `now`: tensors, and others on which the training depends."""
     here = {(Site(path, 0).file, function): path for path, function in now}
-    found = []
+    changed = []
     for file, function, name, before in saved:
         path = here.get((file, function))
         value = None if path is None else now[path, function].get(name)
@@ -100,21 +101,21 @@ def begun_anew(saved: Iterable[tuple[str, str, str, str]], now: Values) -> list[
         is_number = not value.startswith(("(", "["))
         depends = None if variable != name else source.dependence(name, again=True, in_calls=is_number)
         if depends is not None or variable != name:
-            found.append(Changed(file, variable, value, before, depends))
-    return found
+            changed.append(Changed(file, variable, value, before, depends))
+    return changed
 
 
 def _plain_ones(variables: Mapping[str, Any]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    plain: dict[str, str] = {}
     for name, value in list(variables.items()):
         if type(value) in (int, bool) or name == "self" or name.startswith("__"):
             continue
         text, tensors = _text(value, _MOST_DEPTH), list(_tensors(value, _MOST_DEPTH))
         if text is not None:
-            found[name] = _short(text)
+            plain[name] = _short(text)
         if tensors:
-            found[_TENSORS + name] = _digest(tensors)
-    return found
+            plain[_TENSORS + name] = _digest(tensors)
+    return plain
 
 
 def _text(value: Any, depth: int) -> str | None:
@@ -158,7 +159,7 @@ def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
 
 
 def _can_be_read(tensor: torch.Tensor) -> bool:
-    """Not one that has no elements yet, none at all, or its own way to hold them."""
+    """Whether it has elements, in plain memory."""
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     return plain and tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 1
 
@@ -168,13 +169,13 @@ def _digest(tensors: Iterable[torch.Tensor]) -> str:
 
 
 def _is_of_the_script(value: Any) -> bool:
-    """Whether it is an object of a class of the script, whose state is looked after in no other way."""
+    """Whether it is an object of a class of the script, whose state is saved in no other way."""
     file = getattr(sys.modules.get(type(value).__module__), "__file__", None)
     return file is not None and is_users(file) and not isinstance(value, _ELSEWHERE)
 
 
 def _short(text: str) -> str:
-    """One that is long is cut, and has a digest of the whole."""
+    """A long text is cut, and gets a digest of the whole."""
     text = " ".join(text.split())
     if len(text) <= _MOST_TEXT:
         return text

@@ -1,10 +1,10 @@
-"""State that belongs to a lane: `run.carried`, which goes where the lane goes.
+"""State that belongs to a lane: `run.carried`, which moves with the lane.
 
 # Note [Carried by a lane]
 # A script may carry something from batch to batch for its samples: the hidden state of an RNN. Kept in a variable, it
-# would stay behind when its lane moves to another worker. What a lane leaves in `run.carried` belongs to the step: it
-# counts when the step is committed, and a step that is computed again starts from what counted before. Before the
-# commit every worker is given what all lanes have left, so that none is lost with its worker.
+# would stay behind when its lane moves to another worker. What a lane stores in `run.carried` belongs to the step: it
+# is committed with the step, and a step that is computed again starts from the values committed before. Before the
+# commit every worker receives the values of all lanes, so that none is lost with its worker.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,15 +26,14 @@ class Carried:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._counted: dict[int, Values] = {}
-        self._left: dict[int, Values] = {}
-        """What lanes of the step under way have left, from here or from other workers."""
+        self._committed: dict[int, Values] = {}
+        self._stored: dict[int, Values] = {}
+        """What lanes of the step under way have stored, on this or on other workers."""
         self._evaluated: dict[int, Values] = {}
         self._values: Values | None = None
 
     @property
     def values(self) -> Values:
-        """The values of the lane under way."""
         if self._values is None:
             raise Misuse(
                 "run.carried outside of run.lanes: it belongs to the lane under way. Read and write it inside of "
@@ -44,47 +43,45 @@ class Carried:
 
     def begin_step(self) -> None:
         """A training step begins, or begins again."""
-        self._left, self._evaluated = {}, {}
+        self._stored, self._evaluated = {}, {}
 
     def begin_lane(self, lane: int, *, trains: bool) -> None:
-        """In training a lane starts from what counted; in an evaluation, from what its last one left since a step."""
-        counted = self._counted if trains else self._evaluated
-        self._values = _mapped(counted.get(lane, {}), lambda tensor: tensor.to(self._device, copy=True))
+        """In training a lane starts from the committed values; in an evaluation, from its last evaluation's."""
+        start = self._committed if trains else self._evaluated
+        self._values = _mapped(start.get(lane, {}), lambda tensor: tensor.to(self._device, copy=True))
 
     def end_lane(self, lane: int, *, trains: bool) -> None:
         values, self._values = self._values, None
         assert values is not None
-        left = self._left if trains else self._evaluated
-        if values or lane in self._counted:
-            left[lane] = _mapped(values, torch.Tensor.detach)  # a lane's backward pass ends where the lane does
+        stored = self._stored if trains else self._evaluated
+        if values or lane in self._committed:
+            stored[lane] = _mapped(values, torch.Tensor.detach)  # a lane's backward pass ends where the lane does
 
     @property
     def is_used(self) -> bool:
-        """Whether a lane of this worker has left something in the step under way."""
-        return bool(self._left)
+        """Whether a lane of this worker has stored something in the step under way."""
+        return bool(self._stored)
 
     def exchange(self, wire: Wire) -> None:
-        """Collective. Afterwards this worker has what all lanes of the step have left."""
+        """Collective. Afterwards this worker has what all lanes of the step have stored."""
         tensors: Tensors = {}
-        mine = to_bytes(_packed(self._left, tensors), tensors)
+        mine = to_bytes(_packed(self._stored, tensors), tensors)
         for rank, theirs in enumerate(exchange_bytes(wire.transport, mine)):
             if rank != wire.world.rank:
-                self._left |= _unpacked(*from_bytes(theirs))
+                self._stored |= _unpacked(*from_bytes(theirs))
 
     def commit(self) -> None:
-        """The step counts."""
-        self._counted |= self._left
-        self._left = {}
+        self._committed |= self._stored
+        self._stored = {}
 
     def state(self, tensors: Tensors) -> Json:
-        """What a snapshot holds of it; its tensors go into `tensors`."""
-        return _packed(self._counted, tensors)
+        """Its part of a snapshot; its tensors go into `tensors`."""
+        return _packed(self._committed, tensors)
 
     def load(self, state: Json, tensors: Tensors) -> None:
-        """The run goes on from a snapshot."""
         loaded = _unpacked(state, tensors)
-        self._counted = {lane: _mapped(values, torch.Tensor.clone) for lane, values in loaded.items()}
-        self._left, self._evaluated = {}, {}
+        self._committed = {lane: _mapped(values, torch.Tensor.clone) for lane, values in loaded.items()}
+        self._stored, self._evaluated = {}, {}
 
 
 def _packed(lanes: Mapping[int, Values], tensors: Tensors) -> Json:

@@ -1,11 +1,11 @@
-"""State that is put back bit for bit, or refused by name.
+"""State that is restored bit for bit, or refused by name.
 
 # Note [Given and held]
-# What `load_state_dict` is given is not always what is held afterwards. torch's optimizers cast tensors to the dtype of
-# their parameter, so that float32 moments of bfloat16 parameters lose bits; other objects may round or drop some of it.
-# So every object is asked for its state after all have been loaded. Tensors that an optimizer has cast are put back as
-# they were saved. What differs even then is refused. What is held and was not saved does not matter: a later version of
-# torch may have further settings.
+# An object does not always hold what `load_state_dict` was given. torch's optimizers cast tensors to the dtype of their
+# parameter, so that float32 moments of bfloat16 parameters lose bits; other objects may round or drop some of it. So
+# the states of all objects are read again after all have been loaded. Tensors that an optimizer has cast are restored
+# as they were saved. What differs even then is refused. What is held and was not saved does not matter: a later version
+# of torch may have further settings.
 """
 
 import reprlib
@@ -23,9 +23,9 @@ from lockstep.state.snapshot import Json, Tensors, bytes_of, pack, unpack
 def load_exactly(
     things: Mapping[str, Stateful], packed: Mapping[str, Json], tensors: Mapping[str, torch.Tensor]
 ) -> None:
-    """Every thing holds the state that was packed under its name, or BadCheckpoint says what does not.
+    """Loads into every thing the state that was packed under its name; BadCheckpoint names what it does not hold.
 
-    See Note [Given and held]. Nobody shares memory with `tensors` afterwards.
+    See Note [Given and held]. Afterwards no thing shares memory with `tensors`.
     """
     for name, thing in things.items():
         _load(name, thing, unpack(packed[name], _copies(name, thing, packed[name], tensors)))
@@ -53,8 +53,8 @@ def _copies(name: str, thing: Stateful, packed: Json, tensors: Mapping[str, torc
     """The tensors that `packed` names, each on the device on which the thing has its own of that name now."""
     here: Tensors = {}
     pack(thing.state_dict(), name, here)
-    devices = {wanted: here[wanted].device if wanted in here else "cpu" for wanted in _named(packed)}
-    return {wanted: tensors[wanted].to(device, copy=True) for wanted, device in devices.items()}
+    devices = {key: here[key].device if key in here else "cpu" for key in _named(packed)}
+    return {key: tensors[key].to(device, copy=True) for key, device in devices.items()}
 
 
 def _named(packed: Json) -> Iterator[str]:
@@ -67,7 +67,7 @@ def _named(packed: Json) -> Iterator[str]:
 
 
 def _uncast(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """Tensors that torch has cast to the dtype of their parameter are as they were saved, where torch has put them."""
+    """Restores the saved dtype of tensors that torch has cast to that of their parameter, on torch's device."""
     for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=False):
         for parameter, number in zip(group["params"], saved_group["params"], strict=False):
             if parameter in optimizer.state and number in saved["state"]:
@@ -86,7 +86,7 @@ def _uncasted(held: Any, saved: Any) -> Any:
 
 
 def _held(name: str, thing: Stateful) -> Any:
-    """The thing's state in the form in which a snapshot gives it back."""
+    """The thing's state in the form of an unpacked snapshot."""
     tensors: Tensors = {}
     return unpack(pack(thing.state_dict(), name, tensors), tensors)
 

@@ -22,16 +22,16 @@ class Stateful(Protocol):
 
 @dataclass
 class Models:
-    """All that `replicate` was given, by name. The first model is `model`, the second `model2`, and so on."""
+    """The arguments of `replicate`, by name. The first model is `model`, the second `model2`, and so on."""
 
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
     optimizers: dict[str, Optimizer] = field(default_factory=dict)
     tracked: dict[str, Stateful] = field(default_factory=dict)
     _num_held: dict[int, int] = field(default_factory=dict)
-    """How many tensors each optimizer updated when that was last looked at, by its id."""
+    """How many tensors each optimizer had at the last look, by its id."""
 
     def add(self, module: torch.nn.Module, optimizers: Sequence[Optimizer], tracked: dict[str, Stateful]) -> None:
-        """Takes in a model (again, if it has changed) and what belongs to it; refuses what cannot be replicated."""
+        """Adds a model (again, if it has changed) and what belongs to it; refuses what cannot be replicated."""
         _check_module(module)
         _check_optimizers(optimizers)
         _check_tracked(tracked, self.tracked)
@@ -45,13 +45,13 @@ class Models:
     def parameters(self) -> list[NamedParameter]:
         """Every parameter once, under its first name, in order of registration."""
         seen: set[int] = set()
-        found = []
+        named = []
         for number, (label, module) in enumerate(self.modules.items()):
             for path, parameter in module.named_parameters():
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
-                    found.append(NamedParameter(self._full_name(label, path), parameter, number))
-        return found
+                    named.append(NamedParameter(self._full_name(label, path), parameter, number))
+        return named
 
     def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
         for label, module in self.modules.items():
@@ -63,9 +63,9 @@ class Models:
         return {named.name: named.parameter.detach() for named in self.parameters()} | dict(self.buffers())
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """What stands in `p.grad`, by name."""
-        found = ((named.name, named.parameter.grad) for named in self.parameters())
-        return {name: gradient.detach() for name, gradient in found if gradient is not None}
+        """The gradients in `p.grad`, by name."""
+        gradients = ((named.name, named.parameter.grad) for named in self.parameters())
+        return {name: gradient.detach() for name, gradient in gradients if gradient is not None}
 
     def optimizer_state(self) -> dict[str, Any]:
         """What every optimizer keeps per parameter, as `optimizer/<parameter>/<key>`."""
@@ -91,7 +91,7 @@ class Models:
         return {**self.tensors(), **self.optimizer_state()}
 
     def held(self) -> dict[str, Any]:
-        """All that the next step depends on: what is trained, what stands in `p.grad`, and what is tracked."""
+        """All that the next step depends on: what is trained, the gradients in `p.grad`, and what is tracked."""
         gradients = {f"gradient of {name}": gradient for name, gradient in self.gradients().items()}
         return {**self.everything(), **gradients, **{name: thing.state_dict() for name, thing in self.tracked.items()}}
 
@@ -111,7 +111,7 @@ class Models:
                 )
 
     def look_at(self, optimizer: Optimizer) -> None:
-        """Before an update: an optimizer that was given more tensors since may have some that no model holds."""
+        """Called before an update: an optimizer that has got more tensors may have some that no model holds."""
         num_held = sum(len(group["params"]) for group in optimizer.param_groups)
         if self._num_held.get(id(optimizer)) != num_held:
             self.check_optimizers_cover_known_parameters()
@@ -123,9 +123,9 @@ class Models:
 
 
 class RegistrationWatch:
-    """Notices that some module, anywhere, was given a parameter, buffer or submodule. One owner, who calls `close`.
+    """Notices that any module has got a parameter, buffer or submodule. Its owner calls `close`.
 
-    Walking a model at every step would cost more than a small step; torch tells when something is registered.
+    Walking a model at every step would cost more than a small step; torch calls a hook when something is registered.
     """
 
     def __init__(self) -> None:

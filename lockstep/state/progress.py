@@ -1,4 +1,4 @@
-"""Where a run is in its data: which epoch, and where each loader stands.
+"""Where a run is in its data: the epoch, and the position of each loader.
 
 # Note [Where an epoch is resumed]
 # A checkpoint saved in the middle of a loader's pass resumes inside that epoch, at the next batch. One saved after
@@ -9,8 +9,8 @@
 # Note [Numbers of loaders]
 # Order and augmentation of a loader depend on its number, so a resumed run must give its loaders the numbers that they
 # had. Those that a script makes before it trains are counted from 0. One that is made in the body of an epoch has a
-# number for itself in every epoch: a snapshot says how many were made before the epoch in which it is resumed. Made in
-# a loop that is none of run.epochs, a loader cannot be found again.
+# number for itself in every epoch: a snapshot has how many were made before the epoch in which it is resumed. A loader
+# that is made in another loop than that of run.epochs cannot be identified again.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +23,7 @@ from lockstep.errors import BadCheckpoint
 
 @dataclass(frozen=True)
 class LoaderPlace:
-    """Where a loader of a checkpoint stood, and in which batches that is counted; None if the checkpoint is older."""
+    """The position of a loader in a checkpoint, and in which batches it is counted; None if the checkpoint is older."""
 
     position: Position
     batches: tuple[str, int | None] | None
@@ -49,7 +49,7 @@ class LoaderCounts:
     before_training: int | None = None
     before_epoch: int = 0
     lost: bool = False
-    """Whether one was trained on that could not be found again."""
+    """Whether one was trained on that could not be identified again."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ class DataProgress:
                 self.on_epoch_end()
 
     def add(self, make: Callable[[int], ShardedLoader]) -> ShardedLoader:
-        """A further loader, made with its number, and put where a resumed run left it."""
+        """A further loader, made with its number, at the position that a resumed run has for it."""
         number = self.made.total
         loader = make(number)
         self._place(number, loader)
@@ -93,13 +93,12 @@ class DataProgress:
         return sum(loader.waited_ns for loader in self.loaders.values())
 
     def present(self) -> list[ShardedLoader]:
-        """All loaders but those that were made inside of an epoch that is over: a newcomer has never made them."""
+        """All loaders except those made inside of an epoch that is over: a newcomer has never made them."""
         first = self.made.before_training
         is_over = range(0) if first is None else range(first, self.made.before_epoch)
         return [loader for number, loader in self.loaders.items() if number not in is_over]
 
     def loader_pids(self) -> list[int]:
-        """The processes that load for this worker."""
         return [pid for loader in self.loaders.values() for pid in loader.pids]
 
     def is_copied(self) -> None:
@@ -108,7 +107,7 @@ class DataProgress:
             loader.after_fork()
 
     def begins_training(self) -> None:
-        """The script asks for its first epoch, or trains: the loaders that it makes before are all there."""
+        """The script begins its first epoch, or trains: it has made all loaders that it makes before."""
         if self.made.before_training is not None:
             return
         self.made.before_training = self.made.total
@@ -125,13 +124,13 @@ class DataProgress:
             self.made.lost = True
 
     def evaluates(self, batch: GlobalBatch) -> None:
-        """A batch is evaluated: a run that goes on from here need not do it again."""
+        """A batch is evaluated: a run that resumes from here need not do it again."""
         loader = None if batch.loader is None else self.loaders.get(batch.loader)
         if loader is not None and batch.position is not None:
             loader.evaluated = Position(batch.position.epoch, batch.position.step + 1)
 
     def state(self) -> dict[str, Any]:
-        """What a snapshot holds of it: where the run goes on, behind what was trained."""
+        """Its part of a snapshot: where the run resumes, after what was trained."""
         made, is_done = self.made, self._epoch_is_done
         total = made.before_epoch if self.in_epoch and not is_done else made.total
         loaders = {str(number): loader for number, loader in self.loaders.items()}
@@ -145,7 +144,7 @@ class DataProgress:
         }
 
     def load(self, state: Mapping[str, Any], rekey: Callable[[ShardedLoader], None]) -> None:
-        """The run goes on where the state was taken; `rekey` gives a loader the seed and the lanes of the run."""
+        """Restores its part of a snapshot; `rekey` sets a loader's seed and lanes to those of the run."""
         made = state.get("made", {})
         if made.get("lost"):
             raise BadCheckpoint(
@@ -167,7 +166,6 @@ class DataProgress:
         return bool(self.trained_on & (ended | {None})) and not under_way
 
     def _begin(self) -> None:
-        """Nothing of epoch `self.epoch` is done."""
         self.passes_before = {number: loader.position.epoch for number, loader in self.loaders.items()}
         self.trained_on.clear()
         self.made.before_epoch = self.made.total
@@ -191,7 +189,7 @@ class DataProgress:
 
 
 def places(state: Mapping[str, Any]) -> dict[int, LoaderPlace]:
-    """Where each loader stood. A checkpoint may be from before batches, or numbers, were written down."""
+    """The position of each loader. An older checkpoint may have no batches, or no numbers."""
     positions, batches = _numbered(state["loaders"]), _numbered(state.get("batches") or {})
     trained_on, spent = state.get("trained_on", ()), _numbered(state.get("spent", {}))
     drawn = _numbered(state.get("drawn", {}))

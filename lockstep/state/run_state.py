@@ -1,4 +1,4 @@
-"""How a run is saved and found again."""
+"""How a run is captured in a snapshot, and restored from one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -39,18 +39,18 @@ class StatePart(Protocol):
 
 
 class ScriptState(Protocol):
-    """What a snapshot holds of where the user's script is."""
+    """The user's script as a part of a snapshot."""
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether what stands in `p.grad` now belongs to the run."""
+        """Whether the gradients in `p.grad` now belong to the run."""
 
     def state(self) -> dict[str, Any]: ...
 
     def load(self, state: Mapping[str, Any]) -> None: ...
 
     def generators_loaded(self) -> None:
-        """The generators outside of lanes stand where the snapshot's did."""
+        """Called after the generators outside of lanes were set to the snapshot's states."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ class RunState:
         return Snapshot(tensors, {**state, "strategy": of_strategy} if of_strategy else state)
 
     def install(self, snapshot: Snapshot) -> None:
-        """Afterwards the run stands where the snapshot was taken; the snapshot itself shares no memory with the run.
+        """Restores the run from the snapshot, which shares no memory with it afterwards.
 
-        Nothing is checked and nothing is exchanged. The number of lanes may have changed: they are to be dealt anew.
+        Nothing is checked and nothing is exchanged. The number of lanes may have changed: the caller assigns them.
         """
         state, steps = snapshot.state, self.steps
         load_models(self.models, snapshot)
@@ -113,7 +113,7 @@ class RunState:
 
 
 def in_this_epoch(state: RunState) -> Snapshot:
-    """A snapshot from which the body of the epoch under way is done again, without the batches it has trained on.
+    """A snapshot from which the body of the epoch under way runs again, without the batches it has trained on.
 
     An evaluation that was cut short is then done again, from its beginning.
     """
@@ -131,30 +131,30 @@ def in_this_epoch(state: RunState) -> Snapshot:
     return snapshot
 
 
-def told_elsewhere(snapshot: Snapshot, settings: Settings) -> str:
-    """What to tell if the snapshot was taken on another kind of device or with other switches; else nothing."""
+def hardware_note(snapshot: Snapshot, settings: Settings) -> str:
+    """A note if the snapshot was taken on another kind of device or with other switches; else nothing."""
     return difference(snapshot.state.get("hardware", {}), recorded(settings.device))
 
 
 def check(run: RunState, snapshot: Snapshot, path: Path, settings: Settings) -> None:
-    """Refuses a snapshot of another model, of a run with other lanes or another seed than this one was told, or of
-    loaders whose place cannot be found with those of this run.
+    """Refuses a snapshot of another model, of another number of lanes or seed than this run was started with, or
+    whose positions do not fit the loaders of this run.
     """
     check_fits(run.models, snapshot, path)
-    _check_told(settings, snapshot.state, path)
-    found = places(snapshot.state)
+    _check_settings(settings, snapshot.state, path)
+    positions = places(snapshot.state)
     for number, loader in run.progress.loaders.items():
-        if number in found:
-            found[number].check(number, loader)
+        if number in positions:
+            positions[number].check(number, loader)
 
 
-def _check_told(settings: Settings, state: dict[str, Any], path: Path) -> None:
-    told = (
+def _check_settings(settings: Settings, state: dict[str, Any], path: Path) -> None:
+    settings_given = (
         ("lanes", settings.lanes_told, settings.assignment.num_lanes, state["num_lanes"]),
         ("seed", settings.seed_told, settings.seed, state["seed"]),
     )
-    for name, was_told, ours, theirs in told:
-        if was_told and ours != theirs:
+    for name, is_given, ours, theirs in settings_given:
+        if is_given and ours != theirs:
             raise BadCheckpoint(
                 f"checkpoint {path} belongs to a run with {name} {theirs}, but this run was told {name} {ours}. "
                 f"A resumed run keeps its {name}: leave the option out, or say {theirs}."

@@ -1,7 +1,7 @@
-"""What the state in a snapshot looks like, entry by entry.
+"""The form of the state in a snapshot, entry by entry.
 
-A snapshot comes from a disk or from another worker, and its digest says only that it came as it was written.
-`check_form` looks at all of the state before any of it is used: what is not as it should be is refused by name.
+A snapshot comes from a disk or from another worker, and its digest shows only that it arrived as it was written.
+`check_form` checks all of the state before any of it is used, and refuses a wrong entry by name.
 
 An entry that is added to the state gets a row in `STATE`, or in `LATER` if there are checkpoints without it. Entries
 that are not known here are left alone.
@@ -27,7 +27,7 @@ MOST = 2**63 - 1
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a value stands in a snapshot, and the tensors that it may name."""
+    """The path of a value in a snapshot, and the tensors that it may name."""
 
     path: str
     tensors: Mapping[str, torch.Tensor]
@@ -35,17 +35,17 @@ class Entry:
     def inside(self, key: object) -> "Entry":
         return Entry(f"{self.path}/{key}", self.tensors)
 
-    def expect(self, holds: bool, value: object, wanted: str) -> None:
+    def expect(self, holds: bool, value: object, expected: str) -> None:
         if not holds:
-            raise BadCheckpoint(f"{self.path} is {reprlib.repr(value)}, not {wanted}")
+            raise BadCheckpoint(f"{self.path} is {reprlib.repr(value)}, not {expected}")
 
 
 Check = Callable[[Any, Entry], None]
-"""Raises BadCheckpoint, which names the entry, unless the value is as it should be."""
+"""Raises BadCheckpoint, which names the entry, unless the value has the right form."""
 
 
 def check_form(snapshot: Snapshot, what: str) -> None:
-    """Refuses a snapshot whose state cannot be that of a run. `what` says which snapshot it is. Changes nothing."""
+    """Refuses a snapshot whose state cannot be that of a run. `what` names the snapshot. Changes nothing."""
     root = Entry(f"{what}: state", snapshot.tensors)
     _fields(STATE, LATER)(snapshot.state, root)
     loaders, batches = snapshot.state["loaders"], snapshot.state.get("batches")
@@ -64,8 +64,8 @@ def _whole(least: int, most: int = MOST) -> Check:
     return check
 
 
-def _of_type(wanted: str, *kinds: type) -> Check:
-    return lambda value, entry: entry.expect(type(value) in kinds, value, wanted)
+def _of_type(expected: str, *kinds: type) -> Check:
+    return lambda value, entry: entry.expect(type(value) in kinds, value, expected)
 
 
 _integer = _of_type("a whole number", int)
@@ -97,11 +97,11 @@ def _row(*checks: Check) -> Check:
     return check_each
 
 
-def _each(kind: type, wanted: str, check: Check) -> Check:
+def _each(kind: type, expected: str, check: Check) -> Check:
     """A list or a table of entries that are all alike."""
 
     def check_each(value: Any, entry: Entry) -> None:
-        entry.expect(isinstance(value, kind), value, wanted)
+        entry.expect(isinstance(value, kind), value, expected)
         for name, item in value.items() if isinstance(value, dict) else enumerate(value):
             check(item, entry.inside(name))
 
@@ -113,7 +113,7 @@ _by_name = partial(_each, dict, "a table by name")
 
 
 def _by_number(check: Check) -> Check:
-    """A table by whole numbers written as text, or a list, as it was before numbers were written down."""
+    """A table by whole numbers written as text, or, in older checkpoints, a list."""
 
     def check_each(value: Any, entry: Entry) -> None:
         numbered = isinstance(value, dict) and all(name.isdecimal() and len(name) <= 9 for name in value)
@@ -138,7 +138,7 @@ def _fields(needed: Mapping[str, Check], later: Mapping[str, Check]) -> Check:
 
 
 def _packed(check: Check | None = None) -> Check:
-    """What `pack` makes of a value, and `check` of that value."""
+    """A value as `pack` writes it; `check` is for the unpacked value."""
 
     def check_both(value: Any, entry: Entry) -> None:
         check_packed(value, entry.path, entry.tensors)
@@ -152,7 +152,7 @@ def _packed(check: Check | None = None) -> Check:
 
 
 def _optimizer(value: Any, entry: Entry) -> None:
-    """What torch's `Optimizer.state_dict` gives, as far as the run itself reads it."""
+    """What torch's `Optimizer.state_dict` returns, as far as the run itself reads it."""
     is_mapping = isinstance(value, dict) and isinstance(value.get("state"), dict)
     entry.expect(is_mapping, value, "the state of an optimizer")
     groups = value.get("param_groups")
@@ -196,7 +196,7 @@ def _of_numpy(value: Any, entry: Entry) -> None:
 
 
 def _try(put: Callable[[], object], entry: Entry) -> None:
-    """A new generator, put into the state, shows whether it is one."""
+    """Sets a new generator to the state, which fails if it is none."""
     try:
         put()
     except (TypeError, ValueError, RuntimeError, OverflowError, KeyError, IndexError) as error:

@@ -1,7 +1,7 @@
-"""A snapshot of a run: tensors by name, and everything else as plain JSON. Nothing is pickled, nothing in it can run.
+"""A snapshot of a run: tensors by name, and everything else as plain JSON. Nothing is pickled, so it cannot run code.
 
 A state_dict is a tree of dicts, lists, tuples, numbers and tensors. `pack` writes the tree as JSON values in which a
-tensor is a name; `unpack` is its inverse, for what `check_packed` does not refuse.
+tensor is a name; `unpack` is its inverse, for values that `check_packed` accepts.
 """
 
 import ctypes
@@ -33,14 +33,14 @@ DEEPEST = 60
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that a run goes on from: tensors by name, and everything else as JSON values."""
+    """All that a run resumes from: tensors by name, and everything else as JSON values."""
 
     tensors: Tensors
     state: dict[str, Json]
 
 
 def pack(value: Any, path: str, tensors: Tensors, depth: int = 0) -> Json:
-    """The JSON form of `value`; its tensors go into `tensors`, named by where they stand."""
+    """The JSON form of `value`; its tensors go into `tensors`, named by their paths."""
     if isinstance(value, torch.Tensor):
         return {"tensor": _put(value.detach(), path, tensors)}
     if value is None or isinstance(value, bool | int | str):
@@ -98,7 +98,7 @@ def check_packed(packed: Json, path: str, tensors: Mapping[str, torch.Tensor], d
 
 
 def _put(tensor: torch.Tensor, path: str, tensors: Tensors) -> str:
-    """The name under which the tensor stands in `tensors`: two keys may read alike, as 1 and "1" do."""
+    """Adds the tensor; returns its name, which need not be its path: two keys may read alike, as 1 and "1" do."""
     while path in tensors:
         path += "'"
     tensors[path] = tensor
@@ -166,7 +166,7 @@ def pack_generators(tensors: Tensors) -> Json:
 
 
 def unpack_generators(packed: Json, tensors: Tensors) -> None:
-    """Puts the generators back. Those that are not in use here, or were not in use there, go on as they are."""
+    """Restores the generators. Those that are not in use, or were not in use in the snapshot, keep their state."""
     saved: dict[str, Any] = unpack(packed, tensors)
     numpy = None if saved["numpy"] is None else tuple(saved["numpy"])
     cuda = saved["cuda"] if torch.cuda.is_initialized() else None

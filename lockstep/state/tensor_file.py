@@ -1,11 +1,11 @@
 """Writes tensors to a file of the safetensors format, with torch alone.
 
-The format: eight bytes with the length of the header; the header, which is JSON and gives the dtype, the shape and the
+The format: eight bytes with the length of the header; the header, which is JSON and has the dtype, the shape and the
 place of every tensor by name; and the bytes of the tensors. The safetensors library reads such a file without NumPy,
 but cannot write one without it.
 
 # Note [Aligned tensors]
-# A reader may map the file into memory and use the tensors where they lie. So spaces fill the header up to a multiple
+# A reader may map the file into memory and use the tensors in place. So spaces fill the header up to a multiple
 # of eight bytes, and larger elements come first: every tensor begins at a multiple of the size of its elements.
 """
 
@@ -48,11 +48,11 @@ NAMES: Mapping[torch.dtype, str] = MappingProxyType(
         HALVES: "F4",
     }
 )
-"""What the format calls each dtype that it has."""
+"""The format's name of each dtype that it has."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
-    """Writes the tensors to a new file at `path`; gives the SHA-256 of the file.
+    """Writes the tensors to a new file at `path`; returns the SHA-256 of the file.
 
     A tensor is copied only if it is on a GPU or not contiguous, and one at a time.
     """
@@ -66,14 +66,14 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous tensor on the CPU, where they lie: not to be used longer than the tensor."""
+    """The bytes of a contiguous tensor on the CPU, without a copy: valid as long as the tensor."""
     return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))
 
 
 def _pieces(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[bytes | memoryview]:
     yield _header(tensors)
     for _, tensor in tensors:
-        # Of a conjugate or a negative that torch has put off, the memory holds something else.
+        # torch evaluates conjugates and negatives lazily: the memory of such a tensor does not hold its values.
         there = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
         yield memory_of(there)
 

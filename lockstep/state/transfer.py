@@ -3,8 +3,8 @@
 # Note [How a snapshot travels]
 # The size and the SHA-256 of a JSON text; the text (the state, and each tensor's name, dtype and shape); the bytes of
 # all tensors in a row, cut into pieces; and the SHA-256 of text and bytes. Both sides cut the pieces by the text alone,
-# so it is checked before any piece is awaited: a backend may abort when two sides disagree on a size. No dtype is
-# looked up that is not listed here, and the snapshot is given out only if the last digest fits.
+# so it is checked before any piece is received: a backend may abort when two sides disagree on a size. Only listed
+# dtypes are looked up, and the snapshot is returned only if the last digest fits.
 """
 
 import ctypes
@@ -49,7 +49,7 @@ def send_snapshot(
     def send(flat: torch.Tensor, digest: Any = None) -> None:
         pending = [transport.send(flat, target, tag) for target in targets]
         if digest is not None:
-            digest.update(memory_of(flat))  # while the bytes are on their way
+            digest.update(memory_of(flat))  # while the bytes are being sent
         for sent in pending:
             sent.wait()
 
@@ -65,8 +65,9 @@ def send_snapshot(
 
 
 def receive_snapshot(transport: Transport, source: int, tag: int = SNAPSHOT) -> Snapshot:
-    """The snapshot that worker `source` sends, on the CPU; BadCheckpoint if it did not arrive as it was sent, or its
-    state is not that of a run.
+    """The snapshot that worker `source` sends, on the CPU.
+
+    Raises BadCheckpoint if it did not arrive as it was sent, or its state is not that of a run.
     """
     text = _receive_text(transport, source, tag)
     digest = hashlib.sha256(text)

@@ -23,7 +23,7 @@ import torch
 from torch.autograd.graph import Node
 from torch.optim import Optimizer
 
-from lockstep.errors import Misuse, told_as_lost
+from lockstep.errors import Misuse, naming_lost_worker
 from lockstep.events import BucketFilled, Events, LaneGradients, ReduceBegan, ReduceDone, Wait, WaitBegan, WaitEnded
 from lockstep.gradients.batchnorm import Statistics, connect, norms_by_lane
 from lockstep.gradients.bucket import Bucket
@@ -116,7 +116,7 @@ class ReplicatedEngine(StepEngine):
         if self.statistics is not None:
             self.statistics.begin(plan, generation.wire.transport)
         whole = reduction(plan.assignment, plan.present)
-        with told_as_lost(plan.step, "the beginning of the step"):
+        with naming_lost_worker(plan.step, "the beginning of the step"):
             agreement = Agreement(generation.wire.transport, partial(self._plan_to_agree, plan))
         self._step = StepInFlight(
             plan=plan,
@@ -205,16 +205,18 @@ class ReplicatedEngine(StepEngine):
         if self.statistics is not None and self.statistics.failure is not None:
             raise self.statistics.failure
         step.record.requests, step.record.carries = list(requests), carries
-        with told_as_lost(step.plan.step, "the end of the step"):
+        with naming_lost_worker(step.plan.step, "the end of the step"):
             record = self._exchange_records(step)
         step.weights = record.lane_weights(step.plan.shares)
         self._launch_rest(step, record)
         for number, launched in enumerate(step.launched):
             self._events.emit(WaitBegan, Wait.STEP, number, len(step.launched), step=step.plan.step)
-            with told_as_lost(step.plan.step, f"reduce of bucket {number}"):  # a job that could not be woken tells less
+            with naming_lost_worker(
+                step.plan.step, f"reduce of bucket {number}"
+            ):  # a job that could not be woken tells less
                 launched.result()
         if not step.plan.adds_nothing and not self._buckets.knows_order and any(record.used):
-            with told_as_lost(step.plan.step, "agreeing on the order of gradients"):
+            with naming_lost_worker(step.plan.step, "agreeing on the order of gradients"):
                 self._buckets.learn_order(step.plan.assignment.carriers()[step.plan.present[0]])
         step.outcome = record
         return record
@@ -222,7 +224,7 @@ class ReplicatedEngine(StepEngine):
     def drift(self) -> Drift | None:
         step = self._in_flight()
         assert step.outcome is not None
-        with told_as_lost(step.plan.step, "comparing the replicas"):
+        with naming_lost_worker(step.plan.step, "comparing the replicas"):
             drift = step.health.drift(step.outcome.healths, step.generation.wire)
             if drift is not None:
                 step.generation.wire.reducer.closing_barrier()
@@ -243,7 +245,7 @@ class ReplicatedEngine(StepEngine):
         """See Note [Commit]."""
         step = self._in_flight()
         wire = step.generation.wire
-        with told_as_lost(step.plan.step, "the commit of the step"):
+        with naming_lost_worker(step.plan.step, "the commit of the step"):
             if not wire.reducer.closing_barrier():
                 exchange_with_peers(wire.transport, lambda: b"\0", COMMIT)
         self._events.emit(WaitEnded, Wait.STEP, step=step.plan.step)
@@ -379,7 +381,7 @@ class ReplicatedEngine(StepEngine):
         if any(record.changed):
 
             def settle() -> None:
-                with told_as_lost(step.plan.step, "averaging of buffers"):
+                with naming_lost_worker(step.plan.step, "averaging of buffers"):
                     self._settle_buffers(step, record)
 
             step.launched.append(step.generation.wire.sequence.submit(settle))
@@ -392,7 +394,7 @@ class ReplicatedEngine(StepEngine):
 
         def reduce() -> None:
             self._events.emit(ReduceBegan, number, step=at)
-            with told_as_lost(at, f"reduce of bucket {number}"):
+            with naming_lost_worker(at, f"reduce of bucket {number}"):
                 step.agreement.check()
                 add(step.reduction, bucket.roots(), bucket.total)
             self._events.emit(ReduceDone, number, step=at)

@@ -1,11 +1,11 @@
-"""What a member asks for, in words that all members compare before any data moves.
+"""A member's call, as bytes that all members compare before any data moves.
 
 # Note [Words before data]
-# Collectives are matched by position: the third call here meets the third call there. Every call therefore begins
-# with a meeting at which each member shows what it asks for. If two differ, or one asks for something impossible, all
-# members raise the same error at the same moment; nothing but the members' own staging memory was written, and the
-# group can be used on. The words hold no number of the call: it is the same everywhere by construction, and without
-# it equal words, which are the rule, are recognised by a look into a dictionary.
+# Collectives are matched by position: the third call of one member meets the third call of another. Every call
+# therefore begins with a meeting at which each member shows its call. If two differ, or one is impossible, all members
+# raise the same error at the same call; only the members' own staging memory was written, and the group stays usable.
+# The words do not hold the number of the call: it is the same on all members by construction, and without it equal
+# words, which are the rule, are found in a dictionary.
 """
 
 import json
@@ -48,13 +48,13 @@ def decode(words: bytes) -> CollectiveCall:
 
 
 def check(calls: Mapping[int, CollectiveCall], here: int, global_ranks: Sequence[int]) -> None:
-    """Raises on every member if two of them differ, or one asked for the impossible. See Note [Words before data].
+    """Raises on every member if two calls differ, or one is impossible. See Note [Words before data].
 
     Members are named by their global ranks, whatever the group.
     """
     for there, call in calls.items():
         _check_equal(calls[here], call, global_ranks[here], global_ranks[there], ["operation"])
-    for member, call in calls.items():  # before what else may differ: a faulty call may not know it
+    for member, call in calls.items():  # first: in a faulty call the other fields may be unknown
         if call.fault:
             raise BadArgument(f"{call.operation} on worker {global_ranks[member]}: {call.fault}. {ADVICE}")
     for there, call in calls.items():
@@ -85,7 +85,7 @@ def _check_equal(mine: CollectiveCall, theirs: CollectiveCall, here: int, there:
 
 
 def _check_pair(calls: Mapping[int, CollectiveCall], giver: int, taker: int, global_ranks: Sequence[int]) -> None:
-    """What one gives to another must be what the other takes."""
+    """Raises unless what one member gives to another is what the other takes."""
     given, taken = part(calls[giver].gives, taker, len(calls)), part(calls[taker].takes, giver, len(calls))
     if given != taken:
         what = f"the number of elements that the first gives to the second in {calls[giver].operation}"
@@ -113,11 +113,11 @@ def exchange_call(
     if fault:
         return CollectiveCall(operation, root=root, fault=fault)
     dtypes = [{tensor.dtype for tensor in (*gives.tensors, *takes.tensors)} for gives, takes in _pairs(given, taken)]
-    if mixed := [found for found in dtypes if len(found) > 1]:
+    if mixed := [kinds for kinds in dtypes if len(kinds) > 1]:
         return CollectiveCall(operation, root=root, fault=_mixed(mixed[0]))
     return CollectiveCall(
         operation,
-        tuple(dtype_name(found.pop()) for found in dtypes),
+        tuple(dtype_name(kinds.pop()) for kinds in dtypes),
         root=root,
         gives=tuple(size for parts in given for size in parts.sizes),
         takes=tuple(size for parts in taken for size in parts.sizes),

@@ -1,10 +1,10 @@
 """Collectives that move bytes and change none: broadcast, gather, all-gather, scatter, all-to-all.
 
 # Note [Bytes moved in an exchange]
-# A member lays what it gives in a row, copies the row through its staging memory in chunks that fit a cache, and
+# A member puts what it gives in a row, copies the row through its staging memory in chunks that fit a cache, and
 # every member copies what it takes straight to its place: two copies of each byte, the fewest for memory that peers
-# cannot see. What a member gives to itself is copied once. What goes to all alike (broadcast, all-gather) stands in
-# the row once.
+# cannot see. What a member gives to itself is copied once. What goes to all members alike (broadcast, all-gather) is
+# in the row once.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ SAME_TO_ALL = ("broadcast", "all_gather")
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where what is given stands in the giver's row of bytes: by tensor and taker. Nothing for the giver itself."""
+    """The places in the giver's row of bytes, by tensor and taker. Nothing for the giver itself."""
 
     starts: dict[tuple[int, int], int]
     num_bytes: int
@@ -50,7 +50,7 @@ def row_layout(call: CollectiveCall, giver: int, num_members: int) -> RowLayout:
 
 @dataclass(frozen=True)
 class Piece:
-    """Memory that holds, or is to hold, the bytes of a row from `start` on."""
+    """Memory for the bytes of a row from `start` on."""
 
     start: int
     memory: torch.Tensor
@@ -63,7 +63,7 @@ class Piece:
 
 
 def exchange(rounds: Rounds, call: CollectiveCall, given: Sequence[MemberParts], taken: Sequence[MemberParts]) -> None:
-    """Collective. Every member has what it takes. See Note [Bytes moved in an exchange]."""
+    """Collective. Afterwards every member has what it takes. See Note [Bytes moved in an exchange]."""
     layout = row_layout(call, rounds.rank, len(rounds.members))
     may_overlap = call.operation == "all_to_all" and layout.num_bytes > CHUNK_BYTES
     sources = [parts.open() for parts in (_set_apart(given, taken) if may_overlap else given)]
@@ -92,10 +92,12 @@ def exchange(rounds: Rounds, call: CollectiveCall, given: Sequence[MemberParts],
 
 
 def _set_apart(given: Sequence[MemberParts], taken: Sequence[MemberParts]) -> list[MemberParts]:
-    """What is given, copied if it is overwritten: one chunk would come where another is still to leave."""
+    """What is given, copied where it would be overwritten by a chunk before it has been sent."""
     written = {tensor.untyped_storage().data_ptr() for parts in taken for tensor in parts.tensors}
     overwritten = [any(t.untyped_storage().data_ptr() in written for t in parts.tensors) for parts in given]
-    return [parts.copied() if found else parts for parts, found in zip(given, overwritten, strict=True)]
+    return [
+        parts.copied() if is_overwritten else parts for parts, is_overwritten in zip(given, overwritten, strict=True)
+    ]
 
 
 def _stage(rounds: Rounds, outgoing: list[Piece], chunk: range, row_bytes: int) -> None:
@@ -107,17 +109,16 @@ def _stage(rounds: Rounds, outgoing: list[Piece], chunk: range, row_bytes: int) 
 
 
 def _pieces(layout: RowLayout, parts: list[list[torch.Tensor]]) -> dict[int, Piece]:
-    """What stands in the row of one giver, by its start; what goes to several stands there once."""
-    found: dict[int, Piece] = {}
+    """The pieces of one giver's row, by their start; what goes to several members is there once."""
+    pieces: dict[int, Piece] = {}
     for (tensor, taker), start in layout.starts.items():
         memory = parts[tensor][taker]
         if memory.numel():
-            found[start] = Piece(start, memory.view(torch.uint8))
-    return found
+            pieces[start] = Piece(start, memory.view(torch.uint8))
+    return pieces
 
 
 def _incoming(rank: int, layouts: dict[int, RowLayout], parts: list[list[torch.Tensor]]) -> list[tuple[int, Piece]]:
-    """What this member takes of its peers' rows."""
     return [
         (peer, Piece(layout.starts[tensor, rank], by_member[peer].view(torch.uint8)))
         for peer, layout in layouts.items()

@@ -15,7 +15,7 @@ class FlatTensor:
     elements: torch.Tensor
 
     def finish(self) -> None:
-        """What was written to `elements` is in the tensor."""
+        """Copies `elements` back to the tensor, if they are a copy."""
         if self.elements.data_ptr() != self.tensor.data_ptr():
             self.tensor.copy_(self.elements.view(self.tensor.shape))
 
@@ -23,7 +23,7 @@ class FlatTensor:
 def flat(tensor: torch.Tensor) -> FlatTensor:
     """Elements in the order of the indices.
 
-    Autograd does not see what is done to them, as with other backends: `detach` would count it as a change.
+    Autograd does not record writes to them, as with other backends: with `detach` they would count as a change.
     """
     plain = tensor.data
     return FlatTensor(plain, plain.resolve_conj().resolve_neg().contiguous().view(-1))
@@ -53,7 +53,7 @@ TensorSpan = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class MemberParts:
-    """What there is for each member, or of each: a place in one of the tensors."""
+    """The part for each member, or from each: a place in one of the tensors."""
 
     tensors: tuple[torch.Tensor, ...]
     places: tuple[TensorSpan, ...]
@@ -66,7 +66,7 @@ class MemberParts:
         return MemberParts(tuple(tensor.data.clone() for tensor in self.tensors), self.places)
 
     def open(self) -> "FlatParts":
-        """When the operation begins: a tensor that another operation writes before is read after that."""
+        """Called when the operation begins, after earlier operations have written to the tensors."""
         return FlatParts([flat(tensor) for tensor in self.tensors], self.places)
 
 
@@ -78,7 +78,7 @@ class FlatParts:
         self.of = [flats[index].elements[start : start + size] if size else _NOTHING for index, start, size in places]
 
     def finish(self) -> None:
-        """What was written to the parts is in the tensors."""
+        """Copies what was written to the parts back to the tensors."""
         for written in self._flats:
             written.finish()
 

@@ -2,10 +2,10 @@
 
 # Note [A process group in Python]
 # C++ code (DDP's reducer, the functional collectives) reaches a subclass in Python through the names that torch's
-# PyProcessGroup hands on: allreduce, allgather, broadcast, reduce_scatter, barrier, the coalesced ones and
+# PyProcessGroup passes on: allreduce, allgather, broadcast, reduce_scatter, barrier, the coalesced ones and
 # all_to_all_single. torch 2.12 renamed some; both names are here. All else goes to the backend that is registered for
-# the device: a Gloo group, whose connections are made when first used. It gives the group its name and its device,
-# and does what C++ may ask for under other names, so that nothing is silently left out.
+# the device: a Gloo group, which connects when first used. It gives the group its name and its device, and serves what
+# C++ may call under other names, so that nothing is silently left out.
 """
 
 # mypy: disable-error-code="override, assignment"
@@ -57,7 +57,7 @@ class SharedMemoryGroup(ProcessGroup):  # type: ignore[misc]
         return self._store
 
     def shutdown(self) -> None:
-        """Threads have ended, sockets are closed, shared memory is freed. What is still under way fails."""
+        """Ends the threads, closes the sockets and frees the shared memory. Operations under way fail."""
         self._members.close()
         super().shutdown()
 
@@ -175,21 +175,21 @@ class SharedMemoryGroup(ProcessGroup):  # type: ignore[misc]
         alike = [[t for t in tensors if t.dtype == dtype] for dtype in dict.fromkeys(t.dtype for t in tensors)]
         op = opts.reduceOp if opts is not None else "SUM"
         calls = [
-            reduction_call(operation, found, [sum(map(Tensor.numel, found))], op, root=root, fault=unwritable(found))
-            for found in alike
+            reduction_call(operation, group, [sum(map(Tensor.numel, group))], op, root=root, fault=unwritable(group))
+            for group in alike
         ]
         keeps = root in (-1, self._members.rank)
 
-        def program(call: CollectiveCall, found: list[Tensor]) -> Program:
+        def program(call: CollectiveCall, group: list[Tensor]) -> Program:
             def work() -> None:
-                values = flat(found[0]) if len(found) == 1 else row(found)
+                values = flat(group[0]) if len(group) == 1 else row(group)
                 reduction.all_reduce(self._members.rounds, call, values.elements, keeps=keeps)
                 if keeps:
                     values.finish()
 
             return self._unless_faulty(call, work)
 
-        return self._submit([program(call, found) for call, found in zip(calls, alike, strict=True)], tensors, opts)
+        return self._submit([program(call, group) for call, group in zip(calls, alike, strict=True)], tensors, opts)
 
     def _sparse(self, tensors: list[Tensor], opts: Any) -> Operation:
         (tensor,) = tensors
@@ -226,7 +226,7 @@ class SharedMemoryGroup(ProcessGroup):  # type: ignore[misc]
         root: int = -1,
         fault: str = "",
     ) -> Operation:
-        """As many calls as it takes to name all sizes."""
+        """Makes several calls if one cannot name all sizes."""
         step = max(1, MAX_SIZES // self._members.size)
 
         def program(gives: list[MemberParts], takes: list[MemberParts]) -> Program:
@@ -240,7 +240,7 @@ class SharedMemoryGroup(ProcessGroup):  # type: ignore[misc]
         return self._submit(programs, outputs, opts)
 
     def _unless_faulty(self, call: CollectiveCall, work: Program) -> Program:
-        """A member that cannot do what it was asked for says so to all. See Note [Words before data]."""
+        """A member with an impossible call reports it to all. See Note [Words before data]."""
         return (lambda: self._meet(call)) if call.fault else work
 
     def _meet(self, call: CollectiveCall) -> None:
@@ -267,11 +267,11 @@ class SharedMemoryGroup(ProcessGroup):  # type: ignore[misc]
 
     def _incomplete(self, parts: list[MemberParts]) -> str:
         """Why there is not exactly one part for each member."""
-        for found in parts:
-            if len(found.places) != self._members.size:
-                return f"{len(found.places)} tensors for {self._members.size} members"
-            if len(found.tensors) == 1 and found.tensors[0].numel() > sum(found.sizes) > 0:
-                return f"{found.tensors[0].numel()} elements cannot be split evenly among {self._members.size} members"
+        for part in parts:
+            if len(part.places) != self._members.size:
+                return f"{len(part.places)} tensors for {self._members.size} members"
+            if len(part.tensors) == 1 and part.tensors[0].numel() > sum(part.sizes) > 0:
+                return f"{part.tensors[0].numel()} elements cannot be split evenly among {self._members.size} members"
         return ""
 
     def _misfit(self, output: Tensor, parts: MemberParts) -> str:
@@ -284,13 +284,13 @@ class SharedMemoryGroup(ProcessGroup):  # type: ignore[misc]
 # -- opening -----------------------------------------------------------------------------------------------------
 
 
-def open_group(asked: Any, options: Any) -> Any:
-    """Collective. What torch calls for `init_process_group("lockstep")` and `new_group`."""
-    rank, size = asked.group_rank, asked.group_size
-    store = _fresh(asked.store, rank)
+def open_group(request: Any, options: Any) -> Any:
+    """Collective. torch calls it for `init_process_group("lockstep")` and `new_group`."""
+    rank, size = request.group_rank, request.group_size
+    store = _fresh(request.store, rank)
     hosts = find_hosts(rank, size, store)
-    global_ranks = asked.global_ranks_in_group or list(range(size))  # empty for the default group
-    return open_among(hosts, rank, global_ranks, store, asked.timeout)
+    global_ranks = request.global_ranks_in_group or list(range(size))  # empty for the default group
+    return open_among(hosts, rank, global_ranks, store, request.timeout)
 
 
 def open_among(hosts: Hosts, rank: int, global_ranks: list[int], store: Store, timeout: timedelta) -> Any:
@@ -310,5 +310,5 @@ def _gloo(rank: int, size: int, store: Store, timeout: timedelta, device: object
 
 
 def _fresh(store: Store, rank: int) -> Store:
-    """A part of the store that no earlier group of the same name has written to: torchrun keeps one for all of them."""
+    """A part of the store that no earlier group of the same name has used: torchrun keeps one store for all of them."""
     return PrefixStore(f"lockstep/{store.add(f'lockstep/opened/{rank}', 1)}", store)

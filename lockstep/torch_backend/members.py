@@ -19,7 +19,7 @@ from lockstep.world import World
 
 
 class Members:
-    """Connections, shared memory and threads of one group. One owner, who calls `close`."""
+    """Connections, shared memory and threads of one group. Its owner calls `close`."""
 
     def __init__(self, memory: HostMemory, rounds: Rounds, messages: Messages) -> None:
         self.rank = rounds.rank
@@ -28,21 +28,21 @@ class Members:
         self.messages = messages
         self._memory = memory
         self._owner = os.getpid()  # a process that it forks has no part in the group, and must not end it
-        # Not a method of this: in a cycle, memory would be freed when the garbage collector comes, not on closing.
+        # Not a method of this: in a cycle, the garbage collector would free the memory, not `close`.
         self._queue = OperationQueue(partial(_fail, memory.neighbours, rounds.global_ranks))
         _open.add(self)
 
     def submit(self, job: Callable[[], None], *, now: bool) -> "Future[None]":
-        """See ThreadQueue. Messages that no thread waits for go on meanwhile."""
+        """See ThreadQueue. Messages that no thread waits for move meanwhile."""
         hand_over_all()
         return self._queue.submit(job, now=now)
 
     def relieve(self) -> None:
-        """Operations go on although this thread is about to wait for one."""
+        """Lets another thread run operations if this one is about to wait for one."""
         self._queue.relieve()
 
     def close(self) -> None:
-        """Threads have ended, sockets are closed, memory is freed with the last tensor on it. May be called twice."""
+        """Ends the threads and closes the sockets; memory is freed with the last tensor on it. May be called twice."""
         if os.getpid() != self._owner:
             return
         _open.discard(self)
@@ -53,7 +53,7 @@ class Members:
 
 
 def _fail(neighbours: Neighbours, global_ranks: Sequence[int], error: BaseException) -> BaseException:
-    """An operation failed here only, or because of a peer: no member can go on, and peers must not wait for it."""
+    """Ends the group after an error that not all members share, so that no peer waits for this one."""
     neighbours.close()
     return with_global_ranks(error, global_ranks)
 

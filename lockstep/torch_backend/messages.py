@@ -2,10 +2,10 @@
 
 # Note [Messages without a waiting thread]
 # Messages move while a thread of this process waits for one (Note [Waiting threads move]). A process that has begun a
-# receive and then waits in a collective, while its peer waits for the message to leave, would wait for ever. So a
-# thread that is about to wait elsewhere first hands the messages that are still open to another, which waits for them.
+# receive and then waits in a collective, while its peer waits for the message to be sent, would wait for ever. So a
+# thread that is about to wait elsewhere first passes the open messages to another thread, which waits for them.
 #
-# A future has a thread of its own: it must be done as soon as its message has come, whatever else is still open, and
+# A future has a thread of its own: it must be done as soon as its message has arrived, whatever else is still open, and
 # its callbacks may wait for other messages.
 """
 
@@ -30,7 +30,7 @@ from lockstep.wire.shared.transfers import Receiving, Transfer
 
 
 class Messages:
-    """The messages of one group. Any thread. One owner, who calls `close` after the connections were closed."""
+    """The messages of one group. Any thread. Its owner calls `close` after the connections were closed."""
 
     def __init__(self, mailbox: Mailbox, global_ranks: Sequence[int]) -> None:
         self.global_ranks = global_ranks
@@ -52,7 +52,7 @@ class Messages:
         return self._message(transfer, content, [tensor], written=True)
 
     def hand_over(self) -> None:
-        """Open messages go on although no thread waits. See Note [Messages without a waiting thread]."""
+        """Lets a thread wait for the open messages. See Note [Messages without a waiting thread]."""
         with self._lock:
             handed = [parcel for parcel in self._open if not parcel.transfer.done]
             self._open = []
@@ -63,10 +63,10 @@ class Messages:
             self._handed.put(each)
 
     def watch(self, parcel: "Parcel", done: "Future[None]") -> None:
-        """The future will be done when the message is."""
+        """Completes the future when the message is done."""
         thread = threading.Thread(target=parcel.settle, args=(done,), name="lockstep-message", daemon=True)
         with self._lock:
-            self._watching = [*(found for found in self._watching if found.is_alive()), thread]
+            self._watching = [*(other for other in self._watching if other.is_alive()), thread]
             thread.start()
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class Messages:
 
 
 class Parcel:
-    """A message under way: what carries it, and where its content goes when it has come."""
+    """A message under way: its transfer, and where its content goes when it has arrived."""
 
     def __init__(self, messages: Messages, transfer: Transfer, content: FlatTensor | None) -> None:
         self.transfer = transfer
@@ -104,7 +104,7 @@ class Parcel:
         self._done: Future[None] | None = None
 
     def finish(self) -> None:
-        """Returns when the message has been delivered; raises what it failed with."""
+        """Waits until the message has been delivered; raises its error if it failed."""
         try:
             self.transfer.wait()
         except Disagreement as error:
@@ -127,7 +127,7 @@ class Parcel:
             return self._done
 
     def settle(self, done: "Future[None]") -> None:
-        """Waits; then the future is done."""
+        """Waits, then completes the future."""
         try:
             self.finish()
         except LockstepError as error:
@@ -137,7 +137,7 @@ class Parcel:
 
 
 class MessageWork(Operation):
-    """A message under way. The thread that waits for it moves it on itself."""
+    """A message under way. The thread that waits for it moves it."""
 
     def __init__(self, parcel: Parcel, outputs: Sequence[torch.Tensor]) -> None:
         super().__init__(Future(), outputs)
@@ -176,7 +176,7 @@ _all: "weakref.WeakSet[Messages]" = weakref.WeakSet()
 
 
 def hand_over_all(*, but: Messages | None = None) -> None:
-    """This process is about to wait for something else. See Note [Messages without a waiting thread]."""
+    """Called before this process waits for something else. See Note [Messages without a waiting thread]."""
     for messages in list(_all):
         if messages is not but:
             messages.hand_over()

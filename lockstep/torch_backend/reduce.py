@@ -4,8 +4,8 @@
 # Each member combines one slice over all members. The plain way in shared memory copies a tensor of P bytes in,
 # combines, writes each result to all W members and copies out: every member reads 3·P and writes 3·P bytes. Here a
 # member copies in only the slices that others combine, takes its own slice where the caller has it, writes the result
-# there and once more into its own staging memory, and copies the other slices straight from the staging memory of
-# those who combined them: (3 - 2/W)·P bytes read and 2·P written. With two members that is a third less of both.
+# there and once more into its own staging memory, and copies the other slices straight from the staging memory of the
+# members that combined them: (3 - 2/W)·P bytes read and 2·P written. With two members that is a third less of both.
 #
 # A tensor is cut into chunks that fit a cache, so that only the first reading and the last writing go to memory. A
 # round takes the results of one chunk and the inputs of the next together: one meeting for each chunk, and one more.
@@ -36,7 +36,7 @@ _LINE_BYTES = 64
 
 
 def all_reduce(rounds: Rounds, call: CollectiveCall, elements: torch.Tensor, *, keeps: bool = True) -> None:
-    """Collective. The flat `elements` are the reduction over all members, on those that keep it.
+    """Collective. Afterwards the flat `elements` are the reduction over all members, on those that keep it.
 
     See Note [Bytes moved in an all-reduce].
     """
@@ -56,7 +56,7 @@ def _at_once(rounds: Rounds, call: CollectiveCall, elements: torch.Tensor, keeps
 
 
 def _prepared(rounds: Rounds, meeting: Meeting, agreed: Agreed, like: torch.Tensor) -> tuple[Work, torch.Tensor]:
-    """The additions, and where their result is; made once for the same call and the same staging memory."""
+    """The additions, and the place of their result; made once for the same call and the same staging memory."""
     if agreed.work is None or agreed.total is None:
         agreed.total = torch.empty_like(like)
         values = [_typed(meeting.memory[member][0], 0, like) for member in rounds.members]
@@ -93,7 +93,7 @@ class _Sliced:
                 inputs[part.start : part.stop].copy_(chunk[part.start : part.stop])
 
     def combine(self, meeting: Meeting, chunk: torch.Tensor, staging: torch.Tensor) -> None:
-        """This member's slice is combined, in the staging memory of the next round."""
+        """Combines this member's slice, into the staging memory of the next round."""
         rank, members = self.rounds.rank, self.rounds.members
         part = slices(chunk.numel(), len(members))[rank]
         own = chunk[part.start : part.stop]
@@ -131,7 +131,7 @@ def _in_chunks(sliced: _Sliced) -> None:
 
 
 def reduce_scatter(rounds: Rounds, call: CollectiveCall, parts: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-    """Collective. `out` is the reduction over all members of their part for this member. One copy, of peers' parts."""
+    """Collective. Afterwards `out` is the reduction of all members' parts for this one. One copy, of peers' parts."""
     itemsize, rank = out.element_size(), rounds.rank
     longest = max(part.numel() for part in parts)
     step = max(1, min(longest, CHUNK_BYTES // len(parts) // itemsize))
@@ -172,7 +172,7 @@ def sparse_call(tensor: torch.Tensor, op: object) -> CollectiveCall:
 
 
 def sparse_all_reduce(rounds: Rounds, call: CollectiveCall, tensor: torch.Tensor) -> None:
-    """Collective. The tensor is the sum over all members. Three meetings: what is asked for, how much comes, and it.
+    """Collective. Afterwards the tensor is the sum over all members. Three meetings: the call, the sizes, the data.
 
     Every member gets all indices and values, and adds them up itself, to the same bits.
     """
@@ -180,7 +180,7 @@ def sparse_all_reduce(rounds: Rounds, call: CollectiveCall, tensor: torch.Tensor
     mine = tensor.detach().coalesce()
     count = torch.tensor([mine._nnz()], device="cpu")
     counts = _gathered(rounds, [count], [[torch.empty_like(count) for _ in rounds.members]])[0]
-    lengths = [int(found) for found in counts]
+    lengths = [int(length) for length in counts]
     indices, values = mine.indices().t().contiguous(), mine.values()
     places = [[part.new_empty((n, *part.shape[1:])) for n in lengths] for part in (indices, values)]
     all_indices, all_values = _gathered(rounds, [indices, values], places)
@@ -194,6 +194,6 @@ def _gathered(
     rounds: Rounds, tensors: list[torch.Tensor], places: list[list[torch.Tensor]]
 ) -> list[list[torch.Tensor]]:
     given = [whole(tensor, [True] * len(rounds.members)) for tensor in tensors]
-    taken = [each(found) for found in places]
+    taken = [each(tensors_of_one) for tensors_of_one in places]
     exchange(rounds, exchange_call("all_gather", given, taken), given, taken)
     return places

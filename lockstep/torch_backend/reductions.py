@@ -31,7 +31,7 @@ DTYPES = (
 
 
 def refusal(name: str, dtype: torch.dtype) -> str:
-    """Why members' tensors of this dtype cannot be combined so; empty if they can."""
+    """Why tensors of this dtype cannot be combined by this reduction; empty if they can."""
     if name not in NAMES:
         return f"the reduction {name} is not known here; known are {', '.join(NAMES)}"
     if dtype not in DTYPES:
@@ -67,7 +67,7 @@ def _then_divide(add: Work, places: Sequence[torch.Tensor], divisor: int) -> Wor
 
 
 def _one_by_one(combine: Callable[..., Any], values: Sequence[torch.Tensor], places: Sequence[torch.Tensor]) -> Work:
-    """In pieces that stay in the cache. The total is made aside: a place may be a value that is still to come."""
+    """In pieces that stay in the cache. The total has its own memory: a place may be a value that is still needed."""
     step = max(1, PIECE_BYTES // places[0].element_size())
 
     def work() -> None:

@@ -2,7 +2,7 @@
 
 # Note [Two boards in turn]
 # A meeting needs a second signal before its memory may be written again: all must have finished reading. With two
-# boards and two staging areas, used in turn, the meeting of the next round is that signal. A member that has come to
+# boards and two staging areas, used in turn, the meeting of the next round is that signal. A member that has reached
 # round k+1 has finished reading in round k, so after meeting k+1 the memory of round k is free, and it is written next
 # for round k+2. The same holds for the boards' rows and semaphores: a member posts for round k+2 after it took all
 # posts of round k+1, which were made after their senders had taken all posts of round k. So a round costs one post to
@@ -42,7 +42,7 @@ class Rounds:
         return self._staging[self._turn]
 
     def meet(self, words: bytes = b"", *, spin: bool = False) -> Meeting:
-        """Collective. Everyone's words and staging memory, which may be read until this member meets again."""
+        """Collective. Every member's words and staging memory, which may be read until this member meets again."""
         turn = self._turn
         self._turn = 1 - turn
         return self._boards[turn].meet(words, [self._staging[turn]], spin=spin)
@@ -55,7 +55,7 @@ def open_rounds(memory: HostMemory, global_ranks: Sequence[int]) -> Rounds:
 
 @dataclass
 class Agreed:
-    """What the members ask for, by rank; and what a program prepared for the next time they ask for the same."""
+    """The members' calls, by rank; and what a program has prepared for the next equal calls."""
 
     calls: dict[int, CollectiveCall]
     work: Work | None = None

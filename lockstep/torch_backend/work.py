@@ -1,14 +1,14 @@
-"""Operations under way: what runs them one after the other, and what a caller of torch.distributed waits for.
+"""Operations under way: the queue that runs them, and the objects that a caller of torch.distributed waits for.
 
 # Note [Errors in torch's futures]
 # `torch.futures.Future.set_exception` stores the error as a value that only Python knows to raise; DDP's reducer,
-# which is C++, would take it for tensors. What a callback raises, however, is an error in C++ too. So the future that
-# is handed out is the one of a callback that raises or gives the tensors.
+# which is C++, would take it for tensors. What a callback raises, however, is an error in C++ too. So callers get the
+# future of a callback that raises the error or returns the tensors.
 
 # Note [Tensors of inference mode]
 # A tensor that was made in torch.inference_mode can be written in that mode only, and the mode belongs to a thread:
-# the caller's is not the group's own. All jobs therefore run in it, whatever they write. In it, tensors that were made
-# elsewhere can be written too; memory that a job makes and a later one uses is always met in the mode it was made in.
+# the caller's is not the group's own. All jobs therefore run in that mode, in which tensors made elsewhere can be
+# written too. Memory that a job makes and a later one uses is always used in the mode it was made in.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from lockstep.errors import BadArgument, Disagreement, LockstepError, Misuse, Pe
 from lockstep.wire.reduction_queue import Job, ThreadQueue
 
 SHARED = (Disagreement, BadArgument)
-"""Errors that all members raise at the same call, after which the group can be used on. All others end it."""
+"""Errors that all members raise at the same call, after which the group stays usable. All others end it."""
 
 
 class RankGone(PeerGone, DistBackendError):  # noqa: N818
@@ -42,7 +42,7 @@ def with_global_ranks(error: BaseException, global_ranks: Sequence[int]) -> Base
 class OperationQueue(ThreadQueue):
     """Operations of one group, in the order of the calls. Any thread.
 
-    After an error that not all members share, `fail_group` was called and later operations fail with its error.
+    After an error that not all members share, it calls `fail_group`, and later operations fail with its error.
     """
 
     def __init__(self, fail_group: Callable[[BaseException], BaseException]) -> None:
@@ -71,13 +71,13 @@ class OperationQueue(ThreadQueue):
 
 
 def _interrupted(error: BaseException) -> Misuse:
-    """What later operations fail with: a caller that has caught an interrupt must not be interrupted again."""
+    """The error of later operations: a caller that has caught an interrupt must not be interrupted again."""
     what = f"an operation of this process group was interrupted ({type(error).__name__}), which ended the group"
     return Misuse(f"{what}: make a new one with init_process_group or new_group")
 
 
 class OperationTimeout(LockstepError, TimeoutError, RuntimeError):  # noqa: N818
-    """`wait` was given a time, and it is over; the operation goes on."""
+    """The timeout of `wait` has passed; the operation goes on."""
 
 
 class Operation(Work):  # type: ignore[misc]
@@ -92,7 +92,7 @@ class Operation(Work):  # type: ignore[misc]
         self._outputs = list(outputs)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Returns when the outputs may be read and the inputs reused; raises what the operation failed with."""
+        """Waits until the outputs may be read and the inputs reused; raises the operation's error if it failed."""
         limit_s = timeout.total_seconds()
         if not self._done.done():
             self._relieve()

@@ -1,1 +1,1 @@
-"""Is it true? Digests, the naive reference trainer, traces of a run and their comparison."""
+"""Verifies the promise: digests, the naive reference trainer, traces of a run and their comparison."""

@@ -2,9 +2,9 @@
 
 # Note [How a cause is found]
 # Before the first difference all states were equal, so the step that led to it started from the same bits on both
-# sides, and its lanes can be laid side by side. The earliest thing in which a lane differs is the cause: threads, then
-# what it was given, then what it drew, then its gradient. If no lane differs, the cause lies between the lanes. A
-# second run of the same number of workers distinguishes chance from dependence on the worker.
+# sides, and its lanes can be compared. The earliest thing in which a lane differs is the cause: threads, then its data,
+# then what it drew, then its gradient. If no lane differs, the cause is between the lanes. A second run of the same
+# number of workers distinguishes chance from dependence on the worker.
 """
 
 import math
@@ -22,7 +22,7 @@ SUM_TOLERANCE = 0.2
 
 
 class DifferenceCause(StrEnum):
-    """What most often makes two runs of one script differ; the last four only show when something happens to a run."""
+    """What most often makes two runs of one script differ; the last four show only after a fault."""
 
     THREADS = "threads"
     OPERATOR = "an operator without deterministic kernel"
@@ -45,37 +45,37 @@ class LikelyCause:
 
 @dataclass(frozen=True)
 class Case:
-    """A difference, and a way to do its left run a second time, which is used when nothing else decides."""
+    """A difference, and a way to repeat its left run, which is used when nothing else decides."""
 
-    found: TraceDifference
+    difference: TraceDifference
     run_again: Callable[[], RunTrace]
 
     @cached_property
     def reproducible(self) -> bool:
-        """Whether the left run, done a second time, had the same bits up to the difference."""
-        pairs = zip(self.found.left.run.workers, self.run_again().workers, strict=True)
-        steps = range(self.found.step + 1)
+        """Whether the left run, repeated, had the same bits up to the difference."""
+        pairs = zip(self.difference.left.run.workers, self.run_again().workers, strict=True)
+        steps = range(self.difference.step + 1)
         return all(before.states.get(at) == after.states.get(at) for before, after in pairs for at in steps)
 
     @property
     def lanes(self) -> Iterator[tuple[int, Lane, Lane]]:
         """The lanes of the step that led to the difference, as both runs computed them."""
-        left = self.found.left.run.lanes_of(self.found.step - 1)
-        right = self.found.right.run.lanes_of(self.found.step - 1)
+        left = self.difference.left.run.lanes_of(self.difference.step - 1)
+        right = self.difference.right.run.lanes_of(self.difference.step - 1)
         return ((lane, left[lane], right[lane]) for lane in sorted(left.keys() & right.keys()))
 
     @property
     def tensor(self) -> str:
-        return self.found.tensors[0]
+        return self.difference.tensors[0]
 
     @property
     def again(self) -> str:
         result = "gave the same bits again" if self.reproducible else "gave other bits"
-        return f"A second run with {self.found.left.run.label} {result}"
+        return f"A second run with {self.difference.left.run.label} {result}"
 
     def carried(self, lane: int, left: Lane, right: Lane) -> str:
         """Names a lane, and the workers that computed it on the two sides."""
-        runs = self.found.left.run.label, self.found.right.run.label
+        runs = self.difference.left.run.label, self.difference.right.run.label
         return f"lane {lane} (worker {left.worker} with {runs[0]}, worker {right.worker} with {runs[1]})"
 
     def by_worker_or_chance(self, story: str, if_worker: str, if_chance: str) -> LikelyCause:
@@ -85,9 +85,9 @@ class Case:
         return LikelyCause(DifferenceCause.RANDOM, f"{story}. {self.again}{if_chance}")
 
 
-def judge(found: TraceDifference, run_again: Callable[[], RunTrace]) -> LikelyCause:
-    """The likely cause; `run_again` does the left run a second time. See Note [How a cause is found]."""
-    case = Case(found, run_again)
+def judge(difference: TraceDifference, run_again: Callable[[], RunTrace]) -> LikelyCause:
+    """The likely cause; `run_again` repeats the left run. See Note [How a cause is found]."""
+    case = Case(difference, run_again)
     suspects = (by_threads, _data, by_chance, _gradient, _ended_early, by_buffer, _replicas, _start, _between_lanes)
     return next(cause for suspect in suspects if (cause := suspect(case)))
 
@@ -144,7 +144,7 @@ def differing_gradient(left: Lane, right: Lane) -> str | None:
 
 
 def _judge_gradient(case: Case, story: str, only_rounding: bool) -> LikelyCause:
-    warnings = case.found.left.run.warnings or case.found.right.run.warnings
+    warnings = case.difference.left.run.warnings or case.difference.right.run.warnings
     story += " by rounding only" if only_rounding else " by more than rounding"
     story += ", although data and generators are equal"
     if warnings and (only_rounding or not case.reproducible):
@@ -171,41 +171,41 @@ def _only_rounding(left: Lane, right: Lane) -> bool:
 
 
 def _ended_early(case: Case) -> LikelyCause | None:
-    found = case.found
-    if found.tensors:
+    difference = case.difference
+    if difference.tensors:
         return None
-    left, right = (side.run.workers[side.worker].num_steps for side in (found.left, found.right))
-    story = f"{found.left} made {left} steps, {found.right} made {right}"
+    left, right = (side.run.workers[side.worker].num_steps for side in (difference.left, difference.right))
+    story = f"{difference.left} made {left} steps, {difference.right} made {right}"
     return case.by_worker_or_chance(story, ". See what ends the loop.", ". See what ends the loop.")
 
 
 def by_buffer(case: Case) -> LikelyCause | None:
-    found = case.found
-    state = found.left.state(found.step)
-    if state is None or not state.buffers.issuperset(found.tensors):
+    difference = case.difference
+    state = difference.left.state(difference.step)
+    if state is None or not state.buffers.issuperset(difference.tensors):
         return None
     return LikelyCause(
         DifferenceCause.BUFFER,
-        f"Buffer {case.tensor} differs between {found.left} and {found.right}, while all parameters and "
+        f"Buffer {case.tensor} differs between {difference.left} and {difference.right}, while all parameters and "
         "gradients are equal. What lanes write to a buffer is averaged; what is written outside of run.lanes "
         "must be the same on every worker.",
     )
 
 
 def _replicas(case: Case) -> LikelyCause | None:
-    found = case.found
-    if not found.between_replicas:
+    difference = case.difference
+    if not difference.between_replicas:
         return None
     return case.by_worker_or_chance(
-        f"Worker {found.left.worker} and worker {found.right.worker} of {found.left.run.label} hold other "
-        f"values of {case.tensor}, although all workers get the same gradient",
+        f"Worker {difference.left.worker} and worker {difference.right.worker} of {difference.left.run.label} hold "
+        f"other values of {case.tensor}, although all workers get the same gradient",
         ": look outside of run.lanes for what only some workers do, such as `if run.rank == 0`.",
         ": code outside of run.lanes draws from a generator lockstep does not set.",
     )
 
 
 def _start(case: Case) -> LikelyCause | None:
-    if case.found.step > case.found.left.run.workers[0].first_step:
+    if case.difference.step > case.difference.left.run.workers[0].first_step:
         return None
     return case.by_worker_or_chance(
         f"{case.tensor} differs before the first step",
@@ -225,7 +225,7 @@ def _between_lanes(case: Case) -> LikelyCause:
 
 
 def explain_sum(lanes: RunTrace, one_lane: RunTrace) -> str:
-    """What to say if the loss is a sum over samples: then the mean over lanes makes its gradient smaller.
+    """The explanation if the loss is a sum over samples: then the mean over lanes makes its gradient smaller.
 
     The gradient of the first step is as many times larger with one lane as there are lanes. Nothing if it is not.
     """

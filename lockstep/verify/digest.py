@@ -18,7 +18,7 @@ def digest(values: Mapping[str, Any]) -> str:
 
 
 def combined(digests: Mapping[str, str]) -> str:
-    """One digest over what `digest_of` gave for each name."""
+    """One digest over the results of `digest_of` for each name."""
     whole = hashlib.sha256()
     for name in sorted(digests):
         whole.update(f"{name}={digests[name]};".encode())

@@ -1,4 +1,4 @@
-"""What the workers of runs wrote, read back as values; and where runs of one script first differ. Without torch."""
+"""The traces of a run's workers as values, and where runs of one script first differ. Without torch."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ class TracedState:
 
 @dataclass(frozen=True)
 class Lane:
-    """What a lane of one step was given and what it left: digests, and the norm of each gradient."""
+    """The data, the generators and the gradients of a lane in one step: digests, and the norm of each gradient."""
 
     worker: int
     data: str
@@ -72,7 +72,7 @@ class RunTrace:
 
     @property
     def last_step(self) -> int:
-        """How many updates were applied at the end, on the worker that came farthest."""
+        """The most updates that any worker has applied."""
         return max((step for worker in self.workers for step in worker.states), default=0)
 
     def lanes_of(self, step: int) -> dict[int, Lane]:
@@ -80,12 +80,11 @@ class RunTrace:
 
 
 def trace_path(folder: Path, rank: int, pid: int | None = None) -> Path:
-    """Where worker `rank` writes what it computes; with a `pid`, that process, which has taken its place."""
+    """The trace file of worker `rank`; with a `pid`, of that process, which has replaced it."""
     return folder / (f"worker-{rank}.jsonl" if pid is None else f"worker-{rank}-{pid}.jsonl")
 
 
 def trace_paths(folder: Path) -> list[Path]:
-    """All files that workers have written there."""
     return sorted(folder.glob("worker-*.jsonl"))
 
 
@@ -98,8 +97,8 @@ def read_run(label: str, paths: list[Path]) -> RunTrace:
 def read_disturbed(label: str, folders: Iterable[Path]) -> RunTrace:
     """A run in which workers were lost or replaced, or which went on in a second folder.
 
-    Its workers are those that came to a good end. What one has computed that was killed, or sent away because it did
-    not find its place, has not counted; but their lanes are evidence.
+    Its workers are those that finished. The states of one that was killed, or that left because its script was not
+    where the others' were, do not count; but its lanes are evidence.
     """
     entries = [_entries(path) for folder in folders for path in trace_paths(folder)]
     good = [worker for worker in entries if worker and worker[-1]["kind"] == "end" and not worker[-1]["failed"]]
@@ -111,7 +110,7 @@ Entry = dict[str, Any]
 
 
 def _entries(path: Path) -> list[Entry]:
-    """What a worker wrote; the last line of one that was killed may be cut off."""
+    """The entries of a worker's trace; the last line of one that was killed may be cut off."""
     lines = path.read_text(encoding="utf-8").split("\n")
     return [json.loads(line) for line in lines[:-1]]
 
@@ -149,13 +148,11 @@ def _lane(entry: Entry) -> Lane:
 
 @dataclass(frozen=True)
 class TracedWorker:
-    """One worker of one run."""
-
     run: RunTrace
     worker: int
 
     def state(self, step: int) -> TracedState | None:
-        """Its state after `step` updates; None if it did not come that far."""
+        """Its state after `step` updates; None if it made fewer."""
         return self.run.workers[self.worker].states.get(step)
 
     def __str__(self) -> str:
@@ -183,13 +180,13 @@ class TraceDifference:
 def first_difference(runs: Sequence[RunTrace]) -> TraceDifference | None:
     """The earliest difference between the workers of a run, or between a run and the first one.
 
-    At the same step the workers of one run come before different runs: they say more about the cause.
+    At the same step the workers of one run come before different runs: they show more about the cause.
     """
     steps = sorted({step for run in runs for worker in run.workers for step in worker.states})
     replicas = ((TracedWorker(run, 0), TracedWorker(run, rank)) for run in runs for rank in range(1, len(run.workers)))
     pairs = [*replicas, *((TracedWorker(runs[0], 0), TracedWorker(run, 0)) for run in runs[1:])]
-    found = (difference for step in steps for pair in pairs if (difference := _compare(step, *pair)))
-    return next(found, None)
+    differences = (difference for step in steps for pair in pairs if (difference := _compare(step, *pair)))
+    return next(differences, None)
 
 
 def is_equal(run: RunTrace, first: RunTrace) -> bool:
@@ -198,19 +195,19 @@ def is_equal(run: RunTrace, first: RunTrace) -> bool:
 
 
 def difference_after(calm: RunTrace, disturbed: RunTrace) -> TraceDifference | None:
-    """The earliest difference between a calm run and one to which something happened.
+    """The earliest difference between a calm run and a disturbed one.
 
-    Its workers need not have been there all the time: each is held against the calm run where it was, and one of them
-    must have come to the same end.
+    Its workers need not have been there all the time: each is compared with the calm run for the steps that it made,
+    and one of them must have reached the same end.
     """
     steps = sorted({step for worker in disturbed.workers for step in worker.states})
     pairs = [(TracedWorker(calm, 0), TracedWorker(disturbed, number)) for number in range(len(disturbed.workers))]
     there = ((step, pair) for step in steps for pair in pairs if pair[1].state(step) is not None)
-    found = (difference for step, pair in there if (difference := _compare(step, *pair)))
+    differences = (difference for step, pair in there if (difference := _compare(step, *pair)))
     end = max(calm.workers[0].states)
     has_end = any(end in worker.states for worker in disturbed.workers)
     missing = None if has_end else TraceDifference(end, TracedWorker(calm, 0), TracedWorker(disturbed, 0), ())
-    return next(found, None) or missing
+    return next(differences, None) or missing
 
 
 def _compare(step: int, left: TracedWorker, right: TracedWorker) -> TraceDifference | None:

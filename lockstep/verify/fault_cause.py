@@ -1,4 +1,4 @@
-"""Why a run differs from a calm one after something has happened to it, judged from their traces. Without torch.
+"""Why a run differs from a calm one after a fault, judged from their traces. Without torch.
 
 # Note [What a fault brings to light]
 # The calm runs were all equal, so neither chance nor the number of workers is the cause. Up to the fault everything was
@@ -42,39 +42,39 @@ class AppliedFault:
     may_move: bool = True
 
 
-def judge_fault(found: TraceDifference, fault: AppliedFault) -> LikelyCause:
+def judge_fault(difference: TraceDifference, fault: AppliedFault) -> LikelyCause:
     """The likely cause. See Note [What a fault brings to light]."""
-    case = Case(found, lambda: found.left.run)
+    case = Case(difference, lambda: difference.left.run)
     return (
-        _before(found, fault)
-        or _ended_elsewhere(found)
+        _before(difference, fault)
+        or _ended_elsewhere(difference)
         or _set_when_resumed(case, fault)
         or by_threads(case)
         or _data(case)
         or by_chance(case)
         or _gradient(case, fault)
         or by_buffer(case)
-        or _rate(found)
+        or _rate(difference)
         or _update(case)
     )
 
 
-def _before(found: TraceDifference, fault: AppliedFault) -> LikelyCause | None:
-    first_step = found.right.run.workers[found.right.worker].first_step if found.tensors else None
+def _before(difference: TraceDifference, fault: AppliedFault) -> LikelyCause | None:
+    first_step = difference.right.run.workers[difference.right.worker].first_step if difference.tensors else None
     is_resumed = fault.slot is None and first_step == fault.step
-    if found.step > fault.step or is_resumed:
+    if difference.step > fault.step or is_resumed:
         return None
     return LikelyCause(
         DifferenceCause.RANDOM,
-        f"It differs after {found.step} steps, before anything had happened to it: the script does not give the same "
-        "bits twice. It draws from a generator that lockstep does not set, or depends on time.",
+        f"It differs after {difference.step} steps, before anything had happened to it: the script does not give the "
+        "same bits twice. It draws from a generator that lockstep does not set, or depends on time.",
     )
 
 
-def _ended_elsewhere(found: TraceDifference) -> LikelyCause | None:
-    if found.tensors:
+def _ended_elsewhere(difference: TraceDifference) -> LikelyCause | None:
+    if difference.tensors:
         return None
-    calm, disturbed = found.left.run.last_step, found.right.run.last_step
+    calm, disturbed = difference.left.run.last_step, difference.right.run.last_step
     return LikelyCause(
         DifferenceCause.COUNT,
         f"It ended after {disturbed} steps, the calm run after {calm}: the loop is ended by something that the script "
@@ -83,7 +83,7 @@ def _ended_elsewhere(found: TraceDifference) -> LikelyCause | None:
 
 
 def _set_when_resumed(case: Case, fault: AppliedFault) -> LikelyCause | None:
-    if case.found.step > fault.step:
+    if case.difference.step > fault.step:
         return None
     return LikelyCause(
         DifferenceCause.UNTRACKED,
@@ -98,10 +98,10 @@ def _data(case: Case) -> LikelyCause | None:
         if left.data != right.data:
             return LikelyCause(
                 DifferenceCause.DATA,
-                f"In step {case.found.step - 1} the data of {_named(lane, left, right)} differ: what is read depends "
-                "on what was read before, in a sampler or a data set that remembers, or the loop takes its batches by "
-                "a count of its own. Derive the order from the epoch (set_epoch) or from torch's global generator, and "
-                "let run.shard load it.",
+                f"In step {case.difference.step - 1} the data of {_named(lane, left, right)} differ: what is read "
+                "depends on what was read before, in a sampler or a data set that remembers, or the loop takes its "
+                "batches by a count of its own. Derive the order from the epoch (set_epoch) or from torch's global "
+                "generator, and let run.shard load it.",
             )
     return None
 
@@ -110,9 +110,9 @@ def _gradient(case: Case, fault: AppliedFault) -> LikelyCause | None:
     differing = [(lane, left, right) for lane, left, right in case.lanes if left.gradients != right.gradients]
     if not differing:
         return None
-    lane, left, right = min(differing, key=lambda found: found[1].worker == found[2].worker)  # one that has moved
+    lane, left, right = min(differing, key=lambda both: both[1].worker == both[2].worker)  # one that has moved
     story = (
-        f"In step {case.found.step - 1} the gradient of {differing_gradient(left, right)} differs in "
+        f"In step {case.difference.step - 1} the gradient of {differing_gradient(left, right)} differs in "
         f"{_named(lane, left, right)}, although model, data and generators were equal"
     )
     if _is_of_lanes(case, fault):
@@ -129,17 +129,17 @@ def _gradient(case: Case, fault: AppliedFault) -> LikelyCause | None:
 
 
 def _is_of_lanes(case: Case, fault: AppliedFault) -> bool:
-    """Whether lanes alone have lost something: no worker had run the script anew, or lanes may not even move."""
-    return not fault.may_move if fault.slot is None else case.found.step - 1 == fault.step
+    """Whether lanes alone have lost something: no worker had run the script again, or lanes may not even move."""
+    return not fault.may_move if fault.slot is None else case.difference.step - 1 == fault.step
 
 
 def _named(lane: int, left: Lane, right: Lane) -> str:
     return f"lane {lane} (worker {left.worker} in the calm run, worker {right.worker} here)"
 
 
-def _rate(found: TraceDifference) -> LikelyCause | None:
-    for step in (found.step - 1, found.step):
-        calm, disturbed = found.left.state(step), found.right.state(step)
+def _rate(difference: TraceDifference) -> LikelyCause | None:
+    for step in (difference.step - 1, difference.step):
+        calm, disturbed = difference.left.state(step), difference.right.state(step)
         if calm is None or disturbed is None:
             continue
         for name, rate in calm.rates.items():

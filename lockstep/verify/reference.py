@@ -1,4 +1,4 @@
-"""The naive trainer: one process, the whole batch, plain PyTorch. All other training is held against it."""
+"""The naive trainer: one process, the whole batch, plain PyTorch. All other training is compared with it."""
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
@@ -19,7 +19,7 @@ def train(
     steps: int | None = None,
     scheduler: LRScheduler | None = None,
 ) -> list[float]:
-    """Trains on one whole batch after the other, `steps` of them or all; gives the loss of every step.
+    """Trains on one whole batch after the other, `steps` of them or all; returns the loss of every step.
 
     `loss(model, batch)` is the mean over the samples of the batch.
     """

@@ -34,8 +34,8 @@ from lockstep.verify.evidence import trace_path
 
 @dataclass(frozen=True)
 class Sources:
-    """What a trace asks of its run: parameters, buffers and optimizer state by name, which of them are buffers,
-    what stands in `p.grad`, the learning rates, and whether the run has failed on this worker.
+    """What a trace reads from its run: parameters, buffers and optimizer state by name, which of them are buffers,
+    the gradients in `p.grad`, the learning rates, and whether the run has failed on this worker.
     """
 
     state: Callable[[], Mapping[str, Any]]
@@ -90,13 +90,13 @@ class Trace:
                 self._note_lane(event)
 
     def _note_lane(self, event: LaneBegan | LaneGradients | LaneEnded) -> None:
-        """A lane's gradients come in parts, one for each bucket; its record is written when it is left."""
+        """A lane's gradients come in parts, one for each bucket; its record is written when the lane ends."""
         match event:
             case LaneBegan(lane, data):
                 self._lane = {"step": event.step, "lane": lane, "data": digest_of(data), "gradients": {}}
             case LaneGradients(_, gradients):
-                found = {name: [digest_of(value), _norm(value)] for name, value in gradients.items()}
-                self._lane["gradients"].update(found)
+                records = {name: [digest_of(value), _norm(value)] for name, value in gradients.items()}
+                self._lane["gradients"].update(records)
             case LaneEnded():
                 made = {"threads": torch.get_num_threads(), "generation": self._generation}
                 self._write(kind="lane", chance=_chance(), **made, **self._lane)
@@ -139,15 +139,15 @@ class Dump:
 
 
 def _norm(gradient: torch.Tensor) -> float:
-    """How large it is: this distinguishes differences of rounding from others, which digests cannot."""
+    """The norm distinguishes differences of rounding from others, which digests cannot."""
     return float(gradient.detach().abs().double().norm())
 
 
 def _chance() -> dict[str, str]:
-    """Where each generator stands. Only those in use: NumPy's is missing where nothing imported it.
+    """The digest of each generator's state. Only those in use: NumPy's is missing where nothing imported it.
 
     Python's is a tuple of many numbers: as one text it is digested in a hundredth of the time.
     """
     now = Generators.now()
-    found = {"torch": now.torch_cpu, "CUDA": now.torch_cuda, "Python": repr(now.python), "NumPy": now.numpy}
-    return {name: digest_of(state) for name, state in found.items() if state is not None}
+    states = {"torch": now.torch_cpu, "CUDA": now.torch_cuda, "Python": repr(now.python), "NumPy": now.numpy}
+    return {name: digest_of(state) for name, state in states.items() if state is not None}

@@ -1,6 +1,6 @@
 """The wire: moving and adding bytes between workers.
 
-A `reducer` adds buckets: by sending (`schedules` says what moves where, as data, and its executor carries it out over a
+A `reducer` adds buckets: by sending (`schedules` are the moves as data, and their executor runs them over a
 `transport`), in the `shared` memory of one host, on both levels (`network`), or between GPUs (`cuda`). `link`
 measures, `choice` decides. `exchange` and `agreement` carry the small messages ahead of the data; `reduction_queue`
 keeps the order of reductions while the backward pass runs; `open` makes a wire.

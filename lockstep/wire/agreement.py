@@ -20,7 +20,7 @@ from lockstep.wire.transport import Transport
 
 Facts = Mapping[str, str]
 Judge = Callable[[int, Sequence[Facts]], Disagreement | None]
-"""Given a worker's rank and every worker's facts, by rank, says what that worker raises; None: all may go on."""
+"""From a worker's rank and every worker's facts, by rank: the error that this worker raises; None if all may go on."""
 
 
 def _nothing() -> Facts:
@@ -40,19 +40,19 @@ def first_difference(here: int, facts_of_all: Sequence[Facts]) -> Disagreement:
 
 
 def _distinct(facts_of_all: Sequence[Facts]) -> list[Facts]:
-    found: list[Facts] = []
+    distinct: list[Facts] = []
     for facts in facts_of_all:
-        if facts not in found:
-            found.append(facts)
-    return found
+        if facts not in distinct:
+            distinct.append(facts)
+    return distinct
 
 
 @dataclass(frozen=True)
 class Proposal:
     """What one worker is about to do: `facts` in the order in which a difference is named.
 
-    A long list of facts that seldom changes is given as `details`, which are written out only on disagreement, and by
-    its fingerprint. `judge` decides where the fingerprints differ.
+    A long list of facts that seldom changes is given as `details`, which are sent only on disagreement, and by its
+    fingerprint. `judge` decides where the fingerprints differ.
     """
 
     facts: Mapping[str, object]
@@ -70,10 +70,10 @@ class Proposal:
 
 
 class Agreement:
-    """A proposal on its way to all workers. `check` may be called from several threads; it waits once."""
+    """The exchange of a proposal with all workers. `check` may be called from several threads; it waits once."""
 
     def __init__(self, transport: Transport, proposal: Proposal | Callable[[], Proposal]) -> None:
-        """A proposal that costs something to make may be given as a function: it is called if there are peers."""
+        """A proposal that is costly to make may be given as a function, which is called only if there are peers."""
         self._transport = transport
         self._lock = threading.Lock()
         self._verdict: Disagreement | None = None
@@ -84,7 +84,7 @@ class Agreement:
             self._posted = post(transport, fingerprint)
 
     def check(self) -> None:
-        """Collective. Returns if all workers may go on; else raises a Disagreement on every one."""
+        """Collective. Raises a Disagreement on every worker, unless all may go on."""
         if not self._known:
             with self._lock:
                 if not self._known:

@@ -1,7 +1,7 @@
 """Which algorithm, and how large a bucket: decided from the size of a message, the workers and the link.
 
 # Note [Price of an algorithm]
-# A schedule with r rounds in which the busiest worker sends b bytes takes r·latency + b/bandwidth; its cost says r and
+# A schedule with r rounds in which the busiest worker sends b bytes takes r·latency + b/bandwidth; its `Cost` has r and
 # b. One-shot has one round less than direct and sends more: it wins for small messages, and always between two workers
 # with one root each, where both send P.
 
@@ -44,7 +44,6 @@ def cheapest(link: Link) -> Choose:
 
 
 def always(name: str) -> Choose:
-    """One algorithm for all messages, because someone asked for it."""
     if name not in EXACT:
         raise BadArgument(f"algorithm must be one of {', '.join(map(repr, EXACT))}, or None to choose, not {name!r}")
     return lambda reduction, _: EXACT[name](reduction)

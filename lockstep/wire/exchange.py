@@ -1,4 +1,4 @@
-"""Small messages: fixed-size records that every worker gives to every other."""
+"""Small messages: fixed-size records that every worker sends to every other."""
 
 import ctypes
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class PendingExchange:
 
 
 def post(transport: Transport, record: torch.Tensor, tag: int = CONTROL) -> PendingExchange:
-    """Starts to give `record` to all and to receive theirs; returns at once. One round, W-1 messages each way."""
+    """Starts to send `record` to all and to receive theirs; returns at once. One round, W-1 messages each way."""
     world = transport.world
     theirs = {peer: torch.empty_like(record) for peer in world.peers}
     receives = {peer: transport.receive(place, peer, tag) for peer, place in theirs.items()}

@@ -1,4 +1,4 @@
-"""A generation: who takes part, over which wire, and who computes which lanes."""
+"""A generation: its members, its wire, and which worker computes which lanes."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,10 @@ from lockstep.world import World
 
 @dataclass(frozen=True)
 class Generation:
-    """Wire, members and assignment of lanes, which change together: another value takes the place of this one.
+    """Wire, members and assignment of lanes, which change together: a new generation replaces this value.
 
-    `slots` are the members' names for people, by rank. A step is computed in one generation from its beginning to its
-    commit; when workers come or go it is computed again in the next one.
+    `slots` are the members' names in messages, by rank. A step is computed in one generation from its beginning to its
+    commit; when workers join or leave it is computed again in the next one.
     """
 
     wire: Wire
@@ -25,5 +25,4 @@ class Generation:
 
     @property
     def lanes(self) -> tuple[int, ...]:
-        """The lanes that this worker carries."""
         return self.assignment.lanes_of[self.world.rank]

@@ -19,7 +19,7 @@ SMALL, LARGE = 64, 256 * 1024
 
 @dataclass(frozen=True)
 class Link:
-    """What a round costs, and how fast one worker's bytes leave it while all workers send."""
+    """The latency of a round, and the bandwidth of one worker while all workers send."""
 
     latency_s: float
     bytes_per_s: float
@@ -38,8 +38,8 @@ def measure(
 ) -> Link:
     """Collective. Times a few reductions by direct slices; the slowest worker counts, so all get the same link.
 
-    A reduction of P bytes on W workers takes 2 rounds, in which each sends 2·(W-1)/W·P bytes. On a GPU it is done when
-    the GPU has done it.
+    A reduction of P bytes on W workers takes 2 rounds, in which each sends 2·(W-1)/W·P bytes. On a GPU its time ends
+    when the GPU is done.
     """
     where = device or torch.device("cpu")
     small, large = (_time(reducer, transport, size, clock, repeats, where) for size in (SMALL, LARGE))

@@ -36,9 +36,9 @@ from lockstep.world import World
 
 @dataclass(frozen=True)
 class Wire:
-    """A transport for small talk, the reducer that adds buckets, and the sequence in which it does.
+    """A transport for small messages, the reducer that adds buckets, and the queue of its reductions.
 
-    `how` says in words what carries the buckets, `link` how fast; there is no link in a world of one. The `store` is
+    `how` describes what carries the buckets, `link` how fast it is; there is no link in a world of one. The `store` is
     kept open as long as the wire.
     """
 
@@ -54,7 +54,7 @@ class Wire:
         return self.transport.world
 
     def awaited(self) -> list[int]:
-        """The workers for whom this one waits now, in order. Any thread, at any time; asks nobody."""
+        """The workers for which this one waits now, in order. Any thread, at any time; sends no message."""
         return sorted({*self.transport.awaited(), *self.reducer.awaited()})
 
     def close(self) -> None:
@@ -72,7 +72,6 @@ class Wire:
 
 
 def in_process(world: World | None = None) -> Wire:
-    """The wire of a world of one worker."""
     transport = InProcess(world)
     return Wire(transport, InlineQueue(), Executor(transport))
 
@@ -88,8 +87,8 @@ def over_gloo(
 ) -> Wire:
     """Collective. The wire of several workers, by torch's Gloo; without `exact`, by Gloo's own all-reduce.
 
-    Here and below, `watch` is called while others are awaited; it raises PeerGone if one of them will not come. A
-    worker that watches finds out by itself who is gone, also later.
+    Here and below, `watch` is called while this worker waits for others; it raises PeerGone if one of them is lost. A
+    worker with a `watch` finds out by itself which one is gone, also later.
     """
     with ExitStack() as opened:
         sequence = ThreadQueue()
@@ -235,7 +234,7 @@ def over_hosts(
 def _on_host(
     world: World, store: Store, timeout_s: float, watch: Callable[[], None] | None, opened: ExitStack
 ) -> tuple[Neighbours, Mailbox, SharedMemoryReducer]:
-    """Collective. What all workers of one host have: connections, messages, and sums of what is on the CPU."""
+    """Collective. What the workers of one host share: connections, messages, and the reducer for the CPU."""
     neighbours = connect(world, range(world.size), store, timeout_s, watch or do_nothing)
     opened.callback(neighbours.close)
     memory = HostMemory(neighbours)
@@ -252,7 +251,7 @@ def _gloo(
     opened: ExitStack,
     on_loss: Callable[[PeerGone], None],
 ) -> GlooTransport:
-    """Gloo connects all to all in one call that cannot be ended: so all workers are seen to be there first."""
+    """Collective. Gloo connects all to all in one call that cannot be interrupted, so all workers must arrive first."""
     arrivals = PrefixStore(f"lockstep/arrivals/{world.generation}", store)
     deadline = Deadline(timeout_s, watch or do_nothing)
     arrivals.set(str(world.rank), "")

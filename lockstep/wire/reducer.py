@@ -22,17 +22,15 @@ class Reducer(Protocol):
     """
 
     def allocate(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A flat tensor that suits the collectives best: it needs no copy. Any thread."""
+        """A flat tensor that the collectives use without a copy. Any thread."""
 
     def release(self, tensor: torch.Tensor) -> None:
-        """The tensor will not be reduced again; its memory stays valid for those who view it. Any thread, between
-        collectives.
-        """
+        """The tensor will not be reduced again; its memory stays valid for views. Any thread, between collectives."""
 
     def reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
         """Collective. Afterwards `total` holds the sum of all workers' roots, the same bits on every worker.
 
-        `roots` are flat tensors like `total`; they are used up. `total` may be `roots[0]` itself.
+        `roots` are flat tensors like `total`; they may be overwritten. `total` may be `roots[0]` itself.
         """
 
     def reduce_unclosed(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
@@ -44,11 +42,11 @@ class Reducer(Protocol):
         self.reduce(reduction, roots, total)
 
     def closing_barrier(self) -> bool:
-        """Collective. Closes the reduction that `reduce_unclosed` has left open. Whether one was open.
+        """Collective. Closes the reduction that `reduce_unclosed` has left open. Returns whether one was open.
 
         If so, every worker has called this when it returns, and holds the sum; the cost is one signal to each peer. If
-        not, no worker was asked. Called by the thread that waits for the step, when the wire's queue is idle. Every
-        other collective closes an open reduction before it begins.
+        not, it sends nothing. Called by the thread that waits for the step, when the wire's queue is idle. Every other
+        collective closes an open reduction before it begins.
         """
         return False
 
@@ -58,7 +56,7 @@ class Reducer(Protocol):
         """Collective. Afterwards worker r has in `total[slices[r]]` the bits that `reduce` would give there.
 
         Elsewhere `total` is undefined. `roots` and `total` are as in `reduce`, `slices` the same on all workers. A wire
-        that has no cheaper way does the whole reduction.
+        without a cheaper way does the whole reduction.
         """
         check_slices(slices, total.numel(), len(reduction.folds))
         self.reduce(reduction, roots, total)
@@ -67,13 +65,14 @@ class Reducer(Protocol):
         """Collective. Before, worker r has its slice in `total[slices[r]]`; afterwards `total` holds every slice."""
 
     def synchronize(self) -> None:
-        """Returns when this worker's device has done all reductions so far; raises PeerGone if a peer's loss ended
-        them. Asks no worker. On a CPU they are done already. One thread at a time.
+        """Waits until this worker's device has done all reductions so far; raises PeerGone if a loss ended them.
+
+        Sends no message. On a CPU they are done already. One thread at a time.
         """
         return
 
     def awaited(self) -> list[int]:
-        """As a transport's: the workers for whom this one waits now, besides those of messages. Any thread."""
+        """The workers for which a collective waits now; `Transport.awaited` has those of messages. Any thread."""
         return []
 
     def close(self) -> None:

@@ -2,11 +2,11 @@
 
 # Note [Tiny numbers]
 # torch.set_flush_denormal holds for one thread. An addition on a thread without it could give other bits than the same
-# addition in the caller's thread, where a worker that is alone does it: so a job runs as its caller would have.
+# addition in the caller's thread, where a single worker does it: so a job runs with its caller's setting.
 
 # Note [Callbacks that wait]
-# The callbacks of a job's future run on the thread that ended the job. One that submits another job and waits for it,
-# as PowerSGD's does, would wait for its own thread. So a thread that submits or waits there first starts another, which
+# The callbacks of a job's future run on the thread that ran the job. One that submits another job and waits for it, as
+# PowerSGD's does, would wait for its own thread. So a thread that submits or waits there first starts another, which
 # takes the jobs from then on; the relieved one ends with its callback.
 """
 
@@ -39,7 +39,7 @@ class ReductionQueue(Protocol):
     """Runs jobs in order. After a job failed, later ones fail with the same error and do not run."""
 
     def submit(self, job: Job, after: Any = None) -> PendingReduction:
-        """`after` is an event of a GPU's stream, behind which the job's work belongs; by default all so far."""
+        """Queues a job. On a GPU its work waits for the event `after`; by default for all work so far."""
 
     def close(self) -> None: ...
 
@@ -70,8 +70,8 @@ class ThreadQueue:
         self._threads: list[threading.Thread] = []  # the last one takes the jobs, the others were relieved
 
     def submit(self, job: Job, after: Any = None, *, now: bool = False) -> "Future[None]":
-        """The job has run when the future is done. With `now`, if no other is open, this thread runs it: no other
-        has to wake up, which takes longer than a small job.
+        """The future is done when the job has run. With `now`, this thread runs it if the queue is empty: waking the
+        other would take longer than a small job.
         """
         done: Future[None] = Future()
         with self._lock:
@@ -89,7 +89,7 @@ class ThreadQueue:
         return done
 
     def fail(self, failure: BaseException) -> None:
-        """All jobs, the one under way too, fail with this error. For a job that waits and cannot be woken."""
+        """Fails all jobs with this error, the one under way too. For a job that waits and cannot be woken."""
         with self._lock:
             self._failure = self._failure or failure
             open_jobs = list(self._open)
@@ -97,13 +97,13 @@ class ThreadQueue:
             self._settle(done, failure)
 
     def relieve(self) -> None:
-        """Jobs go on although this thread is about to wait for one. See Note [Callbacks that wait]."""
+        """Lets another thread take the jobs if this one is about to wait for one. See Note [Callbacks that wait]."""
         with self._lock:
             if self._takes_jobs():
                 self._start()
 
     def close(self) -> None:
-        """Ends the threads. The connections must have been closed, so that no job waits for ever."""
+        """Ends the threads. Connections must be closed before, so that no job waits for ever."""
         self._jobs.put(None)
         for thread in self._threads:
             if thread is not threading.current_thread():  # a callback may close the queue
@@ -111,30 +111,29 @@ class ThreadQueue:
         self.fail(Misuse("the wire was closed"))  # what was submitted too late
 
     def _start(self) -> None:
-        """Jobs are taken by a thread that is not this one."""
+        """Starts a thread that takes the jobs, unless another one than this does."""
         if self._threads and not self._takes_jobs():
             return
         # A daemon: a worker that leaves by an exception must not wait for a peer that never answers.
         thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-        self._threads = [*(found for found in self._threads if found.is_alive()), thread]
+        self._threads = [*(other for other in self._threads if other.is_alive()), thread]
         thread.start()
 
     def _takes_jobs(self) -> bool:
-        """Whether it is this thread that takes the jobs."""
         return self._threads[-1:] == [threading.current_thread()]
 
     def _work(self) -> None:
         flushes = flushes_denormals()
         while self._takes_jobs() and (entry := self._jobs.get()) is not None:
-            job, done, wanted = entry
-            if wanted != flushes:
-                torch.set_flush_denormal(wanted)
-                flushes = wanted
+            job, done, flush = entry
+            if flush != flushes:
+                torch.set_flush_denormal(flush)
+                flushes = flush
             self._turn.acquire()
             self._run(job, done)
 
     def _run(self, job: Job, done: "Future[None]") -> None:
-        """Runs the job in this thread, whose turn it is, and ends the turn before the outcome is known to others."""
+        """Runs the job in this thread, which holds the turn, and releases the turn before it publishes the outcome."""
         error = self._failure
         if error is None and (error := self._attempt(job)) is not None:
             error, lasting = self._judge(error)
@@ -151,11 +150,11 @@ class ThreadQueue:
         return None
 
     def _judge(self, error: BaseException) -> tuple[BaseException, BaseException | None]:
-        """What a job that raised `error` fails with, and what later ones fail with; None if they run."""
+        """The error of a job that raised `error`, and the error of later jobs; None if they run."""
         return error, error
 
     def _settle(self, done: "Future[None]", failure: BaseException | None) -> None:
-        """The job's future is done; the first outcome counts."""
+        """Completes the job's future; the first outcome counts."""
         with self._lock:
             if done not in self._open:
                 return
@@ -167,5 +166,5 @@ class ThreadQueue:
 
 
 def flushes_denormals() -> bool:
-    """Whether this thread takes tiny numbers for zero. See Note [Tiny numbers]."""
+    """Whether this thread flushes denormal numbers to zero. See Note [Tiny numbers]."""
     return float(torch.mul(_TINY, 1.0)) == 0.0

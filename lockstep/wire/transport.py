@@ -1,4 +1,4 @@
-"""What the wire needs of a way to move bytes. One file per variant; one conformance suite for all."""
+"""The interface by which the wire moves bytes. One file per variant; one conformance suite for all."""
 
 from typing import Protocol
 
@@ -11,7 +11,7 @@ class Pending(Protocol):
     """A send or receive under way."""
 
     def wait(self) -> None:
-        """Returns when the tensor may be reused (send) or read (receive). Raises PeerGone if the peer died."""
+        """Waits until the tensor may be reused (send) or read (receive). Raises PeerGone if the peer died."""
 
 
 class Transport(Protocol):
@@ -29,10 +29,10 @@ class Transport(Protocol):
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending: ...
 
     def awaited(self) -> list[int]:
-        """The workers for whom this one waits now, on any thread: in order, each once. Any thread; asks no worker."""
+        """The workers for which any thread of this one waits now: in order, each once. Any thread; sends no message."""
 
     def close(self) -> None:
-        """Frees sockets and threads. Waits that are still open, on any thread, fail. May be called twice."""
+        """Frees sockets and threads; fails the waits that are still open, on any thread. May be called twice."""
 
 
 class InProcess:
@@ -56,5 +56,5 @@ class InProcess:
 
 # Note [Tags]
 # Each stream of messages has its own tag, so that streams cannot be taken for one another: small messages run
-# ahead of the data and beside it, and synchronised batch norm speaks in the middle of a backward pass.
+# ahead of the data and beside it, and synchronised batch norm communicates in the middle of a backward pass.
 CONTROL, DATA, STATISTICS, SNAPSHOT, COMMIT = 1, 2, 3, 4, 5

@@ -38,8 +38,8 @@ def make_loop(workload: Workload, change: Change = list) -> LoopSide:
 
 
 def objection_to(workload: Workload, change: Change) -> str | None:
-    wanted = child.train_anew(make_loop(workload))
-    found = child.compare(child.train_anew(make_loop(workload, change)), wanted)
+    wanted = child.train_from_start(make_loop(workload))
+    found = child.compare(child.train_from_start(make_loop(workload, change)), wanted)
     return objection("it", found, "plain fused", workload.rounds_coarsely)
 
 
@@ -71,7 +71,7 @@ def test_other_data_is_refused(workload: Workload, wrong: Change) -> None:
 
 @pytest.mark.parametrize("workload", [COARSE, FINE], ids=["bfloat16", "float32"])
 def test_a_step_that_was_left_out_is_refused(workload: Workload) -> None:
-    wanted, side = child.train_anew(make_loop(workload)), make_loop(workload)
+    wanted, side = child.train_from_start(make_loop(workload)), make_loop(workload)
     for number in range(NUM_STEPS - 1):
         side.step(number)
     found = child.compare(child.evidence_now(side), wanted)
@@ -81,15 +81,15 @@ def test_a_step_that_was_left_out_is_refused(workload: Workload) -> None:
 @pytest.mark.parametrize("workload", [COARSE, FINE], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize("factor", [0.5, -1.0])
 def test_a_wrong_update_of_right_gradients_is_refused(workload: Workload, factor: float) -> None:
-    wanted = child.train_anew(make_loop(workload))
+    wanted = child.train_from_start(make_loop(workload))
     movement = {name: factor * way for name, way in wanted.movement.items()}
     found = child.compare(replace(wanted, movement=movement), wanted)
     assert "its parameters" in str(objection("it", found, "plain fused", workload.rounds_coarsely))
 
 
 def test_the_same_model_in_float32_agrees_with_itself_in_bfloat16() -> None:
-    wanted = child.train_anew(make_loop(COARSE))
-    found = child.compare(child.train_anew(make_loop(replace(COARSE, loss=token_loss))), wanted)
+    wanted = child.train_from_start(make_loop(COARSE))
+    found = child.compare(child.train_from_start(make_loop(replace(COARSE, loss=token_loss))), wanted)
     assert found["gradients"] > 1e-4
     assert objection("it", found, "plain fused", coarse=True) is None
 
@@ -114,7 +114,7 @@ def test_a_side_that_starts_anew_comes_to_the_same_bits() -> None:
     side = make_loop(COARSE)
     for number in range(5):
         side.step(number)
-    assert child.digest(child.train_anew(side)) == child.digest(child.train_anew(make_loop(COARSE)))
+    assert child.digest(child.train_from_start(side)) == child.digest(child.train_from_start(make_loop(COARSE)))
 
 
 def test_one_changed_bit_changes_the_digest() -> None:

@@ -75,7 +75,7 @@ def test_a_counter_that_is_only_shown_decides_nothing(case: str) -> None:
 def test_a_loop_variable_and_one_that_is_set_to_zero_in_a_loop_begin_anew() -> None:
     text = "steps = 0\nfor epoch in epochs:\n    seen = 0\n    for i, b in enumerate(loader):\n        steps += 1\n"
     function = Function(ast.parse(text))
-    assert [function.begins_anew(name) for name in ("i", "seen", "steps")] == [True, True, False]
+    assert [function.is_reset(name) for name in ("i", "seen", "steps")] == [True, True, False]
 
 
 def test_the_function_of_a_frame_is_found_and_a_file_without_source_says_nothing() -> None:

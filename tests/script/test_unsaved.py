@@ -5,7 +5,7 @@ from itertools import count, islice
 
 import pytest
 
-from lockstep.script.unsaved import begins_anew
+from lockstep.script.unsaved import restarted_iterator
 
 
 def numbers() -> Iterator[int]:
@@ -30,22 +30,22 @@ def test_a_slice_is_found_wherever_it_is(wrap: object) -> None:
     running = numbers()
     wrapped = wrap(running)  # type: ignore[operator]
     next(wrapped)
-    assert "itertools.islice counts" in str(begins_anew(running, [running]))
+    assert "itertools.islice counts" in str(restarted_iterator(running, [running]))
 
 
 def test_what_is_zipped_with_a_pass_begins_anew_unless_it_is_a_pass_or_endless() -> None:
     running, other = numbers(), numbers()
     together = zip(running, [1, 2, 3], strict=False)
-    assert "together with a list_iterator" in str(begins_anew(running, [running, other]))
+    assert "together with a list_iterator" in str(restarted_iterator(running, [running, other]))
     del together
     together = zip(count(), running, other, strict=False)
     next(together)
-    assert begins_anew(running, [running, other]) is None
+    assert restarted_iterator(running, [running, other]) is None
 
 
 def test_a_pass_in_a_loop_or_under_a_progress_bar_goes_on() -> None:
     running = numbers()
-    assert begins_anew(running, [running]) is None
+    assert restarted_iterator(running, [running]) is None
     bar = through(map(str, enumerate(running)))  # type: ignore[arg-type]
     next(bar)
-    assert begins_anew(running, [running]) is None
+    assert restarted_iterator(running, [running]) is None

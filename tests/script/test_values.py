@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lockstep.script.dependence import function_at
-from lockstep.script.values import begun_anew, changed_since, values
+from lockstep.script.values import changed_since, restarted_values, values
 
 SCRIPT = """
 best, history, flag = float("inf"), [], True
@@ -64,7 +64,7 @@ def refused(tmp_path: Path, loop: str, before: str = "1.0") -> list[str]:
     path = tmp_path / "train.py"
     path.write_text(f"best = 9.0\n{loop}")
     now = {(str(path), "<module>"): {"best": "9.0"}}
-    return [str(one) for one in begun_anew([("train.py", "<module>", "best", before)], now)]
+    return [str(one) for one in restarted_values([("train.py", "<module>", "best", before)], now)]
 
 
 EARLY = """
@@ -120,11 +120,11 @@ def test_a_list_that_is_handed_to_a_function_beside_the_optimizer_is_not_taken_f
     path = tmp_path / "train.py"
     path.write_text("losses = []\nfor epoch in run.epochs(3):\n    train(model, optimizer, loader, losses)\n")
     now = {(str(path), "<module>"): {"losses": "[]", "rate": "0.1"}}
-    assert begun_anew([("train.py", "<module>", "losses", "[1.5]")], now) == []
+    assert restarted_values([("train.py", "<module>", "losses", "[1.5]")], now) == []
     path.write_text("rate = 0.1\nfor epoch in run.epochs(3):\n    train(model, optimizer, rate)\n    rate *= 0.9\n")
     (path2 := tmp_path / "later.py").write_text(path.read_text())
     now = {(str(path2), "<module>"): {"rate": "0.1"}}
-    assert len(begun_anew([("later.py", "<module>", "rate", "0.09")], now)) == 1
+    assert len(restarted_values([("later.py", "<module>", "rate", "0.09")], now)) == 1
 
 
 NESTED = """

@@ -134,7 +134,7 @@ def test_a_busy_holder_lets_in_whoever_waits() -> None:
 
     turns.acquire()
     guest = in_thread(enter)
-    while not turns.wanted:
+    while not turns.is_awaited:
         pass
     turns.pass_on()
     had_its_turn = entered.is_set()

@@ -18,7 +18,7 @@ from lockstep.lanes import Assignment, reduction
 from lockstep.settings.environment import find_place
 from lockstep.wire.cuda.nccl import NcclGroup
 from lockstep.wire.exchange import exchange
-from lockstep.wire.network.gloo import GlooTransport, tells_of_loss
+from lockstep.wire.network.gloo import GlooTransport, means_lost_peer
 from lockstep.wire.network.native import NativeAllReduce
 from lockstep.wire.schedules.executor import Executor
 from lockstep.world import World
@@ -172,8 +172,8 @@ REFUSED = [
 
 
 def test_which_words_tell_of_a_loss() -> None:
-    assert [words for words in GONE if not tells_of_loss(RuntimeError(words))] == []
-    assert [words for words in REFUSED if tells_of_loss(RuntimeError(words))] == []
+    assert [words for words in GONE if not means_lost_peer(RuntimeError(words))] == []
+    assert [words for words in REFUSED if means_lost_peer(RuntimeError(words))] == []
 
 
 def _wait_twice() -> float:

@@ -27,7 +27,7 @@ from lockstep.elastic.copies.obstacles import access_mode
 from lockstep.launch import identity
 from lockstep.launch.control import CopyRequest
 from lockstep.settings.environment import take_environment
-from lockstep.wire.network.keepalive import let_go
+from lockstep.wire.network.keepalive import close_copy
 
 READY_S = 10.0
 """How long the original waits for the copy to be at a member's endpoint."""
@@ -116,7 +116,7 @@ def _let_connections_go(control_fd: int) -> None:
         if fd != control_fd:
             with suppress(OSError):
                 if stat.S_ISSOCK(os.fstat(fd).st_mode):
-                    let_go(fd)
+                    close_copy(fd)
 
 
 def _reopen_what_is_read() -> None:

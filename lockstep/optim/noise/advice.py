@@ -23,7 +23,7 @@ RULES = {
 
 @dataclass
 class TooLittle(LockstepError):  # noqa: N818
-    """The noise is not known well enough to advise; the sentence says how much more is needed."""
+    """The noise is not known well enough to advise; the message has how much more is needed."""
 
     count: int
     why: str
@@ -60,7 +60,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class Advice:
-    """Where the batch stands against the critical batch, and what follows: `text()` for people, `to_json()` else."""
+    """How the batch compares with the critical batch, and what follows: as `text()` and as `to_json()`."""
 
     batch: float
     lanes: int
@@ -87,7 +87,7 @@ class Advice:
         return "\n".join(lines + ([self.caveat] if self.caveat else []))
 
     def brief(self) -> tuple[str, str]:
-        """The two sentences that matter most: where the batch stands, and what to do."""
+        """The two sentences that matter most: how the batch compares, and what to do."""
         return self._standing(), self._verdict()
 
     def _standing(self) -> str:
@@ -119,8 +119,8 @@ def advise(
 ) -> Advice:
     """What to do at this batch, given the noise; raises TooLittle where it is not known well enough.
 
-    `steps` is the length of the whole run, for the length of the warm-up. Adam wants the noise of preconditioned
-    squares: with a plain one the advice says that it is only that.
+    `steps` is the length of the whole run, for the length of the warm-up. Adam needs the noise of preconditioned
+    squares: with a plain one the advice has a caveat.
     """
     batch = positive("batch", batch)
     _refuse_nonsense(noise, lanes, optimizer, steps)
@@ -195,15 +195,15 @@ def _refuse_too_little(noise: Noise) -> None:
     if not 0 < noise.low <= noise.high < math.inf:
         why = "the gradient cannot be told from its noise" if noise.low > 0 else "the noise cannot be told from 0"
         raise TooLittle(noise.count, why, "Measure four times as many, or with more samples a step.")
-    wanted = _wanted(noise)
+    needed = _num_needed(noise)
     raise TooLittle(
         noise.count,
         f"the critical batch may be anything from {_count(noise.low)} to {_count(noise.high)}",
-        f"About {wanted:,} are needed, smoothed with a memory of {math.ceil((wanted + 1) / 2):,} or more.",
+        f"About {needed:,} are needed, smoothed with a memory of {math.ceil((needed + 1) / 2):,} or more.",
     )
 
 
-def _wanted(noise: Noise) -> int:
+def _num_needed(noise: Noise) -> int:
     """How many equally weighted measurements bring high/low down to WIDEST: its logarithm shrinks as 1/√count.
 
     A smoothing of memory m is worth 2m − 1 of them at most.
@@ -212,7 +212,7 @@ def _wanted(noise: Noise) -> int:
 
 
 def _count(value: float) -> str:
-    """Whole numbers as they are; of an estimate three digits, which is all that it is good for."""
+    """Whole numbers as they are; an estimate with three digits."""
     return f"{value:,.0f}" if value == round(value) else f"{float(f'{value:.3g}'):,.12g}"
 
 

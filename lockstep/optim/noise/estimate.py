@@ -79,8 +79,8 @@ def measure(lane_squares: Mapping[int, float], weights: Mapping[int, float], who
 class Noise:
     """The noise scale after `step`, from `count` measurements; batches are in the unit of the lanes' weights.
 
-    `effective` says how many equally weighted measurements the smoothed values are worth. `low` and `high` enclose the
-    noise scale in about 95 of 100 cases; `high` is infinite where the gradient cannot be told from its noise.
+    `effective` is how many equally weighted measurements the smoothed values are worth. `low` and `high` enclose the
+    noise scale in about 95 of 100 cases; `high` is infinite where the gradient cannot be distinguished from its noise.
     """
 
     step: int
@@ -150,10 +150,10 @@ class _Moments:
 
 
 class NoiseScale:
-    """Smooths the measurements of a run, and says the noise scale with its interval. See Note [Ratio of averages].
+    """Smooths the measurements of a run into the noise scale with its interval. See Note [Ratio of averages].
 
-    A measurement counts 1 when it is new and 1/e of that `memory` measurements later. `preconditioned` says which kind
-    of squares it is given; it changes no arithmetic, and travels with the result.
+    A measurement counts 1 when it is new and 1/e of that `memory` measurements later. `preconditioned` is the kind of
+    squares that it gets; it changes no arithmetic, and is part of the result.
     """
 
     def __init__(self, *, memory: float = 100, preconditioned: bool = False) -> None:
@@ -166,7 +166,7 @@ class NoiseScale:
         self._moments = _Moments()
 
     def add(self, step: int, batch: float, measured: Measured) -> None:
-        """Takes in the measurement of a step of `batch` samples; one that is not finite is only counted."""
+        """Adds the measurement of a step of `batch` samples; one that is not finite is only counted."""
         self._go_to(step)
         self.batch = positive("batch", batch)
         if _usable(measured):
@@ -182,7 +182,7 @@ class NoiseScale:
 
     @property
     def noise(self) -> Noise:
-        """What is known now. Before the first measurement: nothing, with an interval from 0 to infinity."""
+        """The present estimate. Before the first measurement its interval is from 0 to infinity."""
         low, high = _interval(self._moments) if self.count > 1 else (0.0, math.inf)
         return Noise(
             step=self.step,
@@ -202,7 +202,7 @@ class NoiseScale:
         return {**{name: getattr(self, name) for name in _KEPT}, **asdict(self._moments)}
 
     def load_state_dict(self, state: Mapping[str, float | int]) -> None:
-        """Goes on from where the state was taken, memory included; refuses the state of the other kind of squares."""
+        """Restores the state, memory included; refuses the state of the other kind of squares."""
         _check_state(state, self.preconditioned)
         for name in _KEPT:
             setattr(self, name, state[name])

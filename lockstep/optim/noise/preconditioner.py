@@ -1,4 +1,4 @@
-"""Gradients as an adaptive optimizer sees them: by what it multiplies each element, and squares weighted by that."""
+"""The factor by which an adaptive optimizer multiplies each element of a gradient, and squares weighted by it."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -67,7 +67,7 @@ def weighted_square(gradient: Tensor, p: Tensor | None) -> Tensor:
 
 
 class Preconditioners:
-    """What the optimizers of a model make of its gradients. Made anew for each step: it keeps their groups.
+    """The preconditioners of a model's optimizers. It keeps their groups, so each step makes a new one.
 
     Where groups have different rates, p is multiplied by the group's share of the largest of them.
     """

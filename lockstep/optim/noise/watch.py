@@ -12,7 +12,7 @@ from lockstep.optim.noise.preconditioner import Preconditioners, family
 
 
 class NoiseWatch:
-    """Takes the squares of measured steps; what it knows is the same on every worker, and is saved with the run.
+    """Takes the squares of measured steps; its estimate is the same on every worker, and is saved with the run.
 
     `optimizers` are those of the run, also those that are added later.
     """
@@ -29,7 +29,7 @@ class NoiseWatch:
         return preconditioned if preconditioned.count and self._family == "adam" else plain
 
     def weigh(self) -> Callable[[Tensor, Tensor], Tensor | None]:
-        """Gives the square of a parameter's gradient as its optimizer sees it in this step."""
+        """Returns the function that squares a parameter's gradient as its optimizer sees it in this step."""
         return Preconditioners(self._optimizers.values()).square
 
     def take(self, step: int, num_lanes: int, measured: Sequence[StepSquares | None]) -> None:
@@ -48,7 +48,7 @@ class NoiseWatch:
         return [scale.state_dict() for scale in self._scales]
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Goes on from a saved state; from nothing if there is none."""
+        """Restores a saved state; starts empty if there is none."""
         self._scales = _empty_scales()
         for scale, saved in zip(self._scales, state, strict=False):
             scale.load_state_dict(saved)

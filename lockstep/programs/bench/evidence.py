@@ -1,4 +1,4 @@
-"""What a side computed, and how far that is from what another did. A faster wrong answer is worth nothing."""
+"""What a side computed, and how far that is from what another did: times of a wrong result mean nothing."""
 
 import math
 from collections.abc import Mapping
@@ -18,16 +18,16 @@ class Evidence:
     movement: Named
 
 
-def distance(found: Named, wanted: Named, of_zeros: float = math.inf) -> tuple[float, float]:
-    """‖found − wanted‖ / ‖wanted‖ and ‖found‖ / ‖wanted‖ over all parameters, added up in float64.
+def distance(actual: Named, expected: Named, of_zeros: float = math.inf) -> tuple[float, float]:
+    """‖actual − expected‖ / ‖expected‖ and ‖actual‖ / ‖expected‖ over all parameters, added up in float64.
 
     Infinite where a parameter is missing or a number not finite. `of_zeros` is the first where there are only zeros.
     """
-    if found.keys() != wanted.keys():
+    if actual.keys() != expected.keys():
         return math.inf, math.inf
     apart = own = other = 0.0
-    for name, value in found.items():
-        mine, theirs = value.double(), wanted[name].to(value.device).double()
+    for name, value in actual.items():
+        mine, theirs = value.double(), expected[name].to(value.device).double()
         apart += float((mine - theirs).square().sum())
         own += float(mine.square().sum())
         other += float(theirs.square().sum())

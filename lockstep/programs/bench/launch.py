@@ -21,7 +21,7 @@ class ResultsDiffer(LockstepError):  # noqa: N818
 
 @dataclass
 class BenchStopped(LockstepError):  # noqa: N818
-    """The workers did not come to their end; `exit_code` is the launch's."""
+    """The workers did not finish; `exit_code` is the launch's."""
 
     sentence: str
     exit_code: int
@@ -44,7 +44,7 @@ class LaunchedPlan(Protocol):
 
 
 def bench_launched(plans: Sequence[LaunchedPlan], program: str, follow: Follow, **options: Any) -> dict[str, Any]:
-    """Measures every plan, one after the other; gives `machine` and `rows` of the report. Main thread only.
+    """Measures every plan, one after the other; returns `machine` and `rows` of the report. Main thread only.
 
     Workers run the module `program` with the plan and a folder as arguments; `options` are those of the job.
     """
@@ -69,19 +69,19 @@ def accept(result: BenchResult) -> BenchResult:
 
 
 def run_to_end(job: Job, follow: Callable[[RoundsDone], None]) -> None:
-    """All workers have done their part, and none is left; raises `BenchStopped` otherwise. Main thread only."""
-    said: list[str] = []
-    outcome = launch(job, show=RoundLines(follow), say=said.append)
+    """Runs the job until no worker is left; raises `BenchStopped` if it did not succeed. Main thread only."""
+    messages: list[str] = []
+    outcome = launch(job, show=RoundLines(follow), say=messages.append)
     if outcome.exit_code:
         # After an interrupt there is nothing to look up, and the folder that the launcher names goes away.
         interrupted = outcome.failure is None
-        text = "✗ stopped; all workers have ended" if interrupted else "\n".join(said)
+        text = "✗ stopped; all workers have ended" if interrupted else "\n".join(messages)
         raise BenchStopped(text, outcome.exit_code, interrupted)
 
 
 @contextmanager
 def result_folder() -> Iterator[Path]:
-    """A folder that is gone afterwards, unless a worker failed: then the user is pointed to the logs in it."""
+    """A folder that is removed afterwards, unless a worker failed: then it holds the logs for the user."""
     folder = Path(tempfile.mkdtemp(prefix="lockstep-bench-"))
     keep = False
     try:

@@ -25,7 +25,6 @@ def describe_machine(device: str = "cpu") -> dict[str, Any]:
 
 
 def _gpu() -> dict[str, Any]:
-    """The GPU that this process uses now."""
     return {
         "gpu": torch.cuda.get_device_name(),
         "gpus": torch.cuda.device_count(),

@@ -18,9 +18,9 @@ ANSWER_S = 30.0
 
 
 @contextmanager
-def multi_process_service(wanted: bool) -> Iterator[dict[str, str]]:
-    """Gives the variables by which a process finds the service, none if it is not `wanted`. It is gone afterwards."""
-    if not wanted:
+def multi_process_service(enabled: bool) -> Iterator[dict[str, str]]:
+    """Yields the variables by which a process finds the service, none if it is not `enabled`. Ends it afterwards."""
+    if not enabled:
         yield {}
         return
     program = shutil.which(CONTROL, path=process_environment().get("PATH"))
@@ -41,11 +41,13 @@ def multi_process_service(wanted: bool) -> Iterator[dict[str, str]]:
 
 
 def _start(program: str, variables: Mapping[str, str]) -> None:
-    """The daemon runs, and its server will start with the first process that comes."""
-    exit_code, said = _control([program, "-d"], variables, "")
+    """Starts the daemon; its server starts with the first process that connects."""
+    exit_code, output = _control([program, "-d"], variables, "")
     if exit_code:
-        said = said.strip() or f"exit code {exit_code}"
-        raise BadEnvironment(f"{CONTROL} did not start: {said}. Leave --mps out, or end the service that runs already")
+        output = output.strip() or f"exit code {exit_code}"
+        raise BadEnvironment(
+            f"{CONTROL} did not start: {output}. Leave --mps out, or end the service that runs already"
+        )
 
 
 def _control(command: list[str], variables: Mapping[str, str], words: str) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""What benchmarks measure, as values. Without torch, so that a wrong word is refused at once."""
+"""What benchmarks measure, as values. Without torch, so that a wrong argument is refused at once."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ class BenchRecord:
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
 
     def leave(self, folder: Path) -> None:
-        """`find` finds it in the folder."""
+        """Writes it into the folder, for `find`."""
         (folder / _RESULT).write_text(self.written(), encoding="utf-8")
 
     @classmethod

@@ -1,4 +1,4 @@
-"""How far a benchmark is: a bar on a terminal; elsewhere a line for whatever has words, and for the end of a part."""
+"""How far a benchmark is: a bar on a terminal; elsewhere a line for each named activity, and for the end of a part."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ class RoundLines:
 
 @contextmanager
 def show_progress(console: "Console", parts: Sequence[BenchPart]) -> Iterator[Follow]:
-    """What it yields shows on `console` how far the parts are."""
+    """Yields the function that shows on `console` how far the parts are."""
     from rich.markup import escape  # takes longer to import than help may
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

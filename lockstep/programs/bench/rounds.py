@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RoundsDone:
-    """Rounds done, of how many; `doing` says what is done now, where that is not a round."""
+    """Rounds done, of how many; `doing` is the present activity, where that is not a round."""
 
     done: int
     total: int
@@ -46,9 +46,9 @@ Follow = Callable[[BenchPart, RoundsDone], None]
 def order(sides: Sequence[str], round_number: int) -> tuple[str, ...]:
     """The sides in the order of one round.
 
-    In as many rounds as there are sides every side stands once in every place; the next ones run backwards, so that a
-    side follows another as often as that follows it. Neither a slow drift of the machine nor what a neighbour left in
-    the caches favours one of them.
+    In as many rounds as there are sides every side is once in every position; the next ones run backwards, so that a
+    side follows another as often as that follows it. Neither a slow drift of the machine nor the caches of the side
+    before favour one of them.
     """
     shift = round_number % len(sides)
     turned = (*sides[shift:], *sides[:shift])

@@ -68,14 +68,14 @@ class TrainingSide(ABC):
 
     @abstractmethod
     def compute(self, number: int) -> None:
-        """The gradient of batch `number` is in `p.grad`, or on its way there. Collective on several workers."""
+        """Starts computing the gradient of batch `number` into `p.grad`. Collective on several workers."""
 
     def update(self) -> None:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
     def step(self, number: int) -> None:
-        """Returns once the work is on its way, not when it is done. Collective on several workers."""
+        """Starts the step; the device may still work when this returns. Collective on several workers."""
         self.compute(number)
         self.update()
 
@@ -87,7 +87,7 @@ class TrainingSide(ABC):
         return None
 
     def restart(self) -> None:
-        """The weights are the initial ones, the optimizer has seen nothing. In place: captured graphs stay true."""
+        """Resets weights and optimizer to their initial state, in place: captured graphs stay valid."""
         with torch.no_grad():
             for name, value in self.model.state_dict().items():
                 value.copy_(self._initial[name])
@@ -158,7 +158,6 @@ def ddp_side(kit: TrainingKit, rank: int, size: int, group: ProcessGroup | None 
 
 
 def end_process() -> NoReturn:
-    """Ends a worker. Not by Python's own way: when a process group of torch is taken apart, torch's threads and
-    Python's shutdown can wait for each other for ever."""
+    """Ends a worker without Python's shutdown, which can deadlock with torch's threads of a process group."""
     sys.stdout.flush()
     os._exit(0)

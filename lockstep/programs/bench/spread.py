@@ -1,4 +1,4 @@
-"""How far apart times are, and their ratios: made within a round, where both sides met the same machine."""
+"""The spread of times, and their ratios: taken within a round, where both sides met the same machine."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ def medians(times: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def spread(name: str, values: Times, low: float = 0.0, high: float = 1.0) -> dict[str, float | None]:
-    """The median under this name, and two other quantiles, the lowest and highest if nothing else is said."""
+    """The median under this name, and two other quantiles, by default the lowest and highest."""
     fractions = {name: 0.5, f"{name}_low": low, f"{name}_high": high}
     return {key: quantile(values, fraction) if values else None for key, fraction in fractions.items()}
 

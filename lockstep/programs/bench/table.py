@@ -30,7 +30,6 @@ def show_table(columns: Columns, rows: Iterable[ReportRow], console: "Console") 
 
 
 def show_notes(text: str, console: "Console") -> None:
-    """What stands below a table."""
     console.print(text, style="dim", highlight=False)
 
 
@@ -42,7 +41,7 @@ def machine_line(machine: Mapping[str, Any], processor: str = "cpu") -> str:
 
 
 def spread_cell(row: ReportRow, name: str, decimals: int, between: str = " ({})") -> str:
-    """A median with its range; `between` says how the range stands behind it."""
+    """A median with its range, which `between` formats."""
     if row[name] is None:
         return ""
     middle, low, high = (f"{row[name + end]:.{decimals}f}" for end in ("", "_low", "_high"))

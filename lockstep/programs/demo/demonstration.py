@@ -21,11 +21,11 @@ from lockstep.programs.demo.result import DemoResult, DemoVerdict, Reader, judge
 WORKER = "lockstep.programs.demo.worker"
 SPARES = 1
 MORE_LOSSES = 4
-"""So many are borne beyond the plan's: what else goes wrong on a busy host need not end the demo."""
+"""So many losses more than the plan's do not end the demo: other things go wrong on a busy host."""
 
 
 class DidNotFinish(LockstepError):  # noqa: N818
-    """A run of the demo ended early; why has been said. `exit_code` is the launch's."""
+    """A run of the demo ended early; the launcher has reported why. `exit_code` is the launch's."""
 
     def __init__(self, num_workers: int, exit_code: int) -> None:
         super().__init__(f"the demo ended early, in its run on {workers(num_workers)}")
@@ -58,7 +58,7 @@ class Demonstration:
 
     @property
     def verdicts(self) -> tuple[DemoVerdict, ...]:
-        """What the demo has to say; that one run in peace has no other beside it, only if it has none at all."""
+        """The comparisons that the demo shows. A single calm run is mentioned only if there is nothing else."""
         if self.disturbed is None:
             return (self.verdict,)
         own = (self.verdict,) if len(self.results) > 1 else ()
@@ -91,7 +91,7 @@ def demonstrate(
 
 
 def check_recipe(recipe: Recipe, worker_counts: Sequence[int]) -> None:
-    """Raises unless the demo can be run so."""
+    """Raises if the demo cannot run the recipe on these numbers of workers."""
     if recipe.steps < 1:
         raise BadArgument(f"the demo needs at least 1 step, not {recipe.steps}")
     if not worker_counts or len(set(worker_counts)) < len(worker_counts):
@@ -102,7 +102,7 @@ def check_recipe(recipe: Recipe, worker_counts: Sequence[int]) -> None:
 
 
 def check_kill(recipe: Recipe, worker_counts: Sequence[int]) -> None:
-    """Raises unless somebody is there to go on when one is killed, and there is time for it."""
+    """Raises unless a worker is left when one is killed, and there are enough steps for kills."""
     if max(worker_counts) < 2:
         raise BadArgument("--kill needs a run on 2 workers or more, for somebody has to go on: give --workers 1,2")
     if recipe.steps < STEPS_PER_KILL:
@@ -122,7 +122,7 @@ def make_folder(out: Path, name: str) -> Path:
 
 
 def train(recipe: Recipe, num_workers: int, run_dir: Path, console: Console) -> DemoResult:
-    """One run to its end; its result is complete."""
+    """Trains to the end; returns the complete result."""
     result = DemoResult(num_workers, recipe.tokens_per_step)
     with show_progress(console, f"{workers(num_workers):<9}", recipe.steps) as shown:
         reader = Reader(result, time.monotonic, lambda now: show_step(shown, now), shown.say)
@@ -170,7 +170,7 @@ def show_step(shown: Shown, result: DemoResult) -> None:
 
 
 def finished(result: DemoResult, outcome: LaunchOutcome) -> DemoResult:
-    """The result of a run that came to its end; raises DidNotFinish if it did not."""
+    """The result of a finished run; raises DidNotFinish if the run has not finished."""
     if outcome.exit_code:
         raise DidNotFinish(result.num_workers, outcome.exit_code)
     if not result.complete:

@@ -1,4 +1,4 @@
-"""Which workers the demo kills, and when: a plan, and a killer that is given who lives, how to kill, and the time."""
+"""Which workers the demo kills, and when: a plan, and a killer that carries it out."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ STEPS_PER_KILL = 12
 """In a short run fewer are killed: so many steps are the least between two."""
 
 GOES_ON = "going on in"
-"""Stands in the line by which a run reports that the workers that are left go on."""
+"""Part of the line by which a run reports that the remaining workers go on."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ def choose(plan: KillPlan, number: int, members: Sequence[LivingWorker]) -> Livi
 
 
 class Killer:
-    """Follows a run by its lines, and kills by the plan. What it did stands in `kills`.
+    """Follows a run by its output, kills by the plan, and records each kill in `kills`.
 
-    `members` gives those who live, `kill` kills the worker of a slot, `say` shows a line. The next one is killed only
+    `members` returns the live ones, `kill` kills the worker of a slot, `say` shows a line. The next one is killed only
     after the run has gone on from the kill before, so each pause is that of one kill.
     """
 

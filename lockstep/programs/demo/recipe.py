@@ -31,5 +31,4 @@ class Recipe:
 
     @classmethod
     def read(cls, text: str) -> "Recipe":
-        """The recipe that `write` wrote."""
         return cls(**json.loads(text))

@@ -1,4 +1,4 @@
-"""What remains of a demo: a page with its picture, a table for the terminal, and an object for machines."""
+"""The results of a demo: a page with its picture, a table for the terminal, and JSON."""
 
 import os
 import platform
@@ -51,7 +51,6 @@ def show_report(demo: Demonstration, console: Console) -> None:
 
 
 def as_json(demo: Demonstration) -> dict[str, Any]:
-    """Everything that was measured, as JSON values."""
     recipe = demo.recipe
     return {
         "equal": demo.equal,
@@ -66,7 +65,6 @@ def as_json(demo: Demonstration) -> dict[str, Any]:
 
 
 def page(demo: Demonstration) -> str:
-    """The report in Markdown."""
     recipe, first = demo.recipe, demo.results[0]
     about = first.about
     return f"""# lockstep demo: {_counts(demo)} workers
@@ -101,7 +99,6 @@ SHA-256 over all parameters and the optimizer's state after the last step:
 
 
 def picture(demo: Demonstration) -> str:
-    """The loss curves in SVG."""
     curves = [LossCurve(workers(result.num_workers), result.losses) for result in demo.results]
     kills = () if demo.disturbed is None else demo.disturbed.kills
     if demo.disturbed is not None:
@@ -113,7 +110,6 @@ def picture(demo: Demonstration) -> str:
 
 
 def row(result: DemoResult) -> tuple[str, ...]:
-    """One run's cells under COLUMNS."""
     return (
         str(result.num_workers),
         f"{result.seconds:.1f}",
@@ -187,7 +183,6 @@ def _facts(facts: dict[str, str | int]) -> str:
 
 
 def _show_disturbed(disturbed: Disturbed, console: Console) -> None:
-    """The table on the terminal."""
     table = Table(HEADS[0], *(Column(head, justify="right") for head in HEADS[1:]))
     for name, *cells in _rows(disturbed):
         table.add_row(name, *cells)
@@ -196,7 +191,7 @@ def _show_disturbed(disturbed: Disturbed, console: Console) -> None:
 
 
 def _rows(disturbed: Disturbed) -> list[tuple[str, str, str]]:
-    """Each fact of the two runs: its name, in peace, with kills."""
+    """Each fact of the two runs: its name, without and with kills."""
     calm, killed = disturbed.undisturbed, disturbed.result
     return [
         ("workers", str(calm.num_workers), str(killed.num_workers)),
@@ -212,7 +207,6 @@ def _rows(disturbed: Disturbed) -> list[tuple[str, str, str]]:
 
 
 def _section(disturbed: Disturbed) -> str:
-    """The part of the page on this run."""
     lines = [HEADS, ("---", "---:", "---:"), *_rows(disturbed)]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     kills = "\n".join(f"- {_sentence(kill)}" for kill in disturbed.kills)
@@ -235,7 +229,7 @@ def _sentence(kill: KillRecord) -> str:
 
 
 def _disturbed_as_json(disturbed: Disturbed) -> dict[str, Any]:
-    """Everything that was measured, as JSON values. The loss of a step that nobody reported is null."""
+    """Everything that was measured, as JSON values. The loss of an unreported step is null."""
     result = disturbed.result
     return {
         "equal": disturbed.verdict.equal,
@@ -263,7 +257,7 @@ def _steps(result: DemoResult) -> str:
 
 
 def _put(path: Path, text: str) -> None:
-    """Writes beside the place and then takes it, so that a link in it is replaced, not followed."""
+    """Writes a temporary file and renames it, so that a link at `path` is replaced, not followed."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.unlink(missing_ok=True)

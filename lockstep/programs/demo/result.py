@@ -1,4 +1,4 @@
-"""What one run of the demo came to, read from the lines its worker prints, and what several show. Pure."""
+"""The result of one run of the demo, read from its worker's output, and the comparison of several. Pure."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from typing import Any
 class DemoResult:
     """One run. `seconds` is all of it.
 
-    The loss of a step that nobody reported is NaN: a worker may be killed after a step and before its report.
+    The loss of an unreported step is NaN: a worker may be killed after a step and before its report.
     `lost_steps` counts the steps that were trained again after a later one had been reported.
     """
 
@@ -50,7 +50,7 @@ class DemoResult:
 
 
 class Reader:
-    """Takes worker 0's output as it comes and fills in `result`; lines that are not ours go to `other`."""
+    """Takes worker 0's output as it comes and fills in `result`; lines that are no reports go to `other`."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class DemoVerdict:
-    """Whether all runs trained the same model, and a sentence that says so."""
+    """Whether all runs trained the same model, and the sentence about it."""
 
     equal: bool
     sentence: str
@@ -123,7 +123,7 @@ def judge(results: Sequence[DemoResult]) -> DemoVerdict:
 
 
 def judge_disturbed(undisturbed: DemoResult, disturbed: DemoResult, num_kills: int) -> DemoVerdict:
-    """Whether a run whose workers were killed trained the model of the one in peace. Nobody killed shows nothing."""
+    """Whether a run whose workers were killed trained the model of the calm one. Without kills it proves nothing."""
     if num_kills == 0:
         return DemoVerdict(False, "Nobody was killed before the end, so nothing was shown: give more --steps.")
     lost = "1 worker was killed" if num_kills == 1 else f"{num_kills} workers were killed"

@@ -1,8 +1,8 @@
-"""Trying whether a checkpoint can be written and read: in a process of its own, because that needs torch.
+"""Tries whether a checkpoint can be written and read: in a process of its own, because that needs torch.
 
     python -m lockstep.programs.doctor.checkpoint_trial
 
-tries it in the open, and shows where it fails.
+tries it in this process, and shows the traceback of a failure.
 """
 
 import subprocess
@@ -36,8 +36,8 @@ def save_and_load(folder: Path) -> None:
         "scalar": torch.tensor(2.5, dtype=torch.bfloat16),
     }
     write(folder / "trial", Snapshot(tensors, {"step": 0}))
-    found = read(folder / "trial").tensors
-    if found.keys() != tensors.keys() or not all(torch.equal(found[name], tensors[name]) for name in tensors):
+    loaded = read(folder / "trial").tensors
+    if loaded.keys() != tensors.keys() or not all(torch.equal(loaded[name], tensors[name]) for name in tensors):
         raise RuntimeError("what is read is not what was written")
 
 

@@ -6,9 +6,9 @@
 # launcher holds 3 for each): with less a run cannot work, with more it may.
 
 # Note [Whose name]
-# On one host lockstep's workers meet on the loopback interface and ask nobody for a name. On several hosts, and in
-# process groups that a script opens by itself, Gloo listens on the address that the host's own name resolves to,
-# unless GLOO_SOCKET_IFNAME says on which interface.
+# On one host lockstep's workers meet on the loopback interface and resolve no name. On several hosts, and in process
+# groups that a script opens by itself, Gloo listens on the address that the host's own name resolves to, unless
+# GLOO_SOCKET_IFNAME names an interface.
 """
 
 import re
@@ -228,19 +228,21 @@ def disk(facts: Facts) -> CheckResult:
 
 
 def gpus(facts: Facts) -> CheckResult:
-    found = facts.gpus
-    if found.names is None:
+    present = facts.gpus
+    if present.names is None:
         return not_known("whether there are GPUs")
-    if not found.names:
+    if not present.names:
         return ok("no GPU: workers compute on the CPU")
-    what = f"{count(len(found.names), 'GPU')}: {', '.join(_gpu(number, facts) for number in range(len(found.names)))}"
-    if found.torch_cuda is None:
+    what = (
+        f"{count(len(present.names), 'GPU')}: {', '.join(_gpu(number, facts) for number in range(len(present.names)))}"
+    )
+    if present.torch_cuda is None:
         return warning(
             f"{what}; but this torch was built without CUDA, so workers compute on the CPU",
             "install a torch with CUDA: https://pytorch.org/get-started/locally (or say --device cpu on purpose)",
         )
-    mps = "the MPS daemon runs" if found.mps else "no MPS daemon: workers that share a GPU take turns"
-    return ok(f"{what}; torch has CUDA {found.torch_cuda}; {mps}")
+    mps = "the MPS daemon runs" if present.mps else "no MPS daemon: workers that share a GPU take turns"
+    return ok(f"{what}; torch has CUDA {present.torch_cuda}; {mps}")
 
 
 def loopback(facts: Facts) -> CheckResult:
@@ -288,52 +290,52 @@ def gloo_interfaces(facts: Facts) -> CheckResult:
 
 
 def orphans(facts: Facts) -> CheckResult:
-    found = facts.leftovers.orphans
-    if found is None:
+    left = facts.leftovers.orphans
+    if left is None:
         return not_known("whether workers were left running")
-    if not found:
+    if not left:
         return ok("no worker runs without its launcher")
-    named = "; ".join(f"{orphan.pid} ({orphan.command})" for orphan in found[:3])
-    more = f"; {len(found) - 3} more" if len(found) > 3 else ""
+    named = "; ".join(f"{orphan.pid} ({orphan.command})" for orphan in left[:3])
+    more = f"; {len(left) - 3} more" if len(left) > 3 else ""
     return warning(
-        f"{count(len(found), 'process', 'processes')} of a run whose launcher is gone: {named}{more}",
-        f"kill {' '.join(str(orphan.pid) for orphan in found[:MOST_NAMED])}",
+        f"{count(len(left), 'process', 'processes')} of a run whose launcher is gone: {named}{more}",
+        f"kill {' '.join(str(orphan.pid) for orphan in left[:MOST_NAMED])}",
     )
 
 
 def dead_runs(facts: Facts) -> CheckResult:
-    found = facts.leftovers.dead_runs
-    if found is None:
+    dead = facts.leftovers.dead_runs
+    if dead is None:
         return not_known("which runs still go on")
-    if not found:
+    if not dead:
         return ok("every run that says it goes on does")
     return warning(
-        f"{count(len(found), 'run')} whose launcher was killed, or runs on another host: {', '.join(found)}",
-        f"go on with `lockstep run --run-dir {shlex.quote(found[0])} --resume auto ...`, or "
-        f"{_remove('rm', [f'{folder}/launcher.json' for folder in found])}",
+        f"{count(len(dead), 'run')} whose launcher was killed, or runs on another host: {', '.join(dead)}",
+        f"go on with `lockstep run --run-dir {shlex.quote(dead[0])} --resume auto ...`, or "
+        f"{_remove('rm', [f'{folder}/launcher.json' for folder in dead])}",
     )
 
 
 def partial_checkpoints(facts: Facts) -> CheckResult:
-    found = facts.leftovers.partial_checkpoints
-    if not found:
+    partial = facts.leftovers.partial_checkpoints
+    if not partial:
         return ok("no half-written ones")
     return warning(
-        f"{count(len(found), 'half-written checkpoint')} of a writer that was killed (the one before is whole)",
-        _remove("rm -r", found),
+        f"{count(len(partial), 'half-written checkpoint')} of a writer that was killed (the one before is whole)",
+        _remove("rm -r", partial),
     )
 
 
 def shared_files(facts: Facts) -> CheckResult:
-    found = facts.leftovers.shared_files
-    if found is None:
+    files = facts.leftovers.shared_files
+    if files is None:
         return not_known("what lies in /dev/shm")
-    if not found:
+    if not files:
         return ok("no tensors of ended processes in /dev/shm")
     return warning(
-        f"{count(len(found), 'file')} of torch in /dev/shm, {size(facts.leftovers.shared_files_bytes)}, "
+        f"{count(len(files), 'file')} of torch in /dev/shm, {size(facts.leftovers.shared_files_bytes)}, "
         "whose processes have ended",
-        _remove("rm", found),
+        _remove("rm", files),
     )
 
 
@@ -364,7 +366,6 @@ CHECKS: Mapping[str, Callable[[Facts], CheckResult]] = {
 
 
 def diagnose(facts: Facts) -> Diagnosis:
-    """What every check says about the facts. Pure."""
     return Diagnosis(facts.num_workers, facts.software.running, {name: check(facts) for name, check in CHECKS.items()})
 
 
@@ -377,9 +378,9 @@ def _complaint(name: str, installed: str | None) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """2.13.0+cpu is (2, 13, 0). What does not begin with numbers is taken for new."""
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, found[0].split("."))) if found else (sys.maxsize,)
+    """2.13.0+cpu is (2, 13, 0). A version that does not begin with numbers counts as new."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else (sys.maxsize,)
 
 
 def _text(version: tuple[int, ...]) -> str:

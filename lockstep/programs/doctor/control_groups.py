@@ -29,13 +29,13 @@ class ControlGroups:
 
     def memory(self) -> tuple[int, int] | None:
         """The limit that will be met first, and what is left below it; None without one."""
-        found = [both for folder in self._folders("memory") if (both := _memory(folder)) is not None]
-        return min(found, key=lambda both: both[1], default=None)
+        limits = [both for folder in self._folders("memory") if (both := _memory(folder)) is not None]
+        return min(limits, key=lambda both: both[1], default=None)
 
     def processes_left(self) -> float | None:
-        """How many more may be started; None where the groups do not say."""
-        found = [left for folder in self._folders("pids") if (left := _processes_left(folder)) is not None]
-        return min(found, default=None)
+        """How many more may be started; None without a limit."""
+        limits = [left for folder in self._folders("pids") if (left := _processes_left(folder)) is not None]
+        return min(limits, default=None)
 
     def _folders(self, controller: str) -> Iterator[Path]:
         """The process's group for a controller and those above it, as far as they can be seen from here."""

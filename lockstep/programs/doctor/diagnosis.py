@@ -1,4 +1,4 @@
-"""What the checks say about one machine: as values, as lines of text, as JSON; and numbers as people read them."""
+"""The results of the checks on one machine: as values, as lines of text, as JSON; and numbers as people read them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -10,7 +10,7 @@ GiB = 1024**3
 
 
 class Level(StrEnum):
-    """How bad it is. UNKNOWN: the machine does not show it, so nothing is claimed."""
+    """How bad it is. UNKNOWN: it could not be found out on this machine."""
 
     OK = "ok"
     UNKNOWN = "unknown"
@@ -48,8 +48,6 @@ def problem(sentence: str, fix: str) -> CheckResult:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The results of all checks, by the check's name."""
-
     num_workers: int
     lockstep: str
     results: Mapping[str, CheckResult]
@@ -72,7 +70,7 @@ class Diagnosis:
         }
 
     def lines(self) -> Iterator[str]:
-        """One line for each check, the fix below it where there is one, and what it comes to."""
+        """One line for each check, the fix below it where there is one, and the summary."""
         width = max(map(len, self.results))
         yield f"lockstep {self.lockstep} · {count(self.num_workers, 'worker')}"
         for check, result in self.results.items():

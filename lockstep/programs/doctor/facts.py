@@ -1,4 +1,4 @@
-"""What is known about a machine, as one value. None stands for what could not be found out here."""
+"""What is known about a machine, as one value. None: it could not be found out here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Cores:
-    """Cores that this process may run on, and how many of them a container lets it use in the mean."""
+    """Cores that this process may run on, and how many of them a container lets it use on average."""
 
     usable: int | None = None
     quota: float | None = None
@@ -51,7 +51,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class HostName:
-    """What the system's resolver made of the host's own name. `took_s` is None if there was no answer in time."""
+    """What the host's own name resolves to. `took_s` is None if there was no answer in time."""
 
     name: str
     addresses: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class Software:
 
 @dataclass(frozen=True)
 class Disk:
-    """Where runs lie, or would: the folder itself or the nearest one above it that exists."""
+    """The folder of runs, or the nearest one above it that exists."""
 
     folder: str
     free_bytes: int | None = None
@@ -132,5 +132,5 @@ class Facts:
     """OMP_NUM_THREADS as it is set."""
     leftovers: Leftovers = Leftovers()
     saving_error: str | None = None
-    """What came of a checkpoint that was written and read: the error, empty if there was none."""
+    """The error of a checkpoint that was written and read; empty if there was none."""
     gpus: Gpus = Gpus()

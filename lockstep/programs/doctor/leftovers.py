@@ -38,7 +38,7 @@ def find_orphans() -> tuple[Orphan, ...] | None:
 
 
 def dead_runs(runs: Path) -> tuple[str, ...] | None:
-    """Folders of runs that say they have a launcher and have none here."""
+    """Folders of runs whose `launcher.json` names a launcher that does not run here."""
     if process_state(os.getpid()) is None:
         return None
     folders = sorted(card.parent for card in runs.glob("*/launcher.json"))
@@ -46,10 +46,10 @@ def dead_runs(runs: Path) -> tuple[str, ...] | None:
 
 
 def partial_checkpoints(runs: Path) -> tuple[str, ...]:
-    """Folders of half-written checkpoints that nobody writes any more."""
+    """Folders of half-written checkpoints that no process writes any more."""
     places = (*runs.glob("*"), *runs.glob("*/checkpoints"))
-    found = [partial for place in sorted(places) if place.is_dir() for partial in partial_folders(place)]
-    return tuple(str(partial) for partial in found if not _is_held(partial))
+    partials = [partial for place in sorted(places) if place.is_dir() for partial in partial_folders(place)]
+    return tuple(str(partial) for partial in partials if not _is_held(partial))
 
 
 def torch_files(folder: Path) -> tuple[Path, ...] | None:
@@ -82,7 +82,7 @@ def _as_orphan(process: psutil.Process) -> Orphan | None:
 
 
 def _had_started(pid: int, before: psutil.Process) -> bool:
-    """Whether `pid` lives and is older than `before`: a younger one only has the number of its launcher."""
+    """Whether `pid` lives and is older than `before`: a younger process only has reused the launcher's number."""
     try:
         launcher = psutil.Process(pid)
         return bool(launcher.status() != psutil.STATUS_ZOMBIE and launcher.create_time() <= before.create_time())
@@ -91,12 +91,12 @@ def _had_started(pid: int, before: psutil.Process) -> bool:
 
 
 def _numbers_mean_the_same(pid: int) -> bool:
-    """Whether the process lives in our namespace: in another container its launcher has another number."""
+    """Whether the process is in our namespace: in another container its launcher has another number."""
     return os.readlink(f"/proc/{pid}/ns/pid") == os.readlink("/proc/self/ns/pid")
 
 
 def _is_held(partial: Path) -> bool:
-    """Whether somebody writes it now. See Note [Locks that end with their process]."""
+    """Whether a process writes it now. See Note [Locks that end with their process]."""
     try:
         with open(partial / MANIFEST, "rb") as manifest:
             fcntl.flock(manifest, fcntl.LOCK_SH | fcntl.LOCK_NB)

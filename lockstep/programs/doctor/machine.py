@@ -1,4 +1,4 @@
-"""Looking at the machine: what the kernel, Python and the driver say. What cannot be looked at becomes None."""
+"""Gathers the facts of the machine from the kernel, Python and the driver. What cannot be found out is None."""
 
 import os
 import re
@@ -43,7 +43,7 @@ _MPS_DAEMON = "nvidia-cuda-mps-control"
 
 
 def gather(num_workers: int | None, runs: Path, environ: Mapping[str, str]) -> Facts:
-    """Everything about this machine that the checks ask for. Without a number, workers are as many as cores."""
+    """Everything about this machine that the checks need. Without a number, there are as many workers as cores."""
     groups = ControlGroups.of_this_process()
     cores = Cores(usable_cores(), groups.cpu_quota())
     return Facts(
@@ -109,7 +109,7 @@ def disk(folder: Path) -> Disk:
 
 
 def resolve_own_name(waited_s: float) -> HostName:
-    """What the host's name resolves to. An answer that takes longer than `waited_s` is left to itself."""
+    """What the host's name resolves to. Waits at most `waited_s` for an answer."""
     name = socket.gethostname()
     answers: SimpleQueue[tuple[str, ...]] = SimpleQueue()
     began_s = time.monotonic()
@@ -123,17 +123,17 @@ def resolve_own_name(waited_s: float) -> HostName:
 
 
 def gpus() -> Gpus:
-    """Without the tool the kernel's names count. MPS is the daemon by which several processes share a GPU."""
-    found = _ask_tool()
-    names = tuple(name for name, _ in found) if found is not None else _names_by_kernel()
-    free_bytes = tuple(free for _, free in found) if found is not None else None
+    """By nvidia-smi, or the kernel's names without it. MPS is the daemon by which several processes share a GPU."""
+    listed = _ask_tool()
+    names = tuple(name for name, _ in listed) if listed is not None else _names_by_kernel()
+    free_bytes = tuple(free for _, free in listed) if listed is not None else None
     return Gpus(names, free_bytes, _cuda_of_torch(), bool(names) and _mps_runs())
 
 
 def parse_gpus(lines: str) -> list[tuple[str, int]]:
-    """Each GPU's name and free bytes in `NVIDIA H200, 142771`; what does not look so is left out."""
-    found = (re.fullmatch(r"(.+), (\d+)", line.strip()) for line in lines.splitlines())
-    return [(match[1], int(match[2]) * MiB) for match in found if match]
+    """Each GPU's name and free bytes, from lines like `NVIDIA H200, 142771`; other lines are left out."""
+    matches = (re.fullmatch(r"(.+), (\d+)", line.strip()) for line in lines.splitlines())
+    return [(match[1], int(match[2]) * MiB) for match in matches if match]
 
 
 def _installed(distribution: str) -> str | None:
@@ -176,7 +176,6 @@ def _interfaces() -> tuple[str, ...] | None:
 
 
 def _loopback_works() -> bool:
-    """Whether a connection to oneself can be made."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=0.5).close()
@@ -187,10 +186,10 @@ def _loopback_works() -> bool:
 
 def _addresses(name: str) -> tuple[str, ...]:
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        resolved = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return ()
-    return tuple(dict.fromkeys(str(address[0]) for *_, address in found))
+    return tuple(dict.fromkeys(str(address[0]) for *_, address in resolved))
 
 
 def _ask_tool() -> list[tuple[str, int]] | None:
@@ -206,8 +205,8 @@ def _ask_tool() -> list[tuple[str, int]] | None:
 
 def _names_by_kernel() -> tuple[str, ...]:
     files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-    found = (re.search(r"^Model:\s*(.+)$", path.read_text(), re.MULTILINE) for path in files)
-    return tuple(match[1].strip() if match else "GPU" for match in found)
+    matches = (re.search(r"^Model:\s*(.+)$", path.read_text(), re.MULTILINE) for path in files)
+    return tuple(match[1].strip() if match else "GPU" for match in matches)
 
 
 def _cuda_of_torch() -> str | None:

@@ -56,7 +56,6 @@ class Sheet:
 
 
 def picture(story: Story) -> str:
-    """The whole picture, as SVG."""
     sheet = Sheet(story.schedule.num_workers, story.schedule.num_parts, len(story.scenes) + 1)
     shapes = [
         *_hosts(story, sheet),

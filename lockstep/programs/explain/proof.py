@@ -1,4 +1,4 @@
-"""The proof that a schedule does what its collective promises, by carrying it out on symbols."""
+"""The proof that a schedule does what its collective promises, by executing it on symbols."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ AT_THE_END = "after the last round"
 
 @dataclass(frozen=True)
 class Proof:
-    """What is known of a schedule that is right: its rounds, and how many parts each worker sends in them."""
+    """The rounds of a schedule that is right, and how many parts each worker sends in them."""
 
     rounds: int
     num_parts: int
@@ -30,7 +30,7 @@ class Proof:
 def prove(schedule: Schedule) -> Proof:
     """Shows that the schedule is right, or raises `WrongSchedule` with the round, the worker and the part.
 
-    Nobody sends or adds what it does not hold. No two sends of a round write the same place. Every result that the
+    No worker sends or adds what it does not hold. No two sends of a round write the same place. Every result that the
     collective demands has every contribution exactly once. All workers' results have the same brackets; with a
     reduction, those of the summation tree over its lanes.
     """
@@ -111,8 +111,8 @@ class WrongSchedule(AssertionError):  # noqa: N818
 class SymbolicExecution:
     """What every worker of a schedule holds after every round. See Note [What a worker holds] in schedule.py.
 
-    `running[worker][part]` is the running value, `roots[worker][root, part]` are the roots. `play` carries out
-    one round and raises `WrongSchedule` at a move that cannot be made, or that would count a contribution twice.
+    `running[worker][part]` is the running value, `roots[worker][root, part]` are the roots. `play` executes one round
+    and raises `WrongSchedule` at a move that cannot be made, or that would count a contribution twice.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -142,7 +142,6 @@ class SymbolicExecution:
         return {(Root(rank, index), part): symbol for index, symbol in enumerate(own) for part in parts}
 
     def play(self, moves: ScheduleRound) -> None:
-        """Carries out the next round."""
         self._round += 1
         self._check(moves)
         sent = [self._read(send) for send in moves.sends]
@@ -153,7 +152,7 @@ class SymbolicExecution:
             self._hold(add.worker, add.part, add.root, symbol)
 
     def _check(self, moves: ScheduleRound) -> None:
-        """Everyone and everything named exists, and no two sends or additions write the same place."""
+        """Raises unless all workers and parts exist, and no two sends or additions write the same place."""
         for send in moves.sends:
             self._check_exists(send.source, send.part)
             self._check_exists(send.target, send.part)

@@ -73,6 +73,6 @@ def _even_lanes(num_lanes: int, num_workers: int) -> Reduction:
 
 
 def _those_with(collective: Collective, parameter: str) -> str:
-    """The part of a sentence that names the algorithms for which an option means something."""
+    """The part of a message that names the algorithms to which an option applies."""
     names = [name for name, algorithm in CATALOGUE[collective].items() if parameter in algorithm.parameters]
     return f": it is for {', '.join(names)}" if names else ""

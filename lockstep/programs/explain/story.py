@@ -1,4 +1,4 @@
-"""A schedule round by round, also as JSON: who sends what to whom, and what every worker then holds."""
+"""A schedule round by round, also as JSON: what each worker sends to which, and what every worker then holds."""
 
 from dataclasses import dataclass
 from itertools import groupby
@@ -55,7 +55,7 @@ class Story:
 
 
 def make_story(request: ExplainRequest) -> Story:
-    """The story of the schedule that is asked for, which has been proved."""
+    """Proves the schedule of the request; returns its story."""
     algorithm, setting = request.resolve()
     schedule = algorithm.schedule(setting)
     proof = prove(schedule)

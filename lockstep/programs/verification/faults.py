@@ -1,4 +1,4 @@
-"""Runs a script once for each of the things that happen to long trainings, and compares with the calm run.
+"""Runs a script once with each kind of fault, and compares with the calm run.
 
 A worker is killed and replaced by a copy of another; it is killed and replaced by a new process; the run is stopped and
 resumed on another number of workers. Each happens at a step, in the middle of an epoch.
@@ -29,7 +29,7 @@ from lockstep.verify.fault_cause import AppliedFault, judge_fault
 
 FEWEST_STEPS = 4
 LEAD = 2
-"""How many steps a run goes on after it was asked to stop: in the next one all learn of it, and then they save."""
+"""How many steps a run makes after the request to stop: in the next one all agree on it, and then they save."""
 
 AFTER = 5
 """How many steps there should be after a fault: a new worker joins two steps later, and computes from the third on."""
@@ -99,7 +99,6 @@ def _killed(request: Request, calm: RunTrace, kind: FaultKind, step: int, runnin
 
 
 def _note(ran: Ran, trace: RunTrace, fault: Fault) -> str | None:
-    """What is worth knowing of a run whose bits are equal."""
     if ran.outcome.turned_away:
         sentence = re.sub(r"^this worker (?:leaves|cannot join) at step \d+: ", "", ran.outcome.turned_away[0])
         return f"a worker that joins is sent away: {sentence}"
@@ -142,7 +141,7 @@ def _stopped(request: Request, calm: RunTrace, step: int, may_move: bool, runnin
 
 
 def _with_checkpoints(request: Request, job: Job) -> Job:
-    """With checkpoints in a folder of this verification, whatever the script says: its own may hold older ones."""
+    """With checkpoints in a folder of this verification, not in the script's, which may hold older ones."""
     return replace(job, checkpoints=(request.folder / "checkpoints").absolute())
 
 
@@ -157,7 +156,7 @@ def _job(request: Request, label: str, name: str, count: int, fault: Fault | Non
 
 
 def _launched(job: Job, label: str, running: Running) -> Ran:
-    """Nothing that an earlier verification left in the folder counts."""
+    """Launches into an empty folder: what an earlier verification left there is removed."""
     forget(job.run_dir)
     if job.resume is None and job.checkpoints is not None:
         shutil.rmtree(job.checkpoints, ignore_errors=True)
@@ -167,18 +166,18 @@ def _launched(job: Job, label: str, running: Running) -> Ran:
 def _compared(
     blank: FaultResult, calm: RunTrace, trace: RunTrace, fault: AppliedFault, note: str | None
 ) -> FaultResult:
-    found = difference_after(calm, trace)
+    difference = difference_after(calm, trace)
     last = trace.last_step
     digest = next((worker.states[last].digest for worker in trace.workers if last in worker.states), "")
     seen = replace(blank, num_steps=last - calm.workers[0].first_step, digest=digest)
-    if found is None:
+    if difference is None:
         return replace(seen, equal=True, cause=note)
-    likely = judge_fault(found, fault)
-    return replace(seen, cause=str(likely.cause), explanation=likely.explanation, first_step=found.step)
+    likely = judge_fault(difference, fault)
+    return replace(seen, cause=str(likely.cause), explanation=likely.explanation, first_step=difference.step)
 
 
 def _failed(blank: FaultResult, ran: Ran, calm: RunTrace) -> FaultResult:
-    """A run that refused to go on says why itself."""
+    """A run that refused to go on has reported why."""
     failure, output = ran.outcome.failure, "\n".join(ran.output)
     if failure is None:
         return replace(blank, cause=output or _why_nothing_happened(ran, calm))

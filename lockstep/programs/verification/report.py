@@ -24,7 +24,7 @@ DIGEST_CHARACTERS = 16
 
 
 def present(request: Request, in_json: bool) -> int:
-    """Verifies and prints: the report to stdout, all else to stderr. Gives the exit code: 0 only if equal."""
+    """Verifies and prints: the report to stdout, all else to stderr. Returns the exit code: 0 only if equal."""
     progress = Console(stderr=True, highlight=False)
     try:
         report = verify(request, partial(_running, progress))
@@ -55,7 +55,7 @@ def _running(progress: Console, label: str) -> Iterator[None]:
 
 def as_json(report: VerifyReport) -> dict[str, Any]:
     """The whole report. Distances that are no numbers (NaN, infinite) are null: JSON has none such."""
-    request, found, likely = report.request, report.difference, report.likely_cause
+    request, difference, likely = report.request, report.difference, report.likely_cause
     entries: dict[str, Any] = {
         "equal": report.equal,
         "digests": {str(count): report.runs[str(count)].digest for count in request.counts},
@@ -66,8 +66,8 @@ def as_json(report: VerifyReport) -> dict[str, Any]:
     }
     if report.summed:
         entries["distance_explanation"] = report.summed
-    if found is not None and likely is not None:
-        entries |= {"first_step": found.step, "first_parameter": next(iter(found.tensors), None)}
+    if difference is not None and likely is not None:
+        entries |= {"first_step": difference.step, "first_parameter": next(iter(difference.tensors), None)}
         entries |= {"cause": str(likely.cause), "explanation": likely.explanation}
     if request.faults:
         entries["faults"] = [_fault_as_json(fault) for fault in report.faults]
@@ -114,18 +114,21 @@ def _result(fault: FaultResult) -> Text:
 
 
 def _calm_lines(report: VerifyReport) -> list[Text]:
-    found, likely = report.difference, report.likely_cause
-    if found is None or likely is None:
+    difference, likely = report.difference, report.likely_cause
+    if difference is None or likely is None:
         runs = "the run" if len(report.runs) == 1 else f"all {len(report.runs)} runs"
         text = (
             f"✓ the same bits after each of {report.reference.num_steps} steps: parameters, buffers and "
             f"optimizer state, on all workers of {runs} ({report.request.lanes} lanes)."
         )
         return [Text(text, "green")]
-    when = f"after {found.step} step{'s' * (found.step != 1)}" if found.step else "before the first step"
-    where = f" in {found.tensors[0]}," if found.tensors else ""
+    when = f"after {difference.step} step{'s' * (difference.step != 1)}" if difference.step else "before the first step"
+    where = f" in {difference.tensors[0]}," if difference.tensors else ""
     return [
-        Text(f"✗ not the same bits: first difference {when},{where} between {found.left} and {found.right}", "red"),
+        Text(
+            f"✗ not the same bits: first difference {when},{where} between {difference.left} and {difference.right}",
+            "red",
+        ),
         Text(f"  likely cause: {likely.cause}"),
         Text(f"  {likely.explanation}"),
         _logs(report),

@@ -1,4 +1,4 @@
-"""One run of a script that is verified: what is asked for, the launch, and the traces that it leaves."""
+"""One run of a script that is verified: the request, the launch, and the traces that it leaves."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -16,7 +16,7 @@ Running = Callable[[str], AbstractContextManager[object]]
 """Called with what is run now; the context lasts as long as the run."""
 
 NOTE = "  note: "
-"""What a line of the run's own begins with, among those of the script."""
+"""How a line of the run itself begins, among those of the script."""
 
 BEGIN_ALIKE = "let it begin at the same point each time"
 
@@ -25,14 +25,14 @@ class CannotVerify(LockstepError):  # noqa: N818
     """A run failed, or left nothing to compare. The text is ready to be shown."""
 
     def __init__(self, text: str, exit_code: int = 1, cause: str = "") -> None:
-        """`cause` is the run's own sentence, as a whole; in the text it may be cut short."""
+        """`cause` is the run's own whole sentence; in the text it may be cut short."""
         super().__init__(text)
         self.exit_code, self.cause = exit_code, cause
 
 
 @dataclass(frozen=True)
 class Request:
-    """What shall be verified. `steps` None means all that the script makes; `folder` exists."""
+    """What to verify. `steps` None means all that the script makes; `folder` exists."""
 
     program: str
     folder: Path
@@ -100,13 +100,12 @@ def launched(job: Job, label: str, running: Running) -> Ran:
 
 
 def refuse_end(ran: Ran) -> None:
-    """Raises if the user, or the environment, has ended the run: then nothing can be said of the script."""
+    """Raises if the user, or the environment, has ended the run: that shows nothing about the script."""
     if ran.outcome.exit_code in (CTRL_C, TERMINATED, ENVIRONMENT):
         raise CannotVerify("\n".join(ran.output), ran.outcome.exit_code)
 
 
 def job_of(request: Request, variant: Variant) -> Job:
-    """The launch of a variant, with traces."""
     folder = request.folder / variant.name
     environment = {"LOCKSTEP_TRACE_DIR": str(trace_folder(folder).absolute())}
     if variant.steps is not None:

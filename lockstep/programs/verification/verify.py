@@ -24,7 +24,7 @@ from lockstep.verify.evidence import RunTrace, TraceDifference, first_difference
 class VerifyReport:
     """The result. `runs` are all that must be equal, the first is the reference.
 
-    `faults` are the runs to which something happened; `untested` says why there are none, though they were asked for.
+    `faults` are the disturbed runs; `untested` is why there are none, although they were requested.
     `summed` explains the distance where the loss is a sum.
     """
 
@@ -61,7 +61,7 @@ def verify(request: Request, running: Running) -> VerifyReport:
 
 
 def _with_faults(report: VerifyReport, running: Running) -> VerifyReport:
-    """Only where the calm runs are equal: what differs without a fault says nothing about one."""
+    """Only where the calm runs are equal: if they differ already, faults show nothing."""
     if report.difference is not None:
         return replace(report, untested="the runs differ without any")
     most = report.runs[str(max(report.request.counts))]
@@ -135,7 +135,7 @@ def only_parameters(distances: dict[str, float], buffers: frozenset[str]) -> dic
 
 def _measure(*dumps: Path) -> dict[str, float]:
     """The relative differences between two final states, in tensors that both have; removes the files."""
-    from safetensors.torch import load_file  # imports torch: seconds that the runs before need not wait for
+    from safetensors.torch import load_file  # imports torch, which takes seconds and is needed only here
 
     from lockstep.verify.reference import relative_difference
 

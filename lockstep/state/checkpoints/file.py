@@ -1,8 +1,8 @@
 """One checkpoint on disk: a folder of safetensors files and `manifest.json`, whole or not there at all.
 
 # Note [Whole or not there]
-# A checkpoint is written to a temporary folder beside its place, every file and the folder are forced to the disk, and
-# then the folder takes its place by one rename. Where a checkpoint stands already, the two folders are exchanged in one
+# A checkpoint is written to a temporary folder beside its place, every file and the folder are synced to the disk, and
+# then the folder takes its place by one rename. Where a checkpoint exists already, the two folders are exchanged in one
 # system call, so that at every moment the name holds a whole checkpoint.
 
 # Note [Every bit counts]
@@ -45,7 +45,7 @@ def write(
     file_bytes: int = FILE_BYTES,
     wall_clock: Callable[[], float] = time.time,
 ) -> str:
-    """Puts a checkpoint at `path`, replacing one that stands there; gives the manifest's SHA-256.
+    """Writes a checkpoint to `path`, replacing one that exists there; returns the manifest's SHA-256.
 
     See Note [Whole or not there]. Of two checkpoints in a folder, the one with the higher `serial` was written later:
     clocks may be set back.
@@ -60,7 +60,7 @@ def write(
 
 
 def read(path: Path) -> Snapshot:
-    """The checkpoint at `path`, every file checked against the manifest; else BadCheckpoint."""
+    """The checkpoint at `path`; raises BadCheckpoint if a file does not match the manifest."""
     with read_lock(path):
         manifest = verify(path)
         tensors: Tensors = {}
@@ -73,14 +73,14 @@ def read(path: Path) -> Snapshot:
 
 
 def read_state(path: Path) -> Snapshot:
-    """The checkpoint at `path`: undamaged, and of the form that the state of a run has; else BadCheckpoint."""
+    """The checkpoint at `path`; raises BadCheckpoint if it is damaged, or its state is not that of a run."""
     snapshot = read(path)
     check_form(snapshot, f"checkpoint {path}")
     return snapshot
 
 
 def verify(path: Path) -> dict[str, Any]:
-    """The manifest of the checkpoint at `path`, when every file is as it was written; else BadCheckpoint."""
+    """The manifest of the checkpoint at `path`; raises BadCheckpoint if a file is not as it was written."""
     manifest = read_manifest(path)
     for name, expected in manifest["files"].items():
         if Path(name).name != name or (path / name).is_symlink():
@@ -107,9 +107,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise BadCheckpoint(f"checkpoint {path}: {MANIFEST} is missing or damaged ({error})") from error
     if digest != hashlib.sha256(body.encode()).hexdigest():
         raise BadCheckpoint(f"checkpoint {path}: {MANIFEST} is damaged (its SHA-256 does not fit)")
-    found = manifest.get("format")
-    if found != FORMAT:
-        raise BadCheckpoint(f"checkpoint {path} has format {found!r:.40}; this version reads {FORMAT}")
+    written = manifest.get("format")
+    if written != FORMAT:
+        raise BadCheckpoint(f"checkpoint {path} has format {written!r:.40}; this version reads {FORMAT}")
     for name, kind in (("serial", int), ("files", dict), ("state", dict)):
         if type(manifest.get(name)) is not kind:
             raise BadCheckpoint(f"checkpoint {path}: {MANIFEST} has no usable entry {name!r}")
@@ -213,5 +213,5 @@ def _sha256(folder: Path, name: str) -> str:
 def _nearby(path: Path) -> str:
     if not path.parent.is_dir():
         return ""
-    found = sorted(place.parent.name for place in path.parent.glob(f"[!.]*/{MANIFEST}"))
-    return f"; checkpoints in {path.parent}: {', '.join(found[:5])}" if found else ""
+    names = sorted(place.parent.name for place in path.parent.glob(f"[!.]*/{MANIFEST}"))
+    return f"; checkpoints in {path.parent}: {', '.join(names[:5])}" if names else ""

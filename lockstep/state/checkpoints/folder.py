@@ -2,7 +2,7 @@
 
 # Note [Newest]
 # The newest checkpoint is the one that was written last: each has a serial number, one more than the highest in its
-# folder. It need not have the highest step: a run that began again, or went on from an earlier checkpoint, goes on
+# folder. It need not have the highest step: a run that started again, or resumed from an earlier checkpoint, resumes
 # from its own.
 """
 
@@ -34,7 +34,7 @@ class NewestGood(NamedTuple):
 
 
 class ListedCheckpoint(NamedTuple):
-    """A checkpoint whose manifest is good; its other files were not looked at."""
+    """A checkpoint whose manifest is good; its other files were not read."""
 
     path: Path
     manifest: dict[str, Any]
@@ -49,9 +49,9 @@ def name_of(step: int) -> str:
 
 
 def newest_good(folder: Path, usable: Callable[[Path], object] = verify) -> NewestGood:
-    """The newest checkpoint in `folder` that `usable` does not refuse by BadCheckpoint, and those refused before it.
+    """The newest checkpoint in `folder` for which `usable` does not raise BadCheckpoint, and those refused before it.
 
-    `verify` refuses those of which some file is not as it was written. They stay where they are. See Note [Newest].
+    `verify` refuses those of which some file is not as it was written. They stay in the folder. See Note [Newest].
     """
     listed, refused = listing(folder)
     for entry in listed:
@@ -85,24 +85,24 @@ def next_serial(folder: Path) -> int:
 
 
 def remove_leftovers(folder: Path) -> list[Path]:
-    """Removes what killed writers and removers left, not what is being written; gives what it removed."""
+    """Removes what killed writers and removers left, not what is being written; returns what it removed."""
     return [path for path in leftovers(folder) if remove_unless_locked(path)]
 
 
 @dataclass
 class Retention:
-    """Keeps the newest `keep` good checkpoints of a folder. It reads those it did not see written, once each."""
+    """Keeps the newest `keep` good checkpoints of a folder. Those of other processes it verifies, once each."""
 
     folder: Path
     keep: int
     _good: set[str] = field(default_factory=set)
 
     def written(self, digest: str) -> None:
-        """The checkpoint with this manifest is good: this process has just written it."""
+        """Records that this process has written the checkpoint with this manifest, so that it is good."""
         self._good.add(digest)
 
     def prune(self) -> list[Path]:
-        """Removes what is older than the newest `keep` good ones and not being read; gives what it removed.
+        """Removes what is older than the newest `keep` good ones and not being read; returns what it removed.
 
         Damaged ones do not count and stay, so the only good one is never removed.
         """

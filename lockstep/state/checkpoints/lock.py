@@ -29,12 +29,12 @@ def new_partial(path: Path) -> Iterator[Path]:
         if _is_there(partial, descriptor):
             shutil.rmtree(partial, ignore_errors=True)
         _unlock(descriptor)
-        remove_unless_locked(partial)  # an older checkpoint, when the two were exchanged; someone may be reading it
+        remove_unless_locked(partial)  # an older checkpoint, when the two were exchanged; a process may be reading it
 
 
 @contextmanager
 def read_lock(path: Path) -> Iterator[None]:
-    """While inside, nobody removes the checkpoint at `path`, if there is one."""
+    """Inside, no process removes the checkpoint at `path`, if there is one."""
     try:
         descriptor = os.open(path / MANIFEST, os.O_RDONLY)
     except OSError:
@@ -48,9 +48,9 @@ def read_lock(path: Path) -> Iterator[None]:
 
 
 def remove_unless_locked(path: Path) -> bool:
-    """Removes a checkpoint, or what is left of one, unless someone writes or reads it; whether it is gone.
+    """Removes a checkpoint, or what is left of one, unless a process writes or reads it. Returns whether it is gone.
 
-    It loses its name first, so that a remover that is killed leaves no half checkpoint under a good name.
+    It is renamed first, so that a remover that is killed leaves no half checkpoint under a good name.
     """
     try:
         descriptor = os.open(path / MANIFEST, os.O_RDWR)
@@ -67,7 +67,7 @@ def remove_unless_locked(path: Path) -> bool:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """Folders of writers and removers that are at work, or were killed."""
+    """Folders of writers and removers that are running, or were killed."""
     return sorted(path for path in folder.glob(f".*{PARTIAL}") if path.is_dir() and not path.is_symlink())
 
 
@@ -96,7 +96,7 @@ def _is_there(folder: Path, descriptor: int) -> bool:
 
 
 def _unlock(descriptor: int) -> None:
-    """Also for a process that was forked meanwhile and has a copy of the descriptor."""
+    """Unlocks also a copy of the descriptor in a process that was forked meanwhile."""
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)

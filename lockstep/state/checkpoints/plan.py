@@ -1,4 +1,4 @@
-"""What the script and the command line ask about checkpoints, as one plan; and when the next one is due. No torch."""
+"""The checkpoint options of the script and the command line, as one plan; and when the next one is due. No torch."""
 
 import os
 import re
@@ -40,14 +40,14 @@ class Every:
 
 def parse_every(text: str) -> Every:
     """`100 steps`, `10 min`, or both with a comma between them."""
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for part in text.lower().split(","):
         kind, value = _parsed(text, part.strip())
-        if kind in found:
+        if kind in values:
             raise BadArgument(f"{text!r} says twice after how many {kind} a checkpoint is due: say it once")
-        found[kind] = value
-    steps = found.get("steps")
-    return Every(None if steps is None else int(steps), found.get("minutes"))
+        values[kind] = value
+    steps = values.get("steps")
+    return Every(None if steps is None else int(steps), values.get("minutes"))
 
 
 def _parsed(text: str, part: str) -> tuple[str, float]:
@@ -91,7 +91,7 @@ class CheckpointSchedule:
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """What the script, or the command line, asks for; None where it asks for nothing.
+    """The options of the script, or of the command line; None where one is not given.
 
     `resume` is "auto", "never" or the path of a checkpoint.
     """
@@ -104,7 +104,7 @@ class CheckpointOptions:
 
 @dataclass(frozen=True)
 class CheckpointPlan:
-    """What holds for this run. The folder need not exist yet."""
+    """The options of this run. The folder need not exist yet."""
 
     folder: Path
     every: Every = Every()
@@ -141,7 +141,7 @@ def script_options(
 
 
 def plan_checkpoints(script: CheckpointOptions, overrides: Overrides) -> CheckpointPlan:
-    """The command line goes over the script. If neither names a folder it is `checkpoints` beside the run's logs."""
+    """The command line overrides the script. If neither names a folder it is `checkpoints` beside the run's logs."""
     try:
         every = None if overrides.checkpoint_every is None else parse_every(overrides.checkpoint_every)
     except BadArgument as error:

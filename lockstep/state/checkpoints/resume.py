@@ -1,10 +1,10 @@
-"""All workers go on from one checkpoint: worker 0 chooses, those who can read it, the others receive it.
+"""All workers resume from one checkpoint: worker 0 chooses it, those that can read it do, the others receive it.
 
 # Note [One chooses]
-# Two workers that look into a folder may see different things: other hosts, other moments, other damage. So worker 0
-# alone looks, and sends the name and the manifest's digest. Another worker reads the checkpoint of that name in its own
+# Two workers that list a folder may see different things: other hosts, other moments, other damage. So worker 0 alone
+# lists it, and sends the name and the manifest's digest. Another worker reads the checkpoint of that name in its own
 # folder only if it has the same digest, which covers every bit. A worker without it receives the snapshot from worker 0
-# over the wire. If worker 0 cannot go on, it sends the reason, and all stop with the same sentence.
+# over the wire. If worker 0 fails, it sends the reason, and all raise the same error.
 """
 
 import json
@@ -19,7 +19,7 @@ from lockstep.state.checkpoints.file import read_manifest, read_state
 from lockstep.state.checkpoints.folder import newest_good, remove_leftovers
 from lockstep.state.checkpoints.plan import AUTO, NEVER, CheckpointPlan
 from lockstep.state.checkpoints.saver import AutomaticSaver, Checkpoints, SavingWorker
-from lockstep.state.run_state import RunState, check, told_elsewhere
+from lockstep.state.run_state import RunState, check, hardware_note
 from lockstep.state.snapshot import Snapshot
 from lockstep.state.transfer import receive_snapshot, send_snapshot
 from lockstep.wire import Agreement, Proposal, Wire
@@ -40,9 +40,9 @@ def begin(
     asked_for: bool = True,
     clock: Callable[[], float] = time.monotonic,
 ) -> AutomaticSaver:
-    """Collective. The run stands where the chosen checkpoint was taken, or where it stood; afterwards it is saved.
+    """Collective. Restores the chosen checkpoint, if there is one; returns what saves the run from now on.
 
-    Nothing is touched unless the checkpoint is good and fits. A state that cannot be saved is refused now, not when
+    Nothing is changed unless the checkpoint is good and fits. A state that cannot be saved is refused now, not when
     the first checkpoint is due. `at_moment` and `asked_for` are those of `AutomaticSaver`.
     """
     Agreement(wire.transport, Proposal({"operation": "run.checkpoints", **plan.facts})).check()
@@ -53,7 +53,7 @@ def begin(
         check(parts, snapshot, path, settings)
         parts.install(snapshot)
         worker.say(f"going on from {path.name} in {path.parent}")
-        if elsewhere := told_elsewhere(snapshot, settings):
+        if elsewhere := hardware_note(snapshot, settings):
             worker.say(elsewhere)
     checkpoints = Checkpoints(plan, worker, parts.steps.step, clock)
     return AutomaticSaver(checkpoints, parts, worker.say, at_moment, asked_for=asked_for)
@@ -61,7 +61,7 @@ def begin(
 
 @dataclass(frozen=True)
 class Choice:
-    """What worker 0 found: a checkpoint, nothing (an empty path), or an error for all."""
+    """Worker 0's choice: a checkpoint, nothing (an empty path), or an error for all."""
 
     path: str = ""
     digest: str = ""
@@ -69,7 +69,7 @@ class Choice:
 
 
 def obtain(plan: CheckpointPlan, transport: Transport, say: Say) -> tuple[Path, Snapshot] | None:
-    """Collective. The checkpoint to go on from, the same bits on all workers; None to start from the beginning.
+    """Collective. The checkpoint to resume from, the same bits on all workers; None to start from the beginning.
 
     See Note [One chooses]. Costs two exchanges of short texts, and the snapshot's bytes for each worker that cannot
     read it.
@@ -98,16 +98,16 @@ def _choose(plan: CheckpointPlan, say: Say) -> Choice:
 
 
 def _newest(folder: Path, say: Say) -> Path | None:
-    found = newest_good(folder, read_state)
-    for refused in found.refused:
+    newest = newest_good(folder, read_state)
+    for refused in newest.refused:
         say(f"refused, and left where it is: {refused.reason}")
-    if found.path is None:
+    if newest.path is None:
         say(f"there is no good checkpoint in {folder}: the run starts from the beginning")
-    return found.path
+    return newest.path
 
 
 def _read(path: Path, digest: str) -> Snapshot | str:
-    """The snapshot; or why this worker has not that checkpoint."""
+    """The snapshot; or why this worker does not have that checkpoint."""
     try:
         if read_manifest(path)["manifest_sha256"] != digest:
             return f"checkpoint {path} is another one than worker 0's"
@@ -116,26 +116,26 @@ def _read(path: Path, digest: str) -> Snapshot | str:
         return str(error)
 
 
-def _shared(found: Snapshot | str, transport: Transport, choice: Choice, say: Say) -> Snapshot:
-    """Collective. The snapshot on every worker, if worker 0 has it."""
-    obstacle = None if isinstance(found, Snapshot) else found
+def _shared(own: Snapshot | str, transport: Transport, choice: Choice, say: Say) -> Snapshot:
+    """Collective. The snapshot, which worker 0 sends to workers without it."""
+    obstacle = None if isinstance(own, Snapshot) else own
     obstacles = [json.loads(text) for text in exchange_texts(transport, json.dumps(obstacle))]
     if obstacles[0] is not None:
         raise BadCheckpoint(obstacles[0])
-    if not isinstance(found, Snapshot):
+    if not isinstance(own, Snapshot):
         return receive_snapshot(transport, 0, SNAPSHOT)
     without = [rank for rank, reason in enumerate(obstacles) if reason is not None]
     if without and transport.world.rank == 0:
         workers, reason = ", ".join(map(str, without)), obstacles[without[0]]
         say(f"{Path(choice.path).name} is sent to workers that cannot read it: {workers} ({reason})")
-        send_snapshot(transport, found, without, SNAPSHOT)
-    return found
+        send_snapshot(transport, own, without, SNAPSHOT)
+    return own
 
 
 def restore(run: RunState, path: Path, settings: Settings, wire: Wire) -> str:
-    """Collective. Nothing is touched unless the whole checkpoint is good, fits, and is the same on all workers.
+    """Collective. Nothing is changed unless the whole checkpoint is good, fits, and is the same on all workers.
 
-    Gives what `told_elsewhere` says of it.
+    Returns its `hardware_note`.
     """
     Agreement(wire.transport, Proposal({"operation": "run.resume", "path": path})).check()
     snapshot = read_state(path)
@@ -146,4 +146,4 @@ def restore(run: RunState, path: Path, settings: Settings, wire: Wire) -> str:
     ).check()
     check(run, snapshot, path, settings)
     run.install(snapshot)
-    return told_elsewhere(snapshot, settings)
+    return hardware_note(snapshot, settings)

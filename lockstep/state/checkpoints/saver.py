@@ -1,23 +1,23 @@
-"""Saves a run while it trains: copied in memory at the right moments, written by a thread, the newest kept.
+"""Saves a run while it trains: copies it in memory at the right moments, writes it in a thread, keeps the newest.
 
 # Note [Who saves]
 # All workers hold the same bits after a step, so one is enough: the worker with rank 0, alone, decides that a
-# checkpoint is due and writes it. Nothing is exchanged. The others keep the time as though they had saved, so that a
-# worker that becomes rank 0 goes on with the schedule. Its first save is then due at most one interval later.
+# checkpoint is due and writes it. Nothing is exchanged. The others advance their schedule as though they had saved, so
+# that a worker that becomes rank 0 continues it. Its first save is then due at most one interval later.
 
 # Note [Moments]
-# A snapshot must be one from which the script can go on as though nothing had happened. There are two such moments.
-# When a loader that is trained on is asked for its next batch in the middle of its pass, the body of the training loop
-# is done, schedules, draws and evaluations included; but no loader may have handed out anything since the step was
-# committed, for of two loaders that are read in turn the first may have gone on already. Batches that were evaluated
-# since do not matter.
-# And when an epoch's body has ended. Batches that come from no loader leave the second moment only.
+# From a snapshot the script must be able to go on as though nothing had happened. There are two such moments.
+# The first: the script takes the next batch of a loader that it trains on, in the middle of a pass. Then the body of
+# the training loop is done, schedules, draws and evaluations included. But no loader may have handed out anything since
+# the step was committed: of two loaders that are read in turn the first may already be one batch ahead. Batches that
+# were evaluated since do not matter.
+# The second: an epoch's body has ended. Batches that come from no loader leave only this one.
 
 # Note [Errors of the writer]
 # A full disk, a folder without permission, a file system that went away: the checkpoint before stays, one line reports
 # what happened, and the next that is due is tried again. The line comes once for the same error in a row. Any other
-# error comes from the program or its environment and will come again: it is reported once, as what it means for the
-# run. The line waits in `news` for the thread that trains: subscribers of a run need not know of threads.
+# error comes from the program or its environment and will come again: it is reported once, with what it means for the
+# run. The line waits in `news` for the thread that trains, so that subscribers of a run see one thread only.
 """
 
 import threading
@@ -42,7 +42,7 @@ LIMIT_S = 30.0
 
 @dataclass(frozen=True)
 class SavingWorker:
-    """This worker as its checkpoints see it: its rank now, and whom it reports to.
+    """This worker's rank now, and where it reports.
 
     `saved` is called with the path of a checkpoint that is on disk, and the seconds since its snapshot.
     """
@@ -98,14 +98,14 @@ class Writer:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, snapshot: Snapshot) -> None:
-        """Begins to write `snapshot`, which nobody changes until `is_busy` is false. Only when it is not busy."""
+        """Starts to write `snapshot`, which must not change until `is_busy` is false. Call it only when not busy."""
         assert not self.is_busy, "one save at a time"
-        # A daemon: a disk that never answers must not keep the process alive after `wait` has given up.
+        # A daemon: a disk that never answers must not keep the process alive after `wait` has timed out.
         self._thread = threading.Thread(target=self._save, args=(snapshot,), name="lockstep-checkpoint", daemon=True)
         self._thread.start()
 
     def wait(self, limit_s: float) -> bool:
-        """Whether nothing is being written any more, after at most `limit_s`."""
+        """Waits for at most `limit_s`; returns whether the writer is idle."""
         if self._thread is not None:
             self._thread.join(max(0.0, limit_s))
         return not self.is_busy
@@ -140,7 +140,7 @@ class Writer:
 
 
 class Checkpoints:
-    """Saves the run to the plan's folder while it trains, from `step` on. One owner, who calls `close`."""
+    """Saves the run to the plan's folder while it trains, from `step` on. Its owner calls `close`."""
 
     def __init__(
         self, plan: CheckpointPlan, worker: SavingWorker, step: int = 0, clock: Callable[[], float] = time.monotonic
@@ -153,8 +153,8 @@ class Checkpoints:
         self._said_put_off = False
 
     def between_steps(self, step: int, capture: Callable[[], Snapshot]) -> None:
-        """Called where a step is wholly done and the next has not begun. If due, `capture()` is copied, and written
-        by a thread; the training waits for the copy only. If a save is under way, this one is put off."""
+        """Called when a step is wholly done and the next has not begun. If due, copies `capture()`, which a thread
+        writes; the training waits for the copy only. If a save is under way, this one is postponed."""
         self._say_news()
         now_s = self._clock()
         if not self._schedule.due(step, now_s):
@@ -168,7 +168,7 @@ class Checkpoints:
 
     def save_now(self, step: int, capture: Callable[[], Snapshot], limit_s: float = LIMIT_S) -> Path | None:
         """Saves `step` and waits for it: the checkpoint's path; None if it could not be written within `limit_s`, or
-        on a worker that does not save. For a run that is asked to end."""
+        on a worker that does not save. For a run that is about to end."""
         if self._worker.rank() != 0:
             return None
         deadline_s = self._clock() + limit_s
@@ -209,9 +209,9 @@ class Checkpoints:
 class AutomaticSaver:
     """Saves what is due at the moments at which one worker's run can be saved. See Note [Moments].
 
-    `at_moment` is called at every moment, after what was due is saved: the place for `save_now` when a run is to end.
-    It must not end the run itself: it may be called from inside of a loader, which cannot be closed there. Where
-    checkpoints were not `asked_for`, nothing is said of a script that has no moments. One owner, who calls `close`.
+    `at_moment` is called at every moment, after what was due is saved: there a run that is about to end calls
+    `save_now`. It must not end the run itself: it may be called from inside of a loader, which cannot be closed there.
+    Unless checkpoints were `asked_for`, a script without moments gets no note. Its owner calls `close`.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class AutomaticSaver:
         parts.progress.on_epoch_end = self._moment
 
     def on_event(self, event: Event) -> None:
-        """To be subscribed to the run's events."""
+        """A subscriber of the run's events."""
         if isinstance(event, StepCommitted):
             self._at_commit = {n: loader.position for n, loader in self._parts.progress.loaders.items()}
             self._say_if_there_is_no_moment()
@@ -244,7 +244,7 @@ class AutomaticSaver:
             self._moment()
 
     def save_now(self, limit_s: float = LIMIT_S) -> Path | None:
-        """Saves this moment and waits for it. Only to be called by `at_moment`."""
+        """Saves this moment and waits for it. Only `at_moment` may call it."""
         return self.checkpoints.save_now(self._parts.steps.step, self._parts.capture, limit_s)
 
     def close(self, limit_s: float = LIMIT_S) -> None:

@@ -1,14 +1,14 @@
-"""Counters by which streams of several processes wait for each other, without their hosts.
+"""Counters by which streams of several processes wait for each other, while no host waits.
 
 # Note [Waiting on the GPU]
 # Each worker has two counters in the host's shared memory, which every GPU sees: how often it has arrived with its
 # roots, and how often it has done its slice. A stream writes its own counter then, and waits until those of all peers
-# have got there too; hosts put these operations into their streams and go on. Streams that wait take nothing from
-# others on the same GPU. As the counters are in host memory, a host can see how far every worker's GPU is. When a
-# worker has died its counters stand still for ever, and so would every stream that waits for them: the host that
-# notices writes a number that no round will reach, and all go on, with sums that are not used. A flag beside the
-# counters says that this has happened: streams that still run may write their counters once more. For the same reason
-# the host that lets them go does so again and again, until the wire is closed.
+# have reached the same number; hosts put these operations into their streams and go on. Streams that wait take nothing
+# from others on the same GPU. As the counters are in host memory, a host can see how far every worker's GPU is. When a
+# worker has died its counters never change again, and every stream that waits for them would wait for ever: the host
+# that notices writes a number that no round will reach, and all go on, with sums that are not used. A flag beside the
+# counters records this: streams that still run may write their counters once more. For the same reason the host that
+# releases them does so again and again, until the wire is closed.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ ARRIVED, DONE = 0, 1
 
 
 class StreamCounters:
-    """The counters of all workers of one host, by rank. One owner, who calls `close`."""
+    """The counters of all workers of one host, by rank. Its owner calls `close`."""
 
     def __init__(self, page: torch.Tensor, members: Sequence[int], rank: int, device: torch.device) -> None:
         self._page, self._members, self._rank, self._device = page, list(members), rank, device
@@ -41,7 +41,7 @@ class StreamCounters:
         self._closed = False
 
     def begin(self) -> None:
-        """The next round: `await_arrivals` and `await_done` are of it from now on."""
+        """Begins the next round, which `await_arrivals` and `await_done` then refer to."""
         self._round += 1
 
     def await_arrivals(self, stream: int) -> None:
@@ -53,7 +53,7 @@ class StreamCounters:
         self._put(DONE, stream)
 
     def behind(self) -> list[int]:
-        """The peers for whom this worker's stream waits: those who have not arrived, or else have not done the round.
+        """The peers for which this worker's stream waits: those that have not arrived, or else have not done the round.
 
         A worker that has not done it may itself wait for one that has not arrived.
         """
@@ -64,7 +64,7 @@ class StreamCounters:
         return []
 
     def release(self) -> None:
-        """No stream waits any more, here or in other processes. See Note [Waiting on the GPU]."""
+        """Ends the waits of all streams, in this and in other processes. See Note [Waiting on the GPU]."""
         self._numbers[self._flag] = 1
         for rank in self._members:
             for which in (ARRIVED, DONE):
@@ -72,11 +72,11 @@ class StreamCounters:
 
     @property
     def released(self) -> bool:
-        """Whether a worker, this one or another, has let all streams go: sums since then are worth nothing."""
+        """Whether this or another worker has released all streams: sums since then are invalid."""
         return bool(self._numbers[self._flag])
 
     def close(self) -> None:
-        """No stream of this process may wait any more."""
+        """May be called only when no stream of this process waits."""
         if not self._closed:
             self._closed = True
             driver.unregister(self._page.data_ptr())

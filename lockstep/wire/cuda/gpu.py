@@ -28,7 +28,6 @@ class Gpu:
         self.device = device
 
     def stream(self) -> int:
-        """The number of the current stream."""
         return int(torch.cuda.current_stream(self.device).cuda_stream)
 
     def mark(self) -> torch.cuda.Event:
@@ -38,15 +37,15 @@ class Gpu:
         return event
 
     def finish(self) -> None:
-        """Returns when the GPU has done everything that this process has given it."""
+        """Returns when the GPU has done all work of this process."""
         torch.cuda.synchronize(self.device)
 
 
-def refuse_another_gpu(wanted: torch.device, own: torch.device) -> None:
+def refuse_another_gpu(device: torch.device, own: torch.device) -> None:
     """A worker adds on its own GPU."""
-    if wanted.index is not None and own.index is not None and wanted.index != own.index:
+    if device.index is not None and own.index is not None and device.index != own.index:
         raise BadArgument(
-            f"a parameter is on {wanted} and this worker's GPU is {own}: between several workers, all that is trained "
+            f"a parameter is on {device} and this worker's GPU is {own}: between several workers, all that is trained "
             "must be on run.device. A model that is spread over GPUs can be trained on one worker."
         )
 
@@ -55,7 +54,7 @@ class StreamEvent(Protocol):
     """A point in a stream of the GPU."""
 
     def synchronize(self) -> None:
-        """Returns when the GPU has come to it."""
+        """Returns when the GPU has reached it."""
 
 
 class GpuWait:
@@ -67,7 +66,7 @@ class GpuWait:
         self._since_s: float | None = None
 
     def wait(self, event: StreamEvent) -> None:
-        """Returns when the GPU has come to `event`; raises PeerGone if a peer is gone, or silent for too long."""
+        """Returns when the GPU has reached `event`; raises PeerGone if a peer is gone, or silent for too long."""
         self._since_s = time.monotonic()
         event.synchronize()
         self._since_s = None
@@ -75,7 +74,7 @@ class GpuWait:
             raise self._failure
 
     def fail(self, failure: PeerGone) -> None:
-        """Any thread. Every wait, now or later, raises this."""
+        """Every wait, now or later, raises this. Any thread."""
         self._failure = self._failure or failure
         self._free()
 
@@ -85,11 +84,11 @@ class GpuWait:
         return 0.0 if since_s is None else time.monotonic() - since_s
 
     def close(self) -> None:
-        """No wait is under way, or will be."""
+        """May be called only when no wait is under way, or will be."""
 
 
 class GpuWatchdog(GpuWait):
-    """See Note [Waits for a GPU]. `late` names those for whom the GPU waits, if it knows. Its owner closes it."""
+    """See Note [Waits for a GPU]. `late` returns the workers for which the GPU waits, if known. Its owner closes it."""
 
     def __init__(self, neighbours: Neighbours, free: Callable[[], None], late: Callable[[], list[int]]) -> None:
         super().__init__(free)
@@ -99,19 +98,19 @@ class GpuWatchdog(GpuWait):
         self._thread.start()
 
     def verdict(self) -> PeerGone:
-        """Who is gone, when a peer was faster to notice it and has let all go: that peer has accused or hung up."""
+        """The error for a loss that a peer noticed first: it has released all streams, and has accused or hung up."""
         left = self._neighbours.accusers() or self._neighbours.gone() or self._neighbours.peers
         return self._failure or self._neighbours.blame(left[0], ENDED)
 
     def close(self) -> None:
-        """The neighbours' connections should be closed before: it wakes the thread."""
+        """Ends the thread. The neighbours' connections should be closed before, which wakes it."""
         self._closed.set()
         self._thread.join()
 
     def _look(self) -> None:
         self._look_for_losses()
         while self._failure is not None and not self._closed.wait(FREE_AGAIN_S):
-            self._free()  # what still runs may have come to wait again
+            self._free()  # a stream that still runs may wait again
 
     def _look_for_losses(self) -> None:
         while self._failure is None and not self._closed.is_set():

@@ -1,24 +1,23 @@
 """Reduction in GPU memory that the workers of one host have open to each other: every worker adds its slice for all.
 
 # Note [Direct slices on GPUs]
-# As in shared memory (wire/shared/reducer.py), with streams in the place of workers: the stream comes, waits until all
-# have, adds its slice over all roots in tree order, writes it to every worker's place, and goes on when all have done
-# theirs. Which memory that is, workers exchange when they first reduce it; from then on a reduction is three
-# things put into a stream, and no host waits for another. Workers may share a GPU, or have one each with peer access.
-# An all-gather is the same with copies of the peers' slices in the place of the addition.
+# As in shared memory (wire/shared/reducer.py), with streams instead of workers: a stream arrives, waits until all have,
+# adds its slice over all roots in tree order, writes it to every worker's place, and goes on when all have done theirs.
+# Workers exchange the addresses of the memory when they first reduce it; from then on a reduction puts three operations
+# into a stream, and no host waits for another. Workers may share a GPU, or have one each with peer access. An
+# all-gather is the same with copies of the peers' slices instead of the addition.
 
 # Note [What may be remembered]
-# A worker that remembers where a reduction's memory is asks no other; one that does not, asks all. So all must remember
-# the same. Buckets are laid out alike on all workers, and each is given memory once: a reduction of memory from
-# `allocate` is new to all or to none. Other tensors pass through memory that grows as needed, on each worker in its own
-# way: their places are exchanged each time.
+# The exchange of addresses is collective, so all workers must remember the same ones. Buckets are laid out alike on all
+# workers, and each is allocated once: a reduction of memory from `allocate` is new to all or to none. Other tensors
+# pass through memory that grows as needed, on each worker in its own way: their addresses are exchanged each time.
 
 # Note [Closing while others launch]
 # When a worker is lost, the wire is closed while its thread may still put reductions into the stream. Work on memory
-# that is not open any more would break the process's whole use of the GPU. So `close` first lets all waits go,
-# then waits for the reduction that is being launched, and for the GPU; what comes later is refused. A peer's stream may
-# write its counter after it was let go, and the peer then die or be stopped: so waits are let go again and again until
-# the GPU is done. Memory that other tensors passed through stays as long as this object: peers may have it open still.
+# that is not open any more would break the process's whole use of the GPU. So `close` first releases all waits, then
+# waits for the reduction that is being launched, and for the GPU; later ones are refused. A peer's stream may write its
+# counter after it was released, and the peer then die or be stopped: so waits are released again and again until the
+# GPU is done. Memory that other tensors passed through stays as long as this object: peers may still have it open.
 """
 
 import json
@@ -41,7 +40,7 @@ from lockstep.wire.transport import DATA, Transport
 
 
 class GpuMemoryReducer(Reducer):
-    """A Reducer for CUDA tensors of the workers of one host. What is on the CPU is for the `cpu_reducer`.
+    """A Reducer for CUDA tensors of the workers of one host. The `cpu_reducer` reduces those on the CPU.
 
     `transport` carries the messages of Note [What may be remembered]; the `watchdog` wakes this worker when it waits
     for its GPU and a peer is gone.
@@ -107,7 +106,7 @@ class GpuMemoryReducer(Reducer):
         if self._last is not None:
             last, self._last = self._last, None
             self._watchdog.wait(last)
-            if self._counters.released:  # by another worker, which was faster to notice a death
+            if self._counters.released:  # by another worker, which noticed a death first
                 raise self._watchdog.verdict()
 
     def awaited(self) -> list[int]:
@@ -116,7 +115,7 @@ class GpuMemoryReducer(Reducer):
 
     def close(self) -> None:
         """See Note [Closing while others launch]."""
-        self._cpu_reducer.close()  # hangs up: the watchdog wakes, and exchanges end
+        self._cpu_reducer.close()  # closes the sockets: the watchdog wakes, and exchanges end
         if not self._closed:
             self._closed = True
             self._watchdog.close()

@@ -62,7 +62,7 @@ class Slice:
 
 
 def summation(tree: Tree, values: Mapping[Root, int], places: Sequence[int], what: Slice) -> Work:
-    """Work that writes the sum of `values`, bracketed by `tree`, to all `places`; may be done again and again.
+    """Work that writes the sum of `values`, bracketed by `tree`, to all `places`; may be repeated.
 
     Both are addresses that the GPU sees, multiples of 16; a place may be one of the values, but not overlap one
     otherwise. The caller keeps the memory.

@@ -1,9 +1,9 @@
 """GPU memory that the workers of one host open to each other.
 
 # Note [Memory is kept]
-# A process may not free GPU memory that another one has open. So what a bucket gives back is kept, and given to the
-# next one that fits in; peers have it open already then. It is freed when the wire is closed and no tensor
-# views it any more (`p.grad` may).
+# A process may not free GPU memory that another one has open. So memory that a bucket releases is kept for the next one
+# that fits in; peers have it open already then. It is freed when the wire is closed and no tensor views it any more
+# (`p.grad` may).
 """
 
 import ctypes
@@ -18,11 +18,11 @@ import torch
 from lockstep.wire.cuda import driver
 
 MOST_WASTE = 2
-"""A kept piece is given to someone who needs at least one part in so many of it."""
+"""A kept piece is used again only for a request of at least one part in so many of it."""
 
 
 class DeviceMemory:
-    """What this worker has made on its GPU, and what it has opened of others. One owner, who calls `close`."""
+    """The memory that this worker has allocated on its GPU, and that it has opened of others. Its owner closes it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -45,7 +45,7 @@ class DeviceMemory:
         return whole
 
     def release(self, tensor: torch.Tensor) -> None:
-        """The memory under the tensor may be given to others."""
+        """The memory under the tensor may be used for other tensors."""
         if (own := self._own.get(tensor.data_ptr())) is not None:
             self._kept.append(own[1])
 
@@ -66,7 +66,7 @@ class DeviceMemory:
         return self._opened[peer, number]
 
     def close(self) -> None:
-        """Lets go of all memory, own and opened. Nothing may run on it any more."""
+        """Releases all memory, own and opened. May be called only when no work on it runs."""
         opened, self._opened = self._opened, {}
         with driver.on(self.device):
             for address in opened.values():
@@ -75,7 +75,7 @@ class DeviceMemory:
 
 
 def _free(device: torch.device, address: int) -> None:
-    """In whatever thread the last tensor dies."""
+    """Runs in the thread in which the last tensor dies."""
     with driver.on(device):
         driver.free(address)
 
@@ -102,7 +102,7 @@ def tensor_at(
     device: torch.device,
     at_last: Callable[[int], None] | None = None,
 ) -> torch.Tensor:
-    """A flat tensor. The caller keeps the memory; or, once no tensor views it any more, `at_last` is given it."""
+    """A flat tensor. The caller keeps the memory; or `at_last` is called with it when no tensor views it any more."""
     num_bytes = num_elements * dtype.itemsize
     if num_bytes == 0:
         return torch.empty(0, dtype=dtype, device=device)

@@ -1,15 +1,15 @@
-"""Reduction by NCCL's collectives, which know no order of additions, in the order of the lane tree.
+"""Reduction in the order of the lane tree, by NCCL's collectives, which define no order of additions.
 
 # Note [Tree order by collectives]
 # NCCL's own all-reduce adds in an order that depends on the number of workers and on the network. So the exact sum
-# takes two of its other collectives: by an all-to-all every worker is given its slice of all roots; one kernel adds
-# them in tree order; an all-gather hands the slices round. With one root each this moves the bytes of a ring,
-# 2·(W-1)/W·P from each worker. Buckets are padded so that all slices are alike.
+# takes two of its other collectives: an all-to-all brings every worker its slice of all roots; one kernel adds them in
+# tree order; an all-gather distributes the slices. With one root each this moves the bytes of a ring, 2·(W-1)/W·P from
+# each worker. Buckets are padded so that all slices are alike.
 
 # Note [When NCCL waits for ever]
 # NCCL notices a dead peer late or never, and torch's watchdog would end this process then. So that watchdog is off
-# (lockstep/run sets TORCH_NCCL_ASYNC_ERROR_HANDLING=0), the connections for messages notice who is gone, and the
-# group is aborted: all that waits in its stream ends.
+# (lockstep/run sets TORCH_NCCL_ASYNC_ERROR_HANDLING=0), the connections for messages notice a lost peer, and the group
+# is aborted: all that waits in its stream ends.
 """
 
 from collections.abc import Sequence
@@ -24,17 +24,17 @@ from lockstep.errors import BadEnvironment, PeerGone, WireError
 from lockstep.lanes import Reduction, Root
 from lockstep.wire.cuda.gpu import Gpu, GpuWait, StreamEvent, refuse_another_gpu
 from lockstep.wire.cuda.kernels import VECTOR_BYTES, Slice, summation
-from lockstep.wire.network.gloo import tells_of_loss
+from lockstep.wire.network.gloo import means_lost_peer
 from lockstep.wire.network.native import add_up
 from lockstep.wire.reducer import Reducer, Slices, check_slices
 from lockstep.world import World
 
 MOST_WORDS = 500
-"""NCCL gives the cause last, after the file and line where it was noticed: so many characters of it are shown."""
+"""NCCL's messages have the cause last, after a file and line: so many characters of it are shown."""
 
 
 class Group(Protocol):
-    """Collectives of one generation, on one device for each worker. One owner, who calls `abort`.
+    """Collectives of one generation, on one device for each worker. Its owner calls `abort`.
 
     Each puts its work into the current stream and returns; it raises PeerGone if a worker is known to be gone.
     """
@@ -54,7 +54,7 @@ class Group(Protocol):
 
 
 class SliceReducer(Reducer):
-    """A Reducer for tensors on the group's kind of device, one for each worker. Others are for the `cpu_reducer`."""
+    """A Reducer for tensors on the group's devices, one for each worker. The `cpu_reducer` reduces all others."""
 
     def __init__(self, group: Group, waiting: GpuWait, cpu_reducer: Reducer, *, exact: bool = True) -> None:
         self._group, self._waiting, self._cpu_reducer, self._exact = group, waiting, cpu_reducer, exact
@@ -62,7 +62,7 @@ class SliceReducer(Reducer):
         self._last: StreamEvent | None = None
 
     def allocate(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """See Note [Tree order by collectives] for the padding, which is not seen by the caller."""
+        """See Note [Tree order by collectives] for the padding, which the caller does not see."""
         if device.type != self._group.gpu.device.type or num_elements == 0:
             return self._cpu_reducer.allocate(num_elements, dtype, device)
         refuse_another_gpu(device, self._group.gpu.device)
@@ -110,12 +110,12 @@ class SliceReducer(Reducer):
             self._waiting.wait(last)
 
     def awaited(self) -> list[int]:
-        """All the others: the group does not say who is late."""
+        """All the others: the group does not report which one is late."""
         is_waiting = self._waiting.has_waited_s() > 0
         return list(self._group.world.peers) if is_waiting else self._cpu_reducer.awaited()
 
     def close(self) -> None:
-        self._cpu_reducer.close()  # first: it hangs up, and the watchdog wakes
+        self._cpu_reducer.close()  # first: it closes the sockets, and the watchdog wakes
         self._waiting.close()
         self._group.abort()
         self._padded.clear()
@@ -198,7 +198,7 @@ class NcclGroup:
             with torch.cuda.device(self.gpu.device):
                 collective(group).wait()  # the stream waits, not this thread
         except RuntimeError as error:
-            if self._group is not None and not tells_of_loss(error):  # see Note [Lost or refused] in gloo.py
+            if self._group is not None and not means_lost_peer(error):  # see Note [Lost or refused] in gloo.py
                 words = " ".join(str(error).split())
                 raise WireError(f"NCCL's {what} on worker {self.world.rank}", words[:MOST_WORDS]) from error
             suspect = self.world.peers[0] if self.world.peers else self.world.rank

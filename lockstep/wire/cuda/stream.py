@@ -3,8 +3,8 @@
 # Note [Two streams]
 # The caller's stream computes. A job's work goes into the wire's stream, behind an event that the caller's stream has
 # recorded when the bucket was full: so it waits for this bucket's gradients only, and the backward pass goes on beside
-# it. Who asks for the result makes its own stream wait for the job's work; no host waits. What a job reads or writes
-# must stay alive until then: the step holds it.
+# it. The thread that asks for the result makes its own stream wait for the job's work; no host waits. What a job reads
+# or writes must stay alive until then: the step holds it.
 """
 
 from concurrent.futures import Future
@@ -16,26 +16,26 @@ import torch
 from lockstep.wire.reduction_queue import Job, ThreadQueue
 
 URGENT = -1
-"""Before other streams of this process: sums are short, and others wait for them."""
+"""A higher priority than other streams of this process: sums are short, and other workers wait for them."""
 
 
 @dataclass
 class StreamReduction:
-    """A job whose work is in the wire's stream, or will be."""
+    """See `PendingReduction`: a job whose work is in the wire's stream, or will be."""
 
     job: "Future[None]"
     device: torch.device
     done: list[torch.cuda.Event] = field(default_factory=list)
 
     def result(self) -> None:
-        """The caller's stream goes on when the job's work is done; the caller does when it is in the stream."""
+        """Returns when the job's work is in the stream; the caller's stream then waits until it is done."""
         self.job.result()
         for event in self.done:
             torch.cuda.current_stream(self.device).wait_event(event)
 
 
 class StreamQueue:
-    """A Sequence whose jobs put their work into one stream. See Note [Two streams]."""
+    """A ReductionQueue whose jobs put their work into one stream. See Note [Two streams]."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -55,7 +55,7 @@ class StreamQueue:
         return StreamReduction(self._background.submit(on_stream), self._device, done)
 
     def fail(self, failure: BaseException) -> None:
-        """All jobs, the one under way too, fail with this error. For a job that waits and cannot be woken."""
+        """Fails all jobs with this error, the one under way too. For a job that waits and cannot be woken."""
         self._background.fail(failure)
 
     def close(self) -> None:

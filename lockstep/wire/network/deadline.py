@@ -1,4 +1,4 @@
-"""Waiting for workers that are still to come, while looking whether they can."""
+"""A deadline for waits for other workers, during which a watch may report that one is lost."""
 
 import time
 from collections.abc import Callable
@@ -11,12 +11,12 @@ LOOK_S = 0.1
 
 
 def do_nothing() -> None:
-    """The watch of a worker that knows nothing about the others."""
+    """The watch of a worker that cannot know whether others are lost."""
 
 
 @dataclass
 class Deadline:
-    """Waits for at most `timeout_s` in all, and calls `watch` every LOOK_S: it raises if the wait is in vain."""
+    """Waits for at most `timeout_s` in all, and calls `watch` every LOOK_S, which raises if a worker is lost."""
 
     timeout_s: float
     watch: Callable[[], None] = do_nothing
@@ -33,13 +33,12 @@ class Deadline:
             self.watch()
 
     def await_key(self, store: Store, key: str) -> None:
-        """Returns when the key has been written."""
         self.until(lambda: _is_there(store, key))
 
 
 def _is_there(store: Store, key: str) -> bool:
     try:
         store.wait([key], timedelta(seconds=LOOK_S))
-    except DistStoreError:  # it took longer; a store that is gone raises another error
+    except DistStoreError:  # a timeout; a store that is gone raises another error
         return False
     return True

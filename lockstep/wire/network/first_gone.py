@@ -1,11 +1,11 @@
-"""Who was gone first, agreed by all who are left.
+"""Which worker was gone first, agreed by all that are left.
 
 # Note [The first to go]
-# A worker that loses a peer gives up and leaves, and those who wait for that worker see it leave: in a chain of waits
-# each would blame the innocent before it. So a worker that notices that a peer is gone writes it into the store before
-# it gives up. The first entry stands, and all name that one. Worker 0, in whose process the store may live,
-# closes its connections and then stays until all others have read it, for at most LINGER_S. Workers that recover need
-# none of this: they ask each other's endpoints. They are given no store, and each keeps what it noticed to itself.
+# A worker that loses a peer leaves, and those that wait for that worker see it leave: in a chain of waits each would
+# name the healthy one before it. So a worker that notices that a peer is gone writes it into the store before it
+# leaves. The first entry is final, and all name that worker. Worker 0, in whose process the store may be, closes its
+# connections and then waits until all others have read it, for at most LINGER_S. Workers that recover need none of
+# this: they ask each other's endpoints. They get no store, and each keeps what it noticed to itself.
 """
 
 import threading
@@ -30,15 +30,15 @@ class FirstGone:
 
     @property
     def known(self) -> bool:
-        """Whether a worker was noticed to be gone, as far as this worker knows."""
+        """Whether this worker knows of one that is gone."""
         return self._name is not None
 
     def name(self, suspect: int) -> int | None:
-        """Who was gone first: `suspect`, unless another was noticed before. None if the store does not answer."""
+        """The worker that was gone first: `suspect`, or one noticed before. None if the store does not answer."""
         if self._store is None:
             self._name = suspect  # the one before may have left because of this one
         elif self._name is None:
-            # On a thread that may be left behind: a store on a host that vanished does not even refuse.
+            # On a thread that may be left behind: a store on a host that vanished never answers.
             question = (self._store, suspect)
             asking = threading.Thread(target=self._ask, args=question, name="lockstep-first-gone", daemon=True)
             asking.start()

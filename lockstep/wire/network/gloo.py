@@ -2,19 +2,19 @@
 
 # Note [Lost or refused]
 # Backends raise RuntimeErrors for everything: a peer that died, and a dtype that they do not know. After a loss the
-# step is done again, which would go on for ever with an error that comes again. So a peer is gone if the words say that
-# a connection broke, was closed or timed out, or if its connection shows to be broken when it is tried; anything else
-# is an error of its own, and ends the run.
+# step is done again, which would never end with an error that comes again. So a peer counts as gone if the message says
+# that a connection broke, was closed or timed out, or if a new receive on its connection fails; anything else is an
+# error of its own, and ends the run.
 
 # Note [Farewells]
-# When a connection breaks, Gloo fails the messages that wait in line for it, but not one that is half received: nothing
-# ends that wait before the timeout. So a message is awaited from every peer, on a thread that sleeps, that `close`
-# sends as a farewell, unless it cuts off messages under way. If the connection breaks before, the peer is gone: all
-# waits that can be ended are, and `on_loss` is called for those that cannot.
+# When a connection breaks, Gloo fails the queued messages, but not one that is half received: nothing ends that wait
+# before the timeout. So for every peer a sleeping thread waits for a farewell message, which `close` sends unless it
+# cuts off messages under way. If the connection breaks before, the peer is gone: all waits that can be ended are, and
+# `on_loss` is called for those that cannot.
 
 # Note [Which interface]
-# On several hosts torch takes the interfaces that GLOO_SOCKET_IFNAME lists, and else the one whose address this host's
-# name has. Only torch reads the variable, and only when it chooses the interface itself.
+# On several hosts torch takes the interfaces that GLOO_SOCKET_IFNAME lists, or else the one whose address this host's
+# name resolves to. Only torch reads the variable, and only when it chooses the interface itself.
 """
 
 import os
@@ -49,7 +49,7 @@ _LOST = re.compile(
     r"|communicator (was|has been) aborted",
     re.IGNORECASE,
 )
-"""What Gloo, NCCL and the system say of a peer that is gone. See Note [Lost or refused]."""
+"""Words in the errors of Gloo, NCCL and the system when a peer is gone. See Note [Lost or refused]."""
 
 
 @dataclass(eq=False)
@@ -92,7 +92,7 @@ class GlooTransport:
         *,
         lingers: bool = True,
     ) -> None:
-        """Without `lingers` no worker asks the store who was gone first: each finds out by itself."""
+        """Without `lingers` no worker asks the store which one was gone first: each finds out by itself."""
         others = keepalive.open_sockets()
         self.world = world
         self._on_loss = on_loss
@@ -104,7 +104,7 @@ class GlooTransport:
         self._sockets = keepalive.open_sockets() - others
         for number, _ in self._sockets:
             keepalive.notice_silence(number)  # see Note [A link that is silent]
-        keepalive.let_go_when_forked(self)
+        keepalive.close_when_forked(self)
         self._watchers = [self._watch(self._group, peer) for peer in world.peers]
 
     def send(self, tensor: torch.Tensor, target: int, tag: int) -> Pending:
@@ -126,7 +126,7 @@ class GlooTransport:
             self._reduces = False
 
     def awaited(self) -> list[int]:
-        """Those of an all-reduce are all the others: Gloo does not say who is late."""
+        """In an all-reduce all the others: Gloo does not report which one is late."""
         if self._reduces:
             return list(self.world.peers)
         with self._lock:
@@ -137,7 +137,7 @@ class GlooTransport:
         if group is not None:
             if not self._first_gone.known and not self._is_busy():
                 self._say_farewell(group)
-            self._group = None  # first, so that a wait that fails by this accuses no peer
+            self._group = None  # first, so that a wait that fails because of this accuses no peer
             self._end_waits(group)
             group.abort()
             self._first_gone.linger()
@@ -147,15 +147,15 @@ class GlooTransport:
             self._on_loss(PeerGone(self.world.rank, "the connection was closed here"))
         keepalive.forget(self)
 
-    def let_go(self) -> None:
-        """See Note [Left to another process]. Gloo does not say which sockets are its own."""
+    def close_copies(self) -> None:
+        """See Note [Left to another process]. Gloo does not expose its sockets."""
         for number, identity in self._sockets:
             with suppress(OSError):
                 if os.fstat(number).st_ino == identity:
-                    keepalive.let_go(number)
+                    keepalive.close_copy(number)
 
     def missed(self, rank: int) -> None:
-        """Worker `rank` was found gone by other means; this one gives up because of it. See Note [The first to go]."""
+        """Worker `rank` is gone, as another part of the wire noticed; this one leaves. See Note [The first to go]."""
         self._first_gone.name(rank)
 
     def _post(self, peer: int, start: Callable[[Any, torch.Tensor], Work], tensor: torch.Tensor) -> GlooPending:
@@ -169,7 +169,7 @@ class GlooTransport:
         return pending
 
     def _is_busy(self) -> bool:
-        """Whether there are messages, to send or to receive, that have not been waited for yet."""
+        """Whether there are sends or receives that have not been waited for yet."""
         with self._lock:
             return not all(pending.done for pending in self._posted)
 
@@ -184,7 +184,7 @@ class GlooTransport:
             with suppress(RuntimeError):
                 group.recv([_byte()], peer, PROBE).wait(timedelta(milliseconds=1))
 
-    # -- who is gone ----------------------------------------------------------------------------------------
+    # -- lost peers -----------------------------------------------------------------------------------------
 
     def _watch(self, group: Any, peer: int) -> threading.Thread:
         """See Note [Farewells]."""
@@ -212,7 +212,7 @@ class GlooTransport:
 
     def _failure(self, peer: int, error: RuntimeError, what: str = "a message") -> LockstepError:
         """What to raise when an exchange with `peer` has failed. See Note [Lost or refused]."""
-        if self._group is None or tells_of_loss(error) or self._is_broken(peer):
+        if self._group is None or means_lost_peer(error) or self._is_broken(peer):
             return self._gone(peer, error)
         return WireError(f"{what} between worker {self.world.rank} and {peer} by Gloo", reason(error))
 
@@ -229,11 +229,11 @@ class GlooTransport:
         return PeerGone(first, f"it was missed first; worker {peer} has left since ({cause})")
 
     def _suspect(self) -> int:
-        """Who may be gone after a collective failed, which does not say it: the first with a broken connection."""
+        """Which worker may be gone after a failed collective, which does not name it: the first broken connection's."""
         return next((peer for peer in self.world.peers if self._is_broken(peer)), self.world.peers[0])
 
     def _is_broken(self, peer: int) -> bool:
-        """Only after a failure: what is received here never comes, but cannot even be begun if the peer is gone."""
+        """Called only after a failure: a new receive, for which no message comes, fails at once if the peer is gone."""
         if peer == self.world.rank or self._group is None:
             return False
         try:
@@ -248,7 +248,7 @@ def _byte() -> torch.Tensor:
 
 
 def _connect(world: World, store: Store, timeout_s: float) -> Any:
-    """Collective. The pairs are connected at once, all to all."""
+    """Collective. Connects all to all at once."""
     own_store = PrefixStore(f"lockstep/gloo/{world.generation}", store)
     connecting = timedelta(seconds=min(timeout_s, CONNECT_S))
     try:
@@ -272,11 +272,11 @@ def _explain(world: World, error: RuntimeError) -> str:
     return f"worker {world.rank} cannot reach all others by Gloo: {reason(error)}. {advice}."
 
 
-def tells_of_loss(error: RuntimeError) -> bool:
-    """Whether a backend's error says that a peer is gone. See Note [Lost or refused]."""
+def means_lost_peer(error: RuntimeError) -> bool:
+    """Whether a backend's error means that a peer is gone. See Note [Lost or refused]."""
     return _LOST.search(str(error)) is not None
 
 
 def reason(error: RuntimeError) -> str:
-    """The backend's own words, without the C++ file name in front and the general advice behind."""
+    """The backend's own message, without the C++ file name before and the general advice after it."""
     return str(error).split("\n")[0].split(". This is typically")[0].rsplit("] ", 1)[-1]

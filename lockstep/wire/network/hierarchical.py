@@ -2,11 +2,11 @@
 
 # Note [Two levels]
 # The workers of a host meet on their board, as in Note [Direct slices in shared memory]. A bucket has as many columns
-# as the largest host has workers. The c-th worker of a host stands for its host in column c; on a smaller host, a
-# worker stands for several. It adds the host's sums of a column, which are the largest subtrees that the host has
+# as the largest host has workers. The c-th worker of a host represents its host in column c; on a smaller host, a
+# worker represents it in several. It adds the host's sums of a column, which are the largest subtrees that the host has
 # whole, reduces them with the workers of that column on the other hosts, over the network, and writes the result to
 # every worker of its host. So a byte crosses the network once for all workers of a host, and the brackets are still
-# those of the lane tree. All workers take the columns in the same order, so no wait closes a circle.
+# those of the lane tree. All workers take the columns in the same order, so there is no deadlock.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,11 +49,11 @@ class Column:
         return [host for host, rank in enumerate(self._ranks) if rank in ranks]
 
     def close(self) -> None:
-        """The network is its owner's to close."""
+        """Does nothing: the owner of the network closes it."""
 
 
 class HierarchicalReducer(Reducer):
-    """A Reducer for workers on several hosts. What is not on the CPU is sent over the network, by the `executor`."""
+    """A Reducer for workers on several hosts. The `executor` sends what is not on the CPU over the network."""
 
     def __init__(
         self, board: Board, transport: GlooTransport, hosts: Hosts, choose: Choose, executor: Executor
@@ -87,7 +87,7 @@ class HierarchicalReducer(Reducer):
         self._board.memory.close()
 
     def reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        """Collective. See Note [Two levels]. Costs what the schedule `hierarchical` of `lockstep explain` says.
+        """Collective. See Note [Two levels]. Has the cost of the schedule `hierarchical` of `lockstep explain`.
 
         A reduce-scatter does the whole of it: that sends less over the network than slices from worker to worker.
         """
@@ -104,7 +104,7 @@ class HierarchicalReducer(Reducer):
 
     @contextmanager
     def _reporting_loss(self) -> Iterator[None]:
-        """A worker found gone is named to this host's workers, on their shared page, and to the others in the store."""
+        """Reports a lost worker to this host's workers, on their shared page, and to the others in the store."""
         try:
             yield
         except PeerGone as gone:
@@ -127,14 +127,14 @@ class HierarchicalReducer(Reducer):
     def _reduce_column(
         self, reduction: Reduction, executor: Executor, typed: dict[int, list[torch.Tensor]], span: slice
     ) -> None:
-        """Adds one column of everything this host has, then of what all hosts have, and spreads it on this host."""
+        """Adds one column over this host, then over all hosts, and writes it to all workers of this host."""
         cut = host_reduction(reduction, self._hosts)
         values = {
             Root(rank, index): root[span] for rank, tensors in typed.items() for index, root in enumerate(tensors[:-1])
         }
         total = typed[self._rank][-1][span]
         sums = [total, *(torch.empty_like(total) for _ in cut.sums_of[self._host][1:])]
-        # The first sum goes to where a root may lie that another sum still needs: it is written last.
+        # The first sum is written last: its place may hold a root that another sum still needs.
         pairs = list(zip(cut.sums_of[self._host], sums, strict=False))
         for tree, place in reversed(pairs):
             summation(tree, values, [place])()
@@ -145,7 +145,7 @@ class HierarchicalReducer(Reducer):
 
 
 def _stand_in(ranks: Sequence[int], column: int) -> int:
-    """The worker that stands for its host in a column. See Note [Two levels]."""
+    """The worker that represents its host in a column. See Note [Two levels]."""
     return ranks[column % len(ranks)]
 
 

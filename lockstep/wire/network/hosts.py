@@ -1,4 +1,4 @@
-"""Which workers can share memory, and what the workers of one host can add by themselves.
+"""Which workers can share memory, and which sums the workers of one host can add.
 
 Workers share memory if they reach each other by Unix sockets: on one machine, in one network namespace.
 """
@@ -20,17 +20,17 @@ Hosts = tuple[tuple[int, ...], ...]
 
 
 def find_hosts(rank: int, size: int, store: Store) -> Hosts:
-    """Collective. Every worker writes into the store where it is."""
+    """Collective. Every worker writes its host into the store, and reads those of all."""
     store.set(f"host/{rank}", _here())
     return group([bytes(store.get(f"host/{peer}")).decode() for peer in range(size)])
 
 
 def group(places: list[str]) -> Hosts:
     """Ranks with the same place, together."""
-    found: dict[str, list[int]] = {}
+    ranks_of: dict[str, list[int]] = {}
     for rank, place in enumerate(places):
-        found.setdefault(place, []).append(rank)
-    return tuple(tuple(ranks) for ranks in found.values())
+        ranks_of.setdefault(place, []).append(rank)
+    return tuple(tuple(ranks) for ranks in ranks_of.values())
 
 
 def _here() -> str:
@@ -43,7 +43,7 @@ def _here() -> str:
 
 @dataclass(frozen=True)
 class HostReduction:
-    """A reduction cut at the hosts: what each host adds by itself, and the tree over what the hosts then have.
+    """A reduction cut at the hosts: the sums that each host adds, and the tree over these sums.
 
     `sums_of[h]` are the largest subtrees, from left to right, whose roots all belong to workers of host h. In
     `tree`, `Root(h, i)` is the i-th of them: its rank is a host's, not a worker's.

@@ -1,15 +1,15 @@
-"""Connections that notice when nothing comes back, and connections that are left to another process.
+"""Connections that notice a silent link, and connections that are left to another process.
 
 # Note [A link that is silent]
-# When a host or the link to it vanishes, a waiting socket learns nothing: it would wait for timeout_s, or for ever. So
-# the kernel probes the other side when a connection has been quiet for a second, and gives it up when nothing has come
-# back for LINK_S. A worker that is merely busy, or stopped, has a kernel that answers.
+# When a host or the link to it vanishes, a waiting socket does not notice: it would wait for timeout_s, or for ever. So
+# the kernel probes the other side when a connection has been quiet for a second, and closes it when no answer has come
+# for LINK_S. A worker that is merely busy, or stopped, has a kernel that answers.
 
 # Note [Left to another process]
-# A process that a worker forks (a DataLoader's) has copies of all its connections, and must let go of them: as long as
-# one copy is open, the other side does not learn that the worker has died. The objects that own them go on counting
-# their numbers as theirs, and close them when they end. A number that was closed before may be that of another file by
-# then: the wrong one would be closed. So the number stays taken, by the null device.
+# A process that a worker forks (a DataLoader's) has copies of all its connections, and must close them: as long as one
+# copy is open, the other side does not notice that the worker has died. The objects that own the descriptors close them
+# when they end. A descriptor that was closed before may by then belong to another file, which would be closed instead.
+# So the descriptor is replaced by the null device.
 """
 
 import os
@@ -28,13 +28,13 @@ Sockets = set[tuple[int, int]]
 
 def open_sockets() -> Sockets:
     """The TCP sockets of this process. torch does not name its own: they are the ones that appear while it connects."""
-    found = set()
+    sockets = set()
     for number in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):  # another thread has closed it since
             status = os.fstat(number)
             if stat.S_ISSOCK(status.st_mode) and _is_tcp(number):
-                found.add((number, status.st_ino))
-    return found
+                sockets.add((number, status.st_ino))
+    return sockets
 
 
 def _is_tcp(number: int) -> bool:
@@ -58,15 +58,15 @@ def notice_silence(number: int) -> None:
 class ConnectionOwner(Protocol):
     """An object that owns connections of this process."""
 
-    def let_go(self) -> None:
-        """Called in a process that was forked: its copies of the connections are closed; the worker's go on."""
+    def close_copies(self) -> None:
+        """Called in a forked process: closes its copies of the connections; the worker's stay open."""
 
 
 _owners: WeakSet[ConnectionOwner] = WeakSet()
 
 
-def let_go_when_forked(owner: ConnectionOwner) -> None:
-    """Every process that is forked from now on calls `owner.let_go`, until `forget`."""
+def close_when_forked(owner: ConnectionOwner) -> None:
+    """Every process that is forked from now on calls `owner.close_copies`, until `forget`."""
     _owners.add(owner)
 
 
@@ -74,17 +74,17 @@ def forget(owner: ConnectionOwner) -> None:
     _owners.discard(owner)
 
 
-def let_go(number: int) -> None:
-    """Ends this process's hold on a connection."""
+def close_copy(number: int) -> None:
+    """Closes this process's copy of a connection."""
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     os.dup2(nothing, number, inheritable=False)
     os.close(nothing)
 
 
-def _let_go_of_all() -> None:
+def _close_all_copies() -> None:
     for owner in _owners:
-        owner.let_go()
+        owner.close_copies()
     _owners.clear()
 
 
-os.register_at_fork(after_in_child=_let_go_of_all)
+os.register_at_fork(after_in_child=_close_all_copies)

@@ -22,16 +22,16 @@ ADDED = (
     torch.int32,
     torch.int64,
 )
-"""What every backend adds. Others they refuse, or add wrongly (bool)."""
+"""The dtypes that every backend adds. Others they refuse, or add wrongly (bool)."""
 
 
 class NativeAllReduce(Reducer):
     """A Reducer that leaves the sum to the backend: one all-reduce for each bucket.
 
-    What is given up: the brackets. The backend adds in an order that depends on the number of workers, and with some
+    It does not keep the brackets. The backend adds in an order that depends on the number of workers, and with some
     backends on the size of the bucket and the network, so other numbers of workers, or another assignment, give other
-    last bits. What still holds: each lane counts once, and all workers receive the same bits where the backend adds
-    each element in one place, as Gloo's ring does. A worker without lanes adds zeros.
+    last bits. Each lane still counts once, and all workers receive the same bits where the backend adds each element in
+    one place, as Gloo's ring does. A worker without lanes adds zeros.
 
     Cost: one addition for each root but the first, then the backend's all-reduce of P bytes, however many roots there
     are: 2·(W-1)/W·P bytes from each worker if it is a ring.
@@ -48,7 +48,7 @@ class NativeAllReduce(Reducer):
         pass
 
     def close(self) -> None:
-        """Lets go of the scratch memory. The transport is its owner's to close."""
+        """Frees the scratch memory. The owner of the transport closes that."""
         self._executor.close()
 
     def reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
@@ -70,7 +70,7 @@ class NativeAllReduce(Reducer):
 
 
 def add_up(roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-    """Leaves the sum of this worker's roots in `total`, which may be the first of them."""
+    """Writes the sum of this worker's roots to `total`, which may be the first of them."""
     if not roots:
         total.zero_()
     elif roots[0].data_ptr() != total.data_ptr():

@@ -1,4 +1,4 @@
-"""Collectives as data: pure functions that say which worker sends what to whom, and who adds what."""
+"""Collectives as data: pure functions that return which worker sends what to which, and which adds what."""
 
 from lockstep.wire.schedules.exact import direct, direct_all_gather, direct_reduce_scatter, one_root_each, oneshot
 from lockstep.wire.schedules.schedule import AddPart, Collective, Cost, Schedule, ScheduleRound, SendPart, slices

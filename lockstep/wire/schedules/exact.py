@@ -1,4 +1,4 @@
-"""The schedules of a run: exact, so that the bits do not depend on who carries which lane.
+"""The schedules of a run: exact, so that the bits do not depend on which worker carries which lane.
 
 In all of them every worker sends to every other at once: the fewest rounds, whatever the number of workers.
 """
@@ -23,7 +23,7 @@ def one_root_each(num_workers: int) -> Reduction:
 
 @lru_cache(maxsize=256)
 def direct(reduction: Reduction) -> Schedule:
-    """All-reduce: everyone sends part i of its roots to worker i, who adds them and returns the sum."""
+    """All-reduce: each worker sends part i of its roots to worker i, which adds them and returns the sum."""
     scatter = direct_reduce_scatter(reduction)
     rounds = scatter.rounds + direct_all_gather(scatter.num_workers).rounds
     return Schedule(scatter.num_workers, rounds, "all_reduce", scatter.num_parts, reduction)
@@ -31,7 +31,7 @@ def direct(reduction: Reduction) -> Schedule:
 
 @lru_cache(maxsize=256)
 def direct_reduce_scatter(reduction: Reduction) -> Schedule:
-    """Reduce-scatter: everyone sends part i of its roots to worker i, who adds them."""
+    """Reduce-scatter: each worker sends part i of its roots to worker i, which adds them."""
     workers = range(len(reduction.folds))
     sends = _roots_to_all(reduction, {target: target for target in workers})
     adds = tuple(AddPart(worker, part=worker, tree=reduction.tree) for worker in workers)
@@ -40,7 +40,7 @@ def direct_reduce_scatter(reduction: Reduction) -> Schedule:
 
 @lru_cache(maxsize=256)
 def direct_all_gather(num_workers: int) -> Schedule:
-    """All-gather: everyone sends its part to everyone."""
+    """All-gather: each worker sends its part to all others."""
     workers = range(num_workers)
     sends = tuple(SendPart(source, target, part=source) for source in workers for target in workers if source != target)
     return Schedule(num_workers, busy(ScheduleRound(sends)), "all_gather", num_workers)
@@ -48,7 +48,7 @@ def direct_all_gather(num_workers: int) -> Schedule:
 
 @lru_cache(maxsize=256)
 def oneshot(reduction: Reduction) -> Schedule:
-    """All-reduce: everyone sends its roots whole to everyone, and each adds the whole tree. For tiny messages.
+    """All-reduce: each worker sends its whole roots to all others, and adds the whole tree. For tiny messages.
 
     If every worker added what arrives to its own value instead, each would have brackets of its own.
     """
@@ -59,7 +59,7 @@ def oneshot(reduction: Reduction) -> Schedule:
 
 
 def _roots_to_all(reduction: Reduction, part_for: dict[int, int]) -> tuple[SendPart, ...]:
-    """Everyone sends each of its roots to every other worker: the part that is for this worker."""
+    """Each worker sends every other one that one's part of each of its roots."""
     return tuple(
         SendPart(source, target, part, root=Root(source, index))
         for source, num_roots in enumerate(reduction.roots_of)

@@ -1,4 +1,4 @@
-"""The reducer that sends: carries out any schedule over any transport.
+"""The reducer that sends: runs any schedule over any transport.
 
 # Note [Segments]
 # A long part is cut into segments, each of which goes through all rounds of the schedule by itself. Two are under way
@@ -30,7 +30,7 @@ UNDER_WAY = 2
 KEPT_PROGRAMS = 64
 
 Choose = Callable[[Reduction, int], Schedule]
-"""Picks the exact schedule for a reduction of so many bytes; must give the same on every worker."""
+"""Returns the exact schedule for a reduction of so many bytes; must return the same on every worker."""
 
 
 def by_direct_slices(reduction: Reduction, num_bytes: int) -> Schedule:
@@ -59,11 +59,11 @@ class Executor(Reducer):
         pass
 
     def close(self) -> None:
-        """Lets go of the scratch memory. The transport is its owner's to close."""
+        """Frees the scratch memory. The owner of the transport closes that."""
         self._scratch.clear()
 
     def reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        """Collective. See Reducer. Costs what the chosen schedule says."""
+        """Collective. See Reducer. Has the cost of the chosen schedule."""
         schedule = self._choose(reduction, total.nbytes)
         if not schedule.exact:
             raise BadArgument("a reduction needs an exact schedule, one that was made from the reduction")
@@ -82,7 +82,7 @@ class Executor(Reducer):
         self._carry_out(direct_all_gather(self._transport.world.size), [], total, slices)
 
     def run(self, schedule: Schedule, value: torch.Tensor) -> None:
-        """Collective. Runs any schedule on one flat tensor, in place. Costs what the schedule says.
+        """Collective. Runs any schedule on one flat tensor, in place. Has the cost of the schedule.
 
         Parts are `slices(value.numel(), schedule.num_parts)`. Before it, `value` is this worker's contribution (in an
         all-gather its own part, in a broadcast only the source's counts); afterwards it is the result. In a
@@ -125,7 +125,7 @@ class Executor(Reducer):
         return UnderWay(step, segment, pending)
 
     def _program(self, schedule: Schedule, in_place: bool) -> WorkerProgram:
-        """Found by identity: comparing schedules would cost more than a small reduction."""
+        """Cached by identity: comparing schedules would cost more than a small reduction."""
         if (known := self._programs.get((id(schedule), in_place))) is not None:
             return known[1]
         if schedule.num_workers != self._transport.world.size:
@@ -164,13 +164,13 @@ class Cut:
         return -(-max(map(len, self.parts)) // self.num_segments)
 
     def spans(self, number: int) -> list[range]:
-        """Where segment `number` of each part lies."""
+        """The elements of segment `number` of each part."""
         return [part[slice(*_bounds(len(part), number, self.num_segments))] for part in self.parts]
 
 
 @dataclass(frozen=True)
 class PartSegment:
-    """One segment of all parts, and where its values lie on this worker."""
+    """One segment of all parts, and the places of its values on this worker."""
 
     spans: Sequence[range]
     roots: Sequence[torch.Tensor]
@@ -201,7 +201,7 @@ class UnderWay:
     pending: Sequence[Pending]
 
     def finish(self) -> None:
-        """Afterwards all its messages have arrived and its additions are done."""
+        """Waits for all its messages, then does its additions."""
         for transfer in self.pending:
             transfer.wait()
         for addition in self.step.additions:

@@ -1,10 +1,10 @@
-"""What one worker does to carry out a schedule: every value has a place before the first byte moves.
+"""What one worker does to run a schedule: every value has a place before the first byte moves.
 
 # Note [Places]
-# A worker's values of one part lie in the running value, in one of its own roots, or in a cell of scratch memory. A
+# A worker's values of one part are in the running value, in one of its own roots, or in a cell of scratch memory. A
 # cell is as large as the largest part, and is used again as soon as its value was needed for the last time, so a
-# program needs few of them. A running value that arrives lands where it belongs, unless what it replaces is still
-# being sent or still needed; then it waits in a cell.
+# program needs few of them. A running value is received in its own place, unless the value that it replaces is still
+# being sent or still needed; then it is received in a cell.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from lockstep.wire.schedules.schedule import AddPart, Schedule, ScheduleRound, S
 
 @dataclass(frozen=True)
 class ValuePlace:
-    """Where a value lies. `index` is the number of the root or cell."""
+    """The place of a value. `index` is the number of the root or cell."""
 
     kind: Literal["running", "root", "cell"]
     index: int = 0
@@ -65,7 +65,7 @@ class WorkerProgram:
 
 
 def program(schedule: Schedule, rank: int, in_place: bool) -> WorkerProgram:
-    """What worker `rank` does in the schedule. `in_place`: its first root lies where its running value does."""
+    """What worker `rank` does in the schedule. `in_place`: its first root and its running value share memory."""
     writer = _Writer(schedule, rank, in_place)
     steps = [writer.step(moves) for moves in schedule.at(rank)]
     busy = tuple(step for step in steps if step.receives or step.sends or step.additions)
@@ -94,7 +94,7 @@ class _Cells:
 
 
 class _Writer:
-    """Goes through the rounds once and knows, at each, where this worker's roots lie and how often they are needed."""
+    """Writes the program round by round; keeps the places of this worker's roots and how often they are needed."""
 
     def __init__(self, schedule: Schedule, rank: int, in_place: bool) -> None:
         self.cells = _Cells()
@@ -111,7 +111,7 @@ class _Writer:
         sends = tuple(PartMessage(send.target, send.part, self._place(send.root, send.part)) for send in outgoing)
         spent = [self._use(send.root, send.part) for send in outgoing if send.root]
         receives = tuple(PartMessage(send.source, send.part, self._landing(send, sends)) for send in incoming)
-        for place in spent:  # only now: nothing may land where something is being sent from
+        for place in spent:  # only now: a place that is being sent may not be overwritten
             self.cells.give_back(place)
         for send, message in zip(incoming, receives, strict=True):
             self._settle(send, message.place)
@@ -130,7 +130,7 @@ class _Writer:
         return RUNNING
 
     def _settle(self, send: SendPart, place: ValuePlace) -> None:
-        """What has arrived becomes a root that is held, or (part of) the running value."""
+        """Records the received value as a root that is held, or as (part of) the running value."""
         if send.root:
             self._hold(send.root, send.part, place)
         elif send.adds:
@@ -152,15 +152,15 @@ class _Writer:
             self._hold(add.root, add.part, into)
 
     def _operands(self, tree: Tree, part: int) -> tuple[ValuePlace, ValuePlace | None]:
-        """The places whose sum is the tree's (one, for a single root); a cell that is needed no more is free then."""
+        """The places whose sum is the tree's (one, for a single root). Frees cells that are not needed any more."""
         trees = (tree.left, tree.right) if isinstance(tree, Branch) else (tree,)
-        found = [self._value(each, part) for each in trees]
-        for place, last in found:
+        values = [self._value(each, part) for each in trees]
+        for place, last in values:
             self.cells.give_back(place if last else None)
-        return found[0][0], found[1][0] if len(found) == 2 else None
+        return values[0][0], values[1][0] if len(values) == 2 else None
 
     def _value(self, tree: Tree, part: int) -> tuple[ValuePlace, bool]:
-        """Where the tree's sum lies, and whether this is the last time that it is needed."""
+        """The place of the tree's sum, and whether this is the last time that it is needed."""
         if isinstance(tree, Branch):
             left, right = self._operands(tree, part)
             into = self.cells.take()
@@ -198,7 +198,7 @@ class _Writer:
             self.cells.give_back(place)
 
     def _use(self, root: Root | None, part: int) -> ValuePlace | None:
-        """Counts one use; gives the place if it was the last one."""
+        """Counts one use; returns the place if it was the last one."""
         if root is None:
             return None
         self._uses[root, part] -= 1

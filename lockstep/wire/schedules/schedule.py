@@ -1,6 +1,6 @@
 """What a schedule is: rounds of sends and additions over the parts of one bucket, the same value on every worker.
 
-It is only data: the executor carries it out over a wire; `lockstep explain` proves it on symbols and draws it.
+It is only data: the executor runs it over a wire; `lockstep explain` proves it on symbols and draws it.
 
 # Note [What a worker holds]
 # For each part, a worker holds one running value, and any number of roots.
@@ -10,7 +10,7 @@ It is only data: the executor carries it out over a wire; `lockstep explain` pro
 # nothing elsewhere. After the last round it is the result. A send without a root carries it.
 #
 # Roots are for exact schedules, those with a `reduction`: a worker begins with the roots that the reduction
-# gives it and without a running value. A root that arrives is held beside its own. An `Add` brackets roots
+# gives it and without a running value. A root that arrives is held beside its own. An `AddPart` brackets roots
 # and leaves their sum as the running value, or as one more root.
 #
 # All sends of a round carry what was held when the round began; then the additions see what has arrived, but not
@@ -73,7 +73,6 @@ class ScheduleRound:
     adds: tuple[AddPart, ...] = ()
 
     def at(self, rank: int) -> "ScheduleRound":
-        """What worker `rank` does in this round."""
         return ScheduleRound(
             tuple(send for send in self.sends if rank in (send.source, send.target)),
             tuple(add for add in self.adds if add.worker == rank),
@@ -89,9 +88,8 @@ def busy(*rounds: ScheduleRound) -> tuple[ScheduleRound, ...]:
 class Schedule:
     """The moves of one collective. `part` i in it is the i-th of `slices(num_elements, num_parts)`.
 
-    In a reduce-scatter and an all-gather, part i belongs to worker i. `reduction` says which roots there are, and
-    that the result has its brackets; without one every worker contributes one value. `source` is the worker that
-    broadcasts.
+    In a reduce-scatter and an all-gather, part i belongs to worker i. `reduction` defines the roots and the brackets of
+    the result; without one every worker contributes one value. `source` is the worker that broadcasts.
     """
 
     num_workers: int
@@ -142,8 +140,8 @@ _FUNCTIONS = {"__builtins__": {"log2": log2, "ceil": ceil, "floor": floor, "min"
 
 
 def _evaluate(formula: str, letters: dict[str, float]) -> float:
-    found: float = eval(_compiled(formula), _FUNCTIONS, letters)  # formulas are constants of this package
-    return found
+    value: float = eval(_compiled(formula), _FUNCTIONS, letters)  # formulas are constants of this package
+    return value
 
 
 @lru_cache(maxsize=256)

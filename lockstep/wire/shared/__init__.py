@@ -1,1 +1,1 @@
-"""Workers of one host: shared memory, the semaphores that order it, and the sockets that show who has died."""
+"""Workers of one host: shared memory, the semaphores that order it, and the sockets that show which one has died."""

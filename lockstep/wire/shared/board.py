@@ -1,11 +1,11 @@
-"""Where the workers of one host meet: each shows some of its memory, all work on it, and a barrier closes the meeting.
+"""Meetings of the workers of one host: each shows some of its memory, all work on it, and a barrier closes the meeting.
 
 # Note [Two barriers]
-# `meet` writes what a worker brings on its row of the board, posts its peers' `here` semaphore, and takes one post from
-# each of them: then all rows can be read, and all memory that they name may be read and written as the workers
-# agreed. `closing_barrier` does the same with the `done` semaphore: then no worker uses a peer's memory any more. Two
+# `meet` writes a worker's row of the board, posts its peers' `here` semaphore, and takes one post from each of them:
+# then all rows can be read, and all memory that they name may be read and written as the workers agreed.
+# `closing_barrier` does the same with the `done` semaphore: then no worker uses a peer's memory any more. Two
 # semaphores for each worker are enough: a worker posts `here` of the next meeting only after it has taken `done` of
-# this one from every peer. How often a worker has posted also stands on its row, to name those who are late.
+# this one from every peer. The row also has how often its worker has posted, to name those that are late.
 """
 
 import ctypes
@@ -27,14 +27,14 @@ ROW_BYTES = 64 * 1024
 _HERE, _DONE, _POSTED, _LENGTH, _TEXT = 0, SEMAPHORE_BYTES, 2 * SEMAPHORE_BYTES, 2 * SEMAPHORE_BYTES + 8, 256
 _HEAD, _REFERENCE = struct.Struct("<II"), struct.Struct("<Iq")
 MAX_TENSORS = (ROW_BYTES - _TEXT - 4096) // _REFERENCE.size
-"""How many tensors a worker can bring to a meeting, and 4 KiB of words."""
+"""How many tensors a worker can show in a meeting, and 4 KiB of words."""
 
 
 @dataclass(eq=False)
 class Meeting:
-    """What every worker brought, by rank: a few words, and memory as flat bytes.
+    """What every worker shows, by rank: a few words, and memory as flat bytes.
 
-    The same value again as long as every worker brings the same: `prepared` keeps what the caller made of it.
+    As long as every worker shows the same, `meet` returns the same object: `prepared` is the caller's cache for it.
     """
 
     words: dict[int, bytes]
@@ -64,7 +64,7 @@ class Board:
         self._num_forgotten = 0
 
     def meet(self, words: bytes, tensors: Sequence[torch.Tensor] = (), *, spin: bool = False) -> Meeting:
-        """Collective. Every worker has shown `words` and `tensors`, which must begin a segment of `memory` each.
+        """Collective. Shows `words` and `tensors` to every worker; each tensor must begin a segment of `memory`.
 
         With `spin` the worker stays awake for a moment, if there are cores for all: for small messages.
         """
@@ -76,7 +76,7 @@ class Board:
         return self._read()
 
     def closing_barrier(self, *, spin: bool = False) -> None:
-        """Collective. No worker uses a peer's memory any more."""
+        """Collective. Afterwards no worker uses a peer's memory any more."""
         self._signal(_DONE, spin)
 
     def awaited(self) -> list[int]:
@@ -87,7 +87,7 @@ class Board:
         """Posts to every peer, and takes a post of each."""
         for peer in self._peers:
             semaphores.post(self._addresses[peer] + which)
-        self._posts += 1  # after the posts: a worker that dies among them has not posted
+        self._posts += 1  # after the posts: a worker that dies between them has not posted
         posted = self._own_start + _POSTED
         self._bytes[posted : posted + 8] = self._posts.to_bytes(8, "little")
         self._is_waiting = True
@@ -102,10 +102,10 @@ class Board:
                 self._wait_long(own)
 
     def _wait_long(self, address: int) -> None:
-        """Mover on while those who have not posted yet are alive."""
+        """Waits on while the workers that have not posted yet are alive."""
         waited_s, before = 0.0, time.monotonic()
         while True:
-            # Looks are counted, not hours: a job that was suspended as a whole has not waited.
+            # Looks are counted, not seconds: a job that was suspended as a whole has not waited.
             now = time.monotonic()
             waited_s, before = waited_s + min(now - before, 2 * semaphores.LOOK_S), now
             self.memory.read_mail()
@@ -123,14 +123,14 @@ class Board:
                 return
 
     def _late(self) -> list[int]:
-        """Those who have not posted as often as this worker, as far as they have written it down."""
+        """The workers whose rows have fewer posts than this worker's."""
         return [peer for peer in self._peers if self._posted(peer) < self._posts]
 
     def _posted(self, peer: int) -> int:
         place = self._starts[peer] + _POSTED
         return int.from_bytes(self._bytes[place : place + 8], "little")
 
-    # -- what stands on a row --------------------------------------------------------------------------------
+    # -- the rows --------------------------------------------------------------------------------------------
 
     def _text(self, words: bytes, tensors: Sequence[torch.Tensor]) -> bytes:
         key = (words, *((self.memory.number_of(tensor), tensor.nbytes) for tensor in tensors))
@@ -156,10 +156,10 @@ class Board:
         if self._num_forgotten != self.memory.num_forgotten or len(self._meetings) > 1000:
             self._meetings.clear()
             self._num_forgotten = self.memory.num_forgotten
-        found = self._meetings.get(rows)
-        if found is None:
-            found = self._meetings[rows] = self._parse(rows)
-        return found
+        meeting = self._meetings.get(rows)
+        if meeting is None:
+            meeting = self._meetings[rows] = self._parse(rows)
+        return meeting
 
     def _row(self, rank: int) -> bytes:
         start = self._starts[rank]
@@ -180,7 +180,7 @@ class Board:
 
 
 def open_board(memory: HostMemory) -> Board:
-    """Collective. A new board: made by the lowest rank, known to all when this returns."""
+    """Collective. A new board, made by the lowest rank; all have mapped it when this returns."""
     neighbours = memory.neighbours
     first = neighbours.members[0]
     if neighbours.rank == first:

@@ -1,16 +1,15 @@
-"""From one worker of a host to another: a ring of slots in shared memory, of which each side holds its end.
+"""A channel from one worker of a host to another: a ring of slots in shared memory.
 
 # Note [A ring of slots]
 # A slot carries one chunk of a message: a header, then bytes. `filled` counts the slots that the receiver may read,
 # `free` those that the sender may write. Both are semaphores (Note [Semaphores as signals]), so a slot has one owner at
-# any time. Chunks arrive in the order they were put; what a worker put before it died or left can still be read.
+# any time. Chunks arrive in the order they were put; chunks that a worker put before it died or left can still be read.
 
 # Note [Who rings]
 # A worker waits for many channels at once, but can sleep on one semaphore only: its bell. A sender that fills a slot
 # rings the receiver's. A receiver that frees one rings the sender's only if the chunk asks for it: a sender that waits
 # for an answer would be woken for nothing. A chunk asks if more is waiting behind it, or if it took the last free slot.
-# That is enough: who finds no slot free knows that the last chunk it put is still in the ring, and that this chunk
-# asks.
+# That is enough: if a sender finds no slot free, the last chunk that it put is still in the ring, and this chunk asks.
 """
 
 import ctypes
@@ -48,7 +47,7 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class ChannelLayout:
-    """Where things lie in a worker's inbound segment: its bell, then one channel for each peer, by rank."""
+    """The layout of a worker's inbound segment: its bell, then one channel for each peer, by rank."""
 
     num_peers: int
 
@@ -69,7 +68,7 @@ class ChannelLayout:
         return SEMAPHORE_BYTES + place * self.channel_bytes
 
     def initialize(self, segment: torch.Tensor) -> None:
-        """The semaphores exist and every slot is free. Once, by the segment's owner, before others see it."""
+        """Makes the semaphores, and frees every slot. Called once, by the segment's owner, before others see it."""
         semaphores.initialize(segment.data_ptr())
         for place in range(self.num_peers):
             channel = segment.data_ptr() + self.channel_start(place)
@@ -102,12 +101,12 @@ class Outbound(Channel):
     _has_slot = False
 
     def ready(self) -> bool:
-        """Whether a slot is free; it is the sender's until the next `put`."""
+        """Whether a slot is free; it stays reserved for the next `put`."""
         self._has_slot = self._has_slot or semaphores.take(self._free)
         return self._has_slot
 
     def put(self, chunk: Chunk) -> None:
-        """The receiver can see the chunk. Only when `ready`. See Note [Who rings]."""
+        """Passes the chunk to the receiver. May be called only when `ready`. See Note [Who rings]."""
         copy(self._slots[self._turn] + _HEADER_BYTES, chunk.address, chunk.num_bytes)
         self._has_slot = semaphores.take(self._free)
         asks = chunk.asks or not self._has_slot
@@ -117,7 +116,7 @@ class Outbound(Channel):
         semaphores.post(self._far_bell)
 
     def leave(self) -> None:
-        """Nothing more will be put; what was put stays."""
+        """The sender will put no more chunks; those in the ring can still be read."""
         semaphores.post(self._left)
 
 
@@ -125,7 +124,7 @@ class Inbound(Channel):
     """The receiver's end."""
 
     def get(self) -> Chunk | None:
-        """The next chunk, if one is there. It must be given back by `free` before the next is taken."""
+        """The next chunk, if one is there. `free` must be called for it before the next `get`."""
         if not semaphores.take(self._filled):
             return None
         tag, message_bytes, num_bytes, asks = _HEADER.unpack_from(self._headers[self._turn])
@@ -139,7 +138,7 @@ class Inbound(Channel):
             semaphores.post(self._far_bell)
 
     def has_left(self) -> bool:
-        """Whether the sender has left since this was last asked: whatever it put can be taken now."""
+        """Whether the sender has left since the last call: all its chunks can be taken now."""
         return semaphores.take(self._left)
 
 
@@ -151,7 +150,6 @@ for _copy in (_quick_copy, _long_copy):
 
 
 def copy(target: int, source: int, num_bytes: int) -> None:
-    """Copies bytes between two addresses."""
     if num_bytes > QUICK_BYTES:
         _long_copy(target, source, num_bytes)
     elif num_bytes:

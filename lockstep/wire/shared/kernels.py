@@ -19,7 +19,7 @@ import torch
 from lockstep.lanes import Branch, Root, Tree, leaves, renamed
 
 PIECE_BYTES = 256 * 1024
-"""How much torch adds and hands out at a time: what stays in a core's cache."""
+"""How much torch adds and copies at a time: what stays in a core's cache."""
 
 VECTOR_BYTES = 256
 """How much the compiled loop takes of every root at a time."""
@@ -32,7 +32,7 @@ _LLVM_TYPES = {torch.float32: "float", torch.float64: "double"}
 def summation(
     tree: Tree, values: Mapping[Root, torch.Tensor], places: Sequence[torch.Tensor], *, compiled: bool = True
 ) -> Work:
-    """Work that writes the sum of `values`, bracketed by `tree`, to all `places`; may be done again and again.
+    """Work that writes the sum of `values`, bracketed by `tree`, to all `places`; may be repeated.
 
     All tensors are flat, on the CPU, and alike; a place may be one of the values, but not overlap one otherwise.
     """

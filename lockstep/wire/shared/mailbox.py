@@ -2,11 +2,10 @@
 
 # Note [Waiting threads move]
 # There is no thread that moves messages. A send puts what fits into free slots; the rest moves when a thread of this
-# worker waits, for whatever: it moves all transfers on, not only its own, so two workers that send each other more than
-# the slots hold do not block each other. Of several threads that wait one leads: it sleeps on this worker's bell (Note
-# [Who rings]). The others wait until the leader, or any thread that came by, has finished their transfer, or until it
-# stops leading. Every thread moves what can be moved before it sleeps: the bell may have rung for it before, when no
-# thread wanted it.
+# worker waits: it moves all transfers, not only its own, so two workers that send each other more than the slots hold
+# do not block each other. Of several threads that wait one leads: it sleeps on this worker's bell (Note [Who rings]).
+# The others wait until the leader, or any other thread, has finished their transfer, or until it stops leading. Every
+# thread moves what can be moved before it sleeps: the bell may have rung for it before, when no thread waited.
 """
 
 import threading
@@ -29,7 +28,7 @@ _CLOSED_HERE = "the connection was closed here"
 
 
 class Mailbox:
-    """A Transport between the workers of one host. Any thread. The memory is its owner's to close.
+    """A Transport between the workers of one host. Any thread. The owner of the memory closes that.
 
     `segments` are all members' inbound segments, by rank.
     """
@@ -50,7 +49,7 @@ class Mailbox:
         self._matching = Matching(world.rank)
         self._lines = {peer: Line() for peer in self._peers}
         self._open: dict[Transfer, None] = {}  # an ordered set
-        self._wanted = dict.fromkeys(self._peers, 0)
+        self._num_receives = dict.fromkeys(self._peers, 0)
         self._silence = Silence(self._peers)
         self._look_at_s = 0.0
         self._left: set[int] = set()
@@ -86,7 +85,7 @@ class Mailbox:
         return receiving
 
     def finish(self, transfer: Transfer) -> None:
-        """Returns when the transfer is done; raises what it failed with. See Note [Waiting threads move]."""
+        """Waits until the transfer is done; raises its error if it failed. See Note [Waiting threads move]."""
         if not transfer.done:
             with self._turns:
                 transfer.since = time.monotonic()
@@ -95,11 +94,11 @@ class Mailbox:
             raise transfer.error
 
     def awaited(self) -> list[int]:
-        """Takes no turn: a watchdog asks when all is stuck."""
+        """Takes no lock: a watchdog asks when all is stuck."""
         return sorted({peer for transfer in list(self._open) if transfer.since is not None for peer in transfer.peers})
 
     def close(self) -> None:
-        """Mover that are still open, on any thread, fail. What has been put into peers' slots stays for them."""
+        """Fails the waits that are still open, on any thread. Peers can still read what is in their slots."""
         with self._turns:
             if self._closed:
                 return
@@ -120,7 +119,7 @@ class Mailbox:
                 self._turns.wait()
 
     def _lead(self, transfer: Transfer) -> None:
-        """Sleeps and moves until the transfer is done; then another thread may lead."""
+        """Sleeps and moves transfers until this one is done; then another thread may lead."""
         self._leader = threading.get_ident()
         try:
             while not transfer.done:
@@ -132,7 +131,7 @@ class Mailbox:
             self._turns.notify_all()
 
     def _sleep(self) -> None:
-        """Lets others in until the bell rings, at most LOOK_S."""
+        """Releases the lock until the bell rings, at most LOOK_S."""
         self._turns.release()
         try:
             semaphores.wait(self._bell, self._spins)
@@ -140,7 +139,7 @@ class Mailbox:
             self._turns.acquire()
 
     def _move(self, transfer: Transfer) -> bool:
-        """Moves all that can be moved, at most until the transfer is done. Whether it is still to be done."""
+        """Moves all that can be moved, at most until the transfer is done. Returns whether it is still open."""
         while not transfer.done and self._move_some():
             self._look_in_time()
             self._turns.pass_on()
@@ -149,19 +148,19 @@ class Mailbox:
     # -- moving ----------------------------------------------------------------------------------------------
 
     def _move_some(self) -> bool:
-        """At most a ring of chunks from and to each peer. Whether there were any."""
+        """Moves at most a ring of chunks from and to each peer. Returns whether there were any."""
         if self._leader in (None, threading.get_ident()):
-            while semaphores.take(self._bell):  # before looking: what rang so far is seen now
+            while semaphores.take(self._bell):  # before the channels are read: they hold all that rang so far
                 pass
-        taken = [self._take_in(source) for source, wanted in self._wanted.items() if wanted]
+        taken = [self._take_in(source) for source, number in self._num_receives.items() if number]
         pushed = [self._push_out(target) for target, line in self._lines.items() if line]
         return any(taken) or any(pushed)
 
     def _take_in(self, source: int) -> bool:
-        """Takes chunks while a receive waits for something of this worker: the rest stays in the ring."""
+        """Takes chunks while a receive waits for a message of `source`: the rest stays in the ring."""
         inbound = self._inbound[source]
         for taken in range(NUM_SLOTS):
-            chunk = inbound.get() if self._wanted[source] else None
+            chunk = inbound.get() if self._num_receives[source] else None
             if chunk is None:
                 return taken > 0
             ended = self._matching.take(source, chunk)
@@ -194,7 +193,7 @@ class Mailbox:
     # -- beginnings and ends ---------------------------------------------------------------------------------
 
     def _check(self, peers: Collection[int], tag: int) -> None:
-        if not peers or not self._wanted.keys() >= set(peers):
+        if not peers or not self._num_receives.keys() >= set(peers):
             raise BadArgument(f"worker {self.world.rank} can exchange messages with {self._peers}, not {sorted(peers)}")
         if not -(2**63) <= tag < 2**63:
             raise BadArgument(f"a tag must fit 64 bits, and {tag} does not")
@@ -205,14 +204,14 @@ class Mailbox:
         self._open[transfer] = None
         if isinstance(transfer, Receiving):
             for source in transfer.peers:
-                self._wanted[source] += 1
+                self._num_receives[source] += 1
 
     def _end(self, transfer: Transfer, error: LockstepError | None = None) -> None:
-        """The transfer is done, and the threads that wait for it wake."""
+        """Marks the transfer as done, and wakes the threads that wait for it."""
         del self._open[transfer]
         if isinstance(transfer, Receiving):
             for source in transfer.peers:
-                self._wanted[source] -= 1
+                self._num_receives[source] -= 1
         transfer.error = error or transfer.error
         transfer.done = True
         if transfer.since is not None:
@@ -221,7 +220,7 @@ class Mailbox:
                 semaphores.post(self._bell)
 
     def _fail(self, transfer: Transfer, error: LockstepError) -> None:
-        """The transfer has failed. A send takes all others to its target along: the stream has a hole now."""
+        """Fails the transfer. With a send all others to its target fail too: the stream has a gap now."""
         if isinstance(transfer, Receiving):
             self._matching.withdraw(transfer)
         else:
@@ -231,15 +230,15 @@ class Mailbox:
     # -- lost workers --------------------------------------------------------------------------------------
 
     def _look_in_time(self) -> None:
-        """Looks every LOOK_S, however much is moving: the one that is waited for may not be among those who move."""
+        """Looks every LOOK_S, however much is moving: the awaited worker may not be among those that move."""
         now_s = time.monotonic()
         if now_s >= self._look_at_s:
             self._look_at_s = now_s + semaphores.LOOK_S
             self._look(now_s)
 
     def _look(self, now_s: float) -> None:
-        """Transfers with those who died, left or are silent have failed; what they had sent was taken in before."""
-        gone = self._neighbours.gone()  # first: a worker posts that it leaves before it hangs up
+        """Fails transfers with workers that died, left or are silent, after what they had sent was received."""
+        gone = self._neighbours.gone()  # first: a worker posts that it leaves before it closes its socket
         self._left.update(peer for peer in self._peers if self._inbound[peer].has_left())
         gone = sorted(self._left.union(gone))
         self._lost = dict.fromkeys(gone, ENDED) | self._lost
@@ -250,7 +249,7 @@ class Mailbox:
         self._fail_lost()
 
     def _note_silence(self, now_s: float) -> None:
-        """Only a worker that is waited for can be silent."""
+        """Only an awaited worker can be silent."""
         self._silence.note(now_s)
         cause = f"{SILENT} {self._neighbours.timeout_s:g} s"
         for transfer in list(self._open):
@@ -260,14 +259,14 @@ class Mailbox:
                 self._lost.setdefault(transfer.peers[0], cause)
 
     def _fail_lost(self) -> None:
-        """Transfers that cannot end any more have failed."""
+        """Fails transfers that cannot end any more."""
         for transfer in list(self._open) if self._lost else ():
-            guilty = self._who_ended(transfer)
-            if guilty is not None:
-                self._fail(transfer, self._neighbours.blame(guilty, self._lost[guilty]))
+            lost = self._who_ended(transfer)
+            if lost is not None:
+                self._fail(transfer, self._neighbours.blame(lost, self._lost[lost]))
 
     def _who_ended(self, transfer: Transfer) -> int | None:
-        """The lost worker because of whom the transfer cannot end.
+        """The lost worker because of which the transfer cannot end.
 
         Of several sources one may leave when it has sent all; one that died may have had more to send.
         """
@@ -277,7 +276,7 @@ class Mailbox:
 
 
 class Silence:
-    """How long peers have been silent: `moved` counts what has moved from and to each; `note` sees what has changed."""
+    """How long peers have been silent: `moved` counts chunks from and to each; `note` records when it changes."""
 
     def __init__(self, peers: Iterable[int]) -> None:
         self.moved = dict.fromkeys(peers, 0)
@@ -308,7 +307,7 @@ def _ends(rank: int, segments: dict[int, torch.Tensor]) -> tuple[dict[int, Inbou
 
 
 def open_mailbox(memory: HostMemory, world: World) -> Mailbox:
-    """Collective. A new mailbox between all members of `memory`; the lowest rank makes room for all.
+    """Collective. A new mailbox between all members of `memory`; the lowest rank allocates the segments of all.
 
     When this is called, peers have viewed all that was revealed before.
     """

@@ -1,4 +1,4 @@
-"""The shared memory of one host's workers: what this one has made, what it has seen of others, and tensors in it."""
+"""The shared memory of one host's workers: own segments, those mapped from others, and tensors in them."""
 
 import json
 import os
@@ -15,14 +15,14 @@ from lockstep.wire.shared.neighbours import MAX_FILES, Neighbours
 from lockstep.wire.shared.segments import SharedSegment, mapped
 
 MAX_NEWS = 2000
-"""How many released segments a message names; the rest goes with the next."""
+"""How many released segments a message names; the next message has the rest."""
 
 
 class HostMemory:
-    """Segments by the rank that made them and a number. Any thread. One owner, who calls `close`.
+    """Segments, by the rank that made them and a number. Any thread. Its owner calls `close`.
 
-    A segment travels when it is first needed: `reveal` hands its file to the peers, and a peer that comes
-    upon a number it does not know reads its mail in `view`. News of released segments goes along.
+    `reveal` sends the file of a segment to the peers when it is first needed. A peer reads its mail when `view` gets a
+    number that it does not know. The same messages name released segments.
     """
 
     def __init__(self, neighbours: Neighbours) -> None:
@@ -100,7 +100,7 @@ class HostMemory:
                 segment.close()
 
     def _hand_over(self, peer: int, message: bytes, files: list[int]) -> None:
-        """The kernel limits how many of a user's files are in transit: when there are too many, all read their mail."""
+        """The kernel limits how many of a user's files are in transit: when there are too many, reads the mail."""
         deadline = time.monotonic() + self.neighbours.timeout_s
         while not self.neighbours.try_send(peer, message, files):
             if time.monotonic() > deadline:
@@ -111,7 +111,7 @@ class HostMemory:
             self.neighbours.wait_for_mail(semaphores.LOOK_S)
 
     def read_mail(self) -> None:
-        """Reads what peers have sent, if anything, so that it is not in transit any more."""
+        """Reads all messages of peers, so that their files are not in transit any more."""
         with self._lock:
             for peer in self.neighbours.with_mail():
                 self._read_mail(peer)
@@ -132,7 +132,7 @@ class HostMemory:
 
 
 class Staging:
-    """Typed tensors in the shared memory of this worker, and room for those that are not."""
+    """Typed tensors in the shared memory of this worker, and copies there of tensors from elsewhere."""
 
     def __init__(self, memory: HostMemory) -> None:
         self._memory = memory

@@ -1,11 +1,10 @@
-"""Sockets between the workers of one host: they carry open files, and hang up at once when a peer dies.
+"""Sockets between the workers of one host: they carry open files, and break at once when a peer dies.
 
 # Note [Who has died]
 # When a worker dies, for any reason, the kernel closes its sockets, and its peers see that the connection hung up.
-# A worker that leaves because it noticed a death closes its sockets too. So that the others do not take it for
-# the one that died, it first writes whom it accuses in a page that all share, and they pass the blame on.
-# A worker whose peer has left because of it accuses none: two who accuse each other would leave it to chance
-# whom the others name.
+# A worker that leaves because it noticed a death closes its sockets too. So that the others do not take it for the one
+# that died, it first writes the rank that it accuses in a page that all share, and they name that one. A worker that a
+# peer accuses accuses none itself: otherwise it would be up to chance which of the two the others name.
 """
 
 import errno
@@ -37,7 +36,7 @@ _GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL | select.POLLRDHUP
 
 
 class Neighbours:
-    """A connection to every other member on this host. One owner, who calls `close`."""
+    """A connection to every other member on this host. Its owner calls `close`."""
 
     def __init__(self, rank: int, sockets: dict[int, socket.socket], accused: torch.Tensor, timeout_s: float) -> None:
         self.rank = rank
@@ -45,7 +44,7 @@ class Neighbours:
         self.timeout_s = timeout_s
         self.closed = False
         self._accused = accused
-        keepalive.let_go_when_forked(self)
+        keepalive.close_when_forked(self)
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -53,7 +52,7 @@ class Neighbours:
         return tuple(sorted((self.rank, *self.sockets)))
 
     def receive(self, peer: int) -> tuple[bytes, list[int]]:
-        """Mover for the next message of a peer; the files that come with it are the caller's to close."""
+        """Waits for the next message of a peer; the caller closes the files that come with it."""
         try:
             message, files, _, _ = socket.recv_fds(self.sockets[peer], MESSAGE_BYTES, MAX_FILES)
         except OSError as error:
@@ -63,7 +62,7 @@ class Neighbours:
         return message, files
 
     def try_send(self, peer: int, message: bytes, files: list[int]) -> bool:
-        """Hands a message, and open files, to a peer; False if too many files of this user are in transit.
+        """Sends a message, and open files, to a peer; False if too many files of this user are in transit.
 
         Blocks only if the peer has many unread messages.
         """
@@ -77,7 +76,6 @@ class Neighbours:
 
     @property
     def peers(self) -> tuple[int, ...]:
-        """The ranks of the others, in order."""
         return tuple(sorted(self.sockets))
 
     def gone(self) -> list[int]:
@@ -96,7 +94,7 @@ class Neighbours:
         """Returns when a peer has sent something, or after `limit_s`."""
         self._poll(select.POLLIN, select.POLLIN, limit_s)
 
-    def _poll(self, events: int, wanted: int, limit_s: float, without: int = 0) -> list[int]:
+    def _poll(self, events: int, matching: int, limit_s: float, without: int = 0) -> list[int]:
         poll = select.poll()
         peers = {}
         for peer, connection in self.sockets.items():
@@ -105,22 +103,22 @@ class Neighbours:
             peers[descriptor] = peer
             poll.register(descriptor, events)
         ready = poll.poll(limit_s * 1000)
-        return sorted(peers[descriptor] for descriptor, found in ready if found & wanted and not found & without)
+        return sorted(peers[descriptor] for descriptor, seen in ready if seen & matching and not seen & without)
 
     def blame(self, peer: int, cause: str) -> PeerGone:
-        """The error for a peer that is gone; names the guilty, here and on the page. See Note [Who has died]."""
+        """The error for a peer that is gone; accuses the lost worker on the page. See Note [Who has died]."""
         if self.closed:
             return PeerGone(peer, "the connection was closed here")
-        guilty = peer
+        lost = peer
         for _ in self.sockets:
-            accused = self._accused_by(guilty)
+            accused = self._accused_by(lost)
             if accused == self.rank:
-                return PeerGone(guilty, cause)
-            if accused is None or accused == guilty:
+                return PeerGone(lost, cause)
+            if accused is None or accused == lost:
                 break
-            guilty = accused
-        self.accuse(guilty)
-        return PeerGone(guilty, cause)
+            lost = accused
+        self.accuse(lost)
+        return PeerGone(lost, cause)
 
     def accusers(self) -> list[int]:
         """The peers that leave, or have left, because of a worker that they accuse."""
@@ -140,7 +138,7 @@ class Neighbours:
         for connection in self.sockets.values():
             _shut(connection)
 
-    def let_go(self) -> None:
+    def close_copies(self) -> None:
         """See Note [Left to another process] in keepalive.py."""
         self.closed = True
         for connection in self.sockets.values():
@@ -154,7 +152,7 @@ def connect(
 
     The lower rank of a pair listens, at an address of the abstract namespace (no file) that it writes into the store,
     with a secret. Any process on the host can see the address; one of another user, or without the secret, is refused.
-    While it waits it calls `watch`, which raises PeerGone if it knows of a worker that will not come.
+    While it waits it calls `watch`, which raises PeerGone if a worker is lost.
     """
     allow_many_files()
     sockets: dict[int, socket.socket] = {}
@@ -189,9 +187,9 @@ def _connect_all(
 
 
 def _shared_page(rank: int, sockets: dict[int, socket.socket], num_ranks: int) -> torch.Tensor:
-    """The page of accusations, one number per rank, made by the lowest rank and handed out when all are connected.
+    """The page of accusations, one number per rank, made by the lowest rank and sent when all are connected.
 
-    A worker that has it needs the store no more, for itself or for others.
+    After that no worker needs the store any more.
     """
     num_bytes = 4 * num_ranks
     if rank < min(sockets, default=rank + 1):
@@ -224,7 +222,7 @@ def _call(peer: int, rank: int, store: Store, deadline: Deadline) -> socket.sock
 
 
 def _answer(listener: socket.socket, secret: bytes, timeout_s: float) -> dict[int, socket.socket]:
-    """The worker that calls, by rank; none if it does not know the secret."""
+    """The connection of the next worker, by rank; none if it does not know the secret."""
     connection, _ = listener.accept()
     connection.settimeout(timeout_s)
     _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))

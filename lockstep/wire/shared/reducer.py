@@ -1,16 +1,16 @@
 """Reduction in shared memory, in place: every worker adds its slice of all workers' roots and writes it to all.
 
 # Note [Direct slices in shared memory]
-# Buckets lie in shared memory from the start, so nothing is sent. The workers meet on the board, where each shows its
+# Buckets are in shared memory from the start, so nothing is sent. The workers meet on the board, where each shows its
 # roots and the place for the sum. Each adds its own slice over all roots in tree order and writes it to every worker's
-# place; then comes the closing barrier. Of a slice's elements only its worker reads or writes anything in between: so
-# the sum may go where a root was. Memory is read once and written once per worker: 2·W·P bytes, the least there is.
+# place; then comes the closing barrier. Only its own worker reads or writes a slice in between, so the sum may
+# overwrite a root. Memory is read once and written once per worker: 2·W·P bytes, the least there is.
 # A reduce-scatter writes each slice to its own worker only, an all-gather copies each slice once for every peer.
 
 # Note [Closing late]
-# After the closing barrier, every worker's bucket holds every slice. So that of a step's last bucket is left to the
-# thread that waits for the step, which calls it when all that the step needs besides the sum is there too: it is the
-# step's commit, and the step needs no further round for it.
+# After the closing barrier, every worker's bucket holds every slice. For a step's last bucket the thread that waits for
+# the step calls the barrier, when all that the step needs besides the sum is there too: so it is also the commit of
+# the step, which needs no further round.
 """
 
 from collections.abc import Sequence
@@ -126,7 +126,7 @@ class SharedMemoryReducer(Reducer):
     def _add(
         self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor, spin: bool
     ) -> torch.Tensor:
-        """Adds this worker's slice. Gives the place in shared memory that holds the sum after the closing barrier."""
+        """Adds this worker's slice. Returns the shared memory that holds the sum after the closing barrier."""
         shared, place = self._staging.roots_and_place(roots, total)
         meeting = self.board.meet(facts_of(total.nbytes, total.dtype), [*shared, place], spin=spin)
         self._work(meeting, reduction, total.dtype)()
@@ -146,13 +146,13 @@ class SharedMemoryReducer(Reducer):
 
 
 def _fits_board(reduction: Reduction, total: torch.Tensor) -> bool:
-    """Whether the sum is on the CPU, and all roots, with the place for the sum, find room on one row of the board."""
+    """Whether the sum is on the CPU, and all roots and the place for the sum fit on one row of the board."""
     return total.device.type == "cpu" and max(reduction.roots_of) < MAX_TENSORS
 
 
 @lru_cache(maxsize=1024)
 def facts_of(num_bytes: int, dtype: torch.dtype) -> bytes:
-    """What workers who reduce together must have in common."""
+    """What must be equal on all workers that reduce together."""
     return f"{num_bytes} bytes of {str(dtype).removeprefix('torch.')}".encode()
 
 
@@ -163,7 +163,7 @@ def _facts_of_slices(collective: str, num_bytes: int, dtype: torch.dtype, slices
 
 
 def refuse_difference(meeting: Meeting, rank: int) -> None:
-    """Raises the same on every worker if they are about to add different things. Nothing has been added."""
+    """Raises a Disagreement on every worker if they are about to add different things, before anything is added."""
     facts = meeting.words
     other = next((member for member, fact in facts.items() if fact != facts[rank]), None)
     if other is not None:

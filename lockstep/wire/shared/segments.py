@@ -12,7 +12,7 @@ from lockstep.errors import BadEnvironment
 
 
 class SharedSegment:
-    """Shared memory made by this worker: a file without a name until it is handed to all peers, and its bytes."""
+    """Shared memory made by this worker: its bytes, and, until it is sent to all peers, a file without a name."""
 
     def __init__(self, number: int, num_bytes: int, peers: Collection[int]) -> None:
         self.number = number
@@ -23,7 +23,7 @@ class SharedSegment:
             self.close()
 
     def close(self) -> None:
-        """Peers have the file, or never will: ours is closed, and only mappings keep the memory."""
+        """Closes this worker's file: only mappings keep the memory."""
         if self.file >= 0:
             os.close(self.file)
             self.file = -1
@@ -34,7 +34,7 @@ class SharedSegment:
 
 
 def allocate(num_bytes: int) -> int:
-    """A new file in memory, of full size from the start: too little memory is found now, not as a bus error later."""
+    """A new file in memory, of full size: too little memory is an error now, not a bus error later."""
     try:
         file = os.memfd_create("lockstep", os.MFD_CLOEXEC)
     except OSError as error:
@@ -51,7 +51,7 @@ def allocate(num_bytes: int) -> int:
 
 
 def mapped(file: int, num_bytes: int) -> torch.Tensor:
-    """The file's memory as bytes; it stays mapped as long as a tensor looks at it, and needs no open file for that."""
+    """The file's memory as bytes; it stays mapped as long as a tensor views it, and needs no open file for that."""
     # By torch, not by Python's mmap, which keeps a copy of the open file as long as the mapping.
     try:
         storage = cast(torch.UntypedStorage, torch.UntypedStorage.from_file(f"/proc/self/fd/{file}", True, num_bytes))
@@ -61,10 +61,10 @@ def mapped(file: int, num_bytes: int) -> torch.Tensor:
 
 
 def allow_many_files() -> None:
-    """This process may have as many files open as the system lets it, for memory in transit and loaders."""
+    """Raises this process's limit of open files to the system's maximum, for memory in transit and loaders."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with suppress(ValueError, OSError):  # some systems allow less than they say
+        with suppress(ValueError, OSError):  # some systems allow less than they report
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 

@@ -1,10 +1,10 @@
-"""POSIX semaphores that lie in shared memory, by the C library that every Python has loaded.
+"""POSIX semaphores in shared memory, by the C library that every Python has loaded.
 
 # Note [Semaphores as signals]
 # Workers share memory and signal by semaphores when it may be read. `sem_post` releases and a successful `sem_wait`
 # acquires, on every processor, so what was written before the post is seen after the wait: plain loads and stores would
 # not promise that on Arm. A post that no worker waits for costs no system call; a waiting worker sleeps in the kernel.
-# It wakes up every LOOK_S to see whether those it waits for are still alive: a semaphore cannot show it.
+# It wakes up every LOOK_S to see whether the workers that it waits for are alive: a semaphore cannot show that.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ SEMAPHORE_BYTES = 64
 """A cache line each, so that two workers' signals do not slow each other down."""
 
 LOOK_S = 0.1
-"""How long a worker waits at most before it looks whether its peers are alive."""
+"""How long a worker waits at most before it checks whether its peers are alive."""
 
 SPINS = 150
 """How often an impatient wait tries before it sleeps: about as long as waking up takes."""
@@ -58,7 +58,7 @@ def initialize(address: int) -> None:
 
 
 def post(address: int) -> None:
-    """Adds one. What this worker wrote before is seen by the worker that takes it."""
+    """Adds one. The worker that takes it sees all that this worker wrote before."""
     assert _post is not None
     _post(address)
 

@@ -1,9 +1,9 @@
 """Sends and receives under way: the order in which sends leave, and which message belongs to which receive.
 
 # Note [Matching]
-# A message belongs to the first receive posted with its tag that takes messages of its source. Its bytes go straight to
-# that receive's tensor. If there is none yet they are kept aside, in private memory, and the first such receive that is
-# posted takes the first such message, even one of which only a part has arrived: the rest then goes straight.
+# A message belongs to the first receive posted with its tag that takes messages of its source. Its bytes are copied
+# straight to that receive's tensor. If there is none yet they are kept in private memory, and the first such receive
+# that is posted takes the first such message, even one of which only a part has arrived: the rest is copied straight.
 """
 
 from collections import deque
@@ -19,17 +19,17 @@ _Item = TypeVar("_Item")
 
 
 class Mover(Protocol):
-    """Moves transfers on: the mailbox."""
+    """Moves transfers: the mailbox."""
 
     def finish(self, transfer: "Transfer") -> None:
-        """Returns when the transfer is done; raises what it failed with."""
+        """Waits until the transfer is done; raises its error if it failed."""
 
 
 class Transfer:
     """A message that this worker sends or receives: `moved` bytes of it so far, at `address`.
 
-    What is `done` has moved or has failed with `error`, and is not touched again. `since` is when a thread began to
-    wait for it. The tensor stays alive until then, whatever the caller does.
+    When `done`, it has moved or has failed with `error`, and is not touched again; until then it keeps the tensor
+    alive. `since` is when a thread began to wait for it.
     """
 
     def __init__(self, by: Mover, tensor: torch.Tensor, memory: torch.Tensor, peers: tuple[int, ...], tag: int) -> None:
@@ -46,7 +46,7 @@ class Transfer:
         self._memory: torch.Tensor | None = memory
 
     def wait(self) -> None:
-        """Returns when the tensor may be reused (send) or read (receive). Raises PeerGone if the peer died."""
+        """See `Pending`."""
         self._by.finish(self)
 
 
@@ -77,7 +77,7 @@ class Receiving(Transfer):
 class Line:
     """Sends to one worker: those with one tag in the order they came, the tags in turn.
 
-    So small messages do not stand behind a long one of another stream.
+    So small messages do not wait behind a long one of another stream.
     """
 
     def __init__(self) -> None:
@@ -90,11 +90,11 @@ class Line:
         self._by_tag.setdefault(sending.tag, deque()).append(sending)
 
     def first(self) -> Sending:
-        """The send whose next chunk is to leave."""
+        """The send whose chunk is next."""
         return next(iter(self._by_tag.values()))[0]
 
     def advance(self, finished: bool) -> None:
-        """A chunk of the first send has left: it was its last one, or not. The next tag has its turn."""
+        """A chunk of the first send was put, its last one if `finished`: the next tag has its turn."""
         tag = next(iter(self._by_tag))
         sends = self._by_tag.pop(tag)
         if finished:
@@ -128,12 +128,12 @@ class ArrivingMessage:
         self.arrived += chunk.num_bytes
 
     def keep(self) -> None:
-        """What arrives is kept until a receive is posted for it."""
+        """Keeps what arrives until a receive is posted for it."""
         self.kept = torch.empty(self.num_bytes, dtype=torch.uint8, device="cpu")
         self.place = self.kept.data_ptr()
 
     def hand_to(self, receiving: Receiving) -> None:
-        """What has arrived is in the receive's tensor, and the rest will go there."""
+        """Copies what has arrived to the receive's tensor; the rest will go there."""
         if self.place is not None:
             copy(receiving.address, self.place, self.arrived)
         self.receiving, self.place, self.kept = receiving, receiving.address, None
@@ -152,7 +152,7 @@ class Matching:
         self._arriving: dict[tuple[int, int], ArrivingMessage] = {}
 
     def post(self, receiving: Receiving) -> bool:
-        """The receive takes a message that was kept aside, or waits for one. Whether that ended it."""
+        """The receive takes a kept message, or waits for one. Returns whether that ended it."""
         aside = self._aside.get(receiving.tag, [])
         arrival = next((arrival for arrival in aside if arrival.source in receiving.peers), None)
         if arrival is None:
@@ -162,7 +162,7 @@ class Matching:
         return not self._join(arrival, receiving) or arrival.is_whole
 
     def withdraw(self, receiving: Receiving) -> None:
-        """The receive takes nothing any more; the rest of a message that it has begun to take is dropped."""
+        """The receive takes no message any more; the rest of one that it has begun to take is dropped."""
         if receiving in self._posted.get(receiving.tag, ()):
             _remove(self._posted, receiving.tag, receiving)
         for arrival in self._arriving.values():
@@ -170,7 +170,7 @@ class Matching:
                 arrival.drop()
 
     def take(self, source: int, chunk: Chunk) -> Receiving | None:
-        """The chunk's bytes are where they belong. Gives the receive that this ended, if it did."""
+        """Copies the chunk's bytes to their place. Returns the receive that this ended, if it did."""
         refused = None
         arrival = self._arriving.get((source, chunk.tag))
         if arrival is None:
@@ -183,7 +183,7 @@ class Matching:
         return refused or arrival.receiving
 
     def _begin(self, source: int, chunk: Chunk) -> tuple[ArrivingMessage, Receiving | None]:
-        """A message begins, in its place; with the receive that refused it, if one did."""
+        """Begins a message; returns it with the receive that refused it, if one did."""
         arrival = ArrivingMessage(source, chunk.tag, chunk.message_bytes)
         posted = self._posted.get(chunk.tag, [])
         receiving = next((receiving for receiving in posted if source in receiving.peers), None)

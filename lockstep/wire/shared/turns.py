@@ -1,14 +1,14 @@
-"""A lock that is handed on in turn."""
+"""A fair lock."""
 
 import threading
 from types import TracebackType
 
 
 class Turns:
-    """A lock whose busy holder lets others in by `pass_on`, and a condition on it for those who wait for more.
+    """A lock whose busy holder lets waiting threads have it by `pass_on`, and a condition on it.
 
-    A plain lock that is released and taken again at once mostly stays where it is. Here a thread that waits holds the
-    entrance, and the one that comes back stands behind it.
+    A thread that releases a plain lock and acquires it again at once mostly gets it before those that wait. Here a
+    thread that waits holds a second lock, the entrance, so the one that comes back is behind it.
     """
 
     def __init__(self) -> None:
@@ -23,13 +23,13 @@ class Turns:
         self._holder = threading.get_ident()
 
     def release(self) -> None:
-        """Lets go, if this thread has it: an interrupt while it waited to come in leaves it without."""
+        """Releases the lock, if this thread has it: an interrupted `acquire` may have left it without."""
         if self._holder == threading.get_ident():
             self._holder = None
             self._lock.release()
 
     def wait(self) -> None:
-        """Lets go until another thread calls `notify_all`, and comes in again."""
+        """Releases the lock until another thread calls `notify_all`, and acquires it again."""
         self._holder = None
         try:
             self._changed.wait()
@@ -41,13 +41,13 @@ class Turns:
             self._changed.notify_all()
 
     @property
-    def wanted(self) -> bool:
-        """Whether a thread is waiting to come in."""
+    def is_awaited(self) -> bool:
+        """Whether a thread waits to acquire the lock."""
         return self._entrance.locked()
 
     def pass_on(self) -> None:
-        """A thread that has been waiting to come in has had its turn."""
-        if self.wanted:
+        """Lets a waiting thread have the lock, and acquires it again."""
+        if self.is_awaited:
             self.release()
             self.acquire()
 

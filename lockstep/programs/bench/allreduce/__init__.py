@@ -1,4 +1,4 @@
 """The all-reduce of one tensor by lockstep and by Gloo, beside the memory's own speed, on the CPU and on GPUs.
 
-`sizes` reads and writes numbers of bytes, `plan` says what is measured, `worker` runs in every worker, `plot` draws.
+`sizes` reads and writes numbers of bytes, `plan` defines what is measured, `worker` runs in every worker, `plot` draws.
 """

@@ -1,4 +1,4 @@
-"""What an all-reduce benchmark measures, and what is made of the times. Without torch."""
+"""What an all-reduce benchmark measures, and the report that it makes from the times. Without torch."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ def parse_algorithm(text: str) -> str:
     if name == SHARED:
         return name
     from lockstep.programs.explain.schedules.catalogue import (
-        CATALOGUE,  # takes seconds, which the usual word need not wait for
+        CATALOGUE,  # takes seconds to import, and the default algorithm does not need it
     )
 
     known = (SHARED, *CATALOGUE["all_reduce"])
@@ -115,7 +115,7 @@ def crowding(plans: Sequence[AllreducePlan], num_cores: int) -> str | None:
 def bench_allreduce(
     plans: Sequence[AllreducePlan], follow: Follow, variables: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Measures every plan, one after the other; gives the report. `variables` are for workers. Main thread only."""
+    """Measures every plan, one after the other; returns the report. `variables` are for workers. Main thread only."""
     measured = bench_launched(plans, WORKER, follow, threads=1, environment=variables or {}, is_run=False)
     about = {"algorithm": plans[0].algorithm, "device": plans[0].device, "mps": bool(variables)}
     return {"bench": "allreduce", **measured, **about}

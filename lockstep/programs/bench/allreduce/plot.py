@@ -42,7 +42,6 @@ class LogAxis:
 
 
 def draw(report: dict[str, Any]) -> str:
-    """The picture, as text."""
     rows, machine = report["rows"], report["machine"]
     curves, counts = curves_of(rows), _counts(rows)
     across, up = _axes(curves)

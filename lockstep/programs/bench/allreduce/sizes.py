@@ -40,10 +40,10 @@ def _part(text: str) -> Iterator[int]:
 
 
 def _size(text: str) -> int:
-    found = re.fullmatch(rf"\s*([0-9]{{1,{MOST_DIGITS}}})\s*([A-Za-z]*)\s*", text)
-    if found is None or found[2].lower() not in _UNITS:
+    match = re.fullmatch(rf"\s*([0-9]{{1,{MOST_DIGITS}}})\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].lower() not in _UNITS:
         raise BadArgument(f"{text.strip()[:60]!r} is not a size: {_ALLOWED}")
-    num_bytes = int(found[1]) * _UNITS[found[2].lower()]
+    num_bytes = int(match[1]) * _UNITS[match[2].lower()]
     if num_bytes == 0 or num_bytes % ELEMENT_BYTES:
         raise BadArgument(f"{text.strip()} is no whole number of float32, {ELEMENT_BYTES} bytes each, 1 or more")
     return num_bytes

@@ -1,4 +1,4 @@
-"""What every worker of an all-reduce benchmark runs: for each size see that the sums are right, then time them.
+"""What every worker of an all-reduce benchmark runs: for each size it checks the sums, then times them.
 
     python -m lockstep.programs.bench.allreduce.worker PLAN FOLDER
 
@@ -9,7 +9,7 @@ Each worker prints its progress, of which the launcher shows worker 0's; worker 
 # all. All workers copying P bytes at the same time read and write as much and do nothing else. It is a measure, not a
 # bound: a copy writes to memory that it has not read, which most processors fetch first, and it touches two tensors
 # where an all-reduce in place touches one. So an all-reduce of large tensors may be faster. Where the tensors fit into
-# caches the copy is faster than any exchange between cores can be; there it is far below, and says little.
+# caches the copy is faster than any exchange between cores can be; there the floor is far below, and means little.
 # Workers that share a GPU share its memory: there the floor is 2·W·P bytes at the speed of a copy, what one process
 # alone reads and writes in a second while it copies 1 GiB. Small tensors stay in the GPU's cache and may be below it,
 # and workers with a GPU each have W memories.
@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.distributed import FileStore, PrefixStore, ProcessGroupGloo, Store  # type: ignore[attr-defined]
 
 from lockstep.elastic.rendezvous import open_store
-from lockstep.errors import told_as_lost
+from lockstep.errors import naming_lost_worker
 from lockstep.programs.bench.allreduce.plan import (
     FLOOR,
     GLOO,
@@ -68,7 +68,7 @@ Reduce = Callable[[Tensor], None]
 """Collective. Afterwards the tensor holds the sum of all workers' tensors."""
 
 Clock = Callable[[], float]
-Wait = Callable[[], None]  # returns once the device has done all that it was given
+Wait = Callable[[], None]  # waits until the device has finished all its work
 
 
 def main(plan: AllreducePlan, folder: Path) -> None:
@@ -86,7 +86,7 @@ def main_on_gpu(plan: AllreducePlan, folder: Path, copy_bytes: int = COPY_BYTES)
     torch.set_num_threads(1)
     run = start(seed=0, timeout_s=TIMEOUT_S, device=plan.device)
     store = FileStore(str(folder / "store"), run.size)
-    wire = run.guard.generation.wire  # the run's own, as a step uses it; nobody steps meanwhile
+    wire = run.guard.generation.wire  # the run's own, as a step uses it; no step runs meanwhile
     with run, open_gloo(wire.world, store, TIMEOUT_S) as group:
         result = measure(plan, GpuSite(wire, group, run.device, copy_bytes))
         if run.rank == 0:
@@ -97,19 +97,19 @@ def main_on_gpu(plan: AllreducePlan, folder: Path, copy_bytes: int = COPY_BYTES)
 
 
 class AllreduceSide(Protocol):
-    """One way, for one size; `tensor` is what the operation leaves its result in."""
+    """One way to all-reduce, for one size; `tensor` holds the result of the operation."""
 
     tensor: Tensor
 
     def operate(self) -> None:
-        """Collective, but for the floor."""
+        """Collective, except for the floor."""
 
 
 Sides = Mapping[str, AllreduceSide]  # by name
 
 
 class LockstepReduction:
-    """In place, in memory that the wire gave, one lane for each worker: as a bucket of gradients is added."""
+    """In place, in memory of the wire, one lane for each worker: as a bucket of gradients is added."""
 
     def __init__(self, wire: Wire, reduce: Reduce, num_elements: int, device: torch.device = ON_CPU) -> None:
         self.tensor = wire.reducer.allocate(num_elements, torch.float32, device)
@@ -120,7 +120,7 @@ class LockstepReduction:
 
 
 class GlooReduction:
-    """torch's own, straight from its process group: without what torch.distributed puts around it in Python."""
+    """torch's own process group, called directly: without the Python layers of torch.distributed."""
 
     def __init__(self, group: ProcessGroupGloo, num_elements: int, device: torch.device) -> None:
         self.tensor = torch.empty(num_elements, device=device)
@@ -135,7 +135,7 @@ class MemoryCopy:
     """See Note [The floor]."""
 
     def __init__(self, num_elements: int, device: torch.device) -> None:
-        # Written, not only asked for: memory that was never written to may be one page, read over and over.
+        # Written, not only allocated: memory that was never written to may be one page, read over and over.
         self.tensor, self._source = (torch.ones(num_elements, device=device) for _ in range(2))
 
     def operate(self) -> None:
@@ -143,7 +143,7 @@ class MemoryCopy:
 
 
 def reduce_by(algorithm: str, wire: Wire) -> Reduce:
-    """How lockstep adds by the algorithm of this name: one tensor from every worker, each a lane of its own."""
+    """lockstep's reduction by the algorithm of this name: one tensor from every worker, each a lane of its own."""
     num_workers = wire.world.size
     if algorithm == SHARED:
         whole = one_root_each(num_workers)
@@ -182,14 +182,14 @@ TimeBlock = Callable[[int], OperationTimes]
 
 
 class AllreduceSite:
-    """Where this worker adds, and with whom: here in the CPU's memory."""
+    """The memory in which this worker adds, and its peers: here the CPU's memory."""
 
     def __init__(self, wire: Wire, group: Any, device: torch.device = ON_CPU) -> None:
         self.wire, self.group, self.device = wire, group, device
 
     @contextmanager
     def open_sides(self, num_bytes: int, reduce: Reduce) -> Iterator[dict[str, AllreduceSide]]:
-        """The ways to add by name, each with memory of its own, which is given back."""
+        """The sides by name, each with memory of its own, which is freed afterwards."""
         num_elements = num_bytes // ELEMENT_BYTES
         ours = LockstepReduction(self.wire, reduce, num_elements, self.device)
         try:
@@ -198,7 +198,7 @@ class AllreduceSite:
             self.wire.reducer.release(ours.tensor)
 
     def blocks(self, part: AllreducePart, sides: Sides) -> dict[str, TimeBlock]:
-        """By name, all that is timed: the ways to add, and the floor."""
+        """What is timed, by name: the sides, and the floor."""
         every = {**sides, FLOOR: MemoryCopy(part.num_bytes // ELEMENT_BYTES, self.device)}
         return {name: partial(time_each, side, self.wire.transport) for name, side in every.items()}
 
@@ -208,14 +208,14 @@ class AllreduceSite:
 
 
 class GpuSite(AllreduceSite):
-    """In the memory of GPUs, which carry operations out after the call that starts them has returned."""
+    """In the memory of GPUs, which execute operations after the call that starts them has returned."""
 
     def __init__(self, wire: Wire, group: Any, device: torch.device, copy_bytes: int = COPY_BYTES) -> None:
         super().__init__(wire, group, device)
         self._copied = MemoryCopy(copy_bytes // ELEMENT_BYTES, device) if wire.world.rank == 0 else None
 
     def wait(self) -> None:
-        """The device has done all that it was given. The wire waits first: it wakes if a peer is gone."""
+        """Waits until the device has finished all its work. The wire waits first: it raises if a peer is lost."""
         self.wire.reducer.synchronize()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -229,7 +229,7 @@ class GpuSite(AllreduceSite):
         return {**super().settle({name: block for name, block in blocks.items() if name != FLOOR}), FLOOR: 1}
 
     def _floor(self, part: AllreducePart) -> OperationTimes:
-        """Collective. As the memory's speed of this moment gives it. See Note [The floor]."""
+        """Collective. Computed from the memory's speed at this moment. See Note [The floor]."""
         speed = 0.0 if self._copied is None else bytes_per_s(self._copied, self.wait)
         ms = floor_ms(part.num_bytes, part.workers, largest(speed, self.wire.transport))
         return OperationTimes(ms, [ms])
@@ -302,7 +302,7 @@ def measure(plan: AllreducePlan, site: AllreduceSite) -> BenchResult:
     reduce, machine = reduce_by(plan.algorithm, site.wire), describe_machine(plan.device)
     rows: list[dict[str, Any]] = []
     for part in plan.parts:
-        with told_as_lost(0, part.title), site.open_sides(part.num_bytes, reduce) as sides:
+        with naming_lost_worker(0, part.title), site.open_sides(part.num_bytes, reduce) as sides:
             refused = object_to(part, sides, site.wire.transport)
             if refused is not None:
                 return BenchResult(refused, (), machine)
@@ -333,8 +333,10 @@ _PERIOD = 251  # a prime: a slice that lands in another's place shows
 def object_to(part: AllreducePart, sides: Sides, transport: Transport) -> str | None:
     """Collective. The sentence that stops the benchmark, the same on every worker, or None if all sums are right."""
     rank = transport.world.rank
-    found = torch.tensor([first_wrong(sides[name], rank, part.workers) for name in COMPARED])
-    return refusal(part, [record.view(torch.int64).tolist() for record in exchange(transport, found.view(torch.uint8))])
+    firsts = torch.tensor([first_wrong(sides[name], rank, part.workers) for name in COMPARED])
+    return refusal(
+        part, [record.view(torch.int64).tolist() for record in exchange(transport, firsts.view(torch.uint8))]
+    )
 
 
 def first_wrong(side: AllreduceSide, rank: int, num_workers: int) -> int:
@@ -353,14 +355,14 @@ def first_wrong(side: AllreduceSide, rank: int, num_workers: int) -> int:
     return int((side.tensor != expected).nonzero()[0])
 
 
-def refusal(part: AllreducePart, found: Sequence[Sequence[int]]) -> str | None:
-    """Names the first side, worker and element that is wrong; `found` is by worker, then by compared side."""
+def refusal(part: AllreducePart, firsts: Sequence[Sequence[int]]) -> str | None:
+    """Names the first side, worker and element that is wrong; `firsts` is by worker, then by compared side."""
     for number, name in enumerate(COMPARED):
-        for rank, firsts in enumerate(found):
-            if firsts[number] != RIGHT:
+        for rank, of_worker in enumerate(firsts):
+            if of_worker[number] != RIGHT:
                 return (
                     f"{part.title}: the sum by {name} is wrong on worker {rank}, "
-                    f"first at element {firsts[number]}. Nothing of this size was timed"
+                    f"first at element {of_worker[number]}. Nothing of this size was timed"
                 )
     return None
 

@@ -1,7 +1,7 @@
 """Training steps on a GPU: every side is a process of its own, and the processes take turns.
 
-`plan` says what is measured and what is made of the times. `children` starts the processes and speaks with them;
-`turns` lets them prepare, agree and be timed, one at a time. `child` is what runs in each of them.
+`plan` defines what is measured and makes the report from the times. `children` starts the processes and sends them
+commands; `turns` prepares, compares and times them, one at a time. `child` is what runs in each of them.
 
 # Note [A process for each side]
 # Only one run of lockstep is active in a process, deterministic kernels and the choice of convolutions hold for a

@@ -1,9 +1,9 @@
-"""What a process of a benchmark on a GPU runs: one side, which does what it is asked for and waits for the next word.
+"""What a process of a benchmark on a GPU runs: one side, which executes commands one after the other.
 
     python -m lockstep.programs.bench.gpu.child PLAN SIDE FOLDER
 
-It is alone, or one of several workers under `lockstep run`. It never speaks first but to say who it is. Sides that
-need not be deterministic let cuDNN look for its fastest convolutions, as their users would.
+It is alone, or one of several workers under `lockstep run`. It first sends which side and rank it is; after that it
+only answers. Sides that need not be deterministic let cuDNN look for its fastest convolutions, as their users would.
 """
 
 import gc
@@ -58,7 +58,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     gpu.NOT_EXACT: {"exact": False},
     gpu.CAPTURED: {},
 }
-"""What each of lockstep's sides says to `lockstep.start`."""
+"""What each of lockstep's sides passes to `lockstep.start`."""
 
 MODES = {gpu.COMPILED: None, gpu.REDUCED: "reduce-overhead"}  # the modes of torch.compile
 EXACT = (gpu.DETERMINISTIC, gpu.DDP_DETERMINISTIC, gpu.LOCKSTEP, gpu.CAPTURED)
@@ -86,7 +86,7 @@ class GraphByHand(TrainingSide):
         self._graph.replay()
 
     def update(self) -> None:
-        """The graph has done it."""
+        """Does nothing: the update is in the graph."""
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         aside = torch.cuda.Stream()
@@ -95,7 +95,7 @@ class GraphByHand(TrainingSide):
             for _ in range(ORDINARY_STEPS):
                 self._whole_step()
         torch.cuda.current_stream().wait_stream(aside)
-        self.optimizer.zero_grad(set_to_none=True)  # the graph makes gradients of its own, anew in every replay
+        self.optimizer.zero_grad(set_to_none=True)  # every replay of the graph makes gradients of its own
         torch.cuda.empty_cache()  # what the ordinary steps used is of no use to the graph's own pool
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -153,7 +153,7 @@ def _side_alone(name: str, kit: TrainingKit) -> TrainingSide:
 # -- evidence ---------------------------------------------------------------------------------------------------
 
 
-def train_anew(side: TrainingSide) -> Evidence:
+def train_from_start(side: TrainingSide) -> Evidence:
     """What the side computes in NUM_STEPS steps from the initial weights. Collective."""
     side.restart()
     for number in range(NUM_STEPS):
@@ -162,19 +162,19 @@ def train_anew(side: TrainingSide) -> Evidence:
 
 
 def evidence_now(side: TrainingSide) -> Evidence:
-    """Its gradients are the mean of them that AdamW keeps: the last ones count most."""
+    """Its gradients are AdamW's running mean: the last ones count most."""
     parameters = side.model.named_parameters()
     means = {name: side.optimizer.state[value]["exp_avg"] for name, value in parameters}
     return Evidence(means, side.movement())
 
 
-def compare(found: Evidence, wanted: Evidence) -> dict[str, float]:
-    """`gradients` and `movement`: how far apart they are, by the length of the wanted ones; `length`: of the movement.
+def compare(actual: Evidence, expected: Evidence) -> dict[str, float]:
+    """`gradients` and `movement`: the distance, relative to the expected length; `length`: of the movement.
 
     `length` is a quotient, 1 for equal ones. All are infinite where a parameter is missing or a number not finite.
     """
-    movement, length = distance(found.movement, wanted.movement)
-    return {"gradients": distance(found.gradients, wanted.gradients)[0], "movement": movement, "length": length}
+    movement, length = distance(actual.movement, expected.movement)
+    return {"gradients": distance(actual.gradients, expected.gradients)[0], "movement": movement, "length": length}
 
 
 def tensors_of(evidence: Evidence) -> dict[str, Tensor]:
@@ -200,7 +200,7 @@ def digest(evidence: Evidence) -> str:
 
 
 class SideWorker:
-    """One side and its answers to every word; all members of a side hear the same ones."""
+    """One side, which executes commands; all members of a side get the same ones."""
 
     def __init__(self, plan: gpu.GpuStepPlan, name: str, folder: Path, world: World, stack: ExitStack) -> None:
         self._plan, self._name, self._folder, self._world, self._stack = plan, name, folder, world, stack
@@ -216,35 +216,35 @@ class SideWorker:
     def do(self, word: str, **options: Any) -> Words:
         tasks: list[Callable[..., Words]] = [self.open, self.prepare, self.write, self.compare, self.block]
         answer = {task.__name__: task for task in tasks}[word](**options)
-        if self._on_gpu:  # while others have their turn, it holds no more than its state and its graphs' memory
+        if self._on_gpu:  # while other sides run, it holds no more than its state and its graphs' memory
             torch.cuda.empty_cache()
         return answer
 
     def open(self) -> Words:
-        """The side is made: most of that is the CPU's work, so all children do it at once."""
+        """Makes the side. That is mostly the CPU's work, so all children do it at once."""
         workload = LARGE_WORKLOADS[self._plan.model](**self._plan.sizes)
         self._side = open_side(self._name, workload, self._plan.device, self._world, self._folder, self._stack)
         return {"coarse": workload.rounds_coarsely}
 
     def prepare(self) -> Words:
-        """The side is warm."""
+        """Warms the side up."""
         self._train(WARM_STEPS)
         if excuse := self.side.excuse():
             raise BadEnvironment(f"{self._name} cannot be measured here: {excuse}")
         return {"parameters": count_parameters(self.side.model), "machine": describe_machine(self._plan.device)}
 
     def write(self) -> Words:
-        """The evidence that the others are held against is in the folder."""
-        found = train_anew(self.side)
+        """Writes this side's evidence into the folder, as the reference for the others."""
+        evidence = train_from_start(self.side)
         if self._world.rank == 0:
-            write_tensors(self._evidence_path, tensors_of(found))
-        return {**compare(found, found), **self._digest(found)}
+            write_tensors(self._evidence_path, tensors_of(evidence))
+        return {**compare(evidence, evidence), **self._digest(evidence)}
 
     def compare(self) -> Words:
-        """How far this side is from the evidence in the folder; the first worker alone looks, and speaks for all."""
-        found, is_first = train_anew(self.side), self._world.rank == 0
-        apart = compare(found, evidence_from(load_file(str(self._evidence_path)))) if is_first else {}
-        return {**apart, **self._digest(found)}
+        """How far this side is from the evidence in the folder. Only the first worker compares."""
+        actual, is_first = train_from_start(self.side), self._world.rank == 0
+        apart = compare(actual, evidence_from(load_file(str(self._evidence_path)))) if is_first else {}
+        return {**apart, **self._digest(actual)}
 
     def block(self, steps: int) -> Words:
         """The seconds of `steps` steps, and the most memory that the process held in this block."""
@@ -260,16 +260,16 @@ class SideWorker:
         return {"seconds": seconds, **{name: peak() if self._on_gpu else None for name, peak in peaks.items()}}
 
     def _train(self, steps: int) -> None:
-        """The device has done the steps."""
+        """Returns when the device has done the steps."""
         for number in range(steps):
             self.side.step(number)
         if self._on_gpu:
             torch.cuda.synchronize()
 
-    def _digest(self, found: Evidence) -> Words:
+    def _digest(self, evidence: Evidence) -> Words:
         """Only where bits are compared."""
         compared = self._world.size > 1 or self._name in EXACT
-        return {"digest": digest(found) if compared else None}
+        return {"digest": digest(evidence) if compared else None}
 
 
 def main(plan: gpu.GpuStepPlan, name: str, folder: Path) -> None:

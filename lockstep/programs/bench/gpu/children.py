@@ -22,14 +22,14 @@ SOCKET = "turns"
 
 ARRIVAL_S = 180.0  # how long the processes may take until they have loaded torch
 ANSWER_S = 300.0  # how long a child may take for any task: compiling a model is the longest
-TURNS_S = 24 * 3600  # for how long a side may have to wait for its turn
+TURNS_S = 24 * 3600  # how long a side may have to wait for its turn
 LEAVE_S = 10.0
 HELLO_S = 10.0
 LAST_LINES = 6
 CAPTURING = "run.captured:"
 
 ON_THIS_HOST = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""What every side's processes find in their environment: process groups of torch's own stay on this host."""
+"""Variables of every side's processes: torch's process groups stay on this host."""
 
 Words = dict[str, Any]
 
@@ -52,19 +52,19 @@ class JsonConnection:
         return cls(connection)
 
     def send(self, **words: Any) -> None:
-        """One that is gone does not hear it."""
+        """Does nothing if the other end is gone."""
         with suppress(OSError):
             self._connection.sendall((json.dumps(words) + "\n").encode())
 
     def receive(self, timeout_s: float | None = None) -> Words | None:
-        """What the other end says next; None if it is gone, or silent for `timeout_s`."""
+        """The next message of the other end; None if it is gone, or sends nothing for `timeout_s`."""
         self._connection.settimeout(timeout_s)
         try:
             line = self._lines.readline()
         except OSError:  # also a timeout
             return None
-        heard: Words | None = json.loads(line) if line.endswith("\n") else None
-        return heard
+        message: Words | None = json.loads(line) if line.endswith("\n") else None
+        return message
 
     def close(self) -> None:
         self._lines.close()
@@ -72,7 +72,7 @@ class JsonConnection:
 
 
 class SideProcess:
-    """One side's processes. Once `failure` says why, it is asked for nothing more."""
+    """One side's processes. Once `failure` is set, they get no more commands."""
 
     def __init__(self, name: str, process: "subprocess.Popen[bytes]", log: Path, num_members: int) -> None:
         self.name, self.process = name, process
@@ -82,49 +82,49 @@ class SideProcess:
 
     @property
     def is_there(self) -> bool:
-        """All its processes have called."""
+        """Whether all its processes have connected."""
         return len(self._connections) == self._num_members
 
     def take(self, rank: int, connection: JsonConnection) -> None:
         self._connections[rank] = connection
 
     def send(self, **words: Any) -> None:
-        """All its processes hear it; returns at once."""
+        """Sends the command to all its processes; returns at once."""
         if self.failure is None:
             for connection in self._connections.values():
                 connection.send(**words)
 
     def answers(self) -> list[Words] | None:
-        """What each of its processes answers, by rank; None if one is gone or silent, and the child has failed."""
+        """The answers of its processes, by rank. If one does not answer, the side has failed: returns None."""
         if self.failure is not None:
             return None
-        heard = [self._connections[rank].receive(ANSWER_S) for rank in sorted(self._connections)]
-        found = [answer for answer in heard if answer is not None]
-        if len(found) < self._num_members:
+        received = [self._connections[rank].receive(ANSWER_S) for rank in sorted(self._connections)]
+        answers = [answer for answer in received if answer is not None]
+        if len(answers) < self._num_members:
             self.fail(f"no answer within {ANSWER_S:g} s")
             return None
-        return found
+        return answers
 
     def ask(self, **words: Any) -> list[Words] | None:
         self.send(**words)
         return self.answers()
 
-    def fail(self, otherwise: str) -> None:
-        """Its processes are gone afterwards. `failure` is how they ended, or, if they had not, `otherwise`."""
+    def fail(self, reason: str) -> None:
+        """Ends its processes. `failure` is how they ended; if they had not ended before, it is `reason`."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(LEAVE_S / 2)  # the socket closes a moment before the process ends
         ended = self.process.returncode
         self.end()
-        how = otherwise if ended is None else f"ended with exit code {ended}"
-        said = last_lines(self._log)
-        self.failure = f"{how}: {said}" if said else how
+        how = reason if ended is None else f"ended with exit code {ended}"
+        output = last_lines(self._log)
+        self.failure = f"{how}: {output}" if output else how
 
     def remarks(self) -> list[str]:
-        """What run.captured said about work that it did not capture, each once."""
+        """The notes of run.captured about work that it did not capture, each once."""
         return list(dict.fromkeys(line.strip() for line in _lines(self._log) if CAPTURING in line))
 
     def dismiss(self, at_once: bool = False) -> None:
-        """Nothing more is said: its processes end by themselves, once they have done what they were asked for."""
+        """Closes the connections: its processes end by themselves after their last command, or now if `at_once`."""
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
@@ -132,7 +132,7 @@ class SideProcess:
             self._signal(signal.SIGTERM)
 
     def end(self) -> None:
-        """None of its processes is left."""
+        """Ends all its processes."""
         self.dismiss()
         for signum in (None, signal.SIGTERM, signal.SIGKILL):
             if signum is not None:
@@ -216,7 +216,7 @@ def command(plan: GpuStepPlan, name: str, folder: Path, run_dir: Path) -> list[s
 
 
 def meet(listener: socket.socket, children: Sequence[SideProcess], clock: Callable[[], float]) -> None:
-    """All processes of every child have called, or the child has failed."""
+    """Waits until all processes of every child have connected, or the child has failed."""
     deadline_s = clock() + ARRIVAL_S
     with ExitStack() as stack:
         exits = {os.pidfd_open(child.process.pid): child for child in children}  # readable once it has ended
@@ -227,7 +227,7 @@ def meet(listener: socket.socket, children: Sequence[SideProcess], clock: Callab
             ready, _, _ = select.select([listener.fileno(), *watched], [], [], max(0.0, deadline_s - clock()))
             if listener.fileno() in ready:
                 _admit(listener, {child.name: child for child in children})
-                continue  # one that called and then ended is seen as ended on the next look
+                continue  # one that connected and then ended is noticed in the next round
             for child in [exits[fd] for fd in ready] if ready else waiting:
                 child.fail(f"not ready within {ARRIVAL_S:g} s")
 

@@ -1,4 +1,4 @@
-"""What a step benchmark on a GPU measures, and what is made of the times. Without torch."""
+"""What a step benchmark on a GPU measures, and the report that it makes from the times. Without torch."""
 
 import math
 import random
@@ -39,7 +39,7 @@ SIDES_OF_SEVERAL = (DDP_GLOO, DDP, LOCKSTEP, NOT_EXACT, CAPTURED)  # the ways to
 USUAL_OF_SEVERAL = (DDP_GLOO, LOCKSTEP, CAPTURED)
 """NCCL refuses workers that share a GPU: "ddp", which is DDP over NCCL, is measured only where it is asked for."""
 
-REFERENCES_IN_ORDER = (FUSED, DDP_GLOO, DDP)  # the first of them that is there is what the others are held against
+REFERENCES_IN_ORDER = (FUSED, DDP_GLOO, DDP)  # the others are compared with the first of them that is there
 NEEDS_CUDA = (REDUCED, BY_HAND, CAPTURED)  # sides that are CUDA graphs, and nothing else
 GPU_REFERENCES = {
     "mlp": ReferenceModel(64, steps=100),
@@ -131,7 +131,6 @@ def drawn_order(round_number: int, sides: Sequence[str]) -> list[str]:
 
 
 def reference_among(sides: Sequence[str]) -> str:
-    """The side that the others are held against."""
     return next((side for side in REFERENCES_IN_ORDER if side in sides), sides[0])
 
 
@@ -180,7 +179,6 @@ CLAIMS_OF_SEVERAL = (
 
 
 def check_claims(plan: GpuStepPlan, seconds: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-    """The claims for which the plan names both sides."""
     every = CLAIMS if plan.workers == 1 else CLAIMS_OF_SEVERAL
     named = [claim for claim in every if claim.side in plan.sides and claim.base in plan.sides]
     return [claim.checked(seconds) for claim in named if claim.model in (None, plan.model)]
@@ -191,7 +189,7 @@ def check_claims(plan: GpuStepPlan, seconds: Mapping[str, Sequence[float]]) -> l
 
 @dataclass
 class GpuOutcome:
-    """What became of the sides. A side is in `seconds`, per step and round by round, or in `reasons` why it is not.
+    """The results of the sides. A side is in `seconds`, per step and round by round, or in `reasons` why it is not.
 
     `stopped`: Ctrl-C came after the first round, and `seconds` has the rounds that were whole.
     """
@@ -209,7 +207,7 @@ class GpuOutcome:
 
 
 def make_row(plan: GpuStepPlan, outcome: GpuOutcome) -> dict[str, Any]:
-    """One model on one number of workers: every side, and what the claims come to."""
+    """One model on one number of workers: every side, and whether the claims hold."""
     return {
         "model": plan.model,
         "workers": plan.workers,
@@ -226,20 +224,20 @@ def make_row(plan: GpuStepPlan, outcome: GpuOutcome) -> dict[str, Any]:
 
 
 def _side(name: str, plan: GpuStepPlan, outcome: GpuOutcome) -> dict[str, Any]:
-    """A side's row; times are null, and `reason` says why, where it was not timed."""
+    """A side's row; if it was not timed, times are null, and `reason` is why."""
     times: Times = [1000 * seconds for seconds in outcome.seconds.get(name, ())]
     bases = {"plain_fused": FUSED, "plain_deterministic": DETERMINISTIC, "ddp": plan.ddp}
-    peaks, found = outcome.peaks.get(name, {}), outcome.evidence.get(name, {})
+    peaks, evidence = outcome.peaks.get(name, {}), outcome.evidence.get(name, {})
     row = {
         "side": name,
         "reason": None if times else outcome.reasons.get(name, "failed: it was never timed"),
         **spread("ms", times),
         "peak_reserved_bytes": peaks.get("reserved_bytes"),
         "peak_allocated_bytes": peaks.get("allocated_bytes"),
-        "gradients_apart": _finite(found.get("gradients")),
-        "movement_apart": _finite(found.get("movement")),
-        "movement_length": _finite(found.get("length")),
-        "digest": found.get("digest"),
+        "gradients_apart": _finite(evidence.get("gradients")),
+        "movement_apart": _finite(evidence.get("movement")),
+        "movement_length": _finite(evidence.get("length")),
+        "digest": evidence.get("digest"),
         "remarks": outcome.remarks.get(name, []),
         "rounds_ms": times,
     }
@@ -259,12 +257,10 @@ def make_report(rows: Sequence[dict[str, Any]], machine: dict[str, Any], mps: bo
 
 
 def is_whole(report: dict[str, Any]) -> bool:
-    """Whether every side of every row was timed."""
     return all(side["reason"] is None for row in report["rows"] for side in row["sides"])
 
 
 def show_row(row: dict[str, Any], console: "Console") -> None:
-    """One model on one number of workers."""
     size = f"{(row['parameters'] or 0) / 1e6:.1f} M parameters, batch {row['batch_size']}"
     console.print(f"{row['model']}, {size}, {count_of(row['workers'])}", style="bold", highlight=False)
     show_table(_columns(row["ddp"]), row["sides"], console)
@@ -303,7 +299,7 @@ def _claim_line(claim: dict[str, Any]) -> str:
 
 
 def show_machine(report: dict[str, Any], console: "Console") -> None:
-    """What stands below all rows, if there are any."""
+    """Prints the machine below all rows, if there are any."""
     machine = report["machine"]
     if not report["rows"]:
         return

@@ -1,4 +1,4 @@
-"""Lets children prepare, agree and be timed, one at a time. Without torch.
+"""Prepares, compares and times the children, one at a time. Without torch.
 
 # Note [What agrees in bfloat16]
 # Three things are compared after three steps: the mean that AdamW keeps of the gradients, how far the parameters are
@@ -37,9 +37,9 @@ Take = Callable[[dict[str, Any]], None]  # takes the row of a plan as soon as it
 def bench_gpu_steps(
     plans: Sequence[GpuStepPlan], follow: Follow, take: Take, variables: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Measures every plan, one after the other; gives the report. `variables` are for every process.
+    """Measures every plan, one after the other; returns the report. `variables` are for every process.
 
-    After Ctrl-C the report has what was measured until then, and says that it was stopped.
+    After Ctrl-C the report has what was measured until then, and is marked as stopped.
     """
     rows: list[dict[str, Any]] = []
     machine: dict[str, Any] = {}
@@ -59,14 +59,14 @@ def bench_gpu_steps(
 
 
 def measure(plan: GpuStepPlan, follow: Follow, variables: Mapping[str, str]) -> GpuOutcome:
-    """What became of the sides of one plan; none of their processes is left."""
+    """Measures the sides of one plan; none of their processes is left."""
     follow(plan, RoundsDone(0, plan.rounds, "starting its processes"))
     with result_folder() as folder, start_sides(plan, folder, variables) as children:
         return SideTurns(plan, children, lambda progress: follow(plan, progress)).taken()
 
 
 class SideTurns:
-    """Measures the sides whose children are there. What fails or disagrees is left out, and the others go on."""
+    """Measures the sides whose children have connected. A side that fails or disagrees is left out."""
 
     def __init__(
         self, plan: GpuStepPlan, children: Sequence[SideProcess], follow: Callable[[RoundsDone], None]
@@ -96,7 +96,7 @@ class SideTurns:
         self._follow(RoundsDone(0, self._plan.rounds, what))
 
     def _open(self) -> None:
-        """Every child that can has made its side."""
+        """Every child makes its side; one that cannot is left out."""
         self._doing("making models and optimizers")
         for child in self._children:
             child.send(word="open")
@@ -105,7 +105,7 @@ class SideTurns:
                 self._outcome.coarse = answers[0]["coarse"]
 
     def _prepare(self) -> None:
-        """Every child that can be is warm. All but the slow warm up one after the other, for the GPU's memory."""
+        """Every child warms up. All but the slow ones do it one after the other, because of the GPU's memory."""
         slow = [child for child in self._children if child.name in SLOW_TO_PREPARE]
         for child in slow:
             child.send(word="prepare")
@@ -116,7 +116,7 @@ class SideTurns:
                 self._outcome.parameters, self._outcome.machine = answers[0]["parameters"], answers[0]["machine"]
 
     def _agree(self) -> None:
-        """Every side that is left computes what the reference does; the others have their reason."""
+        """Leaves out every side that does not compute what the reference does, with the reason."""
         self._doing("computing the reference")
         self._choose_reference()
         for child in self._left:
@@ -129,7 +129,7 @@ class SideTurns:
         self._outcome.reasons.update({name: f"refused: {sentence}" for name, sentence in odd.items()})
 
     def _choose_reference(self) -> None:
-        """The best reference that is there has written its evidence down."""
+        """The best reference that is there writes its evidence."""
         while left := self._left:
             name = gpu.reference_among([child.name for child in left])
             answers = next(child for child in left if child.name == name).ask(word="write")
@@ -141,12 +141,12 @@ class SideTurns:
     def _judge(self, name: str, answers: Sequence[Words]) -> None:
         outcome = self._outcome
         outcome.evidence[name] = answers[0]
-        found = objection(name, answers[0], str(outcome.reference), outcome.coarse)
-        if found := found or objection_of_replicas(name, answers):
-            outcome.reasons[name] = f"refused: {found}"
+        why = objection(name, answers[0], str(outcome.reference), outcome.coarse)
+        if why := why or objection_of_replicas(name, answers):
+            outcome.reasons[name] = f"refused: {why}"
 
     def _take_rounds(self) -> None:
-        """Ctrl-C ends them; it is passed on only if there is nothing to report yet."""
+        """Ctrl-C ends the rounds; it is raised again only if there is nothing to report yet."""
         outcome = self._outcome
         for number in range(self._plan.rounds):
             try:
@@ -195,16 +195,18 @@ EQUAL_BITS = (gpu.CAPTURED,)
 """What must hold the bits of LOCKSTEP: a graph runs the kernels that it was captured from, a flat update the same."""
 
 
-def objection(side: str, found: Mapping[str, float], reference: str, coarse: bool) -> str | None:
+def objection(side: str, distances: Mapping[str, float], reference: str, coarse: bool) -> str | None:
     """Why a side is not timed, or None if it agrees with the reference; `coarse`: the model computes in bfloat16."""
     most = IN_BFLOAT16 if coarse else IN_FLOAT32
     who = f"{side} disagrees with {reference} after three steps"
-    if not found["gradients"] <= most.gradients:
-        return f"{who}: its gradients are off by {found['gradients']:.1e} of their size, more than {most.gradients:g}"
-    if not found["movement"] <= most.movement:
-        return f"{who}: its parameters are off by {found['movement']:.1e} of their way, more than {most.movement:g}"
-    if not abs(found["length"] - 1) <= most.length:
-        return f"{who}: its parameters went {found['length']:.3f} times as far, off by more than {most.length:g}"
+    if not distances["gradients"] <= most.gradients:
+        return (
+            f"{who}: its gradients are off by {distances['gradients']:.1e} of their size, more than {most.gradients:g}"
+        )
+    if not distances["movement"] <= most.movement:
+        return f"{who}: its parameters are off by {distances['movement']:.1e} of their way, more than {most.movement:g}"
+    if not abs(distances["length"] - 1) <= most.length:
+        return f"{who}: its parameters went {distances['length']:.3f} times as far, off by more than {most.length:g}"
     return None
 
 
@@ -218,8 +220,8 @@ def objection_of_replicas(side: str, answers: Sequence[Words]) -> str | None:
 
 def objections_of_bits(digests: Mapping[str, str]) -> dict[str, str]:
     """Those of lockstep's other exact sides that hold other bits than lockstep, each with a sentence."""
-    wanted = digests.get(gpu.LOCKSTEP)
-    odd = [side for side in EQUAL_BITS if wanted is not None and digests.get(side, wanted) != wanted]
+    expected = digests.get(gpu.LOCKSTEP)
+    odd = [side for side in EQUAL_BITS if expected is not None and digests.get(side, expected) != expected]
     return {
         side: f"{side} disagrees with {gpu.LOCKSTEP}: both are exact, but after three steps their bits are not equal"
         for side in odd

@@ -43,7 +43,7 @@ class TrainingResult(BenchRecord):
 class CommitEntry:
     """Step `step` was done, counted from 1, as the worker with this `rank` of `size` workers saw it.
 
-    `generation` rises when the group of workers is formed anew. Times are those of the host's monotonic clock, which
+    `generation` rises when a new group of workers is formed. Times are those of the host's monotonic clock, which
     all its processes share.
     """
 
@@ -56,10 +56,10 @@ class CommitEntry:
 
 @contextmanager
 def open_log(folder: Path, rank: int) -> Iterator[Callable[[int, int, int, int], None]]:
-    """Gives the function that notes that a step is committed now: `committed(step, rank, size, generation)`.
+    """Yields the function that records that a step is committed now: `committed(step, rank, size, generation)`.
 
-    The file is the worker's own. Its first line says whose it is: the rank, and the process, which may be killed. One
-    write for every step, and nothing else that costs time.
+    Each worker has a file of its own. The first line has its rank and its process. Every step costs one write, and
+    nothing else.
     """
     (folder / _COMMITS).mkdir(exist_ok=True)
     fd = os.open(folder / _COMMITS / str(os.getpid()), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -75,7 +75,7 @@ def open_log(folder: Path, rank: int) -> Iterator[Callable[[int, int, int, int],
 
 
 def read_workers(folder: Path) -> dict[int, int]:
-    """The process of each rank, of the workers that have come so far. Only true before anybody was replaced."""
+    """The process of each rank that has started so far. Valid only before a worker was replaced."""
     headers = (lines[0].split() for lines in _files(folder) if lines)
     return {int(rank): int(pid) for rank, pid in headers}
 
@@ -83,8 +83,8 @@ def read_workers(folder: Path) -> dict[int, int]:
 def read_commits(folder: Path) -> list[CommitEntry]:
     """All commits of all workers, in order of time."""
     entries = (line.split() for lines in _files(folder) for line in lines[1:])
-    found = (CommitEntry(float(time_s), *map(int, numbers)) for time_s, *numbers in entries)
-    return sorted(found, key=lambda one: one.time_s)
+    commits = (CommitEntry(float(time_s), *map(int, numbers)) for time_s, *numbers in entries)
+    return sorted(commits, key=lambda one: one.time_s)
 
 
 def last_step(commits: Iterable[CommitEntry]) -> int:
@@ -100,10 +100,10 @@ def _files(folder: Path) -> list[list[str]]:
 
 @contextmanager
 def shut_gate(folder: Path) -> Iterator[Callable[[], None]]:
-    """Holds the workers before their first step until the function that it gives is called, or at the end.
+    """Holds the workers before their first step until the function that it yields is called, or the context ends.
 
-    The gate is a locked file. Workers wait in the kernel, without computing; one that comes when it is open passes at
-    once, as do all when this process dies.
+    The gate is a locked file. Workers wait in the kernel, without computing; when it is open, or when this process has
+    died, they pass at once.
     """
     with (folder / _GATE).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -111,6 +111,5 @@ def shut_gate(folder: Path) -> Iterator[Callable[[], None]]:
 
 
 def pass_gate(folder: Path) -> None:
-    """Returns when the gate is open."""
     with (folder / _GATE).open() as file:
         fcntl.flock(file, fcntl.LOCK_SH)

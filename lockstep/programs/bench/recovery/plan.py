@@ -1,4 +1,4 @@
-"""What a recovery benchmark kills, and when, and what is made of the times. Without torch.
+"""What a recovery benchmark kills, and when, and the report that it makes from the times. Without torch.
 
 # Note [A run for every kill]
 # Every kill has a run of its own, and only one run is there at a time: no side computes while another is measured,
@@ -6,9 +6,9 @@
 # undisturbed one. In a round each side loses the same worker in the same step, at the same point of its own step.
 
 # Note [What counts as going on]
-# A step that was under way may still be committed after the kill, if the victim had done its part: that is luck, not
-# recovery. So the clock stops at the first commit of a group that was formed after the kill, and only at a step that
-# nobody had committed before: steps that are done again bring nothing new. It is read by the worker with rank 0.
+# A step that was under way may still be committed after the kill, if the victim had done its part: that is no recovery.
+# So the clock stops at the first commit of a group that was formed after the kill, and only at a step that was not
+# committed before: repeated steps are no progress. The worker with rank 0 reads the clock.
 """
 
 import math
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 BEFORE = 5
 WINDOW = 10  # a worker is killed after BEFORE steps at least, in any of the WINDOW steps that follow
 AFTER = 10  # so many steps follow at least
-AFTER_S = 6.0  # a run of lockstep goes on for about so long after the kill, for the replacement to come
-PROBE_STEPS = 16  # from so many steps it is learned how long one takes
+AFTER_S = 6.0  # a run of lockstep goes on for about so long after the kill, so that the replacement can join
+PROBE_STEPS = 16  # the usual time of a step is measured over so many
 
 
 @dataclass(frozen=True)
 class RecoverySide:
-    """A way to bear the loss: lockstep, with copies or `spares`; or torchrun, which saves every `save_every` steps.
+    """A way to survive the loss: lockstep, with copies or `spares`; or torchrun, which saves every `save_every` steps.
 
     `most_s`: what lockstep claims of the median time until the next step.
     """
@@ -212,16 +212,16 @@ def make_report(
         "claims": [_claim(side, row) for side, row in zip(plan.sides, rows, strict=True) if side.most_s is not None],
         "lockstep_bits_agree": True,  # or there would be no report
         "baseline_bits_agree": baseline_agrees,
-        "rounds": [_round(each, found) for each, found in zip(rounds, measured, strict=True)],
+        "rounds": [_round(each, times) for each, times in zip(rounds, measured, strict=True)],
     }
 
 
 def make_row(side: RecoverySide, measured: Sequence[Measured], steps: int) -> dict[str, Any]:
     """One side: seconds until the next step and until all were back, steps lost, and how many times DDP's time."""
-    own = [found[side.name] for found in measured]
+    own = [times[side.name] for times in measured]
     whole = [recovery.whole_s for recovery in own if recovery.whole_s is not None]
     lost = [recovery.steps_lost for recovery in own]
-    restart = [found[RESTART.name].next_s for found in measured if RESTART.name in found]
+    restart = [times[RESTART.name].next_s for times in measured if RESTART.name in times]
     return {
         "side": side.name,
         "title": side.title,
@@ -247,12 +247,12 @@ def _claim(side: RecoverySide, row: dict[str, Any]) -> dict[str, Any]:
     return {"side": side.name, "title": side.title, **times}
 
 
-def _round(each: KillRound, found: Measured) -> dict[str, Any]:
+def _round(each: KillRound, times: Measured) -> dict[str, Any]:
     return {
         "victim": each.kill.victim,
         "step": each.kill.step,
         "order": [side.name for side in each.order],
-        "recoveries": {name: asdict(recovery) for name, recovery in found.items()},
+        "recoveries": {name: asdict(recovery) for name, recovery in times.items()},
     }
 
 
@@ -294,7 +294,6 @@ def claim_line(claim: dict[str, Any]) -> str:
 
 
 def agreement_lines(report: dict[str, Any]) -> list[str]:
-    """What is known of the bits at the end of the disturbed runs."""
     lines = ["lockstep: every disturbed run ended with the bits of an undisturbed one"]
     if report["baseline_bits_agree"] is not None:
         did = "did too" if report["baseline_bits_agree"] else "did not always"

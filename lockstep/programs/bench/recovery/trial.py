@@ -57,7 +57,7 @@ _SPARE = "lockstep.launch.spare"
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What a run gave: the result of its training, the time of a step, and the recovery if a worker was killed."""
+    """The result of a run's training, the time of a step, and the recovery if a worker was killed."""
 
     training: TrainingResult
     step_s: float
@@ -65,7 +65,7 @@ class TrialResult:
 
 
 def bench_recovery(plan: RecoveryPlan, follow: Follow) -> dict[str, Any]:
-    """Measures the plan; gives the report. Main thread only.
+    """Measures the plan; returns the report. Main thread only.
 
     Raises `ResultsDiffer` if a loss changed lockstep's bits.
     """
@@ -77,7 +77,7 @@ def bench_recovery(plan: RecoveryPlan, follow: Follow) -> dict[str, Any]:
 
 @dataclass
 class RecoveryBench:
-    """Goes through a plan. `expected` holds the digests of undisturbed runs, once they are known."""
+    """Runs the trials of a plan. `expected` holds the digests of undisturbed runs, once they are known."""
 
     plan: RecoveryPlan
     trials: "Trials"
@@ -99,11 +99,11 @@ class RecoveryBench:
 
     def _round(self, each: KillRound, steps: Mapping[str, int]) -> kills.Measured:
         """The sides' recoveries, by name, in the order of the plan."""
-        found = {side.name: self._recover(side, steps[side.name], each.kill) for side in each.order}
-        return {side.name: found[side.name] for side in self.plan.sides}
+        times = {side.name: self._recover(side, steps[side.name], each.kill) for side in each.order}
+        return {side.name: times[side.name] for side in self.plan.sides}
 
     def _recover(self, side: RecoverySide, steps: int, kill: PlannedKill) -> RecoveryTimes:
-        """A faster wrong answer is worth nothing. That the baseline's is wrong is reported, and its times are kept."""
+        """Raises if lockstep's result is wrong. A wrong result of the baseline is reported, and its times are kept."""
         trial = self._try(side, steps, kill)
         if trial.training.digest != self.expected[side.is_lockstep]:
             if side.is_lockstep:
@@ -127,8 +127,6 @@ class RecoveryBench:
 
 
 class Trials:
-    """Makes trials, one at a time, below `folder`."""
-
     def __init__(
         self, plan: RecoveryPlan, folder: Path, watch: "SignalWatch", guard: OrphanGuard, inherited: Mapping[str, str]
     ) -> None:
@@ -136,7 +134,7 @@ class Trials:
         self._environment = {**inherited, **VARIABLES}
 
     def run(self, side: RecoverySide, steps: int, kill: PlannedKill | None = None) -> TrialResult:
-        """Raises `BenchStopped` if the run did not come to its end; what it wrote is then kept."""
+        """Raises `BenchStopped` if the run did not finish; its output is then kept."""
         place, workers = self._folder / side.name, self._plan.workers
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
@@ -163,7 +161,7 @@ class Trial:
     watch: "SignalWatch"
 
     def make_ready(self, num_workers: int) -> None:
-        """All workers wait at the gate, and all spares are warm."""
+        """Returns when all workers wait at the gate, and all spares are warm."""
         everyone, quiet = set(range(num_workers)), Quiet()
         self.wait_for("the workers", START_S, lambda: read_workers(self.place).keys() == everyone)
         for pid in read_workers(self.place).values():
@@ -171,7 +169,7 @@ class Trial:
         self.wait_for("the spare", START_S, lambda: are_warm(self.program.pid, self.side.spares, quiet))
 
     def carry_out(self, kill: PlannedKill) -> float:
-        """The victim is dead; when it was killed."""
+        """Kills the victim; returns when that was."""
         victim = read_workers(self.place)[kill.victim]
         self.wait_for(f"step {kill.step}", STEPS_S, lambda: last_step(read_commits(self.place)) >= kill.step)
         self.watch.rest(kill.fraction * kills.usual_step_s(read_commits(self.place)))
@@ -180,7 +178,7 @@ class Trial:
         return killed_s
 
     def wait_for(self, awaited: str, within_s: float, is_there: Callable[[], bool]) -> None:
-        """A launcher that ends before, or in any way but well, has failed."""
+        """Raises if the launcher ends before, or with a failure."""
         title, program = self.side.title, self.program
         self.watch.until(lambda: program.exit_code is not None or is_there(), within_s, f"{title}: {awaited}")
         if program.exit_code or not is_there():
@@ -189,7 +187,7 @@ class Trial:
 
 
 def command_of(side: RecoverySide, plan: RecoveryPlan, task: TrainingTask) -> list[str]:
-    """What a user would type. torchrun sleeps for its interval between two looks at its workers."""
+    """What a user would type. torchrun polls its workers, and sleeps in between."""
     options: dict[str, object]
     if side.is_lockstep:
         program, flag = ["lockstep", "run"], "--copies" if side.copies else "--no-copies"
@@ -219,7 +217,7 @@ class LauncherProcess:
         return self._process.poll()
 
     def note(self, group: int) -> None:
-        """The process group is ended with this process: for workers that would outlive their launcher."""
+        """The guard kills the process group if this process ends: for workers that would outlive their launcher."""
         if group not in self._noted:
             self._noted.add(group)
             self._guard.note(group)
@@ -277,7 +275,6 @@ class SignalWatch:
             self.rest(LOOK_S)
 
     def rest(self, seconds: float) -> None:
-        """Lets the time pass."""
         select.select([self._signals], [], [], seconds)
         for signum in self._signals.take():
             if signum != SCALE:
@@ -285,7 +282,7 @@ class SignalWatch:
 
 
 class Quiet:
-    """Whether something stands still: it was the same at every look for QUIET_S."""
+    """Whether a value has not changed for QUIET_S."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -299,14 +296,14 @@ class Quiet:
 
 
 def are_warm(launcher_pid: int, num_spares: int, quiet: Quiet) -> bool:
-    """Whether all spares of a launcher have loaded torch, and now wait for their part without computing."""
+    """Whether all spares of a launcher have loaded torch, and now wait without computing."""
     if not num_spares:
         return True
     spares = {
         pid: process_state(pid) for pid in descendants(launcher_pid) if _SPARE in _read(pid, "cmdline").split("\0")
     }
     is_quiet = quiet.at(spares)
-    sleeping = [pid for pid, found in spares.items() if found is not None and found.state == "S"]
+    sleeping = [pid for pid, state in spares.items() if state is not None and state.state == "S"]
     loaded = [pid for pid in sleeping if "libtorch_python" in _read(pid, "maps")] if is_quiet else []
     return len(loaded) == len(spares) == num_spares
 

@@ -2,10 +2,10 @@
 
     python -m lockstep.programs.bench.recovery.worker TASK
 
-It is lockstep's loop, or, where the task says how often it saves, the baseline's under torchrun: DDP over Gloo, which
-goes on from a checkpoint if there is one. The baseline is made to be fast: one thread each, shares cut before training
-and held in memory, gradients as views of the buckets, a static graph, a checkpoint on the local disk that is replaced
-as a whole. Of lockstep it imports a few small files only: a restarted worker shall not wait for more than it needs.
+It is lockstep's loop, or, where the task has `save_every`, the baseline's under torchrun: DDP over Gloo, which resumes
+from a checkpoint if there is one. The baseline is made to be fast: one thread each, shares cut before training and held
+in memory, gradients as views of the buckets, a static graph, a checkpoint on the local disk that is replaced as a
+whole. It imports only a few small files of lockstep, so that a restarted worker is ready soon.
 """
 
 import hashlib
@@ -78,7 +78,7 @@ def main_of_baseline(task: TrainingTask) -> None:
 
 
 def _load(task: TrainingTask, side: TrainingSide) -> int:
-    """The state is that of the checkpoint, if there is one; how many steps it has seen."""
+    """Loads the checkpoint, if there is one; returns how many steps it has seen."""
     path = task.place / "checkpoint.pt"
     if not path.exists():
         return 0
@@ -99,12 +99,12 @@ def _save(task: TrainingTask, side: TrainingSide, step: int) -> None:
 
 def _digest(side: TrainingSide) -> str:
     """SHA-256 over parameters, buffers and the optimizer's state."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     states = [side.model.state_dict(), *side.optimizer.state_dict()["state"].values()]
     for tensor in (value for state in states for value in state.values() if torch.is_tensor(value)):
         whole = tensor.detach().contiguous()
-        found.update(memory_of(whole))
-    return found.hexdigest()
+        sha256.update(memory_of(whole))
+    return sha256.hexdigest()
 
 
 if __name__ == "__main__":

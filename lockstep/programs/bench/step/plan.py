@@ -1,4 +1,4 @@
-"""What a step benchmark measures, and what is made of the times. Without torch."""
+"""What a step benchmark measures, and the report that it makes from the times. Without torch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -62,7 +62,7 @@ def make_plans(
 
 
 def bench_steps(plans: Sequence[CpuStepPlan], follow: Follow) -> dict[str, Any]:
-    """Measures every plan, one after the other; gives the report. Main thread only."""
+    """Measures every plan, one after the other; returns the report. Main thread only."""
     on_this_host = {"GLOO_SOCKET_IFNAME": "lo"}  # DDP's own connections too
     return {"bench": "step", **bench_launched(plans, WORKER, follow, environment=on_this_host)}
 

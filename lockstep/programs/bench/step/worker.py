@@ -1,4 +1,4 @@
-"""What every worker of a step benchmark runs: make the sides, see that they agree, time them.
+"""What every worker of a step benchmark runs: it makes the sides, checks that they agree, and times them.
 
     python -m lockstep.programs.bench.step.worker PLAN FOLDER
 
@@ -7,9 +7,9 @@ Worker 0 prints its progress and leaves the result in FOLDER.
 # Note [What agrees]
 # Sums in another order differ by rounding. The gradient of the first step shows that sharply: about 1e-6 of
 # its size, for each parameter. AdamW divides by the gradient's own size, so where a gradient is itself only
-# rounding its update may have any sign. After some steps, therefore, only the whole way that the parameters
-# went is compared, and more loosely: two sides that trained on different things end about as far apart as they
-# went. A model with BatchNorm normalises each share by itself: lockstep's lanes and DDP's ranks are the same
+# rounding its update may have any sign. After some steps, therefore, only the movement of all parameters together
+# is compared, and more loosely: two sides that trained on different data end about as far apart as they moved.
+# A model with BatchNorm normalises each share by itself: lockstep's lanes and DDP's ranks are the same
 # shares and must agree; the plain loop, on the whole batch, computes something else.
 """
 
@@ -64,7 +64,7 @@ class CpuSide:
     alone: bool = False
 
     def conditions(self) -> AbstractContextManager[None]:
-        """The process inside is as this side's user would have it."""
+        """Inside, the process has the settings that this side's users have."""
         return nullcontext() if self.threads is None else as_torch_comes(self.threads)
 
 
@@ -79,9 +79,9 @@ def main(plan: CpuStepPlan, folder: Path) -> None:
         differences, refused = agree(plan, sides, comparable(workload, run.size), run, store)
         rounds = [] if refused else _timed(plan, sides, run)
         if run.rank == 0:
-            found = {name: asdict(difference) for name, difference in differences.items()}
+            as_rows = {name: asdict(difference) for name, difference in differences.items()}
             parameters = count_parameters(sides[LOCKSTEP].training.model)
-            rows = () if refused else (make_row(plan, rounds, parameters, found),)
+            rows = () if refused else (make_row(plan, rounds, parameters, as_rows),)
             BenchResult(refused, rows, describe_machine()).leave(folder)
 
 
@@ -134,13 +134,13 @@ class StepDifference:
 
 
 def take_evidence(side: CpuSide) -> Evidence:
-    """The gradients of the first step, and the way of a few. Collective, unless the side is `alone`."""
+    """The gradients of the first step, and the movement in a few. Collective, unless the side is `alone`."""
     training = side.training
     training.restart()
     with side.conditions():
         training.compute(0)
-        found = ((name, parameter.grad) for name, parameter in training.model.named_parameters())
-        gradients = {name: gradient.clone() for name, gradient in found if gradient is not None}
+        named = ((name, parameter.grad) for name, parameter in training.model.named_parameters())
+        gradients = {name: gradient.clone() for name, gradient in named if gradient is not None}
         training.update()
         for number in range(1, NUM_STEPS):
             training.step(number)
@@ -159,8 +159,8 @@ def compare(side: Evidence, reference: Evidence) -> StepDifference:
     if odd:
         return StepDifference(math.inf, odd[0], math.inf)
     each = {
-        name: distance({name: side.gradients[name]}, {name: wanted}, of_zeros=0.0)[0]
-        for name, wanted in reference.gradients.items()
+        name: distance({name: side.gradients[name]}, {name: expected}, of_zeros=0.0)[0]
+        for name, expected in reference.gradients.items()
     }
     guilty = max(each, key=each.__getitem__)
     return StepDifference(each[guilty], guilty, distance(side.movement, reference.movement, of_zeros=0.0)[0])
@@ -185,7 +185,7 @@ def refusal(side: str, difference: StepDifference, model: str, rank: int) -> str
 def agree(
     plan: CpuStepPlan, sides: Sides, names: tuple[str, ...], run: Run, store: Store
 ) -> tuple[dict[str, StepDifference], str | None]:
-    """Collective. How far each side is from lockstep here, and the first objection of any worker."""
+    """Collective. How far each side is from lockstep on this worker, and the first objection of any worker."""
     reference = take_evidence(sides[LOCKSTEP])
     here = [name for name in names if run.rank == 0 or not sides[name].alone]
     differences = {name: compare(take_evidence(sides[name]), reference) for name in here}

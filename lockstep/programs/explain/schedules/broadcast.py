@@ -13,7 +13,7 @@ SCATTER_GATHER = Cost("2*ceil(log2(W))", "2*(W-1)/W*P")
 
 @lru_cache(maxsize=256)
 def direct_broadcast(num_workers: int, source: int = 0) -> Schedule:
-    """The source sends everything to everyone."""
+    """The source sends everything to every worker."""
     _check_source(source, num_workers)
     sends = tuple(SendPart(source, target, part=0) for target in range(num_workers) if target != source)
     return Schedule(num_workers, busy(ScheduleRound(sends)), "broadcast", 1, source=source)
@@ -21,7 +21,7 @@ def direct_broadcast(num_workers: int, source: int = 0) -> Schedule:
 
 @lru_cache(maxsize=256)
 def binomial(num_workers: int, source: int = 0) -> Schedule:
-    """Each worker that has it sends it to one that has not: their number doubles in every round."""
+    """Each worker that holds the data sends it to one that does not: their number doubles in every round."""
     _check_source(source, num_workers)
     rounds = tuple(_spread(num_workers, source, 1 << k) for k in range((num_workers - 1).bit_length()))
     return Schedule(num_workers, rounds, "broadcast", 1, source=source)
@@ -54,7 +54,7 @@ def _spread(num_workers: int, source: int, distance: int) -> ScheduleRound:
 
 
 def _scatter(num_workers: int, source: int, distance: int) -> ScheduleRound:
-    """Every second `distance`-th worker, counted from the source, hands on the upper half of the parts it has."""
+    """Every second `distance`-th worker, counted from the source, passes on the upper half of the parts it has."""
     return ScheduleRound(
         tuple(
             SendPart(

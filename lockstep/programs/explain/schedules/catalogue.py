@@ -1,4 +1,4 @@
-"""All schedules by collective and name: what the command line, the benchmarks, the pages and the tests go through."""
+"""All schedules by collective and name, for the command line, the benchmarks, the pages and the tests."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from lockstep.wire.schedules.schedule import Collective, Cost, Schedule
 
 @dataclass(frozen=True)
 class Setting:
-    """What a schedule may depend on; each algorithm takes of it what it has parameters for.
+    """What a schedule may depend on; each algorithm takes those for which it has parameters.
 
     By default every worker has one root, all workers share one host, and the algorithm chooses its chunks.
     """
@@ -37,7 +37,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One way to do a collective: the function that makes its schedule, its cost, and what to know of it in a line."""
+    """One way to do a collective: the function that makes its schedule, its cost, and a one-line description."""
 
     make: Callable[..., Schedule]
     cost: Cost
@@ -127,7 +127,7 @@ CATALOGUE: Mapping[Collective, Mapping[str, Algorithm]] = {
 def find(collective: Collective, name: str) -> Algorithm:
     """The algorithm of that name; `_` and `-` are the same. Raises with the names that exist."""
     known = CATALOGUE[collective]
-    wanted = name.replace("_", "-")
-    if wanted not in known:
+    hyphenated = name.replace("_", "-")
+    if hyphenated not in known:
         raise BadArgument(f"there is no {name!r} for {collective}: choose one of {', '.join(known)}")
-    return known[wanted]
+    return known[hyphenated]

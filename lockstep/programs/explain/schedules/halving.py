@@ -84,7 +84,7 @@ def halving_reduce_scatter(num_workers: int) -> Schedule:
 
 @lru_cache(maxsize=256)
 def doubling_all_gather(num_workers: int) -> Schedule:
-    """All-gather after Bruck et al. (1997): in round k, everyone sends all it has to the worker 2^k places before it.
+    """All-gather after Bruck et al. (1997): in round k, each worker sends all it has to the one 2^k places before it.
 
     Worker i then has parts i to i + 2^(k+1) - 1, counted around the circle. The last round sends only what is
     missing.

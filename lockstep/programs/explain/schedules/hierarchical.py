@@ -2,8 +2,8 @@
 
 # Note [Columns]
 # The bucket has C columns, C being the most workers on a host, and each column has one part per host. The c-th
-# worker of a host stands for its host in column c; on a smaller host, workers stand for several. Part (c, h)
-# is finished by host h's worker of column c. So all links between hosts, and all workers, work at once.
+# worker of a host represents its host in column c; on a smaller host, a worker represents it in several. Host h's
+# worker of column c finishes part (c, h). So all links between hosts, and all workers, work at once.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ def hierarchical(reduction: Reduction, hosts: Hosts) -> Schedule:
 
 @dataclass(frozen=True)
 class _Grid:
-    """Who stands for which host in which column, and under which names it holds the host's sums."""
+    """Which worker represents which host in which column, and under which names it holds the host's sums."""
 
     hosts: Hosts
     roots_of: tuple[int, ...]
@@ -61,7 +61,7 @@ class _Grid:
 
 
 def _within_hosts(grid: _Grid) -> ScheduleRound:
-    """Everyone sends each column of its roots to the host's worker of that column, who adds the host's sums."""
+    """Each worker sends each column of its roots to the host's worker of that column, which adds the host's sums."""
     sends = tuple(
         SendPart(rank, grid.stand_in(host, column), part, Root(rank, index))
         for host, ranks in enumerate(grid.hosts)
@@ -81,7 +81,7 @@ def _within_hosts(grid: _Grid) -> ScheduleRound:
 
 
 def _between_hosts(grid: _Grid) -> ScheduleRound:
-    """Part (c, h) of all hosts' sums goes to host h's worker of column c, who adds them along the whole tree."""
+    """Part (c, h) of all hosts' sums goes to host h's worker of column c, which adds them along the whole tree."""
     sends = tuple(
         SendPart(grid.stand_in(other, column), grid.stand_in(host, column), grid.part(column, host), name)
         for column, host in grid.cells

@@ -24,13 +24,13 @@ def ring_reduce_scatter(num_workers: int) -> Schedule:
 
 @lru_cache(maxsize=256)
 def ring_all_gather(num_workers: int) -> Schedule:
-    """All-gather: everyone passes on what it got in the round before, its own part first."""
+    """All-gather: each worker passes on what it received in the round before, its own part first."""
     rounds = tuple(_step(num_workers, behind=step, adds=False) for step in range(num_workers - 1))
     return Schedule(num_workers, rounds, "all_gather", num_workers)
 
 
 def _step(num_workers: int, behind: int, adds: bool) -> ScheduleRound:
-    """Everyone sends to the next the part that lies `behind` places before its own."""
+    """Each worker sends to the next the part that is `behind` places before its own."""
     return ScheduleRound(
         tuple(
             SendPart(rank, (rank + 1) % num_workers, part=(rank - behind) % num_workers, adds=adds)

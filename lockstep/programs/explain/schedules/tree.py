@@ -1,4 +1,4 @@
-"""Binary trees: up to the root and down again, in chunks that follow each other like the cars of a train."""
+"""Binary trees: up to the root and down again, in pipelined chunks."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -40,7 +40,7 @@ def double_tree(num_workers: int, num_chunks: int = 2) -> Schedule:
 def parent(rank: int, num_workers: int) -> int:
     """The parent in a binary tree whose leaves are the odd ranks; the root is 0, with one child.
 
-    The lowest set bit of a rank says how high it sits: the parent is the nearest rank that sits one higher.
+    The lowest set bit of a rank is its height: the parent is the nearest rank that is one higher.
     """
     low = rank & -rank
     upper = (rank ^ low) | low << 1
@@ -48,12 +48,12 @@ def parent(rank: int, num_workers: int) -> int:
 
 
 def _complement(rank: int, num_workers: int) -> int:
-    """Where a rank of the first tree sits in the second: odd ranks, the leaves, change places with even ones."""
+    """The place of a rank of the first tree in the second: odd ranks, the leaves, change places with even ones."""
     return num_workers - 1 - rank if num_workers % 2 == 0 else (rank + 1) % num_workers
 
 
 def _train(num_workers: int, chunks: range, place: Callable[[int], int]) -> Iterator[tuple[int, SendPart]]:
-    """Every send of a tree with the round it belongs to; `place` says which worker stands at a rank of the tree."""
+    """Every send of a tree with its round; `place` maps a rank of the tree to a worker."""
     first_up, turn = _climb(num_workers)
     for rank in range(1, num_workers):
         lower, upper = place(rank), place(parent(rank, num_workers))
