@@ -44,7 +44,7 @@ from lockstep.run import active
 from lockstep.run.faults import FaultWatch
 from lockstep.run.run import Context, Run
 from lockstep.run.signals import handled
-from lockstep.run.status_report import READ, StatusReport
+from lockstep.run.status_report import StatusReport
 from lockstep.run.wait_watch import WaitWatch
 from lockstep.settings.device import choose, count_gpus, in_words, sharing
 from lockstep.settings.environment import LaunchPlace, Overrides, find_place, process_environment, read_overrides
@@ -191,7 +191,7 @@ def _context(
     events = Events(worker=place.world.rank if place.slot is None else place.slot)
     progress = DataProgress()
     if type(status) is not NoStatus:  # somebody looks at it
-        events.subscribe(StatusReport(status, progress.waited_ns), *READ)
+        StatusReport(status, progress.waited_ns).read(events)
     if settings.strategy != str(strategy):  # the command line goes over the script
         strategy = strategies.parse(settings.strategy)
     return Context(settings, strategy, overrides, events, status, undo, progress)

@@ -4,10 +4,11 @@ import statistics
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 from lockstep.events import (
     Closed,
-    Event,
+    Events,
     JoinBegan,
     LaneBegan,
     RecoveryBegan,
@@ -18,9 +19,6 @@ from lockstep.events import (
     WaitEnded,
 )
 from lockstep.launch.status import Collective, NoStatus, Phase, StatusWriter
-
-READ = (StepBegan, LaneBegan, WaitBegan, WaitEnded, StepCommitted, RecoveryBegan, JoinBegan, Closed)
-"""The events that it reads."""
 
 REMEMBERED = 31
 LEARN_EVERY = 8
@@ -37,38 +35,53 @@ _CALLS = {
 
 
 class StatusReport:
-    """A reader of events. `data_ns` gives the time spent so far on waiting for loaders."""
+    """A reader of events. `data_ns` gives the time spent so far on waiting for loaders.
+
+    It has a method for each kind, since several come in every step.
+    """
 
     def __init__(self, status: StatusWriter | NoStatus, data_ns: Callable[[], int]) -> None:
         self._status, self._data_ns = status, data_ns
         self._pace = Pace()
         self._wait = ExitStack()
 
-    def __call__(self, event: Event) -> None:
-        step = event.step
-        match event:
-            case StepBegan():
-                self._pace.begins(event.time_s)
-            case LaneBegan(trains=True):
-                self._status.enter(Phase.COMPUTING, step)
-            case WaitBegan(Wait.STEP, bucket, num_buckets):
-                self._status.enter(Phase.REDUCING, step, bucket, num_buckets)
-            case WaitBegan(wait):
-                self._wait.enter_context(self._status.awaiting(_CALLS[wait]))
-            case WaitEnded(Wait.STEP):
-                self._status.enter(Phase.OUTSIDE, step + 1)
-            case WaitEnded():
-                self._wait.close()
-            case StepCommitted():
-                self._pace.ends(event.time_s)
-                self._status.committed(step, self._pace.usual_ns, self._data_ns())
-                self._status.enter(Phase.OUTSIDE, step + 1)
-            case RecoveryBegan():
-                self._status.enter(Phase.RECOVERING, step)
-            case JoinBegan():
-                self._status.enter(Phase.JOINING, step)
-            case Closed():
-                self._status.enter(Phase.ENDED, step)
+    def read(self, events: Events) -> None:
+        """From now on, what `events` say is written."""
+        for reader, kind in (
+            (self._step_began, StepBegan),
+            (self._lane_began, LaneBegan),
+            (self._wait_began, WaitBegan),
+            (self._wait_ended, WaitEnded),
+            (self._step_committed, StepCommitted),
+            (lambda event: self._status.enter(Phase.RECOVERING, event.step), RecoveryBegan),
+            (lambda event: self._status.enter(Phase.JOINING, event.step), JoinBegan),
+            (lambda event: self._status.enter(Phase.ENDED, event.step), Closed),
+        ):
+            events.subscribe(reader, kind)
+
+    def _step_began(self, event: Any) -> None:
+        self._pace.begins(event.time_s)
+
+    def _lane_began(self, event: Any) -> None:
+        if event.trains:
+            self._status.enter(Phase.COMPUTING, event.step)
+
+    def _wait_began(self, event: Any) -> None:
+        if event.wait is Wait.STEP:
+            self._status.enter(Phase.REDUCING, event.step, event.bucket, event.num_buckets)
+        else:
+            self._wait.enter_context(self._status.awaiting(_CALLS[event.wait]))
+
+    def _wait_ended(self, event: Any) -> None:
+        if event.wait is Wait.STEP:
+            self._status.enter(Phase.OUTSIDE, event.step + 1)
+        else:
+            self._wait.close()
+
+    def _step_committed(self, event: Any) -> None:
+        self._pace.ends(event.time_s)
+        self._status.committed(event.step, self._pace.usual_ns, self._data_ns())
+        self._status.enter(Phase.OUTSIDE, event.step + 1)
 
 
 class Pace:
