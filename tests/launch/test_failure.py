@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -164,6 +165,9 @@ def test_an_error_in_a_data_loader_process_is_told_as_it_happened_there():
         next(batches)
     failure = Failure.of(caught.value, 0, None)
     batches._shutdown_workers()  # else it happens whenever the traceback is collected, in some other test
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":  # its queue is closed: it ends by itself, a moment later
+            thread.join(30)
     assert (failure.kind, failure.message) == ("KeyError", "'bad sample 0'")
     assert failure.frames[-1].function == "__getitem__"
     assert failure.frames[-1].source == 'raise KeyError(f"bad sample {index}")'
