@@ -369,7 +369,7 @@ class Guard:
     def _patience_s(self, failure: Exception | None) -> float:
         """How long one that lives is waited for: for as long as in an exchange, unless that was in vain already."""
         assert self.recovery is not None
-        timeout_s = self.recovery.opener.settings.timeout_s
+        timeout_s = self.recovery.opener.options.timeout_s
         was_waited_for = isinstance(failure, WorkerLost) and failure.is_silent
         return min(timeout_s, FORM_S) if was_waited_for else timeout_s
 
@@ -388,11 +388,11 @@ class Guard:
         self._engine.keep_gradients()
         self.signals.leave = False
         self._status.move_to(slot)
-        self._events.emit(JoinBegan, step=self._step)
         self.pid = os.getpid()
         self._state.progress.is_copied()
         self._events.worker = slot
-        self._events.emit(Copied, slot)
+        self._events.emit(Copied, slot, step=self._step)
+        self._events.emit(JoinBegan, step=self._step)
         self.recovery.restart_as(slot, self.copier.has_called)
         return True
 
@@ -470,7 +470,9 @@ class Guard:
 
         Every member does so at the same step: a probation is over, or a checkpoint has another number of lanes.
         """
-        if self.recovery is None or not self.is_member:
+        if not self.is_member:  # a newcomer has no part in any deal before it is admitted, and no terms to publish
+            return
+        if self.recovery is None:
             assignment = Assignment.dealt(self._state.steps.num_lanes, self.generation.slots, (), self._by_hand)
         else:
             assignment = self._lane_deal.assignment(self.recovery.membership.view.members, self._probation.uids)

@@ -13,13 +13,11 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from lockstep.elastic.guard import Guard
 from lockstep.events import Copied, Event, GenerationFormed, StepBegan, StepCommitted
+from lockstep.launch.status import NoStatus, StatusWriter
 from lockstep.settings.faults import MARK, Fault, FaultKind
-
-if TYPE_CHECKING:
-    from lockstep.run.run import Run
 
 REPLACED_WITHIN_S = 600.0
 """How long a replacement is waited for: it runs the user's script from the top."""
@@ -31,8 +29,8 @@ _LOOK_S = 0.005
 class FaultWatch:
     """A subscriber that lets the fault happen, in the worker that it is for. See Note [A fault on purpose]."""
 
-    def __init__(self, fault: Fault, run: "Run", slot: int, run_dir: Path) -> None:
-        self._fault, self._run, self._slot, self._run_dir = fault, run, slot, run_dir
+    def __init__(self, fault: Fault, guard: Guard, status: StatusWriter | NoStatus, slot: int, run_dir: Path) -> None:
+        self._fault, self._guard, self._status, self._slot, self._run_dir = fault, guard, status, slot, run_dir
 
     def __call__(self, event: Event) -> None:
         fault = self._fault
@@ -43,13 +41,13 @@ class FaultWatch:
                 os.kill(os.getpid(), signal.SIGKILL)
             case StepCommitted(step=step) if fault.kind is FaultKind.STOP and self._is_due(step):
                 os.kill(os.getppid(), signal.SIGTERM)
-                _await(lambda: self._run.guard.signals.terminate, STOPPED_WITHIN_S)
+                _await(lambda: self._guard.signals.terminate, STOPPED_WITHIN_S)
             case GenerationFormed(step=fault.step) if fault.slot in event.lost and fault.slot not in event.slots:
                 self._await_replacement()
 
     def _await_replacement(self) -> None:
         """The worker that is asked for a copy waits to be asked; without copies, the host waits for a call."""
-        guard, copier = self._run.guard, self._run.guard.copier
+        guard, copier = self._guard, self._guard.copier
         recovery = guard.recovery
         assert recovery is not None
         may_be_copied = self._fault.kind is FaultKind.KILL and copier is not None
@@ -61,7 +59,7 @@ class FaultWatch:
             is_called = recovery.is_coordinator and recovery.has_claims()
             return is_asked or is_called or guard.is_given_up(self._fault.slot)
 
-        with self._run.patience(minutes=REPLACED_WITHIN_S / 60):
+        with self._status.patient(REPLACED_WITHIN_S):
             _await(is_near, REPLACED_WITHIN_S)
         guard.look_for_newcomers()
 

@@ -13,6 +13,7 @@ import torch
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from lockstep.capture.captures import Captures
 from lockstep.chance import Generators
 from lockstep.data import GlobalBatch, ShardedLoader
 from lockstep.data.device import DeviceMover
@@ -33,7 +34,6 @@ from lockstep.optim.noise import Noise
 from lockstep.optim.noise.watch import NoiseWatch
 from lockstep.run import active
 from lockstep.run.autosave import Autosave
-from lockstep.run.capture.captures import Captures
 from lockstep.run.placement import place_on
 from lockstep.run.replication import join
 from lockstep.run.step_loop import Stage, StepLoop, as_global_batch
@@ -105,11 +105,11 @@ class Run:
             self._state, self._places, carried, self._noise, self._engine, self.guard, self._moving, events
         )
         self._autosave = Autosave(self._state, self.guard, settings, self._overrides, events, context.status)
-        self._captures = Captures(settings, self._models, self._loop, events, self._engine, self._own_hooks)
+        self._captures = Captures(settings, self._models, events, self._engine, self._loop.misplaced, self._own_hooks)
         self._watch = RegistrationWatch()
         self._sites: set[Site] = set()
         self._optimizer_hooks: dict[str, tuple[Any, Any]] = {}
-        self._undo.callback(UntrackedOptimizers(self._models, self._loop, events.note).close)
+        self._undo.callback(UntrackedOptimizers(self._models, self._loop.refuse_unless_outside, events.note).close)
         self._has_looked_for_schedulers = False
         self._has_noted_norms = False
         self._closed = False

@@ -47,17 +47,27 @@ from lockstep.run.signals import handled
 from lockstep.run.status_report import StatusReport
 from lockstep.run.wait_watch import WaitWatch
 from lockstep.settings.device import choose, count_gpus, in_words, sharing
-from lockstep.settings.environment import LaunchPlace, Overrides, find_place, process_environment, read_overrides
-from lockstep.settings.options import Options, Settings, resolve, wire_on
+from lockstep.settings.environment import (
+    LaunchPlace,
+    Overrides,
+    find_place,
+    process_environment,
+    read_overrides,
+    set_default_variable,
+)
+from lockstep.settings.options import BETWEEN_GPUS, Options, Settings, resolve, wire_on
 from lockstep.state.progress import DataProgress
 from lockstep.verify.trace import READ as TRACED
 from lockstep.verify.trace import Dump, Trace
 from lockstep.version import VERSION
-from lockstep.wire import Agreement, Proposal, Wire, in_process
+from lockstep.wire import Agreement, Proposal, Wire, WireOptions, in_process, open_wire
 from lockstep.wire.choice import bucket_bytes as suitable_bucket_bytes
 from lockstep.wire.generation import Generation
 from lockstep.wire.network.deadline import do_nothing
 from lockstep.world import World
+
+NCCL_LEFT_TO_US = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+"""See Note [When NCCL waits for ever] in wire/cuda/nccl.py."""
 
 
 def start(
@@ -108,12 +118,14 @@ def start(
             "workers have come or gone, or failed, in an earlier run of this script: a further one needs those that "
             "the first began with. Let each run have a script, or a process, of its own"
         )
-    with ExitStack() as undo:
-        status = _status(place, overrides)
+    status, undo = _status(place, overrides), ExitStack()
+    try:
+        run = (_join if place.doors else _found)(options, chosen, place, overrides, status, undo)
+    except BaseException:
+        undo.close()
         if isinstance(status, WaitWatch):
-            undo.callback(status.close)
-        run = (_join if place.doors else _found)(options, chosen, place, overrides, status)
-        undo.pop_all()
+            status.close()
+        raise
     active.activate(run)
     return run
 
@@ -124,17 +136,18 @@ def _found(
     place: LaunchPlace,
     overrides: Overrides,
     status: StatusWriter | NoStatus,
+    undo: ExitStack,
 ) -> Run:
     """Collective. A worker of the first generation."""
     world = replace(place.world, generation=1)
     settings = _with_device(resolve(options, overrides, world), options, overrides, world.local_rank, world.local_size)
     settings = replace(settings, wire=wire_on(settings.device, options.wire, options.algorithm, settings.wire, world))
-    context = _context(settings, strategy, overrides, status, place)
-    opener, can_recover = WireOpener(settings, world.on_one_host), _can_recover(settings, place)
+    context = _context(settings, strategy, overrides, status, place, undo)
+    opener, can_recover = _opener(settings, world.on_one_host), _can_recover(settings, place)
     with context.events.waiting(Wait.START), naming_lost_worker(0, "lockstep.start"):
         store = open_store(place, settings.timeout_s, active.num_before()) if world.size > 1 else None
         watch = do_nothing if can_recover else None
-        opened = in_process(world) if store is None else opener.open(world, store, watch)
+        opened = in_process(world) if store is None else open_wire(opener.options, world, store, watch)
         _agree(opened, settings)
     settings = _with_bucket_bytes(settings, opened)
     context = replace(context, settings=settings)
@@ -158,6 +171,7 @@ def _join(
     place: LaunchPlace,
     overrides: Overrides,
     status: StatusWriter | NoStatus,
+    undo: ExitStack,
 ) -> Run:
     """A worker that comes later: alone until it is admitted. See Note [Newcomers] in elastic/guard.py."""
     page = None if overrides.status_fd is None else StatusReader(overrides.status_fd)
@@ -171,9 +185,9 @@ def _join(
     slot = place.world.local_rank if place.slot is None else place.slot
     settings = _with_device(settings, options, overrides, slot, terms["num_founders"])
     _refuse_difference(terms, _terms(settings), place)
-    context = _context(settings, strategy, overrides, status, place)
+    context = _context(settings, strategy, overrides, status, place, undo)
     wire, endpoint = in_process(World()), open_endpoint(place)
-    opener = WireOpener(settings, place.world.on_one_host)
+    opener = _opener(settings, place.world.on_one_host)
     recovery = Recovery(joining(endpoint.member)[0], endpoint, opener, wire, _terms(settings), directory.members)
     elasticity = Elasticity(recovery, True, _control(overrides, settings), place.port)
     return _make_run(context, Generation(wire, (0,), settings.assignment), elasticity, place)
@@ -185,16 +199,24 @@ def _context(
     overrides: Overrides,
     status: StatusWriter | NoStatus,
     place: LaunchPlace,
+    undo: ExitStack,
 ) -> Context:
     """Sets this process up for the run; `undo` puts it back."""
-    undo = settle_process(settings.threads, settings.exact, settings.device)
+    undo.enter_context(settle_process(settings.threads, settings.exact, settings.device))
     events = Events(worker=place.world.rank if place.slot is None else place.slot)
     progress = DataProgress()
-    if type(status) is not NoStatus:  # somebody looks at it
+    if isinstance(status, StatusWriter | WaitWatch):  # somebody reads it
         StatusReport(status, progress.waited_ns).read(events)
     if settings.strategy != str(strategy):  # the command line goes over the script
         strategy = strategies.parse(settings.strategy)
     return Context(settings, strategy, overrides, events, status, undo, progress)
+
+
+def _opener(settings: Settings, on_one_host: bool) -> WireOpener:
+    if settings.wire in ("nccl", BETWEEN_GPUS):
+        set_default_variable(*NCCL_LEFT_TO_US)
+    options = WireOptions(settings.wire, settings.timeout_s, settings.device, settings.exact, settings.algorithm)
+    return WireOpener(options, on_one_host)
 
 
 def _make_run(context: Context, generation: Generation, elasticity: Elasticity | None, place: LaunchPlace) -> Run:
@@ -218,7 +240,7 @@ def _make_run(context: Context, generation: Generation, elasticity: Elasticity |
         trace = Trace(overrides.trace_dir, place.world.rank, run.sources, is_replacement=bool(place.doors))
         events.subscribe(trace, *TRACED)
     if overrides.fault is not None and overrides.run_dir is not None:
-        watch = FaultWatch(overrides.fault, run, place.world.rank, overrides.run_dir)
+        watch = FaultWatch(overrides.fault, run.guard, context.status, place.world.rank, overrides.run_dir)
         events.subscribe(watch, StepBegan, StepCommitted, GenerationFormed, Copied)
     if overrides.dump_path is not None and place.world.rank == 0:
         events.subscribe(Dump(overrides.dump_path, run.state), Closed)

@@ -23,16 +23,6 @@ from lockstep.launch.status import Collective, NoStatus, Phase, StatusWriter
 REMEMBERED = 31
 LEARN_EVERY = 8
 
-_CALLS = {
-    Wait.START: Collective.START,
-    Wait.REPLICATE: Collective.REPLICATE,
-    Wait.RESUME: Collective.RESUME,
-    Wait.CHECKPOINTS: Collective.CHECKPOINTS,
-    Wait.TOTAL: Collective.TOTAL,
-    Wait.STATISTICS: Collective.STATISTICS,
-    Wait.END: Collective.END,
-}
-
 
 class StatusReport:
     """A reader of events. `data_ns` gives the time spent so far on waiting for loaders.
@@ -70,7 +60,8 @@ class StatusReport:
         if event.wait is Wait.STEP:
             self._status.enter(Phase.REDUCING, event.step, event.bucket, event.num_buckets)
         else:
-            self._wait.enter_context(self._status.awaiting(_CALLS[event.wait]))
+            self._wait.pop_all()  # a wait that failed has no end
+            self._wait.enter_context(self._status.awaiting(Collective[event.wait.name]))
 
     def _wait_ended(self, event: Any) -> None:
         if event.wait is Wait.STEP:

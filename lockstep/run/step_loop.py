@@ -174,6 +174,10 @@ class StepLoop:
             yield from self._own_lanes(batch, "evaluation")
         self.stage = Stage.OUTSIDE
 
+    def misplaced(self) -> str | None:
+        """Where the script is, if not in the lanes of a training step."""
+        return None if self.stage is Stage.TRAINING else self.stage.value
+
     def refuse_unless_outside(self, what: str) -> None:
         if self.stage is Stage.CLOSED:
             raise Misuse(f"{what} after run.close(): the run has ended. Close it when all is done.")

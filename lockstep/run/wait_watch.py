@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from lockstep.events import Wait
 from lockstep.launch.status import Collective, NoStatus, Phase
 from lockstep.wire import Wire
 from lockstep.world import World
@@ -21,16 +22,6 @@ from lockstep.world import World
 LOOK_S = 1.0
 LONG_S = 10.0
 """A wait that is told lasts so long, and twice as long as any before that has ended."""
-
-_WORDS = {
-    Collective.START: "lockstep.start",
-    Collective.REPLICATE: "run.replicate",
-    Collective.RESUME: "run.resume",
-    Collective.CHECKPOINTS: "run.checkpoints",
-    Collective.TOTAL: "run.total",
-    Collective.STATISTICS: "synchronised batch norm",
-    Collective.END: "the end of the run",
-}
 
 
 @dataclass(frozen=True)
@@ -48,7 +39,7 @@ class LookedAtWait:
 
     def where(self) -> str:
         if self.phase == Phase.AWAITING:
-            return f"at {_WORDS[Collective(self.call)]}"
+            return f"at {Wait[Collective(self.call).name]}"
         return "to form the next generation" if self.phase == Phase.RECOVERING else f"in step {self.step}"
 
 

@@ -71,6 +71,40 @@ class Wire:
         self.close()
 
 
+@dataclass(frozen=True)
+class WireOptions:
+    """Which wire a run uses, and how. `kind` is "shared", "hierarchical" or "gloo"; on GPUs "gpu", "nccl" or "cuda".
+
+    "cuda" is one of the other two, as the workers' GPUs are. `algorithm` is for messages between CPUs.
+    """
+
+    kind: str
+    timeout_s: float
+    device: torch.device
+    exact: bool = True
+    algorithm: str | None = None
+
+
+def open_wire(options: WireOptions, world: World, store: Store, watch: Callable[[], None] | None = None) -> Wire:
+    """Collective. The wire of `world`, whose workers meet at `store`. See `over_gloo` for `watch`."""
+    timeout_s, device, exact = options.timeout_s, options.device, options.exact
+    if world.size == 1:
+        return in_process(world)
+    match options.kind:
+        case "gpu":
+            return in_gpu_memory(world, store, timeout_s, device, watch=watch)
+        case "nccl":
+            return over_nccl(world, store, timeout_s, device, exact=exact, watch=watch)
+        case "cuda":
+            return over_gpus(world, store, timeout_s, device, exact=exact, watch=watch)
+        case "shared":
+            return in_shared_memory(world, store, timeout_s, watch=watch)
+        case "hierarchical":
+            return over_hosts(world, store, timeout_s, algorithm=options.algorithm, watch=watch)
+        case _:
+            return over_gloo(world, store, timeout_s, exact=exact, algorithm=options.algorithm, watch=watch)
+
+
 def in_process(world: World | None = None) -> Wire:
     transport = InProcess(world)
     return Wire(transport, InlineQueue(), Executor(transport))

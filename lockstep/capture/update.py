@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from lockstep.run.capture.graph import CannotCapture, capture, num_broken
+from lockstep.capture.graph import CannotCapture, capture, num_broken
 
 WARM_UP = 2
 """How many updates run as they are before one is recorded: the first one makes the optimizer's state."""

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.run.capture import update as update_module
-from lockstep.run.capture.graph import CannotCapture
-from lockstep.run.capture.update import MOST_SEEN, CapturedUpdate, kept_on_host
+from lockstep.capture import update as update_module
+from lockstep.capture.graph import CannotCapture
+from lockstep.capture.update import MOST_SEEN, CapturedUpdate, kept_on_host
 
 CPU = torch.device("cpu")
 

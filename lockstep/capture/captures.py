@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from lockstep.capture.lanes import CaptureContext, CapturedLanes
+from lockstep.capture.update import CapturedUpdate
 from lockstep.errors import BadArgument
 from lockstep.events import Events
-from lockstep.run.capture.lanes import CaptureContext, CapturedLanes
-from lockstep.run.capture.update import CapturedUpdate
-from lockstep.run.step_loop import Stage, StepLoop
 from lockstep.settings.options import Settings
 from lockstep.state.models import Models
 from lockstep.strategies.protocol import StepEngine
@@ -23,9 +22,10 @@ class Captures:
 
     settings: Settings
     models: Models
-    loop: StepLoop
     events: Events
     engine: StepEngine
+    misplaced: Callable[[], str | None]
+    """What is wrong with where the script is now, if it is not in the lanes of a training step."""
     own_hooks: Callable[[], set[int]]
     """The numbers of the hooks that the run has on its optimizers."""
 
@@ -40,7 +40,7 @@ class Captures:
             raise BadArgument(f"run.captured takes a function that computes a lane, not {type(fn).__name__}")
         if optimizer is not None:
             self._capture_update(optimizer)
-        context = CaptureContext(lambda: self.engine, self._obstacle, self._modes, self._say, self.settings.device)
+        context = CaptureContext(self.engine, self._obstacle, self._modes, self.events.note, self.settings.device)
         self._lanes.append(CapturedLanes(fn, context))
         return self._lanes[-1]
 
@@ -53,14 +53,15 @@ class Captures:
     def _capture_update(self, optimizer: Optimizer) -> None:
         if not any(known is optimizer for known in self.models.optimizers.values()):
             raise BadArgument("run.captured takes an optimizer that run.replicate was given before")
-        if self.settings.device.type == "cuda" and id(optimizer) not in self._updates:
-            self._updates[id(optimizer)] = CapturedUpdate(optimizer, self.settings.device, self._say, self.own_hooks)
+        device = self.settings.device
+        if device.type == "cuda" and id(optimizer) not in self._updates:
+            self._updates[id(optimizer)] = CapturedUpdate(optimizer, device, self.events.note, self.own_hooks)
 
     def _obstacle(self) -> str | None:
         if self.settings.device.type != "cuda":
             return f"the run is on {self.settings.device}, and graphs are for CUDA"
-        if self.loop.stage is not Stage.TRAINING:
-            return f"it is called {self.loop.stage.value}"
+        if (misplaced := self.misplaced()) is not None:
+            return f"it is called {misplaced}"
         if self.engine.statistics is not None:
             return "synchronised batch norm talks to the other workers in the middle of it"
         if self.settings.not_finite != "keep":
@@ -75,6 +76,3 @@ class Captures:
             self._modules = [module for root in self.models.modules.values() for module in root.modules()]
         training = tuple([module.training for module in self._modules])
         return training, engine.addresses(), torch.is_inference_mode_enabled()
-
-    def _say(self, text: str) -> None:
-        self.events.note(text)

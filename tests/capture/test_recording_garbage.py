@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lockstep.run.capture.graph import without_collecting
+from lockstep.capture.graph import without_collecting
 
 
 @pytest.fixture(autouse=True)

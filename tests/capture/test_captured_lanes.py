@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from workers import on_workers
 
 import lockstep
+from lockstep.capture import graph as capture_module
+from lockstep.capture import lanes as lanes_module
+from lockstep.capture.graph import CannotCapture
+from lockstep.capture.lanes import CaptureContext, CapturedLanes, standing_like, unfit
 from lockstep.chance import Generators
 from lockstep.errors import BadArgument, Misuse
 from lockstep.gradients import recorder as recorder_module
 from lockstep.gradients.record import HostLoss
 from lockstep.gradients.recorder import Recording
 from lockstep.gradients.step import StepInFlight
-from lockstep.run.capture import graph as capture_module
-from lockstep.run.capture import lanes as lanes_module
-from lockstep.run.capture.graph import CannotCapture
-from lockstep.run.capture.lanes import CaptureContext, CapturedLanes, standing_like, unfit
 from lockstep.strategies.replicated import ReplicatedEngine
 
 CPU = torch.device("cpu")
@@ -198,7 +198,7 @@ def test_work_that_cannot_be_recorded_runs_as_it_is_and_says_why_once(played: No
             return loss
 
         said: list[str] = []
-        compute = CapturedLanes(lane, CaptureContext(lambda: run._engine, lambda: None, lambda: 0, said.append, CPU))
+        compute = CapturedLanes(lane, CaptureContext(run._engine, lambda: None, lambda: 0, said.append, CPU))
         lanes_module.capture = play(run._engine)
         for _ in range(4):
             for (x,) in run.lanes((torch.randn(8, 6),)):
@@ -218,7 +218,7 @@ class Twice:
         self.model = Net()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         run.replicate(self.model, self.optimizer)
-        around = CaptureContext(lambda: run._engine, lambda: None, lambda: 0, self.said.append, CPU)
+        around = CaptureContext(run._engine, lambda: None, lambda: 0, self.said.append, CPU)
         self.compute = CapturedLanes(lane or self.backward, around)
         lanes_module.capture = play(run._engine)
 

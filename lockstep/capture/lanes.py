@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from lockstep.capture.graph import CannotCapture, capture, num_broken, watching_for_waits
 from lockstep.chance import Generators
 from lockstep.gradients.recorder import LaneRecorder, Recording
-from lockstep.run.capture.graph import CannotCapture, capture, num_broken, watching_for_waits
 from lockstep.strategies.protocol import StepEngine
 
 WARM_UP = 3
@@ -45,7 +45,7 @@ _PLAIN = (str, bytes, int, float, bool, type(None), torch.dtype, torch.device)
 class CaptureContext:
     """What a captured lane needs of the run: its engine, the obstacles on its side, and a way to report them."""
 
-    engine: Callable[[], StepEngine]
+    engine: StepEngine
     obstacle: Callable[[], str | None]
     modes: Callable[[], Hashable]
     """What changes the work besides its arguments: the models' training modes, and where their tensors are."""
@@ -92,7 +92,7 @@ class CapturedLanes:
         obstacle = self._refused or self._context.obstacle() or unfit(leaves)
         if obstacle is not None:
             return self._as_it_is(obstacle, args, kwargs)
-        engine = self._context.engine()
+        engine = self._context.engine
         if engine.shows_lanes:  # for this step only
             return self._run(args, kwargs)
         if not engine.recorder.expects_whole_lane():
