@@ -53,7 +53,7 @@ from lockstep.settings.environment import (
     find_place,
     process_environment,
     read_overrides,
-    set_default_variable,
+    with_variable,
 )
 from lockstep.settings.options import BETWEEN_GPUS, Options, Settings, resolve, wire_on
 from lockstep.state.progress import DataProgress
@@ -203,6 +203,8 @@ def _context(
 ) -> Context:
     """Sets this process up for the run; `undo` puts it back."""
     undo.enter_context(settle_process(settings.threads, settings.exact, settings.device))
+    if settings.wire in ("nccl", BETWEEN_GPUS):
+        undo.enter_context(with_variable(*NCCL_LEFT_TO_US))
     events = Events(worker=place.world.rank if place.slot is None else place.slot)
     progress = DataProgress()
     if isinstance(status, StatusWriter | WaitWatch):  # somebody reads it
@@ -213,8 +215,6 @@ def _context(
 
 
 def _opener(settings: Settings, on_one_host: bool) -> WireOpener:
-    if settings.wire in ("nccl", BETWEEN_GPUS):
-        set_default_variable(*NCCL_LEFT_TO_US)
     options = WireOptions(settings.wire, settings.timeout_s, settings.device, settings.exact, settings.algorithm)
     return WireOpener(options, on_one_host)
 

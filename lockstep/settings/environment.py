@@ -26,7 +26,6 @@ __all__ = [
     "parse_strategy",
     "process_environment",
     "read_overrides",
-    "set_default_variable",
     "take_environment",
     "with_variable",
 ]
@@ -61,11 +60,6 @@ def with_variable(name: str, value: str) -> Iterator[None]:
 
 STRATEGIES = ("replicated",)
 """The strategies of a step, by their string forms."""
-
-
-def set_default_variable(name: str, value: str) -> None:
-    """The variable is set for this process from now on, to `value` unless the user has set it."""
-    os.environ.setdefault(name, value)
 
 
 def find_place(environ: Mapping[str, str]) -> LaunchPlace:

@@ -144,7 +144,7 @@ def train(captured: bool, lanes: int = 8, told: bool = True, steps: int = 14, **
             return loss
 
         engine, said = run._engine, []
-        around = CaptureContext(lambda: engine, lambda: None, lambda: model.training, said.append, CPU)
+        around = CaptureContext(engine, lambda: None, lambda: model.training, said.append, CPU)
         compute = CapturedLanes(lane, around) if captured else lane
         lanes_module.capture = play(engine)  # in this worker's own process
         losses, seen = [], []
