@@ -13,8 +13,9 @@ from lockstep.settings.environments.lockstep_run import Bootstrap
 _NOT_INHERITED = (
     lockstep_run.LISTEN_FD,
     lockstep_run.STATUS_FD,
-    lockstep_run.DOORS,
+    lockstep_run.ENDPOINTS,
     lockstep_run.CONTROL_FD,
+    lockstep_run.SECRET,
     *lockstep_run.TORCH_DISTRIBUTED,
     "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_RUN_ID",
