@@ -51,6 +51,11 @@ class Assignment:
                 f"an assignment must carry every lane 0..V-1 exactly once, not {list(map(list, self.lanes_of))}"
             )
 
+    @cached_property
+    def most_lanes(self) -> int:
+        """How many lanes the worker carries that has the most."""
+        return max(map(len, self.lanes_of))
+
     @classmethod
     def even(cls, num_lanes: int, num_workers: int) -> "Assignment":
         """Contiguous lanes, as evenly as possible; with more workers than lanes some carry none."""

@@ -1,5 +1,10 @@
 """What every worker must know of every other before a step can end: one small record each.
 
+# Note [Size of a record]
+# All workers read the records of all, in every step. So a record has an entry for each lane that its worker carries and
+# none for the others, and what is merely true or false is a bit: the bits of a thousand workers are put together
+# in less than a millisecond. Records are exchanged as pieces of one size, that of the worker with the most lanes.
+
 # Note [Losses do not wait for the backward pass]
 # The record of a step holds its losses, so they must come to the host. Reading a tensor that is on a GPU waits for all
 # that was launched before: the whole backward pass. So a loss is sent off to the host when it is reported, before its
@@ -13,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -79,6 +85,9 @@ class StepRequest(IntEnum):
     """The script may have given worker 0 things that no other has: if it is lost, its replacement is waited for."""
 
 
+NO_LANE = 0xFFFFFFFF
+"""Where an entry of a record is empty."""
+
 SUMMED = math.inf
 """What a lane is weighted by whose loss is a sum: it counts whole. No weight of a user can be it."""
 
@@ -117,40 +126,56 @@ class StepRecord:
     def empty(cls, num_lanes: int, num_parameters: int, num_buffers: int) -> "StepRecord":
         return cls([None] * num_lanes, [None] * num_lanes, [False] * num_parameters, [False] * num_buffers)
 
-    def pack(self) -> bytes:
-        numbers = [*self.weights, *self.losses, *self.squares]
-        values = [0.0 if number is None else number for number in numbers]
-        known = (number is not None for number in numbers)
-        flags = bytes([*known, self.carries, *self.requests, *self.used, *self.changed])
-        return _numbers(len(numbers)).pack(*values) + flags + self.health
+    def pack(self, most_lanes: int) -> bytes:
+        """Of one size on all workers, none of which reports more than `most_lanes`. See Note [Size of a record]."""
+        columns = self._columns()
+        reported = [lane for lane in range(len(self.weights)) if any(column[lane] is not None for column in columns)]
+        entry = _entry(len(columns))
+        entries = bytearray()
+        for lane in reported:
+            numbers = [column[lane] for column in columns]
+            known = sum(1 << place for place, number in enumerate(numbers) if number is not None)
+            entries += entry.pack(lane, known, *(0.0 if number is None else number for number in numbers))
+        flags = self._flags()
+        bits = _as_bits(flags).to_bytes(_num_bytes(flags), "little")
+        return bytes(entries).ljust(most_lanes * entry.size, b"\xff") + bits + self.health
 
     def merge(self, rank: int, packed: Mapping[int, bytes]) -> None:
         """Afterwards it is the record of all workers: this one, of worker `rank`, and what its peers have `packed`.
 
-        A lane's numbers come from the one worker that reported them.
+        A lane's numbers come from the one worker that reported them. Takes time for every lane and every worker once.
         """
-        healths = {rank: self.health}
+        columns, flags = self._columns(), self._flags()
+        entry, num_bytes, num_health = _entry(len(columns)), _num_bytes(flags), len(self.health)
+        bits, healths = _as_bits(flags), {rank: self.health}
         for peer, record in packed.items():
-            self._take(record)
-            healths[peer] = record[len(record) - len(self.health) :]
+            at = len(record) - num_health - num_bytes
+            bits |= int.from_bytes(record[at : at + num_bytes], "little")
+            healths[peer] = record[len(record) - num_health :]
+            for lane, known, *numbers in entry.iter_unpack(record[:at]):
+                if lane == NO_LANE:
+                    break
+                for place, (column, number) in enumerate(zip(columns, numbers, strict=True)):
+                    if known >> place & 1:
+                        column[lane] = number
+        self._take(columns, _as_flags(bits, len(flags)))
         self.healths = [healths[peer] for peer in sorted(healths)]
 
-    def _take(self, record: bytes) -> None:
-        """Adds what a peer has packed."""
+    def _columns(self) -> list[list[float | None]]:
+        """The numbers of lanes: a list over the lanes for each kind of number."""
         lanes = len(self.weights)
-        num_values = 2 * lanes + len(self.squares)
-        numbers = _numbers(num_values)
-        values = numbers.unpack_from(record)
-        flags = memoryview(record)[numbers.size : len(record) - len(self.health)]
-        known, rest = flags[:num_values], flags[num_values + 1 :]
-        self.carries |= flags[num_values] != 0
-        self.weights = _both(self.weights, values[:lanes], known[:lanes])
-        self.losses = _both(self.losses, values[lanes : 2 * lanes], known[lanes : 2 * lanes])
-        self.squares = _both(self.squares, values[2 * lanes :], known[2 * lanes :])
-        requests, used = len(StepRequest), len(StepRequest) + len(self.used)
-        self.requests = _either(self.requests, rest[:requests])
-        self.used = _either(self.used, rest[requests:used])
-        self.changed = _either(self.changed, rest[used:])
+        kinds = range(0, len(self.squares), max(1, lanes))
+        return [[*self.weights], [*self.losses], *(self.squares[first : first + lanes] for first in kinds)]
+
+    def _flags(self) -> list[bool]:
+        return [self.carries, *self.requests, *self.used, *self.changed]
+
+    def _take(self, columns: list[list[float | None]], flags: list[bool]) -> None:
+        self.weights, self.losses, *squares = columns
+        self.squares = list(chain.from_iterable(squares))
+        requests, used = 1 + len(self.requests), 1 + len(self.requests) + len(self.used)
+        self.carries, self.requests = flags[0], flags[1:requests]
+        self.used, self.changed = flags[requests:used], flags[used:]
 
     def lane_weights(self, shares: dict[int, int]) -> Weights:
         """The weight of each lane of `shares` (lane to number of samples): what was reported, else its samples."""
@@ -185,14 +210,22 @@ def _refuse_mixed(weighted: Sequence[int], shares: Mapping[int, int], how: str, 
 
 
 @lru_cache(maxsize=64)
-def _numbers(num_values: int) -> struct.Struct:
-    """What a record begins with; flags follow, one byte each."""
-    return struct.Struct(f"<{num_values}d")
+def _entry(num_kinds: int) -> struct.Struct:
+    """Of one lane: its number, which of its numbers are known, and these."""
+    return struct.Struct(f"<IB{num_kinds}d")
 
 
-def _both(mine: list[float | None], theirs: Sequence[float], known: Sequence[int]) -> list[float | None]:
-    return [value if is_known else own for own, value, is_known in zip(mine, theirs, known, strict=True)]
+def _num_bytes(flags: list[bool]) -> int:
+    return (len(flags) + 7) // 8
 
 
-def _either(mine: list[bool], theirs: Sequence[int]) -> list[bool]:
-    return [own or their != 0 for own, their in zip(mine, theirs, strict=True)]
+def _as_bits(flags: list[bool]) -> int:
+    """The first flag is the highest bit."""
+    return int(bytes(flags).translate(_DIGITS), 2)
+
+
+def _as_flags(bits: int, number: int) -> list[bool]:
+    return [digit == "1" for digit in f"{bits:0{number}b}"]
+
+
+_DIGITS = bytes.maketrans(b"\0\1", b"01")

@@ -370,7 +370,8 @@ class ReplicatedEngine(StepEngine):
         if not step.plan.adds_nothing:
             mine.changed = self.buffers.changed()
         wire = step.generation.wire
-        mine.merge(wire.world.rank, exchange_with_peers(wire.transport, mine.pack))
+        most_lanes = step.plan.assignment.most_lanes
+        mine.merge(wire.world.rank, exchange_with_peers(wire.transport, lambda: mine.pack(most_lanes)))
         return mine
 
     def _launch_rest(self, step: StepInFlight, record: StepRecord) -> None:

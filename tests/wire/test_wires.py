@@ -9,17 +9,20 @@ import resource
 import signal
 import socket
 import struct
+import sys
 import threading
 from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 from workers import on_workers, outcomes
 
 from lockstep.errors import PeerGone
@@ -34,8 +37,10 @@ from lockstep.wire import (
     over_gloo,
     over_hosts,
 )
+from lockstep.wire.exchange import GatheringExchange, post
 from lockstep.wire.network.deadline import Deadline
 from lockstep.wire.shared.neighbours import SECRET_BYTES
+from lockstep.wire.transport import COMMIT, CONTROL
 from lockstep.world import World
 
 
@@ -71,6 +76,54 @@ def _flat(wire: Wire, num_elements: int, allocated: bool) -> torch.Tensor:
     if allocated:
         return wire.reducer.allocate(num_elements, torch.float32, torch.device("cpu"))
     return torch.empty(num_elements)
+
+
+def _exchange_all(kind: str) -> list[Any]:
+    """Two exchanges at once, as a step has; the second is waited for first. Then one whose records differ in no bit."""
+    with open_wire(kind) as wire:
+        rank, transport = wire.world.rank, wire.transport
+        one = post(transport, torch.tensor([rank, 7, rank], dtype=torch.uint8), CONTROL)
+        two = post(transport, torch.tensor([100 + rank], dtype=torch.uint8), COMMIT)
+        second = [record.tolist() for record in two.wait()]
+        first = [record.tolist() for record in one.wait()]
+        exchange(transport, torch.zeros(1, dtype=torch.uint8))
+        return [first, second]
+
+
+@WIRES
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("most_direct", [1, 16])
+def test_every_worker_has_every_record_by_rank_directly_and_in_rounds(
+    kind: str, size: int, most_direct: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["lockstep.wire.exchange"], "MOST_DIRECT", most_direct)
+    records = [[[rank, 7, rank] for rank in range(size)], [[100 + rank] for rank in range(size)]]
+    assert on_workers(size, _exchange_all, kind) == [records] * size
+
+
+@given(st.integers(2, 40))
+def test_in_rounds_a_worker_sends_and_receives_a_logarithm_of_messages(size: int) -> None:
+    messages: list[tuple[str, int, int]] = []
+
+    class Counted:
+        world = World(size // 2, size, size // 2, size)
+
+        def send(self, tensor: torch.Tensor, target: int, tag: int) -> "Counted":
+            messages.append(("to", target, tensor.numel()))
+            return self
+
+        def receive(self, tensor: torch.Tensor, source: int, tag: int) -> "Counted":
+            messages.append(("from", source, tensor.numel()))
+            return self
+
+        def wait(self) -> None:
+            pass
+
+    GatheringExchange(cast(Any, Counted()), torch.zeros(3, dtype=torch.uint8), CONTROL).wait()
+    for way in ("to", "from"):
+        sizes = {peer: number for side, peer, number in messages if side == way}
+        assert len(sizes) == (size - 1).bit_length() == len([1 for side, *_ in messages if side == way])
+        assert sum(sizes.values()) == 3 * (size - 1)
 
 
 GO_AHEAD, WAITED_FOR = 6, 7
