@@ -11,11 +11,14 @@ from launches import FORKING
 
 from lockstep.events import (
     LAUNCHER,
+    CatchUpFound,
     Event,
+    LateFound,
     LaunchEnded,
     MemberLost,
     RunFailed,
     RunInterrupted,
+    SlowFound,
     WorkerExited,
     WorkerStarted,
 )
@@ -43,7 +46,7 @@ while run.step < 300:
         open("lost", "x").close()
         os.kill(os.getpid(), signal.SIGKILL)
     if run.size == 1:
-        select.select([], [], [], 0.1)
+        select.select([], [], [], 0.3)  # until the other is there
 """
 
 RAISING = """
@@ -99,7 +102,7 @@ def raised(tmp_path_factory: pytest.TempPathFactory) -> Observed:
 
 
 def test_a_worker_that_is_lost_and_replaced_is_an_event_at_each_turn_with_its_slot_and_step(lost: Observed) -> None:
-    assert lost.kinds() == [
+    assert lost.kinds(LateFound, SlowFound, CatchUpFound) == [
         "WorkerStarted", "WorkerStarted", "WorkerExited", "MemberLost", "WorkerStarted",
         "WorkerExited", "WorkerExited", "LaunchEnded",
     ]  # fmt: skip
@@ -139,4 +142,5 @@ def test_a_signal_to_the_launcher_is_an_event_with_its_name(tmp_path: Path) -> N
 
 def test_all_that_the_launcher_says_is_made_of_its_events(lost: Observed, raised: Observed) -> None:
     assert (lost.said, raised.said) == (lost.read, raised.read)
-    assert (len(lost.said), len(raised.said)) == (1, 1)
+    assert any("was killed by SIGKILL at step 3" in text for text in lost.said)
+    assert raised.said[-1].startswith("✗ worker 1 failed at step 0: ValueError: bad sample 7\n")

@@ -35,7 +35,7 @@ while run.step < 300:
     if run.step == 3 and not is_newcomer and run._events.worker == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if run.size == 1:
-        select.select([], [], [], 0.1)  # until the newcomer is there
+        select.select([], [], [], 0.3)  # until the newcomer is there
     if is_newcomer and "after" not in found:
         ask("after")
         with open("found.json", "w") as file:
