@@ -5,6 +5,7 @@ import builtins
 import inspect
 import re
 import symtable
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -178,3 +179,10 @@ def test_the_example_of_the_readme_trains(after_the_example: dict[str, object]) 
     assert isinstance(run, lockstep.Run)
     assert run.step == 10 * 4
     assert F.cross_entropy(model(x), x[:, :3].argmax(1)) < 0.5  # type: ignore[operator, index]
+
+
+def test_the_extra_with_which_workers_share_gpu_memory_is_named_where_people_install_and_where_they_use_gpus() -> None:
+    extras = tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"]
+    assert [requirement.split(">")[0] for requirement in extras["cuda"]] == ["cuda-bindings"]
+    assert re.search(r"pip install \"\.\[\w+,cuda\]\"", read("README.md"))
+    assert 'pip install "torch-lockstep[cuda]"' in read("docs/gpu.md")

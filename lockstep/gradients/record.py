@@ -94,7 +94,7 @@ SUMMED = math.inf
 
 @dataclass(frozen=True)
 class Weights:
-    """What the lanes of a step count by, and what they are divided by. See Note [Scale of told weights] in step.py."""
+    """What the lanes of a step count by, and what they are divided by. See Note [Scale of given weights] in step.py."""
 
     lanes: Mapping[int, float]
     total: float
@@ -204,7 +204,7 @@ class StepRecord:
 def _refuse_mixed(weighted: Sequence[int], shares: Mapping[int, int], how: str, verb: str) -> None:
     if weighted and len(weighted) < len(shares):
         raise Misuse(
-            f"lanes {list(weighted)} were told by run.backward(loss, {how}), lanes "
+            f"lanes {list(weighted)} were given by run.backward(loss, {how}), lanes "
             f"{sorted(set(shares) - set(weighted))} were not. {verb} all lanes of a step, or none."
         )
 

@@ -1,8 +1,8 @@
 """A step in flight on one worker.
 
-# Note [Scale of told weights]
+# Note [Scale of given weights]
 # A lane enters the sum multiplied by weight/N, where N is the number of samples: for plain lanes this is the final
-# weight n_v/N. Where weights were told (tokens), their total is known only when the last lane has spoken, so
+# weight n_v/N. Where the script gives weights (tokens), their total is known only when the last lane has ended, so
 # the sum is multiplied by N/total at the end. For weights equal to the samples that factor is exactly 1. The only
 # lane of a step counts whole, whatever its weight. So do all lanes of a step whose losses are sums over their samples:
 # nothing is multiplied at all.
@@ -56,7 +56,7 @@ class StepInFlight:
         self.weights = Weights({}, 1.0)
 
     def forget_lane(self) -> None:
-        """Nothing of the lane under way was told or taken."""
+        """Nothing of the lane under way is recorded or taken any more."""
         self.folded = 0
         self.full.clear()
         self.losses.pop(self.lane, None)
@@ -72,14 +72,14 @@ class StepInFlight:
 
     @property
     def weight(self) -> float:
-        """By what the lane under way is multiplied. See Note [Scale of told weights]."""
-        told = self.record.weights[self.lane]
-        if len(self.plan.present) == 1 or told == SUMMED:
+        """By what the lane under way is multiplied. See Note [Scale of given weights]."""
+        given = self.record.weights[self.lane]
+        if len(self.plan.present) == 1 or given == SUMMED:
             return 1.0
-        return (self.plan.shares[self.lane] if told is None else told) / self.plan.num_samples
+        return (self.plan.shares[self.lane] if given is None else given) / self.plan.num_samples
 
     @property
     def scale(self) -> float:
-        """By what the sum is multiplied. See Note [Scale of told weights]."""
+        """By what the sum is multiplied. See Note [Scale of given weights]."""
         whole = self.weights.summed or len(self.weights.lanes) == 1
         return 1.0 if whole else self.plan.num_samples / self.weights.total

@@ -15,8 +15,9 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from lockstep import events
 from lockstep.launch.failure import EXITED, Failure, first_failure
-from lockstep.launch.messages import count, joiner_message, listed, loss_message
+from lockstep.launch.messages import count
 from lockstep.launch.status import Phase, StatusRow
 from lockstep.settings.environments.place import LOOPBACK
 
@@ -70,8 +71,10 @@ Event = Finished | Failed | Rescaled | Condemned | Looked
 
 
 @dataclass(frozen=True)
-class Say:
-    text: str
+class Report:
+    """Hand the event to its readers."""
+
+    event: events.Event
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ class Dismiss:
     slot: int
 
 
-Action = Say | StartJoiner | SendSignal | Dismiss
+Action = Report | StartJoiner | SendSignal | Dismiss
 
 
 @dataclass(frozen=True)
@@ -220,8 +223,7 @@ def _learn(state: SupervisorState, event: Event, page: Page, actions: list[Actio
         case Failed(failure, ended):
             return _fail(state, failure, ended, page, actions)
         case Rescaled(wanted):
-            if wanted > state.wanted:
-                actions.append(Say(f"  {count(wanted - state.wanted, 'more worker')} will join: {wanted} wanted"))
+            actions.append(Report(events.RunScaled(state.wanted, wanted, **_of_run(state))))
             return replace(state, wanted=wanted, given_up=frozenset(), num_misplaced=0)
         case Condemned(slot) if slot in state.workers:
             return _with(state, slot, replace(state.workers[slot], condemned=True))
@@ -279,18 +281,16 @@ def _lose_joiner(state: SupervisorState, failure: Failure, actions: list[Action]
     if state.num_faults > state.fault_budget:
         return _in_crisis(replace(state, exhausted=_used_up(state)), failure)
     if not condemned:
-        actions.append(Say(joiner_message(failure, retried)))
+        actions.append(Report(events.JoinerLost(failure, retried, **_of(failure))))
     return state
 
 
 def _misplaced(state: SupervisorState, failure: Failure, actions: list[Action]) -> SupervisorState:
     """The members go on. It costs nothing of the fault budget: the script cannot be joined at this point."""
-    if failure.message:
-        actions.append(Say(f"! worker {failure.rank} gives its place up: {failure.message}"))
+    actions.append(Report(events.JoinerMisplaced(failure, **_of(failure))))
     state = replace(state, num_misplaced=state.num_misplaced + 1, turned_away=(*state.turned_away, failure))
     if state.num_misplaced == MISPLACED_TRIES:
-        misplaced = f"{MISPLACED_TRIES} new workers have not found their place in the script"
-        actions.append(Say(f"  {misplaced}: no more are started, and the others go on"))
+        actions.append(Report(events.JoinersGivenUp(MISPLACED_TRIES, **_of_run(state))))
     return state
 
 
@@ -311,7 +311,7 @@ def _lose(
         unreported = state.unreported if worker.condemned else (*state.unreported, failure)
         return _in_crisis(replace(state, unreported=unreported), failure)
     if not worker.condemned:
-        actions.append(Say(loss_message(failure)))
+        actions.append(Report(member_lost(failure)))
     return state
 
 
@@ -391,9 +391,22 @@ def _shrink(state: SupervisorState, surplus: list[int], page: Page, actions: lis
         state = _without(state, slot)
         actions.append(Dismiss(slot))
     if leaving:
-        verb = "leaves" if len(leaving) == 1 else "leave"
-        actions.append(Say(f"  {listed(leaving, 'worker')} {verb} after the step: {state.wanted} wanted"))
+        actions.append(Report(events.LeavingAsked(tuple(leaving), state.wanted, **_of_run(state))))
     return state
+
+
+def member_lost(failure: Failure) -> events.MemberLost:
+    return events.MemberLost(failure, **_of(failure))
+
+
+def _of(failure: Failure) -> dict[str, int]:
+    """What an event about this worker is stamped with."""
+    return {"worker": failure.rank, "step": failure.step or 0}
+
+
+def _of_run(state: SupervisorState) -> dict[str, int]:
+    """What an event about the whole run is stamped with."""
+    return {"worker": events.LAUNCHER, "step": state.num_steps or 0}
 
 
 def _members(state: SupervisorState, page: Page) -> list[int]:

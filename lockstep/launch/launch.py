@@ -2,15 +2,25 @@
 
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
+from lockstep.events import (
+    LAUNCHER,
+    Events,
+    LaunchEnded,
+    OutputLost,
+    RanApart,
+    RunFailed,
+    RunInterrupted,
+    Subscriber,
+)
 from lockstep.launch.decisions import Over
 from lockstep.launch.exits import CTRL_C, DONE, ENVIRONMENT, TERMINATED, USER_ERROR, WORKER_LOST
 from lockstep.launch.failure import Failure
 from lockstep.launch.job import Job
 from lockstep.launch.local_pool import LocalPool
-from lockstep.launch.messages import apart_message, failure_message
+from lockstep.launch.messages import LauncherConsole
 from lockstep.launch.output import clear_earlier, log_path
 from lockstep.launch.pool import OpenPool
 from lockstep.launch.scale import registered
@@ -53,43 +63,54 @@ class ShownOutput:
 
 
 def launch(
-    job: Job, *, show: Callable[[bytes], None], say: Callable[[str], None], open_pool: OpenPool = LocalPool
+    job: Job,
+    *,
+    show: Callable[[bytes], None],
+    say: Callable[[str], None],
+    open_pool: OpenPool = LocalPool,
+    readers: Iterable[Subscriber] = (),
 ) -> LaunchOutcome:
     """Runs the job to its end; afterwards no process of it is left.
 
-    The output of the worker with rank 0 goes to `show` as it comes, and the launcher's own messages to `say`.
-    The folder `job.run_dir` must exist. Main thread only: Ctrl-C and SIGTERM end the workers, not this function.
+    The output of the worker with rank 0 goes to `show` as it comes, and the launcher's own messages to `say`; `readers`
+    receive the events from which they are made. The folder `job.run_dir` must exist. Main thread only: Ctrl-C and
+    SIGTERM end the workers, not this function.
     """
-    began_s = time.monotonic()
-    with LauncherSignals() as signals, registered(job.run_dir, say):
+    began_s, events = time.monotonic(), Events(LAUNCHER)
+    events.subscribe(LauncherConsole(say))
+    for reader in readers:
+        events.subscribe(reader)
+    with LauncherSignals() as signals, registered(job.run_dir, events.note):
         clear_earlier(job.run_dir)
         shown = ShownOutput(show, signals)
-        with open_pool(job, shown, say, signals) as pool:
-            supervisor = Supervisor(job, pool, signals, say)
+        with open_pool(job, shown, events.note, signals) as pool:
+            supervisor = Supervisor(job, pool, signals, events)
             end = supervisor.run()
             if isinstance(end, Over):
-                say(_failure_of_run(job, end, supervisor.num_well(end)))
+                events.publish(_failure_of_run(job, end, supervisor.num_well(end)))
                 supervisor.end_others()
             saved = any(row.saved for row in pool.rows().values())
             ran_apart = end is None and supervisor.ran_apart
-    num_workers = supervisor.num_workers
-    if shown.error is not None and not isinstance(end, Over):
-        say(f"✗ the output cannot be written: {shown.error.strerror}; {_all_ended(job, num_workers)}")
-        return LaunchOutcome(ENVIRONMENT, None, time.monotonic() - began_s, saved)
-    if ran_apart:
-        say(apart_message(num_workers))
-        return LaunchOutcome(USER_ERROR, None, time.monotonic() - began_s)
-    if isinstance(end, signal.Signals):
-        by = "Ctrl-C" if end == signal.SIGINT else end.name
-        say(f"✗ stopped by {by}; {_all_ended(job, num_workers)}")
-    return LaunchOutcome(
+            events.step = supervisor.num_steps
+    outcome = LaunchOutcome(
         _exit_code(end),
         end.first if isinstance(end, Over) else None,
-        time.monotonic() - began_s,
+        0.0,
         saved,
         supervisor.turned_away,
         tuple(pool.obstacles),
     )
+    if shown.error is not None and not isinstance(end, Over):
+        events.emit(OutputLost, shown.error.strerror or str(shown.error), supervisor.num_workers, str(job.run_dir))
+        outcome = LaunchOutcome(ENVIRONMENT, None, 0.0, saved)
+    elif ran_apart:
+        events.emit(RanApart, supervisor.num_workers)
+        outcome = LaunchOutcome(USER_ERROR, None, 0.0)
+    elif isinstance(end, signal.Signals):
+        events.emit(RunInterrupted, end.name, supervisor.num_workers, str(job.run_dir))
+    outcome = replace(outcome, seconds=time.monotonic() - began_s)
+    events.emit(LaunchEnded, outcome.exit_code, outcome.seconds)
+    return outcome
 
 
 def _exit_code(end: signal.Signals | Over | None) -> int:
@@ -101,13 +122,7 @@ def _exit_code(end: signal.Signals | Over | None) -> int:
     return DONE if end is None else CTRL_C if end == signal.SIGINT else TERMINATED
 
 
-def _failure_of_run(job: Job, over: Over, num_well: int) -> str:
-    too = sum(not failure.secondary for failure in over.others)
-    return failure_message(
-        over.first, num_well, log_path(job.run_dir, over.first.rank), num_failed_too=too, why=over.why
-    )
-
-
-def _all_ended(job: Job, num_workers: int) -> str:
-    workers = "the worker has" if num_workers == 1 else f"all {num_workers} workers have"
-    return f"{workers} ended. Logs: {job.run_dir}"
+def _failure_of_run(job: Job, over: Over, num_well: int) -> RunFailed:
+    first = over.first
+    path = str(log_path(job.run_dir, first.rank))
+    return RunFailed(first, over.others, over.why, num_well, path, worker=first.rank, step=first.step or 0)

@@ -1,15 +1,36 @@
-"""The launcher's messages to the user, at most six lines each."""
+"""The launcher's messages to the user, at most six lines each: what a reader of its events writes, and nothing else."""
 
 import os
 import re
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 
 from lockstep.errors import explained
+from lockstep.events import (
+    CatchUpFound,
+    Event,
+    HangFound,
+    JoinerLost,
+    JoinerMisplaced,
+    JoinersGivenUp,
+    LateFound,
+    LeavingAsked,
+    MemberLost,
+    NobodyStarted,
+    Note,
+    OutputLost,
+    RanApart,
+    RunFailed,
+    RunInterrupted,
+    RunRestarted,
+    RunScaled,
+    SlowFound,
+    StoppedFound,
+    WorkerNotStarted,
+)
 from lockstep.launch.failure import EXITED, KILLED, QUIT, RAISED, Failure
-from lockstep.launch.hangs import STEP, Hung, Idle, Late, StoppedWorker, WorkerView, call_of
+from lockstep.launch.hangs import STEP, Idle, Late, WorkerView, call_of
 from lockstep.launch.status import Collective, Phase, StatusRow
-from lockstep.launch.stragglers import CaughtUp, Slow, SlowCause
+from lockstep.launch.stragglers import Slow, SlowCause
 from lockstep.launch.traceback_lines import Frame
 
 _LONGEST = 300
@@ -26,54 +47,111 @@ _ADVICE = {
 }
 
 
-def failure_message(
-    failure: Failure, num_others: int, log_path: Path, *, num_failed_too: int = 0, why: str = ""
-) -> str:
-    """What failed and where, `why` that ends the run, how the others are, and where the log is.
+class LauncherConsole:
+    """A reader of the launcher's events: gives `say` the message of each that has one."""
 
-    `num_others` workers were well until then; `num_failed_too` failed as well, each for a reason of its own.
-    """
-    lines = [f"✗ {_headline(failure)}", *_places(failure.frames), *_hint(failure), *([f"  {why}"] if why else [])]
-    return "\n".join([*lines, f"  {_others(num_others, num_failed_too)}Full log: {_near(str(log_path))}"])
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
 
-
-def loss_message(failure: Failure) -> str:
-    """One line for a worker that was lost while the run goes on."""
-    return f"! {_headline(failure)}"
+    def __call__(self, event: Event) -> None:
+        if text := message(event):
+            self._say(text)
 
 
-def joiner_message(failure: Failure, retried: bool) -> str:
-    """One line for a new worker that was lost before the others admitted it."""
-    return f"! {_headline(failure)}, before it had joined: {'' if retried else 'not '}tried again"
+def message(event: Event) -> str:
+    """What the user reads of an event; "" if nothing."""
+    match event:
+        case Note(text=text):
+            return text
+        case RunFailed():
+            return _failure(event)
+        case RunInterrupted():
+            by = "Ctrl-C" if event.signal == "SIGINT" else event.signal
+            return f"✗ stopped by {by}; {_all_ended(event.num_workers, event.folder)}"
+        case OutputLost():
+            return f"✗ the output cannot be written: {event.reason}; {_all_ended(event.num_workers, event.folder)}"
+        case RanApart() | NobodyStarted():
+            return _apart(event)
+        case HangFound() | LateFound() | StoppedFound() | SlowFound() | CatchUpFound():
+            return _found(event)
+    return _change(event)
 
 
-def restart_message(num_workers: int, has_trained: bool) -> str:
-    workers = "the worker starts" if num_workers == 1 else f"all {num_workers} workers start"
-    if not has_trained:
+def _change(event: Event) -> str:
+    """Of workers that were lost, come, leave or start again."""
+    match event:
+        case MemberLost():
+            return f"! {_headline(event.failure)}"
+        case JoinerLost():
+            again = "tried again" if event.is_retried else "not tried again"
+            return f"! {_headline(event.failure)}, before it had joined: {again}"
+        case JoinerMisplaced() if event.failure.message:
+            return f"! worker {event.worker} gives its place up: {event.failure.message}"
+        case JoinersGivenUp():
+            misplaced = f"{event.num_misplaced} new workers have not found their place in the script"
+            return f"  {misplaced}: no more are started, and the others go on"
+        case WorkerNotStarted():
+            return f"! {event.reason}; the others go on without it"
+        case RunScaled() if event.num_wanted > event.num_before:
+            more = count(event.num_wanted - event.num_before, "more worker")
+            return f"  {more} will join: {event.num_wanted} wanted"
+        case LeavingAsked():
+            verb = "leaves" if len(event.slots) == 1 else "leave"
+            return f"  {listed(event.slots, 'worker')} {verb} after the step: {event.num_wanted} wanted"
+        case RunRestarted():
+            return _restart(event)
+    return ""
+
+
+def _found(event: HangFound | LateFound | StoppedFound | SlowFound | CatchUpFound) -> str:
+    """What the watchdog has found."""
+    match event:
+        case LateFound():
+            return late_message(event.finding, event.views, event.places, event.time_s)
+        case HangFound():
+            return hung_message(event)
+        case SlowFound():
+            return slow_message(event.finding)
+        case CatchUpFound():
+            return f"  worker {event.worker} has caught up: it is not slow any more"
+        case StoppedFound():
+            moment = f" at step {event.step}" if event.is_member else ""
+            stopped = f"worker {event.worker} ({event.worker_id}) is stopped{moment}"
+            return f"! {stopped} (state T, since {event.seconds:.1f} s): it is ended and replaced"
+
+
+def _failure(event: RunFailed) -> str:
+    """What failed and where, why that ends the run, how the others are, and where the log is."""
+    failure, why = event.failure, [f"  {event.why}"] if event.why else []
+    lines = [f"✗ {_headline(failure)}", *_places(failure.frames), *_hint(failure), *why]
+    num_failed_too = sum(not other.secondary for other in event.others)
+    return "\n".join([*lines, f"  {_others(event.num_well, num_failed_too)}Full log: {_near(event.log_path)}"])
+
+
+def _restart(event: RunRestarted) -> str:
+    workers = "the worker starts" if event.num_workers == 1 else f"all {event.num_workers} workers start"
+    if not event.has_trained:
         return f"  no step was made yet: {workers} again"
     return f"  nobody is left who could go on: {workers} again, from the newest checkpoint"
 
 
-def apart_message(num_workers: int) -> str:
-    """One line for workers of which none called `lockstep.start`."""
+def _all_ended(num_workers: int, folder: str) -> str:
+    workers = "the worker has" if num_workers == 1 else f"all {num_workers} workers have"
+    return f"{workers} ended. Logs: {folder}"
+
+
+def _apart(event: RanApart | NobodyStarted) -> str:
+    """Of workers of which none has called `lockstep.start`."""
+    if isinstance(event, NobodyStarted):
+        return (
+            f"! nobody has called lockstep.start for {event.seconds:.0f} s: without it each of the "
+            f"{event.num_workers} workers runs the whole script by itself"
+        )
     return (
-        f"✗ nobody called lockstep.start: each of the {num_workers} workers ran the whole script by itself. Write "
-        "`run = lockstep.start()` and what follows from it, or say --torch-distributed if the script opens a process "
-        "group of its own"
+        f"✗ nobody called lockstep.start: each of the {event.num_workers} workers ran the whole script by itself. "
+        "Write `run = lockstep.start()` and what follows from it, or say --torch-distributed if the script opens a "
+        "process group of its own"
     )
-
-
-def apart_warning(num_workers: int, seconds: float) -> str:
-    return (
-        f"! nobody has called lockstep.start for {seconds:.0f} s: without it each of the {num_workers} workers runs "
-        "the whole script by itself"
-    )
-
-
-def stopped_message(stopped: StoppedWorker, view: WorkerView) -> str:
-    name = f"worker {stopped.slot} ({view.id})"
-    moment = f" at step {view.row.step}" if view.row.is_member else ""
-    return f"! {name} is stopped{moment} (state T, since {stopped.seconds:.1f} s): it is ended and replaced"
 
 
 def late_message(late: Late | Idle, views: Mapping[int, WorkerView], places: Mapping[int, Frame], now_s: float) -> str:
@@ -93,7 +171,7 @@ def late_message(late: Late | Idle, views: Mapping[int, WorkerView], places: Map
     return f"! {_late_what(late)}\n    waiting: {waits}    missing: {missing}"
 
 
-def hung_message(hung: Hung) -> str:
+def hung_message(hung: HangFound) -> str:
     """One line, after the `late_message` that has named the suspects."""
     for_s = f"for {hung.seconds:.0f} s (--hang-s)"
     if not hung.is_all:
@@ -103,10 +181,8 @@ def hung_message(hung: Hung) -> str:
     return f"  {who} {verb} no sign of work {for_s}: {end} ended"
 
 
-def pace_message(news: Slow | CaughtUp) -> str:
-    """Two lines for a slow worker: how slow, in what, and what to do. One for a worker that has caught up."""
-    if isinstance(news, CaughtUp):
-        return f"  worker {news.slot} has caught up: it is not slow any more"
+def slow_message(news: Slow) -> str:
+    """Two lines: how slow the worker is, in what, and what to do."""
     who, wait, whose = ("others", "wait", "their") if news.num_others > 1 else ("other", "waits", "its")
     times = f"{news.times:.1f}" if news.times < _MOST_TIMES else f"more than {_MOST_TIMES}"
     spent = f"{_SPENT_ON[news.cause]} {_duration(news.cause_s)} a step, {who} {_duration(news.others_s)}"

@@ -5,6 +5,15 @@ import time
 from collections.abc import Callable
 
 from lockstep.errors import BadEnvironment
+from lockstep.events import (
+    LAUNCHER,
+    Events,
+    NobodyStarted,
+    RunRestarted,
+    WorkerExited,
+    WorkerNotStarted,
+    WorkerStarted,
+)
 from lockstep.launch.decisions import (
     Condemned,
     Dismiss,
@@ -13,20 +22,20 @@ from lockstep.launch.decisions import (
     Finished,
     Looked,
     Over,
+    Report,
     Rescaled,
-    Say,
     SendSignal,
     StartJoiner,
     decide,
     empty_slots,
     initial_state,
     judge,
+    member_lost,
     restarted_state,
 )
 from lockstep.launch.failure import EXITED, KILLED, Failure
 from lockstep.launch.hangs import HangDetector
 from lockstep.launch.job import Job
-from lockstep.launch.messages import apart_warning, loss_message, restart_message
 from lockstep.launch.pool import ExitStatus, WorkerEvent, WorkerPool
 from lockstep.launch.scale import read_wanted
 from lockstep.launch.signals import SCALE, LauncherSignals
@@ -43,23 +52,32 @@ INTERRUPT_S = 2.4
 
 
 class Supervisor:
-    """Runs a job with a pool, and reports to the user by `say`. `interrupts` are the signals that ask it to end."""
+    """Runs a job with a pool; what it does and sees goes to `events`. `interrupts` are the signals that ask it to end.
 
-    def __init__(self, job: Job, pool: WorkerPool, signals: LauncherSignals, say: Callable[[str], None]) -> None:
-        self._job, self._pool, self._signals, self._say = job, pool, signals, say
+    An event about one worker is stamped with its slot and its step, another with LAUNCHER and the steps of the run.
+    """
+
+    def __init__(self, job: Job, pool: WorkerPool, signals: LauncherSignals, events: Events) -> None:
+        self._job, self._pool, self._signals, self._events = job, pool, signals, events
         self.interrupts: list[signal.Signals] = []
         self._is_scale_requested = False
         self._state = initial_state(job.num_workers, job.fault_budget)
-        self._watchdog = Watchdog(pool, say, hangs=HangDetector(job.hang_s))
+        self._watchdog = Watchdog(pool, events.publish, hangs=HangDetector(job.hang_s))
         self._next_look_s = 0.0
         self._began_s = time.monotonic()
         # A script that opens a process group of its own need not be a lockstep run.
         self._is_together = job.num_workers == 1 or job.torch_distributed or not job.is_run
         self._has_warned_apart = False
+        self._used_slots: set[int] = set()
 
     @property
     def num_workers(self) -> int:
         return self._state.wanted
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps the run has made, as far as they were seen."""
+        return self._state.num_steps or 0
 
     @property
     def turned_away(self) -> tuple[str, ...]:
@@ -74,7 +92,7 @@ class Supervisor:
 
     def run(self) -> signal.Signals | Over | None:
         """Runs the job to its end. Returns the signal or failure that ended it; None if every worker finished."""
-        self._pool.start(self._state.wanted)
+        self._start()
         while True:
             self._follow(lambda: self._state.failures or self._state.done)
             if self._state.failures:
@@ -101,6 +119,23 @@ class Supervisor:
                 self._pool.send(slot, signal.SIGTERM)
         self._await_end(END_S, most_interrupts=0)
 
+    # -- reporting ---------------------------------------------------------------------------------------------
+
+    def _of_run(self) -> dict[str, int]:
+        """What an event about the whole run is stamped with."""
+        return {"worker": LAUNCHER, "step": self.num_steps}
+
+    def _report_start(self, slot: int, joins: bool) -> None:
+        replaces = slot in self._used_slots
+        self._used_slots.add(slot)
+        self._events.publish(WorkerStarted(joins, replaces, worker=slot, step=self.num_steps))
+
+    def _report_exit(self, event: WorkerEvent, status: ExitStatus) -> None:
+        row = self._pool.row(event.slot)
+        reason = self._watchdog.condemned.get(event.id, status.reason)
+        step = row.step if row.is_member else 0
+        self._events.publish(WorkerExited(status.kind, status.is_killed, reason, worker=event.slot, step=step))
+
     # -- following the workers ---------------------------------------------------------------------------------
 
     def _follow(self, reached: Callable[[], object], within_s: float | None = None) -> None:
@@ -122,6 +157,8 @@ class Supervisor:
             self._is_scale_requested = False
             self._decide(Rescaled(read_wanted(self._job.run_dir) or self._state.wanted))
         for event in sorted(events, key=_urgency):
+            if event.status is not None:
+                self._report_exit(event, event.status)
             if event.status is not None and event.slot in self._pool.running:
                 continue  # it was dismissed, and another worker runs in its slot
             if event.status is not None and event.status.is_clean:
@@ -136,7 +173,7 @@ class Supervisor:
         """Runs a few times a second, however many events there are."""
         if self.ran_apart and not self._has_warned_apart and now_s - self._began_s > UNSTARTED_S:
             self._has_warned_apart = True
-            self._say(apart_warning(self._state.wanted, UNSTARTED_S))
+            self._events.publish(NobodyStarted(self._state.wanted, UNSTARTED_S, **self._of_run()))
         if not self._state.failures:
             joiners = {slot for slot, worker in self._state.workers.items() if worker.joiner}
             for slot in self._watchdog.look(now_s, joiners):
@@ -173,8 +210,8 @@ class Supervisor:
         self._state, actions = decide(self._state, event, self._page_for(event))
         for action in actions:
             match action:
-                case Say(text):
-                    self._say(text)
+                case Report(reported):
+                    self._events.publish(reported)
                 case StartJoiner(slot, endpoints, num_workers):
                     self._join(slot, endpoints, num_workers)
                 case SendSignal(slot, signum):
@@ -194,20 +231,28 @@ class Supervisor:
         try:
             self._pool.replace(slot, endpoints, num_workers)
         except BadEnvironment as error:
-            self._say(f"! {error}; the others go on without it")
+            self._events.publish(WorkerNotStarted(str(error), worker=slot, step=self.num_steps))
             self._decide(Finished(slot))
+        else:
+            self._report_start(slot, joins=True)
+
+    def _start(self, resume: str | None = None) -> None:
+        """Starts the founders."""
+        self._pool.start(self._state.wanted, resume)
+        for slot in range(self._state.wanted):
+            self._report_start(slot, joins=False)
 
     def _restart(self) -> None:
         for failure in self._state.unreported:
-            self._say(loss_message(failure))
+            self._events.publish(member_lost(failure))
         has_trained = self._state.num_steps is not None
-        self._say(restart_message(self._state.wanted, has_trained))
+        self._events.publish(RunRestarted(self._state.wanted, has_trained, **self._of_run()))
         self.end_others()
         self._pool.end_all()
         if not self.interrupts:
             self._state = restarted_state(self._state)
             self._watchdog.hangs.forget()
-            self._pool.start(self._state.wanted, resume="auto" if has_trained else None)
+            self._start(resume="auto" if has_trained else None)
 
     def _interrupt(self) -> signal.Signals:
         """Passes the signal on to the workers, which save and run `finally` blocks. A second signal ends the wait."""

@@ -8,10 +8,10 @@ import signal
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from lockstep.events import CatchUpFound, Event, HangFound, LateFound, SlowFound, StoppedFound
 from lockstep.launch.hangs import HangDetector, Hung, Idle, Late, StoppedWorker, WorkerView
-from lockstep.launch.messages import hung_message, late_message, pace_message, stopped_message
 from lockstep.launch.pool import StackQuery, WorkerPool
-from lockstep.launch.stragglers import StragglerDetector
+from lockstep.launch.stragglers import CaughtUp, StragglerDetector
 from lockstep.launch.traceback_lines import Frame
 
 ANSWER_S = 1.0
@@ -30,7 +30,7 @@ class PendingReport:
 @dataclass
 class Watchdog:
     pool: WorkerPool
-    say: Callable[[str], None]
+    report: Callable[[Event], None]
     stragglers: StragglerDetector = field(default_factory=StragglerDetector)
     hangs: HangDetector = field(default_factory=HangDetector)
     condemned: dict[str, str] = field(default_factory=dict)
@@ -49,12 +49,16 @@ class Watchdog:
                 case Late() | Idle():
                     self._ask(finding, now_s)
                 case StoppedWorker(slot):
-                    killed += self._kill([slot], "it was stopped", stopped_message(finding, views[slot]))
+                    self.report(_stopped(finding, views[slot]))
+                    killed += self._kill([slot], "it was stopped")
                 case Hung(slots) if self._pending is None:  # else what is late is reported first
-                    killed += self._kill(slots, "it did nothing", hung_message(finding))
+                    first, step = slots[0], views[slots[0]].row.step
+                    self.report(HangFound(slots, finding.is_all, finding.seconds, worker=first, step=step))
+                    killed += self._kill(slots, "it did nothing")
         self._report_late(views, now_s)
         for news in self.stragglers.look(now_s, {slot: view.row for slot, view in views.items()}):
-            self.say(pace_message(news))
+            stamp = {"worker": news.slot, "step": views[news.slot].row.step}
+            self.report(CatchUpFound(**stamp) if isinstance(news, CaughtUp) else SlowFound(news, **stamp))
         return killed
 
     def _views(self, joiners: Collection[int]) -> dict[int, WorkerView]:
@@ -65,8 +69,7 @@ class Watchdog:
         }
         return {slot: view for slot, view in views.items() if view.state not in _ENDED}
 
-    def _kill(self, slots: Collection[int], why: str, message: str) -> Collection[int]:
-        self.say(message)
+    def _kill(self, slots: Collection[int], why: str) -> Collection[int]:
         for slot in slots:
             self.condemned[self.pool.running[slot]] = why
             self.pool.send(slot, signal.SIGKILL)
@@ -88,4 +91,10 @@ class Watchdog:
             return
         self._pending = None
         if all(slot in views for slot in finding.named):
-            self.say(late_message(finding, views, places, now_s))
+            stamp = {"worker": finding.suspects[0], "step": finding.step}
+            self.report(LateFound(finding, views, places, time_s=now_s, **stamp))
+
+
+def _stopped(finding: StoppedWorker, view: WorkerView) -> StoppedFound:
+    row = view.row
+    return StoppedFound(view.id, row.is_member, finding.seconds, worker=finding.slot, step=row.step)

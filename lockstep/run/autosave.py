@@ -2,8 +2,8 @@
 
 # Note [Where training begins]
 # A run is taken up where its script first asks for epochs, for its step, or trains. There a newcomer is admitted, and a
-# run that was told to resume goes to where its checkpoint was taken. A run that was told nothing about checkpoints
-# keeps a folder ready all the same, if its launcher has given it one: for when a signal ends it, or a loss outside
+# run that has to resume goes to where its checkpoint was taken. Where nobody asks for checkpoints, the
+# run keeps a folder ready all the same, if its launcher has given it one: for when a signal ends it, or a loss outside
 # of steps.
 """
 
@@ -64,7 +64,7 @@ class Autosave:
             return
         self._taken_up = True
         if self._saving is None and self._overrides.checkpoint_folder is not None:
-            self._save_as_told()
+            self._save_as_asked()
         self._guard.admit()
 
     def look(self) -> None:
@@ -76,12 +76,12 @@ class Autosave:
         """A script that trains without having asked where the run is cannot be put where a checkpoint was taken."""
         if self._must_resume and self._saving is None and self._overrides.checkpoint_folder is None:
             raise BadArgument(
-                f"this run was told to resume ({self._overrides.resume}), but it has no folder of checkpoints: name "
+                f"this run was asked to resume ({self._overrides.resume}), but it has no folder of checkpoints: name "
                 "one by LOCKSTEP_CHECKPOINTS, or call run.checkpoints(folder) after run.replicate"
             )
         if self._must_resume and not self._taken_up and self._saving is None and self._has_checkpoint():
             raise Misuse(
-                f"this run was told to resume ({self._overrides.resume}), but its script trains from the beginning: "
+                f"this run was asked to resume ({self._overrides.resume}), but its script trains from the beginning: "
                 "count epochs by run.epochs, or start the loop at run.step, or call run.checkpoints after run.replicate"
             )
         self.take_up()
@@ -112,7 +112,7 @@ class Autosave:
     def _must_resume(self) -> bool:
         return self._overrides.resume not in (None, NEVER)
 
-    def _save_as_told(self) -> None:
+    def _save_as_asked(self) -> None:
         asked = CheckpointOptions(every=None if self._overrides.saves else SELDOM, resume=NEVER)
         try:
             self._save_by(plan_checkpoints(asked, self._overrides))

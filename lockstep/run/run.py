@@ -181,7 +181,7 @@ class Run:
 
     @property
     def loss(self) -> float | None:
-        """The loss of the last step over all lanes, equal on all workers; None unless run.backward told it."""
+        """The loss of the last step over all lanes, equal on all workers; None unless run.backward records it."""
         return self._state.steps.loss
 
     @property
@@ -288,7 +288,7 @@ class Run:
 
         With `reduction="sum"` the loss is a sum over the lane's samples: the step's gradient, and `run.loss`, are then
         the sums over all lanes. With a GradScaler as `scaler` it is `scaler.scale(loss).backward()`, and the loss is
-        told unscaled.
+        recorded unscaled.
         """
         if self._loop.stage is not Stage.TRAINING:
             raise Misuse(

@@ -231,7 +231,7 @@ def _say(text: str) -> None:
 def _refuse_useless_roster(settings: Settings, place: LaunchPlace, can_recover: bool) -> None:
     if not can_recover:
         raise BadArgument("with a roster workers come and go, which recover=False refuses: leave it out, or the roster")
-    if place.world.size == 1 and not settings.lanes_told:
+    if place.world.size == 1 and not settings.lanes_given:
         raise BadArgument(
             "a worker that founds a run alone, by a roster, cannot know how many will come: say lanes=N, at least as "
             "many as there will be workers"

@@ -43,9 +43,9 @@ class StatusReport:
             (self._wait_began, WaitBegan),
             (self._wait_ended, WaitEnded),
             (self._step_committed, StepCommitted),
-            (lambda event: self._status.enter(Phase.RECOVERING, event.step), RecoveryBegan),
-            (lambda event: self._status.enter(Phase.JOINING, event.step), JoinBegan),
-            (lambda event: self._status.enter(Phase.ENDED, event.step), Closed),
+            (lambda event: self._enter(Phase.RECOVERING, event.step), RecoveryBegan),
+            (lambda event: self._enter(Phase.JOINING, event.step), JoinBegan),
+            (lambda event: self._enter(Phase.ENDED, event.step), Closed),
         ):
             events.subscribe(reader, kind)
 
@@ -54,25 +54,30 @@ class StatusReport:
 
     def _lane_began(self, event: Any) -> None:
         if event.trains:
-            self._status.enter(Phase.COMPUTING, event.step)
+            self._enter(Phase.COMPUTING, event.step)
 
     def _wait_began(self, event: Any) -> None:
         if event.wait is Wait.STEP:
-            self._status.enter(Phase.REDUCING, event.step, event.bucket, event.num_buckets)
+            self._enter(Phase.REDUCING, event.step, event.bucket, event.num_buckets)
         else:
-            self._wait.pop_all()  # a wait that failed has no end
+            self._wait.close()  # one that failed is over: the worker is again where it was before it
             self._wait.enter_context(self._status.awaiting(Collective[event.wait.name]))
 
     def _wait_ended(self, event: Any) -> None:
         if event.wait is Wait.STEP:
-            self._status.enter(Phase.OUTSIDE, event.step + 1)
+            self._enter(Phase.OUTSIDE, event.step + 1)
         else:
             self._wait.close()
 
     def _step_committed(self, event: Any) -> None:
         self._pace.ends(event.time_s)
         self._status.committed(event.step, self._pace.usual_ns, self._data_ns())
-        self._status.enter(Phase.OUTSIDE, event.step + 1)
+        self._enter(Phase.OUTSIDE, event.step + 1)
+
+    def _enter(self, phase: Phase, step: int, a: int = 0, b: int = 0) -> None:
+        """The worker is in `phase`. A wait that failed before leads nowhere back any more."""
+        self._wait.pop_all()
+        self._status.enter(phase, step, a, b)
 
 
 class Pace:

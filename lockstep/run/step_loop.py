@@ -236,11 +236,11 @@ class StepLoop:
             self.carried.commit()
             self.noise.take(self.step, self.state.steps.num_lanes, engine.measured)
             return loss
-        told = verdict.sentence(self.step, slots).removeprefix("! ")
+        text = verdict.sentence(self.step, slots).removeprefix("! ")
         engine.abandon()
         if verdict.action == "stop":
-            raise NotFinite(told)
-        self._events.note(told)
+            raise NotFinite(text)
+        self._events.note(text)
         return None
 
     def _remark(self, slots: Sequence[int]) -> None:
@@ -316,7 +316,7 @@ class StepLoop:
 
     def _own_lanes(self, batch: GlobalBatch, use: str) -> Iterator[Any]:
         for lane in sorted(batch.shares):
-            # Evaluation loops between two steps are told apart by their number.
+            # Evaluation loops between two steps are distinguished by their number.
             numbers = (self.step, lane) if use == "lane" else (self.step, self._loops_since_step, lane)
             set_generators(fold(self.state.steps.seed, use, *numbers))
             self.visits.append(Visit(self._loop, lane))

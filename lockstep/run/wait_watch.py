@@ -1,4 +1,4 @@
-"""Tells of others that keep this worker waiting, where no launcher watches.
+"""Reports the workers that keep this one waiting, where no launcher watches.
 
 # Note [Waits that nobody watches]
 # Under `lockstep run` the launcher sees who waits for whom (launch/hangs.py). Started by hand, or by Slurm, MPI
@@ -21,7 +21,7 @@ from lockstep.world import World
 
 LOOK_S = 1.0
 LONG_S = 10.0
-"""A wait that is told lasts so long, and twice as long as any before that has ended."""
+"""A wait that is reported lasts so long, and twice as long as any before that has ended."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class LookedAtWait:
 
 @dataclass(frozen=True)
 class LongestWait:
-    """How long waits have lasted, and how long the one under way must last to be told."""
+    """How long waits have lasted, and how long the one under way must last to be reported."""
 
     longest_s: float = 0.0
-    told_s: float = 0.0
+    reported_s: float = 0.0
 
     @property
     def limit_s(self) -> float:
-        return max(LONG_S, 2 * self.longest_s, 2 * self.told_s)
+        return max(LONG_S, 2 * self.longest_s, 2 * self.reported_s)
 
 
 class WaitWatch(NoStatus):
@@ -101,23 +101,23 @@ class WaitWatch(NoStatus):
         waited_s = now_s - wait.since_s
         if not wait.is_one or waited_s < patience.limit_s:
             return
-        self._patience = replace(patience, told_s=waited_s)
+        self._patience = replace(patience, reported_s=waited_s)
         wire = self._present_wire()
         awaited = [] if wire is None else wire.awaited()
         world = self._world if wire is None else wire.world
-        if _tells(world, awaited):
-            self._say(told(wait, waited_s, awaited, world.size, self._timeout_s))
+        if _reports(world, awaited):
+            self._say(report_of(wait, waited_s, awaited, world.size, self._timeout_s))
 
 
-def told(wait: LookedAtWait, waited_s: float, awaited: list[int], size: int, timeout_s: float) -> str:
-    """What is said of a long wait."""
+def report_of(wait: LookedAtWait, waited_s: float, awaited: list[int], size: int, timeout_s: float) -> str:
+    """The line on a long wait."""
     is_known = len(awaited) == 1 or 0 < len(awaited) < size - 1
     who = f"worker {', '.join(map(str, awaited))}" if is_known else "other workers"
     limit = f"; after {timeout_s:g} s without a word this worker ends" if timeout_s else ""
     return f"! waiting for {who} {wait.where()} for {waited_s:.0f} s{limit}"
 
 
-def _tells(world: World, awaited: list[int]) -> bool:
+def _reports(world: World, awaited: list[int]) -> bool:
     """Where nobody knows who is waited for, worker 1 does too: it may be worker 0."""
     others = [rank for rank in range(world.size) if rank not in awaited]
     first = min(others, default=world.rank) if 0 in awaited else 1

@@ -1,4 +1,4 @@
-"""Which device a worker computes on: told, or its own GPU where there are any.
+"""Which device a worker computes on: the one that was asked for, or its own GPU where there are any.
 
 # Note [Neighbours share a GPU]
 # Where a host has more workers than GPUs, they share them evenly, and neighbours sit on the same one. Workers that come

@@ -1,4 +1,4 @@
-"""What a run is told, from the script and from the command line, checked and settled once."""
+"""What the script and the command line ask of a run, checked and settled once."""
 
 import os
 from dataclasses import dataclass
@@ -89,13 +89,13 @@ class Options:
                 raise BadArgument(f"{name} must be True or False, not {getattr(self, name)!r}")
         number = isinstance(self.timeout_s, int | float)
         if self.timeout_s is not None and not (number and 0 < self.timeout_s <= MOST_TIMEOUT_S):
-            told = _brief(self.timeout_s)
-            raise BadArgument(f"timeout_s must be a positive number of seconds, a year's at most, not {told}")
+            given = _brief(self.timeout_s)
+            raise BadArgument(f"timeout_s must be a positive number of seconds, a year's at most, not {given}")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What holds for this run. `lanes_told` and `seed_told`: someone asked for them by name."""
+    """What holds for this run. `lanes_given` and `seed_given`: the script or the command line names them."""
 
     assignment: Assignment
     seed: int
@@ -107,8 +107,8 @@ class Settings:
     algorithm: str | None = None
     by_hand: tuple[tuple[int, ...], ...] | None = None
     """The lanes of each slot, if somebody has given them out; where workers come and go, as far as it can be kept."""
-    lanes_told: bool = False
-    seed_told: bool = False
+    lanes_given: bool = False
+    seed_given: bool = False
     stop_after: int | None = None
     recover: bool = True
     not_finite: Policy = "keep"
@@ -134,9 +134,9 @@ class Settings:
 def resolve(options: Options, overrides: Overrides, world: World) -> Settings:
     """The command line goes over the script; what nobody gave has a default, the same on every worker.
 
-    # Note [One thread unless told]
+    # Note [One thread unless asked]
     # The number of intra-op threads changes the bits of a matrix product, so it must not follow from the number of
-    # workers or cores: it is 1 until someone says otherwise.
+    # workers or cores: it is 1 until somebody asks for more.
     """
     lanes = _first(overrides.lanes, options.lanes)
     seed = _first(overrides.seed, options.seed)
@@ -151,8 +151,8 @@ def resolve(options: Options, overrides: Overrides, world: World) -> Settings:
         bucket_bytes=options.bucket_bytes,
         wire=_wire(options, world),
         algorithm=options.algorithm,
-        lanes_told=lanes is not None or by_hand is not None,
-        seed_told=seed is not None,
+        lanes_given=lanes is not None or by_hand is not None,
+        seed_given=seed is not None,
         stop_after=overrides.stop_after,
         recover=options.recover is not False,
         not_finite=check_policy(options.not_finite),

@@ -150,14 +150,14 @@ def check(run: RunState, snapshot: Snapshot, path: Path, settings: Settings) -> 
 
 def _check_settings(settings: Settings, state: dict[str, Any], path: Path) -> None:
     settings_given = (
-        ("lanes", settings.lanes_told, settings.assignment.num_lanes, state["num_lanes"]),
-        ("seed", settings.seed_told, settings.seed, state["seed"]),
+        ("lanes", settings.lanes_given, settings.assignment.num_lanes, state["num_lanes"]),
+        ("seed", settings.seed_given, settings.seed, state["seed"]),
     )
     for name, is_given, ours, theirs in settings_given:
         if is_given and ours != theirs:
             raise BadCheckpoint(
-                f"checkpoint {path} belongs to a run with {name} {theirs}, but this run was told {name} {ours}. "
-                f"A resumed run keeps its {name}: leave the option out, or say {theirs}."
+                f"checkpoint {path} belongs to a run with {name} {theirs}, but this run was started with {name} {ours}."
+                f" A resumed run keeps its {name}: leave the option out, or say {theirs}."
             )
 
 

@@ -173,7 +173,7 @@ class ReplicatedEngine(StepEngine):
         before = step.record.weights[lane]
         if lane in step.losses and before != weight:
             raise Misuse(
-                f"a loss of lane {lane} was told by {_told_by(before)} and then one by {_told_by(weight)}: tell all "
+                f"a loss of lane {lane} was given by {_call(before)} and then one by {_call(weight)}: give all "
                 "losses of a lane alike."
             )
         step.record.weights[lane] = weight
@@ -213,7 +213,7 @@ class ReplicatedEngine(StepEngine):
             self._events.emit(WaitBegan, Wait.STEP, number, len(step.launched), step=step.plan.step)
             with naming_lost_worker(
                 step.plan.step, f"reduce of bucket {number}"
-            ):  # a job that could not be woken tells less
+            ):  # a job that could not be woken says less
                 launched.result()
         if not step.plan.adds_nothing and not self._buckets.knows_order and any(record.used):
             with naming_lost_worker(step.plan.step, "agreeing on the order of gradients"):
@@ -409,7 +409,7 @@ class ReplicatedEngine(StepEngine):
         self.buffers.average(step.generation.wire, step.reduction, weights, step.plan.present[0], record.changed)
 
     def _scale(self, step: StepInFlight, record: StepRecord) -> None:
-        """See Note [Scale of told weights] in step.py."""
+        """See Note [Scale of given weights] in step.py."""
         for bucket in step.buckets if step.scale != 1.0 else ():
             if any(record.used[slot.index] for slot in bucket.layout.slots):
                 bucket.total.mul_(step.scale)
@@ -463,6 +463,6 @@ class ReplicatedEngine(StepEngine):
                     parameter.grad = None
 
 
-def _told_by(weight: float | None) -> str:
+def _call(weight: float | None) -> str:
     how = 'reduction="sum"' if weight == SUMMED else f"weight={weight}"
     return "run.backward(loss)" if weight is None else f"run.backward(loss, {how})"

@@ -11,12 +11,14 @@ from click.testing import CliRunner
 
 from lockstep.cli import run as cli
 from lockstep.launch.launch import Job, LaunchOutcome
+from lockstep.settings.environment import STRATEGIES
 
 REPOSITORY = Path(__file__).parents[2]
 TYPED = [
     ["-n", "4", "train.py"],
-    ["-n", "2", "--lanes", "8", "--seed", "7", "--threads", "2", "--device", "cpu", "--assignment", "0,1;2,3,4,5,6,7",
-     "--spares", "1", "--fault-budget", "3", "--hang-s", "60", "--checkpoints", "my checkpoints",
+    ["-n", "2", "--lanes", "8", "--seed", "7", "--threads", "2", "--device", "cpu", "--strategy", "replicated",
+     "--assignment", "0,1;2,3,4,5,6,7", "--spares", "1", "--fault-budget", "3", "--hang-s", "60",
+     "--checkpoints", "my checkpoints",
      "--checkpoint-every", "100 steps", "--checkpoint-keep", "2", "--torch-distributed", "-m", "package.train",
      "--name", "it's mine", "-n", "5"],
 ]  # fmt: skip
@@ -49,6 +51,20 @@ def test_the_command_that_goes_on_starts_the_same_job_in_the_same_folder_from_it
 def test_where_nothing_was_saved_no_command_is_told(launched, monkeypatch):
     monkeypatch.setattr(cli, "launch", lambda job, **_: LaunchOutcome(130, None, 1.0))
     assert CliRunner().invoke(cli.command, ["train.py"]).stderr == ""
+
+
+def test_a_strategy_that_does_not_exist_is_refused_with_those_that_do_before_anything_is_launched(launched):
+    refused = CliRunner().invoke(cli.command, ["--strategy", "local:8", "train.py"])
+    assert refused.exit_code == 2
+    allowed = " or ".join(map(repr, STRATEGIES))
+    assert f"Invalid value for '--strategy': must be {allowed}, not 'local:8'" in refused.stderr
+    assert launched == []
+
+
+def test_a_strategy_is_passed_on_to_the_workers_and_stands_in_the_command_that_goes_on(launched):
+    told = CliRunner().invoke(cli.command, ["--strategy", "replicated", "train.py"])
+    assert launched[0].variables_of_all({})["LOCKSTEP_STRATEGY"] == "replicated"
+    assert " --strategy replicated " in told.stderr
 
 
 HUGE = "9" * 5000

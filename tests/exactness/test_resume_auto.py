@@ -22,8 +22,8 @@ from lockstep.state.checkpoints.plan import CheckpointPlan, Every
 from lockstep.state.checkpoints.resume import begin
 from lockstep.state.checkpoints.saver import AutomaticSaver, SavingWorker
 
-JOB = Job("conv", epochs=3, augment=True)
-STEPS = 12
+JOB = Job("conv", epochs=2, augment=True)
+STEPS = 8
 EACH_STEP = Every(1)
 
 

@@ -15,9 +15,10 @@ from workers import on_workers, outcomes
 
 import lockstep
 from lockstep.errors import Misuse, advise
+from lockstep.events import RunFailed
 from lockstep.gradients.autograd_graph import made_in
 from lockstep.launch.failure import Failure
-from lockstep.launch.messages import failure_message
+from lockstep.launch.messages import message as launcher_message
 
 LANES = 6
 X = torch.randn(13, 8, generator=torch.Generator().manual_seed(5))
@@ -198,7 +199,7 @@ def test_the_hint_is_given_once_and_to_no_other_error() -> None:
 
 def test_the_launcher_tells_the_hint(tmp_path: Any) -> None:
     def failed(message: str) -> str:
-        return failure_message(Failure.of(RuntimeError(message), 0, 7), 1, tmp_path)
+        return launcher_message(RunFailed(Failure.of(RuntimeError(message), 0, 7), (), "", 1, str(tmp_path)))
 
     assert "cannot be used in another" in failed(INPLACE)
     assert "cannot be used in another" not in failed("something else")

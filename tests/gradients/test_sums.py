@@ -120,10 +120,10 @@ def mixed(first: dict[str, Any], others: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("first", "others", "told"),
     [
-        ({"reduction": "sum"}, {}, r'lanes \[0\] were told by run.backward\(loss, reduction="sum"\), lanes \[1, 2'),
+        ({"reduction": "sum"}, {}, r'lanes \[0\] were given by run.backward\(loss, reduction="sum"\), lanes \[1, 2'),
         ({}, {"reduction": "sum"}, r'reduction="sum"\), lanes \[0\] were not'),
         ({"weight": 2}, {"reduction": "sum"}, r'reduction="sum"\), lanes \[0\] were not'),
-        ({"weight": 2}, {}, r"lanes \[0\] were told by run.backward\(loss, weight=...\), lanes \[1, 2, 3, 4, 5\]"),
+        ({"weight": 2}, {}, r"lanes \[0\] were given by run.backward\(loss, weight=...\), lanes \[1, 2, 3, 4, 5\]"),
     ],
 )
 def test_lanes_that_are_told_differently_are_refused(first: dict[str, Any], others: dict[str, Any], told: str) -> None:
@@ -132,7 +132,7 @@ def test_lanes_that_are_told_differently_are_refused(first: dict[str, Any], othe
 
 
 def test_two_losses_of_a_lane_that_are_told_differently_are_refused() -> None:
-    told = r'a loss of lane 0 was told by run.backward\(loss\) and then one by run.backward\(loss, reduction="sum"\)'
+    told = r'a loss of lane 0 was given by run.backward\(loss\) and then one by run.backward\(loss, reduction="sum"\)'
     with lockstep.start(lanes=LANES) as run, pytest.raises(Misuse, match=told):
         model = Vae()
         run.replicate(model)

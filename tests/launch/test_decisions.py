@@ -16,9 +16,9 @@ from lockstep.launch.decisions import (
     Finished,
     Looked,
     Over,
+    Report,
     Rescaled,
     Restart,
-    Say,
     SendSignal,
     StartJoiner,
     SupervisorState,
@@ -28,6 +28,7 @@ from lockstep.launch.decisions import (
     restarted_state,
 )
 from lockstep.launch.failure import EXITED, KILLED, QUIT, RAISED, Failure
+from lockstep.launch.messages import message
 from lockstep.launch.pool import speaking_slot
 from lockstep.launch.status import Collective, Phase, StatusRow
 
@@ -56,19 +57,24 @@ def after(
     return state, done
 
 
+def said(done: list[object]) -> list[str]:
+    """What the user reads of the actions."""
+    return [text for action in done if isinstance(action, Report) and (text := message(action.event))]
+
+
 def without(done: list[object], kind: type) -> list[object]:
     return [action for action in done if not isinstance(action, kind)]
 
 
 def test_a_lost_member_is_replaced_in_its_slot_by_a_joiner_that_knows_the_living():
     _, done = after(initial_state(4, 16), Failed(failure(2)))
-    assert without(done, Say) == [StartJoiner(2, ("127.0.0.1:41000", "127.0.0.1:41001", "127.0.0.1:41003"), 4)]
+    assert without(done, Report) == [StartJoiner(2, ("127.0.0.1:41000", "127.0.0.1:41001", "127.0.0.1:41003"), 4)]
 
 
 def test_a_replacement_waits_until_a_member_has_a_door():
     shut = {slot: replace(row, endpoint_port=0) for slot, row in MEMBERS.items()}
     state, done = after(initial_state(2, 16), Failed(failure(1)), page=shut)
-    assert without(done, Say) == []
+    assert without(done, Report) == []
     assert decide(state, Looked(1.0), MEMBERS)[1] == [StartJoiner(1, ("127.0.0.1:41000",), 2)]
 
 
@@ -209,7 +215,7 @@ def test_members_that_come_to_the_end_after_a_loss_make_the_run_done():
 
 def test_nobody_is_replaced_once_a_member_came_to_the_end():
     _, done = after(initial_state(3, 16), Finished(0), Failed(failure(1)))
-    assert without(done, Say) == []
+    assert without(done, Report) == []
 
 
 def test_a_joiner_that_nobody_is_left_to_admit_is_dismissed():
@@ -223,7 +229,7 @@ def test_a_joiner_that_raises_is_given_up_and_the_members_go_on():
     page = {**MEMBERS, 1: StatusRow()}
     state, _ = after(initial_state(2, 16), Failed(failure(1)))
     state, done = after(state, Failed(failure(1, RAISED), ended=False), Failed(failure(1, RAISED)), page=page)
-    assert ([type(action) for action in done], state.num_faults, state.failures) == ([Say], 2, ())
+    assert ([type(action) for action in done], state.num_faults, state.failures) == ([Report], 2, ())
     assert decide(state, Looked(9.0), page)[1] == []
 
 
@@ -231,7 +237,7 @@ def test_a_joiner_that_only_tells_of_another_loss_is_tried_again():
     page = {**MEMBERS, 1: StatusRow()}
     state, _ = after(initial_state(2, 16), Failed(failure(1)))
     _, done = after(state, Failed(failure(1, RAISED, secondary=True)), page=page)
-    assert [type(action) for action in done] == [Say, StartJoiner]
+    assert [type(action) for action in done] == [Report, StartJoiner]
 
 
 def test_an_exit_code_counts_as_a_loss_only_if_the_others_stay():
@@ -239,14 +245,14 @@ def test_an_exit_code_counts_as_a_loss_only_if_the_others_stay():
     _, later = after(state, Looked(failure(1).time_s + EXIT_GRACE_S))
     everyone, _ = after(state, Failed(failure(0, EXITED)), Looked(0.1))
     assert at_once == []
-    assert [type(action) for action in later] == [Say, StartJoiner]
+    assert [type(action) for action in later] == [Report, StartJoiner]
     assert judge(everyone) == Over(failure(0, EXITED), (failure(1, EXITED),))
 
 
 def test_a_member_that_the_others_left_out_is_a_loss_and_replaced_at_once():
     state, done = after(initial_state(2, 16), Failed(failure(1, EXITED, kind="75")))
-    assert [type(action) for action in done] == [Say, StartJoiner]
-    assert done[0] == Say("! worker 1 (pid 101) was left out by the others at step 412")
+    assert [type(action) for action in done] == [Report, StartJoiner]
+    assert said(done) == ["! worker 1 (pid 101) was left out by the others at step 412"]
     alone, _ = after(initial_state(1, 16), Failed(failure(0, EXITED, kind="75")))
     assert (state.num_faults, judge(alone)) == (1, Restart())
 
@@ -257,18 +263,19 @@ def test_a_joiner_that_gives_its_place_up_is_no_fault_and_after_two_no_more_are_
     state, _ = after(initial_state(2, 1), Failed(failure(1)))
     state, first = after(state, misplaced, page=page)
     state, second = after(state, misplaced, Looked(9.0), page=page)
-    assert [type(action) for action in first] == [StartJoiner]
-    assert second == [
-        Say("  2 new workers have not found their place in the script: no more are started, and the others go on")
+    assert without(first, Report) == [StartJoiner(1, ("127.0.0.1:41000",), 2)]
+    assert (said(first), without(second, Report)) == ([], [])
+    assert said(second) == [
+        "  2 new workers have not found their place in the script: no more are started, and the others go on"
     ]
     assert (state.num_faults, state.finished, state.failures, sorted(state.workers)) == (1, False, (), [0])
     assert state.turned_away == (misplaced.failure, misplaced.failure)
-    assert [type(action) for action in decide(state, Rescaled(3), page)[1]] == [Say, StartJoiner, StartJoiner]
+    assert [type(action) for action in decide(state, Rescaled(3), page)[1]] == [Report, StartJoiner, StartJoiner]
 
 
 def test_an_exit_code_is_a_loss_if_the_others_come_to_the_end_meanwhile():
     state, done = after(initial_state(3, 16), Failed(failure(1, EXITED)), Finished(0), Finished(2), Looked(0.1))
-    assert ([type(action) for action in done], state.failures, state.done) == ([Say], (), True)
+    assert ([type(action) for action in done], state.failures, state.done) == ([Report], (), True)
 
 
 def test_a_worker_that_called_exit_itself_has_ended_the_run():
@@ -279,7 +286,7 @@ def test_a_worker_that_called_exit_itself_has_ended_the_run():
 
 def test_fewer_wanted_sends_the_highest_members_away_once():
     state, done = after(initial_state(4, 16), Rescaled(2), Looked(1.0))
-    assert without(done, Say) == [SendSignal(2, signal.SIGUSR1), SendSignal(3, signal.SIGUSR1)]
+    assert without(done, Report) == [SendSignal(2, signal.SIGUSR1), SendSignal(3, signal.SIGUSR1)]
     state, done = after(state, Finished(3), Finished(2))
     assert (done, sorted(state.workers), state.finished, state.num_faults) == ([], [0, 1], False, 0)
 
@@ -288,12 +295,12 @@ def test_fewer_wanted_ends_joiners_that_were_not_admitted_without_a_word():
     page = {**MEMBERS, 2: StatusRow()}
     state, _ = after(initial_state(2, 16), Rescaled(3))
     _, done = after(state, Rescaled(2), page=page)
-    assert done == [Dismiss(2)]
+    assert (without(done, Report), said(done)) == ([Dismiss(2)], [])
 
 
 def test_founders_are_not_sent_away_before_they_are_members():
     state, done = after(initial_state(3, 16), Rescaled(1), page=NOBODY)
-    assert done == []
+    assert (without(done, Report), said(done)) == ([], [])
     assert SendSignal(2, signal.SIGUSR1) in decide(state, Looked(1.0), MEMBERS)[1]
 
 

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import lockstep
 from lockstep.errors import Disagreement, Misuse, WorkerLost
+from lockstep.events import RunFailed
 from lockstep.launch.failure import (
     EXITED,
     KILLED,
@@ -26,7 +27,7 @@ from lockstep.launch.failure import (
     report_path,
     write_report,
 )
-from lockstep.launch.messages import failure_message
+from lockstep.launch.messages import message
 from lockstep.launch.traceback_lines import Frame, is_users
 from lockstep.run import active
 
@@ -176,6 +177,11 @@ def test_an_error_in_a_data_loader_process_is_told_as_it_happened_there():
 def failure_with(**fields: object) -> Failure:
     plain = {"rank": 2, "step": 412, "kind": "ValueError", "message": "bad sample 10442", "frames": ()}
     return Failure(**{**plain, "secondary": False, "time_s": 0.0, **fields})
+
+
+def failure_message(failure: Failure, num_well: int, log_path: Path, num_failed_too: int = 0) -> str:
+    """What the launcher says when this failure has ended the run."""
+    return message(RunFailed(failure, (failure_with(),) * num_failed_too, "", num_well, str(log_path)))
 
 
 def test_a_failure_is_told_with_its_place_the_others_and_the_log():

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.events import HangFound
 from lockstep.launch.hangs import (
     STEP,
     HangDetector,
@@ -316,8 +317,11 @@ def test_workers_of_whom_none_works_are_told_with_their_places_up_to_four():
 
 
 def test_hung_workers_are_told_in_one_line():
-    assert hung_message(Hung((2,), 301.0)) == "  worker 2 shows no sign of work for 301 s (--hang-s): it is ended"
-    everyone = hung_message(Hung((0, 1), 301.0, is_all=True))
+    assert (
+        hung_message(HangFound((2,), False, 301.0))
+        == "  worker 2 shows no sign of work for 301 s (--hang-s): it is ended"
+    )
+    everyone = hung_message(HangFound((0, 1), True, 301.0))
     assert everyone == "  all 2 workers show no sign of work for 301 s (--hang-s): they are ended"
 
 

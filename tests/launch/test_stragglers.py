@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lockstep.errors import BadArgument
-from lockstep.launch.messages import pace_message
+from lockstep.launch.messages import LauncherConsole, slow_message
 from lockstep.launch.status import Phase, StatusPage, StatusRow, StatusWriter
 from lockstep.launch.stragglers import (
     CaughtUp,
@@ -333,7 +333,7 @@ def test_the_times_stand_behind_all_other_fields():
 
 
 def test_a_slow_worker_is_told_in_two_lines_with_what_to_do():
-    assert pace_message(Slow(2, 1.9, 40, SlowCause.DATA, 0.31, 0.02, 0.48, 3)).splitlines() == [
+    assert slow_message(Slow(2, 1.9, 40, SlowCause.DATA, 0.31, 0.02, 0.48, 3)).splitlines() == [
         "! worker 2 is slow: 1.9 times the others for 40 steps, in data (loading 0.31 s a step, others 0.02 s); "
         "the others wait 48 % of their time",
         "  its loader needs more processes (num_workers), or its disk is slow or busy",
@@ -341,21 +341,21 @@ def test_a_slow_worker_is_told_in_two_lines_with_what_to_do():
 
 
 def test_between_two_workers_the_other_is_one():
-    told = pace_message(Slow(0, 2.0, 40, SlowCause.COMPUTE, 0.004, 0.002, 0.5, 1))
+    told = slow_message(Slow(0, 2.0, 40, SlowCause.COMPUTE, 0.004, 0.002, 0.5, 1))
     assert "2.0 times the other for 40 steps, in compute (its lanes 4.0 ms a step, other 2.0 ms); " in told
     assert "the other waits 50 % of its time\n" in told
 
 
 @pytest.mark.parametrize("cause", SlowCause)
 def test_every_cause_is_told_in_two_lines(cause):
-    assert len(pace_message(Slow(0, 1e6, 40, cause, 1.0, 0.0, 0.9, 3)).splitlines()) == 2
+    assert len(slow_message(Slow(0, 1e6, 40, cause, 1.0, 0.0, 0.9, 3)).splitlines()) == 2
 
 
 def test_the_watchdog_says_who_is_slow_and_when_it_has_caught_up():
     workers, said = Workers(), []
     running = {slot: f"worker {slot}" for slot in workers.rows}
     pool = SimpleNamespace(running=running, row=lambda slot: workers.rows[slot], state=lambda slot: "R", activity=None)
-    watchdog = Watchdog(pool, said.append)
+    watchdog = Watchdog(pool, LauncherConsole(said.append))
     for work in (SLOW[SlowCause.DATA], USUAL):
         for _ in range(60):
             workers.steps(1, {1: work})

@@ -120,7 +120,7 @@ def test_too_wide_an_interval_is_refused_with_how_many_measurements_narrow_it() 
 
 
 def test_an_interval_without_an_upper_end_is_refused() -> None:
-    with pytest.raises(TooLittle, match="cannot be told from its noise"):
+    with pytest.raises(TooLittle, match="cannot be distinguished from its noise"):
         advised(64, _without_upper_end())
 
 

@@ -27,6 +27,7 @@ from workers import all_values, fork, gather, on_workers
 import lockstep
 from lockstep.data import loader
 from lockstep.launch import status
+from lockstep.launch.messages import LauncherConsole
 from lockstep.launch.status import Phase, StatusPage, StatusWriter
 from lockstep.launch.stragglers import StragglerDetector
 from lockstep.launch.watchdog import Watchdog
@@ -197,7 +198,7 @@ def watched(epochs: int, slow_in: str = "", window_steps: int = 10) -> tuple[lis
         workers = founders(page, epochs, slow_in, arrivals, turns)
         running = {slot: f"pid {pid}" for slot, (pid, _) in enumerate(workers)}
         pool = SimpleNamespace(running=running, row=page.row, state=lambda slot: "R", activity=lambda slot: None)
-        watchdog = Watchdog(pool, said.append, StragglerDetector(window_steps, window_s=0.2))
+        watchdog = Watchdog(pool, LauncherConsole(said.append), StragglerDetector(window_steps, window_s=0.2))
         try:
             while turns.stepped():
                 now_s = max(page.row(slot).committed_ns for slot in range(NUM_WORKERS)) / 1e9

@@ -294,7 +294,7 @@ def test_a_checkpoint_with_other_lanes_than_told_is_refused(tmp_path: Path) -> N
         run.save(tmp_path / "c")
     with lockstep.start(lanes=4) as run:
         run.replicate(*parts())
-        with pytest.raises(BadCheckpoint, match="a run with lanes 3, but this run was told lanes 4"):
+        with pytest.raises(BadCheckpoint, match="a run with lanes 3, but this run was started with lanes 4"):
             run.resume(tmp_path / "c")
 
 

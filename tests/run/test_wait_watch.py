@@ -15,7 +15,7 @@ import lockstep
 from lockstep.errors import WorkerLost
 from lockstep.launch.status import Collective, Phase
 from lockstep.run import wait_watch as waiting
-from lockstep.run.wait_watch import LONG_S, LookedAtWait, WaitWatch, _tells, told
+from lockstep.run.wait_watch import LONG_S, LookedAtWait, WaitWatch, _reports, report_of
 from lockstep.world import World
 
 TIMEOUT_S = 1.5
@@ -128,12 +128,12 @@ def test_work_is_no_wait() -> None:
 )
 def test_who_is_waited_for_is_named_where_it_is_known(awaited: list[int], size: int, who: str) -> None:
     wait = LookedAtWait(Phase.AWAITING, 3, Collective.END, 0.0)
-    text = told(wait, 12.3, awaited, size, 600)
+    text = report_of(wait, 12.3, awaited, size, 600)
     assert text.startswith(f"! waiting for {who} at the end of the run for 12 s")
     assert text.endswith("after 600 s without a word this worker ends")
 
 
-def test_one_worker_tells() -> None:
-    assert [_tells(World(rank, 3), [1]) for rank in (0, 2)] == [True, False]
-    assert [_tells(World(rank, 3), [0]) for rank in (1, 2)] == [True, False]
-    assert [_tells(World(rank, 3), []) for rank in (0, 1, 2)] == [True, True, False]
+def test_one_worker_reports() -> None:
+    assert [_reports(World(rank, 3), [1]) for rank in (0, 2)] == [True, False]
+    assert [_reports(World(rank, 3), [0]) for rank in (1, 2)] == [True, False]
+    assert [_reports(World(rank, 3), []) for rank in (0, 1, 2)] == [True, True, False]

@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.errors import BadEnvironment
 from lockstep.launch.job import write_assignment
-from lockstep.settings.environment import Overrides, find_place, parse_assignment, read_overrides
+from lockstep.settings.environment import STRATEGIES, Overrides, find_place, parse_assignment, read_overrides
 from lockstep.settings.environments.lockstep_run import Bootstrap, bootstrap, variables
 from lockstep.world import World
 
@@ -190,6 +190,7 @@ def test_every_override_has_its_variable():
         "LOCKSTEP_LANES": "5",
         "LOCKSTEP_SEED": "7",
         "LOCKSTEP_THREADS": "2",
+        "LOCKSTEP_STRATEGY": "replicated",
         "LOCKSTEP_ASSIGNMENT": "0,1;2,3,4",
         "LOCKSTEP_RUN_DIR": "runs/mnist-3",
         "LOCKSTEP_TRACE_DIR": "traces",
@@ -200,6 +201,7 @@ def test_every_override_has_its_variable():
         lanes=5,
         seed=7,
         threads=2,
+        strategy="replicated",
         assignment=((0, 1), (2, 3, 4)),
         run_dir=Path("runs/mnist-3"),
         trace_dir=Path("traces"),
@@ -222,6 +224,12 @@ def test_threads_told_to_lockstep_are_apart_from_those_of_openmp():
 def test_an_override_that_cannot_be_read_is_named(name):
     with pytest.raises(BadEnvironment, match=name):
         read_overrides({name: "many"})
+
+
+def test_a_strategy_that_does_not_exist_is_named_with_those_that_do():
+    allowed = " or ".join(map(repr, STRATEGIES))
+    with pytest.raises(BadEnvironment, match=f"^LOCKSTEP_STRATEGY must be {allowed}, not 'shared'$"):
+        read_overrides({"LOCKSTEP_STRATEGY": "shared"})
 
 
 @pytest.mark.parametrize("assignment", [((0, 1), (2, 3, 4)), ((0,), ()), ((), (0, 1)), ((2, 0), (1,))])

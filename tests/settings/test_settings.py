@@ -28,7 +28,7 @@ def test_threads_come_from_the_line_then_the_script_then_openmp(
 def test_without_a_word_on_lanes_there_are_as_many_as_workers() -> None:
     settings = resolve(Options(), Overrides(), TWO)
     assert settings.assignment == Assignment.even(2, 2)
-    assert not settings.lanes_told
+    assert not settings.lanes_given
 
 
 def test_what_the_command_line_sets_goes_over_the_script_and_is_noted() -> None:
@@ -41,7 +41,7 @@ def test_what_the_command_line_sets_goes_over_the_script_and_is_noted() -> None:
 
 
 def test_an_explicit_assignment_counts_as_a_word_on_lanes() -> None:
-    assert resolve(Options(assignment=((0, 2), (1,))), Overrides(), TWO).lanes_told
+    assert resolve(Options(assignment=((0, 2), (1,))), Overrides(), TWO).lanes_given
 
 
 def test_an_assignment_for_another_number_of_workers_is_refused() -> None:

@@ -193,7 +193,8 @@ def _refuse_too_little(noise: Noise) -> None:
         more = LEAST_COUNT - noise.count
         raise TooLittle(noise.count, f"{LEAST_COUNT} are needed", f"Measure {more} more.")
     if not 0 < noise.low <= noise.high < math.inf:
-        why = "the gradient cannot be told from its noise" if noise.low > 0 else "the noise cannot be told from 0"
+        what, other = ("gradient", "its noise") if noise.low > 0 else ("noise", "0")
+        why = f"the {what} cannot be distinguished from {other}"
         raise TooLittle(noise.count, why, "Measure four times as many, or with more samples a step.")
     needed = _num_needed(noise)
     raise TooLittle(
