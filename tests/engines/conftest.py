@@ -10,11 +10,16 @@ from machines import worker_environment
 SCRIPT = Path(__file__).parent / "engine_script.py"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Before those are left out that have not the mark which the command line asks for."""
+    is_asked_for = "engines" in config.option.markexpr
     for item in items:
-        if item.path.is_relative_to(here):
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.engines)
             item.add_marker(pytest.mark.timeout(400))
+            if not is_asked_for:
+                item.add_marker(pytest.mark.skip(reason="engines are started by make test-engines"))
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="the folder that holds the checkpoints and the files of --wait-at")
     parser.add_argument("--kill", default="none:0")
     parser.add_argument("--wait-at", type=int)
+    parser.add_argument(
+        "--pace-s", type=float, default=0.0, help="how long each step takes at least, for others to come"
+    )
     return parser.parse_args()
 
 
@@ -46,6 +49,7 @@ def main() -> None:
                 run.backward(F.cross_entropy(model(x), y))
             optimizer.step()
             optimizer.zero_grad()
+            time.sleep(arguments.pace_s)
             if began == 0 and run.step == int(kill_at) and number in ("all", str(run.rank)):
                 os.kill(os.getpid(), signal.SIGKILL)
             if began == 0 and run.step == arguments.wait_at and run.rank == 0:

@@ -153,6 +153,7 @@ class Cluster:
     def _variables(self) -> dict[str, str]:
         libraries = self.root / LIBRARIES
         return {
+            "PATH": f"{self.root}/usr/bin:{worker_environment()['PATH']}",
             "SLURM_CONF": str(self.folder / "slurm.conf"),
             "LD_LIBRARY_PATH": f"{libraries}/slurm-wlm:{libraries}",
         }

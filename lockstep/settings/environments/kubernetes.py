@@ -31,9 +31,9 @@ def place(environ: Mapping[str, str]) -> LaunchPlace | None:
 
 def _trainer(environ: Mapping[str, str]) -> LaunchPlace:
     size, rank = _num_nodes(environ), whole(environ, "PET_NODE_RANK")
-    if environ.get("PET_NPROC_PER_NODE", "1").strip() not in ("", "1", "auto"):
+    if environ.get("PET_NPROC_PER_NODE", "1").strip() not in ("", "1"):
         raise BadEnvironment(
-            f"PET_NPROC_PER_NODE={environ['PET_NPROC_PER_NODE'][:60]} asks for several workers on each node, and "
+            f"PET_NPROC_PER_NODE={environ['PET_NPROC_PER_NODE'][:60]} asks for more than one worker on each node, and "
             "nobody starts them: set numProcPerNode to 1, or start the script by torchrun"
         )
     world = check_world(World(rank, size, 0, 1), "PET_NODE_RANK", "PET_NNODES")
