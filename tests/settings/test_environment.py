@@ -173,7 +173,7 @@ def test_an_mpi_launcher_that_does_not_name_its_job_asks_for_a_port():
 
 def test_a_task_of_an_array_with_a_roster_is_a_worker_by_its_number():
     place = find_place(ARRAY)
-    assert (place.launcher, place.world, place.slot) == ("slurm", World(), 2)
+    assert (place.launcher, place.world.size, place.slot) == ("slurm", 1, 2)
 
 
 def test_a_task_of_an_array_without_a_roster_trains_alone():
@@ -215,7 +215,7 @@ def test_a_pod_of_an_indexed_job_meets_the_others_at_index_0():
 
 def test_a_pod_with_a_roster_needs_no_number_of_workers():
     place = find_place({"JOB_COMPLETION_INDEX": "2", **ROSTER})
-    assert (place.launcher, place.world, place.slot) == ("kubernetes", World(), 2)
+    assert (place.launcher, place.world.size, place.slot) == ("kubernetes", 1, 2)
 
 
 def test_a_pod_of_an_indexed_job_that_names_neither_workers_nor_a_roster_trains_alone():
