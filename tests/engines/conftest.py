@@ -1,13 +1,12 @@
-"""The script that engines run, and what it comes to on one worker."""
+"""What the script that engines run comes to on one worker, and when these tests are run."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from engine_runs import SCRIPT, digest_in
 from machines import worker_environment
-
-SCRIPT = Path(__file__).parent / "engine_script.py"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -34,10 +33,3 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> str:
         check=True,
     )
     return digest_in(done.stdout)
-
-
-def digest_in(output: str) -> str:
-    """The digest that a run printed at its last step."""
-    found = [line.split()[-1] for line in output.splitlines() if "step 48 digest " in line]
-    assert len(found) == 1, output
-    return found[0]

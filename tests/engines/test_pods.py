@@ -1,24 +1,16 @@
 """Pods that are played by machines: what an Indexed Job of Kubernetes comes to."""
 
 import importlib.util
-import time
 from pathlib import Path
 
 import pytest
-from conftest import SCRIPT, digest_in
+from engine_runs import SCRIPT, await_file, digest_in
 from pods import indexed_job
 
 needs_roster = pytest.mark.skipif(
     importlib.util.find_spec("lockstep.elastic.roster") is None, reason="there is no roster yet by which a pod joins"
 )
 THREE = {"LOCKSTEP_WORKERS": "3"}
-
-
-def await_file(path: Path, limit_s: float = 120.0) -> None:
-    until_s = time.monotonic() + limit_s
-    while not path.exists():
-        assert time.monotonic() < until_s, f"{path.name} did not come"
-        time.sleep(0.05)
 
 
 def test_three_pods_come_to_the_bits_of_one_worker(tmp_path: Path, calm: str) -> None:

@@ -2,12 +2,11 @@
 
 import importlib.util
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import SCRIPT, digest_in
+from engine_runs import SCRIPT, await_file, digest_in
 from slurm_cluster import Cluster, cluster
 
 SRUN = ("srun", "--kill-on-bad-exit=0", "--no-kill", "-N", "3", "-n", "3")
@@ -37,13 +36,6 @@ def own_slurm(tmp_path: Path) -> Iterator[Cluster]:
 
 def python(folder: Path, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, str(SCRIPT), str(folder), *arguments)
-
-
-def await_file(path: Path, limit_s: float = 120.0) -> None:
-    until_s = time.monotonic() + limit_s
-    while not path.exists():
-        assert time.monotonic() < until_s, f"{path.name} did not come"
-        time.sleep(0.05)
 
 
 def test_three_tasks_on_three_nodes_come_to_the_bits_of_one_worker(slurm: Cluster, tmp_path: Path, calm: str) -> None:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from conftest import SCRIPT, digest_in
+from engine_runs import SCRIPT, digest_in
 from machines import INTERFACE, Machine, machines, worker_environment
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--monitor-interval", "0.2")
