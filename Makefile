@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: venv demo test test-gpu lint bench soak clean
+.PHONY: venv demo test test-gpu test-engines lint bench soak clean
 
 venv: .venv/.made
 
@@ -31,6 +31,12 @@ test: lint
 test-gpu:
 	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" \
 	  $$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m pytest -m gpu -rs
+
+# The tests with real Slurm, Open MPI, MPICH and torchrun, which `make test` skips. What they need comes to build/engines;
+# nothing is installed. They need root, for machines of their own, and Debian's apt-get for Slurm.
+test-engines: venv
+	$(BIN)/python tests/engines/install.py
+	PYTHONPATH="$(CURDIR)" $(BIN)/python -m pytest -m engines -rs tests/engines
 
 soak: venv
 	$(BIN)/python -m pytest -m soak

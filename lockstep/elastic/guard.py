@@ -93,6 +93,8 @@ class Guard:
         self.signals = Signals()
         self.pid = os.getpid()
         """The process that takes part: no other one that it forks does."""
+        self.is_stopped = False
+        """Whether a signal has ended the run, or this worker's part in it."""
         self.is_member = elasticity is None or not elasticity.joins
         self.admits = True
         self.recovery = None if elasticity is None else elasticity.recovery
@@ -175,6 +177,7 @@ class Guard:
         begins_turn = self._places.begins_turn
         for request in (StepRequest.INTERRUPT, StepRequest.TERMINATE):
             if request in self._requests and begins_turn:  # in the middle of one there was no moment to save at
+                self.is_stopped = True
                 self._end(request)
         if StepRequest.CHANGE in self._requests or (StepRequest.JOIN in self._requests and begins_turn):
             self._reform(admit=begins_turn)
@@ -504,8 +507,9 @@ class Guard:
 
     def _leave(self, left: LeftOut) -> NoReturn:
         """Asked to, it is a good end; else this worker is lost to the others, and its launcher replaces it."""
+        self.is_stopped = True
         self._events.note(str(left))
-        raise SystemExit(0 if self.signals.leave else LEFT_OUT) from left
+        raise SystemExit(self.signals.leave_code if self.signals.leave else LEFT_OUT) from left
 
     def _committed(self) -> None:
         self.looks_closely = False
@@ -513,6 +517,10 @@ class Guard:
 
     def _ask(self) -> None:
         """What this worker wants of all, for the record of the step that begins."""
+        if news := self.signals.take_news():
+            self._events.note(news, one_worker=self.signals.leave)
+        if self.signals.leave and self.recovery is None:
+            self.signals.leave, self.signals.terminate = False, True
         if self.signals.leave and self.recovery is not None:
             self.recovery.leave()
         is_to_be_copied = self.copier is not None and self.copier.is_asked()

@@ -83,6 +83,8 @@ class StepRequest(IntEnum):
     """Form another generation, with a newcomer that waits, where the next turn of the script begins."""
     FIRST = 4
     """The script may have given worker 0 things that no other has: if it is lost, its replacement is waited for."""
+    STAY = 5
+    """Nothing: this worker does not leave. Where no worker stays, all save and end instead."""
 
 
 NO_LANE = 0xFFFFFFFF

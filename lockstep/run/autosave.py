@@ -31,9 +31,6 @@ SELDOM = Every(minutes=60 * 24 * 365)
 RESCUE_S = 60.0
 """How long saving may take before all workers are started anew."""
 
-LAST_SAVE_S = 2.0
-"""How long the last checkpoint of a run that a signal ends may take."""
-
 
 class Autosave:
     """The checkpoints of one run on one worker. One owner, who calls `close`."""
@@ -147,7 +144,7 @@ class Autosave:
     def _save_before_the_end(self) -> None:
         """All have agreed to end before the next step because of a signal: its state is saved first."""
         if self._saving is not None and self._guard.is_ending:
-            path = self._saving.save_now(LAST_SAVE_S)
+            path = self._saving.save_now(self._guard.signals.grace_s)
             if path is not None:
                 self._status.saved()
                 self._events.note(f"saved as {path}")

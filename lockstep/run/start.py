@@ -41,6 +41,7 @@ from lockstep.events import (
 from lockstep.launch.control import Control
 from lockstep.launch.status import NoStatus, StatusReader, StatusWriter
 from lockstep.observe.console import SHOWN, Console
+from lockstep.observe.finish import Finish, FinishMark
 from lockstep.observe.recorder import Recorder
 from lockstep.run import active
 from lockstep.run.faults import FaultWatch
@@ -57,6 +58,7 @@ from lockstep.settings.environment import (
     read_overrides,
     with_variable,
 )
+from lockstep.settings.environments.stop_signals import stop_signals
 from lockstep.settings.options import BETWEEN_GPUS, Options, Settings, resolve, wire_on
 from lockstep.state.progress import DataProgress
 from lockstep.verify.trace import READ as TRACED
@@ -281,6 +283,8 @@ def _make_run(context: Context, generation: Generation, elasticity: Elasticity |
     )
     if overrides.run_dir is not None:
         events.subscribe(Recorder(overrides.run_dir, lambda: run.is_first, events.note), NoiseMeasured)
+        mark = FinishMark(overrides.run_dir, lambda: run.is_first, lambda: _finish(run), events.note)
+        events.subscribe(mark, Started, Closed)
     if overrides.trace_dir is not None:
         trace = Trace(overrides.trace_dir, place.world.rank, run.sources, is_replacement=not run.guard.is_member)
         events.subscribe(trace, *TRACED)
@@ -292,9 +296,17 @@ def _make_run(context: Context, generation: Generation, elasticity: Elasticity |
     _close_at_exit(run, undo)
     if context.settings.exact:
         undo.enter_context(named_once(events.note))
-    undo.enter_context(handled(run.guard.signals))
+    asked = stop_signals(process_environment(), place.launcher)
+    undo.enter_context(handled(run.guard.signals, asked, events.note))
     set_generators(fold(context.settings.seed, "outside"))
     return run
+
+
+def _finish(run: Run) -> Finish | None:
+    """The end of the run, if it is one: nothing has failed, and no signal has ended it or this worker's part in it."""
+    if run.failed or run.guard.is_stopped or not run.guard.is_member:
+        return None
+    return Finish(run.step, run.size)
 
 
 def _status(place: LaunchPlace, overrides: Overrides) -> StatusWriter | NoStatus:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep.errors import BadEnvironment
-from lockstep.settings.environments import alone, lockstep_run, mpi, roster, slurm, torchrun
+from lockstep.settings.environments import alone, kubernetes, lockstep_run, mpi, roster, slurm, torchrun
 from lockstep.settings.environments.place import LaunchPlace
 from lockstep.settings.environments.variables import optional
 from lockstep.settings.faults import FAULT, Fault, parse_fault
@@ -34,7 +34,15 @@ __all__ = [
 # Note [Who is asked first]
 # The launcher closest to the process wins. torchrun runs inside Slurm, and so does mpirun, whose helper
 # daemons are themselves srun tasks: their numbers are true, and those of the Slurm step count the daemons.
-_ENVIRONMENTS = (lockstep_run.place, torchrun.place, mpi.place, slurm.place, roster.place, alone.place)
+_ENVIRONMENTS = (
+    lockstep_run.place,
+    torchrun.place,
+    mpi.place,
+    slurm.place,
+    kubernetes.place,
+    roster.place,
+    alone.place,
+)
 
 
 SECRET = lockstep_run.SECRET

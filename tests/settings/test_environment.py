@@ -50,12 +50,31 @@ HYDRA = {
     "MASTER_PORT": "29500",
 }
 
+TRAINER = {
+    "PET_NNODES": "4",
+    "PET_NPROC_PER_NODE": "1",
+    "PET_NODE_RANK": "3",
+    "PET_MASTER_ADDR": "train-node-0-0.train",
+    "PET_MASTER_PORT": "29500",
+    "JOB_COMPLETION_INDEX": "3",
+}
+INDEXED = {"JOB_COMPLETION_INDEX": "2", "LOCKSTEP_WORKERS": "3", "MASTER_ADDR": "train-0.train"}
+ROSTER = {"LOCKSTEP_ROSTER": "/shared/run-7"}
+ARRAY = {
+    "SLURM_PROCID": "0",
+    "SLURM_JOB_ID": "4713",
+    "SLURM_ARRAY_TASK_ID": "12",
+    "SLURM_ARRAY_TASK_MIN": "10",
+    **ROSTER,
+}
+
 LAUNCHERS = {
     "lockstep run": (LOCKSTEP, World(0, 2, 0, 2)),
     "torchrun": (TORCHRUN, World(3, 4, 1, 2, generation=2)),
     "RANK and WORLD_SIZE": (BARE, World(1, 2, 1, 2)),
     "slurm": (SLURM, World(5, 7, 1, 2)),
     "mpi": (OPEN_MPI, World(1, 2, 1, 2)),
+    "kubernetes": (INDEXED, World(2, 3, 0, 1)),
     "alone": ({}, World(0, 1)),
 }
 
@@ -152,9 +171,76 @@ def test_an_mpi_launcher_that_does_not_name_its_job_asks_for_a_port():
         find_place({name: value for name, value in HYDRA.items() if name != "MASTER_PORT"})
 
 
+def test_a_task_of_an_array_with_a_roster_is_a_worker_by_its_number():
+    place = find_place(ARRAY)
+    assert (place.launcher, place.world.size, place.slot) == ("slurm", 1, 2)
+
+
+def test_a_task_of_an_array_without_a_roster_trains_alone():
+    place = find_place({name: value for name, value in ARRAY.items() if name != "LOCKSTEP_ROSTER"})
+    assert (place.launcher, place.slot) == ("alone", None)
+
+
+def test_the_slot_of_an_array_can_be_given():
+    assert find_place({**ARRAY, "LOCKSTEP_SLOT": "7"}).slot == 7
+
+
+def test_tasks_of_a_step_with_a_roster_have_the_slots_of_their_ranks():
+    assert find_place({**SLURM, **ROSTER}).slot == 5
+
+
+def test_no_two_tasks_of_an_array_of_steps_have_one_slot():
+    one = {**SLURM, **ROSTER, "SLURM_ARRAY_TASK_MIN": "1"}
+    slots = [
+        find_place({**one, "SLURM_ARRAY_TASK_ID": str(task), "SLURM_PROCID": rank, "SLURM_LOCALID": "0"}).slot
+        for task in (1, 2)
+        for rank in ("0", "6")
+    ]
+    assert slots == [0, 6, 7, 13]
+
+
+def test_a_pod_of_kubeflows_trainer_without_torchrun_is_one_worker():
+    place = find_place(TRAINER)
+    assert (place.world, place.address, place.port) == (World(3, 4, 0, 1), "train-node-0-0.train", 29500)
+
+
+def test_torchrun_in_a_pod_of_kubeflows_trainer_is_torchrun():
+    assert find_place({**TRAINER, **TORCHRUN}).launcher == "torchrun"
+
+
+def test_a_pod_of_an_indexed_job_meets_the_others_at_index_0():
+    place = find_place(INDEXED)
+    assert (place.address, place.port, place.slot) == ("train-0.train", 29500, None)
+
+
+def test_a_pod_with_a_roster_needs_no_number_of_workers():
+    place = find_place({"JOB_COMPLETION_INDEX": "2", **ROSTER})
+    assert (place.launcher, place.world.size, place.slot) == ("kubernetes", 1, 2)
+
+
+def test_a_pod_of_an_indexed_job_that_names_neither_workers_nor_a_roster_trains_alone():
+    assert find_place({"JOB_COMPLETION_INDEX": "2"}).launcher == "alone"
+
+
 @pytest.mark.parametrize(
     ("environ", "blamed"),
     [
+        ({**ARRAY, "SLURM_ARRAY_TASK_ID": "9"}, "SLURM_ARRAY_TASK_ID=9 contradicts SLURM_ARRAY_TASK_MIN=10"),
+        ({**ARRAY, "SLURM_ARRAY_TASK_ID": "x"}, "SLURM_ARRAY_TASK_ID=x"),
+        ({**ARRAY, "SLURM_ARRAY_TASK_MIN": ""}, "SLURM_ARRAY_TASK_MIN is not set"),
+        ({**ARRAY, "LOCKSTEP_SLOT": "-1"}, "LOCKSTEP_SLOT=-1"),
+        ({**SLURM, **ROSTER, "LOCKSTEP_SLOT": "3"}, "LOCKSTEP_SLOT=3 would be the number of all 7 tasks"),
+        ({**TRAINER, "PET_NODE_RANK": "4"}, "PET_NODE_RANK=4 contradicts PET_NNODES=4"),
+        ({**TRAINER, "PET_NNODES": "1:4"}, "PET_NNODES=1:4 is a range"),
+        ({**TRAINER, "PET_NNODES": "many"}, "PET_NNODES=many"),
+        ({**TRAINER, "PET_NPROC_PER_NODE": "8"}, "PET_NPROC_PER_NODE=8 asks for more than one worker"),
+        ({**TRAINER, "PET_NPROC_PER_NODE": "auto"}, "PET_NPROC_PER_NODE=auto asks for more than one worker"),
+        ({**TRAINER, "PET_MASTER_ADDR": ""}, "PET_MASTER_ADDR is not set"),
+        ({**TRAINER, "PET_MASTER_PORT": "0"}, "PET_MASTER_PORT=0"),
+        ({**INDEXED, "JOB_COMPLETION_INDEX": "3"}, "JOB_COMPLETION_INDEX=3 contradicts LOCKSTEP_WORKERS=3"),
+        ({**INDEXED, "LOCKSTEP_WORKERS": "0"}, "LOCKSTEP_WORKERS=0"),
+        ({**INDEXED, "MASTER_ADDR": ""}, "set MASTER_ADDR to <job>-0.<service>"),
+        ({**INDEXED, "MASTER_PORT": "99999"}, "MASTER_PORT=99999"),
         ({**BARE, "RANK": "5"}, "RANK=5 contradicts WORLD_SIZE=2"),
         ({**BARE, "RANK": "one"}, "RANK=one"),
         ({**BARE, "RANK": "-1"}, "RANK=-1"),

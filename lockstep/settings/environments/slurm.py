@@ -3,13 +3,20 @@
 # Note [A step, not a job]
 # A batch script also sees SLURM_PROCID=0 and SLURM_NTASKS=4, yet it is one process that would wait for three
 # that nobody started. Only srun sets SLURM_STEP_NUM_TASKS, so that is the sign of a task.
+
+# Note [One job per worker]
+# With a roster a job may be one worker, or a few: workers come when their job starts, and leave when it is preempted.
+# The tasks of an array are such jobs, and the number of a task says which worker it is. Without a roster an array is
+# many trainings.
 """
 
 import re
 from collections.abc import Mapping
 
 from lockstep.errors import BadEnvironment
+from lockstep.settings.environments.lockstep_run import SLOT
 from lockstep.settings.environments.place import LOOPBACK, LaunchPlace, check_world
+from lockstep.settings.environments.stop_signals import ROSTER
 from lockstep.settings.environments.variables import derived_port, optional, port, text, whole
 from lockstep.settings.limits import as_whole
 from lockstep.world import World
@@ -20,11 +27,38 @@ _COUNT = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?")
 
 
 def place(environ: Mapping[str, str]) -> LaunchPlace | None:
-    """See Note [A step, not a job]. A step of one task is an ordinary process: an interactive shell, say."""
-    if "SLURM_PROCID" not in environ or (optional(environ, "SLURM_STEP_NUM_TASKS") or 1) < 2:
+    """See Note [A step, not a job]. A step of one task is an ordinary process (an interactive shell, say), unless it is
+    one worker of many: see Note [One job per worker]."""
+    if "SLURM_PROCID" not in environ:
         return None
+    if (optional(environ, "SLURM_STEP_NUM_TASKS") or 1) < 2:
+        slot = _slot(environ, World())
+        return None if slot is None else LaunchPlace("slurm", World(), LOOPBACK, 0, slot=slot)
     world = check_world(_world(environ), "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
-    return LaunchPlace("slurm", world, _address(environ, world), _port(environ))
+    return LaunchPlace("slurm", world, _address(environ, world), _port(environ), slot=_slot(environ, world))
+
+
+def _slot(environ: Mapping[str, str], world: World) -> int | None:
+    """The number of a worker that may come later; None where nobody can. What the user has set goes first."""
+    if not environ.get(ROSTER):
+        return None
+    given, task = optional(environ, SLOT), optional(environ, "SLURM_ARRAY_TASK_ID")
+    if given is not None and world.size == 1:
+        return given
+    if given is not None:
+        raise BadEnvironment(
+            f"{SLOT}={given} would be the number of all {world.size} tasks of this step: unset it, and each "
+            "takes its SLURM_PROCID"
+        )
+    if task is None:
+        return world.rank if world.size > 1 else None
+    first = whole(environ, "SLURM_ARRAY_TASK_MIN")
+    if task < first:
+        raise BadEnvironment(
+            f"SLURM_ARRAY_TASK_ID={task} contradicts SLURM_ARRAY_TASK_MIN={first}: leave both as Slurm "
+            f"has set them, or set {SLOT}"
+        )
+    return (task - first) * world.size + world.rank
 
 
 def expand_counts(counts: str) -> tuple[int, ...]:

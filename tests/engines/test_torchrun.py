@@ -1,0 +1,94 @@
+"""lockstep under torchrun: on one host, and two agents on two machines."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from engine_runs import SCRIPT, digest_in
+from machines import INTERFACE, Machine, machines, worker_environment
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--monitor-interval", "0.2")
+
+
+def popen(*command: str, environ: dict[str, str] | None = None) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        command,
+        env=worker_environment(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def torchrun(folder: Path, *options: str, kill: str = "none:0") -> tuple[int, str]:
+    with popen(*TORCHRUN, "--standalone", *options, str(SCRIPT), str(folder), "--kill", kill) as agent:
+        output, _ = agent.communicate(timeout=200)
+    return agent.returncode, output
+
+
+def test_three_workers_of_torchrun_come_to_the_bits_of_one_worker(tmp_path: Path, calm: str) -> None:
+    code, output = torchrun(tmp_path, "--nproc-per-node", "3")
+    assert (code, digest_in(output)) == (0, calm), output
+
+
+def test_when_a_worker_is_killed_torchrun_restarts_all_and_the_run_resumes(tmp_path: Path, calm: str) -> None:
+    code, output = torchrun(tmp_path, "--nproc-per-node", "2", "--max-restarts", "2", kill="1:12")
+    assert (code, digest_in(output)) == (0, calm), output
+    assert "begins at step 10" in output
+
+
+def test_without_restarts_the_next_start_resumes(tmp_path: Path, calm: str) -> None:
+    code, output = torchrun(tmp_path, "--nproc-per-node", "2", kill="all:12")
+    assert code == 1
+    assert "digest" not in output
+    code, output = torchrun(tmp_path, "--nproc-per-node", "3")
+    assert (code, digest_in(output)) == (0, calm), output
+    assert "begins at step 10" in output
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[list[Machine]]:
+    with machines(["a", "b"], tmp_path) as (found, _):
+        yield found
+
+
+def agents(hosts: list[Machine], folder: Path, *arguments: str) -> "list[tuple[int, str]]":
+    """The exit code and the output of an agent on each machine."""
+    options = ["--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "2", "--rdzv-id", "7"]
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{hosts[0].address}:29400"]
+    script = [str(SCRIPT), str(folder), *arguments]
+    environ = {"GLOO_SOCKET_IFNAME": INTERFACE}
+    with ExitStack() as stack:
+        started = [
+            stack.enter_context(popen(*host.command(*TORCHRUN, *options, *rendezvous, *script), environ=environ))
+            for host in hosts
+        ]
+        try:
+            outputs = [agent.communicate(timeout=250)[0] for agent in started]
+        finally:
+            for agent in started:
+                if agent.poll() is None:
+                    agent.kill()
+    return [(agent.returncode, output) for agent, output in zip(started, outputs, strict=True)]
+
+
+def test_two_agents_on_two_machines_come_to_the_bits_of_one_worker(
+    two: list[Machine], tmp_path: Path, calm: str
+) -> None:
+    found = agents(two, tmp_path)
+    assert [code for code, _ in found] == [0, 0], found
+    assert digest_in("".join(output for _, output in found)) == calm
+
+
+def test_when_a_worker_on_one_machine_is_killed_both_agents_restart_and_the_run_resumes(
+    two: list[Machine], tmp_path: Path, calm: str
+) -> None:
+    found = agents(two, tmp_path, "--kill", "1:12")
+    assert [code for code, _ in found] == [0, 0], found
+    output = "".join(output for _, output in found)
+    assert digest_in(output) == calm
+    assert "begins at step 10" in output
