@@ -75,7 +75,7 @@ class Supervisor:
 
     def run(self) -> signal.Signals | Over | None:
         """Runs the job to its end. Returns the signal or failure that ended it; None if every worker finished."""
-        self._pool.start(self._state.wanted)
+        self._start()
         while True:
             self._follow(lambda: self._state.failures or self._state.done)
             if self._state.failures:
@@ -208,7 +208,11 @@ class Supervisor:
         if not self.interrupts:
             self._state = restarted_state(self._state)
             self._watchdog.hangs.forget()
-            self._pool.start(self._state.wanted, resume="auto" if has_trained else None)
+            self._start(resume="auto" if has_trained else None)
+
+    def _start(self, resume: str | None = None) -> None:
+        self._pool.start(self._state.wanted, resume)
+        self._began_s = time.monotonic()  # workers may have waited for a place
 
     def _interrupt(self) -> signal.Signals:
         """Passes the signal on to the workers, which save and run `finally` blocks. A second signal ends the wait."""

@@ -1,0 +1,1 @@
+"""Where living members of a run can be found."""
