@@ -20,6 +20,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import psutil
+
 from lockstep.errors import BadEnvironment
 from lockstep.launch.failure import Failure, clear_report, read_notice, read_report
 from lockstep.launch.job import Job
@@ -39,6 +41,7 @@ KILL_WAIT_S = 5.0
 LOOK_S = 0.25
 ACTIVITY_S = 1.0
 ANSWER_LOOK_S = 0.02
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 MOST_OUTPUT_BYTES = 1 << 23
 """The worker waits, by its pipe, while so much output was not fetched."""
 
@@ -347,6 +350,12 @@ class HostedWorker:
     def _state(self) -> str:
         process = None if self._worker is None or self._status is not None else process_state(self._worker.pid)
         return "X" if process is None else process.state
+
+
+def interface_of(address: str) -> str:
+    """The network interface that has the address; "" if none has. Gloo would take that of the host's name."""
+    cards = psutil.net_if_addrs().items()
+    return next((name for name, entries in cards if any(entry.address == address for entry in entries)), "")
 
 
 def moved(row: StatusRow, by_ns: int) -> StatusRow:

@@ -15,7 +15,7 @@ _NOT_INHERITED = (
     lockstep_run.STATUS_FD,
     lockstep_run.DOORS,
     lockstep_run.CONTROL_FD,
-    lockstep_run.ADDRESS,
+    lockstep_run.MASTER_ADDR,
     lockstep_run.LOCAL_RANK,
     lockstep_run.LOCAL_SIZE,
     *lockstep_run.TORCH_DISTRIBUTED,

@@ -31,7 +31,15 @@ from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from lockstep.errors import BadEnvironment
 from lockstep.launch.failure import RAISED, Failure
-from lockstep.launch.hosted_worker import HostedWorker, WorkerNews, WorkerOrder, WorkerStarted, moved
+from lockstep.launch.hosted_worker import (
+    GLOO_INTERFACE,
+    HostedWorker,
+    WorkerNews,
+    WorkerOrder,
+    WorkerStarted,
+    interface_of,
+    moved,
+)
 from lockstep.launch.job import RESUME, Job
 from lockstep.launch.output import Log, Logs
 from lockstep.launch.pool import ExitStatus, OpenPool, WorkerEvent, speaking_slot
@@ -77,7 +85,8 @@ class WorkerActor:
 
     def start(self, order: WorkerOrder) -> WorkerStarted:
         inherited = {name: value for name, value in process_environment().items() if name not in _OF_RAY}
-        self._hosted = HostedWorker(order, inherited)
+        interface = interface_of(ray.util.get_node_ip_address())
+        self._hosted = HostedWorker(order, {**({GLOO_INTERFACE: interface} if interface else {}), **inherited})
         return self._hosted.started
 
     def news(self, within_s: float) -> WorkerNews:
@@ -183,6 +192,8 @@ class RayPool:
         self._num_workers = job.num_workers
         self._extra: dict[str, str] = {}
         self._has_said_apart = False
+        self._unreached: list[RayWorker] = []
+        self._next_try_s = 0.0
 
     def __enter__(self) -> "RayPool":
         with ExitStack() as owned:
@@ -391,7 +402,7 @@ class RayPool:
             worker.unreached_since_s = None
             then(worker, future.result())
         elif isinstance(error, ActorUnavailableError) and worker.id and self._is_patient_with(worker):
-            self._ask_for_news(worker)
+            self._unreached.append(worker)
         elif worker.id:
             self._lose(worker, error)
         else:
@@ -402,6 +413,15 @@ class RayPool:
         now_s = time.monotonic()
         worker.unreached_since_s = worker.unreached_since_s or now_s
         return now_s - worker.unreached_since_s < UNREACHED_S
+
+    def _ask_unreached(self) -> None:
+        """Asks those again that could not be reached, a few times a second."""
+        now_s = time.monotonic()
+        if self._unreached and now_s >= self._next_try_s:
+            self._next_try_s = now_s + NEWS_S
+            unreached, self._unreached = self._unreached, []
+            for worker in unreached:
+                self._ask_for_news(worker)
 
     def _ask_for_news(self, worker: RayWorker) -> None:
         self._ask(worker.actor.news.remote(NEWS_S), partial(self._answered, worker, self._learn))
@@ -419,6 +439,7 @@ class RayPool:
     def wait(self, within_s: float) -> list[WorkerEvent]:
         if not self._events:
             self._turn(within_s)
+        self._ask_unreached()
         self._report_waiting(self._reserved.values())
         events, self._events = self._events, []
         return events

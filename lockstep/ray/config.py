@@ -23,8 +23,9 @@ from ray.train.backend import Backend, BackendConfig
 from lockstep.elastic.roster.ray_actor import make_actor
 from lockstep.errors import BadArgument
 from lockstep.launch.exits import LEFT_OUT, OutOfPlace
+from lockstep.launch.hosted_worker import GLOO_INTERFACE, interface_of
 from lockstep.run import active
-from lockstep.settings.environment import take_environment
+from lockstep.settings.environment import process_environment, take_environment
 
 
 @dataclass
@@ -98,7 +99,7 @@ class LockstepBackend(Backend):
         ]
         ray.get(
             [
-                worker.execute_async(take_environment, variables)
+                worker.execute_async(prepare, worker.metadata.node_ip, variables)
                 for worker, variables in zip(workers, given, strict=True)
             ]
         )
@@ -116,6 +117,13 @@ class LockstepBackend(Backend):
             "LOCKSTEP_ROSTER": f"ray://{name}",
             "LOCKSTEP_SECRET": secrets.token_hex(32),
         }
+
+
+def prepare(address: str, variables: Mapping[str, str]) -> None:
+    """On a worker: sets its variables, and the interface that Gloo takes unless the user has said so."""
+    interface = interface_of(address)
+    chosen = {GLOO_INTERFACE: interface} if interface and GLOO_INTERFACE not in process_environment() else {}
+    take_environment({**chosen, **variables})
 
 
 def place(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:

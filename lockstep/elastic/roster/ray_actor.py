@@ -49,6 +49,9 @@ def make_actor(name: str, lifetime: str | None = "detached") -> Any:
 class RayHome:
     """See `RosterHome`. Raises ConnectionError when the actor is gone or does not answer."""
 
+    is_private = False
+    endpoint_port = 0
+
     def __init__(self, name: str) -> None:
         """Joins the cluster of this host, unless this process belongs to one already."""
         check_name(name)
@@ -62,6 +65,9 @@ class RayHome:
                 f"the roster ray://{name} cannot be reached: this host belongs to no Ray cluster that answers "
                 f"({_first_line(error)})"
             ) from error
+
+    def __str__(self) -> str:
+        return f"ray://{self._name}"
 
     def entries(self) -> dict[str, str]:
         return dict(self._ask(self._actor.entries.remote()))
@@ -85,7 +91,7 @@ class RayHome:
             return ray.get(answer, timeout=ANSWER_S)
         except (RayError, GetTimeoutError) as error:
             why = "does not answer" if isinstance(error, GetTimeoutError) else "is gone"
-            raise ConnectionError(f"the roster ray://{self._name} {why}: {_first_line(error)}") from error
+            raise ConnectionError(f"the roster {self} {why}: {_first_line(error)}") from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -26,7 +26,7 @@ SLOT = "LOCKSTEP_SLOT"
 STATUS_FD = "LOCKSTEP_STATUS_FD"
 DOORS = "LOCKSTEP_DOORS"
 CONTROL_FD = "LOCKSTEP_CONTROL_FD"
-ADDRESS = "LOCKSTEP_ADDRESS"
+MASTER_ADDR = "LOCKSTEP_MASTER_ADDR"
 LOCAL_RANK = "LOCKSTEP_LOCAL_RANK"
 LOCAL_SIZE = "LOCKSTEP_LOCAL_SIZE"
 
@@ -63,7 +63,7 @@ def variables(boot: Bootstrap, num_workers: int, port: int) -> dict[str, str]:
         LISTEN_FD: boot.listen_fd,
         STATUS_FD: boot.status_fd,
         DOORS: write_doors(boot.doors) or None,
-        ADDRESS: None if boot.address == LOOPBACK else boot.address,
+        MASTER_ADDR: None if boot.address == LOOPBACK else boot.address,
         LOCAL_RANK: boot.local_rank,
         LOCAL_SIZE: boot.local_size,
     }
@@ -135,7 +135,7 @@ def place(environ: Mapping[str, str]) -> LaunchPlace | None:
     return LaunchPlace(
         launcher="lockstep run",
         world=world,
-        address=environ.get(ADDRESS, "").strip() or LOOPBACK,
+        address=environ.get(MASTER_ADDR, "").strip() or LOOPBACK,
         port=port(environ, PORT),
         listen_fd=optional(environ, LISTEN_FD),
         slot=optional(environ, SLOT),
