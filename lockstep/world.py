@@ -17,6 +17,8 @@ class World:
     local_rank: int = 0
     local_size: int = 1
     generation: int = 0
+    spans_hosts: bool = False
+    """Whether workers on other hosts may come, however many there are here now."""
 
     @cached_property
     def peers(self) -> tuple[int, ...]:
@@ -25,4 +27,5 @@ class World:
 
     @property
     def on_one_host(self) -> bool:
-        return self.local_size == self.size
+        """Whether all workers are on this host, now and later."""
+        return self.local_size == self.size and not self.spans_hosts

@@ -13,6 +13,7 @@ from lockstep.version import VERSION
 COMMANDS = {
     "run": "Start a script on one or more workers.",
     "scale": "Give a run that goes on another number of workers.",
+    "roster": "Keep a roster, where workers on other hosts find a run.",
     "advise": "Say whether more workers should grow the batch of a run, or split it.",
     "verify": "Show that a run gives the same bits on any number of workers.",
     "bench": "Measure steps, collectives and recoveries on this machine.",

@@ -10,23 +10,20 @@
 """
 
 import json
-import os
 import secrets
 import socket
-import stat
 import time
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import DistStoreError, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import DistStoreError  # type: ignore[attr-defined]
 
 from lockstep.elastic.membership.view import Claim, Decision, Member, claim_from_json
+from lockstep.elastic.store import LocalStore, Secret, StoreServer
+from lockstep.elastic.store.values import KeyValues
 from lockstep.settings.environments.place import LOOPBACK
-from lockstep.wire.network import keepalive
-
-ANSWER_S = 60.0
-"""How long a store may take to answer a question that it can answer at once."""
 
 LINGER_S = 3.0
 
@@ -37,29 +34,36 @@ UNWRITTEN_S = 0.05
 class Endpoint:
     """This worker's own store, at `member.address`. One owner, who calls `close`."""
 
-    def __init__(self, slot: int, host: str = LOOPBACK, *, everywhere: bool = False, fresh: bool = False) -> None:
-        """Listens on loopback alone, unless workers come from `everywhere`. `fresh`: see `Member`."""
-        with socket.socket() as listener:
-            listener.bind(("" if everywhere else host, 0))
-            listener.listen(128)
-            self.port: int = listener.getsockname()[1]
-            self.store: Store = TCPStore(
-                host,
-                self.port,
-                None,
-                True,
-                timedelta(seconds=ANSWER_S),
-                wait_for_workers=False,
-                multi_tenant=False,
-                master_listen_fd=listener.detach(),
-            )
+    def __init__(
+        self,
+        slot: int,
+        host: str = LOOPBACK,
+        *,
+        secret: Secret,
+        everywhere: bool = False,
+        port: int = 0,
+        fresh: bool = False,
+    ) -> None:
+        """Listens on loopback alone, unless workers come from `everywhere`; at any free port, unless `port` is given.
+
+        `fresh`: see `Member`.
+        """
+        values = KeyValues()
+        listener = socket.create_server(("" if everywhere else host, port), backlog=128)
+        self.secret = secret
+        self._server = StoreServer(listener, values, secret)
+        self.port = self._server.port
+        self.store = LocalStore(values)
         self.member = Member(secrets.token_hex(8), slot, f"{host}:{self.port}", fresh=fresh)
         self.store.set("uid", self.member.uid)
         self._seen = 0
         self._unwritten: set[int] = set()
         self._numbers: dict[str, int] = {}
         self._answered: list[int] = []
-        keepalive.close_when_forked(self)
+
+    def become_newcomer(self) -> None:
+        """This worker has not founded the run: it joins it."""
+        self.member = replace(self.member, fresh=True)
 
     def publish(self, terms: dict[str, Any]) -> None:
         """What newcomers must know before they can ask to be admitted."""
@@ -98,10 +102,9 @@ class Endpoint:
             self.store.wait([f"heard/{number}" for number in self._answered], timedelta(seconds=LINGER_S))
 
     def close(self) -> None:
-        """Nobody is let in any more: a probe is refused, or finds another name as long as the store is in use."""
-        keepalive.forget(self)
-        self.store.set("uid", "")
-        self.store = None  # type: ignore[assignment]  # the server ends with the last reference
+        """Nobody is let in any more: a probe is refused."""
+        self._server.close()
+        self.store.close()
 
     def _read(self, number: int) -> Claim:
         claim = claim_from_json(self.store.get(f"call/{number}").decode())
@@ -109,16 +112,3 @@ class Endpoint:
         self._unwritten.discard(number)
         self._numbers[claim.member.uid] = number
         return claim
-
-    def close_copies(self) -> None:
-        """See Note [Endpoints of the dead]."""
-        for number in map(int, os.listdir("/proc/self/fd")):
-            with suppress(OSError):
-                if stat.S_ISSOCK(os.fstat(number).st_mode) and _local_port(number) == self.port:
-                    keepalive.close_copy(number)
-
-
-def _local_port(number: int) -> int | None:
-    with socket.socket(fileno=os.dup(number)) as connection:
-        name = connection.getsockname()
-        return name[1] if connection.family in (socket.AF_INET, socket.AF_INET6) else None

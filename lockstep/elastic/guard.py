@@ -29,6 +29,7 @@ from lockstep.elastic.opener import FORM_S
 from lockstep.elastic.probation import Probation, misfits
 from lockstep.elastic.recovery import LeftOut, MemberHangs, Recovery
 from lockstep.elastic.requests import Requests, Signals
+from lockstep.elastic.roster import RunIsOver
 from lockstep.errors import Disagreement, Misuse, WorkerLost, naming_lost_worker
 from lockstep.events import Copied, Events, GenerationFormed, JoinBegan, RecoveryBegan
 from lockstep.gradients.fingerprint import Drift
@@ -259,6 +260,11 @@ class Guard:
         may_be_joined = StepRequest.JOIN in self._requests or self._engine.statistics is not None  # see _await_company
         self._handoff.body_begins(may_be_joined)
 
+    def end(self) -> None:
+        """All members have come to the end of the script, unless a signal has ended them: then the run may go on."""
+        if self.recovery is not None and not self.is_ending:
+            self.recovery.end()
+
     def close(self) -> None:
         """Closes the wire, and the endpoint at which others would look for this worker. The run has ended."""
         self.generation.wire.close()
@@ -276,7 +282,11 @@ class Guard:
         assert self.recovery is not None
         self._events.emit(JoinBegan, step=self._step)
         began_s = self._clock()
-        self.recovery.join(self._hand_state_over)
+        try:
+            self.recovery.join(self._hand_state_over)
+        except RunIsOver as over:
+            self._events.note(str(over), one_worker=True)
+            raise SystemExit(0) from over
         self.is_member = True
         self._had_company = True  # the run has: where it never had, no step was ever made
         self._enter_generation()
@@ -516,6 +526,7 @@ class Guard:
         if self.recovery is None or not hosts or now_s - self._looked_s < LOOK_S:
             return False
         self._looked_s = now_s
+        self.recovery.refuse_superseded()
         return self.recovery.has_claims()
 
     def _report(self, failure: Exception | None, committed: bool, before: Generation | None, took_s: float) -> None:

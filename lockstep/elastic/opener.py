@@ -7,6 +7,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from lockstep.elastic.client import probe
 from lockstep.elastic.membership.view import Liveness, View
+from lockstep.elastic.store import Secret
 from lockstep.errors import PeerGone
 from lockstep.wire import Agreement, Proposal, Wire, WireOptions, open_wire
 from lockstep.world import World
@@ -22,11 +23,11 @@ class WireOpener:
     options: WireOptions
     on_one_host: bool
 
-    def form(self, view: View, uid: str, store: Store) -> Wire:
+    def form(self, view: View, uid: str, store: Store, secret: Secret) -> Wire:
         """Collective. The wire of a generation; raises PeerGone soon if one of its members has died."""
         rank = view.rank_of(uid)
         world = self.world(rank, len(view.members), view.generation)
-        wire = open_wire(self.options, world, store, MemberWatch(view, rank, time.monotonic() + FORM_S))
+        wire = open_wire(self.options, world, store, MemberWatch(view, rank, secret, time.monotonic() + FORM_S))
         try:
             facts = {"operation": "a new generation", "generation": view.generation}
             Agreement(wire.transport, Proposal(facts)).check()
@@ -47,12 +48,13 @@ class MemberWatch:
 
     view: View
     own_rank: int
+    secret: Secret
     until_s: float
 
     def __call__(self) -> None:
         others = [(rank, member) for rank, member in enumerate(self.view.members) if rank != self.own_rank]
         for rank, member in others:
-            if probe(member) is not Liveness.ALIVE:
+            if probe(member, self.secret) is not Liveness.ALIVE:
                 raise PeerGone(rank, "it is gone")
         if time.monotonic() > self.until_s:
             raise PeerGone(others[0][0], f"not all had come after {FORM_S:g} s")

@@ -38,7 +38,9 @@ from lockstep.elastic.membership.machine import (
     joining,
 )
 from lockstep.elastic.opener import WireOpener
-from lockstep.errors import BadEnvironment, LockstepError, PeerGone
+from lockstep.elastic.roster import Roster
+from lockstep.elastic.store import Secret
+from lockstep.errors import BadEnvironment, LockstepError, Misuse, PeerGone
 from lockstep.wire import Wire
 
 GATHER_S = 0.05
@@ -62,10 +64,6 @@ class LeftOut(LockstepError):  # noqa: N818
     """This worker has no part in the run any more."""
 
 
-_of_originals: list[Endpoint] = []
-"""The endpoints of workers that this process is a copy of: to end one would be to wait for its threads."""
-
-
 HandOver = Callable[[Decision, Wire], None]
 
 
@@ -77,9 +75,9 @@ def _nothing_to_hand_over(decision: Decision, wire: Wire) -> None:
     """Until a generation is formed."""
 
 
-def _alive(members: tuple[Member, ...]) -> tuple[Member, ...]:
+def _alive(members: tuple[Member, ...], secret: Secret) -> tuple[Member, ...]:
     """Those of them that live; raises if none does."""
-    health = probe_all(members)
+    health = probe_all(members, secret)
     found = tuple(member for member in members if health[member.uid] is not Liveness.DEAD)
     if not found:
         raise LeftOut("nobody is left who could admit this worker")
@@ -101,10 +99,14 @@ class Recovery:
     """That of the present generation."""
     terms: Mapping[str, Any]
     find_members: Callable[[], tuple[Member, ...]]
+    roster: Roster | None = None
+    """Where workers on other hosts find the members."""
     on_claim: Callable[[], None] = _nothing
     decision: Decision | None = None
     _addresses: set[str] = field(default_factory=set)
     """The endpoints to which this worker has connected: connections may be open for as long as it lives."""
+    _host_client: EndpointClient | None = None
+    """At whose endpoint the present generation has opened its wire."""
     _hand_over: HandOver = _nothing_to_hand_over
     _limit_s: float = math.inf
     _began_s: float = 0.0
@@ -146,17 +148,21 @@ class Recovery:
 
         `on_claim` is called when it has asked to be admitted, by the members that the original knew.
         """
-        known = self.membership.view.members
-        _of_originals.append(self.endpoint)
-        self.endpoint = Endpoint(slot)
+        known, secret = self.membership.view.members, self.endpoint.secret
+        self.endpoint = Endpoint(slot, secret=secret)
         self.on_claim = on_claim
-        self.find_members = lambda: _alive(known)
+        self.find_members = lambda: _alive(known, secret)
         self._newcomers = {}
 
     def publish(self) -> None:
         """Newcomers that ask at this worker's endpoint learn the terms, and who the members are."""
         members = [vars(member) for member in self.membership.view.members]
         self.endpoint.publish({**self.terms, "members": members})
+        if self.roster is not None and self.is_coordinator:
+            view = self.membership.view
+            self.roster.publish(view.generation, [member.address for member in view.members])
+        elif self.roster is not None:
+            self.roster.rest()
 
     def record(self, event: Event) -> None:
         """Notes an event that asks for nothing but to be noted."""
@@ -199,7 +205,22 @@ class Recovery:
         missed = {member.uid for member in (*self.membership.known, *self.membership.view.members)}
         return [claim for claim in claims if self._admits or not claim.is_fresh or claim.member.uid in missed]
 
+    def refuse_superseded(self) -> None:
+        """Raises if another training was founded in the roster, where this one could not be reached."""
+        if self.roster is not None and self.roster.superseded_by:
+            raise Misuse(
+                f"another training was founded in the roster {self.roster.name}, from where this one could not be "
+                "reached: this one ends, so that there is one"
+            )
+
+    def end(self) -> None:
+        """All members have come to the end of the script: nobody who comes later has anything to do."""
+        if self.roster is not None and self.membership.stage is MembershipStage.MEMBER:
+            self.roster.end(f"it ended after step {self.membership.step}")
+
     def close(self) -> None:
+        if self._host_client is not None:
+            self._host_client.close()
         self.endpoint.close()
 
     # -- performing -----------------------------------------------------------------------------------------
@@ -242,19 +263,19 @@ class Recovery:
     def _probe(self, member: Member) -> Liveness:
         """Probes all members at once, since the others may be next. Each finding is used once."""
         if member.uid not in self._found:
-            self._found = probe_all({member, *self.membership.known} - {self.membership.me})
+            self._found = probe_all({member, *self.membership.known} - {self.membership.me}, self.endpoint.secret)
         return self._found.pop(member.uid)
 
     def _send_claim(self, host: Member, claim: Claim) -> Event:
         try:
             self._addresses.add(host.address)
-            client = EndpointClient(host.address)
-            number = client.send_claim(claim)
-            self.on_claim()
-            while (decision := client.await_decision(number, ANSWER_S)) is None:
-                if probe(host) is not Liveness.ALIVE:
-                    return CoordinatorLost()
-                self._refuse_to_wait_on([])
+            with EndpointClient(host.address, self.endpoint.secret) as client:
+                number = client.send_claim(claim)
+                self.on_claim()
+                while (decision := client.await_decision(number, ANSWER_S)) is None:
+                    if probe(host, self.endpoint.secret) is not Liveness.ALIVE:
+                        return CoordinatorLost()
+                    self._refuse_to_wait_on([])
         except DistError:
             return CoordinatorLost()
         return DecisionReceived(decision)
@@ -265,7 +286,7 @@ class Recovery:
             return []  # an earlier event has asked for more since
         news: list[Event] = [ClaimReceived(claim) for claim in self._new_claims()]
         if not news:
-            found = probe_all(missing)
+            found = probe_all(missing, self.endpoint.secret)
             news = [Probed(uid, health) for uid, health in found.items() if health is not Liveness.ALIVE]
         if not news:
             self._refuse_to_wait_on([member.slot for member in missing])
@@ -280,7 +301,9 @@ class Recovery:
     def _open(self, decision: Decision) -> Event:
         self._attempts += 1
         try:
-            wire = self.opener.form(decision.view, self.endpoint.member.uid, self._store(decision))
+            wire = self.opener.form(
+                decision.view, self.endpoint.member.uid, self._store(decision), self.endpoint.secret
+            )
         except (PeerGone, BadEnvironment, DistError):
             if self._attempts >= MOST_ATTEMPTS:
                 raise
@@ -294,7 +317,12 @@ class Recovery:
         return Formed()
 
     def _store(self, decision: Decision) -> Store:
+        """That of the new generation. The one before was of use until its wire was closed."""
+        if self._host_client is not None:
+            self._host_client.close()
+            self._host_client = None
         if decision.host.uid == self.endpoint.member.uid:
             return self.endpoint.store
         self._addresses.add(decision.host.address)
-        return EndpointClient(decision.host.address).store
+        self._host_client = EndpointClient(decision.host.address, self.endpoint.secret)
+        return self._host_client.store

@@ -1,9 +1,5 @@
 """The store at which the workers of a run meet.
 
-# Note [Only loopback]
-# A TCPStore that is told "127.0.0.1" still listens on every interface. On one host the store is therefore
-# given a socket that is already bound to loopback and listens; that also ends races for a port.
-
 # Note [One store for all runs]
 # A script may start several runs. The first opens the store, and it stays open as long as the process: worker 0 could
 # not listen at the same port again before all others have left it. Each run has a part of the store to itself.
@@ -11,16 +7,34 @@
 
 import os
 import socket
+from dataclasses import dataclass
 from datetime import timedelta
 
-from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from lockstep.elastic.store import LocalStore, RemoteStore, Secret, StoreServer
+from lockstep.elastic.store.stores import connect_patiently
+from lockstep.elastic.store.values import KeyValues
 from lockstep.errors import BadEnvironment
 from lockstep.settings.environments.place import LOOPBACK, LaunchPlace
 
-_opened: dict[LaunchPlace, Store] = {}
-_of_parents: list[Store] = []
-"""The stores of the process that this one was forked from: to end them would be to wait for its threads."""
+_opened: dict[LaunchPlace, "MeetingPlace"] = {}
+_of_parents: list["MeetingPlace"] = []
+"""Those of the process that this one was forked from: to end an agent's store would be to wait for its threads."""
+
+
+@dataclass(frozen=True)
+class MeetingPlace:
+    """The store where all meet, and the server of it if this worker keeps it."""
+
+    store: Store
+    server: StoreServer | None = None
+
+    def close(self) -> None:
+        """For tests, in which a process plays several workers. A worker's ends with its process."""
+        for part in (self.server, self.store):
+            if isinstance(part, StoreServer | LocalStore | RemoteStore):
+                part.close()
 
 
 def open_store(place: LaunchPlace, timeout_s: float, run: int = 0) -> Store:
@@ -35,8 +49,9 @@ def open_store(place: LaunchPlace, timeout_s: float, run: int = 0) -> Store:
             _opened[place] = _open(place, timeout)
         except (OSError, RuntimeError) as error:  # torch's network errors are RuntimeErrors
             raise BadEnvironment(_explain(place, timeout_s, error)) from error
-    _opened[place].set_timeout(timeout)
-    return PrefixStore(f"run/{run}", _opened[place])
+    store = _opened[place].store
+    store.set_timeout(timeout)
+    return PrefixStore(f"run/{run}", store)
 
 
 def _leave_to_parent() -> None:
@@ -47,44 +62,26 @@ def _leave_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-def _open(place: LaunchPlace, timeout: timedelta) -> Store:
+def _open(place: LaunchPlace, timeout: timedelta) -> MeetingPlace:
+    limit_s, values = timeout.total_seconds(), KeyValues()
     if place.port == 0:
-        return HashStore()
+        return MeetingPlace(LocalStore(values, limit_s))
     if place.agent_store:
         # The agent keeps its own keys there, and may keep the store over a restart.
-        return PrefixStore(f"lockstep/{place.world.generation}", _connect(place.address, place, timeout))
+        agent = TCPStore(place.address, place.port, place.world.size, False, timeout, wait_for_workers=False)
+        return MeetingPlace(PrefixStore(f"lockstep/{place.world.generation}", agent))
+    secret = Secret(place.secret)
     if place.world.rank != 0:
-        return _connect(LOOPBACK if place.world.on_one_host else place.address, place, timeout)
-    return _host(place, timeout)
+        host = LOOPBACK if place.world.on_one_host else place.address
+        return MeetingPlace(connect_patiently(f"{host}:{place.port}", secret, limit_s))
+    return MeetingPlace(LocalStore(values, limit_s), StoreServer(_listener(place), values, secret))
 
 
-def _connect(address: str, place: LaunchPlace, timeout: timedelta) -> Store:
-    return TCPStore(address, place.port, place.world.size, False, timeout, wait_for_workers=False)
-
-
-def _host(place: LaunchPlace, timeout: timedelta) -> Store:
-    """See Note [Only loopback]. The store owns the socket from here on."""
-    if not place.world.on_one_host:
-        return TCPStore(place.address, place.port, place.world.size, True, timeout, wait_for_workers=False)
-    listen_fd = _listen(place.port) if place.listen_fd is None else place.listen_fd
-    return TCPStore(
-        LOOPBACK,
-        place.port,
-        place.world.size,
-        True,
-        timeout,
-        wait_for_workers=False,
-        multi_tenant=False,
-        master_listen_fd=listen_fd,
-    )
-
-
-def _listen(port: int) -> int:
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((LOOPBACK, port))
-        listener.listen()
-        return listener.detach()
+def _listener(place: LaunchPlace) -> socket.socket:
+    """On one host nobody from outside can connect."""
+    if place.listen_fd is not None:
+        return socket.socket(fileno=place.listen_fd)
+    return socket.create_server((LOOPBACK if place.world.on_one_host else "", place.port))
 
 
 def _explain(place: LaunchPlace, timeout_s: float, error: Exception) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from lockstep.launch.failure import EXITED, Failure, first_failure
 from lockstep.launch.messages import count, joiner_message, listed, loss_message
 from lockstep.launch.status import Phase, StatusRow
-from lockstep.settings.environments.lockstep_run import Doors
+from lockstep.settings.environments.place import LOOPBACK
 
 # Workers that all leave with the script's own exit code do so within this time, and none of them is replaced.
 EXIT_GRACE_S = 1.0
@@ -77,7 +77,7 @@ class Say:
 @dataclass(frozen=True)
 class StartJoiner:
     slot: int
-    doors: Doors
+    endpoints: tuple[str, ...]
     num_workers: int
 
 
@@ -366,15 +366,16 @@ def _has_work(slot: int, state: SupervisorState, page: Page) -> bool:
 
 def _fill(state: SupervisorState, page: Page, actions: list[Action]) -> SupervisorState:
     """Starts joiners or shrinks the run to `wanted` workers, as soon as there are members to admit or to leave."""
-    doors = tuple((slot, page[slot].door_port) for slot in _members(state, page) if page[slot].door_port)
+    ports = [page[slot].endpoint_port for slot in _members(state, page)]
+    endpoints = tuple(f"{LOOPBACK}:{port}" for port in ports if port)
     staying = [slot for slot, worker in state.workers.items() if not worker.leaving]
     missing = state.wanted - len(staying) - len(state.given_up) - len(state.exits)
-    if not doors or state.finished or missing == 0 or (missing > 0 and state.num_misplaced >= MISPLACED_TRIES):
+    if not endpoints or state.finished or missing == 0 or (missing > 0 and state.num_misplaced >= MISPLACED_TRIES):
         return state
     if missing > 0:
         taken = {*state.workers, *state.given_up, *state.exits}
         free = [slot for slot in range(len(taken) + missing) if slot not in taken][:missing]
-        actions += [StartJoiner(slot, doors, state.wanted) for slot in free]
+        actions += [StartJoiner(slot, endpoints, state.wanted) for slot in free]
         return replace(state, workers={**state.workers, **{slot: Worker(joiner=True) for slot in free}})
     return _shrink(state, sorted(staying)[missing:], page, actions)
 

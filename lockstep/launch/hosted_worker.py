@@ -34,7 +34,7 @@ from lockstep.launch.process_stats import Activity, activity, process_state, sur
 from lockstep.launch.stacks import STACK_SIGNAL, StackFile
 from lockstep.launch.status import StatusPage, StatusRow
 from lockstep.launch.traceback_lines import Frame
-from lockstep.settings.environments.lockstep_run import Bootstrap, Doors
+from lockstep.settings.environments.lockstep_run import Bootstrap
 
 STRAY_GRACE_S = 0.3
 KILL_WAIT_S = 5.0
@@ -58,7 +58,8 @@ class WorkerOrder:
     """Where worker 0 listens, and a free port for a process group of the script's own."""
     local_rank: int
     local_size: int
-    doors: Doors = ()
+    endpoints: tuple[str, ...] = ()
+    secret: str = field(default="", repr=False)
     variables: Mapping[str, str] = field(default_factory=dict)
     folder: str = ""
     marker: str = ""
@@ -253,7 +254,8 @@ class HostedWorker:
             notice_fd=notice_fd,
             listen_fd=None,
             status_fd=self._page.fd,
-            doors=order.doors,
+            endpoints=order.endpoints,
+            secret=order.secret,
             address=order.address,
             local_rank=order.local_rank,
             local_size=order.local_size,

@@ -13,11 +13,12 @@ from lockstep.settings.environments.lockstep_run import Bootstrap
 _NOT_INHERITED = (
     lockstep_run.LISTEN_FD,
     lockstep_run.STATUS_FD,
-    lockstep_run.DOORS,
+    lockstep_run.ENDPOINTS,
     lockstep_run.CONTROL_FD,
     lockstep_run.MASTER_ADDR,
     lockstep_run.LOCAL_RANK,
     lockstep_run.LOCAL_SIZE,
+    lockstep_run.SECRET,
     *lockstep_run.TORCH_DISTRIBUTED,
     "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_RUN_ID",

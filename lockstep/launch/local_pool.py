@@ -1,6 +1,7 @@
 """The pool of `lockstep run`: workers are processes of this host, from their start until nothing of them is left."""
 
 import os
+import secrets
 import selectors
 import signal
 import socket
@@ -24,13 +25,14 @@ from lockstep.launch.signals import LauncherSignals
 from lockstep.launch.stacks import STACK_SIGNAL, StackFile
 from lockstep.launch.status import StatusPage, StatusRow
 from lockstep.settings.environment import process_environment
-from lockstep.settings.environments.lockstep_run import PARENT_PID, Bootstrap, Doors
+from lockstep.settings.environments.lockstep_run import PARENT_PID, SECRET, Bootstrap
 from lockstep.settings.environments.place import LOOPBACK
 
 # Children of an ended worker get this long to end by themselves: Python's resource tracker needs a moment to
 # remove the shared memory that its process left.
 STRAY_GRACE_S = 0.3
 KILL_WAIT_S = 5.0
+SECRET_BYTES = 32
 MEMORY_LOOK_S = 0.25
 
 
@@ -52,6 +54,7 @@ class LocalPool:
         self._reports: dict[str, Failure] = {}
         self._half_notice = b""
         self._ports = (0, 0)
+        self._secret = self._inherited.get(SECRET) or secrets.token_hex(SECRET_BYTES)
         self._extra: dict[str, str] = {}
         self._memory_kills = MemoryKills(count_memory_kills)
         self._next_memory_look_s = 0.0
@@ -86,16 +89,18 @@ class LocalPool:
                 self._start(self._spec(num_workers, slot, listen_fd=listener.fileno() if slot == 0 else None))
         self._let_speak(self._workers[0])
 
-    def replace(self, slot: int, doors: Doors, num_workers: int) -> None:
+    def replace(self, slot: int, endpoints: tuple[str, ...], num_workers: int) -> None:
         """A copy of a member takes the slot, if one can be made; else a spare, if there is one; else a new process."""
-        spec = self._spec(num_workers, slot, doors=doors)
+        spec = self._spec(num_workers, slot, endpoints=endpoints)
         if not self._ask_for_copy(spec):
             self._start_without_copy(spec)
 
     def keep_spares(self, number: int) -> None:
         self._spares.keep(number)
 
-    def _spec(self, num_workers: int, slot: int, listen_fd: int | None = None, doors: Doors = ()) -> WorkerSpec:
+    def _spec(
+        self, num_workers: int, slot: int, listen_fd: int | None = None, endpoints: tuple[str, ...] = ()
+    ) -> WorkerSpec:
         """What to start in the slot, after an earlier worker, its status row and its report are gone."""
         if (dismissed := self._workers.get(slot)) is not None:
             dismissed.send_to_group(signal.SIGKILL)
@@ -110,7 +115,8 @@ class LocalPool:
             notice_fd=self._notice_fd,
             listen_fd=listen_fd,
             status_fd=self._page.fd,
-            doors=doors,
+            endpoints=endpoints,
+            secret=self._secret,
         )
         variables = {**self._extra, **self._job.variables_of_one(boot, num_workers, *self._ports)}
         return WorkerSpec(boot, variables, self._logs.of(slot))

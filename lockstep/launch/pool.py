@@ -16,7 +16,6 @@ from lockstep.launch.process_stats import Activity
 from lockstep.launch.signals import LauncherSignals
 from lockstep.launch.status import StatusRow
 from lockstep.launch.traceback_lines import Frame
-from lockstep.settings.environments.lockstep_run import Doors
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,8 @@ class WorkerPool(Protocol):
         `resume` overrides the job's own setting. Raises BadEnvironment if a worker cannot be started.
         """
 
-    def replace(self, slot: int, doors: Doors, num_workers: int) -> None:
-        """Kills what still runs in the slot, and starts a worker there that joins through one of the `doors`.
+    def replace(self, slot: int, endpoints: tuple[str, ...], num_workers: int) -> None:
+        """Kills what still runs in the slot, and starts a worker there that joins through one of the `endpoints`.
 
         The new worker need not be in `running` when this returns. Raises BadEnvironment if it cannot be started.
         """

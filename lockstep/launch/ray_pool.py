@@ -49,7 +49,7 @@ from lockstep.launch.signals import SCALE, LauncherSignals
 from lockstep.launch.status import StatusRow
 from lockstep.launch.traceback_lines import Frame
 from lockstep.settings.environment import process_environment
-from lockstep.settings.environments.lockstep_run import Doors
+from lockstep.settings.environments.lockstep_run import SECRET
 
 NEWS_S = 0.2
 """How often an actor reports a worker that does nothing else than change its row."""
@@ -59,6 +59,7 @@ UNPLACED_S = 20.0
 UNREACHED_S = 30.0
 """A worker whose actor cannot be reached for so long counts as lost."""
 STACK_S = 1.0
+SECRET_BYTES = 32
 
 _OF_THE_USER = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONPATH")
 """Variables of the launcher that workers get, besides those of lockstep. Others are the node's own."""
@@ -123,7 +124,7 @@ class Reservation:
 
     actor: Any
     asked_s: float
-    doors: Doors = ()
+    endpoints: tuple[str, ...] = ()
     place: ActorPlace | None = None
     error: BaseException | None = None
     is_reported: bool = False
@@ -191,6 +192,7 @@ class RayPool:
         """The address of worker 0, and its two ports."""
         self._num_workers = job.num_workers
         self._extra: dict[str, str] = {}
+        self._secret = process_environment().get(SECRET) or secrets.token_hex(SECRET_BYTES)
         self._has_said_apart = False
         self._unreached: list[RayWorker] = []
         self._next_try_s = 0.0
@@ -232,7 +234,7 @@ class RayPool:
         else:
             _kill(founder.actor for founder in founders)
 
-    def replace(self, slot: int, doors: Doors, num_workers: int) -> None:
+    def replace(self, slot: int, endpoints: tuple[str, ...], num_workers: int) -> None:
         self._num_workers = num_workers
         self._cancel(slot)
         if slot in self._workers:
@@ -240,15 +242,14 @@ class RayPool:
         self._rows.pop(slot, None)
         if slot in self._given_up:
             self._set_given_up(slot, False)
-        reservation = self._reserve(doors)
-        self._reserved[slot] = reservation
+        self._reserved[slot] = self._reserve(endpoints)
 
     def keep_spares(self, number: int) -> None:
         """There are none: a spare would hold the resources of a worker."""
 
-    def _reserve(self, doors: Doors = ()) -> Reservation:
+    def _reserve(self, endpoints: tuple[str, ...] = ()) -> Reservation:
         actor = _ACTOR.options(**self._request.options()).remote()
-        reservation = Reservation(actor, time.monotonic(), doors)
+        reservation = Reservation(actor, time.monotonic(), endpoints)
         self._ask(actor.place.remote(), partial(self._take_place, reservation))
         return reservation
 
@@ -262,7 +263,8 @@ class RayPool:
         if reservation.place is None:
             self._report_unstarted(slot, reservation.actor, reservation.error)
         else:
-            self._start(RayWorker(slot, reservation.actor, reservation.place, self._logs.of(slot)), reservation.doors)
+            joiner = RayWorker(slot, reservation.actor, reservation.place, self._logs.of(slot))
+            self._start(joiner, self._endpoints() or reservation.endpoints)
 
     def _await_places(self, founders: list[Reservation]) -> bool:
         """Whether all founders have a place; False if a signal ends the launch first."""
@@ -299,7 +301,12 @@ class RayPool:
             self.end_all()
             raise BadEnvironment(f"worker {refused[0].rank} cannot be started: {refused[0].message}")
 
-    def _start(self, worker: RayWorker, doors: Doors = ()) -> None:
+    def _endpoints(self) -> tuple[str, ...]:
+        """Where members listen now, at addresses that other nodes reach: the supervisor knows ports alone."""
+        rows = [(worker.place.address, worker.row) for worker in self._workers.values() if worker.row.is_member]
+        return tuple(f"{address}:{row.endpoint_port}" for address, row in rows if row.endpoint_port)
+
+    def _start(self, worker: RayWorker, endpoints: tuple[str, ...] = ()) -> None:
         self._workers[worker.slot] = worker
         neighbours = sorted(
             slot for slot, other in self._workers.items() if other.place.address == worker.place.address
@@ -313,7 +320,8 @@ class RayPool:
             ports=ports,
             local_rank=neighbours.index(worker.slot),
             local_size=len(neighbours),
-            doors=doors,
+            endpoints=endpoints,
+            secret=self._secret,
             variables=self._variables(),
             folder=os.getcwd(),
             marker=self._marker,

@@ -27,7 +27,7 @@ _PAGE_BYTES = MAX_SLOTS * _ROW.size
 _MOST_LOOKS = 8
 
 # The index of each field in its row.
-PID, DOOR_PORT, GENERATION, RANK, SIZE, STEP, PHASE, SINCE_NS = range(8)
+PID, ENDPOINT_PORT, GENERATION, RANK, SIZE, STEP, PHASE, SINCE_NS = range(8)
 DETAIL_A, DETAIL_B, USUAL_STEP_NS, COMMITTED_NS, NUM_LANES = range(8, 13)
 DATA_NS, COMPUTE_NS, WAITING_NS = range(13, 16)
 PATIENT_UNTIL_NS, SAVED, TRAITS = range(16, 19)
@@ -82,7 +82,7 @@ class StatusRow:
     """One worker's row. Times are on the host's monotonic clock, which all its processes share."""
 
     pid: int = 0
-    door_port: int = 0
+    endpoint_port: int = 0
     """0: none yet."""
     generation: int = 0
     """0: not a member yet; the founders' first is 1."""
@@ -253,12 +253,12 @@ class StatusWriter:
         self._take_row(slot)
         self._row[TRAITS] = traits
 
-    def place(self, generation: int, rank: int, size: int, door_port: int, num_lanes: int) -> None:
+    def place(self, generation: int, rank: int, size: int, endpoint_port: int, num_lanes: int) -> None:
         """Records the worker's place as a member. The generation is written last: it makes the rest valid."""
         row = self._row
         row[RANK] = rank
         row[SIZE] = size
-        row[DOOR_PORT] = door_port
+        row[ENDPOINT_PORT] = endpoint_port
         row[NUM_LANES] = num_lanes
         row[GENERATION] = generation
 

@@ -32,7 +32,6 @@ from lockstep.launch.scale import read_wanted
 from lockstep.launch.signals import SCALE, LauncherSignals
 from lockstep.launch.status import StatusRow
 from lockstep.launch.watchdog import Watchdog
-from lockstep.settings.environments.lockstep_run import Doors
 
 WAKE_S = 0.25
 # Workers that fail because of the first failure get this long to report theirs.
@@ -176,8 +175,8 @@ class Supervisor:
             match action:
                 case Say(text):
                     self._say(text)
-                case StartJoiner(slot, doors, num_workers):
-                    self._join(slot, doors, num_workers)
+                case StartJoiner(slot, endpoints, num_workers):
+                    self._join(slot, endpoints, num_workers)
                 case SendSignal(slot, signum):
                     self._pool.send(slot, signum)
                 case Dismiss(slot):
@@ -190,10 +189,10 @@ class Supervisor:
         known = {*self._state.workers, *([] if own is None else [own])}
         return {slot: StatusRow() if slot in ended else self._pool.row(slot) for slot in known}
 
-    def _join(self, slot: int, doors: Doors, num_workers: int) -> None:
+    def _join(self, slot: int, endpoints: tuple[str, ...], num_workers: int) -> None:
         """Starts a joiner. The members go on without it if it cannot be started."""
         try:
-            self._pool.replace(slot, doors, num_workers)
+            self._pool.replace(slot, endpoints, num_workers)
         except BadEnvironment as error:
             self._say(f"! {error}; the others go on without it")
             self._decide(Finished(slot))

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -422,8 +422,8 @@ class Run:
             for hook in hooks:
                 hook.remove()
         world = self.guard.generation.world
-        if not self.failed and self.guard.is_member:
-            self._end_together()
+        if not self.failed and self.guard.is_member and self._end_together():
+            self.guard.end()
         self.guard.close()
         self._status.close()
         self._undo.close()
@@ -551,11 +551,15 @@ class Run:
     def _after_update(self, optimizer: Optimizer, *_: Any) -> None:
         self._engine.after_update(optimizer)
 
-    def _end_together(self) -> None:
-        """All workers should end at the same step; one that ends early is named to those that go on."""
+    def _end_together(self) -> bool:
+        """All workers should end at the same step; one that ends early is named to those that go on. Whether all do."""
         facts = {"operation": "end of the run", "step": self._loop.step}
-        with suppress(LockstepError), self._events.waiting(Wait.END):
-            Agreement(self.guard.generation.wire.transport, Proposal(facts)).check()
+        try:
+            with self._events.waiting(Wait.END):
+                Agreement(self.guard.generation.wire.transport, Proposal(facts)).check()
+        except LockstepError:
+            return False
+        return True
 
 
 def _checked_weight(weight: float | None, reduction: str) -> float | None:

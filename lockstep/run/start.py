@@ -18,12 +18,14 @@ from lockstep.chance import fold, set_generators
 from lockstep.determinism.hardware import gpu_name, hardware
 from lockstep.determinism.operators import named_once
 from lockstep.determinism.process import settle_process
-from lockstep.elastic.founders import MemberDirectory, gather_founders, open_endpoint
+from lockstep.elastic.entrance import Entrance, find_entrance
+from lockstep.elastic.founders import MemberDirectory, gather_founders
 from lockstep.elastic.guard import Elasticity
 from lockstep.elastic.membership import Member, founded, joining
 from lockstep.elastic.opener import WireOpener
 from lockstep.elastic.recovery import Recovery
 from lockstep.elastic.rendezvous import open_store
+from lockstep.elastic.roster import RunIsOver
 from lockstep.errors import BadArgument, BadEnvironment, Disagreement, advise, naming_lost_worker
 from lockstep.events import (
     Closed,
@@ -120,7 +122,11 @@ def start(
         )
     status, undo = _status(place, overrides), ExitStack()
     try:
-        run = (_join if place.doors else _found)(options, chosen, place, overrides, status, undo)
+        entrance = _entrance(place, overrides)
+        if entrance.roster is not None:
+            undo.callback(entrance.roster.close)
+        enter = _found if entrance.directory is None else _join
+        run = enter(options, chosen, entrance, overrides, status, undo)
     except BaseException:
         undo.close()
         if isinstance(status, WaitWatch):
@@ -130,20 +136,32 @@ def start(
     return run
 
 
+def _entrance(place: LaunchPlace, overrides: Overrides) -> Entrance:
+    page = None if overrides.status_fd is None else StatusReader(overrides.status_fd)
+    try:
+        return find_entrance(place, page, active.num_before(), _say)
+    except RunIsOver as over:
+        _say(str(over))
+        raise SystemExit(0) from over
+
+
 def _found(
     options: Options,
     strategy: strategies.Strategy,
-    place: LaunchPlace,
+    entrance: Entrance,
     overrides: Overrides,
     status: StatusWriter | NoStatus,
     undo: ExitStack,
 ) -> Run:
     """Collective. A worker of the first generation."""
+    place = entrance.place
     world = replace(place.world, generation=1)
     settings = _with_device(resolve(options, overrides, world), options, overrides, world.local_rank, world.local_size)
     settings = replace(settings, wire=wire_on(settings.device, options.wire, options.algorithm, settings.wire, world))
     context = _context(settings, strategy, overrides, status, place, undo)
     opener, can_recover = _opener(settings, world.on_one_host), _can_recover(settings, place)
+    if entrance.roster is not None:
+        _refuse_useless_roster(settings, place, can_recover)
     with context.events.waiting(Wait.START), naming_lost_worker(0, "lockstep.start"):
         store = open_store(place, settings.timeout_s, active.num_before()) if world.size > 1 else None
         watch = do_nothing if can_recover else None
@@ -153,11 +171,13 @@ def _found(
     context = replace(context, settings=settings)
     slots, elasticity = tuple(range(world.size)), None
     if can_recover:
-        endpoint = open_endpoint(place)
+        endpoint = entrance.open_endpoint()
         with context.events.waiting(Wait.START), naming_lost_worker(0, "lockstep.start"):
             members = gather_founders(place, endpoint, store)
         slots = tuple(member.slot for member in members)
-        recovery = Recovery(founded(endpoint.member, members), endpoint, opener, opened, _terms(settings), no_members)
+        recovery = Recovery(
+            founded(endpoint.member, members), endpoint, opener, opened, _terms(settings), no_members, entrance.roster
+        )
         elasticity = Elasticity(recovery, False, _control(overrides, settings), place.port)
     run = _make_run(context, Generation(opened, slots, settings.assignment), elasticity, place)
     run.guard.publish()
@@ -168,15 +188,15 @@ def _found(
 def _join(
     options: Options,
     strategy: strategies.Strategy,
-    place: LaunchPlace,
+    entrance: Entrance,
     overrides: Overrides,
     status: StatusWriter | NoStatus,
     undo: ExitStack,
 ) -> Run:
     """A worker that comes later: alone until it is admitted. See Note [Newcomers] in elastic/guard.py."""
-    page = None if overrides.status_fd is None else StatusReader(overrides.status_fd)
-    directory = MemberDirectory(place, page)
-    terms = directory.terms()
+    place, directory = entrance.place, entrance.directory
+    assert directory is not None
+    terms = _terms_of(directory)
     _leave_unless_same(terms["run"])
     given = replace(overrides, lanes=terms["lanes"], seed=terms["seed"], threads=terms["threads"], assignment=None)
     settings = replace(resolve(replace(options, assignment=None), given, World()), bucket_bytes=terms["bucket_bytes"])
@@ -186,11 +206,36 @@ def _join(
     settings = _with_device(settings, options, overrides, slot, terms["num_founders"])
     _refuse_difference(terms, _terms(settings), place)
     context = _context(settings, strategy, overrides, status, place, undo)
-    wire, endpoint = in_process(World()), open_endpoint(place)
+    wire, endpoint = in_process(World()), entrance.open_endpoint(fresh=True)
     opener = _opener(settings, place.world.on_one_host)
-    recovery = Recovery(joining(endpoint.member)[0], endpoint, opener, wire, _terms(settings), directory.members)
+    recovery = Recovery(
+        joining(endpoint.member)[0], endpoint, opener, wire, _terms(settings), directory.members, entrance.roster
+    )
     elasticity = Elasticity(recovery, True, _control(overrides, settings), place.port)
     return _make_run(context, Generation(wire, (0,), settings.assignment), elasticity, place)
+
+
+def _terms_of(directory: MemberDirectory) -> dict[str, Any]:
+    try:
+        return directory.terms()
+    except RunIsOver as over:
+        _say(str(over))
+        raise SystemExit(0) from over
+
+
+def _say(text: str) -> None:
+    """Before anybody reads events, and from threads."""
+    print(f"  note: {text}", file=sys.stderr, flush=True)
+
+
+def _refuse_useless_roster(settings: Settings, place: LaunchPlace, can_recover: bool) -> None:
+    if not can_recover:
+        raise BadArgument("with a roster workers come and go, which recover=False refuses: leave it out, or the roster")
+    if place.world.size == 1 and not settings.lanes_told:
+        raise BadArgument(
+            "a worker that founds a run alone, by a roster, cannot know how many will come: say lanes=N, at least as "
+            "many as there will be workers"
+        )
 
 
 def _context(
@@ -237,7 +282,7 @@ def _make_run(context: Context, generation: Generation, elasticity: Elasticity |
     if overrides.run_dir is not None:
         events.subscribe(Recorder(overrides.run_dir, lambda: run.is_first, events.note), NoiseMeasured)
     if overrides.trace_dir is not None:
-        trace = Trace(overrides.trace_dir, place.world.rank, run.sources, is_replacement=bool(place.doors))
+        trace = Trace(overrides.trace_dir, place.world.rank, run.sources, is_replacement=not run.guard.is_member)
         events.subscribe(trace, *TRACED)
     if overrides.fault is not None and overrides.run_dir is not None:
         watch = FaultWatch(overrides.fault, run.guard, context.status, place.world.rank, overrides.run_dir)
@@ -255,7 +300,7 @@ def _make_run(context: Context, generation: Generation, elasticity: Elasticity |
 def _status(place: LaunchPlace, overrides: Overrides) -> StatusWriter | NoStatus:
     """This worker's row on the launcher's page, from now on; the run lets go of it."""
     if overrides.status_fd is None or place.slot is None:
-        return WaitWatch(place.world) if place.world.size > 1 else NoStatus()
+        return WaitWatch(place.world) if place.world.size > 1 or place.roster else NoStatus()
     return StatusWriter(overrides.status_fd, place.slot)
 
 

@@ -7,11 +7,11 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep.errors import BadEnvironment
-from lockstep.settings.environments import alone, lockstep_run, mpi, slurm, torchrun
+from lockstep.settings.environments import alone, lockstep_run, mpi, roster, slurm, torchrun
 from lockstep.settings.environments.place import LaunchPlace
 from lockstep.settings.environments.variables import optional
 from lockstep.settings.faults import FAULT, Fault, parse_fault
@@ -26,6 +26,7 @@ __all__ = [
     "parse_strategy",
     "process_environment",
     "read_overrides",
+    "read_secret",
     "take_environment",
     "with_variable",
 ]
@@ -33,7 +34,12 @@ __all__ = [
 # Note [Who is asked first]
 # The launcher closest to the process wins. torchrun runs inside Slurm, and so does mpirun, whose helper
 # daemons are themselves srun tasks: their numbers are true, and those of the Slurm step count the daemons.
-_ENVIRONMENTS = (lockstep_run.place, torchrun.place, mpi.place, slurm.place, alone.place)
+_ENVIRONMENTS = (lockstep_run.place, torchrun.place, mpi.place, slurm.place, roster.place, alone.place)
+
+
+SECRET = lockstep_run.SECRET
+SECRET_FILE = "LOCKSTEP_SECRET_FILE"
+ADDRESS = "LOCKSTEP_ADDRESS"
 
 
 def process_environment() -> Mapping[str, str]:
@@ -65,7 +71,30 @@ STRATEGIES = ("replicated",)
 def find_place(environ: Mapping[str, str]) -> LaunchPlace:
     """The place that the launcher of this process gave it. See Note [Who is asked first]."""
     answers = (ask(environ) for ask in _ENVIRONMENTS)
-    return next(place for place in answers if place is not None)
+    place = next(place for place in answers if place is not None)
+    own_address = environ.get(ADDRESS, "").strip()
+    place = replace(place, secret=read_secret(environ), own_address=own_address)
+    where = environ.get(roster.ROSTER, "").strip()
+    if not where or place.launcher == lockstep_run.LAUNCHER:  # it knows all its workers
+        return place
+    return replace(place, roster=where, world=replace(place.world, spans_hosts=True))
+
+
+def read_secret(environ: Mapping[str, str]) -> bytes:
+    """That of the run; empty if nobody has given one. See SECURITY.md.
+
+    Spaces around it do not count: files end with a line's end.
+    """
+    given, path = environ.get(SECRET, "").strip(), environ.get(SECRET_FILE, "").strip()
+    if given or not path:
+        return given.encode()
+    try:
+        found = Path(path).read_bytes().strip()
+    except OSError as error:
+        raise BadEnvironment(f"{SECRET_FILE}={path} cannot be read: {error.strerror}") from error
+    if not found:
+        raise BadEnvironment(f"{SECRET_FILE}={path} is empty: it holds the secret of the run")
+    return found
 
 
 @dataclass(frozen=True)

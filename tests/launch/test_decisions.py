@@ -33,7 +33,7 @@ from lockstep.launch.status import Collective, Phase, StatusRow
 
 
 def member(slot: int, generation: int = 1) -> StatusRow:
-    return StatusRow(pid=100 + slot, generation=generation, rank=slot, door_port=41000 + slot)
+    return StatusRow(pid=100 + slot, generation=generation, rank=slot, endpoint_port=41000 + slot)
 
 
 MEMBERS = {slot: member(slot) for slot in range(32)}
@@ -62,14 +62,14 @@ def without(done: list[object], kind: type) -> list[object]:
 
 def test_a_lost_member_is_replaced_in_its_slot_by_a_joiner_that_knows_the_living():
     _, done = after(initial_state(4, 16), Failed(failure(2)))
-    assert without(done, Say) == [StartJoiner(2, ((0, 41000), (1, 41001), (3, 41003)), 4)]
+    assert without(done, Say) == [StartJoiner(2, ("127.0.0.1:41000", "127.0.0.1:41001", "127.0.0.1:41003"), 4)]
 
 
 def test_a_replacement_waits_until_a_member_has_a_door():
-    shut = {slot: replace(row, door_port=0) for slot, row in MEMBERS.items()}
+    shut = {slot: replace(row, endpoint_port=0) for slot, row in MEMBERS.items()}
     state, done = after(initial_state(2, 16), Failed(failure(1)), page=shut)
     assert without(done, Say) == []
-    assert decide(state, Looked(1.0), MEMBERS)[1] == [StartJoiner(1, ((0, 41000),), 2)]
+    assert decide(state, Looked(1.0), MEMBERS)[1] == [StartJoiner(1, ("127.0.0.1:41000",), 2)]
 
 
 def test_a_worker_that_the_supervisor_killed_itself_is_not_told_a_second_time():

@@ -6,6 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 from launches import start_lockstep
+from torch.distributed import TCPStore
 
 from lockstep.elastic import rendezvous
 from lockstep.elastic.rendezvous import open_store
@@ -17,7 +18,11 @@ from lockstep.world import World
 @pytest.fixture(autouse=True)
 def _no_store_stays_open(monkeypatch):
     """A process that plays several workers, one test after another."""
-    monkeypatch.setattr(rendezvous, "_opened", {})
+    opened = {}
+    monkeypatch.setattr(rendezvous, "_opened", opened)
+    yield
+    for place in opened.values():
+        place.close()
 
 
 def listener() -> socket.socket:
@@ -73,7 +78,7 @@ def test_alone_there_is_a_store_and_no_socket_at_all():
 
 
 def test_under_an_agent_every_worker_is_a_client_of_its_store():
-    agent = open_store(place(0, port := free_port()), 10)
+    agent = TCPStore("127.0.0.1", port := free_port(), is_master=True, wait_for_workers=False)
     zero, one = (
         open_store(LaunchPlace("torchrun", World(rank, 2, rank, 2), "127.0.0.1", port, agent_store=True), 10)
         for rank in range(2)

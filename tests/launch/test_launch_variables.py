@@ -11,10 +11,12 @@ from lockstep.errors import BadEnvironment
 from lockstep.launch.job import Job
 from lockstep.launch.memory import MemoryKills
 from lockstep.settings.environment import find_place, read_overrides
-from lockstep.settings.environments.lockstep_run import Bootstrap, bootstrap, read_doors, variables, write_doors
+from lockstep.settings.environments.lockstep_run import Bootstrap, bootstrap, variables
 
-FOUNDER = Bootstrap(slot=1, parent_pid=812, run_dir=Path("/runs/x-1"), notice_fd=7, listen_fd=None, status_fd=9)
-JOINER = replace(FOUNDER, slot=5, doors=((0, 41001), (2, 41007)))
+FOUNDER = Bootstrap(
+    slot=1, parent_pid=812, run_dir=Path("/runs/x-1"), notice_fd=7, listen_fd=None, status_fd=9, secret="s"
+)
+JOINER = replace(FOUNDER, slot=5, endpoints=("127.0.0.1:41001", "10.0.0.2:41007"))
 JOB = Job(program="train.py", run_dir=Path("runs/x-1"), num_workers=2, assignment=((0,), (1,)))
 
 
@@ -23,14 +25,14 @@ def test_a_worker_reads_back_what_the_launcher_wrote(boot):
     assert bootstrap(variables(boot, 2, 4321)) == boot
 
 
-def test_a_founder_stands_in_its_slot_and_has_no_doors():
+def test_a_founder_stands_in_its_slot_and_has_no_endpoints():
     place = find_place(variables(FOUNDER, 2, 4321))
-    assert (place.slot, place.doors, place.world.rank, place.world.size) == (1, (), 1, 2)
+    assert (place.slot, place.endpoints, place.world.rank, place.world.size) == (1, (), 1, 2)
 
 
-def test_a_joiner_counts_itself_into_the_world_and_knows_the_doors():
+def test_a_joiner_counts_itself_into_the_world_and_knows_the_endpoints():
     place = find_place(variables(JOINER, 2, 4321))
-    assert (place.slot, place.doors) == (5, ((0, 41001), (2, 41007)))
+    assert (place.slot, place.endpoints) == (5, ("127.0.0.1:41001", "10.0.0.2:41007"))
     assert (place.world.rank, place.world.size, place.world.local_size, place.listen_fd) == (5, 6, 6, None)
 
 
@@ -46,15 +48,16 @@ def test_the_variables_of_torch_distributed_are_set_where_they_are_asked_for():
     assert [told[name] for name in names] == ["5", "5", "6", "6", "127.0.0.1", "4322"]
 
 
-@given(st.lists(st.tuples(st.integers(0, 1023), st.integers(1, 65535))).map(tuple))
-def test_doors_survive_being_written_and_read(doors):
-    assert read_doors(write_doors(doors)) == doors
+@given(st.lists(st.tuples(st.integers(0, 255), st.integers(1, 65535))).map(tuple))
+def test_endpoints_survive_being_written_and_read(where):
+    endpoints = tuple(f"10.0.0.{host}:{port}" for host, port in where)
+    assert find_place(variables(replace(JOINER, endpoints=endpoints), 2, 4321)).endpoints == endpoints
 
 
-@pytest.mark.parametrize("text", ["0", "0:", ":41001", "a:1", "0:1;2:3", "0:-1"])
-def test_doors_that_cannot_be_read_are_named(text):
-    with pytest.raises(BadEnvironment, match="LOCKSTEP_DOORS"):
-        read_doors(text)
+@pytest.mark.parametrize("text", ["0", "0:", ":41001", "a:b", "0:1;2:3", "0:-1"])
+def test_endpoints_that_cannot_be_read_are_named(text):
+    with pytest.raises(BadEnvironment, match="LOCKSTEP_ENDPOINTS"):
+        find_place({**variables(JOINER, 2, 4321), "LOCKSTEP_ENDPOINTS": text})
 
 
 def test_lanes_given_out_by_hand_are_for_the_number_of_workers_that_was_asked_for():
@@ -63,10 +66,10 @@ def test_lanes_given_out_by_hand_are_for_the_number_of_workers_that_was_asked_fo
     assert read_overrides({**environ, **JOB.variables_of_one(FOUNDER, 3, 1, 2)}).assignment is None
 
 
-def test_what_an_outer_launcher_said_of_doors_and_pages_is_not_handed_on():
+def test_what_an_outer_launcher_said_of_endpoints_and_pages_is_not_handed_on():
     outer = variables(JOINER, 2, 4321)
     inner = {**JOB.variables_of_all(outer), **JOB.variables_of_one(replace(FOUNDER, status_fd=None), 2, 1, 2)}
-    assert (find_place(inner).doors, read_overrides(inner).status_fd) == ((), None)
+    assert (find_place(inner).endpoints, read_overrides(inner).status_fd) == ((), None)
 
 
 def test_checkpoints_lie_in_the_folder_that_is_named_and_else_beside_the_logs():

@@ -37,7 +37,7 @@ def ray_pool() -> Iterator[OpenPool]:
 LIMIT_S = 60.0
 POOLS = {"local": local_pool, "ray": ray_pool}
 """Context managers that give what opens a pool."""
-DOORS = ((0, 41000),)
+ENDPOINTS = ("127.0.0.1:41000",)
 
 # A worker that does what its line in `orders-SLOT` says, and what comes there next. It stands on the status page.
 PLAYER = """
@@ -46,7 +46,7 @@ from lockstep.launch.status import StatusWriter
 slot = int(os.environ["LOCKSTEP_SLOT"])
 status = StatusWriter(int(os.environ["LOCKSTEP_STATUS_FD"]), slot)
 status.place(1, slot, 3, 0, 1)
-print(f"worker {slot} is here, doors {os.environ.get('LOCKSTEP_DOORS', 'none')}", flush=True)
+print(f"worker {slot} is here, endpoints {os.environ.get('LOCKSTEP_ENDPOINTS', 'none')}", flush=True)
 while True:
     with open(f"{os.path.dirname(__file__)}/orders-{slot}") as orders:
         for line in orders: exec(line)
@@ -81,8 +81,8 @@ class Stage:
     def wait_for_words(self, slot: int, words: str) -> None:
         self.wait_until(lambda: f"{words}\n" in self.log(slot))
 
-    def wait_for(self, slot: int, doors: str = "none") -> None:
-        self.wait_for_words(slot, f"worker {slot} is here, doors {doors}")
+    def wait_for(self, slot: int, endpoints: str = "none") -> None:
+        self.wait_for_words(slot, f"worker {slot} is here, endpoints {endpoints}")
 
     def start(self, num_workers: int) -> dict[int, str]:
         """The ids of workers that have all come."""
@@ -149,8 +149,8 @@ def test_a_replacement_has_another_id_knows_the_doors_and_goes_on_in_the_log(sta
     ids = stage.start(2)
     stage.pool.send(1, signal.SIGKILL)
     stage.wait_until(lambda: 1 in stage.exits())
-    stage.pool.replace(1, DOORS, 2)
-    stage.wait_for(1, doors="0:41000")
+    stage.pool.replace(1, ENDPOINTS, 2)
+    stage.wait_for(1, endpoints="127.0.0.1:41000")
     assert stage.pool.running.keys() == {0, 1}
     assert stage.pool.running[1] != ids[1]
     assert "--- here another process takes over as this worker ---\n" in stage.log(1)
@@ -158,8 +158,8 @@ def test_a_replacement_has_another_id_knows_the_doors_and_goes_on_in_the_log(sta
 
 def test_what_runs_in_a_slot_is_killed_for_its_replacement_and_that_is_no_event(stage):
     ids = stage.start(2)
-    stage.pool.replace(1, DOORS, 2)
-    stage.wait_for(1, doors="0:41000")
+    stage.pool.replace(1, ENDPOINTS, 2)
+    stage.wait_for(1, endpoints="127.0.0.1:41000")
     assert stage.pool.running[1] != ids[1]
     assert stage.exits() == {}
 

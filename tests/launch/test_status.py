@@ -38,11 +38,11 @@ def test_a_worker_becomes_a_member_with_its_place():
     with StatusPage() as page:
         writer = StatusWriter(page.fd, 3)
         assert not page.row(3).is_member
-        writer.place(generation=2, rank=1, size=4, door_port=41001, num_lanes=2)
+        writer.place(generation=2, rank=1, size=4, endpoint_port=41001, num_lanes=2)
         row = page.row(3)
         writer.close()
         assert row.is_member
-        assert (row.generation, row.rank, row.size, row.door_port, row.num_lanes) == (2, 1, 4, 41001, 2)
+        assert (row.generation, row.rank, row.size, row.endpoint_port, row.num_lanes) == (2, 1, 4, 41001, 2)
 
 
 def test_after_a_commit_the_next_step_is_under_way():

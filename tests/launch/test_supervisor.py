@@ -29,7 +29,7 @@ import json, os, signal, sys
 from lockstep.errors import WorkerLost
 from lockstep.launch import status as page
 from lockstep.launch.status import Phase, StatusWriter
-slot, joiner = int(os.environ["LOCKSTEP_SLOT"]), "LOCKSTEP_DOORS" in os.environ
+slot, joiner = int(os.environ["LOCKSTEP_SLOT"]), "LOCKSTEP_ENDPOINTS" in os.environ
 status = StatusWriter(int(os.environ["LOCKSTEP_STATUS_FD"]), slot)
 patience = status.patient(1000)
 patience.__enter__()
@@ -39,7 +39,7 @@ def member(generation=1, rank=slot, step=412):
     status.enter(Phase.COMPUTING, step)
     status.place(generation, rank, int(os.environ["LOCKSTEP_SIZE"]), 41000 + slot, 1)
 def here():
-    told = {"slot": slot, "pid": os.getpid(), "doors": os.environ.get("LOCKSTEP_DOORS"),
+    told = {"slot": slot, "pid": os.getpid(), "endpoints": os.environ.get("LOCKSTEP_ENDPOINTS"),
             "resume": os.environ.get("LOCKSTEP_RESUME")}
     with open("here", "w") as pipe:
         pipe.write(json.dumps(told) + "\\n")
@@ -62,7 +62,7 @@ class Player:
     folder: Path
     slot: int
     pid: int
-    doors: str | None
+    endpoints: str | None
     resume: str | None
 
     def do(self, order: str) -> None:
@@ -158,7 +158,7 @@ def test_a_killed_worker_is_told_in_one_line_and_replaced_while_the_others_go_on
     first, second, victim = stage.players(3)
     victim.kill()
     joiner = stage.player()
-    assert (joiner.slot, joiner.doors) == (2, "0:41000,1:41001")
+    assert (joiner.slot, joiner.endpoints) == (2, "127.0.0.1:41000,127.0.0.1:41001")
     code, _, err = stage.dismiss(first, second, joiner)
     assert (code, err) == (0, f"! worker 2 (pid {victim.pid}) was killed by SIGKILL at step 412\n")
 
@@ -263,7 +263,10 @@ def test_a_worker_killed_before_there_are_members_starts_all_again_as_they_were_
     victim = stage.players(2)[1]
     victim.kill()
     again = stage.players(2)
-    assert [(player.slot, player.resume, player.doors) for player in again] == [(0, "never", None), (1, "never", None)]
+    assert [(player.slot, player.resume, player.endpoints) for player in again] == [
+        (0, "never", None),
+        (1, "never", None),
+    ]
     code, _, err = stage.dismiss(*again)
     assert code == 0
     assert err.splitlines() == [
@@ -424,7 +427,7 @@ def test_a_run_is_scaled_up_with_joiners_in_the_lowest_free_slots(stage):
     founder = stage.player()
     stage.scale(3)
     joiners = stage.players(2)
-    assert [(player.slot, player.doors) for player in joiners] == [(1, "0:41000"), (2, "0:41000")]
+    assert [(player.slot, player.endpoints) for player in joiners] == [(1, "127.0.0.1:41000"), (2, "127.0.0.1:41000")]
     code, _, err = stage.dismiss(founder, *joiners)
     assert (code, err) == (0, "  2 more workers will join: 3 wanted\n")
 
@@ -466,7 +469,7 @@ def test_a_spare_takes_the_place_of_a_lost_worker(stage):
     stage.await_processes(4)
     victim.kill()
     joiner = stage.player()
-    assert (joiner.slot, joiner.doors) == (1, "0:41000")
+    assert (joiner.slot, joiner.endpoints) == (1, "127.0.0.1:41000")
     joiner.do("print('from the spare')")
     code, _, err = stage.dismiss(first, joiner)
     assert (code, len(err.splitlines())) == (0, 1)

@@ -171,7 +171,7 @@ def test_a_run_that_a_worker_has_joined_does_not_say_them() -> None:
 
 def write_row(page: StatusPage, slot: int, generation: int, phase: Phase = Phase.COMPUTING) -> None:
     writer = StatusWriter(page.fd, slot)
-    writer.place(generation, slot, 3, door_port=1, num_lanes=2)
+    writer.place(generation, slot, 3, endpoint_port=1, num_lanes=2)
     writer.enter(phase, step=41)
     writer.close()
 

@@ -25,7 +25,7 @@ from workers import _place as take_place
 from lockstep.elastic import guard as continuity
 from lockstep.events import Note
 from lockstep.run.run import Run
-from lockstep.settings.environments.lockstep_run import DOORS, MARK, PORT, RANK, SIZE, SLOT
+from lockstep.settings.environments.lockstep_run import ENDPOINTS, MARK, PORT, RANK, SIZE, SLOT
 
 LIMIT_S = 45.0
 
@@ -150,13 +150,13 @@ def _found(rank: int, num_workers: int, listener: socket.socket) -> None:
 
 def _join(invitation: "Invitation") -> None:
     slot = str(invitation.arrival.slot)
-    doors = os.read(invitation.reader, 4096).decode()
-    os.environ |= {MARK: "tests", RANK: slot, SIZE: str(int(slot) + 1), SLOT: slot, PORT: "1", DOORS: doors}
+    endpoints = os.read(invitation.reader, 4096).decode()
+    os.environ |= {MARK: "tests", RANK: slot, SIZE: str(int(slot) + 1), SLOT: slot, PORT: "1", ENDPOINTS: endpoints}
 
 
 @dataclass(frozen=True)
 class Invitation:
-    """A pipe through which a worker that waits to be started is told where the members' doors are."""
+    """A pipe through which a worker that waits to be started is told where the members' endpoints are."""
 
     arrival: Arrival
     reader: int
@@ -176,10 +176,10 @@ class Invitations:
         if not due or recovery is None or not recovery.is_coordinator:
             return
         members = recovery.membership.view.members
-        doors = ",".join(f"{member.slot}:{member.address.rsplit(':', 1)[1]}" for member in members)
+        endpoints = ",".join(member.address for member in members)
         awaited = [f"call/{recovery.endpoint._seen + number}" for number in range(len(due))]
         for invitation in due:
-            os.write(invitation.writer, doors.encode())
+            os.write(invitation.writer, endpoints.encode())
         recovery.endpoint.store.wait(awaited, timedelta(seconds=LIMIT_S))
 
 

@@ -10,11 +10,14 @@ from lockstep.elastic.endpoint import Endpoint
 from lockstep.elastic.membership import founded
 from lockstep.elastic.membership.view import Claim, Member, claim_to_json
 from lockstep.elastic.recovery import Recovery
+from lockstep.elastic.store import Secret
+
+SECRET = Secret(b"of this run")
 
 
 @pytest.fixture
 def door() -> Iterator[Endpoint]:
-    door = Endpoint(0)
+    door = Endpoint(0, secret=SECRET)
     yield door
     door.close()
 
@@ -25,7 +28,7 @@ def claim(slot: int) -> Claim:
 
 def test_a_call_is_heard_once(door: Endpoint) -> None:
     assert not door.has_claim()
-    EndpointClient(door.member.address).send_claim(claim(1))
+    EndpointClient(door.member.address, SECRET).send_claim(claim(1))
     assert door.has_claim()
     assert [heard.member.slot for heard in door.claims()] == [1]
     assert not door.has_claim()
@@ -33,7 +36,7 @@ def test_a_call_is_heard_once(door: Endpoint) -> None:
 
 
 def test_a_call_that_is_looked_at_before_it_is_written_is_heard_afterwards(door: Endpoint) -> None:
-    store = EndpointClient(door.member.address).store
+    store = EndpointClient(door.member.address, SECRET).store
     number = store.add("calls", 1) - 1
     assert door.claims() == []
     assert door.has_claim(), "whoever has taken a number is about to call"
@@ -52,14 +55,14 @@ def keeper(door: Endpoint, *members: Member) -> Recovery:
 def test_a_member_that_was_given_no_state_and_comes_again_before_anybody_is_missed_is_heard(door: Endpoint) -> None:
     again = claim(1)
     recovery = keeper(door, again.member)
-    EndpointClient(door.member.address).send_claim(again)
+    EndpointClient(door.member.address, SECRET).send_claim(again)
     recovery.has_claims()
     assert recovery.membership.claims == (again,)
 
 
 def test_a_newcomer_is_kept_at_the_door_until_one_may_be_admitted(door: Endpoint) -> None:
     recovery = keeper(door)
-    EndpointClient(door.member.address).send_claim(claim(1))
+    EndpointClient(door.member.address, SECRET).send_claim(claim(1))
     assert recovery.has_claims()
     assert recovery.has_claims()
     assert recovery.membership.claims == ()

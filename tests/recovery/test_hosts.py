@@ -34,6 +34,7 @@ from workers import Outcome, on_workers
 from lockstep.elastic.client import EndpointClient, probe
 from lockstep.elastic.endpoint import Endpoint
 from lockstep.elastic.membership.view import Claim, Liveness, Member
+from lockstep.elastic.store import Secret
 from lockstep.wire.network.gloo import CONNECT_S
 
 
@@ -166,7 +167,7 @@ def test_links_lost_before_any_step_never_leave_two_halves_that_both_go_on(
 
 def test_a_door_that_takes_calls_but_never_says_a_word_does_not_hold_up_who_knocks() -> None:
     with socket.create_server(("127.0.0.1", 0)) as speechless:
-        assert probe(Member("uid", 0, f"127.0.0.1:{speechless.getsockname()[1]}")) is Liveness.ALIVE
+        assert probe(Member("uid", 0, f"127.0.0.1:{speechless.getsockname()[1]}"), Secret(b"s")) is Liveness.ALIVE
 
 
 def _visit_a_vanishing_host(network: Network) -> list[str]:
@@ -174,9 +175,9 @@ def _visit_a_vanishing_host(network: Network) -> list[str]:
     if os.environ["RANK"] != "0":
         return []
     _enter(network.namespaces[1])
-    door = Endpoint(1, address(1), everywhere=True)
+    door = Endpoint(1, address(1), secret=Secret(b"s"), everywhere=True)
     _enter(network.namespaces[0])
-    waits, asks = EndpointClient(door.member.address), EndpointClient(door.member.address)
+    waits, asks = EndpointClient(door.member.address, Secret(b"s")), EndpointClient(door.member.address, Secret(b"s"))
     claim = Claim(Member("uid", 0, ""), 1, 0)
     number = waits.send_claim(claim)
     silence_link(network, 1)

@@ -4,16 +4,17 @@ Both sides stand here, so that a name is spelled once. RANK, WORLD_SIZE and the 
 has started them, so they are only set where the user wants a process group of torch.distributed.
 """
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep.errors import BadEnvironment
 from lockstep.settings.environments.place import LOOPBACK, LaunchPlace, check_world
 from lockstep.settings.environments.variables import optional, port, text, whole
-from lockstep.settings.limits import as_whole
 from lockstep.world import World
 
+LAUNCHER = "lockstep run"
 MARK = "LOCKSTEP_LAUNCHER"
 RANK = "LOCKSTEP_RANK"
 SIZE = "LOCKSTEP_SIZE"
@@ -24,7 +25,8 @@ LISTEN_FD = "LOCKSTEP_LISTEN_FD"
 PORT = "LOCKSTEP_PORT"
 SLOT = "LOCKSTEP_SLOT"
 STATUS_FD = "LOCKSTEP_STATUS_FD"
-DOORS = "LOCKSTEP_DOORS"
+ENDPOINTS = "LOCKSTEP_ENDPOINTS"
+SECRET = "LOCKSTEP_SECRET"
 CONTROL_FD = "LOCKSTEP_CONTROL_FD"
 MASTER_ADDR = "LOCKSTEP_MASTER_ADDR"
 LOCAL_RANK = "LOCKSTEP_LOCAL_RANK"
@@ -33,13 +35,13 @@ LOCAL_SIZE = "LOCKSTEP_LOCAL_SIZE"
 TORCH_DISTRIBUTED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What `torch.distributed.init_process_group` reads."""
 
-Doors = tuple[tuple[int, int], ...]
-"""The slot and the port of each member that a new worker may ask to be admitted."""
+_ENDPOINT = re.compile(r"[\w.-]+:\d{1,5}")
 
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """What a worker needs to know before the user's script runs. A founder of the run has no `doors`.
+    """What a worker needs to know before the user's script runs. A founder of the run has no `endpoints`,
+    which are those of the members that a new worker may ask to be admitted.
 
     `slot` is the number under which it was launched; a joiner calls it its rank until it is admitted. On several hosts,
     worker 0 listens at `address`, and `local_rank` counts the workers of a host; None: all are on this host.
@@ -51,7 +53,8 @@ class Bootstrap:
     notice_fd: int
     listen_fd: int | None
     status_fd: int | None = None
-    doors: Doors = ()
+    endpoints: tuple[str, ...] = ()
+    secret: str = field(default="", repr=False)
     address: str = LOOPBACK
     local_rank: int | None = None
     local_size: int | None = None
@@ -62,13 +65,14 @@ def variables(boot: Bootstrap, num_workers: int, port: int) -> dict[str, str]:
     optional_ones = {
         LISTEN_FD: boot.listen_fd,
         STATUS_FD: boot.status_fd,
-        DOORS: write_doors(boot.doors) or None,
+        ENDPOINTS: ",".join(boot.endpoints) or None,
         MASTER_ADDR: None if boot.address == LOOPBACK else boot.address,
         LOCAL_RANK: boot.local_rank,
         LOCAL_SIZE: boot.local_size,
     }
     return {
-        MARK: "lockstep run",
+        MARK: LAUNCHER,
+        SECRET: boot.secret,
         PARENT_PID: str(boot.parent_pid),
         RUN_DIR: str(boot.run_dir),
         NOTICE_FD: str(boot.notice_fd),
@@ -105,23 +109,17 @@ def bootstrap(environ: Mapping[str, str]) -> Bootstrap | None:
         notice_fd=whole(environ, NOTICE_FD),
         listen_fd=optional(environ, LISTEN_FD),
         status_fd=optional(environ, STATUS_FD),
-        doors=read_doors(environ.get(DOORS, "")),
+        endpoints=_read_endpoints(environ),
+        secret=environ.get(SECRET, ""),
     )
 
 
-def write_doors(doors: Doors) -> str:
-    """The text that `read_doors` reads back."""
-    return ",".join(f"{slot}:{port}" for slot, port in doors)
-
-
-def read_doors(text: str) -> Doors:
-    """The doors in `"0:41001,2:41007"`, which are worker 0's and worker 2's."""
-    found = [word.strip().partition(":") for word in text.split(",") if word.strip()]
-    numbers = [(as_whole(slot), as_whole(door)) for slot, _, door in found]
-    doors = tuple((slot, door) for slot, door in numbers if slot is not None and door is not None)
-    if len(doors) < len(found):
-        raise BadEnvironment(f"{DOORS}={text} cannot be used: it looks like 0:41001,2:41007")
-    return doors
+def _read_endpoints(environ: Mapping[str, str]) -> tuple[str, ...]:
+    written = environ.get(ENDPOINTS, "")
+    addresses = tuple(word.strip() for word in written.split(",") if word.strip())
+    if not all(_ENDPOINT.fullmatch(address) for address in addresses):
+        raise BadEnvironment(f"{ENDPOINTS}={written} cannot be used: it looks like 127.0.0.1:41001,127.0.0.1:41007")
+    return addresses
 
 
 def place(environ: Mapping[str, str]) -> LaunchPlace | None:
@@ -131,13 +129,14 @@ def place(environ: Mapping[str, str]) -> LaunchPlace | None:
     local_rank, local_size = optional(environ, LOCAL_RANK), optional(environ, LOCAL_SIZE, at_least=1)
     if local_rank is None or local_size is None:
         local_rank, local_size = rank, size
-    world = check_world(World(rank, size, local_rank, local_size), RANK, SIZE)
+    master_addr = environ.get(MASTER_ADDR, "").strip()
+    world = World(rank, size, local_rank, local_size, spans_hosts=bool(master_addr))
     return LaunchPlace(
-        launcher="lockstep run",
-        world=world,
-        address=environ.get(MASTER_ADDR, "").strip() or LOOPBACK,
+        launcher=LAUNCHER,
+        world=check_world(world, RANK, SIZE),
+        address=master_addr or LOOPBACK,
         port=port(environ, PORT),
         listen_fd=optional(environ, LISTEN_FD),
         slot=optional(environ, SLOT),
-        doors=read_doors(environ.get(DOORS, "")),
+        endpoints=_read_endpoints(environ),
     )

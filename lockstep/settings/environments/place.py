@@ -1,6 +1,6 @@
 """Where this process stands: which launcher started it, which worker it is, and where the others meet."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lockstep.errors import BadEnvironment
 from lockstep.world import World
@@ -14,8 +14,10 @@ class LaunchPlace:
 
     `listen_fd` is a socket that already listens at `address:port`, handed down by the launcher to worker 0.
     `agent_store` says that the launcher itself hosts the store there. Port 0: there is nobody to meet.
-    `slot` is the number under which `lockstep run` launched this worker. `doors` (slot and port of each living
-    member) are given to a worker that comes later: it asks there to be admitted, and founds nothing.
+    `slot` is the number of this worker for people and launchers, where it is not its rank. `endpoints` are the
+    addresses of living members, given by a launcher to a worker that comes later: it asks there to be admitted, and
+    founds nothing. Where no launcher knows them, `roster` names where they are found: see elastic/roster. `secret` is
+    what only the workers of this run know, and `own_address` where others reach this host, if the user has said so.
     """
 
     launcher: str
@@ -25,7 +27,10 @@ class LaunchPlace:
     listen_fd: int | None = None
     agent_store: bool = False
     slot: int | None = None
-    doors: tuple[tuple[int, int], ...] = ()
+    endpoints: tuple[str, ...] = ()
+    roster: str = ""
+    own_address: str = ""
+    secret: bytes = field(default=b"", repr=False)
 
 
 def check_world(world: World, rank_name: str, size_name: str) -> World:
