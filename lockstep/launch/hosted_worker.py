@@ -360,6 +360,11 @@ def interface_of(address: str) -> str:
     return next((name for name, entries in cards if any(entry.address == address for entry in entries)), "")
 
 
+def is_loopback(address: str) -> bool:
+    """Whether only processes of its own host can use the address."""
+    return address.startswith("127.")
+
+
 def moved(row: StatusRow, by_ns: int) -> StatusRow:
     """The row with its times on another host's clock."""
     return replace(

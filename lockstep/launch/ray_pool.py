@@ -38,6 +38,7 @@ from lockstep.launch.hosted_worker import (
     WorkerOrder,
     WorkerStarted,
     interface_of,
+    is_loopback,
     moved,
 )
 from lockstep.launch.job import RESUME, Job
@@ -48,7 +49,7 @@ from lockstep.launch.ray_cluster import RayRequest, connected, waiting_message, 
 from lockstep.launch.signals import SCALE, LauncherSignals
 from lockstep.launch.status import StatusRow
 from lockstep.launch.traceback_lines import Frame
-from lockstep.settings.environment import process_environment
+from lockstep.settings.environment import ADDRESS, process_environment
 from lockstep.settings.environments.lockstep_run import SECRET
 
 NEWS_S = 0.2
@@ -322,7 +323,7 @@ class RayPool:
             local_size=len(neighbours),
             endpoints=endpoints,
             secret=self._secret,
-            variables=self._variables(),
+            variables={**self._variables(), ADDRESS: "" if is_loopback(worker.place.address) else worker.place.address},
             folder=os.getcwd(),
             marker=self._marker,
             given_up=frozenset(self._given_up),

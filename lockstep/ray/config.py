@@ -23,9 +23,9 @@ from ray.train.backend import Backend, BackendConfig
 from lockstep.elastic.roster.ray_actor import make_actor
 from lockstep.errors import BadArgument
 from lockstep.launch.exits import LEFT_OUT, OutOfPlace
-from lockstep.launch.hosted_worker import GLOO_INTERFACE, interface_of
+from lockstep.launch.hosted_worker import GLOO_INTERFACE, interface_of, is_loopback
 from lockstep.run import active
-from lockstep.settings.environment import process_environment, take_environment
+from lockstep.settings.environment import ADDRESS, process_environment, take_environment
 
 
 @dataclass
@@ -123,7 +123,7 @@ def prepare(address: str, variables: Mapping[str, str]) -> None:
     """On a worker: sets its variables, and the interface that Gloo takes unless the user has said so."""
     interface = interface_of(address)
     chosen = {GLOO_INTERFACE: interface} if interface and GLOO_INTERFACE not in process_environment() else {}
-    take_environment({**chosen, **variables})
+    take_environment({**chosen, ADDRESS: "" if is_loopback(address) else address, **variables})
 
 
 def place(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:

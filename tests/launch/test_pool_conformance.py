@@ -145,7 +145,7 @@ def test_an_exception_is_reported_with_its_place_and_the_exit_that_follows_with_
     assert stage.events[0].status is None, "the report comes before the exit"
 
 
-def test_a_replacement_has_another_id_knows_the_doors_and_goes_on_in_the_log(stage):
+def test_a_replacement_has_another_id_knows_the_endpoints_and_goes_on_in_the_log(stage):
     ids = stage.start(2)
     stage.pool.send(1, signal.SIGKILL)
     stage.wait_until(lambda: 1 in stage.exits())
