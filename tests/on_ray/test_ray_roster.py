@@ -1,6 +1,8 @@
 """The roster that a Ray actor keeps does what every home of a roster does."""
 
 import importlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,3 +50,8 @@ def test_a_roster_whose_actor_is_gone_is_an_error_that_names_it(actor: Any) -> N
 def test_a_name_that_is_none_is_refused(actor: Any) -> None:
     with pytest.raises(ValueError, match="cannot name"):
         actor.RayHome("../x")
+
+
+def test_nothing_imports_ray_unless_it_is_asked_for() -> None:
+    code = "import sys, lockstep, lockstep.cli.main, lockstep.cli.run; print('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
