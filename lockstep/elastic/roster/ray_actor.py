@@ -18,6 +18,8 @@ from lockstep.launch.folder import check_name
 
 NAMESPACE = "lockstep"
 ANSWER_S = 10.0
+START_S = 120.0
+"""How long an actor that was just made may take to answer: Ray starts a process for it."""
 
 
 class RosterActor:
@@ -60,10 +62,11 @@ class RayHome:
             if self._has_joined:
                 ray.init("auto", namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
             self._actor = make_actor(name)
+            ray.get(self._actor.entries.remote(), timeout=START_S)
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             raise BadEnvironment(
-                f"the roster ray://{name} cannot be reached: this host belongs to no Ray cluster that answers "
-                f"({_first_line(error)})"
+                f"the roster ray://{name} cannot be reached: {_first_line(error)}. This host must belong to a Ray cluster "
+                "(`ray start`), and the cluster must answer"
             ) from error
 
     def __str__(self) -> str:
