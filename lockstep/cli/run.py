@@ -1,23 +1,26 @@
-"""`lockstep run`: a script on one or more workers of this host."""
+"""`lockstep run`: a script on one or more workers, of this host or of a cluster."""
 
 import difflib
+import importlib
 import importlib.util
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
 from lockstep.cli.streams import complain, discard_output
-from lockstep.errors import BadArgument
+from lockstep.errors import BadArgument, BadEnvironment
 from lockstep.lanes import Assignment
 from lockstep.launch.folder import name_from, new_run_folder
 from lockstep.launch.hangs import HANG_S
 from lockstep.launch.job import write_assignment
 from lockstep.launch.launch import Job, launch
+from lockstep.launch.local_pool import LocalPool
+from lockstep.launch.pool import OpenPool
 from lockstep.launch.status import MAX_SLOTS
 from lockstep.settings.environment import STRATEGIES, parse_assignment, parse_device, parse_strategy
 from lockstep.settings.limits import MOST_LANES, MOST_SEED, MOST_THREADS, as_whole
@@ -85,6 +88,16 @@ def parse_seconds(text: str | float) -> float:
     if not 0 < seconds < float("inf"):
         raise ValueError(f"{text!r} is not allowed: give seconds, more than 0")
     return seconds
+
+
+def parse_amount(text: str | float) -> float:
+    try:
+        amount = float(text)
+    except ValueError:
+        amount = -1.0
+    if not 0 <= amount < float("inf"):
+        raise ValueError(f"{text!r} is not allowed: give a number, 0 or more")
+    return amount
 
 
 def parse_resume(text: str) -> str:
@@ -196,6 +209,23 @@ class Screen:
     help="For scripts that open a process group of torch.distributed themselves: set RANK, WORLD_SIZE, MASTER_ADDR "
     "and the like.",
 )
+@click.option("--on", type=click.Choice(["ray"]), help="Start the workers on a Ray cluster.  [default: on this host]")
+@click.option(
+    "--address",
+    metavar="HOST:PORT|auto|local",
+    help="With --on ray: the cluster's head, the one found from here, or a cluster of this host.  [default: auto]",
+)
+@click.option(
+    "--cpus-per-worker", type=ParsedOption("number", parse_amount), help="With --on ray: CPUs per worker.  [default: 1]"
+)
+@click.option(
+    "--gpus-per-worker", type=ParsedOption("number", parse_amount), help="With --on ray: GPUs per worker.  [default: 0]"
+)
+@click.option(
+    "--placement",
+    type=click.Choice(["pack", "spread"]),
+    help="With --on ray: workers on few nodes, or on many.  [default: pack]",
+)
 @click.option("-m", "module", is_flag=True, help="PROGRAM is a module, as in python -m.")
 @click.argument("program", metavar="PROGRAM")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -206,13 +236,26 @@ def command(
     assignment: Assignment | None,
     run_dir: Path | None,
     checkpoint_every: str | None,
+    on: str | None,
+    address: str | None,
+    cpus_per_worker: float | None,
+    gpus_per_worker: float | None,
+    placement: str | None,
     **settings: Any,
 ) -> None:
-    """Start PROGRAM, a script, on one or more workers of this host.
+    """Start PROGRAM, a script, on one or more workers of this host, or of a Ray cluster.
 
     Everything after PROGRAM is the program's own. One worker writes to the screen, every worker to its log.
     A worker that is lost is replaced while the others go on; see also `lockstep scale`.
     """
+    of_ray = {
+        "--address": address,
+        "--cpus-per-worker": cpus_per_worker,
+        "--gpus-per-worker": gpus_per_worker,
+        "--placement": placement,
+    }
+    engine = {name: value for name, value in {"--on": on, **of_ray}.items() if value is not None}
+    check_engine(engine, settings["spares"])
     (check_module if module else check_script)(program)
     check_assignment(assignment, workers, settings["lanes"])
     check_workers(workers)
@@ -228,15 +271,37 @@ def command(
         **settings,  # the other options have the names of the job's fields
     )
     screen = Screen()
-    outcome = launch(job, show=screen.show, say=screen.say)
+    outcome = launch(job, show=screen.show, say=screen.say, open_pool=pool_on(engine))
     if outcome.saved:
-        screen.say(f"  to go on: {continuation(job)}")
+        screen.say(f"  to go on: {continuation(job, engine)}")
     sys.exit(outcome.exit_code)
 
 
-def continuation(job: Job) -> str:
+def check_engine(engine: Mapping[str, Any], spares: int) -> None:
+    """Raises if options of a cluster are given without one, or what it has not."""
+    if "--on" not in engine and engine:
+        raise BadArgument(f"{next(iter(engine))} says something of a cluster: give --on ray too, or leave it out")
+    if "--on" in engine and spares:
+        raise BadArgument("--spares cannot be had with --on ray: a lost worker is replaced by a new actor")
+
+
+def pool_on(engine: Mapping[str, Any]) -> OpenPool:
+    """What starts the workers. Ray is imported only if it is asked for."""
+    if "--on" not in engine:
+        return LocalPool
+    try:
+        ray_pool = importlib.import_module("lockstep.launch.ray_pool")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] != "ray":
+            raise
+        raise BadEnvironment("--on ray needs Ray, which is not installed: pip install 'torch-lockstep[ray]'") from error
+    return cast(OpenPool, ray_pool.pool_for(engine))
+
+
+def continuation(job: Job, engine: Mapping[str, Any] | None = None) -> str:
     """The command line that resumes the job from its newest checkpoint."""
     settings = {
+        **(engine or {}),
         "-n": job.num_workers,
         "--lanes": job.lanes,
         "--seed": job.seed,
@@ -253,7 +318,12 @@ def continuation(job: Job) -> str:
         "--run-dir": job.run_dir,
         "--resume": "auto",
     }
-    options = [word for name, value in settings.items() if value is not None for word in (name, str(value))]
+    options = [
+        word
+        for name, value in settings.items()
+        if value is not None
+        for word in (name, f"{value:g}" if isinstance(value, float) else str(value))
+    ]
     flags = ["--no-copies"] * (not job.copies) + ["--torch-distributed"] * job.torch_distributed + ["-m"] * job.module
     return shlex.join(["lockstep", "run", *options, *flags, job.program, *job.arguments])
 

@@ -8,7 +8,8 @@ Decide (pure, tested without a process):
 Do:
 - `launch`     runs a `job` to its end with a `supervisor`, which performs what was decided, and a `watchdog`
 - `pool`       the seam: all that the supervisor and the watchdog need of the workers. `local_pool` is the variant of
-  this host, made of `process`, `replacements`, `output` and `orphans`; other engines are other variants
+  this host, made of `process`, `replacements`, `output` and `orphans`; `ray_pool` that of a Ray cluster, whose
+  actors each hold a `hosted_worker`
 - `worker`, `spare`  what the processes run; they write the `status` page and reports of `failure`
 - `scale`      how another process reaches the launcher of a run
 

@@ -17,7 +17,7 @@ from lockstep.launch.job import RESUME, Job
 from lockstep.launch.memory import MemoryKills, count_memory_kills
 from lockstep.launch.orphans import OrphanGuard
 from lockstep.launch.output import Log, Logs, Tee
-from lockstep.launch.pool import ExitStatus, WorkerEvent, speaking_slot
+from lockstep.launch.pool import ExitStatus, WorkerEvent, signal_name, speaking_slot
 from lockstep.launch.process import NO_SLOT, WorkerProcess, await_end, members
 from lockstep.launch.process_stats import Activity, activity, process_state, survives_signal
 from lockstep.launch.replacements import PendingCopy, Spares, WorkerSpec, adopting_orphans, copied_slot
@@ -237,7 +237,7 @@ class LocalPool:
 
     def _exit_of(self, worker: WorkerProcess) -> WorkerEvent:
         status = worker.exit_status or 0
-        kind = str(status) if status >= 0 else _signal_name(-status)
+        kind = str(status) if status >= 0 else signal_name(-status)
         is_for_memory = kind == "SIGKILL" and self._memory_kills.recent(time.monotonic())
         described = ExitStatus(kind, status < 0, "out of memory" if is_for_memory else "")
         return WorkerEvent(worker.slot, worker.id, self._report(worker), described, worker.ended_s)
@@ -379,7 +379,3 @@ def _free_port() -> int:
     with socket.create_server((LOOPBACK, 0)) as probe:
         port: int = probe.getsockname()[1]
         return port
-
-
-def _signal_name(number: int) -> str:
-    return next((signum.name for signum in signal.Signals if signum == number), f"signal {number}")

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from lockstep.errors import BadEnvironment
 
@@ -41,6 +42,12 @@ def clear_earlier(folder: Path) -> None:
                 path.unlink()
             except OSError as error:
                 raise BadEnvironment(f"{path} of an earlier run cannot be removed: {error.strerror}") from error
+
+
+class OutputSink(Protocol):
+    """What takes a worker's output."""
+
+    def write(self, output: bytes) -> None: ...
 
 
 class Log:
@@ -121,7 +128,7 @@ class Tee:
     Without a log (a spare has none yet) output stays in the pipe.
     """
 
-    def __init__(self, show: Callable[[bytes], None], log: Log | None = None) -> None:
+    def __init__(self, show: Callable[[bytes], None], log: OutputSink | None = None) -> None:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         self.log, self._show, self.shown = log, show, False

@@ -132,3 +132,8 @@ def speaking_slot(rows: Mapping[int, StatusRow]) -> int | None:
     newest = max((row.generation for row in rows.values()), default=0)
     ranks = {row.rank: slot for slot, row in rows.items() if row.generation == newest}
     return ranks.get(0) if newest else None
+
+
+def signal_name(number: int) -> str:
+    """Its name for an `ExitStatus`."""
+    return next((signum.name for signum in signal.Signals if signum == number), f"signal {number}")

@@ -41,12 +41,17 @@ class WorkerProcess:
         tee: Tee,
         pass_fds: Collection[int],
         slot: int = NO_SLOT,
+        folder: str | None = None,
     ) -> "WorkerProcess":
-        """Starts a worker, which owns the tee from now on. If it cannot be started, both are closed."""
+        """Starts a worker, which owns the tee from now on. If it cannot be started, both are closed.
+
+        It stands in `folder`, or where this process does.
+        """
         control = ControlLine()
         try:
             popen = subprocess.Popen(
                 command,
+                cwd=folder,
                 env={**environment, CONTROL_FD: str(control.worker_fd)},
                 stdin=subprocess.DEVNULL,
                 stdout=tee.writer(),

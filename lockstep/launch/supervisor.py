@@ -239,6 +239,7 @@ class Supervisor:
     def _start(self, resume: str | None = None) -> None:
         """Starts the founders."""
         self._pool.start(self._state.wanted, resume)
+        self._began_s = time.monotonic()  # workers may have waited for a place
         for slot in range(self._state.wanted):
             self._report_start(slot, joins=False)
 

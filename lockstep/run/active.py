@@ -20,6 +20,8 @@ class ActiveRun(Protocol):
     @property
     def step(self) -> int: ...
 
+    def close(self) -> None: ...
+
 
 _active: ActiveRun | None = None
 _num_before = 0

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from lockstep.cli import run as cli
+from lockstep.errors import BadEnvironment
 from lockstep.launch.launch import Job, LaunchOutcome
 from lockstep.settings.environment import STRATEGIES
 
@@ -103,3 +104,41 @@ def test_a_number_or_a_name_that_cannot_be_used_is_refused_by_a_sentence_and_exi
     assert (done.returncode, done.stdout) == (2, ""), done.stderr[-300:]
     assert "Traceback" not in done.stderr
     assert len(done.stderr) < 600
+
+
+def test_options_of_a_cluster_are_refused_without_one_and_what_a_cluster_has_not_is_refused_with_it(launched):
+    refused = {
+        ("--address", "10.0.0.1:6379", "train.py"): "give --on ray too",
+        ("--cpus-per-worker", "2", "train.py"): "give --on ray too",
+        ("--on", "ray", "--spares", "1", "train.py"): "--spares cannot be had with --on ray",
+        ("--on", "ray", "--gpus-per-worker", "-1", "train.py"): "give a number, 0 or more",
+    }
+    for words, sentence in refused.items():
+        told = CliRunner().invoke(cli.command, words)
+        assert sentence in f"{told.stderr}{told.exception}", words
+    assert launched == []
+
+
+def test_a_cluster_without_ray_is_a_sentence_that_names_the_extra(launched, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "lockstep.launch.ray_pool", raising=False)
+    monkeypatch.delitem(sys.modules, "lockstep.launch.ray_cluster", raising=False)
+    told = CliRunner().invoke(cli.command, ["--on", "ray", "train.py"])
+    assert isinstance(told.exception, BadEnvironment)
+    assert "pip install 'torch-lockstep[ray]'" in str(told.exception)
+
+
+def test_the_command_that_goes_on_names_the_cluster_and_what_each_worker_needs_of_it(launched, monkeypatch):
+    monkeypatch.setattr(cli, "pool_on", lambda engine: None)
+    typed = [
+        "--on",
+        "ray",
+        "--address",
+        "10.0.0.1:6379",
+        "--cpus-per-worker",
+        "0.5",
+        "--placement",
+        "spread",
+        "train.py",
+    ]
+    assert "lockstep run " + shlex.join(typed[:-1]) in CliRunner().invoke(cli.command, typed).stderr

@@ -1,17 +1,19 @@
 """What every pool of workers does. A new variant is a row in POOLS; the supervisor knows nothing else of it."""
 
+import importlib
 import os
 import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import pytest
 from launches import FORKING
+from ray_clusters import joined, needs_ray, ray_cluster
 
 from lockstep.launch import process
 from lockstep.launch.job import Job
@@ -19,8 +21,22 @@ from lockstep.launch.local_pool import LocalPool
 from lockstep.launch.pool import ExitStatus, OpenPool, WorkerEvent, WorkerPool
 from lockstep.launch.signals import LauncherSignals
 
+
+@contextmanager
+def local_pool() -> Iterator[OpenPool]:
+    yield LocalPool
+
+
+@contextmanager
+def ray_pool() -> Iterator[OpenPool]:
+    with ray_cluster(4) as cluster, joined(cluster):
+        pool = importlib.import_module("lockstep.launch.ray_pool")
+        yield pool.pool_for({})
+
+
 LIMIT_S = 60.0
-POOLS = {"local": LocalPool}
+POOLS = {"local": local_pool, "ray": ray_pool}
+"""Context managers that give what opens a pool."""
 ENDPOINTS = ("127.0.0.1:41000",)
 
 # A worker that does what its line in `orders-SLOT` says, and what comes there next. It stands on the status page.
@@ -79,10 +95,15 @@ class Stage:
         return {event.slot: event.status for event in self.events if event.status is not None}
 
 
-@pytest.fixture(params=POOLS)
-def stage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+@pytest.fixture(params=["local", pytest.param("ray", marks=needs_ray)], scope="module")
+def open_pool(request: pytest.FixtureRequest) -> Iterator[OpenPool]:
+    with POOLS[request.param]() as opened:
+        yield opened
+
+
+@pytest.fixture
+def stage(open_pool: OpenPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     monkeypatch.setattr(process, "subprocess", FORKING)
-    open_pool: OpenPool = POOLS[request.param]
     (tmp_path / "play.py").write_text(PLAYER)
     for slot in range(4):
         os.mkfifo(tmp_path / f"orders-{slot}")
@@ -124,7 +145,7 @@ def test_an_exception_is_reported_with_its_place_and_the_exit_that_follows_with_
     assert stage.events[0].status is None, "the report comes before the exit"
 
 
-def test_a_replacement_has_another_id_knows_the_doors_and_goes_on_in_the_log(stage):
+def test_a_replacement_has_another_id_knows_the_endpoints_and_goes_on_in_the_log(stage):
     ids = stage.start(2)
     stage.pool.send(1, signal.SIGKILL)
     stage.wait_until(lambda: 1 in stage.exits())

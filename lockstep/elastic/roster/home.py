@@ -5,7 +5,7 @@ from typing import Protocol
 from lockstep.errors import BadEnvironment
 
 ROSTER = "LOCKSTEP_ROSTER"
-KINDS = "a folder's path, tcp://host:port or dns://name:port"
+KINDS = "a folder's path, tcp://host:port, dns://name:port or ray://name"
 
 
 class RosterHome(Protocol):
@@ -48,4 +48,18 @@ def open_home(url: str, secret: bytes) -> RosterHome:
         from lockstep.elastic.roster.dns import NamesHome
 
         return NamesHome(rest)
+    if kind == "ray":
+        return _ray_home(rest)
     raise BadEnvironment(f"{ROSTER}={url} cannot be used: it is {KINDS}")
+
+
+def _ray_home(name: str) -> RosterHome:
+    try:
+        from lockstep.elastic.roster.ray_actor import RayHome
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise BadEnvironment(
+            f"{ROSTER}=ray://{name} needs Ray, which is not installed: pip install 'torch-lockstep[ray]'"
+        ) from error
+    return RayHome(name)

@@ -28,6 +28,9 @@ STATUS_FD = "LOCKSTEP_STATUS_FD"
 ENDPOINTS = "LOCKSTEP_ENDPOINTS"
 SECRET = "LOCKSTEP_SECRET"
 CONTROL_FD = "LOCKSTEP_CONTROL_FD"
+MASTER_ADDR = "LOCKSTEP_MASTER_ADDR"
+LOCAL_RANK = "LOCKSTEP_LOCAL_RANK"
+LOCAL_SIZE = "LOCKSTEP_LOCAL_SIZE"
 
 TORCH_DISTRIBUTED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What `torch.distributed.init_process_group` reads."""
@@ -40,7 +43,8 @@ class Bootstrap:
     """What a worker needs to know before the user's script runs. A founder of the run has no `endpoints`,
     which are those of the members that a new worker may ask to be admitted.
 
-    `slot` is the number under which it was launched; a joiner calls it its rank until it is admitted.
+    `slot` is the number under which it was launched; a joiner calls it its rank until it is admitted. On several hosts,
+    worker 0 listens at `address`, and `local_rank` counts the workers of a host; None: all are on this host.
     """
 
     slot: int
@@ -51,12 +55,21 @@ class Bootstrap:
     status_fd: int | None = None
     endpoints: tuple[str, ...] = ()
     secret: str = field(default="", repr=False)
+    address: str = LOOPBACK
+    local_rank: int | None = None
+    local_size: int | None = None
 
 
 def variables(boot: Bootstrap, num_workers: int, port: int) -> dict[str, str]:
     """The variables that give a worker all of `boot`, how many there are, and where worker 0 listens."""
-    endpoints = ",".join(boot.endpoints) or None
-    optional_ones = {LISTEN_FD: boot.listen_fd, STATUS_FD: boot.status_fd, ENDPOINTS: endpoints}
+    optional_ones = {
+        LISTEN_FD: boot.listen_fd,
+        STATUS_FD: boot.status_fd,
+        ENDPOINTS: ",".join(boot.endpoints) or None,
+        MASTER_ADDR: None if boot.address == LOOPBACK else boot.address,
+        LOCAL_RANK: boot.local_rank,
+        LOCAL_SIZE: boot.local_size,
+    }
     return {
         MARK: LAUNCHER,
         SECRET: boot.secret,
@@ -73,8 +86,11 @@ def variables(boot: Bootstrap, num_workers: int, port: int) -> dict[str, str]:
 
 def torch_distributed(boot: Bootstrap, num_workers: int, free_port: int) -> dict[str, str]:
     """What a script needs that opens a process group of torch.distributed itself, at a port that nobody uses."""
-    rank, size = str(boot.slot), str(_size(boot, num_workers))
-    return dict(zip(TORCH_DISTRIBUTED, (rank, rank, size, size, LOOPBACK, str(free_port)), strict=True))
+    rank, size = boot.slot, _size(boot, num_workers)
+    local_rank = rank if boot.local_rank is None else boot.local_rank
+    local_size = size if boot.local_size is None else boot.local_size
+    values = (rank, local_rank, size, local_size, boot.address, free_port)
+    return dict(zip(TORCH_DISTRIBUTED, map(str, values), strict=True))
 
 
 def _size(boot: Bootstrap, num_workers: int) -> int:
@@ -110,11 +126,15 @@ def place(environ: Mapping[str, str]) -> LaunchPlace | None:
     if MARK not in environ:
         return None
     rank, size = whole(environ, RANK), whole(environ, SIZE, at_least=1)
-    world = check_world(World(rank, size, rank, size), RANK, SIZE)
+    local_rank, local_size = optional(environ, LOCAL_RANK), optional(environ, LOCAL_SIZE, at_least=1)
+    if local_rank is None or local_size is None:
+        local_rank, local_size = rank, size
+    master_addr = environ.get(MASTER_ADDR, "").strip()
+    world = World(rank, size, local_rank, local_size, spans_hosts=bool(master_addr))
     return LaunchPlace(
         launcher=LAUNCHER,
-        world=world,
-        address=LOOPBACK,
+        world=check_world(world, RANK, SIZE),
+        address=master_addr or LOOPBACK,
         port=port(environ, PORT),
         listen_fd=optional(environ, LISTEN_FD),
         slot=optional(environ, SLOT),
