@@ -67,7 +67,7 @@ class WorkerOrder:
 
 
 @dataclass(frozen=True)
-class WorkerStarted:
+class StartedWorker:
     """The process runs. `shares_folder`: it sees the run's folder of the launcher."""
 
     pid: int
@@ -139,9 +139,9 @@ class HostedWorker:
     # -- for the launcher ----------------------------------------------------------------------------------------
 
     @property
-    def started(self) -> WorkerStarted:
+    def started(self) -> StartedWorker:
         assert self._worker is not None
-        return WorkerStarted(self._worker.pid, (self._run_dir / self._order.marker).exists())
+        return StartedWorker(self._worker.pid, (self._run_dir / self._order.marker).exists())
 
     def news(self, within_s: float) -> WorkerNews:
         """How the worker stands: at once if there is output or it has failed or ended, else after `within_s`."""

@@ -34,9 +34,9 @@ from lockstep.launch.failure import RAISED, Failure
 from lockstep.launch.hosted_worker import (
     GLOO_INTERFACE,
     HostedWorker,
+    StartedWorker,
     WorkerNews,
     WorkerOrder,
-    WorkerStarted,
     interface_of,
     is_loopback,
     moved,
@@ -85,7 +85,7 @@ class WorkerActor:
     def place(self) -> ActorPlace:
         return ActorPlace(ray.util.get_node_ip_address(), (_free_port(), _free_port()))
 
-    def start(self, order: WorkerOrder) -> WorkerStarted:
+    def start(self, order: WorkerOrder) -> StartedWorker:
         inherited = {name: value for name, value in process_environment().items() if name not in _OF_RAY}
         interface = interface_of(ray.util.get_node_ip_address())
         self._hosted = HostedWorker(order, {**({GLOO_INTERFACE: interface} if interface else {}), **inherited})
@@ -335,7 +335,7 @@ class RayPool:
         names = [name for name in inherited if name.startswith("LOCKSTEP_") or name in _OF_THE_USER]
         return {**{name: inherited[name] for name in names}, **self._extra}
 
-    def _follow(self, worker: RayWorker, started: WorkerStarted) -> None:
+    def _follow(self, worker: RayWorker, started: StartedWorker) -> None:
         worker.id = f"pid {started.pid} on {worker.place.address}"
         if not started.shares_folder and not self._has_said_apart:
             self._has_said_apart = True

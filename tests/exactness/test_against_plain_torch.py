@@ -124,8 +124,11 @@ def _ddp_gradient(run: lockstep.Run, model: nn.Module, x: torch.Tensor, y: torch
 
     import torch.distributed as dist
 
+    from lockstep.elastic.rendezvous import open_store
+    from lockstep.settings.environment import find_place
+
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
-    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), None, False)
+    store = open_store(find_place(os.environ), 30.0)  # that of the run
     dist.init_process_group("gloo", store=dist.PrefixStore("ddp", store), rank=run.rank, world_size=run.size)
     with run.no_sync():
         ddp = nn.parallel.DistributedDataParallel(copy.deepcopy(model))

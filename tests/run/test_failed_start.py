@@ -12,6 +12,7 @@ import torch
 from workers import on_workers
 
 import lockstep
+from lockstep.elastic.store.server import THREAD_NAME
 from lockstep.errors import LockstepError
 from lockstep.run import active
 
@@ -39,7 +40,8 @@ def _settings() -> dict[str, Any]:
         "fills memory": torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
         "profiles": profiles,
         "environment": dict(os.environ),
-        "threads": sorted(thread.name for thread in threading.enumerate()),
+        # The store where all meet stays: see Note [One store for all runs] in elastic/rendezvous.py.
+        "threads": sorted(thread.name for thread in threading.enumerate() if THREAD_NAME not in thread.name),
         "handlers": repr(handlers),
         "excepthook": repr(sys.excepthook),
         "randomness": torch.get_rng_state().tolist(),

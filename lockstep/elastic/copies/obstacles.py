@@ -20,6 +20,8 @@ from contextlib import suppress
 import psutil
 import torch
 
+from lockstep.elastic.store.server import THREAD_NAME
+
 STORE_THREADS = "pt_tcpstore"
 """What torch calls the threads of its stores: the copy leaves those stores to the original."""
 
@@ -60,8 +62,9 @@ def _of_threads_now(has_loaders: bool) -> str | None:
 
 
 def _is_harmless(thread: threading.Thread, has_loaders: bool) -> bool:
-    """tqdm's looks after bars that stand still; without it they do so unnoticed."""
-    return type(thread).__module__.startswith("tqdm") or (has_loaders and thread.name == FEEDER)
+    """tqdm's looks after bars that stand still; without it they do so unnoticed. The copy has a store of its own."""
+    is_known = type(thread).__module__.startswith("tqdm") or thread.name.startswith(THREAD_NAME)
+    return is_known or (has_loaders and thread.name == FEEDER)
 
 
 def _tasks() -> Iterator[tuple[int, str]]:

@@ -23,6 +23,7 @@ from lockstep.wire.network import keepalive
 GREETING_S = 5.0
 MOST_STRANGERS = 128
 READ_BYTES = 1 << 16
+THREAD_NAME = "lockstep-store-"
 CROWDED_S = 0.05
 
 
@@ -52,7 +53,7 @@ class StoreServer:
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(self._wake_fd, selectors.EVENT_READ)
         values.on_change = self._wake
-        self._thread = threading.Thread(target=self._serve, name=f"lockstep-store-{self.port}", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name=f"{THREAD_NAME}{self.port}", daemon=True)
         self._thread.start()
         keepalive.close_when_forked(self)
 
