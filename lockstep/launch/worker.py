@@ -120,9 +120,13 @@ def _keep_from_children(boot: Bootstrap) -> None:
 
 
 def _restore_signals() -> None:
-    """A shell that starts the launcher in the background may have made it, and this process, ignore Ctrl-C."""
+    """A shell that starts the launcher in the background may have made it, and this process, ignore Ctrl-C.
+
+    A thread that starts this process hands its blocked signals down: those of a Ray actor block Ctrl-C.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
 
 
 if __name__ == "__main__":

@@ -224,6 +224,14 @@ def test_a_slot_that_is_given_up_is_known_to_the_workers_but_not_while_one_runs_
         stage.wait_for_words(1, f"given up {slot} {slot == 3}")
 
 
+def test_a_signal_reaches_its_worker_whatever_the_thread_that_started_it_had_blocked(stage):
+    stage.start(3)
+    stage.pool.send(1, signal.SIGINT)
+    stage.pool.send(2, signal.SIGTERM)
+    stage.wait_until(lambda: len(stage.exits()) == 2)
+    assert stage.exits() == {1: ExitStatus("130"), 2: ExitStatus("SIGTERM", is_killed=True)}
+
+
 def test_a_worker_that_has_ended_can_be_sent_signals_and_ended(stage):
     stage.start(2)
     stage.order(1, "sys.exit(0)")

@@ -59,6 +59,7 @@ def test_a_worker_that_is_killed_is_named_and_replaced(
         lost = workers_of(tmp_path)[1]
         lost.kill()
         run.wait_for(rf"worker 1 \(pid {lost.pid} on [\d.]+\) was killed by SIGKILL at step \d+")
+        run.await_workers(2)  # a line of three workers may still have been under way
         run.await_workers(3, within_s=START_S)
         assert workers_of(tmp_path)[1].pid != lost.pid
         assert run.finish(within_s=START_S) == alone
