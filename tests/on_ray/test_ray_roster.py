@@ -43,6 +43,9 @@ def test_a_roster_whose_actor_is_gone_is_an_error_that_names_it(actor: Any) -> N
     ray = importlib.import_module("ray")
     home = actor.RayHome("gone")
     ray.kill(home._actor)
+    with pytest.raises(ray.exceptions.RayActorError):  # Ray kills it a moment later
+        while True:
+            ray.get(home._actor.entries.remote())
     with pytest.raises(ConnectionError, match="ray://gone is gone"):
         home.entries()
 
