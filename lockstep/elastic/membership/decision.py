@@ -6,12 +6,6 @@
 # step, it is. So then all who are left complete the step. If nobody has, it is computed again: from the same samples,
 # with the same random numbers, to the same bits; so it does not matter what a worker that died had made of it.
 
-# Note [Dead or silent]
-# A worker whose kernel refuses the connection is dead: whatever it knew is gone with it. One that does not answer may
-# live on behind a broken link, and decide the same of us. So those who go on must be more than those who are
-# silent; of two equal halves the one with the lowest slot goes on. Those who leave do not count: the others may have
-# decided without them already.
-
 # Note [One newcomer at a time]
 # When forming a generation fails halfway, a newcomer of it may have the state or not, and only itself knows. Everyone
 # else was a member before it, so nobody looks to it for a decision, and whether it comes back as a member or as a
@@ -19,39 +13,68 @@
 """
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from lockstep.elastic.membership.view import ONE_LANE, Claim, Decision, LaneDeal, Member, View
-
-
-class Outnumbered(Exception):  # noqa: N818 - a verdict, not an accident
-    """Those whose claims have come may not go on: the others may be alive without them."""
+from lockstep.elastic.membership.quorum import Tie, last_formed, mutually_reachable, ties
+from lockstep.elastic.membership.view import NEVER, ONE_LANE, Attempt, Claim, Decision, LaneDeal, Member, View
 
 
-def decide(
-    claims: Collection[Claim], lost: Collection[Member], silent: Collection[Member], deal: LaneDeal = ONE_LANE
-) -> Decision:
-    """The next generation of those who claim, and the lanes of each.
+@dataclass(frozen=True)
+class Poll:
+    """What a coordinator knows when nobody is missing: the claims that have come, and who is gone without one.
 
-    See Note [Complete or redo] and Note [Dead or silent].
+    `own` is the generation that the coordinator was part of last. Of the `lost`, those in `doubted` (by uid) were
+    silent before they were found dead.
     """
-    current = [claim for claim in claims if not claim.is_newcomer]
-    _refuse_minority(current, silent)
-    step = _step(current)
-    staying = [claim for claim in current if not claim.leaving and _can_follow(claim, step)]
+
+    claims: tuple[Claim, ...]
+    lost: tuple[Member, ...] = ()
+    silent: tuple[Member, ...] = ()
+    own: Attempt = NEVER
+    doubted: frozenset[str] = frozenset()
+
+    @property
+    def members(self) -> list[Claim]:
+        """The claims of those who have a state."""
+        return [claim for claim in self.claims if not claim.is_newcomer]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A decision, which holds if all `ties` are won."""
+
+    decision: Decision
+    ties: tuple[Tie, ...] = ()
+
+
+def decide(poll: Poll, deal: LaneDeal = ONE_LANE, decider: str = "") -> Verdict:
+    """The next generation of those who claim and reach one another, and the lanes of each.
+
+    Raises Outnumbered and Overtaken. See Note [Complete or redo], and Note [Who may go on] in quorum.py.
+    """
+    current = poll.members
+    last = last_formed(current, poll.own)
+    entitled = [claim for claim in current if claim.member.uid in last.uids]
+    step = _step(entitled)
+    able = [claim for claim in entitled if not claim.leaving and _can_follow(claim, step)]
+    staying = mutually_reachable(able)
+    dead = {member.uid for member in poll.lost} - poll.doubted
     generation = max(claim.generation for claim in current) + 1
-    newcomers = [replace(claim.member, since=generation) for claim in _admitted(claims, staying, step)]
+    admitted = _admitted(poll.claims, staying, step)
+    newcomers = [replace(claim.member, since=generation) for claim in admitted]
     members = sorted([claim.member for claim in staying] + newcomers, key=lambda member: member.slot)
     proving = {claim.member.uid for claim in staying if claim.is_proving}
     proving |= {member.uid for member in newcomers if member.fresh and deal.spares_newcomers}
-    return Decision(
+    decision = Decision(
         view=View(generation, tuple(members)),
         step=step,
         assignment=deal.assignment(members, proving) if members else None,
         newcomers=tuple(member.uid for member in newcomers),
-        lost=tuple(lost) + tuple(silent),
+        lost=poll.lost + poll.silent,
         left=tuple(claim.member for claim in current if claim not in staying),
+        decider=decider,
     )
+    return Verdict(decision, ties(last, poll.claims, [*staying, *admitted], dead))
 
 
 def completes(claim: Claim, step: int) -> bool:
@@ -81,11 +104,3 @@ def _admitted(claims: Collection[Claim], staying: Collection[Claim], step: int) 
     free = [claim for slot, claim in by_slot.items() if slot not in taken]
     return sorted(free, key=lambda claim: claim.member.fresh)[:1]  # a copy of a member cannot wait
 
-
-def _refuse_minority(current: Collection[Claim], silent: Collection[Member]) -> None:
-    if not silent:
-        return
-    here = [claim.member.slot for claim in current if not claim.leaving]
-    there = [member.slot for member in silent]
-    if len(here) < len(there) or (len(here) == len(there) and min(here) > min(there)):
-        raise Outnumbered

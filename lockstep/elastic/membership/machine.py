@@ -19,16 +19,40 @@
 # Note [Until all have met]
 # While a generation is not formed, `known` only grows: by the members of each decision that failed, newcomers
 # included. So every worker that may have the state is waited for, until its claim comes or it is found dead.
+
+# Note [Several coordinators]
+# Where links are broken between some only, workers turn to different coordinators. The longest one of all waits for
+# nobody who has turned to another: all whom it reaches turn to it. So it decides, and either goes on with some, or
+# ends. Who waits for one of those, or with one of those, finds it in a generation without itself, and leaves; or finds
+# the coordinator gone, and turns to the next. A coordinator that may not go on answers so, and ends. Who reaches nobody
+# else either ends too, at once; the others turn to the next.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from lockstep.elastic.membership.decision import Outnumbered, completes, decide
-from lockstep.elastic.membership.view import ONE_LANE, Claim, Decision, LaneDeal, Liveness, Member, View
+from lockstep.elastic.membership.decision import Poll, Verdict, completes, decide
+from lockstep.elastic.membership.quorum import Outnumbered, Overtaken, Tie
+from lockstep.elastic.membership.view import (
+    NEVER,
+    ONE_LANE,
+    Attempt,
+    Claim,
+    Decision,
+    LaneDeal,
+    Liveness,
+    Member,
+    View,
+)
 
 ASKED_TO_LEAVE = "it was asked to leave"
+GONE_ON = "the others have gone on without it"
+RESUME = "Resume from the newest checkpoint if they are not"
+TOO_FEW = (
+    "too few workers reach one another: those who go on must be more than half, and each must reach all others. The "
+    "others may be going on without this one"
+)
 
 # -- what happens ---------------------------------------------------------------------------------------------
 
@@ -66,6 +90,14 @@ class Probed:
 
     uid: str
     health: Liveness
+
+
+@dataclass(frozen=True)
+class WitnessAnswered:
+    """Whether this worker's half was the first to ask the witness; `why` if the witness could not be asked."""
+
+    has_won: bool
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,6 +144,7 @@ Event = (
     | Leaving
     | MembersFound
     | Probed
+    | WitnessAnswered
     | ClaimReceived
     | DecisionReceived
     | CoordinatorLost
@@ -143,24 +176,37 @@ class Redo:
 
 @dataclass(frozen=True)
 class Probe:
-    """Find out whether a member is alive; report by Probed."""
+    """Find out which of these members are alive; report each by Probed."""
 
-    member: Member
+    members: tuple[Member, ...]
 
 
 @dataclass(frozen=True)
 class SendClaim:
-    """Send the claim to the coordinator; report by DecisionReceived, or CoordinatorLost."""
+    """Send the claim to the coordinator; report by DecisionReceived, or CoordinatorLost.
+
+    Meanwhile probe the coordinator, and the longer members in `silent`; report by Probed when it is ELSEWHERE, or one
+    of these is alive again.
+    """
 
     host: Member
     claim: Claim
+    silent: tuple[Member, ...] = ()
 
 
 @dataclass(frozen=True)
 class GatherClaims:
-    """Wait for claims at this worker's endpoint, and probe the members that are missing."""
+    """Wait for claims at this worker's endpoint; probe the members that are missing, and those that are silent."""
 
     missing: tuple[Member, ...]
+    silent: tuple[Member, ...] = ()
+
+
+@dataclass(frozen=True)
+class AskWitness:
+    """Ask the witness whether this worker's half is the first to ask, for each tie; report by WitnessAnswered."""
+
+    ties: tuple[Tie, ...]
 
 
 @dataclass(frozen=True)
@@ -180,7 +226,9 @@ class Open:
 
 @dataclass(frozen=True)
 class FindMembers:
-    """Find out who the members are now; report by MembersFound."""
+    """Find out who the members are now; report by MembersFound. `silent` are those that were not reached before."""
+
+    silent: tuple[Member, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -190,7 +238,19 @@ class Leave:
     reason: str
 
 
-Action = CloseWire | Commit | Redo | Probe | SendClaim | GatherClaims | SendDecision | Open | FindMembers | Leave
+Action = (
+    CloseWire
+    | Commit
+    | Redo
+    | Probe
+    | SendClaim
+    | GatherClaims
+    | AskWitness
+    | SendDecision
+    | Open
+    | FindMembers
+    | Leave
+)
 Next = tuple["Membership", tuple[Action, ...]]
 
 
@@ -202,6 +262,7 @@ class MembershipStage(Enum):
     SEEKING = "looking for the coordinator"
     CLAIMING = "awaiting the coordinator's decision"
     GATHERING = "gathering claims, as the coordinator"
+    ASKING = "asking the witness, as the coordinator of one half"
     FORMING = "opening the wire of the new generation"
     OUT = "not part of the run any more"
 
@@ -211,9 +272,11 @@ class Membership:
     """One worker's state. `step` is the step under way or next; `prepared`: this worker has done its part of it.
 
     `deal` is how the next generation's lanes are dealt out, if this worker decides it; `is_proving`: it is on probation
-    itself. `known` are those who may be members: of the view, or of a generation that could not be formed. `dead` and
-    `silent` (by uid) are what was found out about them since the generation broke; `claims` are those of all who are at
-    this worker's endpoint and not answered yet.
+    itself. `formed` is the generation that it was part of last, `attempts` are those that it has tried to form since.
+    `known` are those who may be members: of the view, or of a generation that could not be formed. `dead`, `silent` and
+    `alive` (by uid) are what was found out about them since the coordinator was looked for last, `doubted` those that
+    were silent at any time since the generation broke; `claims` are those of all who are at this worker's endpoint and
+    not answered yet. `has_witness`: two halves can ask which of them goes on; all members have it alike.
     """
 
     me: Member
@@ -224,11 +287,18 @@ class Membership:
     leaving: bool = False
     deal: LaneDeal = ONE_LANE
     is_proving: bool = False
+    formed: Attempt = NEVER
+    attempts: tuple[Attempt, ...] = ()
     known: tuple[Member, ...] = ()
     dead: frozenset[str] = frozenset()
     silent: frozenset[str] = frozenset()
+    alive: frozenset[str] = frozenset()
+    doubted: frozenset[str] = frozenset()
     claims: tuple[Claim, ...] = ()
+    host: Member | None = None
+    verdict: Verdict | None = None
     decision: Decision | None = None
+    has_witness: bool = False
 
     def on(self, event: Event) -> Next:
         """The state after `event`, and what to do, in order."""
@@ -243,9 +313,11 @@ class Membership:
                 return _first(CloseWire(), replace(self, known=self.view.members)._seek_anew())
             case MembersFound(members):
                 others = tuple(member for member in members if member.uid != self.me.uid)
-                return replace(self, known=others, dead=frozenset(), silent=frozenset())._seek()
+                return replace(self, known=others)._seek_anew()
             case Probed(uid, health):
                 return self._probed(uid, health)
+            case WitnessAnswered(has_won, why):
+                return self._witnessed(has_won, why)
             case ClaimReceived(claim):
                 return self._called(claim)
             case DecisionReceived(decision):
@@ -259,7 +331,17 @@ class Membership:
 
     @property
     def claim(self) -> Claim:
-        return Claim(self.me, self.view.generation, self.step, self.prepared, self.leaving, self.is_proving)
+        return Claim(
+            self.me,
+            self.view.generation,
+            self.step,
+            self.prepared,
+            self.leaving,
+            self.is_proving,
+            self.formed.id,
+            self.attempts,
+            tuple(sorted(self.silent)),
+        )
 
     @property
     def is_coordinator(self) -> bool:
@@ -285,63 +367,118 @@ class Membership:
     # -- finding the coordinator -----------------------------------------------------------------------------------
 
     def _seek_anew(self) -> Next:
-        return replace(self, dead=frozenset(), silent=frozenset(), decision=None)._seek()
+        nothing: frozenset[str] = frozenset()
+        return replace(self, dead=nothing, silent=nothing, alive=nothing, decision=None, verdict=None)._seek()
 
     def _seek(self) -> Next:
-        """Turns to the longest member that is not known to be gone. See Note [The coordinator]."""
-        candidates = [member for member in self.known if member.uid not in self.dead | self.silent]
-        if not candidates:
-            return replace(self, stage=MembershipStage.JOINING), (FindMembers(),)
+        """Turns to the longest member that is alive, once all were probed. See Note [The coordinator]."""
+        unprobed = self._unprobed()
+        if unprobed:
+            return replace(self, stage=MembershipStage.SEEKING), (Probe(unprobed),)
+        return self._turn_to_longest()
+
+    def _unprobed(self) -> tuple[Member, ...]:
+        found = self.dead | self.silent | self.alive | {self.me.uid}
+        return tuple(member for member in self.known if member.uid not in found)
+
+    def _turn_to_longest(self) -> Next:
+        """A newcomer must reach all members: it would keep a generation from being formed."""
+        candidates = [member for member in self.known if member.uid in self.alive | {self.me.uid}]
+        if not candidates or (self.is_newcomer and self.silent):
+            return replace(self, stage=MembershipStage.JOINING), (FindMembers(self._those(self.silent)),)
         host = min(candidates, key=lambda member: member.seniority)
         if host.uid == self.me.uid:
-            return replace(self, stage=MembershipStage.GATHERING)._settle()
-        return replace(self, stage=MembershipStage.SEEKING), (Probe(host),)
+            return replace(self, stage=MembershipStage.GATHERING, host=None)._settle()
+        longer = tuple(one for one in self._those(self.silent) if one.seniority < host.seniority)
+        claiming = replace(self, stage=MembershipStage.CLAIMING, host=host)
+        return claiming, (SendClaim(host, self.claim, longer),)
+
+    @property
+    def is_newcomer(self) -> bool:
+        return self.view.generation == 0
 
     def _probed(self, uid: str, health: Liveness) -> Next:
+        waits = (MembershipStage.SEEKING, MembershipStage.CLAIMING, MembershipStage.GATHERING)
+        if self.stage not in waits:
+            return self, ()
+        if health is Liveness.ELSEWHERE and not self.is_newcomer:
+            return self._leave(self._why_left_behind())
+        is_back = health is Liveness.ALIVE and uid in self.silent
         state = self._noting(uid, health)
-        if self.stage is MembershipStage.GATHERING:
-            return state._settle()
-        if self.stage is not MembershipStage.SEEKING:
-            return state, ()
-        if health is Liveness.ALIVE:
-            host = next(member for member in self.known if member.uid == uid)
-            return replace(state, stage=MembershipStage.CLAIMING), (SendClaim(host, self.claim),)
-        return state._seek()
+        if self.stage is MembershipStage.SEEKING:
+            return (state, ()) if state._unprobed() else state._turn_to_longest()
+        if is_back and self._is_longer(uid):
+            return self._seek_anew()
+        return state._settle() if self.stage is MembershipStage.GATHERING else (state, ())
+
+    def _is_longer(self, uid: str) -> bool:
+        """Whether this member should coordinate rather than the one that does. See Note [Several coordinators]."""
+        present = self.me if self.host is None else self.host
+        return any(member.uid == uid and member.seniority < present.seniority for member in self.known)
 
     def _noting(self, uid: str, health: Liveness) -> "Membership":
-        dead = self.dead | {uid} if health is Liveness.DEAD else self.dead
-        silent = self.silent | {uid} if health is Liveness.UNREACHABLE else self.silent - {uid}
-        return replace(self, dead=dead, silent=silent)
+        left = {uid}
+        return replace(
+            self,
+            dead=self.dead | left if health is Liveness.DEAD else self.dead,
+            silent=self.silent | left if health is Liveness.UNREACHABLE else self.silent - left,
+            alive=self.alive | left if health in (Liveness.ALIVE, Liveness.ELSEWHERE) else self.alive - left,
+            doubted=self.doubted | left if health is Liveness.UNREACHABLE else self.doubted,
+        )
 
     def _look_again(self) -> Next:
         if self.leaving:  # the others may have decided without it already: nobody would come to meet it
-            return replace(self, stage=MembershipStage.OUT), (Leave(ASKED_TO_LEAVE),)
-        if self.view.generation == 0:
+            return self._leave(ASKED_TO_LEAVE)
+        if self.is_newcomer:
             return replace(self, stage=MembershipStage.JOINING), (FindMembers(),)
         return self._seek_anew()
 
     # -- deciding for all -----------------------------------------------------------------------------------
 
     def _called(self, claim: Claim) -> Next:
-        others = tuple(known for known in self.claims if known.member.uid != claim.member.uid)
+        caller = {claim.member.uid}
+        others = tuple(known for known in self.claims if known.member.uid not in caller)
         # Whoever calls is neither dead nor silent, whatever a probe before had told.
-        heard = replace(self, claims=(*others, claim), dead=self.dead - {claim.member.uid})
-        heard = replace(heard, silent=self.silent - {claim.member.uid})
-        return heard._settle() if self.stage is MembershipStage.GATHERING else (heard, ())
+        heard = replace(self, claims=(*others, claim), dead=self.dead - caller, silent=self.silent - caller)
+        heard = replace(heard, alive=self.alive | caller)
+        if self.stage is MembershipStage.GATHERING:
+            return heard._settle()
+        is_found = self.stage is MembershipStage.SEEKING and not heard._unprobed()
+        return heard._turn_to_longest() if is_found else (heard, ())
 
     def _settle(self) -> Next:
         """Decides once nobody is missing."""
-        claims = (self.claim, *self.claims)
-        heard = {claim.member.uid for claim in claims}
+        heard = {claim.member.uid for claim in (self.claim, *self.claims)}
         missing = [member for member in self.known if member.uid not in heard | self.dead | self.silent]
         if missing:
-            return self, (GatherClaims(tuple(missing)),)
+            return self, (GatherClaims(tuple(missing), self._those(self.silent - heard)),)
+        lost, silent = self._those(self.dead - heard), self._those(self.silent - heard)
+        poll = Poll((self.claim, *self.claims), lost, silent, self.formed, self.doubted)
         try:
-            lost, silent = self._those(self.dead - heard), self._those(self.silent - heard)
-            decision = decide(claims, lost, silent, self.deal)
+            verdict = decide(poll, self.deal, self.me.uid)
+        except Overtaken:
+            return self._leave(self._why_left_behind())
         except Outnumbered:
-            return replace(self, stage=MembershipStage.OUT), (Leave(self._outnumbered()),)
-        return self._answer(decision)
+            return self._give_up(silent, self._outnumbered(silent))
+        return self._break_tie(verdict)
+
+    def _break_tie(self, verdict: Verdict) -> Next:
+        if not verdict.ties:
+            return self._answer(verdict.decision)
+        if self.has_witness:
+            return replace(self, stage=MembershipStage.ASKING, verdict=verdict), (AskWitness(verdict.ties),)
+        if all(tie.has_longest for tie in verdict.ties):
+            return self._answer(verdict.decision)
+        silent = self._those(self.silent)
+        return self._give_up(silent, self._outnumbered(silent))
+
+    def _witnessed(self, has_won: bool, why: str) -> Next:
+        """One half has it. Without an answer the other one may have it."""
+        assert self.verdict is not None
+        if has_won:
+            return replace(self, verdict=None)._answer(self.verdict.decision)
+        silent = self._those(self.silent)
+        return self._give_up(silent, f"{_workers(silent)} cannot be reached, and {why}. {RESUME}")
 
     def _answer(self, decision: Decision) -> Next:
         """Newcomers that could not be admitted this time are not answered: they wait on."""
@@ -350,23 +487,47 @@ class Membership:
         answers = tuple(SendDecision(claim.member.uid, decision) for claim in self.claims if claim not in staying)
         return _after(answers, replace(self, claims=staying)._follow(decision))
 
+    def _give_up(self, silent: tuple[Member, ...], reason: str) -> Next:
+        """Nobody may go on with this coordinator. See Note [Several coordinators]."""
+        none = Decision(View(self.view.generation, ()), self.step, lost=silent, decider=self.me.uid)
+        members = [claim.member.uid for claim in self.claims if not claim.is_newcomer]
+        answers = tuple(SendDecision(uid, none) for uid in members)
+        return _after(answers, self._leave(reason))
+
+    def _leave(self, reason: str) -> Next:
+        said = ASKED_TO_LEAVE if self.leaving else reason
+        return replace(self, stage=MembershipStage.OUT), (Leave(said),)
+
     def _those(self, uids: Iterable[str]) -> tuple[Member, ...]:
         return tuple(member for member in self.known if member.uid in set(uids))
 
-    def _outnumbered(self) -> str:
-        silent = ", ".join(str(member.slot) for member in self._those(self.silent))
+    def _outnumbered(self, silent: tuple[Member, ...]) -> str:
+        if not silent:
+            return f"{TOO_FEW}. {RESUME}"
         return (
-            f"workers {silent} cannot be reached and may be going on without this one: of two halves only one may go "
-            "on. Resume from the newest checkpoint if they are not"
+            f"{_workers(silent)} cannot be reached and may be going on without this one: of two halves only one may go "
+            f"on. {RESUME}"
         )
+
+    def _why_left_behind(self) -> str:
+        silent = self._those(self.silent)
+        return f"{GONE_ON}, as it does not reach {_workers(silent)}" if silent else GONE_ON
 
     # -- the new generation ---------------------------------------------------------------------------------
 
     def _follow(self, decision: Decision) -> Next:
         if self.me.uid in decision.view:
             return replace(self, stage=MembershipStage.FORMING, decision=decision), (Open(decision),)
-        reason = ASKED_TO_LEAVE if self.leaving else "the others have gone on without it"
-        return replace(self, stage=MembershipStage.OUT, decision=decision), (Leave(reason),)
+        if decision.view.members or self.leaving:
+            return replace(self, decision=decision)._leave(self._why_left_behind())
+        return self._follow_nobody(decision)
+
+    def _follow_nobody(self, decision: Decision) -> Next:
+        """The coordinator ends: so does this worker, unless it reaches somebody that the coordinator does not."""
+        if all(member.uid in self.silent for member in decision.lost):
+            return self._leave(self._outnumbered(decision.lost))
+        gone = {decision.decider}
+        return replace(self, dead=self.dead | gone, alive=self.alive - gone)._seek()
 
     def _formed(self) -> Next:
         assert self.decision is not None
@@ -380,6 +541,9 @@ class Membership:
             step=decision.step,
             prepared=False,
             decision=None,
+            formed=decision.attempt,
+            attempts=(),
+            doubted=frozenset(),
         )
         if not claim.is_newcomer and completes(claim, decision.step):
             return member, (Commit(claim.step),)
@@ -392,19 +556,21 @@ class Membership:
         """
         assert self.decision is not None
         decision = self.decision
-        if self.view.generation == 0:
+        if self.is_newcomer:
             return replace(self, stage=MembershipStage.JOINING, decision=None), (CloseWire(), FindMembers())
         again = replace(
             self,
             view=replace(self.view, generation=decision.view.generation),
             known=(*(member for member in self.known if member.uid not in decision.view), *decision.view.members),
+            attempts=(*self.attempts, decision.attempt),
         )
         return _first(CloseWire(), again._seek_anew())
 
 
 def founded(me: Member, members: tuple[Member, ...]) -> Membership:
     """A member of the first generation."""
-    return Membership(me, View(1, members), MembershipStage.MEMBER)
+    view = View(1, members)
+    return Membership(me, view, MembershipStage.MEMBER, formed=Attempt.of(view, members[0].uid))
 
 
 def joining(me: Member) -> Next:
@@ -418,3 +584,7 @@ def _first(action: Action, then: Next) -> Next:
 
 def _after(actions: tuple[Action, ...], then: Next) -> Next:
     return then[0], (*actions, *then[1])
+
+
+def _workers(members: Iterable[Member]) -> str:
+    return "workers " + ", ".join(str(member.slot) for member in members)

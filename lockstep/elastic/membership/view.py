@@ -46,6 +46,40 @@ class View:
         return next(rank for rank, member in enumerate(self.members) if member.uid == uid)
 
 
+@dataclass(frozen=True, order=True)
+class GenerationId:
+    """Which decision a generation comes from: its number, and the uid of the worker that decided it.
+
+    Numbers alone can be given twice, by workers that do not reach each other.
+    """
+
+    generation: int
+    decider: str
+
+    def __str__(self) -> str:
+        return f"{self.generation}-{self.decider}"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A generation that was decided, whether it was formed by all, by some or by nobody.
+
+    `uids` are its members, the longest first.
+    """
+
+    id: GenerationId
+    uids: tuple[str, ...]
+
+    @classmethod
+    def of(cls, view: View, decider: str) -> "Attempt":
+        ordered = sorted(view.members, key=lambda member: member.seniority)
+        return cls(GenerationId(view.generation, decider), tuple(member.uid for member in ordered))
+
+
+NEVER = Attempt(GenerationId(0, ""), ())
+"""The generation of a worker that was never part of one."""
+
+
 @dataclass(frozen=True)
 class LaneDeal:
     """How lanes are dealt out, known alike to all members: how many there are, and those of each slot if given by hand.
@@ -75,8 +109,9 @@ class Claim:
     """What a worker says of itself to the coordinator, when a new generation is formed.
 
     It has applied or may apply all steps before `step`. `prepared`: it has done its part of `step`, and has the whole
-    gradient if anybody has gone past that step. `generation` is the last that it was part of; 0 for a newcomer, who has
-    no state yet.
+    gradient if anybody has gone past that step. `generation` is the last number that it has heard of; 0 for a newcomer,
+    who has no state yet. `formed` is the generation that it was part of last, `attempts` are those that it has tried to
+    form since, and `silent` are the members (by uid) that it does not reach.
     """
 
     member: Member
@@ -86,6 +121,9 @@ class Claim:
     leaving: bool = False
     is_proving: bool = False
     """Whether it is a member on probation, which carries no lanes yet."""
+    formed: GenerationId = NEVER.id
+    attempts: tuple[Attempt, ...] = ()
+    silent: tuple[str, ...] = ()
 
     @property
     def is_newcomer(self) -> bool:
@@ -103,7 +141,8 @@ class Decision:
 
     `assignment` has the lanes of each member, by rank; None if nobody stays. The step to compute is `step`: a worker
     that claimed the one before has its gradient and completes it first. `newcomers` (by uid) are given the state by a
-    member that has it. `lost` did not answer, `left` wanted to leave or could not be kept.
+    member that has it. `lost` did not answer, `left` wanted to leave or could not be kept. One without members says
+    that nobody may go on with the `decider`, who does not reach `lost`: see Note [Who may go on] in quorum.py.
     """
 
     view: View
@@ -112,6 +151,11 @@ class Decision:
     newcomers: tuple[str, ...] = ()
     lost: tuple[Member, ...] = ()
     left: tuple[Member, ...] = ()
+    decider: str = ""
+
+    @property
+    def attempt(self) -> Attempt:
+        return Attempt.of(self.view, self.decider)
 
     @property
     def host(self) -> Member:
@@ -127,15 +171,20 @@ class Decision:
         view = View(told["view"]["generation"], _members(told["view"]["members"]))
         dealt = told["assignment"]
         lanes = None if dealt is None else Assignment.explicit(dealt["lanes_of"])
-        return cls(view, told["step"], lanes, tuple(told["newcomers"]), _members(told["lost"]), _members(told["left"]))
+        lost, left = _members(told["lost"]), _members(told["left"])
+        return cls(view, told["step"], lanes, tuple(told["newcomers"]), lost, left, told["decider"])
 
 
 class Liveness(Enum):
-    """What a probe finds: the worker's kernel says that it is gone, it is there, or nothing answers."""
+    """What a probe finds: the worker's kernel says that it is gone, it is there, or nothing answers.
+
+    ELSEWHERE: it is there, in a later generation than the one who asks, and without it.
+    """
 
     DEAD = "dead"
     ALIVE = "alive"
     UNREACHABLE = "unreachable"
+    ELSEWHERE = "elsewhere"
 
 
 def claim_to_json(claim: Claim) -> str:
@@ -144,7 +193,9 @@ def claim_to_json(claim: Claim) -> str:
 
 def claim_from_json(text: str) -> Claim:
     told = json.loads(text)
-    return Claim(**{**told, "member": Member(**told["member"])})
+    attempts = tuple(Attempt(GenerationId(**one["id"]), tuple(one["uids"])) for one in told["attempts"])
+    parts = {"member": Member(**told["member"]), "formed": GenerationId(**told["formed"])}
+    return Claim(**{**told, **parts, "attempts": attempts, "silent": tuple(told["silent"])})
 
 
 def _members(told: list[dict[str, object]]) -> tuple[Member, ...]:

@@ -1,8 +1,9 @@
 """Who moves next: seeded schedulers that disturb a simulation, and a fair one that lets it settle."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
 
 from simulated import Worker
 from simulation import Simulation, Violation, furthest, settled
@@ -46,6 +47,7 @@ class Adversary:
     chance: random.Random
     simulation: Simulation
     leaves: bool = True
+    arrives: bool = True
     danger: float = 0.0
     pace: dict[str, float] = field(default_factory=dict)
 
@@ -66,7 +68,7 @@ class Adversary:
 
     def _fault(self) -> None:
         self.danger = self.chance.choice([0.0, 0.02, 0.1])
-        kind = self.chance.choices(["kill", "arrive", "leave"], [5, 4, 1 if self.leaves else 0])[0]
+        kind = self.chance.choices(["kill", "arrive", "leave"], [5, 4 * self.arrives, self.leaves])[0]
         if kind == "arrive" and len(self.simulation.present) < 7:
             self.simulation.arrive(self._free_slot())
         elif kind == "leave" and (staying := self._staying()):
@@ -76,6 +78,8 @@ class Adversary:
 
     def _kill(self) -> None:
         """Anybody, as long as one remains who has the state."""
+        if not self.simulation.present:
+            return
         victim = self.chance.choice(self.simulation.present)
         if any(worker is not victim for worker in self.simulation.with_state if not worker.machine.leaving):
             self.simulation.kill(victim.uid)
@@ -174,3 +178,78 @@ def make(simulation: Simulation, uid: str, *names: str) -> None:
         found = [move for move in simulation.moves(worker) if move[0] == name]
         assert found, f"{uid} cannot {name}\n{simulation.story()}"
         simulation.do(worker, found[0])
+
+
+# -- any partition --------------------------------------------------------------------------------------------
+
+Links = frozenset[tuple[str, str]]
+"""Directed: what the one sends does not reach the other."""
+
+
+def random_partition(chance: random.Random, uids: Sequence[str]) -> Links:
+    """A complete one (two or three groups), a partial one, one-way loss, or a mixture; sometimes none."""
+    pairs = list(permutations(uids, 2))
+    kind = chance.choice(["complete", "complete", "partial", "partial", "one-way", "mixed", "none"])
+    if kind == "complete":
+        group = {uid: chance.randrange(chance.choice([2, 2, 3])) for uid in uids}
+        return frozenset((one, other) for one, other in pairs if group[one] != group[other])
+    if kind == "none":
+        return frozenset()
+    how_many = chance.choice([0.1, 0.3, 0.6])
+    one_way = {pair for pair in pairs if kind != "partial" and chance.random() < how_many}
+    both_ways = {pair for pair in pairs if kind != "one-way" and pair[0] < pair[1] and chance.random() < how_many}
+    return frozenset(one_way | both_ways | {(other, one) for one, other in both_ways})
+
+
+@dataclass(frozen=True)
+class Aftermath:
+    """What a partition came to: who goes on, and for what reasons the others have left."""
+
+    simulation: Simulation
+    links: Links
+
+    @property
+    def going_on(self) -> list[str]:
+        return sorted(worker.uid for worker in self.simulation.present)
+
+
+def partitioned(seed: int) -> Aftermath:
+    """A random history, cut up at random moments by random partitions, with kills; the last one stays.
+
+    Fails if two trainings go on at any time (see Simulation), or if not all who are left have settled.
+    """
+    chance = random.Random(seed)
+    simulation = Simulation(chance.choice([2, 3, 3, 4, 4, 5, 6]))
+    simulation.delays = True
+    if chance.random() < 0.5:
+        simulation.have_witness()
+    adversary = Adversary(chance, simulation, danger=chance.choice([0.0, 0.05]))
+    adversary.disturb(chance.randrange(0, 250))
+    adversary.arrives = False  # see Note [A newcomer of the dead]
+    for _ in range(chance.choice([0, 0, 1, 2])):
+        _cut_anyhow(simulation, chance)
+        adversary.disturb(chance.randrange(5, 250))
+    links = _cut_anyhow(simulation, chance)
+    _settle_apart(simulation, chance)
+    return Aftermath(simulation, links)
+
+
+def _cut_anyhow(simulation: Simulation, chance: random.Random) -> Links:
+    links = random_partition(chance, sorted(worker.uid for worker in simulation.present))
+    simulation.lose_links(links)
+    deaf = {worker.uid for worker in simulation.present if chance.random() < 0.2}
+    simulation.reaches_witness = lambda uid: uid not in deaf
+    return links
+
+
+def _settle_apart(simulation: Simulation, chance: random.Random) -> None:
+    """All who are left must come to be in one training, or to leave."""
+    simulation.out_of_time = False
+    goal = furthest(simulation.with_state) + 3
+    for number in range(MAX_MOVES):
+        if number % 8 == 0 and settled(simulation, goal):
+            return
+        if not move_anyone(simulation, chance):
+            break
+    if not settled(simulation, goal):
+        raise Violation(f"not settled at step {goal} after {number} moves\n{simulation.story()}")

@@ -6,6 +6,11 @@ from enum import Enum
 from typing import Any
 
 from lockstep.elastic.membership import Claim, Decision, Membership
+from lockstep.elastic.membership.view import Attempt, GenerationId
+
+
+Moment = tuple[GenerationId, int]
+"""A generation, and a step in it."""
 
 
 class Phase(Enum):
@@ -23,7 +28,7 @@ class Gradient:
     """What a step's gradient was added up from: (lane, generation in which it was computed), one for each addition."""
 
     step: int
-    parts: tuple[tuple[int, int], ...]
+    parts: tuple[tuple[int, GenerationId], ...]
 
     @property
     def lanes(self) -> list[int]:
@@ -34,7 +39,7 @@ class Gradient:
 class Message:
     """Of a step's exchange: a worker's lanes (`lanes`), or that it has added its slice (None)."""
 
-    generation: int
+    generation: GenerationId
     step: int
     lanes: tuple[int, ...] | None
     asks_for_change: bool = False
@@ -56,21 +61,24 @@ class Worker:
     todo: deque[Any] = field(default_factory=deque)
     alive: bool = True
     phase: Phase = Phase.RECOVERING
-    wire: int | None = None  # the generation whose wire is open, or being opened, here
+    wire: GenerationId | None = None  # the generation whose wire is open, or being opened, here
     gradient: Gradient | None = None
     applied: list[int] | None = None  # None: it was not given the state yet
     committed: dict[int, Gradient] = field(default_factory=dict)
-    lanes_of: dict[tuple[int, int], dict[str, Message]] = field(default_factory=lambda: defaultdict(dict))
-    prepared: dict[tuple[int, int], set[str]] = field(default_factory=lambda: defaultdict(set))
-    slices: dict[tuple[int, int], set[str]] = field(default_factory=lambda: defaultdict(set))  # whose stand in its sum
+    published: Attempt | None = None  # what its endpoint tells of the generation that it is part of
+    lanes_of: dict[Moment, dict[str, Message]] = field(default_factory=lambda: defaultdict(dict))
+    prepared: dict[Moment, set[str]] = field(default_factory=lambda: defaultdict(set))
+    slices: dict[Moment, set[str]] = field(default_factory=lambda: defaultdict(set))  # whose stand in its sum
     change_agreed: bool = False
     inbox: list[Claim] = field(default_factory=list)  # claims not read yet
+    post: list[tuple[int, Claim]] = field(default_factory=list)  # claims on their way here
     serials: dict[str, int] = field(default_factory=dict)  # the latest claim of each that has come here
     answers: dict[str, tuple[int, Decision]] = field(default_factory=dict)
     call: tuple[str, int] | None = None
     knocks: set[str] = field(default_factory=set)
     told_alive: set[str] = field(default_factory=set)
-    finding: bool = False
+    longer: set[str] = field(default_factory=set)  # silent members that should coordinate, if they come back
+    misses: bool = False  # a newcomer: whether it did not reach all members
     opening: Decision | None = None
     why_left: str | None = None
 
@@ -87,5 +95,5 @@ class Worker:
         return self.machine.view.generation > 0
 
     @property
-    def moment(self) -> tuple[int, int]:
-        return self.machine.view.generation, self.machine.step
+    def moment(self) -> "Moment":
+        return self.machine.formed.id, self.machine.step

@@ -2,16 +2,19 @@
 
 Whatever one worker can do next without another is a move; a scheduler chooses among them (see histories.py). A worker's
 actions, and each message that it sends, are moves of their own, so a kill can fall between any two. Messages of a pair
-of workers arrive in order, those of different pairs in any order.
+of workers arrive in order, those of different pairs in any order. Links can be lost in one direction: what was sent in
+the other arrives, but no connection comes about. Claims can be delayed, lost, and arrive in another order (`delays`).
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from simulated import Gradient, Message, Phase, Send, Worker
 
 from lockstep.elastic.membership import Claim, Decision, Liveness, Member, MembershipStage, founded, joining, machine
+from lockstep.elastic.membership.view import NEVER, GenerationId
 from lockstep.lanes import Assignment
 
 NUM_LANES = 5
@@ -28,19 +31,32 @@ class Simulation:
     def __init__(self, num_founders: int) -> None:
         self.history: list[tuple[Any, ...]] = []  # told by story()
         self.queues: dict[tuple[str, str], deque[Message]] = defaultdict(deque)
-        self.formed: dict[int, tuple[Member, ...]] = {}
-        self.formed_by: dict[int, set[str]] = defaultdict(set)
+        self.formed: dict[GenerationId, tuple[Member, ...]] = {}
+        self.formed_by: dict[GenerationId, set[str]] = defaultdict(set)
+        self.parents: dict[GenerationId, set[GenerationId]] = defaultdict(set)
+        self.trained: set[GenerationId] = set()  # generations in which a step was committed
         self.failed_by: dict[Decision, set[str]] = defaultdict(set)
         self.met: dict[Decision, list[int] | None] = {}
         self.given: dict[Decision, set[str]] = defaultdict(set)
-        self.far_side: frozenset[str] | None = None
+        self.loses: Callable[[str, str], bool] = _nothing_is_lost
+        self.was_cut = False
+        self.delays = False  # whether claims take their time
+        self.witness: dict[GenerationId, tuple[str, ...]] | None = None
+        self.reaches_witness: Callable[[str], bool] = lambda uid: True
         self.out_of_time = True  # whether opening a wire may fail although nobody is gone
         members = tuple(Member(f"w{slot}", slot, f"door {slot}") for slot in range(num_founders))
-        self.formed[1] = members
         self.workers = {member.uid: self._founder(member, members) for member in members}
+        self.formed[self.workers["w0"].machine.formed.id] = members
 
     def _founder(self, member: Member, members: tuple[Member, ...]) -> Worker:
-        return Worker(founded(member, members), phase=Phase.OUTSIDE, wire=1, applied=[])
+        state = founded(member, members)
+        return Worker(state, phase=Phase.OUTSIDE, wire=state.formed.id, applied=[], published=state.formed)
+
+    def have_witness(self) -> None:
+        """All workers have a witness that decides between two halves."""
+        self.witness = {}
+        for worker in self.workers.values():
+            worker.machine = replace(worker.machine, has_witness=True)
 
     # -- what the adversary may do ----------------------------------------------------------------------------
 
@@ -53,6 +69,7 @@ class Simulation:
         uid = f"w{slot}" + "'" * sum(worker.machine.me.slot == slot for worker in self.workers.values())
         self._note("ARRIVE", uid)
         state, actions = joining(Member(uid, slot, f"door {uid}"))
+        state = replace(state, has_witness=self.witness is not None)
         self.workers[uid] = Worker(state, deque(actions))
         return uid
 
@@ -62,8 +79,18 @@ class Simulation:
 
     def cut(self, far_side: Iterable[str]) -> None:
         """From now on nothing passes between these and the others."""
-        self.far_side = frozenset(far_side)
-        self._note("CUT OFF", ",".join(sorted(self.far_side)))
+        far = frozenset(far_side)
+        self._note("CUT OFF", ",".join(sorted(far)))
+        self.lose(lambda source, target: (source in far) != (target in far))
+
+    def lose_links(self, links: Iterable[tuple[str, str]]) -> None:
+        """From now on nothing passes from the one to the other of these, and everything else does."""
+        lost = frozenset(links)
+        self._note("LOST LINKS", ", ".join(f"{source}>{target}" for source, target in sorted(lost)))
+        self.lose(lambda source, target: (source, target) in lost)
+
+    def lose(self, loses: Callable[[str, str], bool]) -> None:
+        self.loses, self.was_cut = loses, True
 
     # -- who is there -----------------------------------------------------------------------------------------
 
@@ -76,7 +103,8 @@ class Simulation:
         return [worker for worker in self.present if worker.has_state]
 
     def severed(self, one: str, other: str) -> bool:
-        return self.far_side is not None and (one in self.far_side) != (other in self.far_side)
+        """No connection comes about, and none lasts, where one direction is lost."""
+        return self.loses(one, other) or self.loses(other, one)
 
     def gone(self, seen_from: Worker, uid: str) -> bool:
         return not self.workers[uid].is_there or self.severed(seen_from.uid, uid)
@@ -91,8 +119,10 @@ class Simulation:
         arriving += [
             ("deliver", source)
             for source in self.workers
-            if self.queues[source, worker.uid] and not self.severed(source, worker.uid)
+            if self.queues[source, worker.uid] and not self.loses(source, worker.uid)
         ]
+        senders = [(serial, claim.member.uid) for serial, claim in worker.post]
+        arriving += [("arrive", serial) for serial, uid in senders if not self.loses(uid, worker.uid)]
         if worker.todo:
             return [*arriving[bool(worker.inbox) :], ("act", None), *self._breaks(worker)]
         match worker.machine.stage:
@@ -104,6 +134,8 @@ class Simulation:
                 return [*arriving, *(("probe", uid) for uid in sorted(worker.knocks))]
             case MembershipStage.GATHERING:
                 return [*arriving, *self._gathers(worker)]
+            case MembershipStage.ASKING:
+                return [*arriving, ("ask", None)]
             case MembershipStage.CLAIMING:
                 return [*arriving, *self._awaits(worker)]
             case MembershipStage.FORMING:
@@ -193,7 +225,16 @@ class Simulation:
         self._send_all(worker, Message(generation, step, None))
 
     def _do_all_prepared(self, worker: Worker, _: None) -> None:
+        here = worker.machine.formed.id
+        self.trained.add(here)
+        for other in self.present:
+            there = other.machine.formed.id
+            alike = there not in self.trained or self._descends(here, there) or self._descends(there, here)
+            self._require(alike, f"{worker.uid} trains in {here} while {other.uid} has trained in {there}")
         self._tell(worker, machine.AllPrepared())
+
+    def _descends(self, later: GenerationId, earlier: GenerationId) -> bool:
+        return later == earlier or any(self._descends(parent, earlier) for parent in self.parents[later])
 
     def _do_update(self, worker: Worker, _: None) -> None:
         assert worker.applied is not None
@@ -213,24 +254,39 @@ class Simulation:
     def _finds(self, worker: Worker) -> list[Move]:
         """Anybody with a state tells its own view, which may be an old one. Without any, the newcomer gives up."""
         known = [other.uid for other in self.with_state if not self.severed(other.uid, worker.uid)]
-        return [("find", uid) for uid in known] or [("give_up", None)]
+        gives_up: list[Move] = [("give_up", None)] if worker.misses or not known else []
+        return [("find", uid) for uid in known] + gives_up
 
     def _do_find(self, worker: Worker, uid: str) -> None:
         self._tell(worker, machine.MembersFound(self.workers[uid].machine.view.members))
 
     def _do_give_up(self, worker: Worker, _: None) -> None:
-        worker.why_left = "nobody has the state"
+        worker.why_left = "nobody has the state, or some cannot be reached"
 
     def _gathers(self, worker: Worker) -> list[Move]:
-        """Knocking again at the door of one that lives changes nothing: once is enough."""
-        worth = [uid for uid in sorted(worker.knocks) if uid not in worker.told_alive or self.gone(worker, uid)]
+        """Probing one that lives, or is silent, again changes nothing: once is enough."""
+        known = worker.told_alive | worker.machine.silent
+        worth = [uid for uid in sorted(worker.knocks) if uid not in known or self._is_news(worker, uid)]
         return [("probe", uid) for uid in worth]
+
+    def _is_news(self, worker: Worker, uid: str) -> bool:
+        if uid in worker.machine.silent:
+            return not self.severed(worker.uid, uid)
+        return self._health(worker, uid) is not Liveness.ALIVE
+
+    def _health(self, worker: Worker, uid: str) -> Liveness:
+        if self.severed(worker.uid, uid):
+            return Liveness.UNREACHABLE
+        if not self.workers[uid].is_there:
+            return Liveness.DEAD
+        told = self.workers[uid].published
+        is_later = told is not None and told.id.generation > worker.machine.formed.id.generation
+        return Liveness.ELSEWHERE if is_later and worker.uid not in told.uids else Liveness.ALIVE
 
     def _do_probe(self, worker: Worker, uid: str) -> None:
         worker.knocks.discard(uid)
-        health = Liveness.ALIVE if self.workers[uid].is_there else Liveness.DEAD
-        if self.severed(worker.uid, uid):
-            health = Liveness.UNREACHABLE
+        worker.longer.discard(uid)
+        health = self._health(worker, uid)
         if health is Liveness.ALIVE:
             worker.told_alive.add(uid)
         self._tell(worker, machine.Probed(uid, health))
@@ -242,8 +298,25 @@ class Simulation:
         assert worker.call is not None
         host, serial = worker.call
         found = self.workers[host].answers.get(worker.uid, (0, None))[0] == serial
-        answer: list[Move] = [("fetch", None)] if found and not self.severed(host, worker.uid) else []
-        return answer + ([("lose_host", None)] if self.gone(worker, host) else [])
+        answer: list[Move] = [("fetch", None)] if found and not self.loses(host, worker.uid) else []
+        back = [uid for uid in sorted(worker.longer) if not self.gone(worker, uid)]
+        if self._health(worker, host) is Liveness.ELSEWHERE and worker.has_state:
+            back.append(host)
+        lost: list[Move] = [("lose_host", None)] if self.gone(worker, host) else []
+        return [*answer, *(("probe", uid) for uid in back), *lost]
+
+    def _do_arrive(self, worker: Worker, serial: int) -> None:
+        claim = next(claim for number, claim in worker.post if number == serial)
+        worker.post = [item for item in worker.post if item[0] != serial]
+        self._put_in(worker, serial, claim)
+
+    def _do_ask(self, worker: Worker, _: None) -> None:
+        assert self.witness is not None
+        assert worker.machine.verdict is not None
+        if not self.reaches_witness(worker.uid):
+            return self._tell(worker, machine.WitnessAnswered(False, "the witness cannot be asked"))
+        won = all(self.witness.setdefault(tie.id, tie.here) == tie.here for tie in worker.machine.verdict.ties)
+        return self._tell(worker, machine.WitnessAnswered(won, "" if won else "the others have asked the witness first"))
 
     def _do_fetch(self, worker: Worker, _: None) -> None:
         assert worker.call is not None
@@ -259,10 +332,12 @@ class Simulation:
         decision = worker.opening
         assert decision is not None
         uids = [member.uid for member in decision.view.members]
-        if decision not in self.met and all(self._is_opening(worker, uid, decision) for uid in uids):
+        if decision not in self.met and self._all_connect(uids) and self._all_open(worker, uids, decision):
             self.met[decision] = self._state_to_give(decision)
+            before = {self.workers[uid].machine.formed.id for uid in uids}
+            self.parents[decision.attempt.id] |= before - {NEVER.id}
         if decision not in self.met:
-            hopeless = not all(self._may_come(worker, uid, decision) for uid in uids)
+            hopeless = not self._all_connect(uids) or not all(self._may_come(worker, uid, decision) for uid in uids)
             return [("unform", None)] if hopeless or self.out_of_time else []
         broken = any(self.gone(worker, uid) or self.workers[uid].wire != worker.wire for uid in uids)
         return self._goes_through(worker, decision) + ([("unform", None)] if broken else [])
@@ -273,8 +348,11 @@ class Simulation:
         own = {worker.uid} if worker.uid in decision.newcomers else set(decision.newcomers)
         return [("form", None)] if self.given[decision] >= own else []
 
-    def _is_opening(self, seen_from: Worker, uid: str, decision: Decision) -> bool:
-        return not self.gone(seen_from, uid) and self.workers[uid].opening == decision
+    def _all_open(self, seen_from: Worker, uids: Sequence[str], decision: Decision) -> bool:
+        return all(not self.gone(seen_from, uid) and self.workers[uid].opening == decision for uid in uids)
+
+    def _all_connect(self, uids: Sequence[str]) -> bool:
+        return not any(self.severed(one, other) for one in uids for other in uids)
 
     def _may_come(self, seen_from: Worker, uid: str, decision: Decision) -> bool:
         """Whether it has the decision, or is about to."""
@@ -303,10 +381,11 @@ class Simulation:
 
     def _do_form(self, worker: Worker, _: None) -> None:
         assert worker.opening is not None
-        view = worker.opening.view
-        first = self.formed.setdefault(view.generation, view.members)
-        self._require(first == view.members, f"generation {view.generation} was formed twice: {first}, {view.members}")
-        self.formed_by[view.generation].add(worker.uid)
+        view, number = worker.opening.view, worker.opening.attempt.id
+        first = self.formed.setdefault(number, view.members)
+        self._require(first == view.members, f"generation {number} was formed twice: {first}, {view.members}")
+        self.formed_by[number].add(worker.uid)
+        worker.published = worker.opening.attempt
         worker.opening, worker.change_agreed = None, False
         self._tell(worker, machine.Formed())
 
@@ -332,20 +411,23 @@ class Simulation:
             case machine.Redo(step):
                 self._require(worker.applied == list(range(step)), f"{worker.uid} computes {step} on {worker.applied}")
                 worker.gradient, worker.phase = None, Phase.OUTSIDE
-            case machine.Probe(member):
-                worker.knocks, worker.told_alive = {member.uid}, set()
-            case machine.GatherClaims(missing):
-                worker.knocks = {member.uid for member in missing}
-            case machine.SendClaim(host, claim):
+            case machine.Probe(members):
+                worker.knocks, worker.told_alive = {member.uid for member in members}, set()
+            case machine.GatherClaims(missing, silent):
+                worker.knocks = {member.uid for member in (*missing, *silent)}
+            case machine.SendClaim(host, claim, silent):
+                worker.longer = {member.uid for member in silent}
                 self._bring(worker, host.uid, claim)
+            case machine.AskWitness():
+                pass  # a move of its own: see _do_ask
             case machine.SendDecision(uid, decision):
                 worker.answers[uid] = (worker.serials[uid], decision)
             case machine.Open(decision):
-                worker.opening, worker.wire = decision, decision.view.generation
+                worker.opening, worker.wire = decision, decision.attempt.id
             case machine.Leave(reason):
                 self._leave(worker, reason)
-            case machine.FindMembers():
-                worker.knocks = set()
+            case machine.FindMembers(silent):
+                worker.knocks, worker.misses = set(), bool(silent)
 
     def _commit(self, worker: Worker, step: int) -> None:
         held = worker.gradient
@@ -359,18 +441,25 @@ class Simulation:
         self._require(step not in worker.committed, f"{worker.uid} commits {step} twice")
         worker.committed[step], worker.phase = held, Phase.UPDATING
 
-    def _members(self, generation: int) -> set[str]:
+    def _members(self, generation: GenerationId) -> set[str]:
         return {member.uid for member in self.formed[generation]}
 
     def _bring(self, worker: Worker, host: str, claim: Claim) -> None:
         keeper, serial = self.workers[host], len(self.history)
         worker.call = (host, serial)
-        if not self.gone(worker, host):
-            keeper.inbox = [*(call for call in keeper.inbox if call.member.uid != worker.uid), claim]
-            keeper.serials[worker.uid] = serial
+        if self.gone(worker, host):
+            return
+        if self.delays:
+            keeper.post.append((serial, claim))
+        else:
+            self._put_in(keeper, serial, claim)
+
+    def _put_in(self, keeper: Worker, serial: int, claim: Claim) -> None:
+        keeper.inbox = [*(call for call in keeper.inbox if call.member.uid != claim.member.uid), claim]
+        keeper.serials[claim.member.uid] = serial
 
     def _leave(self, worker: Worker, reason: str) -> None:
-        allowed = worker.machine.leaving or self.far_side is not None
+        allowed = worker.machine.leaving or self.was_cut
         self._require(allowed, f"{worker.uid}, alive and well, was left out: {reason}")
         worker.why_left = reason
         worker.todo.clear()
@@ -393,7 +482,8 @@ class Simulation:
         ]
         stages = [
             f"{worker.uid}: {worker.machine.stage.name}, {worker.phase.name}, step {worker.machine.step}, "
-            f"generation {worker.machine.view.generation}, known {[member.uid for member in worker.machine.known]}"
+            f"in {worker.machine.formed.id}, known {[member.uid for member in worker.machine.known]}, "
+            f"silent {sorted(worker.machine.silent)}, does {list(worker.todo)[:2]}"
             for worker in self.present
         ]
         return "\n".join([*told[-last:], *stages])
@@ -414,6 +504,10 @@ def settled(simulation: Simulation, step: int) -> bool:
 
 def furthest(workers: Sequence[Worker]) -> int:
     return max((worker.machine.step for worker in workers), default=0)
+
+
+def _nothing_is_lost(source: str, target: str) -> bool:
+    return False
 
 
 def _newcomers(claims: Sequence[Claim]) -> list[Claim]:

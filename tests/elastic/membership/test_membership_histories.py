@@ -49,7 +49,7 @@ def test_random_histories_reach_the_rare_moments() -> None:
 
 def _rare_moments(simulation: Simulation) -> Iterator[str]:
     for decision, failed in simulation.failed_by.items():
-        formed = simulation.formed_by[decision.view.generation]
+        formed = simulation.formed_by[decision.attempt.id]
         if decision not in simulation.met:
             yield "decided, and heard by some"
         if formed:
