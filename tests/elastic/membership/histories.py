@@ -226,9 +226,9 @@ def partitioned(seed: int) -> Aftermath:
     adversary = Adversary(chance, simulation, danger=chance.choice([0.0, 0.05]))
     adversary.disturb(chance.randrange(0, 250))
     adversary.arrives = False  # see Note [A newcomer of the dead]
-    for _ in range(chance.choice([0, 0, 1, 2])):
+    for _ in range(chance.choice([0, 1, 2, 4, 8, 16])):
         _cut_anyhow(simulation, chance)
-        adversary.disturb(chance.randrange(5, 250))
+        adversary.disturb(chance.choice([10, 40, 120]))
     links = _cut_anyhow(simulation, chance)
     _settle_apart(simulation, chance)
     return Aftermath(simulation, links)

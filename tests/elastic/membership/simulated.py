@@ -75,6 +75,7 @@ class Worker:
     serials: dict[str, int] = field(default_factory=dict)  # the latest claim of each that has come here
     answers: dict[str, tuple[int, Decision]] = field(default_factory=dict)
     call: tuple[str, int] | None = None
+    failed: bool = False  # whether the claim could not be sent
     knocks: set[str] = field(default_factory=set)
     told_alive: set[str] = field(default_factory=set)
     longer: set[str] = field(default_factory=set)  # silent members that should coordinate, if they come back

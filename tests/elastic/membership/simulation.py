@@ -302,7 +302,7 @@ class Simulation:
         back = [uid for uid in sorted(worker.longer) if not self.gone(worker, uid)]
         if self._health(worker, host) is Liveness.ELSEWHERE and worker.has_state:
             back.append(host)
-        lost: list[Move] = [("lose_host", None)] if self.gone(worker, host) else []
+        lost: list[Move] = [("lose_host", None)] if worker.failed or self.gone(worker, host) else []
         return [*answer, *(("probe", uid) for uid in back), *lost]
 
     def _do_arrive(self, worker: Worker, serial: int) -> None:
@@ -447,7 +447,8 @@ class Simulation:
     def _bring(self, worker: Worker, host: str, claim: Claim) -> None:
         keeper, serial = self.workers[host], len(self.history)
         worker.call = (host, serial)
-        if self.gone(worker, host):
+        worker.failed = self.gone(worker, host)
+        if worker.failed:
             return
         if self.delays:
             keeper.post.append((serial, claim))
@@ -455,6 +456,9 @@ class Simulation:
             self._put_in(keeper, serial, claim)
 
     def _put_in(self, keeper: Worker, serial: int, claim: Claim) -> None:
+        """Of two claims of one worker the later counts, whichever arrives first, as endpoints number them."""
+        if serial < keeper.serials.get(claim.member.uid, 0):
+            return
         keeper.inbox = [*(call for call in keeper.inbox if call.member.uid != claim.member.uid), claim]
         keeper.serials[claim.member.uid] = serial
 
