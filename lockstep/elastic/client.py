@@ -5,6 +5,7 @@ import json
 import socket
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -20,6 +21,14 @@ PROBE_S = 1.0
 PROBES = 3
 """How often an endpoint that does not even refuse is probed before its host counts as unreachable."""
 MOST_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class Standpoint:
+    """Who probes, and the number of the generation that it was part of last: later ones may be without it."""
+
+    uid: str
+    generation: int
 
 
 class EndpointClient:
@@ -43,6 +52,13 @@ class EndpointClient:
     def uid(self) -> str:
         return self.store.get("uid").decode()
 
+    def is_elsewhere(self, seen_from: Standpoint) -> bool:
+        """Whether the worker is in a later generation, without the one who asks."""
+        if not self.store.check(["formed"]):
+            return False
+        formed = json.loads(self.store.get("formed"))
+        return formed["generation"] > seen_from.generation and seen_from.uid not in formed["uids"]
+
     def terms(self) -> dict[str, Any] | None:
         """What newcomers must know; None if the worker is not a member itself."""
         return dict(json.loads(self.store.get("terms"))) if self.store.check(["terms"]) else None
@@ -64,22 +80,33 @@ class EndpointClient:
         return decision
 
 
-def probe(member: Member, secret: Secret, *, any_uid: bool = False) -> Liveness:
+def probe(
+    member: Member, secret: Secret, seen_from: Standpoint | None = None, *, any_uid: bool = False, tries: int = PROBES
+) -> Liveness:
     """Whether a worker is alive: its kernel refuses the connection as soon as its process has ended."""
-    for _ in range(PROBES):
+    for _ in range(tries):
         health = _probe(member.address)
         if health is not Liveness.UNREACHABLE:
             break
     if any_uid or health is not Liveness.ALIVE:
         return health
-    return _liveness_of(member, secret)
+    return _liveness_of(member, secret, seen_from)
 
 
-def probe_all(members: Collection[Member], secret: Secret, *, any_uid: bool = False) -> dict[str, Liveness]:
+def probe_all(
+    members: Collection[Member],
+    secret: Secret,
+    seen_from: Standpoint | None = None,
+    *,
+    any_uid: bool = False,
+    tries: int = PROBES,
+) -> dict[str, Liveness]:
     """Whether each worker is alive, by uid. Takes no longer for a host full of workers than for one of them."""
+    if not members:
+        return {}
+    ask = partial(probe, secret=secret, seen_from=seen_from, any_uid=any_uid, tries=tries)
     with ThreadPoolExecutor(max_workers=MOST_AT_ONCE) as pool:
-        found = pool.map(partial(probe, secret=secret, any_uid=any_uid), members)
-        return dict(zip((member.uid for member in members), found, strict=True))
+        return dict(zip((member.uid for member in members), pool.map(ask, members), strict=True))
 
 
 def _probe(address: str) -> Liveness:
@@ -93,11 +120,14 @@ def _probe(address: str) -> Liveness:
     return Liveness.ALIVE
 
 
-def _liveness_of(member: Member, secret: Secret) -> Liveness:
+def _liveness_of(member: Member, secret: Secret, seen_from: Standpoint | None) -> Liveness:
     """DEAD too if the port has gone over to another process. One that is too busy to say counts as the one it was."""
     try:
         with EndpointClient(member.address, secret, PROBE_S) as client:
-            return Liveness.ALIVE if client.uid() == member.uid else Liveness.DEAD
+            if client.uid() != member.uid:
+                return Liveness.DEAD
+            is_elsewhere = seen_from is not None and client.is_elsewhere(seen_from)
+            return Liveness.ELSEWHERE if is_elsewhere else Liveness.ALIVE
     except NotOfThisRun:
         return Liveness.DEAD
     except (RuntimeError, OSError):

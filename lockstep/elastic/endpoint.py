@@ -6,7 +6,8 @@
 
 # Note [Claims by number]
 # A worker that sends a claim takes a number, writes the claim under it, and waits for the decision under the same
-# number. One that dies in between leaves a number without a claim: it is looked at again, and nobody waits for it.
+# number. One that dies in between leaves a number without a claim: it is looked at again, and nobody waits for it. Of
+# two claims of one worker the higher number is the later one, whichever is written first.
 """
 
 import json
@@ -20,7 +21,7 @@ from typing import Any
 
 from torch.distributed import DistStoreError  # type: ignore[attr-defined]
 
-from lockstep.elastic.membership.view import Claim, Decision, Member, claim_from_json
+from lockstep.elastic.membership.view import Attempt, Claim, Decision, Member, claim_from_json
 from lockstep.elastic.store import LocalStore, Secret, StoreServer
 from lockstep.elastic.store.values import KeyValues
 from lockstep.settings.environments.place import LOOPBACK
@@ -59,15 +60,17 @@ class Endpoint:
         self._seen = 0
         self._unwritten: set[int] = set()
         self._numbers: dict[str, int] = {}
+        self._latest: dict[str, int] = {}
         self._answered: list[int] = []
 
     def become_newcomer(self) -> None:
         """This worker has not founded the run: it joins it."""
         self.member = replace(self.member, fresh=True)
 
-    def publish(self, terms: dict[str, Any]) -> None:
-        """What newcomers must know before they can ask to be admitted."""
+    def publish(self, terms: dict[str, Any], formed: Attempt) -> None:
+        """What newcomers must know before they can ask to be admitted, and which generation this worker is part of."""
         self.store.set("terms", json.dumps(terms))
+        self.store.set("formed", json.dumps({"generation": formed.id.generation, "uids": formed.uids}))
 
     def has_claim(self) -> bool:
         """Whether a claim has come, or is about to, that was not read yet. 15 us."""
@@ -78,7 +81,8 @@ class Endpoint:
         total = self.store.add("calls", 0)
         self._unwritten |= set(range(self._seen, total))
         self._seen = total
-        return [self._read(number) for number in sorted(self._unwritten) if self.store.check([f"call/{number}"])]
+        written = [number for number in sorted(self._unwritten) if self.store.check([f"call/{number}"])]
+        return [claim for number in written if (claim := self._read(number)) is not None]
 
     def await_claim(self, limit_s: float) -> None:
         """Returns when a claim is written that was not read yet, or after `limit_s`. See Note [Claims by number]."""
@@ -106,9 +110,13 @@ class Endpoint:
         self._server.close()
         self.store.close()
 
-    def _read(self, number: int) -> Claim:
+    def _read(self, number: int) -> Claim | None:
+        """None for a claim that was written after a later one of the same worker."""
         claim = claim_from_json(self.store.get(f"call/{number}").decode())
         self.store.delete_key(f"call/{number}")
         self._unwritten.discard(number)
-        self._numbers[claim.member.uid] = number
+        uid = claim.member.uid
+        if number < self._latest.get(uid, 0):
+            return None
+        self._numbers[uid] = self._latest[uid] = number
         return claim

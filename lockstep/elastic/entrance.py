@@ -29,6 +29,11 @@ class Entrance:
     directory: MemberDirectory | None = None
     endpoint: Endpoint | None = None
 
+    @property
+    def has_witness(self) -> bool:
+        """See Note [Witness] in roster/roster.py."""
+        return self.roster is not None and self.roster.is_witness
+
     def open_endpoint(self, *, fresh: bool = False) -> Endpoint:
         """This worker's endpoint, where the workers of the run can reach it."""
         if self.endpoint is not None:

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from lockstep.elastic.client import probe
+from lockstep.elastic.client import Standpoint, probe_all
 from lockstep.elastic.membership.view import Liveness, View
 from lockstep.elastic.store import Secret
 from lockstep.errors import PeerGone
 from lockstep.wire import Agreement, Proposal, Wire, WireOptions, open_wire
 from lockstep.world import World
 
-FORM_S = 30.0
+FORM_S = 20.0
 """How long a worker that was alive a moment ago may take to come: it may never have learned that it should."""
 
 
@@ -23,11 +23,11 @@ class WireOpener:
     options: WireOptions
     on_one_host: bool
 
-    def form(self, view: View, uid: str, store: Store, secret: Secret) -> Wire:
-        """Collective. The wire of a generation; raises PeerGone soon if one of its members has died."""
-        rank = view.rank_of(uid)
+    def form(self, view: View, opened_by: Standpoint, store: Store, secret: Secret) -> Wire:
+        """Collective. The wire of a generation; raises PeerGone soon if one of its members is gone or elsewhere."""
+        rank = view.rank_of(opened_by.uid)
         world = self.world(rank, len(view.members), view.generation)
-        wire = open_wire(self.options, world, store, MemberWatch(view, rank, secret, time.monotonic() + FORM_S))
+        wire = open_wire(self.options, world, store, MemberWatch(view, opened_by, secret, time.monotonic() + FORM_S))
         try:
             facts = {"operation": "a new generation", "generation": view.generation}
             Agreement(wire.transport, Proposal(facts)).check()
@@ -47,14 +47,15 @@ class MemberWatch:
     """Raises PeerGone when a member of `view` is not there any more, or has not come for FORM_S."""
 
     view: View
-    own_rank: int
+    seen_from: Standpoint
     secret: Secret
     until_s: float
 
     def __call__(self) -> None:
-        others = [(rank, member) for rank, member in enumerate(self.view.members) if rank != self.own_rank]
-        for rank, member in others:
-            if probe(member, self.secret) is not Liveness.ALIVE:
-                raise PeerGone(rank, "it is gone")
+        others = [member for member in self.view.members if member.uid != self.seen_from.uid]
+        health = probe_all(others, self.secret, self.seen_from)
+        for member in others:
+            if health[member.uid] is not Liveness.ALIVE:
+                raise PeerGone(self.view.rank_of(member.uid), "it is gone")
         if time.monotonic() > self.until_s:
-            raise PeerGone(others[0][0], f"not all had come after {FORM_S:g} s")
+            raise PeerGone(self.view.rank_of(others[0].uid), f"not all had come after {FORM_S:g} s")

@@ -9,11 +9,12 @@ from typing import Any
 
 from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 
-from lockstep.elastic.client import EndpointClient, probe, probe_all
+from lockstep.elastic.client import PROBES, EndpointClient, Standpoint, probe, probe_all
 from lockstep.elastic.endpoint import Endpoint
 from lockstep.elastic.membership import Claim, Decision, LaneDeal, Liveness, Member, Membership, MembershipStage
 from lockstep.elastic.membership.machine import (
     Action,
+    AskWitness,
     Broken,
     ClaimReceived,
     CloseWire,
@@ -35,8 +36,10 @@ from lockstep.elastic.membership.machine import (
     SendClaim,
     SendDecision,
     Unformed,
+    WitnessAnswered,
     joining,
 )
+from lockstep.elastic.membership.quorum import Tie
 from lockstep.elastic.opener import WireOpener
 from lockstep.elastic.roster import Roster
 from lockstep.elastic.store import Secret
@@ -45,8 +48,10 @@ from lockstep.wire import Wire
 
 GATHER_S = 0.05
 ANSWER_S = 1.0
-MOST_ATTEMPTS = 100
-"""How many generations in a row may fail to form: every worker can die once, but a lasting fault is not chance."""
+MOST_ATTEMPTS = 3
+"""How often the same members may fail in a row to form a generation, although each reaches the others' endpoints."""
+REACH_S = 30.0
+"""How long a newcomer that does not reach all members waits until it does, or until they go on without those."""
 
 
 @dataclass
@@ -63,6 +68,8 @@ class MemberHangs(LockstepError):  # noqa: N818
 class LeftOut(LockstepError):  # noqa: N818
     """This worker has no part in the run any more."""
 
+
+_ANSWERS = (Liveness.ALIVE, Liveness.ELSEWHERE)
 
 HandOver = Callable[[Decision, Wire], None]
 
@@ -111,10 +118,11 @@ class Recovery:
     _limit_s: float = math.inf
     _began_s: float = 0.0
     _attempts: int = 0
+    _attempted: frozenset[str] = frozenset()
     _admits: bool = False
     _newcomers: dict[int, Claim] = field(default_factory=dict)
     _todo: deque[Action] = field(default_factory=deque)
-    _found: dict[str, Liveness] = field(default_factory=dict)
+    _unreached_since_s: float | None = None
 
     def deal_by(self, deal: LaneDeal, *, is_proving: bool) -> None:
         """The next generation's lanes are dealt out so, if this worker coordinates. `is_proving`: see `Claim`."""
@@ -132,6 +140,7 @@ class Recovery:
         claims = self._new_claims()  # a copy has sent its claim: all members may be there at once
         if admit:
             claims += [claim for claim in self._newcomers.values() if claim not in claims]
+        self.membership = replace(self.membership, has_witness=self.has_witness)
         for claim in claims:
             self.record(ClaimReceived(claim))
         return self._pursue(self.membership.on(Broken()))
@@ -139,6 +148,7 @@ class Recovery:
     def join(self, hand_over: HandOver) -> Redo:
         """A newcomer asks until it is a member and has the state, by `hand_over`."""
         self._limit_s, self._hand_over = math.inf, hand_over
+        self._unreached_since_s = None
         outcome = self._pursue(joining(self.endpoint.member))
         assert isinstance(outcome, Redo)
         return outcome
@@ -157,7 +167,7 @@ class Recovery:
     def publish(self) -> None:
         """Newcomers that ask at this worker's endpoint learn the terms, and who the members are."""
         members = [vars(member) for member in self.membership.view.members]
-        self.endpoint.publish({**self.terms, "members": members})
+        self.endpoint.publish({**self.terms, "members": members}, self.membership.formed)
         if self.roster is not None and self.is_coordinator:
             view = self.membership.view
             self.roster.publish(view.generation, [member.address for member in view.members])
@@ -171,6 +181,11 @@ class Recovery:
     def leave(self) -> None:
         """This worker will be left out of the next generation."""
         self.record(Leaving())
+
+    @property
+    def has_witness(self) -> bool:
+        """Whether two halves can ask which of them goes on: where all have a roster that can be written to."""
+        return self.roster is not None and self.roster.is_witness
 
     @property
     def ports(self) -> set[int]:
@@ -226,8 +241,7 @@ class Recovery:
     # -- performing -----------------------------------------------------------------------------------------
 
     def _pursue(self, following: Next) -> Commit | Redo:
-        self._attempts = 0
-        self._found = {}
+        self._attempts, self._attempted = 0, frozenset()
         self.membership, actions = following
         self._todo = deque(actions)
         while True:
@@ -242,68 +256,110 @@ class Recovery:
         match action:
             case CloseWire():
                 self.wire.close()
-            case Probe(member):
-                return [Probed(member.uid, self._probe(member))]
-            case SendClaim(host, claim):
-                return [self._send_claim(host, claim)]
-            case GatherClaims(missing):
-                return self._gather(missing)
+            case Probe(members):
+                return self._probe(members)
+            case SendClaim(host, claim, silent):
+                return [self._send_claim(host, claim, silent)]
+            case GatherClaims(missing, silent):
+                return self._gather(missing, silent)
+            case AskWitness(ties):
+                return [self._ask_witness(ties)]
             case SendDecision(uid, decision):
                 self.endpoint.send_decision(uid, decision)
                 self._newcomers = {s: claim for s, claim in self._newcomers.items() if claim.member.uid != uid}
             case Open(decision):
                 return [self._open(decision)]
-            case FindMembers():
+            case FindMembers(silent):
+                self._refuse_to_search_on(silent)
                 return [MembersFound(self.find_members())]
             case Leave(reason):
                 self.endpoint.linger()
                 raise LeftOut(f"worker {self.endpoint.member.slot} leaves the run: {reason}")
         return []
 
-    def _probe(self, member: Member) -> Liveness:
-        """Probes all members at once, since the others may be next. Each finding is used once."""
-        if member.uid not in self._found:
-            self._found = probe_all({member, *self.membership.known} - {self.membership.me}, self.endpoint.secret)
-        return self._found.pop(member.uid)
+    @property
+    def _standpoint(self) -> Standpoint:
+        return Standpoint(self.membership.me.uid, self.membership.formed.id.generation)
 
-    def _send_claim(self, host: Member, claim: Claim) -> Event:
+    def _probe(self, members: Sequence[Member], tries: int = PROBES) -> list[Event]:
+        """All at once."""
+        found = probe_all(members, self.endpoint.secret, self._standpoint, tries=tries)
+        return [Probed(uid, health) for uid, health in found.items()]
+
+    def _send_claim(self, host: Member, claim: Claim, silent: Sequence[Member]) -> Event:
         try:
             self._addresses.add(host.address)
             with EndpointClient(host.address, self.endpoint.secret) as client:
                 number = client.send_claim(claim)
                 self.on_claim()
                 while (decision := client.await_decision(number, ANSWER_S)) is None:
-                    if probe(host, self.endpoint.secret) is not Liveness.ALIVE:
-                        return CoordinatorLost()
+                    if (news := self._news_while_waiting(host, silent)) is not None:
+                        return news
                     self._refuse_to_wait_on([])
         except DistError:
             return CoordinatorLost()
         return DecisionReceived(decision)
 
-    def _gather(self, missing: Sequence[Member]) -> Sequence[Event]:
+    def _news_while_waiting(self, host: Member, silent: Sequence[Member]) -> Event | None:
+        """What makes it useless to wait on for the coordinator's decision."""
+        health = probe(host, self.endpoint.secret, self._standpoint)
+        if health is Liveness.ELSEWHERE and not self.membership.is_newcomer:
+            return Probed(host.uid, health)
+        if health not in (Liveness.ALIVE, Liveness.ELSEWHERE):
+            return CoordinatorLost()
+        found = probe_all(silent, self.endpoint.secret, self._standpoint, tries=1)
+        return next((Probed(uid, one) for uid, one in found.items() if one in _ANSWERS), None)
+
+    def _gather(self, missing: Sequence[Member], silent: Sequence[Member]) -> Sequence[Event]:
         """Claims first; then whether the missing are dead; then waits a moment. Listens on if there is no news."""
         if self._todo or self.membership.stage is not MembershipStage.GATHERING:
             return []  # an earlier event has asked for more since
         news: list[Event] = [ClaimReceived(claim) for claim in self._new_claims()]
         if not news:
-            found = probe_all(missing, self.endpoint.secret)
+            found = probe_all(missing, self.endpoint.secret, self._standpoint)
             news = [Probed(uid, health) for uid, health in found.items() if health is not Liveness.ALIVE]
+        if not news:
+            found = probe_all(silent, self.endpoint.secret, self._standpoint, tries=1)
+            news = [Probed(uid, health) for uid, health in found.items() if health is not Liveness.UNREACHABLE]
         if not news:
             self._refuse_to_wait_on([member.slot for member in missing])
             self.endpoint.await_claim(GATHER_S)
-            self._todo.append(GatherClaims(tuple(missing)))
+            self._todo.append(GatherClaims(tuple(missing), tuple(silent)))
         return news
+
+    def _ask_witness(self, ties: Sequence[Tie]) -> Event:
+        """See Note [Witness] in roster/roster.py."""
+        assert self.roster is not None
+        try:
+            has_won = all(self.roster.wins(str(tie.id), tie.here) for tie in ties)
+        except OSError as error:
+            return WitnessAnswered(False, f"the witness {self.roster.name} cannot be asked which half goes on: {error}")
+        return WitnessAnswered(has_won, "" if has_won else f"they were first to ask the witness {self.roster.name}")
+
+    def _refuse_to_search_on(self, silent: Sequence[Member]) -> None:
+        """A newcomer that does not reach some members for too long cannot take part."""
+        now_s = time.monotonic()
+        if not silent:
+            self._unreached_since_s = None
+        elif self._unreached_since_s is None:
+            self._unreached_since_s = now_s
+        elif now_s - self._unreached_since_s > REACH_S:
+            workers = ", ".join(f"{member.slot} ({member.address})" for member in silent)
+            raise LeftOut(
+                f"worker {self.endpoint.member.slot} cannot join: it does not reach worker {workers}, and who takes "
+                "part must reach all others. Is a port closed by a firewall, or a link broken?"
+            )
 
     def _refuse_to_wait_on(self, slots: list[int]) -> None:
         if time.monotonic() - self._began_s > self._limit_s:
             raise MemberHangs(slots, self._limit_s)
 
     def _open(self, decision: Decision) -> Event:
-        self._attempts += 1
+        attempted = frozenset(member.uid for member in decision.view.members)
+        self._attempts = self._attempts + 1 if attempted == self._attempted else 1
+        self._attempted = attempted
         try:
-            wire = self.opener.form(
-                decision.view, self.endpoint.member.uid, self._store(decision), self.endpoint.secret
-            )
+            wire = self.opener.form(decision.view, self._standpoint, self._store(decision), self.endpoint.secret)
         except (PeerGone, BadEnvironment, DistError):
             if self._attempts >= MOST_ATTEMPTS:
                 raise

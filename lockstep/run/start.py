@@ -70,6 +70,9 @@ from lockstep.wire.generation import Generation
 from lockstep.wire.network.deadline import do_nothing
 from lockstep.world import World
 
+WITNESS = "a roster that can be written"
+"""All workers have one, or none has: see Note [Witness] in elastic/roster/roster.py."""
+
 NCCL_LEFT_TO_US = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
 """See Note [When NCCL waits for ever] in wire/cuda/nccl.py."""
 
@@ -168,7 +171,7 @@ def _found(
         store = open_store(place, settings.timeout_s, active.num_before()) if world.size > 1 else None
         watch = do_nothing if can_recover else None
         opened = in_process(world) if store is None else open_wire(opener.options, world, store, watch)
-        _agree(opened, settings)
+        _agree(opened, settings, entrance.has_witness)
     settings = _with_bucket_bytes(settings, opened)
     context = replace(context, settings=settings)
     slots, elasticity = tuple(range(world.size)), None
@@ -178,8 +181,9 @@ def _found(
             members = gather_founders(place, endpoint, store)
         slots = tuple(member.slot for member in members)
         recovery = Recovery(
-            founded(endpoint.member, members), endpoint, opener, opened, _terms(settings), no_members, entrance.roster
-        )
+            founded(endpoint.member, members), endpoint, opener, opened, _terms(settings, entrance.has_witness),
+            no_members, entrance.roster,
+        )  # fmt: skip
         elasticity = Elasticity(recovery, False, _control(overrides, settings), place.port)
     run = _make_run(context, Generation(opened, slots, settings.assignment), elasticity, place)
     run.guard.publish()
@@ -206,12 +210,13 @@ def _join(
     settings = replace(settings, wire=terms["wire"], algorithm=terms["algorithm"], by_hand=by_hand)
     slot = place.world.local_rank if place.slot is None else place.slot
     settings = _with_device(settings, options, overrides, slot, terms["num_founders"])
-    _refuse_difference(terms, _terms(settings), place)
+    own_terms = _terms(settings, entrance.has_witness)
+    _refuse_difference(terms, own_terms, place)
     context = _context(settings, strategy, overrides, status, place, undo)
     wire, endpoint = in_process(World()), entrance.open_endpoint(fresh=True)
     opener = _opener(settings, place.world.on_one_host)
     recovery = Recovery(
-        joining(endpoint.member)[0], endpoint, opener, wire, _terms(settings), directory.members, entrance.roster
+        joining(endpoint.member)[0], endpoint, opener, wire, own_terms, directory.members, entrance.roster
     )
     elasticity = Elasticity(recovery, True, _control(overrides, settings), place.port)
     return _make_run(context, Generation(wire, (0,), settings.assignment), elasticity, place)
@@ -346,14 +351,16 @@ def _facts(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _terms(settings: Settings) -> dict[str, Any]:
+def _terms(settings: Settings, has_witness: bool = False) -> dict[str, Any]:
     """What newcomers learn before they can ask to be admitted, and must have alike."""
-    return {**_facts(settings), "num_founders": settings.num_founders, "run": active.num_before()}
+    facts = {**_facts(settings), WITNESS: has_witness}
+    return {**facts, "num_founders": settings.num_founders, "run": active.num_before()}
 
 
-def _agree(wire: Wire, settings: Settings) -> None:
+def _agree(wire: Wire, settings: Settings, has_witness: bool) -> None:
     """Collective. Refuses workers that were started with different settings, with the first difference."""
-    Agreement(wire.transport, Proposal({"operation": "lockstep.start", **_facts(settings)})).check()
+    facts = {**_facts(settings), WITNESS: has_witness}
+    Agreement(wire.transport, Proposal({"operation": "lockstep.start", **facts})).check()
 
 
 def _leave_unless_same(run: int) -> None:

@@ -103,4 +103,3 @@ def _admitted(claims: Collection[Claim], staying: Collection[Claim], step: int) 
     taken = {claim.member.slot for claim in staying}
     free = [claim for slot, claim in by_slot.items() if slot not in taken]
     return sorted(free, key=lambda claim: claim.member.fresh)[:1]  # a copy of a member cannot wait
-

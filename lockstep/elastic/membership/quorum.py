@@ -57,7 +57,9 @@ def last_formed(claims: Collection[Claim], own: Attempt) -> Attempt:
     return found
 
 
-def ties(last: Attempt, claims: Collection[Claim], staying: Collection[Claim], dead: Collection[str]) -> tuple[Tie, ...]:
+def ties(
+    last: Attempt, claims: Collection[Claim], staying: Collection[Claim], dead: Collection[str]
+) -> tuple[Tie, ...]:
     """Where those who stay are no more than half. Raises Outnumbered. See Note [Who may go on].
 
     `claims` are all that have come, and those who stay include newcomers that are admitted. `dead` are certain to be.

@@ -11,6 +11,7 @@ class NamesHome:
     """The addresses that a name has in DNS now. Nothing can be written there."""
 
     is_private = False
+    is_written = False
 
     def __init__(self, name: str) -> None:
         self._name, _, port = name.rpartition(":")

@@ -15,6 +15,7 @@ class FolderHome:
     """A file per key. Files appear whole: they are written under another name, then renamed or linked."""
 
     is_private = True
+    is_written = True
     endpoint_port = 0
 
     def __init__(self, path: str) -> None:

@@ -11,10 +11,12 @@ KINDS = "a folder's path, tcp://host:port, dns://name:port or ray://name"
 class RosterHome(Protocol):
     """A home of rosters. Methods may be called from any thread, and raise OSError when the home cannot be reached.
 
-    `is_private`: only the user's own processes can read it. `endpoint_port`: where members listen, if that is fixed.
+    `is_private`: only the user's own processes can read it. `is_written`: something can be written there.
+    `endpoint_port`: where members listen, if that is fixed.
     """
 
     is_private: bool
+    is_written: bool
     endpoint_port: int
 
     def entries(self) -> dict[str, str]:

@@ -52,6 +52,7 @@ class RayHome:
     """See `RosterHome`. Raises ConnectionError when the actor is gone or does not answer."""
 
     is_private = False
+    is_written = True
     endpoint_port = 0
 
     def __init__(self, name: str) -> None:

@@ -11,10 +11,15 @@
 # hosts do not answer at all they may be gone, or only unreachable from here. So it watches the count: if that moves,
 # the members live, and this worker says what it cannot reach; if it stands still for LEASE_S, they are gone. No clocks
 # are compared. A coordinator that cannot write its sign of life goes on, and says so.
+
+# Note [Witness]
+# Of two equal halves of a generation, the one that writes its members under the generation's name first goes on. The
+# other one reads that, and ends; so does one that cannot ask. It is asked in no other case: a larger half needs nobody.
 """
 
 import itertools
 import json
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +36,10 @@ LOOK_S = 0.2
 PATIENCE_S = 8.0
 """How soon a worker that cannot reach living members gives up."""
 
-MEMBERS, OVER, FOUNDER, SECRET = "members", "over", "founder", "secret"
+WITNESS_S = 8.0
+"""How long the home of a witness may take to answer: a folder on a host that is gone never does."""
+
+MEMBERS, OVER, FOUNDER, SECRET, HALF = "members", "over", "founder", "secret", "half"
 
 
 class RunIsOver(LockstepError):  # noqa: N818
@@ -104,6 +112,33 @@ class Roster:
     def elect(self, name: str, text: str) -> str:
         """The text that was written first under this name: of all who ask, one has its own. May raise OSError."""
         return self._home.put_first(self._prefix + name, text)
+
+    @property
+    def is_witness(self) -> bool:
+        """Whether it can decide which of two halves goes on."""
+        return self._home.is_written
+
+    def wins(self, generation: str, members: Sequence[str]) -> bool:
+        """Whether these members are the half of the generation that asks first. May raise OSError.
+
+        See Note [Witness].
+        """
+        text, found = json.dumps(sorted(members)), queue.SimpleQueue[str | OSError]()
+
+        def ask() -> None:
+            try:
+                found.put(self.elect(f"{HALF}/{generation}", text))
+            except OSError as error:
+                found.put(error)
+
+        threading.Thread(target=ask, name="lockstep-witness", daemon=True).start()
+        try:
+            first = found.get(timeout=WITNESS_S)
+        except queue.Empty:
+            raise TimeoutError(f"it does not answer within {WITNESS_S:g} s") from None
+        if isinstance(first, OSError):
+            raise first
+        return first == text
 
     def _entries(self) -> dict[str, str]:
         try:

@@ -17,6 +17,7 @@ class StoreHome:
     """The entries of a store at `address`. Connects anew where the connection was lost."""
 
     is_private = False
+    is_written = True
     endpoint_port = 0
 
     def __init__(self, address: str, secret: bytes) -> None:

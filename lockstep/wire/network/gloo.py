@@ -39,6 +39,9 @@ from lockstep.world import World
 CONNECT_S = 30.0
 """How long connecting may take once all workers are there."""
 
+RECONNECT_S = 10.0
+"""The same for later generations: their workers are known to reach one another, and another attempt can follow."""
+
 PROBE, FAREWELL = 15, 14
 """The tags of messages that are never sent, and of the last one that is. Callers have tags of their own."""
 
@@ -250,7 +253,7 @@ def _byte() -> torch.Tensor:
 def _connect(world: World, store: Store, timeout_s: float) -> Any:
     """Collective. Connects all to all at once."""
     own_store = PrefixStore(f"lockstep/gloo/{world.generation}", store)
-    connecting = timedelta(seconds=min(timeout_s, CONNECT_S))
+    connecting = timedelta(seconds=min(timeout_s, CONNECT_S if world.generation <= 1 else RECONNECT_S))
     try:
         if world.on_one_host:
             options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]

@@ -316,7 +316,9 @@ class Simulation:
         if not self.reaches_witness(worker.uid):
             return self._tell(worker, machine.WitnessAnswered(False, "the witness cannot be asked"))
         won = all(self.witness.setdefault(tie.id, tie.here) == tie.here for tie in worker.machine.verdict.ties)
-        return self._tell(worker, machine.WitnessAnswered(won, "" if won else "the others have asked the witness first"))
+        return self._tell(
+            worker, machine.WitnessAnswered(won, "" if won else "the others have asked the witness first")
+        )
 
     def _do_fetch(self, worker: Worker, _: None) -> None:
         assert worker.call is not None
