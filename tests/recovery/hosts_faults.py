@@ -12,7 +12,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from hosts import INTERFACE, Network, hosts
+from hosts import INTERFACE, Network, address, hosts
 from torch import nn
 from training import MODELS, Job, loader_of, make, train_step
 from workers import Outcome, fork, gather
@@ -27,6 +27,7 @@ WIDE = Job("wide", optimizer="sgd", epochs=2)
 NARROW_MBIT_PER_S = 40
 PART_BYTES = 300_000
 STEP = 5
+NOBODYS_CARD = "02:00:00:00:00:99"
 LIMIT_S = 60.0
 """A tenth of the `timeout_s` that holds in these trainings: whoever waits that long has noticed nothing."""
 
@@ -52,6 +53,7 @@ class Scene:
     fault: Fault
     job: Job = JOB
     mbit_per_s: int | None = None
+    roster: str = ""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,27 @@ def cut_power(network: Network, host: int) -> None:
     kill_host(network, host)
 
 
+def lose_links(*links: tuple[int, int]) -> Deed:
+    """What the first of each pair of hosts sends to the second is lost from now on, and nobody is told."""
+
+    def lose(network: Network, host: int) -> None:
+        for source, target in links:
+            lose_link(network, source, target)
+
+    return lose
+
+
+def lose_link(network: Network, source: int, target: int) -> None:
+    """The host sends to a card that nobody has."""
+    at = ["ip", "-n", network.namespaces[source], "neighbour"]
+    _run(*at, "replace", address(target), "lladdr", NOBODYS_CARD, "nud", "permanent", "dev", INTERFACE)
+
+
+def mend_link(network: Network, source: int, target: int) -> None:
+    """The host looks for the other one's card anew."""
+    _run("ip", "-n", network.namespaces[source], "neighbour", "delete", address(target), "dev", INTERFACE)
+
+
 def played(scenes: Sequence[Scene]) -> list[list[Outcome]]:
     """The outcomes of each scene, by rank. They play at the same time, since most of it is waiting for silence."""
     with ExitStack() as opened:
@@ -150,7 +173,12 @@ def train(network: Network, scene: Scene) -> list[Any]:
 
 
 def _start(network: Network, rank: int, scene: Scene) -> tuple[int, int]:
-    return fork(partial(network._place, rank, INTERFACE), LIMIT_S, train, (network, scene), {})
+    return fork(partial(_place, network, rank, scene), LIMIT_S, train, (network, scene), {})
+
+
+def _place(network: Network, rank: int, scene: Scene) -> None:
+    network._place(rank, INTERFACE)
+    os.environ |= {"LOCKSTEP_ROSTER": scene.roster} if scene.roster else {}
 
 
 def _switch(network: Network) -> str:
