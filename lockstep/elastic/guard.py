@@ -290,6 +290,8 @@ class Guard:
         except RunIsOver as over:
             self._events.note(str(over), one_worker=True)
             raise SystemExit(0) from over
+        except LeftOut as left:
+            self._leave(left)
         self.is_member = True
         self._had_company = True  # the run has: where it never had, no step was ever made
         self._enter_generation()
@@ -432,7 +434,10 @@ class Guard:
                 self.recovery.endpoint.await_claim(1.0)
                 self.recovery.has_claims()  # one that is alone decides at once, and admits only those it has heard of
             self.recovery.deal_by(self._lane_deal, is_proving=self._is_on_probation)
-            self.recovery.reform(self._hand_state_over, admit=True)
+            try:
+                self.recovery.reform(self._hand_state_over, admit=True)
+            except LeftOut as left:
+                self._leave(left)
             self._enter_generation()
 
     def _is_missed(self) -> bool:
