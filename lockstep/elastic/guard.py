@@ -22,8 +22,9 @@ from lockstep.data import GlobalBatch
 from lockstep.elastic.copies.copier import Copier
 from lockstep.elastic.first_worker import FirstWorker
 from lockstep.elastic.membership import Decision, LaneDeal
+from lockstep.elastic.membership.actions import Commit
 from lockstep.elastic.membership.decision import completes
-from lockstep.elastic.membership.machine import AllPrepared, Commit, Prepared
+from lockstep.elastic.membership.events import AllPrepared, Prepared
 from lockstep.elastic.newcomer import Handoff
 from lockstep.elastic.opener import FORM_S
 from lockstep.elastic.probation import Probation, misfits

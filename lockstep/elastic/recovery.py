@@ -12,33 +12,34 @@ from torch.distributed import DistError, Store  # type: ignore[attr-defined]
 from lockstep.elastic.client import PROBES, EndpointClient, Standpoint, probe, probe_all
 from lockstep.elastic.endpoint import Endpoint
 from lockstep.elastic.membership import Claim, Decision, LaneDeal, Liveness, Member, Membership, MembershipStage
-from lockstep.elastic.membership.machine import (
+from lockstep.elastic.membership.actions import (
     Action,
     AskWitness,
-    Broken,
-    ClaimReceived,
     CloseWire,
     Commit,
-    CoordinatorLost,
-    DecisionReceived,
-    Event,
     FindMembers,
-    Formed,
     GatherClaims,
     Leave,
-    Leaving,
-    MembersFound,
-    Next,
     Open,
     Probe,
-    Probed,
     Redo,
     SendClaim,
     SendDecision,
+)
+from lockstep.elastic.membership.events import (
+    Broken,
+    ClaimReceived,
+    CoordinatorLost,
+    DecisionReceived,
+    Event,
+    Formed,
+    Leaving,
+    MembersFound,
+    Probed,
     Unformed,
     WitnessAnswered,
-    joining,
 )
+from lockstep.elastic.membership.machine import Next, joining
 from lockstep.elastic.membership.quorum import Tie
 from lockstep.elastic.opener import WireOpener
 from lockstep.elastic.roster import Roster

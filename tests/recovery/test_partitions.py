@@ -65,9 +65,7 @@ def test_of_hosts_that_do_not_all_reach_one_another_at_most_one_training_goes_on
 
 
 @pytest.mark.parametrize("name", HALVES)
-def test_of_two_halves_the_one_that_asks_the_witness_first_goes_on(
-    name: str, tmp_path: Path, alone: list[Any]
-) -> None:
+def test_of_two_halves_the_one_that_asks_the_witness_first_goes_on(name: str, tmp_path: Path, alone: list[Any]) -> None:
     scene, allowed = HALVES[name]
     scene = Scene(scene.workers_of, scene.wire, scene.fault, roster=str(tmp_path / "roster"))
     found = ends(played([scene])[0])

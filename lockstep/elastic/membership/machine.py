@@ -32,8 +32,37 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from lockstep.elastic.membership.actions import (
+    Action,
+    AskWitness,
+    CloseWire,
+    Commit,
+    FindMembers,
+    GatherClaims,
+    Leave,
+    Open,
+    Probe,
+    Redo,
+    SendClaim,
+    SendDecision,
+)
 from lockstep.elastic.membership.decision import Poll, Verdict, completes, decide
-from lockstep.elastic.membership.quorum import Outnumbered, Overtaken, Tie
+from lockstep.elastic.membership.events import (
+    AllPrepared,
+    Broken,
+    ClaimReceived,
+    CoordinatorLost,
+    DecisionReceived,
+    Event,
+    Formed,
+    Leaving,
+    MembersFound,
+    Prepared,
+    Probed,
+    Unformed,
+    WitnessAnswered,
+)
+from lockstep.elastic.membership.quorum import Outnumbered, Overtaken
 from lockstep.elastic.membership.view import (
     NEVER,
     ONE_LANE,
@@ -54,203 +83,6 @@ TOO_FEW = (
     "others may be going on without this one"
 )
 
-# -- what happens ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """This worker has done its part of the step under way, and is about to signal that to all."""
-
-
-@dataclass(frozen=True)
-class AllPrepared:
-    """Every member has signalled that it has done its part of the step under way: all have its gradient."""
-
-
-@dataclass(frozen=True)
-class Broken:
-    """An exchange with the members failed, or all have agreed to form another generation."""
-
-
-@dataclass(frozen=True)
-class Leaving:
-    """This worker was asked to leave."""
-
-
-@dataclass(frozen=True)
-class MembersFound:
-    """A newcomer has learned who the members are."""
-
-    members: tuple[Member, ...]
-
-
-@dataclass(frozen=True)
-class Probed:
-    """A member was probed."""
-
-    uid: str
-    health: Liveness
-
-
-@dataclass(frozen=True)
-class WitnessAnswered:
-    """Whether this worker's half was the first to ask the witness; `why` if the witness could not be asked."""
-
-    has_won: bool
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class ClaimReceived:
-    """The claim of another worker has come.
-
-    At any time: what cannot be decided now is kept. The coordinator (see `Membership.is_coordinator`) must look for
-    claims at the beginning of a step at least: when it is alone, or all others are dead, it decides at once, and admits
-    only those whose claims have come.
-    """
-
-    claim: Claim
-
-
-@dataclass(frozen=True)
-class DecisionReceived:
-    """The coordinator has decided."""
-
-    decision: Decision
-
-
-@dataclass(frozen=True)
-class CoordinatorLost:
-    """The coordinator does not answer any more."""
-
-
-@dataclass(frozen=True)
-class Formed:
-    """The wire of the decided generation is open, and newcomers have the state."""
-
-
-@dataclass(frozen=True)
-class Unformed:
-    """The wire of the decided generation could not be opened.
-
-    Also when somebody in it does not come: it may not have the decision, and never will, if the host is gone.
-    """
-
-
-Event = (
-    Prepared
-    | AllPrepared
-    | Broken
-    | Leaving
-    | MembersFound
-    | Probed
-    | WitnessAnswered
-    | ClaimReceived
-    | DecisionReceived
-    | CoordinatorLost
-    | Formed
-    | Unformed
-)
-
-# -- what to do -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class CloseWire:
-    """Let go of the broken generation's wire: peers that wait for us notice."""
-
-
-@dataclass(frozen=True)
-class Commit:
-    """Hand the gradient over: `step` counts."""
-
-    step: int
-
-
-@dataclass(frozen=True)
-class Redo:
-    """Compute `step`, again or for the first time, in the new generation."""
-
-    step: int
-
-
-@dataclass(frozen=True)
-class Probe:
-    """Find out which of these members are alive; report each by Probed."""
-
-    members: tuple[Member, ...]
-
-
-@dataclass(frozen=True)
-class SendClaim:
-    """Send the claim to the coordinator; report by DecisionReceived, or CoordinatorLost.
-
-    Meanwhile probe the coordinator, and the longer members in `silent`; report by Probed when it is ELSEWHERE, or one
-    of these is alive again.
-    """
-
-    host: Member
-    claim: Claim
-    silent: tuple[Member, ...] = ()
-
-
-@dataclass(frozen=True)
-class GatherClaims:
-    """Wait for claims at this worker's endpoint; probe the members that are missing, and those that are silent."""
-
-    missing: tuple[Member, ...]
-    silent: tuple[Member, ...] = ()
-
-
-@dataclass(frozen=True)
-class AskWitness:
-    """Ask the witness whether this worker's half is the first to ask, for each tie; report by WitnessAnswered."""
-
-    ties: tuple[Tie, ...]
-
-
-@dataclass(frozen=True)
-class SendDecision:
-    """Send the decision to a worker whose claim has come."""
-
-    uid: str
-    decision: Decision
-
-
-@dataclass(frozen=True)
-class Open:
-    """Open the wire of the decided generation, give newcomers the state; report by Formed or Unformed."""
-
-    decision: Decision
-
-
-@dataclass(frozen=True)
-class FindMembers:
-    """Find out who the members are now; report by MembersFound. `silent` are those that were not reached before."""
-
-    silent: tuple[Member, ...] = ()
-
-
-@dataclass(frozen=True)
-class Leave:
-    """This worker has no part in the run any more."""
-
-    reason: str
-
-
-Action = (
-    CloseWire
-    | Commit
-    | Redo
-    | Probe
-    | SendClaim
-    | GatherClaims
-    | AskWitness
-    | SendDecision
-    | Open
-    | FindMembers
-    | Leave
-)
 Next = tuple["Membership", tuple[Action, ...]]
 
 
@@ -427,8 +259,6 @@ class Membership:
         )
 
     def _look_again(self) -> Next:
-        if self.leaving:  # the others may have decided without it already: nobody would come to meet it
-            return self._leave(ASKED_TO_LEAVE)
         if self.is_newcomer:
             return replace(self, stage=MembershipStage.JOINING), (FindMembers(),)
         return self._seek_anew()

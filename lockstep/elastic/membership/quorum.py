@@ -125,7 +125,7 @@ def _broken_links(claims: Collection[Claim]) -> dict[str, set[str]]:
 
 
 def _best(groups: list[list[Claim]], broken: Mapping[str, set[str]], *, is_exact: bool) -> list[list[Claim]]:
-    """Without the group that has the most broken links; or, if that may be better, with it and without its opposites."""
+    """Without the group that has the most broken links; or with it and without its opposites, if that is better."""
 
     def cut_from(group: list[Claim]) -> list[list[Claim]]:
         return [other for other in groups if other[0].member.uid in broken[group[0].member.uid]]

@@ -8,7 +8,6 @@ from typing import Any
 from lockstep.elastic.membership import Claim, Decision, Membership
 from lockstep.elastic.membership.view import Attempt, GenerationId
 
-
 Moment = tuple[GenerationId, int]
 """A generation, and a step in it."""
 

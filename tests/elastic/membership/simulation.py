@@ -13,7 +13,17 @@ from typing import Any
 
 from simulated import Gradient, Message, Phase, Send, Worker
 
-from lockstep.elastic.membership import Claim, Decision, Liveness, Member, MembershipStage, founded, joining, machine
+from lockstep.elastic.membership import (
+    Claim,
+    Decision,
+    Liveness,
+    Member,
+    MembershipStage,
+    actions,
+    events,
+    founded,
+    joining,
+)
 from lockstep.elastic.membership.view import NEVER, GenerationId
 from lockstep.lanes import Assignment
 
@@ -68,14 +78,14 @@ class Simulation:
     def arrive(self, slot: int) -> str:
         uid = f"w{slot}" + "'" * sum(worker.machine.me.slot == slot for worker in self.workers.values())
         self._note("ARRIVE", uid)
-        state, actions = joining(Member(uid, slot, f"door {uid}"))
+        state, todo = joining(Member(uid, slot, f"door {uid}"))
         state = replace(state, has_witness=self.witness is not None)
-        self.workers[uid] = Worker(state, deque(actions))
+        self.workers[uid] = Worker(state, deque(todo))
         return uid
 
     def ask_to_leave(self, uid: str) -> None:
         self._note("ASKED TO LEAVE", uid)
-        self._tell(self.workers[uid], machine.Leaving())
+        self._tell(self.workers[uid], events.Leaving())
 
     def cut(self, far_side: Iterable[str]) -> None:
         """From now on nothing passes between these and the others."""
@@ -147,9 +157,9 @@ class Simulation:
         self.history.append((worker.uid, *(move if name != "act" else ("does", worker.todo[0]))))
         getattr(self, f"_do_{name}")(worker, argument)
 
-    def _tell(self, worker: Worker, event: machine.Event) -> None:
-        worker.machine, actions = worker.machine.on(event)
-        worker.todo.extend(actions)
+    def _tell(self, worker: Worker, event: events.Event) -> None:
+        worker.machine, more = worker.machine.on(event)
+        worker.todo.extend(more)
 
     # -- a step -----------------------------------------------------------------------------------------------
 
@@ -183,7 +193,7 @@ class Simulation:
 
     def _do_begin(self, worker: Worker, _: None) -> None:
         if worker.change_agreed:
-            return self._tell(worker, machine.Broken())
+            return self._tell(worker, events.Broken())
         self._require(worker.applied == list(range(worker.machine.step)), "a step began before the update of the last")
         while worker.machine.is_coordinator and worker.inbox:
             self._do_read(worker, None)
@@ -221,7 +231,7 @@ class Simulation:
         worker.prepared[worker.moment].add(worker.uid)
         for member in worker.machine.view.members:
             self.workers[member.uid].slices[worker.moment].add(worker.uid)
-        self._tell(worker, machine.Prepared())
+        self._tell(worker, events.Prepared())
         self._send_all(worker, Message(generation, step, None))
 
     def _do_all_prepared(self, worker: Worker, _: None) -> None:
@@ -231,7 +241,7 @@ class Simulation:
             there = other.machine.formed.id
             alike = there not in self.trained or self._descends(here, there) or self._descends(there, here)
             self._require(alike, f"{worker.uid} trains in {here} while {other.uid} has trained in {there}")
-        self._tell(worker, machine.AllPrepared())
+        self._tell(worker, events.AllPrepared())
 
     def _descends(self, later: GenerationId, earlier: GenerationId) -> bool:
         return later == earlier or any(self._descends(parent, earlier) for parent in self.parents[later])
@@ -247,7 +257,7 @@ class Simulation:
 
     def _do_break(self, worker: Worker, _: None) -> None:
         worker.todo.clear()
-        self._tell(worker, machine.Broken())
+        self._tell(worker, events.Broken())
 
     # -- finding each other -------------------------------------------------------------------------------------
 
@@ -258,7 +268,7 @@ class Simulation:
         return [("find", uid) for uid in known] + gives_up
 
     def _do_find(self, worker: Worker, uid: str) -> None:
-        self._tell(worker, machine.MembersFound(self.workers[uid].machine.view.members))
+        self._tell(worker, events.MembersFound(self.workers[uid].machine.view.members))
 
     def _do_give_up(self, worker: Worker, _: None) -> None:
         worker.why_left = "nobody has the state, or some cannot be reached"
@@ -289,10 +299,10 @@ class Simulation:
         health = self._health(worker, uid)
         if health is Liveness.ALIVE:
             worker.told_alive.add(uid)
-        self._tell(worker, machine.Probed(uid, health))
+        self._tell(worker, events.Probed(uid, health))
 
     def _do_read(self, worker: Worker, _: None) -> None:
-        self._tell(worker, machine.ClaimReceived(worker.inbox.pop(0)))
+        self._tell(worker, events.ClaimReceived(worker.inbox.pop(0)))
 
     def _awaits(self, worker: Worker) -> list[Move]:
         assert worker.call is not None
@@ -314,18 +324,16 @@ class Simulation:
         assert self.witness is not None
         assert worker.machine.verdict is not None
         if not self.reaches_witness(worker.uid):
-            return self._tell(worker, machine.WitnessAnswered(False, "the witness cannot be asked"))
+            return self._tell(worker, events.WitnessAnswered(False, "the witness cannot be asked"))
         won = all(self.witness.setdefault(tie.id, tie.here) == tie.here for tie in worker.machine.verdict.ties)
-        return self._tell(
-            worker, machine.WitnessAnswered(won, "" if won else "the others have asked the witness first")
-        )
+        return self._tell(worker, events.WitnessAnswered(won, "" if won else "the others have asked the witness first"))
 
     def _do_fetch(self, worker: Worker, _: None) -> None:
         assert worker.call is not None
-        self._tell(worker, machine.DecisionReceived(self.workers[worker.call[0]].answers[worker.uid][1]))
+        self._tell(worker, events.DecisionReceived(self.workers[worker.call[0]].answers[worker.uid][1]))
 
     def _do_lose_host(self, worker: Worker, _: None) -> None:
-        self._tell(worker, machine.CoordinatorLost())
+        self._tell(worker, events.CoordinatorLost())
 
     # -- opening the wire -----------------------------------------------------------------------------------------
 
@@ -364,8 +372,8 @@ class Simulation:
         host, serial = other.call or ("", 0)
         awaits = other.machine.stage is MembershipStage.CLAIMING and not other.todo
         answered = awaits and self.workers[host].answers.get(uid) == (serial, decision)
-        about_to_be = awaits and machine.SendDecision(uid, decision) in self.workers[host].todo
-        return other.opening == decision or machine.Open(decision) in other.todo or answered or about_to_be
+        about_to_be = awaits and actions.SendDecision(uid, decision) in self.workers[host].todo
+        return other.opening == decision or actions.Open(decision) in other.todo or answered or about_to_be
 
     def _state_to_give(self, decision: Decision) -> list[int] | None:
         if not decision.newcomers:
@@ -389,7 +397,7 @@ class Simulation:
         self.formed_by[number].add(worker.uid)
         worker.published = worker.opening.attempt
         worker.opening, worker.change_agreed = None, False
-        self._tell(worker, machine.Formed())
+        self._tell(worker, events.Formed())
 
     def _do_unform(self, worker: Worker, _: None) -> None:
         assert worker.opening is not None
@@ -397,7 +405,7 @@ class Simulation:
         worker.opening = None
         if not worker.has_state:
             worker.applied = None
-        self._tell(worker, machine.Unformed())
+        self._tell(worker, events.Unformed())
 
     # -- actions ------------------------------------------------------------------------------------------------
 
@@ -406,29 +414,29 @@ class Simulation:
         match action:
             case Send(to, message):
                 self.queues[worker.uid, to].append(message)
-            case machine.CloseWire():
+            case actions.CloseWire():
                 worker.wire, worker.phase, worker.change_agreed = None, Phase.RECOVERING, False
-            case machine.Commit(step):
+            case actions.Commit(step):
                 self._commit(worker, step)
-            case machine.Redo(step):
+            case actions.Redo(step):
                 self._require(worker.applied == list(range(step)), f"{worker.uid} computes {step} on {worker.applied}")
                 worker.gradient, worker.phase = None, Phase.OUTSIDE
-            case machine.Probe(members):
+            case actions.Probe(members):
                 worker.knocks, worker.told_alive = {member.uid for member in members}, set()
-            case machine.GatherClaims(missing, silent):
+            case actions.GatherClaims(missing, silent):
                 worker.knocks = {member.uid for member in (*missing, *silent)}
-            case machine.SendClaim(host, claim, silent):
+            case actions.SendClaim(host, claim, silent):
                 worker.longer = {member.uid for member in silent}
                 self._bring(worker, host.uid, claim)
-            case machine.AskWitness():
+            case actions.AskWitness():
                 pass  # a move of its own: see _do_ask
-            case machine.SendDecision(uid, decision):
+            case actions.SendDecision(uid, decision):
                 worker.answers[uid] = (worker.serials[uid], decision)
-            case machine.Open(decision):
+            case actions.Open(decision):
                 worker.opening, worker.wire = decision, decision.attempt.id
-            case machine.Leave(reason):
+            case actions.Leave(reason):
                 self._leave(worker, reason)
-            case machine.FindMembers(silent):
+            case actions.FindMembers(silent):
                 worker.knocks, worker.misses = set(), bool(silent)
 
     def _commit(self, worker: Worker, step: int) -> None:

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import scripts
-from histories import disturbed, parted_amid_faults
+from histories import disturbed, parted_amid_faults, partitioned
 from simulation import Violation
 
-from lockstep.elastic.membership import Member, Membership, machine
+from lockstep.elastic.membership import Member, Membership, actions, events, machine, quorum
 from lockstep.elastic.membership import decision as deciding
+from lockstep.elastic.membership.view import Liveness
 
 Patch = pytest.MonkeyPatch
 
@@ -18,11 +19,11 @@ Patch = pytest.MonkeyPatch
 def commits_without_hearing_all(patch: Patch) -> None:
     right = Membership.on
 
-    def on(self: Membership, event: machine.Event) -> machine.Next:
+    def on(self: Membership, event: events.Event) -> machine.Next:
         match event:
-            case machine.Prepared():
+            case events.Prepared():
                 return replace(self, prepared=True)._committed()
-            case machine.AllPrepared():
+            case events.AllPrepared():
                 return self, ()
         return right(self, event)
 
@@ -73,16 +74,16 @@ def admits_two_newcomers_at_once(patch: Patch) -> None:
 
 
 def one_worker_looks_for_the_highest_slot(patch: Patch) -> None:
-    right = Membership._seek
+    right = Membership._turn_to_longest
 
-    def seek(self: Membership) -> machine.Next:
-        gone = self.dead | self.silent
-        candidates = [member for member in self.known if member.uid not in gone]
-        if self.me.slot != 1 or not candidates or candidates[-1].uid == self.me.uid:
+    def turn(self: Membership) -> machine.Next:
+        candidates = [member for member in self.known if member.uid in self.alive]
+        if self.me.slot != 1 or not candidates or self.is_newcomer:
             return right(self)
-        return replace(self, stage=machine.MembershipStage.SEEKING), (machine.Probe(candidates[-1]),)
+        host = candidates[-1]
+        return replace(self, stage=machine.MembershipStage.CLAIMING, host=host), (actions.SendClaim(host, self.claim),)
 
-    patch.setattr(Membership, "_seek", seek)
+    patch.setattr(Membership, "_turn_to_longest", turn)
 
 
 def meets_at_the_lowest_slot(patch: Patch) -> None:
@@ -95,12 +96,12 @@ def forgets_the_newcomers_of_a_failed_generation(patch: Patch) -> None:
     def unformed(self: Membership) -> machine.Next:
         assert self.decision is not None
         new = self.decision.newcomers
-        state, actions = right(self)
+        state, todo = right(self)
         known = tuple(member for member in state.known if member.uid not in new)
         if state.stage is machine.MembershipStage.GATHERING:
-            state, actions = replace(state, known=known)._settle()
-            return state, (machine.CloseWire(), *actions)
-        return replace(state, known=known), actions
+            state, todo = replace(state, known=known)._settle()
+            return state, (actions.CloseWire(), *todo)
+        return replace(state, known=known), todo
 
     patch.setattr(Membership, "_unformed", unformed)
 
@@ -109,8 +110,8 @@ def forgets_newcomers_that_could_not_be_admitted(patch: Patch) -> None:
     right = Membership._answer
 
     def answer(self: Membership, decision: Any) -> machine.Next:
-        state, actions = right(self, decision)
-        return replace(state, claims=()), actions
+        state, todo = right(self, decision)
+        return replace(state, claims=()), todo
 
     patch.setattr(Membership, "_answer", answer)
 
@@ -137,25 +138,39 @@ def keeps_the_number_of_a_failed_generation(patch: Patch) -> None:
     patch.setattr(Membership, "_unformed", unformed)
 
 
-def leavers_wait_for_others_who_may_have_gone_on(patch: Patch) -> None:
-    right = Membership._look_again
-
-    def look_again(self: Membership) -> machine.Next:
-        return self._seek_anew() if self.leaving and self.view.generation else right(self)
-
-    patch.setattr(Membership, "_look_again", look_again)
-
-
 def both_halves_of_a_tie_go_on(patch: Patch) -> None:
-    def refuse(current: Any, silent: Any) -> None:
-        if len(current) < len(silent):
-            raise deciding.Outnumbered
-
-    patch.setattr(deciding, "_refuse_minority", refuse)
+    patch.setattr(Membership, "_break_tie", lambda self, verdict: self._answer(verdict.decision))
 
 
 def nobody_is_outnumbered(patch: Patch) -> None:
-    patch.setattr(deciding, "_refuse_minority", lambda current, silent: None)
+    patch.setattr(deciding, "ties", lambda *polled: ())
+
+
+def every_half_wins_with_the_witness(patch: Patch) -> None:
+    right = Membership._witnessed
+    patch.setattr(Membership, "_witnessed", lambda self, has_won, why: right(self, True, why))
+
+
+def who_was_left_behind_is_not_told(patch: Patch) -> None:
+    right = Membership._probed
+
+    def probed(self: Membership, uid: str, health: Liveness) -> machine.Next:
+        return right(self, uid, Liveness.ALIVE if health is Liveness.ELSEWHERE else health)
+
+    patch.setattr(Membership, "_probed", probed)
+
+
+def those_who_do_not_reach_one_another_try_together(patch: Patch) -> None:
+    patch.setattr(deciding, "mutually_reachable", list)
+
+
+def the_dead_never_count(patch: Patch) -> None:
+    right = quorum._weigh
+
+    def weigh(attempt: Any, here: Any, leaving: Any, harmless: Any) -> Any:
+        return right(attempt, here, leaving | (harmless - here), harmless)
+
+    patch.setattr(quorum, "_weigh", weigh)
 
 
 MUTATIONS = (
@@ -173,9 +188,11 @@ MUTATIONS = (
     forgets_the_newcomers_of_a_failed_generation,
     forgets_newcomers_that_could_not_be_admitted,
     decides_without_those_who_live_but_have_not_called,
-    leavers_wait_for_others_who_may_have_gone_on,
     both_halves_of_a_tie_go_on,
     nobody_is_outnumbered,
+    every_half_wins_with_the_witness,
+    who_was_left_behind_is_not_told,
+    those_who_do_not_reach_one_another_try_together,
 )
 
 
@@ -184,6 +201,15 @@ def test_a_broken_rule_is_noticed(mutation: Callable[[Patch], None], monkeypatch
     mutation(monkeypatch)
     with pytest.raises(Violation):
         _try_everything()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_that_the_dead_never_count_is_noticed(monkeypatch: Patch) -> None:
+    the_dead_never_count(monkeypatch)
+    with pytest.raises(Violation):
+        for seed in range(3000):
+            partitioned(seed)
 
 
 def _try_everything() -> None:
@@ -196,3 +222,4 @@ def _try_everything() -> None:
     for seed in range(200):
         disturbed(seed)
         parted_amid_faults(seed)
+        partitioned(seed)
