@@ -51,8 +51,13 @@ GATHER_S = 0.05
 ANSWER_S = 1.0
 MOST_ATTEMPTS = 3
 """How often the same members may fail in a row to form a generation, although each reaches the others' endpoints."""
+MOST_ENTRIES = 2
+"""The same for a newcomer: the others are to go on without it."""
 REACH_S = 30.0
 """How long a newcomer that does not reach all members waits until it does, or until they go on without those."""
+LOOK_S = 0.2
+TAKEN_S = 8.0
+"""How long a newcomer waits for a living member in its own slot to be gone."""
 
 
 @dataclass
@@ -123,7 +128,7 @@ class Recovery:
     _admits: bool = False
     _newcomers: dict[int, Claim] = field(default_factory=dict)
     _todo: deque[Action] = field(default_factory=deque)
-    _unreached_since_s: float | None = None
+    _refused_since_s: float | None = None
 
     def deal_by(self, deal: LaneDeal, *, is_proving: bool) -> None:
         """The next generation's lanes are dealt out so, if this worker coordinates. `is_proving`: see `Claim`."""
@@ -149,7 +154,7 @@ class Recovery:
     def join(self, hand_over: HandOver) -> Redo:
         """A newcomer asks until it is a member and has the state, by `hand_over`."""
         self._limit_s, self._hand_over = math.inf, hand_over
-        self._unreached_since_s = None
+        self._refused_since_s = None
         outcome = self._pursue(joining(self.endpoint.member))
         assert isinstance(outcome, Redo)
         return outcome
@@ -270,8 +275,8 @@ class Recovery:
                 self._newcomers = {s: claim for s, claim in self._newcomers.items() if claim.member.uid != uid}
             case Open(decision):
                 return [self._open(decision)]
-            case FindMembers(silent):
-                self._refuse_to_search_on(silent)
+            case FindMembers(silent, taken):
+                self._refuse_to_search_on(silent, taken)
                 return [MembersFound(self.find_members())]
             case Leave(reason):
                 self.endpoint.linger()
@@ -337,19 +342,26 @@ class Recovery:
             return WitnessAnswered(False, f"the witness {self.roster.name} cannot be asked which half goes on: {error}")
         return WitnessAnswered(has_won, "" if has_won else f"they were first to ask the witness {self.roster.name}")
 
-    def _refuse_to_search_on(self, silent: Sequence[Member]) -> None:
-        """A newcomer that does not reach some members for too long cannot take part."""
-        now_s = time.monotonic()
-        if not silent:
-            self._unreached_since_s = None
-        elif self._unreached_since_s is None:
-            self._unreached_since_s = now_s
-        elif now_s - self._unreached_since_s > REACH_S:
+    def _refuse_to_search_on(self, silent: Sequence[Member], taken: Sequence[Member]) -> None:
+        """A newcomer that could not be admitted for too long, because of these members, gives up."""
+        now_s, slot = time.monotonic(), self.endpoint.member.slot
+        if not silent and not taken:
+            self._refused_since_s = None
+            return
+        self._refused_since_s = now_s if self._refused_since_s is None else self._refused_since_s
+        waited_s = now_s - self._refused_since_s
+        if taken and waited_s > TAKEN_S:
+            raise BadEnvironment(
+                f"there is a worker {slot} already, at {taken[0].address}, and it lives. Give this one another number "
+                "(LOCKSTEP_SLOT), or, if it belongs to another run, another roster (LOCKSTEP_ROSTER)"
+            )
+        if silent and waited_s > REACH_S:
             workers = ", ".join(f"{member.slot} ({member.address})" for member in silent)
             raise LeftOut(
-                f"worker {self.endpoint.member.slot} cannot join: it does not reach worker {workers}, and who takes "
-                "part must reach all others. Is a port closed by a firewall, or a link broken?"
+                f"worker {slot} cannot join: it does not reach worker {workers}, and who takes part must reach all "
+                "others. Is a port closed by a firewall, or a link broken?"
             )
+        time.sleep(LOOK_S)  # there is nobody to wait for: these members may be gone, or answer, at any moment
 
     def _refuse_to_wait_on(self, slots: list[int]) -> None:
         if time.monotonic() - self._began_s > self._limit_s:
@@ -361,9 +373,8 @@ class Recovery:
         self._attempted = attempted
         try:
             wire = self.opener.form(decision.view, self._standpoint, self._store(decision), self.endpoint.secret)
-        except (PeerGone, BadEnvironment, DistError):
-            if self._attempts >= MOST_ATTEMPTS:
-                raise
+        except (PeerGone, BadEnvironment, DistError) as error:
+            self._refuse_to_try_on(error)
             return Unformed()
         self.wire = wire
         try:
@@ -372,6 +383,16 @@ class Recovery:
             return Unformed()
         self.decision = decision
         return Formed()
+
+    def _refuse_to_try_on(self, error: Exception) -> None:
+        """The same members have failed to connect too often: trying again would fail alike."""
+        if self.membership.is_newcomer and self._attempts >= MOST_ENTRIES:
+            raise LeftOut(
+                f"worker {self.endpoint.member.slot} cannot join: it reaches all members, but the connections for "
+                f"training could not be opened: {error}. Does a firewall drop the ports that the kernel picks?"
+            ) from error
+        if self._attempts >= MOST_ATTEMPTS:
+            raise error
 
     def _store(self, decision: Decision) -> Store:
         """That of the new generation. The one before was of use until its wire was closed."""

@@ -1,6 +1,7 @@
 """What workers of the tests of rosters run: one training, each in a process of its own that nobody launches.
 
-The folder that is given says when to end (`stop`, a step), and shows where each worker is (`at-SLOT`).
+The folder that is given says when to end (`stop`, a step), and shows where each worker is (`at-SLOT`). A worker may be
+of another version (OTHER_VERSION), and have a clock that is wrong (CLOCK_AHEAD_S).
 """
 
 import os
@@ -12,6 +13,7 @@ import torch
 from training import Job, loader_of, make, train_step
 
 import lockstep
+from lockstep.run import start
 
 PACE_S = 0.01
 BEYOND = 40
@@ -44,6 +46,14 @@ def main(folder: Path, checkpoints: str | None) -> None:
     run.close()
 
 
+def pretend() -> None:
+    """This worker is of another version, or has another time, if a variable says so."""
+    start.VERSION = os.environ.get("OTHER_VERSION", start.VERSION)
+    ahead_s, right = float(os.environ.get("CLOCK_AHEAD_S", "0")), time.time
+    time.time = lambda: right() + ahead_s
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    pretend()
     main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)

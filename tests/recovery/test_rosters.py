@@ -251,3 +251,47 @@ def test_bad_input_is_a_sentence_within_ten_seconds(tmp_path: Path, variables: d
         assert time.monotonic() - began_s < 30  # ten, and a machine that does other things too
     finally:
         stage.close()
+
+
+@pytest.mark.parametrize(
+    ("slot", "variables", "words"),
+    [
+        (0, {}, "there is a worker 0 already, at 1"),
+        (1, {"OTHER_VERSION": "0.0.7"}, "version of lockstep: worker 0 has 0.0.7"),
+    ],
+    ids=["another run with the same roster", "a worker of another version"],
+)
+def test_who_cannot_join_a_run_says_why_within_ten_seconds(
+    slot: int, variables: dict[str, str], words: str, tmp_path: Path
+) -> None:
+    stage = Stage(tmp_path, str(tmp_path / "roster"))
+    try:
+        stage.start(0)
+        stage.until_size(0, 1)
+        began_s = time.monotonic()
+        stranger = stage.start(slot, **variables)
+        text, _ = stranger.communicate(timeout=LIMIT_S)
+        assert stranger.returncode not in (0, None)
+        assert words in text
+        assert time.monotonic() - began_s < 30  # ten, and a machine that does other things too
+        assert stage.where(0)[1] == 1
+        stage.stop()
+        assert stage.ended()[0][0] == 0
+    finally:
+        stage.close()
+
+
+def test_workers_whose_clocks_differ_by_an_hour_train_to_the_same_bits(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, str(tmp_path / "roster"))
+    try:
+        stage.start(0)
+        stage.until_size(0, 1)
+        stage.start(1, CLOCK_AHEAD_S="3600")
+        stage.start(2, CLOCK_AHEAD_S="-3600")
+        stage.until_size(2, 3)
+        stage.until_size(1, 3)
+        last = stage.stop()
+        assert [code for code, _ in stage.ended()] == [0, 0, 0]
+        assert {stage.digest(slot) for slot in range(3)} == {alone(tmp_path / "alone", last)}
+    finally:
+        stage.close()

@@ -77,9 +77,14 @@ class Open:
 
 @dataclass(frozen=True)
 class FindMembers:
-    """Find out who the members are now; report by MembersFound. `silent` are those that were not reached before."""
+    """Find out who the members are now; report by MembersFound.
+
+    `silent` are those that were not reached before, `taken` the one that has this worker's slot and lives: as long as
+    there are any, this worker cannot be admitted.
+    """
 
     silent: tuple[Member, ...] = ()
+    taken: tuple[Member, ...] = ()
 
 
 @dataclass(frozen=True)

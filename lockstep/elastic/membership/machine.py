@@ -214,10 +214,11 @@ class Membership:
         return tuple(member for member in self.known if member.uid not in found)
 
     def _turn_to_longest(self) -> Next:
-        """A newcomer must reach all members: it would keep a generation from being formed."""
+        """A newcomer must reach all members, or it would keep a generation from being formed; and its slot is free."""
         candidates = [member for member in self.known if member.uid in self.alive | {self.me.uid}]
-        if not candidates or (self.is_newcomer and self.silent):
-            return replace(self, stage=MembershipStage.JOINING), (FindMembers(self._those(self.silent)),)
+        taken = tuple(one for one in self._those(self.alive) if self.is_newcomer and one.slot == self.me.slot)
+        if not candidates or taken or (self.is_newcomer and self.silent):
+            return replace(self, stage=MembershipStage.JOINING), (FindMembers(self._those(self.silent), taken),)
         host = min(candidates, key=lambda member: member.seniority)
         if host.uid == self.me.uid:
             return replace(self, stage=MembershipStage.GATHERING, host=None)._settle()

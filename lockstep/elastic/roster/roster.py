@@ -32,6 +32,8 @@ from lockstep.errors import BadEnvironment, LockstepError
 BEAT_S = 2.0
 LEASE_S = 20.0
 """How long members that cannot be reached may give no sign of life. See Note [Signs of life]."""
+SAY_S = 4.0
+"""After how long a worker says that it waits for a sign of life."""
 LOOK_S = 0.2
 PATIENCE_S = 8.0
 """How soon a worker that cannot reach living members gives up."""
@@ -85,7 +87,8 @@ class Roster:
         """Which founding of the run this worker takes part in."""
         self.superseded_by = 0
         """A later founding that has written members down, although this one lives; 0 if there is none."""
-        self._home, self._note, self._prefix = home, note, prefix
+        self.note = note
+        self._home, self._prefix = home, prefix
         self._record: MemberRecord | None = None
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -172,7 +175,7 @@ class Roster:
         try:
             self.elect(OVER, text)
         except OSError as error:
-            self._note(f"the roster {self.name} does not know that the run is over: {error}")
+            self.note(f"the roster {self.name} does not know that the run is over: {error}")
 
     def close(self) -> None:
         self._is_closed = True
@@ -192,7 +195,7 @@ class Roster:
                 has_failed = False
             except (OSError, ValueError) as error:
                 if not has_failed:
-                    self._note(
+                    self.note(
                         f"the roster {self.name} cannot be written: {error}. Training goes on; nobody finds it to join"
                     )
                 has_failed = True
@@ -236,7 +239,7 @@ class Search:
         """The addresses of living members; none if there are none. Raises RunIsOver, or BadEnvironment where members
         live that cannot be reached from here."""
         first = record = self.roster.members()
-        began_s, moved_s = self.clock(), None
+        began_s, moved_s, has_said = self.clock(), None, False
         while True:
             sighting = self.look(record.addresses)
             if sighting.alive or not sighting.unreachable:
@@ -244,6 +247,12 @@ class Search:
             if (record.age, record.beat) != (first.age, first.beat):
                 moved_s = self.clock() if moved_s is None else moved_s
             waited_s = self.clock() - began_s
+            if waited_s > SAY_S and not has_said:
+                has_said = True
+                self.roster.note(
+                    f"the members that stand in the roster {self.roster.name} do not answer: "
+                    f"{', '.join(sighting.unreachable)}. If they give no sign of life for {LEASE_S:g} s, they are gone"
+                )
             if moved_s is not None and waited_s > PATIENCE_S:
                 raise BadEnvironment(self._unreachable(sighting))
             if moved_s is None and waited_s > LEASE_S:

@@ -436,8 +436,8 @@ class Simulation:
                 worker.opening, worker.wire = decision, decision.attempt.id
             case actions.Leave(reason):
                 self._leave(worker, reason)
-            case actions.FindMembers(silent):
-                worker.knocks, worker.misses = set(), bool(silent)
+            case actions.FindMembers(silent, taken):
+                worker.knocks, worker.misses = set(), bool(silent or taken)
 
     def _commit(self, worker: Worker, step: int) -> None:
         held = worker.gradient
