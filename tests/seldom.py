@@ -55,6 +55,8 @@ ALWAYS_RUN = {
     "test_when_a_link_falls_silent_the_larger_half_or_the_lowest_slot_goes_on_to_the_same_bits": 5,
     "test_when_a_link_falls_silent_the_others_leave_and_commit_nothing_more": 5,
     "test_a_link_that_falls_silent_is_noticed_by_the_kernel_long_before_gloo_gives_up": 5,
+    "test_of_hosts_that_do_not_all_reach_one_another_at_most_one_training_goes_on": 3,
+    "test_of_two_halves_the_one_that_asks_the_witness_first_goes_on": 1,
     "test_training_on_several_hosts_has_the_bits_of_one_worker": 2,
     # the wire
     "test_a_chain_of_blame_ends_at_the_one_that_died": 8,

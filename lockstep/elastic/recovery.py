@@ -303,7 +303,7 @@ class Recovery:
                         return news
                     self._refuse_to_wait_on([])
         except DistError:
-            return CoordinatorLost()
+            return CoordinatorLost(probe(host, self.endpoint.secret) is Liveness.UNREACHABLE)
         return DecisionReceived(decision)
 
     def _news_while_waiting(self, host: Member, silent: Sequence[Member]) -> Event | None:
@@ -311,8 +311,8 @@ class Recovery:
         health = probe(host, self.endpoint.secret, self._standpoint)
         if health is Liveness.ELSEWHERE and not self.membership.is_newcomer:
             return Probed(host.uid, health)
-        if health not in (Liveness.ALIVE, Liveness.ELSEWHERE):
-            return CoordinatorLost()
+        if health not in _ANSWERS:
+            return CoordinatorLost(health is Liveness.UNREACHABLE)
         found = probe_all(silent, self.endpoint.secret, self._standpoint, tries=1)
         return next((Probed(uid, one) for uid, one in found.items() if one in _ANSWERS), None)
 

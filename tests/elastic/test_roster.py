@@ -193,6 +193,25 @@ def test_members_that_give_no_sign_of_life_are_gone_after_a_while(worker: Worker
     clock = Clock()
     assert worker.search(clock).living() == ()
     assert roster.LEASE_S < clock.now_s < 2 * roster.LEASE_S
+    assert [note for note in worker.notes if "a:1" in note and "sign of life" in note] == worker.notes
+
+
+def test_of_two_halves_the_one_that_asks_first_wins_and_wins_again(opened: Open) -> None:
+    with closing(Worker(opened)) as one, closing(Worker(opened)) as two:
+        assert two.roster.wins("3-w0", ["d", "c"])
+        assert not one.roster.wins("3-w0", ["a", "b"])
+        assert two.roster.wins("3-w0", ["c", "d"])
+        assert one.roster.wins("4-w0", ["a", "b"])
+
+
+def test_a_witness_that_does_not_answer_is_not_waited_for_long(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster, "WITNESS_S", 0.05)
+    over = threading.Event()
+    with closing(Worker(opened)) as worker:
+        monkeypatch.setattr(worker.roster, "elect", lambda name, text: str(over.wait(5.0)))
+        with pytest.raises(TimeoutError, match="does not answer"):
+            worker.roster.wins("3-w0", ["a"])
+        over.set()
 
 
 def test_members_that_live_and_cannot_be_reached_are_named_within_ten_seconds(worker: Worker, opened: Open) -> None:

@@ -135,3 +135,13 @@ def test_a_script_under_lockstep_run_may_open_a_process_group_of_its_own_beside_
     )
     code, printed = run_on_two_workers(tmp_path, script, "--torch-distributed")
     assert (code, printed.splitlines()[-1]) == (0, "3.0")
+
+
+def test_who_does_not_find_worker_0_soon_says_so_and_looks_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "SOON_S", 0.1)
+    notes: list[str] = []
+    place = LaunchPlace("torchrun", World(1, 2, 0, 1), "localhost", free_port())
+    with pytest.raises(BadEnvironment, match="MASTER_ADDR"):
+        open_store(place, 0.4, note=notes.append)
+    assert len(notes) == 1
+    assert "localhost is this host itself" in notes[0]

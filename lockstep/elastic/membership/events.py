@@ -69,7 +69,9 @@ class DecisionReceived:
 
 @dataclass(frozen=True)
 class CoordinatorLost:
-    """The coordinator does not answer any more."""
+    """The coordinator does not answer any more; `is_silent`: nor does its host, so that it may live."""
+
+    is_silent: bool = False
 
 
 @dataclass(frozen=True)

@@ -154,8 +154,8 @@ class Membership:
                 return self._called(claim)
             case DecisionReceived(decision):
                 return self._follow(decision)
-            case CoordinatorLost():
-                return self._look_again()
+            case CoordinatorLost(is_silent):
+                return self._look_again(is_silent)
             case Formed():
                 return self._formed()
             case Unformed():
@@ -259,10 +259,11 @@ class Membership:
             doubted=self.doubted | left if health is Liveness.UNREACHABLE else self.doubted,
         )
 
-    def _look_again(self) -> Next:
+    def _look_again(self, is_silent: bool) -> Next:
         if self.is_newcomer:
             return replace(self, stage=MembershipStage.JOINING), (FindMembers(),)
-        return self._seek_anew()
+        lost = {self.host.uid} if is_silent and self.host is not None else set()
+        return replace(self, doubted=self.doubted | lost)._seek_anew()
 
     # -- deciding for all -----------------------------------------------------------------------------------
 

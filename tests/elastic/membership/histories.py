@@ -225,6 +225,8 @@ def partitioned(seed: int) -> Aftermath:
         simulation.have_witness()
     adversary = Adversary(chance, simulation, danger=chance.choice([0.0, 0.05]))
     adversary.disturb(chance.randrange(0, 250))
+    for newcomer in [worker for worker in simulation.present if not worker.has_state]:
+        simulation.kill(newcomer.uid)
     adversary.arrives = False  # see Note [A newcomer of the dead] in test_membership_partitions.py
     for _ in range(chance.choice([0, 1, 2, 4, 8, 16])):
         _cut_anyhow(simulation, chance)

@@ -333,7 +333,8 @@ class Simulation:
         self._tell(worker, events.DecisionReceived(self.workers[worker.call[0]].answers[worker.uid][1]))
 
     def _do_lose_host(self, worker: Worker, _: None) -> None:
-        self._tell(worker, events.CoordinatorLost())
+        assert worker.call is not None
+        self._tell(worker, events.CoordinatorLost(self.severed(worker.uid, worker.call[0])))
 
     # -- opening the wire -----------------------------------------------------------------------------------------
 

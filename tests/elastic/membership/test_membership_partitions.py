@@ -1,9 +1,9 @@
 """Links are cut: between two groups, then one side goes on and the other leaves; or any links, then at most one does.
 
 # Note [A newcomer of the dead]
-# No worker arrives while links are lost here. If those who went on admit one and then all die, only that newcomer knows
-# of them; others who had not decided yet find all that they know dead, and go on. That takes somebody who decides later
-# than all that, although it has nothing to wait for: a schedule here can delay it so long, hosts do not.
+# No worker arrives or joins while links are lost here. If those who went on admit one and then all die, only that
+# newcomer knows of them; others who had not decided yet find all that they know dead, and go on. That takes somebody
+# who decides later than all that, although it has nothing to wait for: a schedule can delay it so long, hosts do not.
 """
 
 import random
