@@ -54,10 +54,9 @@ class EndpointClient:
 
     def is_elsewhere(self, seen_from: Standpoint) -> bool:
         """Whether the worker is in a later generation, without the one who asks."""
-        if not self.store.check(["formed"]):
+        if not self.store.check(["generation"]) or int(self.store.get("generation")) <= seen_from.generation:
             return False
-        formed = json.loads(self.store.get("formed"))
-        return formed["generation"] > seen_from.generation and seen_from.uid not in formed["uids"]
+        return seen_from.uid not in json.loads(self.store.get("members"))
 
     def terms(self) -> dict[str, Any] | None:
         """What newcomers must know; None if the worker is not a member itself."""

@@ -70,7 +70,8 @@ class Endpoint:
     def publish(self, terms: dict[str, Any], formed: Attempt) -> None:
         """What newcomers must know before they can ask to be admitted, and which generation this worker is part of."""
         self.store.set("terms", json.dumps(terms))
-        self.store.set("formed", json.dumps({"generation": formed.id.generation, "uids": formed.uids}))
+        self.store.set("members", json.dumps(formed.uids))
+        self.store.set("generation", str(formed.id.generation))  # last: who reads it finds its members, or later ones
 
     def has_claim(self) -> bool:
         """Whether a claim has come, or is about to, that was not read yet. 15 us."""
