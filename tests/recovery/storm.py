@@ -49,7 +49,6 @@ def train(folder: Path, slot: int) -> list[Any]:
             for batch in loader:
                 train_step(run, JOB, model, optimizer, batch)
                 _show(run, folder, slot, ledger)
-                time.sleep(PACE_S)
                 if (stop := _stop(folder)) is not None and run.step >= stop:
                     return [run.digest(), run.step]
     except SystemExit as end:
@@ -60,8 +59,9 @@ def train(folder: Path, slot: int) -> list[Any]:
 
 
 def _show(run: Run, folder: Path, slot: int, ledger: int) -> None:
+    """Where it is, and slowly: not in a training that nothing happens to."""
     recovery = run.guard.recovery
-    if recovery is None:  # a training that nothing happens to
+    if recovery is None:
         return
     formed = recovery.membership.formed
     first = min(recovery.membership.view.members, key=lambda member: member.seniority)
@@ -70,6 +70,7 @@ def _show(run: Run, folder: Path, slot: int, ledger: int) -> None:
     here = folder / f"at-{slot}"
     here.with_suffix(".new").write_text(json.dumps([os.getpid(), run.step, run.size, first.slot]))
     here.with_suffix(".new").rename(here)
+    time.sleep(PACE_S)
 
 
 def _stop(folder: Path) -> int | None:

@@ -136,7 +136,7 @@ def test_when_a_link_falls_silent_the_others_leave_and_commit_nothing_more(
     assert set(left) == lived - going_on
     assert lived == set(range(sum(scene.workers_of))) or scene.fault.deed is cut_power
     for rank, end in left.items():
-        assert end.left.startswith(f"worker {rank} leaves the run: workers ")
+        assert end.left.startswith(f"worker {rank} leaves the run: worker")
         assert "cannot be reached" in end.left
         assert end.step <= scene.fault.step
 

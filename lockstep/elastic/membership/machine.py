@@ -28,7 +28,7 @@
 # else either ends too, at once; the others turn to the next.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -418,5 +418,5 @@ def _after(actions: tuple[Action, ...], then: Next) -> Next:
     return then[0], (*actions, *then[1])
 
 
-def _workers(members: Iterable[Member]) -> str:
-    return "workers " + ", ".join(str(member.slot) for member in members)
+def _workers(members: Sequence[Member]) -> str:
+    return f"worker{'s' * (len(members) > 1)} " + ", ".join(str(member.slot) for member in members)

@@ -18,6 +18,7 @@
 """
 
 import os
+import queue
 import re
 import threading
 from collections.abc import Callable
@@ -41,6 +42,9 @@ CONNECT_S = 30.0
 
 RECONNECT_S = 10.0
 """The same for later generations: their workers are known to reach one another, and another attempt can follow."""
+
+GRACE_S = 1.0
+"""How much later than its limit Gloo may say that it could not connect."""
 
 PROBE, FAREWELL = 15, 14
 """The tags of messages that are never sent, and of the last one that is. Callers have tags of their own."""
@@ -253,25 +257,52 @@ def _byte() -> torch.Tensor:
 def _connect(world: World, store: Store, timeout_s: float) -> Any:
     """Collective. Connects all to all at once."""
     own_store = PrefixStore(f"lockstep/gloo/{world.generation}", store)
-    connecting = timedelta(seconds=min(timeout_s, CONNECT_S if world.generation <= 1 else RECONNECT_S))
+    limit_s = min(timeout_s, CONNECT_S if world.generation <= 1 else RECONNECT_S)
     try:
-        if world.on_one_host:
-            options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            options._timeout = connecting
-            options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-            group: Any = ProcessGroupGloo(own_store, world.rank, world.size, options)
-        else:
-            group = ProcessGroupGloo(own_store, world.rank, world.size, connecting)
+        group = _in_time(lambda: _make_group(world, own_store, timedelta(seconds=limit_s)), limit_s + GRACE_S)
         group._set_default_timeout(timedelta(seconds=timeout_s))
         return group
     except RuntimeError as error:
         raise BadEnvironment(_explain(world, error)) from error
 
 
+def _make_group(world: World, store: Store, limit: timedelta) -> Any:
+    if not world.on_one_host:
+        return ProcessGroupGloo(store, world.rank, world.size, limit)
+    options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = limit
+    options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    return ProcessGroupGloo(store, world.rank, world.size, options)
+
+
+def _in_time(make: Callable[[], Any], limit_s: float) -> Any:
+    """What `make` gives. Gloo waits for minutes where a firewall or a broken link drops what it sends, whatever its
+    limit says: then its thread is left behind."""
+    found: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def attempt() -> None:
+        try:
+            found.put(make())
+        except RuntimeError as error:
+            found.put(error)
+
+    threading.Thread(target=attempt, name="lockstep-gloo-connects", daemon=True).start()
+    try:
+        made = found.get(timeout=limit_s)
+    except queue.Empty:
+        raise RuntimeError(f"not all connections were open after {limit_s:g} s") from None
+    if isinstance(made, RuntimeError):
+        raise made
+    return made
+
+
 def _explain(world: World, error: RuntimeError) -> str:
     advice = "Check that all workers run"
     if not world.on_one_host:
-        advice += "; if they do, set GLOO_SOCKET_IFNAME on every host to the interface that joins them"
+        advice += (
+            "; if they do, set GLOO_SOCKET_IFNAME on every host to the interface that joins them, and see that no "
+            "firewall drops the ports that the kernel picks"
+        )
     return f"worker {world.rank} cannot reach all others by Gloo: {reason(error)}. {advice}."
 
 
