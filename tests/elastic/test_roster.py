@@ -212,6 +212,9 @@ def test_a_witness_that_does_not_answer_is_not_waited_for_long(opened: Open, mon
         with pytest.raises(TimeoutError, match="does not answer"):
             worker.roster.wins("3-w0", ["a"])
         over.set()
+        for thread in threading.enumerate():
+            if thread.name == "lockstep-witness":
+                thread.join()
 
 
 def test_members_that_live_and_cannot_be_reached_are_named_within_ten_seconds(worker: Worker, opened: Open) -> None:

@@ -5,10 +5,10 @@ from typing import Any, cast
 
 import pytest
 
-from lockstep.elastic.client import EndpointClient
+from lockstep.elastic.client import EndpointClient, Standpoint, probe
 from lockstep.elastic.endpoint import Endpoint
 from lockstep.elastic.membership import founded
-from lockstep.elastic.membership.view import Claim, Member, claim_to_json
+from lockstep.elastic.membership.view import Attempt, Claim, GenerationId, Liveness, Member, claim_to_json
 from lockstep.elastic.recovery import Recovery
 from lockstep.elastic.store import Secret
 
@@ -44,6 +44,27 @@ def test_a_call_that_is_looked_at_before_it_is_written_is_heard_afterwards(door:
     assert door.has_claim()
     assert [heard.member.slot for heard in door.claims()] == [2]
     assert not door.has_claim()
+
+
+def test_a_call_that_is_written_after_a_later_one_of_the_same_worker_is_not_heard(door: Endpoint) -> None:
+    store = EndpointClient(door.member.address, SECRET).store
+    early, late = store.add("calls", 1) - 1, store.add("calls", 1) - 1
+    store.set(f"call/{late}", claim_to_json(claim(1)))
+    assert len(door.claims()) == 1
+    store.set(f"call/{early}", claim_to_json(claim(1)))
+    assert door.claims() == []
+    assert not door.has_claim()
+
+
+def test_who_is_in_a_later_generation_without_the_one_who_asks_is_elsewhere(door: Endpoint) -> None:
+    def seen_by(uid: str, generation: int) -> Liveness:
+        return probe(door.member, SECRET, Standpoint(uid, generation))
+
+    assert seen_by("left behind", 1) is Liveness.ALIVE
+    door.publish({}, Attempt(GenerationId(2, "w0"), ("w0", "w1")))
+    assert seen_by("left behind", 1) is Liveness.ELSEWHERE
+    assert seen_by("w1", 1) is Liveness.ALIVE
+    assert seen_by("ahead", 2) is Liveness.ALIVE
 
 
 def keeper(door: Endpoint, *members: Member) -> Recovery:
