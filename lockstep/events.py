@@ -116,6 +116,7 @@ class Wait(StrEnum):
     CHECKPOINTS = "run.checkpoints"
     TOTAL = "run.total"
     STATISTICS = "synchronised batch norm"
+    UPDATE = "optimizer.step()"
     END = "the end of the run"
 
 

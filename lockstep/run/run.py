@@ -543,13 +543,22 @@ class Run:
     def _own_hooks(self) -> set[int]:
         return {hook.id for hooks in self._optimizer_hooks.values() for hook in hooks}
 
-    def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
+    def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._models.look_at(optimizer)
         self._loop.updated(optimizer)
-        self._engine.before_update(optimizer)
+        self._update(lambda: self._engine.before_update(optimizer, any((*args[1:], *kwargs.values()))))
 
     def _after_update(self, optimizer: Optimizer, *_: Any) -> None:
-        self._engine.after_update(optimizer)
+        self._update(lambda: self._engine.after_update(optimizer))
+
+    def _update(self, act: Callable[[], None]) -> None:
+        """Collective under some strategies: with those who are left, if a worker is lost."""
+        while True:
+            try:
+                with naming_lost_worker(self._loop.step, Wait.UPDATE):
+                    return act()
+            except WorkerLost as lost:
+                self.guard.regroup(lost)
 
     def _end_together(self) -> bool:
         """All workers should end at the same step; one that ends early is named to those that go on. Whether all do."""

@@ -1,0 +1,389 @@
+"""An optimizer of the user whose update is divided among the workers of a host.
+
+# Note [The user's own optimizer]
+# The optimizer stays the user's object, and its own `step` makes every update. For the time of a batch its groups hold
+# chunks instead of parameters, and its state has the chunks' state: views of memory that the host holds once. Between
+# updates the groups hold the parameters, and `optimizer.state` has whole tensors, as without sharding.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch.optim import Optimizer
+
+from lockstep.errors import BadArgument, Misuse
+from lockstep.optim import LAMB, LARS
+from lockstep.strategies.sharded import plan
+from lockstep.strategies.sharded.ledger import Ledger, Progress, num_bytes, open_ledgers
+from lockstep.strategies.sharded.once import Form, OnceTensors, flat, hold_once
+from lockstep.strategies.sharded.plan import Batch, Chunk
+from lockstep.wire import Wire
+
+ELEMENTWISE: tuple[type[Optimizer], ...] = (
+    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad,
+    torch.optim.Adadelta, torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.ASGD,
+    torch.optim.Rprop,
+)  # fmt: skip
+"""An element's update needs its own parameter, gradient and state, and numbers that all elements share."""
+
+BY_TENSOR: tuple[type[Optimizer], ...] = (LARS, LAMB, torch.optim.Adafactor, torch.optim.Muon)
+"""A tensor's update needs nothing of other tensors."""
+
+Schema = Mapping[str, Form | None]
+"""What an optimizer keeps for a parameter: tensors that are held once, and (None) numbers that each worker has."""
+
+
+def check_known(optimizer: Optimizer) -> None:
+    """Raises unless the updates of such an optimizer are known to need nothing of other tensors."""
+    if type(optimizer) not in (*ELEMENTWISE, *BY_TENSOR):
+        known = ", ".join(kind.__name__ for kind in (*ELEMENTWISE, *BY_TENSOR))
+        raise BadArgument(
+            f"the update of {type(optimizer).__name__} cannot be divided among workers: it may need all tensors at "
+            f'once, and nobody has checked. Known are {known}. With it, start with strategy="replicated".'
+        )
+
+
+def unhooked_step(optimizer: Optimizer) -> Callable[[Optimizer], Any]:
+    """The `step` of the optimizer's class, without the hooks that torch puts around it."""
+    step: Any = type(optimizer).step
+    return cast(Callable[[Optimizer], Any], step.__wrapped__ if getattr(step, "hooked", False) else step)
+
+
+class ShardedOptimizer:
+    """Who updates what of one optimizer, in one generation. All methods but `finish_all` are called between the two
+    barriers of an update, or before the first.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, names: Mapping[torch.Tensor, str], parameters: OnceTensors, wire: Wire
+    ) -> None:
+        """Collective. The optimizer's state is held once afterwards."""
+        self.optimizer, self.wire = optimizer, wire
+        self._parameters = parameters
+        self._owned = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._names = [names[parameter] for parameter in self._owned]
+        self._by_tensor = type(optimizer) not in ELEMENTWISE
+        self._schemas = _schemas(optimizer)
+        self._once = hold_once(wire, self._forms(), self._state_tensors())
+        self._show_state([number for number in range(len(self._owned)) if self._has_state(number)])
+        self._changes: tuple[list[slice], list[slice]] = [], []
+        self._deal()
+
+    def _deal(self) -> None:
+        """Collective. Divides the elements among the workers of this host."""
+        members = self.wire.host_members
+        self._batches = self._divided(len(members))
+        self._own = members.index(self.wire.world.rank)
+        sizes = [
+            num_bytes(len(own), [[tensor.nbytes for tensor in self._touched(batch, whole=True)] for batch in own])
+            for own in self._batches
+        ]
+        self._ledgers: list[Ledger] = open_ledgers(self.wire, sizes, [len(own) for own in self._batches])
+        self._tensors: dict[Chunk, torch.Tensor] = {}
+        self.number = 1
+        self._saved: list[list[torch.Tensor]] | None = None
+        self._numbers: dict[int, dict[str, Any]] = {}
+
+    def _divided(self, num_workers: int) -> list[list[Batch]]:
+        """The batches of each worker of this host."""
+        sizes = [parameter.numel() for parameter in self._owned]
+        if self._by_tensor:
+            return plan.whole(sizes, num_workers)
+        if torch.get_num_threads() > 1:  # see Note [Cuts that no kernel notices] in plan.py
+            return plan.whole(sizes, num_workers, with_empty=True)
+        return plan.cut(sizes, num_workers)
+
+    def follow(self, wire: Wire) -> None:
+        """Collective. The same memory, divided among the workers of another generation."""
+        self.wire = wire
+        self._deal()
+
+    def is_stale(self) -> bool:
+        """Whether the optimizer has other parameters, or other state tensors, than those that are held once."""
+        owned = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        if len(owned) != len(self._owned) or any(one is not two for one, two in zip(owned, self._owned, strict=True)):
+            return True
+        return any(
+            key not in schema or (schema[key] is not None and not _is_same(value, self._once.views[f"{name}/{key}"]))
+            for parameter, name, schema in zip(owned, self._names, self._schemas, strict=True)
+            for key, value in self.optimizer.state.get(parameter, {}).items()
+        )
+
+    def look(self) -> bytes:
+        """Notes what this worker's script has changed since the last update; gives a digest of it."""
+        self._changes = self._parameters.changes(), self._once.changes()
+        return self._parameters.digest(self._changes[0]) + self._once.digest(self._changes[1])
+
+    # -- this worker's part ---------------------------------------------------------------------------------
+
+    def begin_own(self) -> None:
+        """Updates this worker's batches, all but the last, which waits for `optimizer.step` itself."""
+        step, last = unhooked_step(self.optimizer), len(self._batches[self._own]) - 1
+        for number in range(last):
+            self._update(step, self._own, number)
+        if last >= 0:
+            self._begin(self._own, last)
+        else:
+            self._enter(())
+
+    def end_own(self) -> None:
+        """`optimizer.step` has updated the last batch."""
+        last = len(self._batches[self._own]) - 1
+        if last >= 0:
+            self._end(self._own, last)
+        else:
+            self._leave(())
+
+    def begin_nothing(self) -> None:
+        """Others have made the update of this worker too; `optimizer.step` advances this worker's numbers."""
+        chunks = [Chunk(number, 0, 0) for number in range(len(self._owned))]
+        self._enter(() if self._by_tensor else tuple(chunks))
+
+    def end_nothing(self) -> None:
+        chunks = [Chunk(number, 0, 0) for number in range(len(self._owned))]
+        self._leave(() if self._by_tensor else tuple(chunks))
+
+    def finish_all(self) -> None:
+        """Makes what the workers of this host have not done of the update. See Note [The journal] in ledger.py."""
+        step = unhooked_step(self.optimizer)
+        kept, self._numbers = dict(self._numbers), {}
+        for member, batches in enumerate(self._batches):
+            for number in range(len(batches)):
+                if self._ledgers[member].progress(number, self.number) is not Progress.DONE:
+                    self._update(step, member, number)
+        self._numbers = kept
+
+    def conclude(self) -> None:
+        """All workers have made their part: `optimizer.state` is whole, and views show the new values."""
+        updated = [number for number, parameter in enumerate(self._owned) if parameter.grad is not None]
+        self._show_state([number for number in updated if self._schemas[number] and not self._has_state(number)])
+        for number, values in self._numbers.items():
+            _take_numbers(self.optimizer.state[self._owned[number]], values)
+        for once, spans in zip((self._parameters, self._once), self._changes, strict=True):
+            if spans:
+                once.forget()
+        self._numbers = {}
+        self.number += 1
+
+    def give_up(self) -> None:
+        """The groups hold the parameters, whatever has happened."""
+        if self._saved is not None:
+            self._restore_groups()
+
+    # -- one batch ------------------------------------------------------------------------------------------
+
+    def _update(self, step: Callable[[Optimizer], Any], member: int, number: int) -> None:
+        self._begin(member, number)
+        try:
+            step(self.optimizer)
+        except BaseException:
+            self.give_up()
+            raise
+        self._end(member, number)
+
+    def _begin(self, member: int, number: int) -> None:
+        ledger, batch = self._ledgers[member], self._batches[member][number]
+        touched = self._touched(batch)
+        if ledger.progress(number, self.number) is Progress.BEGUN:
+            ledger.read(touched)
+        ledger.write(touched)
+        ledger.mark(number, self.number, Progress.BEGUN)
+        self._publish(batch)
+        self._enter(batch)
+
+    def _end(self, member: int, number: int) -> None:
+        self._leave(self._batches[member][number])
+        self._ledgers[member].mark(number, self.number, Progress.DONE)
+
+    def _enter(self, batch: Batch) -> None:
+        """See Note [The user's own optimizer]."""
+        groups = self.optimizer.param_groups
+        assert self._saved is None
+        self._saved = [group["params"] for group in groups]
+        chunks: list[list[torch.Tensor]] = [[] for _ in groups]
+        group_of = [number for number, group in enumerate(groups) for _ in group["params"]]
+        for chunk in batch:
+            parameter = self._owned[chunk.parameter]
+            if parameter.grad is None:
+                continue
+            tensor = self._tensor(chunk)
+            tensor.grad = self._part(_dense(parameter.grad, parameter), chunk)
+            if self._has_state(chunk.parameter):
+                self.optimizer.state[tensor] = self._state_of(chunk)
+            chunks[group_of[chunk.parameter]].append(tensor)
+        for group, own in zip(groups, chunks, strict=True):
+            group["params"] = own
+
+    def _leave(self, batch: Batch) -> None:
+        for chunk in batch:
+            tensor, schema = self._tensor(chunk), self._schemas[chunk.parameter]
+            if tensor.grad is None:
+                continue
+            tensor.grad = None
+            state = self.optimizer.state.pop(tensor, {})
+            self._check_state(state, schema)
+            for key in (key for key, form in schema.items() if form is not None):
+                place = self._part(self._once.shared[f"{self._names[chunk.parameter]}/{key}"], chunk)
+                if not _is_same(state[key], place):
+                    place.copy_(state[key])
+            self._numbers[chunk.parameter] = {key: state[key] for key, form in schema.items() if form is None}
+        self._restore_groups()
+
+    def _restore_groups(self) -> None:
+        assert self._saved is not None
+        for group, parameters in zip(self.optimizer.param_groups, self._saved, strict=True):
+            group["params"] = parameters
+        self._saved = None
+
+    def _check_state(self, state: Mapping[str, Any], schema: Schema) -> None:
+        if set(state) != set(schema):
+            raise Misuse(
+                f"{type(self.optimizer).__name__} keeps {sorted(state)} for a parameter, and {sorted(schema)} was "
+                'expected: its update cannot be divided among workers. Start with strategy="replicated".'
+            )
+
+    def _publish(self, batch: Batch) -> None:
+        of_parameters, of_state = self._changes
+        for chunk in batch if of_parameters or of_state else ():
+            name = self._names[chunk.parameter]
+            self._parameters.publish(name, chunk.start, chunk.stop, of_parameters)
+            for key in self._held_keys(chunk.parameter):
+                held = f"{name}/{key}"
+                stop = self._once.shared[held].numel() if self._by_tensor else chunk.stop
+                self._once.publish(held, chunk.start, stop, of_state)
+
+    def _touched(self, batch: Batch, *, whole: bool = False) -> list[torch.Tensor]:
+        """The memory that the update of a batch writes to; `whole`: also where there is no state yet."""
+        return [
+            self._part(tensor, chunk)
+            for chunk in batch
+            if chunk.num_elements
+            for tensor in (
+                self._parameters.shared[self._names[chunk.parameter]],
+                *(
+                    self._once.shared[f"{self._names[chunk.parameter]}/{key}"]
+                    for key in self._held_keys(chunk.parameter)
+                    if whole or self._has_state(chunk.parameter)
+                ),
+            )
+        ]
+
+    def _held_keys(self, parameter: int) -> list[str]:
+        return [key for key, form in self._schemas[parameter].items() if form is not None]
+
+    def _state_of(self, chunk: Chunk) -> dict[str, Any]:
+        whole = self.optimizer.state[self._owned[chunk.parameter]]
+        name, schema = self._names[chunk.parameter], self._schemas[chunk.parameter]
+        return {
+            key: _copy(value) if schema[key] is None else self._part(self._once.shared[f"{name}/{key}"], chunk)
+            for key, value in whole.items()
+        }
+
+    def _tensor(self, chunk: Chunk) -> torch.Tensor:
+        if chunk not in self._tensors:
+            self._tensors[chunk] = self._part(self._parameters.shared[self._names[chunk.parameter]], chunk)
+        return self._tensors[chunk]
+
+    def _part(self, tensor: torch.Tensor, chunk: Chunk) -> torch.Tensor:
+        """What of a parameter, its gradient or its state belongs to a chunk."""
+        return tensor.detach() if self._by_tensor else flat(tensor.detach())[chunk.start : chunk.stop]
+
+    # -- the state between updates ----------------------------------------------------------------------------
+
+    def _has_state(self, parameter: int) -> bool:
+        return bool(self.optimizer.state.get(self._owned[parameter]))
+
+    def _forms(self) -> dict[str, Form]:
+        return {
+            f"{name}/{key}": form
+            for name, schema in zip(self._names, self._schemas, strict=True)
+            for key, form in schema.items()
+            if form is not None
+        }
+
+    def _state_tensors(self) -> dict[str, torch.Tensor]:
+        """What the optimizer keeps already."""
+        found = {}
+        for number, (name, schema) in enumerate(zip(self._names, self._schemas, strict=True)):
+            if self._has_state(number):
+                state = self.optimizer.state[self._owned[number]]
+                self._check_state(state, schema)
+                found |= {f"{name}/{key}": state[key] for key in self._held_keys(number)}
+        return found
+
+    def _show_state(self, parameters: Sequence[int]) -> None:
+        """`optimizer.state` of the parameters has the views of what is held once."""
+        for number in parameters:
+            state, name = self.optimizer.state[self._owned[number]], self._names[number]
+            for key, form in self._schemas[number].items():
+                if form is not None:
+                    state[key] = self._once.views[f"{name}/{key}"]
+                else:
+                    state.setdefault(key, None)
+
+
+def _schemas(optimizer: Optimizer) -> list[Schema]:
+    """What the optimizer keeps for each of its parameters: found by an update of a small tensor in its place."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    schemas: list[Schema] = []
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            form = Form.of(parameter)
+            kind = (number, form if type(optimizer) not in ELEMENTWISE else form.dtype)
+            if kind not in found:
+                found[kind] = _state_after_update(optimizer, group, _stand_in(optimizer, form))
+            schemas.append(_schema(optimizer, found[kind], form))
+    return schemas
+
+
+def _stand_in(optimizer: Optimizer, form: Form) -> torch.Tensor:
+    """A tensor whose update creates the same state: two elements, or, if the shape matters, as many as the parameter."""
+    if type(optimizer) in ELEMENTWISE:
+        return torch.zeros(2, dtype=form.dtype)
+    return torch.empty_strided(form.shape, form.stride, dtype=form.dtype).zero_()
+
+
+def _state_after_update(optimizer: Optimizer, group: Mapping[str, Any], tensor: torch.Tensor) -> dict[str, Any]:
+    other = object.__new__(type(optimizer))
+    other.__dict__.update(vars(optimizer), param_groups=[{**group, "params": [tensor]}], state=defaultdict(dict))
+    tensor.grad = torch.zeros_like(tensor)
+    unhooked_step(optimizer)(other)
+    return other.state[tensor]
+
+
+def _schema(optimizer: Optimizer, state: Mapping[str, Any], form: Form) -> Schema:
+    if type(optimizer) in ELEMENTWISE:  # the stand-in has two elements in one dimension
+        return {key: replace(form, dtype=value.dtype) if _has_elements(value) else None for key, value in state.items()}
+    return {key: Form.of(value) for key, value in state.items()}
+
+
+def _has_elements(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 1
+
+
+def _take_numbers(state: dict[str, Any], values: Mapping[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, torch.Tensor) and isinstance(state[key], torch.Tensor):
+            state[key].copy_(value)
+        else:
+            state[key] = value
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _is_same(one: Any, other: torch.Tensor) -> bool:
+    """Whether two tensors are the same memory."""
+    return isinstance(one, torch.Tensor) and one.data_ptr() == other.data_ptr() and one.numel() == other.numel()
+
+
+def _dense(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """The gradient, in memory like its parameter."""
+    form = Form.of(parameter)
+    if gradient.stride() == form.stride:
+        return gradient.detach()
+    return torch.empty_strided(form.shape, form.stride, dtype=gradient.dtype).copy_(gradient.detach())
