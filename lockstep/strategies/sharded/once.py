@@ -4,7 +4,7 @@ import ctypes
 import hashlib
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,15 +56,24 @@ class OnceTensors:
         self._memory = memory
         self.token = bytes(memory.shared[:TOKEN_BYTES].tolist())
         places = list(zip(forms.items(), offsets(list(forms.values())), strict=False))
-        self.offsets = {name: offset for (name, _), offset in places}
+        self._spans = {
+            name: slice(offset, offset + -(-form.num_bytes // PAGE_BYTES) * PAGE_BYTES)
+            for (name, form), offset in places
+        }
         self.shared = {name: _placed(memory.shared, form, offset) for (name, form), offset in places}
         """What all workers see at once."""
         self.views = {name: _placed(memory.view, form, offset) for (name, form), offset in places}
         """The same for this worker's script. See Note [A view that may be written] in wire/shared/once.py."""
 
-    def changes(self) -> list[slice]:
-        """The bytes of the memory that this worker's script has changed."""
-        return self._memory.changes()
+    def written(self, names: Iterable[str]) -> list[slice]:
+        """The bytes of the named tensors, in whole pages, to which this worker's script has written."""
+        found = self._memory.written()
+        spans = [self._spans[name] for name in names] if found else []
+        return [part for span in spans for written in found if (part := _common(span, written))]
+
+    def changed(self, written: Sequence[slice]) -> list[slice]:
+        """Those of them that are not what all workers see: a script may have written what stood there."""
+        return [span for span in written if self._memory.differs(span)]
 
     def digest(self, changes: Sequence[slice]) -> bytes:
         """Of what this worker's script has written there."""
@@ -74,19 +83,24 @@ class OnceTensors:
             digest.update(_content(self._memory.view[change]))
         return digest.digest()
 
-    def forget(self) -> None:
-        """The views show what all workers see."""
-        self._memory.forget()
+    def forget(self, written: Sequence[slice]) -> None:
+        """In these bytes the views show what all workers see."""
+        for span in written:
+            self._memory.forget(span)
 
     def publish(self, name: str, start: int, stop: int, changes: Sequence[slice]) -> None:
         """Elements `start` to `stop` of a tensor: where this worker's script has changed them, all see that."""
         view, shared = self.views[name], self.shared[name]
-        width, offset = view.dtype.itemsize, self.offsets[name]
+        width, offset = view.dtype.itemsize, self._spans[name].start
         for change in changes:
-            first = max(start, (change.start - offset) // width)
-            last = min(stop, (change.stop - offset) // width)
-            if first < last:
-                flat(shared)[first:last] = flat(view)[first:last]
+            part = _common(slice(start, stop), slice((change.start - offset) // width, (change.stop - offset) // width))
+            if part:
+                flat(shared)[part] = flat(view)[part]
+
+
+def _common(one: slice, other: slice) -> slice | None:
+    start, stop = max(one.start, other.start), min(one.stop, other.stop)
+    return slice(start, stop) if start < stop else None
 
 
 def hold_once(wire: Wire, forms: Mapping[str, Form], tensors: Mapping[str, torch.Tensor]) -> OnceTensors:

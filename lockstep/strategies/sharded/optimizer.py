@@ -69,6 +69,7 @@ class ShardedOptimizer:
         self._schemas = _schemas(optimizer)
         self._once = hold_once(wire, self._forms(), self._state_tensors())
         self._show_state([number for number in range(len(self._owned)) if self._has_state(number)])
+        self._written: tuple[list[slice], list[slice]] = [], []
         self._changes: tuple[list[slice], list[slice]] = [], []
         self._deal()
 
@@ -114,7 +115,8 @@ class ShardedOptimizer:
 
     def look(self) -> bytes:
         """Notes what this worker's script has changed since the last update; gives a digest of it."""
-        self._changes = self._parameters.changes(), self._once.changes()
+        self._written = self._parameters.written(self._names), self._once.written(self._once.views)
+        self._changes = self._parameters.changed(self._written[0]), self._once.changed(self._written[1])
         return self._parameters.digest(self._changes[0]) + self._once.digest(self._changes[1])
 
     # -- this worker's part ---------------------------------------------------------------------------------
@@ -162,9 +164,8 @@ class ShardedOptimizer:
         self._show_state([number for number in updated if self._schemas[number] and not self._has_state(number)])
         for number, values in self._numbers.items():
             _take_numbers(self.optimizer.state[self._owned[number]], values)
-        for once, spans in zip((self._parameters, self._once), self._changes, strict=True):
-            if spans:
-                once.forget()
+        self._parameters.forget(self._written[0])
+        self._once.forget(self._written[1])
         self._numbers = {}
         self.number += 1
 

@@ -4,7 +4,7 @@
 # Every worker maps the memory twice. Through `shared` it writes for all workers. `view` is a private mapping: each of
 # its pages shows what `shared` holds, until this worker writes to that page; then the kernel gives this worker a copy
 # of the page. So what a script writes to a parameter changes the value of its own worker, once, as though that worker
-# had a copy of all. `changes` finds such pages in the kernel's page table, `forget` gives them up.
+# had a copy of all. `written` finds such pages in the kernel's page table, `forget` gives them up.
 """
 
 import ctypes
@@ -36,17 +36,20 @@ class OnceMemory:
         self.shared = mapped(file, num_bytes)
         self.view = mapped(file, num_bytes, private=True)
 
-    def changes(self) -> list[slice]:
-        """The bytes, in whole pages, that this worker has written to its `view` and that differ from `shared`."""
+    def written(self) -> list[slice]:
+        """The bytes, in whole pages, of which this worker has pages of its own."""
         entries = _page_entries(self.view)
-        own = ((entries < 0) | _bit(entries, _SWAPPED)) & ~_bit(entries, _OF_A_FILE)
-        return [span for span in _runs(own) if not torch.equal(self.view[span], self.shared[span])]
+        return _runs(((entries < 0) | _bit(entries, _SWAPPED)) & ~_bit(entries, _OF_A_FILE))
 
-    def forget(self) -> None:
-        """The view shows what `shared` holds, everywhere."""
-        libc = ctypes.CDLL(None, use_errno=True)
+    def differs(self, span: slice) -> bool:
+        """Whether these bytes are others in `view` than in `shared`."""
+        return not torch.equal(self.view[span], self.shared[span])
+
+    def forget(self, span: slice) -> None:
+        """In these bytes, which are whole pages, the view shows what `shared` holds."""
+        libc, begin = ctypes.CDLL(None, use_errno=True), self.view.data_ptr() + span.start
         result = libc.madvise(
-            ctypes.c_void_p(self.view.data_ptr()), ctypes.c_size_t(self.view.nbytes), ctypes.c_int(_DONT_NEED)
+            ctypes.c_void_p(begin), ctypes.c_size_t(span.stop - span.start), ctypes.c_int(_DONT_NEED)
         )
         if result != 0:
             reason = os.strerror(ctypes.get_errno())
