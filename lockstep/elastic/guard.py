@@ -367,7 +367,7 @@ class Guard:
         self._enter_generation()
         if self.copier is not None:
             self.copier.settle(self.generation.slots)
-        self._report(failure, committed, before, self._clock() - began_s)
+        self._report(failure, committed, before, self._clock() - began_s, in_update=failure is not None and not in_step)
         if self.is_first and (note := self.first.succession(self.generation.slots, self._own_slot)) is not None:
             self._events.note(note)
         if committed:
@@ -544,7 +544,15 @@ class Guard:
         self.recovery.refuse_superseded()
         return self.recovery.has_claims()
 
-    def _report(self, failure: Exception | None, committed: bool, before: Generation | None, took_s: float) -> None:
+    def _report(
+        self,
+        failure: Exception | None,
+        committed: bool,
+        before: Generation | None,
+        took_s: float,
+        *,
+        in_update: bool = False,
+    ) -> None:
         assert self.recovery is not None
         assert self.recovery.decision is not None
         decision, now = self.recovery.decision, self.generation
@@ -564,6 +572,7 @@ class Guard:
             committed=committed,
             cause=_cause(failure, () if before is None else before.slots, lost),
             took_s=took_s,
+            in_update=in_update,
             step=self._step,
         )
 
