@@ -7,6 +7,7 @@
 # are those of an update that nobody died in. The journal is as large as the largest batch, so that it stays in a cache.
 """
 
+import ctypes
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -35,32 +36,38 @@ class Ledger:
     """
 
     def __init__(self, memory: torch.Tensor, num_batches: int) -> None:
-        self._marks = memory[: _MARK_BYTES * num_batches].view(torch.int64)
+        self._memory = memory
+        self._marks = (ctypes.c_int64 * num_batches).from_address(memory.data_ptr())
         self._journal = memory[_begin_of_journal(num_batches) :]
+        self._copies: dict[tuple[int, int], list[torch.Tensor]] = {}
 
     def progress(self, batch: int, number: int) -> Progress:
-        return Progress(max(-1, int(self._marks[batch]) - 2 * number))
+        return Progress(max(-1, self._marks[batch] - 2 * number))
 
     def mark(self, batch: int, number: int, progress: Progress) -> None:
         self._marks[batch] = 2 * number + progress
 
-    def write(self, tensors: Sequence[torch.Tensor]) -> None:
-        """The tensors, as they are now, stand in the journal."""
+    def write(self, batch: int, tensors: Sequence[torch.Tensor]) -> None:
+        """The tensors of a batch, as they are now, stand in the journal."""
         if tensors:
-            torch._foreach_copy_(self._copies(tensors), list(tensors))
+            torch._foreach_copy_(self._places(batch, tensors), list(tensors))
 
-    def read(self, tensors: Sequence[torch.Tensor]) -> None:
+    def read(self, batch: int, tensors: Sequence[torch.Tensor]) -> None:
         """They are as they were when `write` was called with the same ones."""
         if tensors:
-            torch._foreach_copy_(list(tensors), self._copies(tensors))
+            torch._foreach_copy_(list(tensors), self._places(batch, tensors))
 
-    def _copies(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        places, begin = [], 0
-        for tensor in tensors:
-            place = self._journal[begin : begin + tensor.nbytes].view(tensor.dtype)
-            places.append(place.view(-1).as_strided(tensor.shape, tensor.stride(), place.storage_offset()))
-            begin += _up(tensor.nbytes)
-        return places
+    def _places(self, batch: int, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Where the tensors stand in the journal: fewer in a first update, when there is no state yet."""
+        key = batch, len(tensors)
+        if key not in self._copies:
+            begin, places = 0, []
+            for tensor in tensors:
+                place = self._journal[begin : begin + tensor.nbytes].view(tensor.dtype)
+                places.append(place.as_strided(tensor.shape, tensor.stride(), place.storage_offset()))
+                begin += _up(tensor.nbytes)
+            self._copies[key] = places
+        return self._copies[key]
 
 
 def num_bytes(num_batches: int, journals: Sequence[Sequence[int]]) -> int:

@@ -9,16 +9,18 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, cast
 
 import torch
 from torch.optim import Optimizer
 
-from lockstep.errors import BadArgument, Misuse
+from lockstep.errors import BadArgument
 from lockstep.optim import LAMB, LARS
 from lockstep.strategies.sharded import plan
+from lockstep.strategies.sharded.chunks import ChunkTensor, Schema, check_state, memory_of, part_of, take_numbers
 from lockstep.strategies.sharded.ledger import Ledger, Progress, num_bytes, open_ledgers
-from lockstep.strategies.sharded.once import Form, OnceTensors, flat, hold_once
+from lockstep.strategies.sharded.once import Form, OnceTensors, hold_once
 from lockstep.strategies.sharded.plan import Batch, Chunk
 from lockstep.wire import Wire
 
@@ -31,9 +33,6 @@ ELEMENTWISE: tuple[type[Optimizer], ...] = (
 
 BY_TENSOR: tuple[type[Optimizer], ...] = (LARS, LAMB, torch.optim.Adafactor, torch.optim.Muon)
 """A tensor's update needs nothing of other tensors."""
-
-Schema = Mapping[str, Form | None]
-"""What an optimizer keeps for a parameter: tensors that are held once, and (None) numbers that each worker has."""
 
 
 def check_known(optimizer: Optimizer) -> None:
@@ -53,8 +52,10 @@ def unhooked_step(optimizer: Optimizer) -> Callable[[Optimizer], Any]:
 
 
 class ShardedOptimizer:
-    """Who updates what of one optimizer, in one generation. All methods but `finish_all` are called between the two
-    barriers of an update, or before the first.
+    """Who updates what of one optimizer, in one generation.
+
+    The order of calls in an update is: `look`; after the first barrier `begin_own`, the optimizer's own `step`,
+    `end_own`; after the second, `conclude`. `finish_all` is called while a generation forms.
     """
 
     def __init__(
@@ -63,11 +64,11 @@ class ShardedOptimizer:
         """Collective. The optimizer's state is held once afterwards."""
         self.optimizer, self.wire = optimizer, wire
         self._parameters = parameters
-        self._owned = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._group_of, self._owned = _grouped(optimizer)
         self._names = [names[parameter] for parameter in self._owned]
         self._by_tensor = type(optimizer) not in ELEMENTWISE
         self._schemas = _schemas(optimizer)
-        self._once = hold_once(wire, self._forms(), self._state_tensors())
+        self._state = hold_once(wire, self._forms(), self._state_tensors())
         self._show_state([number for number in range(len(self._owned)) if self._has_state(number)])
         self._written: tuple[list[slice], list[slice]] = [], []
         self._changes: tuple[list[slice], list[slice]] = [], []
@@ -76,16 +77,18 @@ class ShardedOptimizer:
     def _deal(self) -> None:
         """Collective. Divides the elements among the workers of this host."""
         members = self.wire.host_members
-        self._batches = self._divided(len(members))
         self._own = members.index(self.wire.world.rank)
+        self._batches = [
+            [[self._tensor_of(chunk) for chunk in batch] for batch in own] for own in self._divided(len(members))
+        ]
         sizes = [
-            num_bytes(len(own), [[tensor.nbytes for tensor in self._touched(batch, whole=True)] for batch in own])
+            num_bytes(len(own), [[tensor.nbytes for tensor in memory_of(batch, [True] * len(batch))] for batch in own])
             for own in self._batches
         ]
         self._ledgers: list[Ledger] = open_ledgers(self.wire, sizes, [len(own) for own in self._batches])
-        self._tensors: dict[Chunk, torch.Tensor] = {}
-        self.number = 1
-        self._saved: list[list[torch.Tensor]] | None = None
+        self._number = 1
+        self._groups: list[list[torch.Tensor]] | None = None
+        """The parameters of each group, while the groups hold chunks."""
         self._numbers: dict[int, dict[str, Any]] = {}
 
     def _divided(self, num_workers: int) -> list[list[Batch]]:
@@ -97,6 +100,14 @@ class ShardedOptimizer:
             return plan.whole(sizes, num_workers, with_empty=True)
         return plan.cut(sizes, num_workers)
 
+    def _tensor_of(self, chunk: Chunk) -> ChunkTensor:
+        number, name = chunk.parameter, self._names[chunk.parameter]
+        return ChunkTensor(
+            chunk, self._owned[number], self._group_of[number], self._schemas[number], self._by_tensor,
+            part_of(self._parameters.shared[name], chunk, self._by_tensor),
+            {key: part_of(self._state.shared[f"{name}/{key}"], chunk, self._by_tensor) for key in self._held(number)},
+        )  # fmt: skip
+
     def follow(self, wire: Wire) -> None:
         """Collective. The same memory, divided among the workers of another generation."""
         self.wire = wire
@@ -104,20 +115,20 @@ class ShardedOptimizer:
 
     def is_stale(self) -> bool:
         """Whether the optimizer has other parameters, or other state tensors, than those that are held once."""
-        owned = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        if len(owned) != len(self._owned) or any(one is not two for one, two in zip(owned, self._owned, strict=True)):
+        group_of, owned = _grouped(self.optimizer)
+        if group_of != self._group_of or any(one is not two for one, two in zip(owned, self._owned, strict=True)):
             return True
         return any(
-            key not in schema or (schema[key] is not None and not _is_same(value, self._once.views[f"{name}/{key}"]))
+            key not in schema or (schema[key] is not None and value is not self._state.views[f"{name}/{key}"])
             for parameter, name, schema in zip(owned, self._names, self._schemas, strict=True)
             for key, value in self.optimizer.state.get(parameter, {}).items()
         )
 
     def look(self) -> bytes:
         """Notes what this worker's script has changed since the last update; gives a digest of it."""
-        self._written = self._parameters.written(self._names), self._once.written(self._once.views)
-        self._changes = self._parameters.changed(self._written[0]), self._once.changed(self._written[1])
-        return self._parameters.digest(self._changes[0]) + self._once.digest(self._changes[1])
+        self._written = self._parameters.written(self._names), self._state.written(self._state.views)
+        self._changes = self._parameters.changed(self._written[0]), self._state.changed(self._written[1])
+        return self._parameters.digest(self._changes[0]) + self._state.digest(self._changes[1])
 
     # -- this worker's part ---------------------------------------------------------------------------------
 
@@ -141,37 +152,41 @@ class ShardedOptimizer:
 
     def begin_nothing(self) -> None:
         """Others have made the update of this worker too; `optimizer.step` advances this worker's numbers."""
-        chunks = [Chunk(number, 0, 0) for number in range(len(self._owned))]
-        self._enter(() if self._by_tensor else tuple(chunks))
+        self._enter(self._empty)
 
     def end_nothing(self) -> None:
-        chunks = [Chunk(number, 0, 0) for number in range(len(self._owned))]
-        self._leave(() if self._by_tensor else tuple(chunks))
+        self._leave(self._empty)
+
+    @cached_property
+    def _empty(self) -> list[ChunkTensor]:
+        """See Note [Empty chunks] in plan.py."""
+        empty = [] if self._by_tensor else [Chunk(number, 0, 0) for number in range(len(self._owned))]
+        return [self._tensor_of(chunk) for chunk in empty]
 
     def finish_all(self) -> None:
         """Makes what the workers of this host have not done of the update. See Note [The journal] in ledger.py."""
         step = unhooked_step(self.optimizer)
-        kept, self._numbers = dict(self._numbers), {}
+        numbers = dict(self._numbers)
         for member, batches in enumerate(self._batches):
             for number in range(len(batches)):
-                if self._ledgers[member].progress(number, self.number) is not Progress.DONE:
+                if self._ledgers[member].progress(number, self._number) is not Progress.DONE:
                     self._update(step, member, number)
-        self._numbers = kept
+        self._numbers = numbers
 
     def conclude(self) -> None:
         """All workers have made their part: `optimizer.state` is whole, and views show the new values."""
         updated = [number for number, parameter in enumerate(self._owned) if parameter.grad is not None]
         self._show_state([number for number in updated if self._schemas[number] and not self._has_state(number)])
         for number, values in self._numbers.items():
-            _take_numbers(self.optimizer.state[self._owned[number]], values)
+            take_numbers(self.optimizer.state[self._owned[number]], values)
         self._parameters.forget(self._written[0])
-        self._once.forget(self._written[1])
+        self._state.forget(self._written[1])
         self._numbers = {}
-        self.number += 1
+        self._number += 1
 
     def give_up(self) -> None:
         """The groups hold the parameters, whatever has happened."""
-        if self._saved is not None:
+        if self._groups is not None:
             self._restore_groups()
 
     # -- one batch ------------------------------------------------------------------------------------------
@@ -187,112 +202,56 @@ class ShardedOptimizer:
 
     def _begin(self, member: int, number: int) -> None:
         ledger, batch = self._ledgers[member], self._batches[member][number]
-        touched = self._touched(batch)
-        if ledger.progress(number, self.number) is Progress.BEGUN:
-            ledger.read(touched)
-        ledger.write(touched)
-        ledger.mark(number, self.number, Progress.BEGUN)
+        memory = memory_of(batch, [self._has_state(one.chunk.parameter) for one in batch])
+        if ledger.progress(number, self._number) is Progress.BEGUN:
+            ledger.read(number, memory)
+        ledger.write(number, memory)
+        ledger.mark(number, self._number, Progress.BEGUN)
         self._publish(batch)
         self._enter(batch)
 
     def _end(self, member: int, number: int) -> None:
         self._leave(self._batches[member][number])
-        self._ledgers[member].mark(number, self.number, Progress.DONE)
+        self._ledgers[member].mark(number, self._number, Progress.DONE)
 
-    def _enter(self, batch: Batch) -> None:
+    def _enter(self, batch: Sequence[ChunkTensor]) -> None:
         """See Note [The user's own optimizer]."""
+        assert self._groups is None
         groups = self.optimizer.param_groups
-        assert self._saved is None
-        self._saved = [group["params"] for group in groups]
-        chunks: list[list[torch.Tensor]] = [[] for _ in groups]
-        group_of = [number for number, group in enumerate(groups) for _ in group["params"]]
-        for chunk in batch:
-            parameter = self._owned[chunk.parameter]
-            if parameter.grad is None:
-                continue
-            tensor = self._tensor(chunk)
-            tensor.grad = self._part(_dense(parameter.grad, parameter), chunk)
-            if self._has_state(chunk.parameter):
-                self.optimizer.state[tensor] = self._state_of(chunk)
-            chunks[group_of[chunk.parameter]].append(tensor)
-        for group, own in zip(groups, chunks, strict=True):
-            group["params"] = own
+        self._groups = [group["params"] for group in groups]
+        for group in groups:
+            group["params"] = []
+        for one in batch:
+            if one.is_updated:
+                one.enter(self.optimizer)
+                groups[one.group]["params"].append(one.tensor)
 
-    def _leave(self, batch: Batch) -> None:
-        for chunk in batch:
-            tensor, schema = self._tensor(chunk), self._schemas[chunk.parameter]
-            if tensor.grad is None:
-                continue
-            tensor.grad = None
-            state = self.optimizer.state.pop(tensor, {})
-            self._check_state(state, schema)
-            for key in (key for key, form in schema.items() if form is not None):
-                place = self._part(self._once.shared[f"{self._names[chunk.parameter]}/{key}"], chunk)
-                if not _is_same(state[key], place):
-                    place.copy_(state[key])
-            self._numbers[chunk.parameter] = {key: state[key] for key, form in schema.items() if form is None}
+    def _leave(self, batch: Sequence[ChunkTensor]) -> None:
+        for one in batch:
+            if one.is_updated:
+                self._numbers[one.chunk.parameter] = one.leave(self.optimizer)
         self._restore_groups()
 
     def _restore_groups(self) -> None:
-        assert self._saved is not None
-        for group, parameters in zip(self.optimizer.param_groups, self._saved, strict=True):
+        assert self._groups is not None
+        for group, parameters in zip(self.optimizer.param_groups, self._groups, strict=True):
             group["params"] = parameters
-        self._saved = None
+        self._groups = None
 
-    def _check_state(self, state: Mapping[str, Any], schema: Schema) -> None:
-        if set(state) != set(schema):
-            raise Misuse(
-                f"{type(self.optimizer).__name__} keeps {sorted(state)} for a parameter, and {sorted(schema)} was "
-                'expected: its update cannot be divided among workers. Start with strategy="replicated".'
-            )
-
-    def _publish(self, batch: Batch) -> None:
+    def _publish(self, batch: Sequence[ChunkTensor]) -> None:
+        """What the scripts have changed, all workers see from now on."""
         of_parameters, of_state = self._changes
-        for chunk in batch if of_parameters or of_state else ():
-            name = self._names[chunk.parameter]
+        for one in batch if of_parameters or of_state else ():
+            chunk, name = one.chunk, self._names[one.chunk.parameter]
             self._parameters.publish(name, chunk.start, chunk.stop, of_parameters)
-            for key in self._held_keys(chunk.parameter):
-                held = f"{name}/{key}"
-                stop = self._once.shared[held].numel() if self._by_tensor else chunk.stop
-                self._once.publish(held, chunk.start, stop, of_state)
-
-    def _touched(self, batch: Batch, *, whole: bool = False) -> list[torch.Tensor]:
-        """The memory that the update of a batch writes to; `whole`: also where there is no state yet."""
-        return [
-            self._part(tensor, chunk)
-            for chunk in batch
-            if chunk.num_elements
-            for tensor in (
-                self._parameters.shared[self._names[chunk.parameter]],
-                *(
-                    self._once.shared[f"{self._names[chunk.parameter]}/{key}"]
-                    for key in self._held_keys(chunk.parameter)
-                    if whole or self._has_state(chunk.parameter)
-                ),
-            )
-        ]
-
-    def _held_keys(self, parameter: int) -> list[str]:
-        return [key for key, form in self._schemas[parameter].items() if form is not None]
-
-    def _state_of(self, chunk: Chunk) -> dict[str, Any]:
-        whole = self.optimizer.state[self._owned[chunk.parameter]]
-        name, schema = self._names[chunk.parameter], self._schemas[chunk.parameter]
-        return {
-            key: _copy(value) if schema[key] is None else self._part(self._once.shared[f"{name}/{key}"], chunk)
-            for key, value in whole.items()
-        }
-
-    def _tensor(self, chunk: Chunk) -> torch.Tensor:
-        if chunk not in self._tensors:
-            self._tensors[chunk] = self._part(self._parameters.shared[self._names[chunk.parameter]], chunk)
-        return self._tensors[chunk]
-
-    def _part(self, tensor: torch.Tensor, chunk: Chunk) -> torch.Tensor:
-        """What of a parameter, its gradient or its state belongs to a chunk."""
-        return tensor.detach() if self._by_tensor else flat(tensor.detach())[chunk.start : chunk.stop]
+            for key, held in one.held.items():
+                stop = held.numel() if self._by_tensor else chunk.stop
+                self._state.publish(f"{name}/{key}", chunk.start, stop, of_state)
 
     # -- the state between updates ----------------------------------------------------------------------------
+
+    def _held(self, parameter: int) -> list[str]:
+        return [key for key, form in self._schemas[parameter].items() if form is not None]
 
     def _has_state(self, parameter: int) -> bool:
         return bool(self.optimizer.state.get(self._owned[parameter]))
@@ -311,8 +270,8 @@ class ShardedOptimizer:
         for number, (name, schema) in enumerate(zip(self._names, self._schemas, strict=True)):
             if self._has_state(number):
                 state = self.optimizer.state[self._owned[number]]
-                self._check_state(state, schema)
-                found |= {f"{name}/{key}": state[key] for key in self._held_keys(number)}
+                check_state(self.optimizer, state, schema)
+                found |= {f"{name}/{key}": state[key] for key in self._held(number)}
         return found
 
     def _show_state(self, parameters: Sequence[int]) -> None:
@@ -321,9 +280,15 @@ class ShardedOptimizer:
             state, name = self.optimizer.state[self._owned[number]], self._names[number]
             for key, form in self._schemas[number].items():
                 if form is not None:
-                    state[key] = self._once.views[f"{name}/{key}"]
+                    state[key] = self._state.views[f"{name}/{key}"]
                 else:
                     state.setdefault(key, None)
+
+
+def _grouped(optimizer: Optimizer) -> tuple[list[int], list[torch.Tensor]]:
+    """All parameters of the optimizer, and the number of the group of each."""
+    pairs = [(number, one) for number, group in enumerate(optimizer.param_groups) for one in group["params"]]
+    return [number for number, _ in pairs], [parameter for _, parameter in pairs]
 
 
 def _schemas(optimizer: Optimizer) -> list[Schema]:
@@ -363,28 +328,3 @@ def _schema(optimizer: Optimizer, state: Mapping[str, Any], form: Form) -> Schem
 
 def _has_elements(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() == 1
-
-
-def _take_numbers(state: dict[str, Any], values: Mapping[str, Any]) -> None:
-    for key, value in values.items():
-        if isinstance(value, torch.Tensor) and isinstance(state[key], torch.Tensor):
-            state[key].copy_(value)
-        else:
-            state[key] = value
-
-
-def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-def _is_same(one: Any, other: torch.Tensor) -> bool:
-    """Whether two tensors are the same memory."""
-    return isinstance(one, torch.Tensor) and one.data_ptr() == other.data_ptr() and one.numel() == other.numel()
-
-
-def _dense(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """The gradient, in memory like its parameter."""
-    form = Form.of(parameter)
-    if gradient.stride() == form.stride:
-        return gradient.detach()
-    return torch.empty_strided(form.shape, form.stride, dtype=gradient.dtype).copy_(gradient.detach())

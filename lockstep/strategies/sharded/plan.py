@@ -17,7 +17,7 @@ from dataclasses import dataclass
 GRANULE = 1024
 """See Note [Cuts that no kernel notices]."""
 
-BATCH_ELEMENTS = 128 * GRANULE
+BATCH_ELEMENTS = 256 * GRANULE
 """How many elements are updated by one call of the optimizer, if no whole tensor is larger."""
 
 
