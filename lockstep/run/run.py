@@ -338,9 +338,7 @@ class Run:
         clipped = self._clipped("run.clip_grad_norm_", max_norm, parameters)
         return torch.nn.utils.clip_grad_norm_(clipped, max_norm, norm_type, error_if_nonfinite)
 
-    def clip_grad_value_(
-        self, value: float, parameters: torch.Tensor | Iterable[torch.Tensor] | None = None
-    ) -> None:
+    def clip_grad_value_(self, value: float, parameters: torch.Tensor | Iterable[torch.Tensor] | None = None) -> None:
         """torch's `clip_grad_value_`: no element of the step's gradient is beyond `value`. See `clip_grad_norm_`."""
         torch.nn.utils.clip_grad_value_(self._clipped("run.clip_grad_value_", value, parameters), value)
 

@@ -184,8 +184,8 @@ def _split_groups(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, 
 
 
 BETWEEN = [
-    _scale_weights, _clamp_data, _write_the_same, _clip, _halve_momentum, _load_optimizer, _load_model, _replace_data, _freeze,
-    _change_rate, _other_strides, _split_groups,
+    _scale_weights, _clamp_data, _write_the_same, _clip, _halve_momentum, _load_optimizer, _load_model, _replace_data,
+    _freeze, _change_rate, _other_strides, _split_groups,
 ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from lockstep.errors import Misuse
 from lockstep.strategies.sharded.once import Form, flat
-from lockstep.strategies.sharded.plan import Chunk
+from lockstep.strategies.sharded.plan import UpdateChunk
 
 Schema = Mapping[str, Form | None]
 """What an optimizer keeps for a parameter: tensors that are held once, and (None) numbers that each worker has."""
@@ -22,7 +22,7 @@ class ChunkTensor:
     Where an update needs whole tensors (`is_whole`) it has the parameter's shape, else one dimension.
     """
 
-    chunk: Chunk
+    chunk: UpdateChunk
     parameter: torch.Tensor
     group: int
     schema: Schema
@@ -81,7 +81,7 @@ class ChunkTensor:
         return part_of(whole, self.chunk, self.is_whole)
 
 
-def part_of(tensor: torch.Tensor, chunk: Chunk, is_whole: bool) -> torch.Tensor:
+def part_of(tensor: torch.Tensor, chunk: UpdateChunk, is_whole: bool) -> torch.Tensor:
     """What of a parameter, its gradient or its state belongs to a chunk."""
     return tensor.detach() if is_whole else flat(tensor.detach())[chunk.start : chunk.stop]
 
@@ -122,8 +122,4 @@ def _dense(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 def memory_of(chunks: Sequence[ChunkTensor], has_state: Sequence[bool]) -> list[torch.Tensor]:
     """What the update of a batch writes to."""
-    return [
-        tensor
-        for one, has in zip(chunks, has_state, strict=True)
-        for tensor in one.memory(has_state=has)
-    ]
+    return [tensor for one, has in zip(chunks, has_state, strict=True) for tensor in one.memory(has_state=has)]

@@ -210,7 +210,7 @@ class ShardedEngine(ReplicatedEngine):
         if missing is Missing.PARAMETERS:
             self._hold_parameters()
         assert self._parameters_once is not None
-        names = {named.parameter: named.name for named in self.replicas.parameters}
+        names: dict[torch.Tensor, str] = {named.parameter: named.name for named in self.replicas.parameters}
         self._sharded[id(optimizer)] = ShardedOptimizer(optimizer, names, self._parameters_once, self._wire)
         return None
 

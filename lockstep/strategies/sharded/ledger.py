@@ -96,5 +96,3 @@ def _begin_of_journal(num_batches: int) -> int:
 
 def _up(size_bytes: int) -> int:
     return -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES
-
-

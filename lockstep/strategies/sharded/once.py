@@ -136,9 +136,7 @@ def _first_difference(once: OnceTensors, tensors: Mapping[str, torch.Tensor], le
     return ""
 
 
-def _founded(
-    wire: Wire, num_bytes: int, tensors: Mapping[str, torch.Tensor], forms: Mapping[str, Form]
-) -> OnceMemory:
+def _founded(wire: Wire, num_bytes: int, tensors: Mapping[str, torch.Tensor], forms: Mapping[str, Form]) -> OnceMemory:
     file = allocate(num_bytes)
     try:
         memory = OnceMemory(file, num_bytes)
@@ -154,8 +152,10 @@ def _founded(
 
 
 def _placed(memory: torch.Tensor, form: Form, offset: int) -> torch.Tensor:
-    return memory[offset : offset + form.num_bytes].view(form.dtype).as_strided(
-        form.shape, form.stride, offset // form.dtype.itemsize
+    return (
+        memory[offset : offset + form.num_bytes]
+        .view(form.dtype)
+        .as_strided(form.shape, form.stride, offset // form.dtype.itemsize)
     )
 
 

@@ -21,7 +21,7 @@ from lockstep.strategies.sharded import plan
 from lockstep.strategies.sharded.chunks import ChunkTensor, Schema, check_state, memory_of, part_of, take_numbers
 from lockstep.strategies.sharded.ledger import Ledger, Progress, num_bytes, open_ledgers
 from lockstep.strategies.sharded.once import Form, OnceTensors, hold_once
-from lockstep.strategies.sharded.plan import Batch, Chunk
+from lockstep.strategies.sharded.plan import Batch, UpdateChunk
 from lockstep.wire import Wire
 
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
@@ -100,7 +100,7 @@ class ShardedOptimizer:
             return plan.whole(sizes, num_workers, with_empty=True)
         return plan.cut(sizes, num_workers)
 
-    def _tensor_of(self, chunk: Chunk) -> ChunkTensor:
+    def _tensor_of(self, chunk: UpdateChunk) -> ChunkTensor:
         number, name = chunk.parameter, self._names[chunk.parameter]
         return ChunkTensor(
             chunk, self._owned[number], self._group_of[number], self._schemas[number], self._by_tensor,
@@ -160,7 +160,7 @@ class ShardedOptimizer:
     @cached_property
     def _empty(self) -> list[ChunkTensor]:
         """See Note [Empty chunks] in plan.py."""
-        empty = [] if self._by_tensor else [Chunk(number, 0, 0) for number in range(len(self._owned))]
+        empty = [] if self._by_tensor else [UpdateChunk(number, 0, 0) for number in range(len(self._owned))]
         return [self._tensor_of(chunk) for chunk in empty]
 
     def finish_all(self) -> None:
@@ -266,7 +266,7 @@ class ShardedOptimizer:
 
     def _state_tensors(self) -> dict[str, torch.Tensor]:
         """What the optimizer keeps already."""
-        found = {}
+        found: dict[str, torch.Tensor] = {}
         for number, (name, schema) in enumerate(zip(self._names, self._schemas, strict=True)):
             if self._has_state(number):
                 state = self.optimizer.state[self._owned[number]]
@@ -306,7 +306,7 @@ def _schemas(optimizer: Optimizer) -> list[Schema]:
 
 
 def _stand_in(optimizer: Optimizer, form: Form) -> torch.Tensor:
-    """A tensor whose update creates the same state: two elements, or, if the shape matters, as many as the parameter."""
+    """A tensor whose update creates the same state: of two elements, or, if the shape matters, like the parameter."""
     if type(optimizer) in ELEMENTWISE:
         return torch.zeros(2, dtype=form.dtype)
     return torch.empty_strided(form.shape, form.stride, dtype=form.dtype).zero_()
@@ -317,7 +317,7 @@ def _state_after_update(optimizer: Optimizer, group: Mapping[str, Any], tensor: 
     other.__dict__.update(vars(optimizer), param_groups=[{**group, "params": [tensor]}], state=defaultdict(dict))
     tensor.grad = torch.zeros_like(tensor)
     unhooked_step(optimizer)(other)
-    return other.state[tensor]
+    return dict(other.state[tensor])
 
 
 def _schema(optimizer: Optimizer, state: Mapping[str, Any], form: Form) -> Schema:

@@ -22,7 +22,7 @@ BATCH_ELEMENTS = 256 * GRANULE
 
 
 @dataclass(frozen=True)
-class Chunk:
+class UpdateChunk:
     """Elements `start` to `stop` of a parameter, in the order of memory. `parameter` counts those of the optimizer."""
 
     parameter: int
@@ -34,7 +34,7 @@ class Chunk:
         return self.stop - self.start
 
 
-Batch = tuple[Chunk, ...]
+Batch = tuple[UpdateChunk, ...]
 """Chunks that one call of the optimizer updates. Only the last batch of a worker may have empty ones."""
 
 
@@ -42,12 +42,12 @@ def cut(sizes: Sequence[int], num_workers: int) -> list[list[Batch]]:
     """The batches of each worker where updates are elementwise: equal parts, up to GRANULE elements."""
     total = sum(sizes)
     bounds = [total * worker // num_workers for worker in range(num_workers + 1)]
-    chunks: list[list[Chunk]] = [[] for _ in range(num_workers)]
+    chunks: list[list[UpdateChunk]] = [[] for _ in range(num_workers)]
     begin = 0
     for parameter, size in enumerate(sizes):
         cuts = [_granules(bound - begin, size) for bound in bounds]
         for worker, (start, stop) in enumerate(zip(cuts, [*cuts[1:-1], size], strict=False)):
-            chunks[worker].append(Chunk(parameter, start, max(start, stop)))
+            chunks[worker].append(UpdateChunk(parameter, start, max(start, stop)))
         begin += size
     return [_batches(_pieces(own)) for own in chunks]
 
@@ -57,14 +57,14 @@ def whole(sizes: Sequence[int], num_workers: int, *, with_empty: bool = False) -
 
     `with_empty`: every worker has a chunk of every tensor. See Note [Empty chunks].
     """
-    owned: list[list[Chunk]] = [[] for _ in range(num_workers)]
+    owned: list[list[UpdateChunk]] = [[] for _ in range(num_workers)]
     held = [0] * num_workers
     for parameter in sorted(range(len(sizes)), key=lambda one: (-sizes[one], one)):
         worker = held.index(min(held))
         held[worker] += sizes[parameter]
         for other in range(num_workers):
             if other == worker or with_empty:
-                owned[other].append(Chunk(parameter, 0, sizes[parameter] if other == worker else 0))
+                owned[other].append(UpdateChunk(parameter, 0, sizes[parameter] if other == worker else 0))
     return [_batches(sorted(own, key=lambda chunk: chunk.parameter)) for own in owned]
 
 
@@ -73,17 +73,17 @@ def _granules(position: int, size: int) -> int:
     return size if position >= size else max(0, position) // GRANULE * GRANULE
 
 
-def _pieces(chunks: Sequence[Chunk]) -> list[Chunk]:
+def _pieces(chunks: Sequence[UpdateChunk]) -> list[UpdateChunk]:
     """No chunk is larger than a batch."""
     return [
-        Chunk(chunk.parameter, start, min(start + BATCH_ELEMENTS, chunk.stop))
+        UpdateChunk(chunk.parameter, start, min(start + BATCH_ELEMENTS, chunk.stop))
         for chunk in chunks
         for start in (range(chunk.start, chunk.stop, BATCH_ELEMENTS) if chunk.num_elements else [chunk.start])
     ]
 
 
-def _batches(chunks: Sequence[Chunk]) -> list[Batch]:
-    batches: list[list[Chunk]] = []
+def _batches(chunks: Sequence[UpdateChunk]) -> list[Batch]:
+    batches: list[list[UpdateChunk]] = []
     room = -1
     for chunk in sorted(chunks, key=lambda one: one.num_elements == 0):  # the empty ones last
         if not batches or (chunk.num_elements > room and chunk.num_elements):

@@ -48,9 +48,7 @@ class OnceMemory:
     def forget(self, span: slice) -> None:
         """In these bytes, which are whole pages, the view shows what `shared` holds."""
         libc, begin = ctypes.CDLL(None, use_errno=True), self.view.data_ptr() + span.start
-        result = libc.madvise(
-            ctypes.c_void_p(begin), ctypes.c_size_t(span.stop - span.start), ctypes.c_int(_DONT_NEED)
-        )
+        result = libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(span.stop - span.start), ctypes.c_int(_DONT_NEED))
         if result != 0:
             reason = os.strerror(ctypes.get_errno())
             raise BadEnvironment(f"pages of shared memory cannot be given up ({reason})")
@@ -99,6 +97,4 @@ def _runs(pages: torch.Tensor) -> list[slice]:
     if not numbers:
         return []
     breaks = [0, *(at + 1 for at, (one, two) in enumerate(pairwise(numbers)) if two != one + 1), len(numbers)]
-    return [
-        slice(numbers[begin] * PAGE_BYTES, (numbers[end - 1] + 1) * PAGE_BYTES) for begin, end in pairwise(breaks)
-    ]
+    return [slice(numbers[begin] * PAGE_BYTES, (numbers[end - 1] + 1) * PAGE_BYTES) for begin, end in pairwise(breaks)]
