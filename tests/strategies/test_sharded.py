@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -241,6 +242,71 @@ def _two_models(strategy: str) -> list[str]:
 def test_two_optimizers_in_turn_have_the_digest_of_replicated() -> None:
     alone = on_workers(1, _two_models, "replicated")
     assert on_workers(3, _two_models, "sharded:parameters") == alone * 3
+
+
+# -- checkpoints, other wires, clipping ---------------------------------------------------------------------------
+
+
+def _saved_and_resumed(strategy: str, path: str, until: int) -> str:
+    """Trains up to `until` steps, from the checkpoint if there is one; leaves one."""
+    with lockstep.start(lanes=4, seed=1, strategy=strategy) as run:
+        torch.manual_seed(3)
+        net = Wide()
+        updates = torch.optim.AdamW(net.parameters(), 1e-2)
+        run.replicate(net, updates)
+        if os.path.exists(path):
+            run.resume(path)
+        while run.step < until:
+            for x, y in run.lanes(BATCHES[run.step % len(BATCHES)]):
+                run.backward(F.cross_entropy(net(x), y))
+            updates.step()
+            updates.zero_grad()
+        run.save(path)
+        return run.digest()
+
+
+def test_a_checkpoint_goes_on_under_any_strategy_on_any_number_of_workers(tmp_path: Path) -> None:
+    straight = on_workers(1, _saved_and_resumed, "replicated", str(tmp_path / "straight"), 6)
+    mixed = str(tmp_path / "mixed")
+    for num_workers, strategy, until in (
+        (3, "sharded:optimizer", 2),
+        (2, "replicated", 4),
+        (1, "sharded:parameters", 5),
+    ):
+        on_workers(num_workers, _saved_and_resumed, strategy, mixed, until)
+    assert on_workers(2, _saved_and_resumed, "sharded:gradients", mixed, 6) == straight * 2
+
+
+def test_workers_on_several_hosts_have_one_copy_for_each() -> None:
+    alone = on_workers(1, _digest, "replicated", "wide", "AdamW")
+    assert on_workers(3, _digest, "sharded:optimizer", "wide", "AdamW", wire="hierarchical") == alone * 3
+
+
+def _clip_by_run(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    norm = run.clip_grad_norm_(0.05)
+    assert norm > 0.05
+    run.clip_grad_value_(0.01, model.parameters())
+
+
+def _clip_by_torch(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    nn.utils.clip_grad_value_(model.parameters(), 0.01)
+
+
+def test_clipping_by_the_run_has_the_bits_of_torch_on_any_number_of_workers_under_any_strategy() -> None:
+    by_torch = on_workers(1, _digest, "replicated", "wide", "AdamW", _clip_by_torch)
+    for num_workers, strategy in ((1, "replicated"), (3, "replicated"), (2, "sharded:optimizer")):
+        assert on_workers(num_workers, _digest, strategy, "wide", "AdamW", _clip_by_run) == by_torch * num_workers
+
+
+@pytest.mark.parametrize("limit", [0, -1.0, "1", None, True, float("nan")])
+def test_a_limit_that_is_no_positive_number_is_refused(limit: Any) -> None:
+    with lockstep.start() as run:
+        model = nn.Linear(2, 2)
+        run.replicate(model, torch.optim.SGD(model.parameters(), 0.1))
+        for clip in (run.clip_grad_norm_, run.clip_grad_value_):
+            with pytest.raises(BadArgument, match="takes a number above 0"):
+                clip(limit)
 
 
 # -- bad input ----------------------------------------------------------------------------------------------------
