@@ -75,6 +75,10 @@ class LeftOut(LockstepError):  # noqa: N818
     """This worker has no part in the run any more."""
 
 
+_CLOSED = (
+    "it reaches all members, but the connections for training could not be opened, several times in a row. Does a "
+    "firewall drop the ports that the kernel picks? The last error"
+)
 _ANSWERS = (Liveness.ALIVE, Liveness.ELSEWHERE)
 
 HandOver = Callable[[Decision, Wire], None]
@@ -374,7 +378,7 @@ class Recovery:
         try:
             wire = self.opener.form(decision.view, self._standpoint, self._store(decision), self.endpoint.secret)
         except (PeerGone, BadEnvironment, DistError) as error:
-            self._refuse_to_try_on(error)
+            self._refuse_to_try_on(decision, error)
             return Unformed()
         self.wire = wire
         try:
@@ -384,15 +388,17 @@ class Recovery:
         self.decision = decision
         return Formed()
 
-    def _refuse_to_try_on(self, error: Exception) -> None:
-        """The same members have failed to connect too often: trying again would fail alike."""
+    def _refuse_to_try_on(self, decision: Decision, error: Exception) -> None:
+        """The same members have failed to connect too often: the latest of them leaves, then the one before, and so on.
+
+        If all left at once, nobody would be there who has the state.
+        """
+        slot, uids = self.endpoint.member.slot, decision.attempt.uids
         if self.membership.is_newcomer and self._attempts >= MOST_ENTRIES:
-            raise LeftOut(
-                f"worker {self.endpoint.member.slot} cannot join: it reaches all members, but the connections for "
-                f"training could not be opened: {error}. Does a firewall drop the ports that the kernel picks?"
-            ) from error
-        if self._attempts >= MOST_ATTEMPTS:
-            raise error
+            raise LeftOut(f"worker {slot} cannot join: {_CLOSED}: {error}") from error
+        later = len(uids) - 1 - uids.index(self.endpoint.member.uid)
+        if self._attempts >= MOST_ATTEMPTS + later:
+            raise LeftOut(f"worker {slot} leaves the run: {_CLOSED}: {error}") from error
 
     def _store(self, decision: Decision) -> Store:
         """That of the new generation. The one before was of use until its wire was closed."""

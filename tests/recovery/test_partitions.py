@@ -3,13 +3,19 @@
 Each scene is played by real workers on hosts of their own. See hosts_faults.py for how a link is lost.
 """
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hosts_faults import JOB, Fault, Scene, cut_power, ends, lose_links, played, silence_link
-from training import digest_after
-from workers import Outcome, on_workers
+from training import digest_after, loader_of, make, train_step
+from workers import Outcome, on_workers, outcomes
+
+import lockstep
+from lockstep.elastic.opener import WireOpener
+from lockstep.errors import BadEnvironment
 
 LIMIT_S = 30.0
 ONE_EACH = (1, 1, 1)
@@ -74,3 +80,38 @@ def test_of_two_halves_the_one_that_asks_the_witness_first_goes_on(name: str, tm
     assert all([found[rank].digest, found[rank].step] == alone for rank in going_on)
     left = [end.left for end in found.values() if end.left]
     assert all("first to ask the witness" in text for text in left)
+
+
+def _train_behind_a_closed_port() -> list[Any]:
+    """Worker 3 dies; the connections of workers 1 and 2 can never be opened again, though they reach each other."""
+    right = WireOpener.form
+
+    def form(self: WireOpener, view: Any, *rest: Any) -> Any:
+        if {1, 2} <= {member.slot for member in view.members}:
+            raise BadEnvironment("the port is closed")
+        return right(self, view, *rest)
+
+    WireOpener.form = form  # type: ignore[method-assign]
+    run = lockstep.start(lanes=8, seed=3)
+    model, optimizer = make(JOB)
+    run.replicate(model, optimizer)
+    loader, slot = run.shard(loader_of(JOB)), run.rank
+    try:
+        for _ in run.epochs(JOB.epochs):
+            for batch in loader:
+                if slot == 3 and run.step == 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                train_step(run, JOB, model, optimizer, batch)
+    except SystemExit as end:
+        return [str(end.__cause__), end.code]
+    return [run.digest(), run.step]
+
+
+def test_who_reach_one_another_and_cannot_connect_go_on_without_the_latest_of_them(alone: list[Any]) -> None:
+    found = outcomes(4, _train_behind_a_closed_port)
+    assert [outcome.error for outcome in found] == [None] * 4, found
+    assert found[0].value == found[1].value == alone
+    reason, code = found[2].value
+    assert code == 75
+    assert "worker 2 leaves the run" in reason
+    assert "the port is closed" in reason
