@@ -1,7 +1,7 @@
 """The run as the user holds it."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +30,7 @@ from lockstep.gradients.record import SUMMED, StepRequest
 from lockstep.gradients.squares import SquaresPlan
 from lockstep.launch.exits import TERMINATED
 from lockstep.launch.status import NoStatus, StatusWriter, Trait
+from lockstep.observe.metrics import MetricsLog
 from lockstep.optim.noise import Noise
 from lockstep.optim.noise.watch import NoiseWatch
 from lockstep.run import active
@@ -106,6 +107,7 @@ class Run:
         )
         self._autosave = Autosave(self._state, self.guard, settings, self._overrides, events, context.status)
         self._captures = Captures(settings, self._models, events, self._engine, self._loop.misplaced, self._own_hooks)
+        self._metrics = MetricsLog(context.overrides.run_dir, self.guard, events)
         self._watch = RegistrationWatch()
         self._sites: set[Site] = set()
         self._optimizer_hooks: dict[str, tuple[Any, Any]] = {}
@@ -376,6 +378,22 @@ class Run:
         """Prints once: on the present first worker."""
         if self.is_first:
             print(*values, **options)
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Logs numbers under the number of steps done; every worker calls it, outside of lanes, with the same values.
+
+        The present first worker writes them, once, to `metrics.jsonl` in the run's folder and to what `log_to` names.
+        """
+        self._loop.refuse_unless_outside("run.log")
+        self._metrics.log(self.step, values)
+
+    def log_to(self, sink: Any) -> None:
+        """What `log` is given goes to `sink` too: a logger of another library, or a function that makes it when needed.
+
+        Every worker calls it. Only the present first one calls the function, and writes; what it makes it closes.
+        """
+        self._loop.refuse_unless_outside("run.log_to")
+        self._metrics.add(sink)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Puts a checkpoint at `path`: whole, or the one before stays. Worker 0 writes; the others do nothing."""
