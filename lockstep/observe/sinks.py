@@ -10,6 +10,7 @@
 None of them is imported here.
 """
 
+import atexit
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -47,12 +48,14 @@ class MetricsSink:
     def close(self) -> None:
         """Closes what was made here."""
         target, self._made = self._made, None
+        atexit.unregister(self.close)
         closer = next((getattr(target, name) for name in CLOSERS if hasattr(target, name)), None)
         if closer is not None and not self._has_failed:
             self._attempt(lambda: closer("success") if closer.__name__ == "finalize" else closer(), "its end")
 
     def forked(self) -> "MetricsSink":
         """For a copy of this worker: what the original has opened is left to it, and made anew when it is needed."""
+        atexit.unregister(self.close)
         return MetricsSink(self._given, self._say)
 
     def _target(self) -> Any:
@@ -64,6 +67,7 @@ class MetricsSink:
                 raise BadArgument(f"it has made {_named(made)}, and run.log_to takes {_allowed()}")
             _refuse_other_log(made)
             self._made = made
+            atexit.register(self.close)  # before the library's own exit function, which ends what we then could not
         return self._made
 
     def _attempt(self, write: Callable[[], None], when: str) -> None:
@@ -88,6 +92,8 @@ def write_to(sink: Any, values: Values, step: int) -> None:
         case "add_scalar":
             for name, value in values.items():
                 sink.add_scalar(name, value, step)
+            if callable(flush := getattr(sink, "flush", None)):
+                flush()  # TensorBoard keeps values for two minutes, which a kill would lose
         case "track":
             for name, value in values.items():
                 sink.track(value, name=name, step=step)

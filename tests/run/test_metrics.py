@@ -180,7 +180,7 @@ def test_replacements_go_on_with_the_metrics_where_those_before_were_killed(tmp_
     written = {}
     for deaths in ((), (5, 11)):
         folder = tmp_path / str(len(deaths))
-        with launch(folder, LAUNCHED.replace("DEATHS", str(deaths)), "-n", "2", how) as run:
+        with launch(folder, LAUNCHED.replace("DEATHS", str(deaths)), "-n", "3", how) as run:
             assert run.finish() == 0, run.shown()
         assert sorted(path.name for path in folder.glob("died-*")) == sorted(f"died-{step}" for step in deaths)
         written[deaths] = (run.run_dir / FILE).read_text()
