@@ -1,7 +1,7 @@
 """The run as the user holds it."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -35,11 +35,13 @@ from lockstep.optim.noise import Noise
 from lockstep.optim.noise.watch import NoiseWatch
 from lockstep.run import active
 from lockstep.run.autosave import Autosave
+from lockstep.run.deferral import DeferredUpdate, OwnUpdate, evaluation_lanes, training_steps
 from lockstep.run.placement import place_on
 from lockstep.run.replication import join
 from lockstep.run.step_loop import Stage, StepLoop, as_global_batch
 from lockstep.run.totals import total_of
 from lockstep.run.untracked import UntrackedOptimizers
+from lockstep.script.body import refused_in_body
 from lockstep.script.call_site import Site, calling_frame, site_of, whole_numbers
 from lockstep.script.place import Places
 from lockstep.script.turns import LaneLoop
@@ -274,14 +276,29 @@ class Run:
         """
         self._loop.refuse_unless_outside("run.lanes")
         whole = as_global_batch(batch, self.guard.generation, self._engine.min_samples)
-        in_training_mode = any(module.training for module in self._models.modules.values())
         frame = calling_frame()
-        if train or (train is None and in_training_mode and torch.is_grad_enabled()):
+        if train or (train is None and self._trains()):
             return self._training_lanes(whole, LaneLoop(site_of(frame), whole_numbers(frame)))
-        if in_training_mode and self._ready_engine().buffers.slots:
+        if self._in_training_mode and self._ready_engine().buffers.slots:
             # Forward passes in training mode without gradients move BatchNorm's statistics: they are averaged.
             return self._training_lanes(whole, LaneLoop(site_of(frame), whole_numbers(frame), is_step=False))
         return self._evaluating_lanes(whole)
+
+    def steps(self, loader: Iterable[Any], update: Callable[[], Any] | None = None) -> Iterator[Any]:
+        """The lanes of every batch of `loader`, in one loop, for a body that was written for one device.
+
+        After the lanes of a batch `update()` is called, on every worker. Without one, step() and zero_grad() of the
+        optimizers may stand in the body: they do nothing in the lanes, and are done once after the batch.
+        """
+        self._loop.refuse_unless_outside("run.steps")
+        if update is None and not self._trains():
+            return evaluation_lanes(loader, self.lanes, self._trains)
+        if update is not None:
+            return training_steps(loader, self.lanes, self._trains, OwnUpdate(update))
+        frame = calling_frame()
+        if (why := refused_in_body(frame.f_code.co_filename, frame.f_lineno)) is not None:
+            raise Misuse(why)
+        return training_steps(loader, self.lanes, self._trains, DeferredUpdate(self._models))
 
     def backward(
         self, loss: torch.Tensor, weight: float | None = None, scaler: Any = None, reduction: str = "mean"
@@ -476,6 +493,14 @@ class Run:
         is_first_turn = loop.site not in self._sites
         self._sites.add(loop.site)
         return self._watched(self._loop.training(batch, loop), is_first_turn)
+
+    @property
+    def _in_training_mode(self) -> bool:
+        return any(module.training for module in self._models.modules.values())
+
+    def _trains(self) -> bool:
+        """Whether a loop over lanes that begins now is a training step."""
+        return self._in_training_mode and torch.is_grad_enabled()
 
     def _note_norms(self, batch: GlobalBatch) -> None:
         """Once, in the first step, by worker 0."""
