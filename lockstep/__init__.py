@@ -37,6 +37,11 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_PLACES[name]), name)
 
 
+def __dir__() -> list[str]:
+    """The public names and no others, for those who press Tab."""
+    return sorted(__all__)
+
+
 # Note [The backend registers itself]
 # `import lockstep` makes init_process_group("lockstep") work, in whatever order torch and lockstep are imported, and
 # without importing torch. If torch.distributed is loaded, the backend is registered at once. Otherwise a finder waits

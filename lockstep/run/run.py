@@ -262,11 +262,15 @@ class Run:
 
     # -- training -------------------------------------------------------------------------------------------
 
-    def epochs(self, count: int) -> Iterator[int]:
-        """Counts epochs from the one a resumed run was in, or from 0, up to `count`."""
-        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            raise BadArgument(f"run.epochs takes a number of epochs, 0 or more, not {count!r}")
-        return self._epochs(count)
+    def epochs(self, count: int, *, start: int = 0) -> Iterator[int]:
+        """Counts epochs from the one a resumed run was in, or from `start`, up to `count`.
+
+        `start` is for scripts that have loaded a checkpoint of their own: loaders begin with the order of that epoch.
+        """
+        for number in (count, start):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+                raise BadArgument(f"run.epochs takes a number of epochs, 0 or more, not {number!r}")
+        return self._epochs(count, start)
 
     def lanes(self, batch: Any, *, train: bool | None = None) -> Iterator[Any]:
         """This worker's share of a global batch, lane by lane; when exhausted, `p.grad` holds the step's gradient.
@@ -552,9 +556,11 @@ class Run:
         self.guard.batch_is_due()
         return self.guard.generation.lanes
 
-    def _epochs(self, count: int) -> Iterator[int]:
+    def _epochs(self, count: int, start: int) -> Iterator[int]:
         if self._has_models:
             self._autosave.take_up()
+        if start > self._progress.epoch:
+            self._progress.start_at(start, self._loop.step)
         yield from self._progress.epochs(count)
 
     def _end_by(self, request: StepRequest) -> None:
