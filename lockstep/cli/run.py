@@ -13,7 +13,7 @@ from typing import Any, cast
 import click
 
 from lockstep.cli.streams import complain, discard_output
-from lockstep.errors import BadArgument, BadEnvironment
+from lockstep.errors import BadArgument, BadEnvironment, LockstepError
 from lockstep.lanes import Assignment
 from lockstep.launch.folder import name_from, new_run_folder
 from lockstep.launch.hangs import HANG_S
@@ -22,6 +22,8 @@ from lockstep.launch.launch import Job, launch
 from lockstep.launch.local_pool import LocalPool
 from lockstep.launch.pool import OpenPool
 from lockstep.launch.status import MAX_SLOTS
+from lockstep.observe.journal import Journal
+from lockstep.observe.timeline.file import has_timeline, write_trace
 from lockstep.settings.environment import STRATEGIES, parse_assignment, parse_device, parse_strategy
 from lockstep.settings.limits import MOST_LANES, MOST_SEED, MOST_THREADS, as_whole
 from lockstep.state.checkpoints.plan import parse_every
@@ -209,6 +211,11 @@ class Screen:
     help="For scripts that open a process group of torch.distributed themselves: set RANK, WORLD_SIZE, MASTER_ADDR "
     "and the like.",
 )
+@click.option(
+    "--timeline",
+    is_flag=True,
+    help="Write what every worker does, step by step, to timeline.json in the run's folder, for Perfetto.",
+)
 @click.option("--on", type=click.Choice(["ray"]), help="Start the workers on a Ray cluster.  [default: on this host]")
 @click.option(
     "--address",
@@ -271,10 +278,21 @@ def command(
         **settings,  # the other options have the names of the job's fields
     )
     screen = Screen()
-    outcome = launch(job, show=screen.show, say=screen.say, open_pool=pool_on(engine))
+    journal = Journal(job.run_dir, screen.say)
+    outcome = launch(job, show=screen.show, say=screen.say, open_pool=pool_on(engine), readers=[journal])
+    if has_timeline(job.run_dir):
+        show_timeline(job.run_dir, screen.say)
     if outcome.saved:
         screen.say(f"  to go on: {continuation(job, engine)}")
     sys.exit(outcome.exit_code)
+
+
+def show_timeline(folder: Path, say: Callable[[str], None]) -> None:
+    """Puts the workers' parts together; the run's outcome does not depend on it."""
+    try:
+        say(f"  timeline: {write_trace(folder)} (open it in ui.perfetto.dev); `lockstep explain step {folder}`")
+    except LockstepError as error:
+        say(f"! {error}")
 
 
 def check_engine(engine: Mapping[str, Any], spares: int) -> None:
@@ -324,7 +342,8 @@ def continuation(job: Job, engine: Mapping[str, Any] | None = None) -> str:
         if value is not None
         for word in (name, f"{value:g}" if isinstance(value, float) else str(value))
     ]
-    flags = ["--no-copies"] * (not job.copies) + ["--torch-distributed"] * job.torch_distributed + ["-m"] * job.module
+    flags = ["--no-copies"] * (not job.copies) + ["--torch-distributed"] * job.torch_distributed
+    flags += ["--timeline"] * job.timeline + ["-m"] * job.module
     return shlex.join(["lockstep", "run", *options, *flags, job.program, *job.arguments])
 
 

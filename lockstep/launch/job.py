@@ -59,6 +59,8 @@ class Job:
     checkpoint_every: str | None = None
     checkpoint_keep: int | None = None
     torch_distributed: bool = False
+    timeline: bool = False
+    """Whether workers write a timeline of all steps into `run_dir`."""
     is_run: bool = True
     """Whether the launcher reports an error if several workers never call `lockstep.start`."""
 
@@ -101,6 +103,7 @@ class Job:
             "OMP_NUM_THREADS": self.threads,
             "MKL_NUM_THREADS": self.threads,
             RESUME: self.resume,
+            "LOCKSTEP_TIMELINE": int(self.timeline) or None,
             "LOCKSTEP_CHECKPOINTS": None if self.checkpoints is None else self.checkpoints.absolute(),
             "LOCKSTEP_CHECKPOINT_EVERY": self.checkpoint_every,
             "LOCKSTEP_CHECKPOINT_KEEP": self.checkpoint_keep,

@@ -20,13 +20,14 @@ from lockstep.data.device import DeviceMover
 from lockstep.elastic.guard import Elasticity, Guard
 from lockstep.elastic.shown_waits import shown
 from lockstep.errors import BadArgument, Disagreement, LockstepError, Misuse, WorkerLost, advise, naming_lost_worker
-from lockstep.events import BatchLoaded, Closed, Events, Wait
+from lockstep.events import BatchLoaded, Closed, Events, UpdateBegan, UpdateEnded, Wait
 from lockstep.gradients.batchnorm import lane_norm_note
 from lockstep.gradients.bucket_set import BucketOptions
 from lockstep.gradients.buffers import buffer_places, refuse_new_buffers
 from lockstep.gradients.health import HealthPlan
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import SUMMED, StepRequest
+from lockstep.gradients.shown_backward import shown_backward
 from lockstep.gradients.squares import SquaresPlan
 from lockstep.launch.exits import TERMINATED
 from lockstep.launch.status import NoStatus, StatusWriter, Trait
@@ -37,6 +38,7 @@ from lockstep.run.autosave import Autosave
 from lockstep.run.placement import place_on
 from lockstep.run.replication import join
 from lockstep.run.step_loop import Stage, StepLoop, as_global_batch
+from lockstep.run.timeline import RunTimeline
 from lockstep.run.totals import total_of
 from lockstep.run.untracked import UntrackedOptimizers
 from lockstep.script.call_site import Site, calling_frame, site_of, whole_numbers
@@ -106,6 +108,13 @@ class Run:
         )
         self._autosave = Autosave(self._state, self.guard, settings, self._overrides, events, context.status)
         self._captures = Captures(settings, self._models, events, self._engine, self._loop.misplaced, self._own_hooks)
+        self._timeline = RunTimeline(
+            events,
+            self._overrides.run_dir,
+            settings.device.type,
+            lambda: self.guard.generation.world.generation if self.guard.is_member else 0,
+            launcher_merges=self._overrides.status_fd is not None,
+        )
         self._watch = RegistrationWatch()
         self._sites: set[Site] = set()
         self._optimizer_hooks: dict[str, tuple[Any, Any]] = {}
@@ -377,6 +386,15 @@ class Run:
         if self.is_first:
             print(*values, **options)
 
+    def timeline(self, steps: int | None = 20, folder: str | os.PathLike[str] | None = None) -> None:
+        """Writes what this worker does in the next `steps` steps (None: in all) to the run's timeline, for Perfetto.
+
+        Not collective, but all workers should call it. `folder` is needed where the run has none: without
+        `lockstep run`. At the end of the run `timeline.json` there is the trace of all workers.
+        """
+        if not self._closed:
+            self._timeline.begin(steps, folder)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Puts a checkpoint at `path`: whole, or the one before stays. Worker 0 writes; the others do nothing."""
         if not self._closed:
@@ -413,6 +431,7 @@ class Run:
         self._autosave.close()
         self._loop.stage = Stage.CLOSED
         self._events.emit(Closed)
+        is_first = self.is_first
         for loader in self._progress.loaders.values():
             loader.close()
         self._watch.close()
@@ -424,6 +443,7 @@ class Run:
         world = self.guard.generation.world
         if not self.failed and self.guard.is_member and self._end_together():
             self.guard.end()
+        self._timeline.close(is_first)
         self.guard.close()
         self._status.close()
         self._undo.close()
@@ -491,11 +511,12 @@ class Run:
         """The lanes of a loop; buffers that they have added to the models are refused when they are done."""
         engine = self._engine
         known = buffer_places(self._modules()) if self._watch.noticed else None
-        engine.begin_loop(is_first_turn)
-        try:
-            yield from lanes
-        finally:
-            engine.end_loop()
+        with shown_backward(self._events):
+            engine.begin_loop(is_first_turn)
+            try:
+                yield from lanes
+            finally:
+                engine.end_loop()
         if self._watch.noticed:
             known = engine.buffers.places if known is None else known
             refuse_new_buffers(self._modules(), self._models.name_prefixes(), known)
@@ -547,8 +568,10 @@ class Run:
         self._models.look_at(optimizer)
         self._loop.updated(optimizer)
         self._engine.before_update(optimizer)
+        self._events.emit(UpdateBegan, step=max(0, self._loop.step - 1))
 
     def _after_update(self, optimizer: Optimizer, *_: Any) -> None:
+        self._events.emit(UpdateEnded, step=max(0, self._loop.step - 1))
         self._engine.after_update(optimizer)
 
     def _end_together(self) -> bool:

@@ -288,6 +288,8 @@ def _make_run(context: Context, generation: Generation, elasticity: Elasticity |
     if overrides.trace_dir is not None:
         trace = Trace(overrides.trace_dir, place.world.rank, run.sources, is_replacement=not run.guard.is_member)
         events.subscribe(trace, *TRACED)
+    if overrides.timeline:
+        _show_timeline(run, overrides)
     if overrides.fault is not None and overrides.run_dir is not None:
         watch = FaultWatch(overrides.fault, run.guard, context.status, place.world.rank, overrides.run_dir)
         events.subscribe(watch, StepBegan, StepCommitted, GenerationFormed, Copied)
@@ -300,6 +302,12 @@ def _make_run(context: Context, generation: Generation, elasticity: Elasticity |
     undo.enter_context(handled(run.guard.signals, asked, events.note))
     set_generators(fold(context.settings.seed, "outside"))
     return run
+
+
+def _show_timeline(run: Run, overrides: Overrides) -> None:
+    if overrides.run_dir is None:
+        raise BadEnvironment("LOCKSTEP_TIMELINE is set, and LOCKSTEP_RUN_DIR is not: a timeline needs a folder")
+    run.timeline(steps=None)
 
 
 def _finish(run: Run) -> Finish | None:

@@ -117,6 +117,8 @@ class Overrides:
     strategy: str | None = None
     assignment: tuple[tuple[int, ...], ...] | None = None
     run_dir: Path | None = None
+    timeline: bool = False
+    """Whether all steps are written to the run's timeline."""
     trace_dir: Path | None = None
     stop_after: int | None = None
     dump_path: Path | None = None
@@ -153,6 +155,7 @@ def read_overrides(environ: Mapping[str, str]) -> Overrides:
         strategy=_parsed(environ, "LOCKSTEP_STRATEGY", parse_strategy),
         assignment=_assignment(environ),
         run_dir=_path(environ, "LOCKSTEP_RUN_DIR"),
+        timeline=bool(optional(environ, "LOCKSTEP_TIMELINE", at_most=1)),
         trace_dir=_path(environ, "LOCKSTEP_TRACE_DIR"),
         stop_after=optional(environ, "LOCKSTEP_STOP_AFTER"),
         dump_path=_path(environ, "LOCKSTEP_DUMP"),
