@@ -247,6 +247,14 @@ LAUNCHER = -1
 
 
 @dataclass
+class LaunchBegan(Event):
+    """A launch begins, in its run's folder."""
+
+    program: str
+    num_workers: int
+
+
+@dataclass
 class WorkerStarted(Event):
     """The launcher has started a worker. `joins`: a run is under way, and its members must admit it.
 
@@ -361,6 +369,13 @@ class SlowFound(Event):
 @dataclass
 class CatchUpFound(Event):
     """A worker that was named as slow is so no longer."""
+
+
+@dataclass
+class WorkersSeen(Event):
+    """What the workers do now, about once a second: `rows` are `lockstep.launch.status.StatusRow`s, by slot."""
+
+    rows: Mapping[int, Any]
 
 
 @dataclass

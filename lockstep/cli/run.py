@@ -5,7 +5,8 @@ import importlib
 import importlib.util
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +15,7 @@ import click
 
 from lockstep.cli.streams import complain, discard_output
 from lockstep.errors import BadArgument, BadEnvironment, LockstepError
+from lockstep.events import Subscriber
 from lockstep.lanes import Assignment
 from lockstep.launch.folder import name_from, new_run_folder
 from lockstep.launch.hangs import HANG_S
@@ -22,6 +24,7 @@ from lockstep.launch.launch import Job, launch
 from lockstep.launch.local_pool import LocalPool
 from lockstep.launch.pool import OpenPool
 from lockstep.launch.status import MAX_SLOTS
+from lockstep.observe.history import WorkerHistory
 from lockstep.observe.journal import Journal
 from lockstep.observe.timeline.file import has_timeline, write_trace
 from lockstep.settings.environment import STRATEGIES, parse_assignment, parse_device, parse_strategy
@@ -216,6 +219,7 @@ class Screen:
     is_flag=True,
     help="Write what every worker does, step by step, to timeline.json in the run's folder, for Perfetto.",
 )
+@click.option("--page", is_flag=True, help="Show the run in the browser while it goes on, for this host alone.")
 @click.option("--on", type=click.Choice(["ray"]), help="Start the workers on a Ray cluster.  [default: on this host]")
 @click.option(
     "--address",
@@ -248,6 +252,7 @@ def command(
     cpus_per_worker: float | None,
     gpus_per_worker: float | None,
     placement: str | None,
+    page: bool,
     **settings: Any,
 ) -> None:
     """Start PROGRAM, a script, on one or more workers of this host, or of a Ray cluster.
@@ -278,13 +283,24 @@ def command(
         **settings,  # the other options have the names of the job's fields
     )
     screen = Screen()
-    journal = Journal(job.run_dir, screen.say)
-    outcome = launch(job, show=screen.show, say=screen.say, open_pool=pool_on(engine), readers=[journal])
+    readers: list[Subscriber] = [Journal(job.run_dir, screen.say), WorkerHistory(job.run_dir, screen.say)]
+    with shown_page(job.run_dir, screen.say) if page else nullcontext():
+        outcome = launch(job, show=screen.show, say=screen.say, open_pool=pool_on(engine), readers=readers)
     if has_timeline(job.run_dir):
         show_timeline(job.run_dir, screen.say)
     if outcome.saved:
         screen.say(f"  to go on: {continuation(job, engine)}")
     sys.exit(outcome.exit_code)
+
+
+@contextmanager
+def shown_page(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Inside, the run is shown in the browser."""
+    from lockstep.observe.page.server import PageServer
+
+    with PageServer([folder]) as server:
+        say(f"  page: {server.address} (for this host alone; afterwards `lockstep page {folder}`)")
+        yield
 
 
 def show_timeline(folder: Path, say: Callable[[str], None]) -> None:

@@ -11,9 +11,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from lockstep.events import Event
+from lockstep.events import Event, WorkersSeen
 from lockstep.launch.messages import message
-from lockstep.observe.lines import LineFile, read_lines
+from lockstep.observe.line_file import LineFile, read_lines
 
 FILE = "events.jsonl"
 _STAMP = {field.name for field in fields(Event)}
@@ -26,7 +26,8 @@ class Journal:
         self._file, self._clock = LineFile(folder / FILE, "the journal of the launch", say), clock
 
     def __call__(self, event: Event) -> None:
-        self._file.append(entry_of(event, self._clock()))
+        if not isinstance(event, WorkersSeen):  # it has a file of its own
+            self._file.append(entry_of(event, self._clock()))
 
 
 def entry_of(event: Event, at: float) -> dict[str, Any]:
@@ -49,8 +50,12 @@ def read_journal(folder: Path) -> list[dict[str, Any]]:
 
 
 def _is_entry(entry: dict[str, Any]) -> bool:
-    times = entry.get("at"), entry.get("time_s")
-    return isinstance(entry.get("kind"), str) and all(isinstance(time_s, float | int) for time_s in times)
+    numbers = [entry.get(name) for name in ("at", "time_s", "worker", "step")]
+    return isinstance(entry.get("kind"), str) and all(map(_is_finite, numbers))
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, float | int) and math.isfinite(value)
 
 
 def _is_plain(value: Any) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.events import Event, NoiseMeasured
-from lockstep.observe.lines import append_line
+from lockstep.observe.json_lines import append_line
 from lockstep.optim.noise import Noise
 
 FILE = "noise.jsonl"

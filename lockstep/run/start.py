@@ -42,6 +42,8 @@ from lockstep.launch.control import Control
 from lockstep.launch.status import NoStatus, StatusReader, StatusWriter
 from lockstep.observe.console import SHOWN, Console
 from lockstep.observe.finish import Finish, FinishMark
+from lockstep.observe.history import READ as HISTORY
+from lockstep.observe.history import StepHistory
 from lockstep.observe.recorder import Recorder
 from lockstep.run import active
 from lockstep.run.faults import FaultWatch
@@ -283,6 +285,8 @@ def _make_run(context: Context, generation: Generation, elasticity: Elasticity |
     )
     if overrides.run_dir is not None:
         events.subscribe(Recorder(overrides.run_dir, lambda: run.is_first, events.note), NoiseMeasured)
+        history = StepHistory(overrides.run_dir, lambda: run.is_first, lambda: _lanes_of(run), events.note)
+        events.subscribe(history, *HISTORY)
         mark = FinishMark(overrides.run_dir, lambda: run.is_first, lambda: _finish(run), events.note)
         events.subscribe(mark, Started, Closed)
     if overrides.trace_dir is not None:
@@ -308,6 +312,12 @@ def _show_timeline(run: Run, overrides: Overrides) -> None:
     if overrides.run_dir is None:
         raise BadEnvironment("LOCKSTEP_TIMELINE is set, and LOCKSTEP_RUN_DIR is not: a timeline needs a folder")
     run.timeline(steps=None)
+
+
+def _lanes_of(run: Run) -> dict[int, int]:
+    """How many lanes each worker carries now, by slot."""
+    generation = run.guard.generation
+    return dict(zip(generation.slots, map(len, generation.assignment.lanes_of), strict=True))
 
 
 def _finish(run: Run) -> Finish | None:

@@ -68,7 +68,5 @@ def launcher_marks(folder: Path) -> list[LauncherMark]:
         form = _MARKS.get(entry["kind"])
         if form is not None:
             name = form.format_map({"status": "", "num_wanted": "", "exit_code": "", **entry})
-            found.append(
-                LauncherMark(name, int(entry.get("worker", -1)), int(entry.get("step", 0)), float(entry["at"]))
-            )
+            found.append(LauncherMark(name, int(entry["worker"]), int(entry["step"]), float(entry["at"])))
     return found

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+from lockstep.observe.json_lines import append_line
 
 
 class LineFile:
@@ -34,14 +34,6 @@ class LineFile:
             )
 
 
-def append_line(path: Path, line: str) -> None:
-    """Appends the line to the file, and passes it to the system. Half a line before it is ended first."""
-    with os.fdopen(os.open(path, _FLAGS, 0o666), "r+b", buffering=0) as file:
-        text = f"{_end_of_half_a_line(file.fileno())}{line}\n".encode()
-        while text:  # a write that fills the disk is short; the next one raises the error
-            text = text[file.write(text) or 0 :]
-
-
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects in the file, in their order; lines that are none are left out, and so is a file that is not there."""
     try:
@@ -58,8 +50,3 @@ def _parsed(line: bytes) -> Any:
         return json.loads(line)
     except ValueError:
         return None
-
-
-def _end_of_half_a_line(file: int) -> str:
-    size = os.fstat(file).st_size
-    return "" if size == 0 or os.pread(file, 1, size - 1) == b"\n" else "\n"
