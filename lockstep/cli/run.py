@@ -215,6 +215,11 @@ class Screen:
     "and the like.",
 )
 @click.option(
+    "--rebalance/--no-rebalance",
+    default=None,
+    help="Whether lanes move away from a slow worker, over the script's own word.  [default: they do]",
+)
+@click.option(
     "--timeline",
     is_flag=True,
     help="Write what every worker does, step by step, to timeline.json in the run's folder, for Perfetto.",
@@ -359,6 +364,7 @@ def continuation(job: Job, engine: Mapping[str, Any] | None = None) -> str:
         for word in (name, f"{value:g}" if isinstance(value, float) else str(value))
     ]
     flags = ["--no-copies"] * (not job.copies) + ["--torch-distributed"] * job.torch_distributed
+    flags += [] if job.rebalance is None else ["--rebalance" if job.rebalance else "--no-rebalance"]
     flags += ["--timeline"] * job.timeline + ["-m"] * job.module
     return shlex.join(["lockstep", "run", *options, *flags, job.program, *job.arguments])
 

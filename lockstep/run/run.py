@@ -101,7 +101,7 @@ class Run:
         )
         self.guard = Guard(
             self._state, self._places, self._engine, generation, elasticity, events, context.status, self._end_by,
-            settings.by_hand,
+            settings.by_hand, settings.rebalance and settings.device.type == "cpu",
         )  # fmt: skip
         self._loop = StepLoop(
             self._state, self._places, carried, self._noise, self._engine, self.guard, self._moving, events

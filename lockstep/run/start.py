@@ -94,6 +94,7 @@ def start(
     reduce_dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     strategy: strategies.Strategy | str | None = None,
+    rebalance: bool = True,
 ) -> Run:
     """Collective. Starts this worker's part of a run, under `lockstep run`, torchrun, Slurm, MPI, or alone.
 
@@ -109,6 +110,7 @@ def start(
     `reduce_dtype`, or in the dtype of their parameter.
     `device` is "cpu", "cuda" (each worker its own GPU, the default where there are any) or "cuda:K".
     `strategy` says what a step means: an object of `lockstep.strategies`, or its string form; "replicated" by default.
+    `rebalance=False` leaves lanes where they are although a worker is slow.
     """
     active.refuse_second()
     chosen = _checked_strategy(strategy)
@@ -116,6 +118,7 @@ def start(
         lanes, seed, exact, threads, _listed(assignment), bucket_bytes, wire, algorithm, timeout_s,
         recover, not_finite, drift_every, noise_every, reduce_dtype=reduce_dtype,
         device=str(device) if isinstance(device, torch.device) else device, strategy=str(chosen),
+        rebalance=rebalance,
     )  # fmt: skip
     environ = process_environment()
     place, overrides = find_place(environ), read_overrides(environ)
