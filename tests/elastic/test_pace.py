@@ -1,6 +1,7 @@
 """Lanes follow the workers' pace: the decision in one process, then three real workers of which one is slow."""
 
 import os
+import signal
 from dataclasses import dataclass
 
 import pytest
@@ -166,8 +167,11 @@ class LaneClock:
         return self.now_s
 
 
-def train(rebalance: bool = True) -> dict[str, object]:
-    """Worker 2 takes twice as long for its lanes before step 14; what each worker carried in every step."""
+def train(rebalance: bool = True, dies_at: int = -1) -> dict[str, object]:
+    """Worker 2 takes twice as long for its lanes before step 14; what each worker carried in every step.
+
+    Worker 1 may die in the lanes of a step.
+    """
     clock = LaneClock()
     replicated.time = clock  # in this process, which is a worker's
     pace.WINDOW_STEPS, pace.WINDOW_S, pace.WARM_STEPS = 4, 0.0, 1
@@ -175,10 +179,12 @@ def train(rebalance: bool = True) -> dict[str, object]:
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     run.replicate(model, optimizer)
-    carried = []
+    carried, slot = [], run.rank
     while run.step < 26:
         for x in run.lanes(torch.arange(18 * 8, dtype=torch.float32).view(18, 8) / 100):
-            clock.now_s += 0.2 if run.rank == 2 and run.step < 14 else 0.1
+            clock.now_s += 0.2 if slot == 2 and run.step < 14 else 0.1
+            if slot == 1 and run.step == dies_at:
+                os.kill(os.getpid(), signal.SIGKILL)
             run.backward(model(x).square().mean())
         carried.append(list(map(len, run.guard.generation.assignment.lanes_of)))
         optimizer.step()
@@ -192,6 +198,14 @@ def test_a_slow_worker_gets_fewer_lanes_and_later_its_own_again_with_the_same_bi
     assert all(counts == [2, 2, 2] for one in still for counts in one["carried"])
     for one in moved:
         assert one["carried"] == [[2, 2, 2]] * 9 + [[3, 2, 1]] * 13 + [[2, 2, 2]] * 4
+
+
+def test_a_worker_that_is_lost_after_lanes_have_moved_changes_no_bits() -> None:
+    first, lost, last = outcomes(3, train, dies_at=11)
+    assert lost.killed_by == signal.SIGKILL
+    (digest,) = {one["digest"] for one in on_workers(1, train)}
+    assert first.value["digest"] == last.value["digest"] == digest
+    assert first.value["carried"] == [[2, 2, 2]] * 9 + [[3, 2, 1]] * 2 + [[3, 3]] * 15
 
 
 def test_workers_that_were_told_differently_whether_to_rebalance_are_refused_at_the_start() -> None:
