@@ -26,6 +26,7 @@ from lockstep.launch.pool import OpenPool
 from lockstep.launch.status import MAX_SLOTS
 from lockstep.observe.history import WorkerHistory
 from lockstep.observe.journal import Journal
+from lockstep.observe.line_file import only_first
 from lockstep.observe.timeline.file import has_timeline, write_trace
 from lockstep.settings.environment import STRATEGIES, parse_assignment, parse_device, parse_strategy
 from lockstep.settings.limits import MOST_LANES, MOST_SEED, MOST_THREADS, as_whole
@@ -288,7 +289,8 @@ def command(
         **settings,  # the other options have the names of the job's fields
     )
     screen = Screen()
-    readers: list[Subscriber] = [Journal(job.run_dir, screen.say), WorkerHistory(job.run_dir, screen.say)]
+    complain_once = only_first(screen.say)
+    readers: list[Subscriber] = [Journal(job.run_dir, complain_once), WorkerHistory(job.run_dir, complain_once)]
     with shown_page(job.run_dir, screen.say) if page else nullcontext():
         outcome = launch(job, show=screen.show, say=screen.say, open_pool=pool_on(engine), readers=readers)
     if has_timeline(job.run_dir):

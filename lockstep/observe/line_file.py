@@ -34,6 +34,18 @@ class LineFile:
             )
 
 
+def only_first(say: Callable[[str], None]) -> Callable[[str], None]:
+    """`say` for the first text, nothing for those that follow: files of one folder share one disk."""
+    said: list[str] = []
+
+    def say_first(text: str) -> None:
+        if not said:
+            said.append(text)
+            say(text)
+
+    return say_first
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects in the file, in their order; lines that are none are left out, and so is a file that is not there."""
     try:

@@ -57,7 +57,7 @@ def _curves(view: dict[str, Any], width: int) -> list[Text]:
     newest = {name: parts[name][-1] for name, _ in _PARTS if parts[name]}
     total = sum(newest.values())
     if total:
-        lines.append(_bar(newest, total, width - 11))
+        lines.append(_bar(newest, total, width - 13))  # each part may be rounded up
     return lines
 
 

@@ -105,16 +105,17 @@ def test_the_journal_keeps_plain_fields_and_the_message(tmp_path: Path) -> None:
     assert read_journal(tmp_path)[1]["reason"] == "out of memory"
 
 
-def test_a_file_that_cannot_be_written_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_written_are_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(line_file, "append_line", full)
-    file = LineFile(tmp_path / "lines.jsonl", "the history", said.append)
-    file.append({})
-    file.append({})
+    say = line_file.only_first(said.append)
+    files = [LineFile(tmp_path / name, "the history", say) for name in ("a.jsonl", "b.jsonl")]
+    for file in [*files, *files]:
+        file.append({})
     (sentence,) = said
     assert "the history cannot be written to" in sentence
     assert "training goes on" in sentence
