@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from lockstep.observe.page.entries import check_folder
 from lockstep.observe.page.server import PageServer
-from lockstep.observe.page.view import check_folder
 
 
 @click.command(name="page")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
+from lockstep.observe.page.entries import check_folder
 from lockstep.observe.page.report import write_report
-from lockstep.observe.page.view import check_folder
 
 
 @click.command(name="report")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from lockstep.observe.page.view import check_folder, make_view, read_entries
+from lockstep.observe.page.entries import check_folder, read_entries
+from lockstep.observe.page.view import make_view
 
 EVERY_S = 1.0
 

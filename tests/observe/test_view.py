@@ -29,8 +29,9 @@ from lockstep.observe import line_file
 from lockstep.observe.history import STEPS_FILE, WORKERS_FILE, LineRhythm, StepHistory, WorkerHistory
 from lockstep.observe.journal import Journal, read_journal
 from lockstep.observe.line_file import LineFile, read_lines
+from lockstep.observe.page.entries import RunEntries, read_entries
 from lockstep.observe.page.log_tail import log_tail
-from lockstep.observe.page.view import RunEntries, make_view, read_entries, thinned, without_undone
+from lockstep.observe.page.view import make_view, thinned, without_undone
 from lockstep.observe.watch import sparkline
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import BadEnvironment
+from lockstep.observe.page.entries import read_entries
 from lockstep.observe.page.log_tail import log_tail
 from lockstep.observe.page.server import asset
-from lockstep.observe.page.view import make_view, read_entries
+from lockstep.observe.page.view import make_view
 
 _LINK = '<link rel="stylesheet" href="page.css">'
 _SCRIPT = '<script src="page.js"></script>'

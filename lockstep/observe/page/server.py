@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import BadArgument, BadEnvironment
+from lockstep.observe.page.entries import read_entries, signature
 from lockstep.observe.page.log_tail import log_tail
-from lockstep.observe.page.view import make_view, read_entries, signature
+from lockstep.observe.page.view import make_view
 from lockstep.observe.timeline.file import trace_text
 
 HOST = "127.0.0.1"

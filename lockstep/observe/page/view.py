@@ -1,29 +1,15 @@
 """What a run's folder says, as one value for people to look at: numbers over steps and time, and what happened when.
 
-`read_entries` reads the files, and `make_view` is pure. The view is plain JSON; pages and the terminal show it.
+Pure: lines of files in, a view out. The view is plain JSON; pages and the terminal show it.
 """
 
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-from lockstep.errors import BadArgument
-from lockstep.launch.scale import find_launcher
-from lockstep.observe.history import STEPS_FILE, WORKERS_FILE
-from lockstep.observe.journal import FILE as JOURNAL_FILE
-from lockstep.observe.journal import read_journal
-from lockstep.observe.line_file import read_lines
-from lockstep.observe.timeline.file import has_timeline
-
-METRICS_FILE = "metrics.jsonl"
-NOISE_FILE = "noise.jsonl"
-FINISH_FILE = "finished.json"
-FILES = (JOURNAL_FILE, STEPS_FILE, WORKERS_FILE, METRICS_FILE, NOISE_FILE, FINISH_FILE, "launcher.json")
-"""Those that a view is made of."""
+from lockstep.observe.page.entries import Entry, RunEntries, is_number
 
 MOST_POINTS = 600
 MOST_HAPPENINGS = 300
@@ -31,69 +17,7 @@ MOST_METRICS = 24
 PARTS = ("compute", "waiting", "data", "other")
 """Where the time of a step goes. See Note [Where the time goes] in launch/status.py."""
 
-Entry = Mapping[str, Any]
 Series = dict[str, list[float | None]]
-
-
-@dataclass(frozen=True)
-class RunEntries:
-    """The lines of a run's files."""
-
-    name: str
-    journal: Sequence[Entry] = ()
-    history: Sequence[Entry] = ()
-    workers: Sequence[Entry] = ()
-    metrics: Sequence[Entry] = ()
-    noise: Sequence[Entry] = ()
-    has_finished: bool = False
-    is_running: bool = False
-    log_slots: tuple[int, ...] = ()
-    has_timeline: bool = False
-
-
-def check_folder(folder: Path) -> None:
-    """Raises in a sentence unless the folder is that of a run."""
-    if not folder.is_dir():
-        raise BadArgument(f"there is no run in {folder}: name the folder that holds its logs, such as runs/train-1")
-    if not any((folder / name).exists() for name in FILES):
-        raise BadArgument(
-            f"{folder} is not the folder of a run: it has none of {JOURNAL_FILE}, {STEPS_FILE} and {NOISE_FILE}. Name "
-            "the folder that `lockstep run` has made, such as runs/train-1"
-        )
-
-
-def read_entries(folder: Path) -> RunEntries:
-    """The run in the folder, as it is now. What is not there, or cannot be read, is left out."""
-    return RunEntries(
-        name=folder.resolve().name,
-        journal=read_journal(folder),
-        history=[entry for entry in read_lines(folder / STEPS_FILE) if _has_time_and_step(entry)],
-        workers=[entry for entry in read_lines(folder / WORKERS_FILE) if _has_time_and_step(entry)],
-        metrics=[entry for entry in read_lines(folder / METRICS_FILE) if _is_number(entry.get("step"))],
-        noise=[entry for entry in read_lines(folder / NOISE_FILE) if _is_number(entry.get("step"))],
-        has_finished=(folder / FINISH_FILE).exists(),
-        is_running=find_launcher(folder) is not None,
-        log_slots=log_slots(folder),
-        has_timeline=has_timeline(folder),
-    )
-
-
-def signature(folder: Path) -> tuple[Any, ...]:
-    """Changes whenever the view of the run would."""
-    stats = []
-    for name in FILES:
-        try:
-            found = os.stat(folder / name)
-            stats.append((name, found.st_size, found.st_mtime_ns))
-        except OSError:
-            stats.append((name, 0, 0))
-    return (*stats, find_launcher(folder) is not None, log_slots(folder), has_timeline(folder))
-
-
-def log_slots(folder: Path) -> tuple[int, ...]:
-    """The workers that have logs."""
-    stems = [path.stem.removeprefix("worker-") for path in folder.glob("worker-*.log")]
-    return tuple(sorted(int(stem) for stem in stems if stem.isascii() and stem.isdigit()))
 
 
 def make_view(run: RunEntries) -> dict[str, Any]:
@@ -202,7 +126,7 @@ def _spent(before: Entry, after: Entry) -> dict[str, float] | None:
     """What a worker spent by the step; None if it made none, or is another process."""
     names = ("step", "committed_s", "compute_s", "waiting_s", "data_s")
     if not isinstance(before, Mapping) or not all(
-        _is_number(row.get(name)) for row in (before, after) for name in names
+        is_number(row.get(name)) for row in (before, after) for name in names
     ):
         return None
     steps, *spent = (after[name] - before[name] for name in names)
@@ -263,7 +187,7 @@ def _metrics(entries: Sequence[Entry]) -> dict[str, Series]:
     names = dict.fromkeys(name for entry in entries for name, value in entry.items() if _is_metric(name, value))
     found = {}
     for name in list(names)[:MOST_METRICS]:
-        valid = without_undone([entry for entry in entries if _is_number(entry.get(name))])
+        valid = without_undone([entry for entry in entries if is_number(entry.get(name))])
         rows = [{"step": _number(entry["step"]), "value": _number(entry[name])} for entry in valid]
         found[name] = _columns(thinned(rows, "value"), ("step", "value"))
     return found
@@ -292,7 +216,7 @@ def _happenings(run: RunEntries, began_at: float) -> list[dict[str, Any]]:
     found = [_mark(entry, began_at, _kind_of(entry), text) for entry in run.journal if (text := _text_of(entry))]
     for entry in run.history:
         if entry.get("kind") == "CheckpointSaved":
-            took = f" in {entry['took_s']:.1f} s" if _is_number(entry.get("took_s")) else ""
+            took = f" in {entry['took_s']:.1f} s" if is_number(entry.get("took_s")) else ""
             found.append(_mark(entry, began_at, "checkpoint", f"checkpoint of step {entry['step']} saved{took}"))
     found += [mark for mark in _marks(run, began_at) if mark["kind"] in ("joined", "left")]
     if not any(entry["kind"] == "MemberLost" for entry in run.journal):
@@ -379,7 +303,7 @@ def _lanes(entry: Entry) -> dict[int, int]:
     lanes = entry.get("lanes")
     if not isinstance(lanes, Mapping):
         return {}
-    return {int(slot): int(number) for slot, number in lanes.items() if slot.isdigit() and _is_number(number)}
+    return {int(slot): int(number) for slot, number in lanes.items() if slot.isdigit() and is_number(number)}
 
 
 def _rate(entry: Entry) -> float | None:
@@ -393,16 +317,8 @@ def _key(value: Any) -> float:
 
 def _number(value: Any) -> float | None:
     """A number that JSON and a chart can hold; None for anything else."""
-    return float(value) if _is_number(value) and math.isfinite(value) else None
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 1e300
+    return float(value) if is_number(value) and math.isfinite(value) else None
 
 
 def _is_metric(name: str, value: Any) -> bool:
-    return name not in ("step", "at", "time_s") and _is_number(value)
-
-
-def _has_time_and_step(entry: Entry) -> bool:
-    return _is_number(entry.get("at")) and _is_number(entry.get("step"))
+    return name not in ("step", "at", "time_s") and is_number(value)
