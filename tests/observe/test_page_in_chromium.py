@@ -159,13 +159,17 @@ def test_the_page_fits_a_phone(page: Browser) -> None:
 def test_several_runs_lie_over_each_other(browser: Browser, seen: Seen, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    lines = [{"at": 100.0 + step, "step": step * 40, "loss": 1.5, "samples": 9, "seconds": 1.0} for step in range(9)]
+    lines = [{"at": 100.0 + step, "step": step * 500, "loss": 1.5, "samples": 9, "seconds": 1.0} for step in range(9)]
     (other / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with PageServer([seen.folder, other]) as server:
         browser.size(1200, 900)
         browser.open(server.address)
         browser.wait_for("document.querySelectorAll('[data-chart=loss] .line').length === 2")
         assert browser.value("document.querySelectorAll('#runs tbody tr').length") == 2
+        browser.value("document.querySelector('[data-chart=loss]').focus()")
+        browser.press("End")  # the other run is longer
+        told = browser.value("document.activeElement.parentElement.querySelector('output').textContent")
+        assert told == "step 4000: run –, other 1.5"
         browser.value("document.querySelector('input[value=t]').click()")
         browser.wait_for("document.querySelector('[data-chart=loss]').getAttribute('aria-label').includes(' s')")
 
