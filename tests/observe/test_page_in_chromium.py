@@ -36,7 +36,7 @@ model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.L
 optimizer = torch.optim.SGD(model.parameters(), 0.05)
 run.replicate(model, optimizer)
 truth = torch.randn(16, 4)
-while run.step < 20000:
+while run.step < 200000:
     x = torch.randn(48, 16)
     for x, y in run.lanes((x, (x @ truth).argmax(1))):
         run.backward(F.cross_entropy(model(x), y))
@@ -159,7 +159,9 @@ def test_the_page_fits_a_phone(page: Browser) -> None:
 def test_several_runs_lie_over_each_other(browser: Browser, seen: Seen, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    lines = [{"at": 100.0 + step, "step": step * 500, "loss": 1.5, "samples": 9, "seconds": 1.0} for step in range(9)]
+    lines = [
+        {"at": 100.0 + step, "step": step * 50_000, "loss": 1.5, "samples": 9, "seconds": 1.0} for step in range(9)
+    ]
     (other / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with PageServer([seen.folder, other]) as server:
         browser.size(1200, 900)
@@ -169,7 +171,7 @@ def test_several_runs_lie_over_each_other(browser: Browser, seen: Seen, tmp_path
         browser.value("document.querySelector('[data-chart=loss]').focus()")
         browser.press("End")  # the other run is longer
         told = browser.value("document.activeElement.parentElement.querySelector('output').textContent")
-        assert told == "step 4000: run –, other 1.5"
+        assert told == "step 400k: run –, other 1.5"
         browser.value("document.querySelector('input[value=t]').click()")
         browser.wait_for("document.querySelector('[data-chart=loss]').getAttribute('aria-label').includes(' s')")
 
