@@ -86,6 +86,16 @@ class LaneEnded(Event):
 
 
 @dataclass
+class BackwardBegan(Event):
+    """The script begins a backward pass, inside of its lanes."""
+
+
+@dataclass
+class BackwardEnded(Event):
+    """The backward pass is over, also where it has raised; on a GPU, that work was queued."""
+
+
+@dataclass
 class BucketFilled(Event):
     """This worker's lanes are folded into a bucket, and it was handed to the wire, maybe before the backward ended."""
 
@@ -145,6 +155,16 @@ class StepCommitted(Event):
 
     num_samples: int
     loss: float | None
+
+
+@dataclass
+class UpdateBegan(Event):
+    """An optimizer of the run begins its update; `step` is the one whose gradient it takes."""
+
+
+@dataclass
+class UpdateEnded(Event):
+    """The optimizer's update is made; on a GPU, that work was queued."""
 
 
 @dataclass
@@ -227,6 +247,14 @@ class Closed(Event):
 
 LAUNCHER = -1
 """In place of a slot."""
+
+
+@dataclass
+class LaunchBegan(Event):
+    """A launch begins, in its run's folder."""
+
+    program: str
+    num_workers: int
 
 
 @dataclass
@@ -347,6 +375,13 @@ class CatchUpFound(Event):
 
 
 @dataclass
+class WorkersSeen(Event):
+    """What the workers do now, about once a second: `rows` are `lockstep.launch.status.StatusRow`s, by slot."""
+
+    rows: Mapping[int, Any]
+
+
+@dataclass
 class NobodyStarted(Event):
     """For so long no worker has called `lockstep.start`."""
 
@@ -429,6 +464,11 @@ class Events:
     def subscribe(self, subscriber: Subscriber, *kinds: type[Event]) -> None:
         """To events of these kinds; to all if none are named."""
         self._subscribers.append((subscriber, kinds))
+        self._by_kind.clear()
+
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        """The subscriber receives nothing more, of any kind; a thread that is emitting now may still call it."""
+        self._subscribers = [(one, kinds) for one, kinds in self._subscribers if one is not subscriber]
         self._by_kind.clear()
 
     def has_readers(self, kind: type[Event]) -> bool:

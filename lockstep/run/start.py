@@ -42,6 +42,8 @@ from lockstep.launch.control import Control
 from lockstep.launch.status import NoStatus, StatusReader, StatusWriter
 from lockstep.observe.console import SHOWN, Console
 from lockstep.observe.finish import Finish, FinishMark
+from lockstep.observe.history import READ as HISTORY
+from lockstep.observe.history import StepHistory
 from lockstep.observe.recorder import Recorder
 from lockstep.run import active
 from lockstep.run.faults import FaultWatch
@@ -92,6 +94,7 @@ def start(
     reduce_dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     strategy: strategies.Strategy | str | None = None,
+    rebalance: bool = True,
 ) -> Run:
     """Collective. Starts this worker's part of a run, under `lockstep run`, torchrun, Slurm, MPI, or alone.
 
@@ -107,6 +110,7 @@ def start(
     `reduce_dtype`, or in the dtype of their parameter.
     `device` is "cpu", "cuda" (each worker its own GPU, the default where there are any) or "cuda:K".
     `strategy` says what a step means: an object of `lockstep.strategies`, or its string form; "replicated" by default.
+    `rebalance=False` leaves lanes where they are although a worker is slow.
     """
     active.refuse_second()
     chosen = _checked_strategy(strategy)
@@ -114,6 +118,7 @@ def start(
         lanes, seed, exact, threads, _listed(assignment), bucket_bytes, wire, algorithm, timeout_s,
         recover, not_finite, drift_every, noise_every, reduce_dtype=reduce_dtype,
         device=str(device) if isinstance(device, torch.device) else device, strategy=str(chosen),
+        rebalance=rebalance,
     )  # fmt: skip
     environ = process_environment()
     place, overrides = find_place(environ), read_overrides(environ)
@@ -283,11 +288,15 @@ def _make_run(context: Context, generation: Generation, elasticity: Elasticity |
     )
     if overrides.run_dir is not None:
         events.subscribe(Recorder(overrides.run_dir, lambda: run.is_first, events.note), NoiseMeasured)
+        history = StepHistory(overrides.run_dir, lambda: run.is_first, lambda: _lanes_of(run), events.note)
+        events.subscribe(history, *HISTORY)
         mark = FinishMark(overrides.run_dir, lambda: run.is_first, lambda: _finish(run), events.note)
         events.subscribe(mark, Started, Closed)
     if overrides.trace_dir is not None:
         trace = Trace(overrides.trace_dir, place.world.rank, run.sources, is_replacement=not run.guard.is_member)
         events.subscribe(trace, *TRACED)
+    if overrides.timeline:
+        _show_timeline(run, overrides)
     if overrides.fault is not None and overrides.run_dir is not None:
         watch = FaultWatch(overrides.fault, run.guard, context.status, place.world.rank, overrides.run_dir)
         events.subscribe(watch, StepBegan, StepCommitted, GenerationFormed, Copied)
@@ -300,6 +309,18 @@ def _make_run(context: Context, generation: Generation, elasticity: Elasticity |
     undo.enter_context(handled(run.guard.signals, asked, events.note))
     set_generators(fold(context.settings.seed, "outside"))
     return run
+
+
+def _show_timeline(run: Run, overrides: Overrides) -> None:
+    if overrides.run_dir is None:
+        raise BadEnvironment("LOCKSTEP_TIMELINE is set, and LOCKSTEP_RUN_DIR is not: a timeline needs a folder")
+    run.timeline(steps=None)
+
+
+def _lanes_of(run: Run) -> dict[int, int]:
+    """How many lanes each worker carries now, by slot."""
+    generation = run.guard.generation
+    return dict(zip(generation.slots, map(len, generation.assignment.lanes_of), strict=True))
 
 
 def _finish(run: Run) -> Finish | None:
