@@ -72,7 +72,7 @@ def with_variable(name: str, value: str) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-STRATEGIES = ("replicated",)
+STRATEGIES = ("replicated", "sharded:optimizer", "sharded:gradients", "sharded:parameters")
 """The strategies of a step, by their string forms."""
 
 
