@@ -54,6 +54,7 @@ from lockstep.settings.environment import (
     LaunchPlace,
     Overrides,
     find_place,
+    nccl_host,
     process_environment,
     read_overrides,
     with_variable,
@@ -262,7 +263,14 @@ def _context(
 
 
 def _opener(settings: Settings, on_one_host: bool) -> WireOpener:
-    options = WireOptions(settings.wire, settings.timeout_s, settings.device, settings.exact, settings.algorithm)
+    options = WireOptions(
+        settings.wire,
+        settings.timeout_s,
+        settings.device,
+        settings.exact,
+        settings.algorithm,
+        nccl_host(process_environment()),
+    )
     return WireOpener(options, on_one_host)
 
 

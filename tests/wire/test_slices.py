@@ -16,7 +16,7 @@ from lockstep.errors import PeerGone
 from lockstep.lanes import Assignment, Root, reduction
 from lockstep.settings.environment import find_place, process_environment
 from lockstep.wire.cuda.gpu import Gpu, GpuWait
-from lockstep.wire.cuda.nccl import SliceReducer
+from lockstep.wire.cuda.slices import SliceReducer
 from lockstep.wire.network.gloo import GlooTransport
 from lockstep.wire.schedules.executor import Executor
 from lockstep.world import World
