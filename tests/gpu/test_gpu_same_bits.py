@@ -4,6 +4,7 @@ Each run takes seconds of starting and little of the GPU: all that the tests wan
 """
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ SCRIPT = Path(__file__).parent / "lanes_on_gpu.py"
 MODELS = ("gpt", "resnet", "bf16")
 AT_A_TIME = 8
 LIMIT_S = 300.0
+NCCL = ("--wire", "nccl")
 
 Wanted = tuple[str, ...]
 Outcome = Callable[[Wanted], dict[str, Any]]
@@ -40,7 +42,8 @@ def launch(words: Wanted, folder: Path) -> dict[str, Any]:
         [*command, *arguments], env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return {**json.loads(done.stdout.strip().splitlines()[-1]), "said": done.stdout + done.stderr}
+    marks = [path.name for path in folder.iterdir()]
+    return {**json.loads(done.stdout.strip().splitlines()[-1]), "said": done.stdout + done.stderr, "marks": marks}
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +142,69 @@ def test_a_worker_killed_on_the_gpu_costs_nothing(outcome: Outcome, killed: Want
 
 @pytest.mark.parametrize("replaced", [run(2, "resnet", "--kill", "1:10", "--pause-s", "0.4")], ids=str)
 def test_a_killed_worker_is_replaced_and_the_bits_stay(outcome: Outcome, replaced: Wanted) -> None:
+    got = outcome(replaced)
+    assert got["workers"] == 2
+    assert got["digest"] == outcome(ALONE["resnet"])["digest"]
+
+
+@pytest.mark.parametrize(
+    ("model", "several"),
+    [
+        ("gpt", run(2, "gpt", *NCCL)),
+        ("resnet", run(3, "resnet", *NCCL)),
+        ("bf16", run(4, "bf16", *NCCL)),
+        ("gpt", run(3, "gpt", *NCCL, "--captured")),
+    ],
+    ids=str,
+)
+def test_workers_that_add_by_nccl_give_the_bits_of_one(outcome: Outcome, model: str, several: Wanted) -> None:
+    got, want = outcome(several), outcome(ALONE[model])
+    assert got["workers"] == int(several[0])
+    assert [got[what] for what in ("digest", "losses", "noise")] == [
+        want[what] for what in ("digest", "losses", "noise")
+    ]
+
+
+@pytest.mark.parametrize(
+    "killed",
+    [
+        run(3, "resnet", *NCCL, "--fault", fault)
+        for fault in (
+            "0:4:before computes",
+            "1:4:before send in record exchange",
+            "2:4:before reduce",
+            "1:4:after reduce",
+            "0:4:after prepares",
+            "2:4:before send in commit exchange",
+            "1:4:after commits",
+            "0:4:before update",
+        )
+    ],
+    ids=str,
+)
+def test_a_kill_at_any_point_of_a_step_over_nccl_costs_nothing(outcome: Outcome, killed: Wanted) -> None:
+    got, (worker, *_) = outcome(killed), killed[-1].split(":")
+    assert re.search(rf"worker {worker} \(pid \d+\) was killed by SIGKILL", got["said"]), "the fault never fired"
+    assert got["digest"] == outcome(ALONE["resnet"])["digest"]
+
+
+@pytest.mark.parametrize(
+    "killed",
+    [
+        run(3, "resnet", *NCCL, "--fault", "2:4:before reduce", "--kill-reforming", "1"),
+        run(2, "resnet", *NCCL, "--fault", "1:4:before reduce", "--kill-joining", "--pause-s", "0.5"),
+    ],
+    ids=str,
+)
+def test_a_kill_while_a_communicator_is_made_costs_nothing(outcome: Outcome, killed: Wanted) -> None:
+    """Of one that was there before, and of one that joins."""
+    got = outcome(killed)
+    assert "connecting" in got["marks"], "the fault never fired"
+    assert got["digest"] == outcome(ALONE["resnet"])["digest"]
+
+
+@pytest.mark.parametrize("replaced", [run(2, "resnet", *NCCL, "--kill", "1:10", "--pause-s", "0.5")], ids=str)
+def test_a_worker_joins_over_nccl_and_the_bits_stay(outcome: Outcome, replaced: Wanted) -> None:
     got = outcome(replaced)
     assert got["workers"] == 2
     assert got["digest"] == outcome(ALONE["resnet"])["digest"]
