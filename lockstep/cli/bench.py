@@ -131,6 +131,17 @@ def flattened(workers: Sequence[tuple[int, ...]]) -> list[int]:
 )
 @under_mps
 @click.option(
+    "--lanes",
+    type=WorkerCounts(1),
+    multiple=True,
+    help='On a GPU: lanes of each worker, "1,4,8"; may be given several times.  [default: 1]',
+)
+@click.option(
+    "--ranks-share-gpu",
+    is_flag=True,
+    help="On a GPU: let workers that share it add by NCCL, over sockets. It shows that NCCL works, not how fast it is.",
+)
+@click.option(
     "--steps", type=Whole(1), help="Timed steps in a block.  [default: about a second's worth, on a GPU less]"
 )
 @click.option("--rounds", type=Whole(1), help=f"Blocks of each side.  [default: 10, on a GPU {gpu.ROUNDS}]")
@@ -141,6 +152,8 @@ def step(
     device: str,
     sides: tuple[str, ...] | None,
     mps: bool,
+    lanes: tuple[tuple[int, ...], ...],
+    ranks_share_gpu: bool,
     steps: int | None,
     rounds: int | None,
     as_json: bool,
@@ -152,9 +165,11 @@ def step(
     """
     counts = flattened(workers)
     if device == CUDA:
-        step_on_gpu(gpu.make_plans(models, counts or [1], sides, steps, rounds or gpu.ROUNDS), mps, as_json)
+        each = tuple(flattened(lanes)) or (1,)
+        request = gpu.GpuStepRequest(sides, steps, rounds or gpu.ROUNDS, each, ranks_share_gpu)
+        step_on_gpu(gpu.make_plans(models, counts or [1], request), mps, as_json)
         return
-    refuse_unless_gpu(device, sides=sides is not None, mps=mps)
+    refuse_unless_gpu(device, sides=sides is not None, mps=mps, lanes=bool(lanes), ranks_share_gpu=ranks_share_gpu)
     refuse_unless_on(device, models, [*REFERENCES, "all"])
     plans = steps_on_cpu.make_plans(models, counts or [2], steps, rounds or 10)
     report_on(plans, lambda follow: steps_on_cpu.bench_steps(plans, follow), steps_on_cpu.show, as_json)

@@ -15,6 +15,7 @@ import torch
 
 from lockstep import strategies
 from lockstep.chance import fold, set_generators
+from lockstep.determinism.compiler import watched_compiler
 from lockstep.determinism.hardware import gpu_name, hardware
 from lockstep.determinism.operators import named_once
 from lockstep.determinism.process import settle_process
@@ -32,6 +33,7 @@ from lockstep.events import (
     Copied,
     Events,
     GenerationFormed,
+    GraphCompiled,
     NoiseMeasured,
     Started,
     StepBegan,
@@ -304,6 +306,7 @@ def _make_run(context: Context, generation: Generation, elasticity: Elasticity |
     _close_at_exit(run, undo)
     if context.settings.exact:
         undo.enter_context(named_once(events.note))
+        undo.enter_context(watched_compiler(events.note, lambda text: events.emit(GraphCompiled, text)))
     asked = stop_signals(process_environment(), place.launcher)
     undo.enter_context(handled(run.guard.signals, asked, events.note))
     set_generators(fold(context.settings.seed, "outside"))

@@ -7,32 +7,19 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gpu_processes import environment
+from together import Outcome, Together, Wanted
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(500)]
 
 SCRIPT = Path(__file__).parent / "lanes_on_gpu.py"
 MODELS = ("gpt", "resnet", "bf16")
-AT_A_TIME = 8
 LIMIT_S = 300.0
 NCCL = ("--wire", "nccl")
-
-Wanted = tuple[str, ...]
-Outcome = Callable[[Wanted], dict[str, Any]]
-WANTED: dict[Wanted, None] = {}
-
-
-def run(num_workers: int, *arguments: str) -> Wanted:
-    """Words for a run, which will be started with all others."""
-    words = (str(num_workers), *arguments)
-    WANTED[words] = None
-    return words
 
 
 def launch(words: Wanted, folder: Path) -> dict[str, Any]:
@@ -46,26 +33,18 @@ def launch(words: Wanted, folder: Path) -> dict[str, Any]:
     return {**json.loads(done.stdout.strip().splitlines()[-1]), "said": done.stdout + done.stderr, "marks": marks}
 
 
+RUNS = Together(launch)
+run = RUNS.run
+
+
 @pytest.fixture(scope="module")
-def outcome(request: pytest.FixtureRequest, num_gpus: int, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """What a run told. All that the chosen tests want have run when this is there."""
-    if num_gpus == 0:
-        pytest.skip("no GPU here: there is no NVIDIA driver, or torch finds no device")
-    chosen = [item for item in request.session.items if item.path == Path(__file__)]
-    words = {value for item in chosen for value in item.callspec.params.values() if value in WANTED}
-    wanted = [words_of_a_run for words_of_a_run in WANTED if words_of_a_run in words | ALWAYS]
-    folder = tmp_path_factory.mktemp("runs")
-    with ThreadPoolExecutor(AT_A_TIME) as pool:
-        futures: dict[Wanted, Future[dict[str, Any]]] = {
-            words: pool.submit(launch, words, folder / str(number)) for number, words in enumerate(wanted)
-        }
-    return lambda words: futures[words].result()
+def outcome(request: pytest.FixtureRequest, gpu: None, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return RUNS.outcomes(request, __file__, tmp_path_factory)
 
 
-ALONE = {model: run(1, model) for model in MODELS}
-ALONE_UPDATED = run(1, "gpt", "--update")
-ONE_LANE = run(1, "gpt", "--lanes", "1", "--update")
-ALWAYS = {*ALONE.values(), ALONE_UPDATED, ONE_LANE}
+ALONE = {model: RUNS.always(run(1, model)) for model in MODELS}
+ALONE_UPDATED = RUNS.always(run(1, "gpt", "--update"))
+ONE_LANE = RUNS.always(run(1, "gpt", "--lanes", "1", "--update"))
 
 
 @pytest.mark.parametrize(("model", "several"), [(m, run(n, m)) for m in MODELS for n in (2, 3, 4, 8)], ids=str)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from gpu_processes import environment
+from together import Outcome, Together, Wanted
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(500)]
 
 SCRIPT = Path(__file__).parent / "wire_on_gpu.py"
 
@@ -19,65 +20,89 @@ NCCL = ("--wire", "nccl")
 HOSTS = ("--wire", "hosts")
 
 
-def lines(mode: str, size: int, *options: str) -> list[str]:
-    words = [sys.executable, str(SCRIPT), mode, str(size), *options]
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+def launch(words: Wanted, folder: Path) -> list[str]:
+    command = [sys.executable, str(SCRIPT), *words]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return sorted(done.stdout.strip().splitlines())
 
 
-@pytest.mark.parametrize(("size", "options"), [(2, ()), (3, ()), (2, NCCL), (3, NCCL), (4, NCCL), (3, HOSTS)], ids=str)
-def test_every_kind_of_sum_has_the_bits_of_torch_bracket_by_bracket(
-    gpu: None, size: int, options: tuple[str, ...]
-) -> None:
-    assert lines("add", size, *options) == [f"{rank}: []" for rank in range(size)]
+RUNS = Together(launch, at_a_time=5)
+run = RUNS.run
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_nccls_own_sum_of_whole_numbers_is_right_in_every_dtype(gpu: None, size: int) -> None:
-    assert lines("add", size, *NCCL, "--native") == [f"{rank}: []" for rank in range(size)]
+@pytest.fixture(scope="module")
+def lines(request: pytest.FixtureRequest, gpu: None, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """What the workers of a run printed, by rank."""
+    return RUNS.outcomes(request, __file__, tmp_path_factory)
 
 
-@pytest.mark.parametrize(("size", "options"), [(2, ()), (3, ()), (1, NCCL), (3, NCCL)], ids=str)
-def test_slices_are_scattered_and_gathered_with_the_bits_of_torch(
-    gpu: None, size: int, options: tuple[str, ...]
-) -> None:
-    assert lines("conform", size, *options) == [f"{rank}: []" for rank in range(size)]
+def nothing_is_wrong(words: Wanted) -> list[str]:
+    return [f"{rank}: []" for rank in range(int(words[1]))]
 
 
-@pytest.mark.parametrize("options", [(), NCCL], ids=str)
-def test_a_killed_worker_is_named_by_all_others(gpu: None, options: tuple[str, ...]) -> None:
-    found = lines("SIGKILL", 3, *options)
+@pytest.mark.parametrize(
+    "adding",
+    [
+        run("add", 2),
+        run("add", 3),
+        run("add", 2, *NCCL),
+        run("add", 3, *NCCL),
+        run("add", 4, *NCCL),
+        run("add", 3, *HOSTS),
+    ],
+    ids=str,
+)
+def test_every_kind_of_sum_has_the_bits_of_torch_bracket_by_bracket(lines: Outcome, adding: Wanted) -> None:
+    assert lines(adding) == nothing_is_wrong(adding)
+
+
+@pytest.mark.parametrize("adding", [run("add", size, *NCCL, "--native") for size in (2, 3, 4)], ids=str)
+def test_nccls_own_sum_of_whole_numbers_is_right_in_every_dtype(lines: Outcome, adding: Wanted) -> None:
+    assert lines(adding) == nothing_is_wrong(adding)
+
+
+@pytest.mark.parametrize(
+    "slicing", [run("conform", 2), run("conform", 3), run("conform", 1, *NCCL), run("conform", 3, *NCCL)], ids=str
+)
+def test_slices_are_scattered_and_gathered_with_the_bits_of_torch(lines: Outcome, slicing: Wanted) -> None:
+    assert lines(slicing) == nothing_is_wrong(slicing)
+
+
+@pytest.mark.parametrize("killed", [run("SIGKILL", 3), run("SIGKILL", 3, *NCCL)], ids=str)
+def test_a_killed_worker_is_named_by_all_others(lines: Outcome, killed: Wanted) -> None:
+    found = lines(killed)
     assert len(found) == 2
     assert all("worker 1 at 50: its process has ended" in line for line in found)
 
 
-def test_a_killed_worker_of_another_host_is_named_by_all_others(gpu: None) -> None:
-    found = lines("SIGKILL", 3, *HOSTS)
+@pytest.mark.parametrize("killed", [run("SIGKILL", 3, *HOSTS)], ids=str)
+def test_a_killed_worker_of_another_host_is_named_by_all_others(lines: Outcome, killed: Wanted) -> None:
+    found = lines(killed)
     assert len(found) == 2
     assert all("worker 1 at 50: " in line for line in found)
 
 
-def test_a_worker_that_is_silent_for_too_long_is_named(gpu: None) -> None:
-    found = lines("SIGSTOP", 3)
+@pytest.mark.parametrize("stopped", [run("SIGSTOP", 3)], ids=str)
+def test_a_worker_that_is_silent_for_too_long_is_named(lines: Outcome, stopped: Wanted) -> None:
+    found = lines(stopped)
     assert len(found) == 2
     assert all("worker 1 at 50: " in line for line in found)
     assert any("its GPU has been silent for 10 s" in line for line in found)
 
 
-@pytest.mark.parametrize("options", [NCCL, HOSTS], ids=str)
-def test_nccl_is_not_waited_for_longer_than_the_limit(gpu: None, options: tuple[str, ...]) -> None:
-    found = lines("SIGSTOP", 3, *options)
+@pytest.mark.parametrize("stopped", [run("SIGSTOP", 3, *NCCL), run("SIGSTOP", 3, *HOSTS)], ids=str)
+def test_nccl_is_not_waited_for_longer_than_the_limit(lines: Outcome, stopped: Wanted) -> None:
+    found = lines(stopped)
     assert len(found) == 2
     assert all(" at 50: " in line for line in found)
     assert any("a sum on the GPUs has not ended for 10 s" in line for line in found)
 
 
-@pytest.mark.parametrize("options", [NCCL, HOSTS], ids=str)
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_worker_killed_while_a_communicator_is_made_does_not_stop_the_others(
-    gpu: None, victim: int, options: tuple[str, ...]
-) -> None:
-    found = lines(f"connecting-{victim}", 3, *options)
+@pytest.mark.parametrize(
+    "killed", [run(f"connecting-{victim}", 3, *wire) for victim in (0, 1) for wire in (NCCL, HOSTS)], ids=str
+)
+def test_a_worker_killed_while_a_communicator_is_made_does_not_stop_the_others(lines: Outcome, killed: Wanted) -> None:
+    victim = int(killed[0][-1])
     others = [rank for rank in range(3) if rank != victim]
-    assert found == [f"{rank}: worker {victim}, then [3.0]" for rank in others]
+    assert lines(killed) == [f"{rank}: worker {victim}, then [3.0]" for rank in others]

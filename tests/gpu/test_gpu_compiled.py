@@ -1,0 +1,81 @@
+"""A compiled model on a GPU: one digest on any number of workers, in every way that people compile."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu_processes import environment
+from together import Outcome, Together, Wanted
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(500)]
+
+SCRIPT = Path(__file__).parent / "compiled_on_gpu.py"
+LIMIT_S = 300.0
+ONE_THREAD = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+"""Many processes compile at once here."""
+
+
+def launch(words: Wanted, folder: Path) -> dict[str, Any]:
+    num_workers, *arguments = words
+    command = [sys.executable, "-m", "lockstep", "run", "-n", num_workers, "--run-dir", str(folder), str(SCRIPT)]
+    done = subprocess.run(
+        [*command, *arguments],
+        env={**environment(), **ONE_THREAD},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {**json.loads(done.stdout.strip().splitlines()[-1]), "said": done.stdout + done.stderr}
+
+
+RUNS = Together(launch)
+run = RUNS.run
+
+
+@pytest.fixture(scope="module")
+def outcome(request: pytest.FixtureRequest, gpu: None, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return RUNS.outcomes(request, __file__, tmp_path_factory)
+
+
+@pytest.mark.parametrize(
+    ("one", "several"),
+    [
+        (run(1, *words), run(number, *words))
+        for words, number in (
+            (("before",), 2),
+            (("before",), 4),
+            (("after",), 3),
+            (("in-place",), 2),
+            (("regional",), 3),
+            (("lane",), 3),
+            (("reduce-overhead",), 3),
+            (("max-autotune",), 2),
+            (("breaks",), 3),
+            (("checkpointed",), 3),
+            (("optimizer",), 3),
+            (("before", "--capture"), 3),
+        )
+    ],
+    ids=str,
+)
+def test_a_compiled_model_has_the_same_bits_on_several_workers(outcome: Outcome, one: Wanted, several: Wanted) -> None:
+    got, want = outcome(several), outcome(one)
+    assert got["workers"] == int(several[0])
+    assert (got["digest"], got["losses"]) == (want["digest"], want["losses"])
+    assert "bits may differ" not in got["said"]
+
+
+@pytest.mark.parametrize("captured", [run(1, "before", "--capture")], ids=str)
+def test_a_compiled_lane_is_captured(outcome: Outcome, captured: Wanted) -> None:
+    got = outcome(captured)
+    assert got["graphs"] > 0, got["said"]
+
+
+@pytest.mark.parametrize("dynamic", [run(1, "dynamic")], ids=str)
+def test_dynamic_shapes_are_named(outcome: Outcome, dynamic: Wanted) -> None:
+    assert "a compiled function has dynamic shapes" in outcome(dynamic)["said"]
