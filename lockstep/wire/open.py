@@ -211,7 +211,7 @@ def over_nccl(
     with ExitStack() as opened:
         check_available()
         refuse_shared(_gpus(world, store, Deadline(timeout_s, watch or do_nothing), device, host))
-        group = NcclGroup(world, timeout_s, device)
+        group = NcclGroup(world, device)
         sequence = StreamQueue(device)
         opened.callback(sequence.close)
         opened.callback(group.abort)

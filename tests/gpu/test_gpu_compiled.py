@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from gpu_processes import environment
-from together import Outcome, Together, Wanted
+from together import Outcome, RunPool, Together, Wanted
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(500)]
 
@@ -33,35 +33,32 @@ def launch(words: Wanted, folder: Path) -> dict[str, Any]:
     return {**json.loads(done.stdout.strip().splitlines()[-1]), "said": done.stdout + done.stderr}
 
 
-RUNS = Together(launch)
+RUNS = Together(launch, __file__)
 run = RUNS.run
 
 
 @pytest.fixture(scope="module")
-def outcome(request: pytest.FixtureRequest, gpu: None, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return RUNS.outcomes(request, __file__, tmp_path_factory)
+def outcome(pool: RunPool) -> Outcome:
+    return RUNS.outcomes(pool)
+
+
+ON_SEVERAL = {
+    ("before",): 3,
+    ("lane",): 2,
+    ("reduce-overhead",): 3,
+    ("max-autotune",): 2,
+    ("checkpointed",): 2,
+    ("optimizer",): 2,
+    ("before", "--capture"): 3,
+}
+"""The other ways to compile are tried on the CPU, in tests/exactness/test_compiled_models.py."""
+
+ONE = {words: run(1, *words) for words in ON_SEVERAL}  # before the others: what is compiled once is found by those
+DYNAMIC = run(1, "dynamic")
 
 
 @pytest.mark.parametrize(
-    ("one", "several"),
-    [
-        (run(1, *words), run(number, *words))
-        for words, number in (
-            (("before",), 2),
-            (("before",), 4),
-            (("after",), 3),
-            (("in-place",), 2),
-            (("regional",), 3),
-            (("lane",), 3),
-            (("reduce-overhead",), 3),
-            (("max-autotune",), 2),
-            (("breaks",), 3),
-            (("checkpointed",), 3),
-            (("optimizer",), 3),
-            (("before", "--capture"), 3),
-        )
-    ],
-    ids=str,
+    ("one", "several"), [(ONE[words], run(number, *words)) for words, number in ON_SEVERAL.items()], ids=str
 )
 def test_a_compiled_model_has_the_same_bits_on_several_workers(outcome: Outcome, one: Wanted, several: Wanted) -> None:
     got, want = outcome(several), outcome(one)
@@ -70,12 +67,12 @@ def test_a_compiled_model_has_the_same_bits_on_several_workers(outcome: Outcome,
     assert "bits may differ" not in got["said"]
 
 
-@pytest.mark.parametrize("captured", [run(1, "before", "--capture")], ids=str)
+@pytest.mark.parametrize("captured", [ONE["before", "--capture"]], ids=str)
 def test_a_compiled_lane_is_captured(outcome: Outcome, captured: Wanted) -> None:
     got = outcome(captured)
     assert got["graphs"] > 0, got["said"]
 
 
-@pytest.mark.parametrize("dynamic", [run(1, "dynamic")], ids=str)
+@pytest.mark.parametrize("dynamic", [DYNAMIC], ids=str)
 def test_dynamic_shapes_are_named(outcome: Outcome, dynamic: Wanted) -> None:
     assert "a compiled function has dynamic shapes" in outcome(dynamic)["said"]

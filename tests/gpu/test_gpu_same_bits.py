@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from gpu_processes import environment
-from together import Outcome, Together, Wanted
+from together import Outcome, RunPool, Together, Wanted
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(500)]
 
@@ -33,13 +33,13 @@ def launch(words: Wanted, folder: Path) -> dict[str, Any]:
     return {**json.loads(done.stdout.strip().splitlines()[-1]), "said": done.stdout + done.stderr, "marks": marks}
 
 
-RUNS = Together(launch)
+RUNS = Together(launch, __file__)
 run = RUNS.run
 
 
 @pytest.fixture(scope="module")
-def outcome(request: pytest.FixtureRequest, gpu: None, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return RUNS.outcomes(request, __file__, tmp_path_factory)
+def outcome(pool: RunPool) -> Outcome:
+    return RUNS.outcomes(pool)
 
 
 ALONE = {model: RUNS.always(run(1, model)) for model in MODELS}

@@ -1,23 +1,28 @@
 """Runs of several tests, started together: each takes seconds of starting and little of the GPU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+AT_A_TIME = 9
+
 Wanted = tuple[str, ...]
 Outcome = Callable[[Wanted], Any]
 
 
 class Together:
-    """The runs that the tests of one file want. `launch` makes one, in a folder that is not there yet."""
+    """The runs that the tests of one `file` want. `launch` makes one, in a folder that is not there yet."""
 
-    def __init__(self, launch: Callable[[Wanted, Path], Any], at_a_time: int = 8) -> None:
-        self._launch, self._at_a_time = launch, at_a_time
+    everyone: "list[Together]" = []  # noqa: RUF012 - the files whose tests were collected
+
+    def __init__(self, launch: Callable[[Wanted, Path], Any], file: str) -> None:
+        self.launch, self.file = launch, Path(file)
         self._wanted: dict[Wanted, None] = {}
         self._always: set[Wanted] = set()
+        Together.everyone.append(self)
 
     def run(self, *words: object) -> Wanted:
         """Words for a run, which is made with all others if a test that was chosen has it among its parameters."""
@@ -26,18 +31,31 @@ class Together:
         return wanted
 
     def always(self, wanted: Wanted) -> Wanted:
-        """A run that is made in any case: others are held against it."""
+        """A run that is made if any test of the file was chosen: others are held against it."""
         self._always.add(wanted)
         return wanted
 
-    def outcomes(self, request: pytest.FixtureRequest, file: str, factory: pytest.TempPathFactory) -> Outcome:
-        """What each run came to. All have been made when this returns; one that failed fails where it is asked for."""
-        chosen = [item for item in request.session.items if item.path == Path(file) and hasattr(item, "callspec")]
-        words = {value for item in chosen for value in item.callspec.params.values() if value in self._wanted}
-        wanted = [words_of_a_run for words_of_a_run in self._wanted if words_of_a_run in words | self._always]
-        folder = factory.mktemp("runs")
-        with ThreadPoolExecutor(self._at_a_time) as pool:
-            futures: dict[Wanted, Future[Any]] = {
-                words: pool.submit(self._launch, words, folder / str(number)) for number, words in enumerate(wanted)
-            }
-        return lambda words: futures[words].result()
+    def chosen(self, items: Sequence[pytest.Item]) -> list[Wanted]:
+        """What the tests that were chosen want, in the order in which it was named."""
+        own = [item for item in items if item.path == self.file]
+        words = {value for item in own if hasattr(item, "callspec") for value in item.callspec.params.values()}
+        return [wanted for wanted in self._wanted if own and wanted in words | self._always]
+
+    def outcomes(self, pool: "RunPool") -> Outcome:
+        """What a run came to, once it has ended; one that failed fails where it is asked for."""
+        return lambda wanted: pool.futures[self.file, wanted].result()
+
+
+class RunPool:
+    """The runs of all files, a few at a time, in the background of the tests. Its owner closes it."""
+
+    def __init__(self, items: Sequence[pytest.Item], folder: Path) -> None:
+        self._threads = ThreadPoolExecutor(AT_A_TIME)
+        self.futures: dict[tuple[Path, Wanted], Future[Any]] = {}
+        for file in Together.everyone:
+            for wanted in file.chosen(items):
+                own = folder / str(len(self.futures))
+                self.futures[file.file, wanted] = self._threads.submit(file.launch, wanted, own)
+
+    def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)

@@ -16,6 +16,7 @@ from torch.distributed import TCPStore
 
 from lockstep.errors import PeerGone
 from lockstep.lanes import Assignment, Branch, Reduction, Root, Tree, reduction
+from lockstep.run.start import NCCL_LEFT_TO_US
 from lockstep.wire import Wire, in_gpu_memory, over_nccl
 from lockstep.wire.cuda.nccl import NcclGroup
 from lockstep.wire.exchange import exchange_texts
@@ -190,6 +191,7 @@ def opened(kind: str, world: World, store: TCPStore, timeout_s: float, *, exact:
 def work(rank: int, arguments: argparse.Namespace, port: int) -> None:
     # NCCL takes one GPU of one host for one worker: each worker is a host of its own to it, and they talk over sockets.
     os.environ |= {"NCCL_HOSTID": f"test-{rank}", "NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ |= dict([NCCL_LEFT_TO_US])
     torch.cuda.set_device(0)
     store = TCPStore("127.0.0.1", port, is_master=False)
     mode, size, hosts = arguments.mode, arguments.size, arguments.wire == "hosts"

@@ -2,8 +2,9 @@
 
 # Note [When NCCL waits for ever]
 # NCCL notices a dead peer late or never, and torch's watchdog would end this process then. So that watchdog is off
-# (lockstep/run sets TORCH_NCCL_ASYNC_ERROR_HANDLING=0), the connections for messages notice a lost peer, and the group
-# is aborted: all that waits in its stream ends.
+# (lockstep/run sets TORCH_NCCL_ASYNC_ERROR_HANDLING=0) and its own limit of time never comes, the connections for
+# messages notice a lost peer, lockstep's watchdog one that is silent (gpu.py), and the group is aborted: all that waits
+# in its stream ends.
 
 # Note [A communicator is made on a thread]
 # NCCL makes a communicator in a call that returns when all workers have come, and nothing ends it: not an abort, since
@@ -32,6 +33,7 @@ from lockstep.world import World
 MOST_WORDS = 500
 """NCCL's messages have the cause last, after a file and line: so many characters of it are shown."""
 
+NEVER = timedelta(days=365)
 LOOK_S = 0.005
 """How often rank 0 looks whether NCCL has made its identifier, which takes a moment."""
 
@@ -39,7 +41,7 @@ LOOK_S = 0.005
 class NcclGroup:
     """A Group by NCCL, of one generation: nothing global is touched. Its owner calls `connect`, then `abort`."""
 
-    def __init__(self, world: World, timeout_s: float, device: torch.device) -> None:
+    def __init__(self, world: World, device: torch.device) -> None:
         self.world, self.gpu = world, Gpu(device)
         self._store: Any = dist.HashStore()  # type: ignore[attr-defined]
         self._lock = threading.Lock()
@@ -48,7 +50,7 @@ class NcclGroup:
         self._connected = False
         self._error: RuntimeError | None = None
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=timeout_s)
+        options._timeout = NEVER
         with torch.cuda.device(device):
             self._group: Any = dist.ProcessGroupNCCL(self._store, world.rank, world.size, options)
 
