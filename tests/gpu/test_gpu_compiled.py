@@ -19,11 +19,15 @@ ONE_THREAD = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
 def launch(words: Wanted, folder: Path) -> dict[str, Any]:
-    num_workers, *arguments = words
-    command = [sys.executable, "-m", "lockstep", "run", "-n", num_workers, "--run-dir", str(folder), str(SCRIPT)]
+    """Trains; or verifies, if the words begin so."""
+    first, *arguments = words
+    launcher = ["run", "-n", first, "--run-dir", str(folder)]
+    verifier = ["verify", "-n", "1,2,3", "--steps", "3", "--no-faults", "--no-distance", "--json"]
+    folder.mkdir()
     done = subprocess.run(
-        [*command, *arguments],
+        [sys.executable, "-m", "lockstep", *(verifier if first == "verify" else launcher), str(SCRIPT), *arguments],
         env={**environment(), **ONE_THREAD},
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -76,3 +80,12 @@ def test_a_compiled_lane_is_captured(outcome: Outcome, captured: Wanted) -> None
 @pytest.mark.parametrize("dynamic", [DYNAMIC], ids=str)
 def test_dynamic_shapes_are_named(outcome: Outcome, dynamic: Wanted) -> None:
     assert "a compiled function has dynamic shapes" in outcome(dynamic)["said"]
+
+
+@pytest.mark.parametrize("verified", [run("verify", "before")], ids=str)
+def test_verify_finds_one_digest_of_a_compiled_model_and_lists_what_the_compiler_bakes_in(
+    outcome: Outcome, verified: Wanted
+) -> None:
+    got = outcome(verified)
+    assert (got["equal"], len(set(got["digests"].values()))) == (True, 1)
+    assert any("attention by scaled_dot_product_attention · random numbers by dropout" in g for g in got["compiled"])
