@@ -186,7 +186,7 @@ def _found(
         elasticity = Elasticity(recovery, False, _control(overrides, settings), place.port)
     run = _make_run(context, Generation(opened, slots, settings.assignment), elasticity, place)
     run.guard.publish()
-    _announce(context, place, opened, _device_in_words(options, overrides, settings))
+    _announce(context, place, opened, _device_in_words(options, overrides, settings, opened))
     return run
 
 
@@ -417,10 +417,12 @@ def _script_digest() -> str:
         return "unknown"
 
 
-def _device_in_words(options: Options, overrides: Overrides, settings: Settings) -> str:
+def _device_in_words(options: Options, overrides: Overrides, settings: Settings, wire: Wire) -> str:
     if settings.device.type == "cpu":
         return ""
     shared = sharing(overrides.device or options.device, settings.num_founders, count_gpus())
+    if not wire.shares_gpus:  # a launcher may show each worker a GPU of its own under one name
+        shared = dict.fromkeys(shared, 1)
     return in_words(shared, gpu_name(settings.device))
 
 

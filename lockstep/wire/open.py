@@ -40,7 +40,7 @@ class Wire:
     """A transport for small messages, the reducer that adds buckets, and the queue of its reductions.
 
     `how` describes what carries the buckets, `link` how fast it is; there is no link in a world of one. The `store` is
-    kept open as long as the wire.
+    kept open as long as the wire. `shares_gpus`: several workers may have one GPU.
     """
 
     transport: Transport
@@ -49,6 +49,7 @@ class Wire:
     how: str = "in process"
     link: Link | None = None
     store: Store | None = None
+    shares_gpus: bool = True
 
     @property
     def world(self) -> World:
@@ -237,7 +238,7 @@ def over_nccl(
         link = measure(reducer, transport, device=device)
         opened.pop_all()
     how = "NCCL" if exact else "NCCL's all-reduce"
-    return Wire(transport, sequence, reducer, how, link, store)
+    return Wire(transport, sequence, reducer, how, link, store, shares_gpus=False)
 
 
 def refuse_shared(gpus: Sequence[str]) -> None:

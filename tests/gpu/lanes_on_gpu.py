@@ -210,6 +210,7 @@ if __name__ == "__main__":
     parser.add_argument("--kill-reforming", type=int, help="RANK: when it makes the second communicator", default=-1)
     parser.add_argument("--kill-joining", action="store_true", help="the first that joins, likewise")
     parser.add_argument("--pause-s", type=float, default=0.0)
+    parser.add_argument("--memory-of-others", dest="wire", action="store_const", const="gpu")
     for flag in ("captured", "update", "scaler", "waits", "breaks"):
         parser.add_argument(f"--{flag}", action="store_true")
     main(parser.parse_args())
