@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from gpu_processes import environment
-from together import RunPool
+from together import RunPool, Together
 
 DRIVER = ("/dev/nvidia0", "/proc/driver/nvidia")
 COUNT = "import torch; print(torch.cuda.device_count())"
@@ -40,9 +40,14 @@ def gpu(num_gpus: int) -> None:
 
 @pytest.fixture(scope="session")
 def pool(request: pytest.FixtureRequest, gpu: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunPool]:
-    """The runs that all chosen tests want; they go on in the background, and none is left afterwards."""
+    """The runs that all chosen tests want; they go on in the background, and none is left afterwards.
+
+    Where several processes test, each makes those of a file when it comes to it.
+    """
     before = set(psutil.Process().children(recursive=True))
     runs = RunPool(request.session.items, tmp_path_factory.mktemp("runs"))
+    for file in Together.everyone if "PYTEST_XDIST_WORKER" not in os.environ else ():
+        runs.start(file)
     yield runs
     runs.close()
     left = set(psutil.Process().children(recursive=True)) - before

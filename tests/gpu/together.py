@@ -43,6 +43,7 @@ class Together:
 
     def outcomes(self, pool: "RunPool") -> Outcome:
         """What a run came to, once it has ended; one that failed fails where it is asked for."""
+        pool.start(self)
         return lambda wanted: pool.futures[self.file, wanted].result()
 
 
@@ -50,11 +51,15 @@ class RunPool:
     """The runs of all files, a few at a time, in the background of the tests. Its owner closes it."""
 
     def __init__(self, items: Sequence[pytest.Item], folder: Path) -> None:
+        self._items, self._folder = items, folder
         self._threads = ThreadPoolExecutor(AT_A_TIME)
         self.futures: dict[tuple[Path, Wanted], Future[Any]] = {}
-        for file in Together.everyone:
-            for wanted in file.chosen(items):
-                own = folder / str(len(self.futures))
+
+    def start(self, file: Together) -> None:
+        """The runs of a file are to be made, unless they are already."""
+        for wanted in file.chosen(self._items):
+            if (file.file, wanted) not in self.futures:
+                own = self._folder / str(len(self.futures))
                 self.futures[file.file, wanted] = self._threads.submit(file.launch, wanted, own)
 
     def close(self) -> None:
