@@ -73,7 +73,7 @@ def main(args: argparse.Namespace) -> None:
     run = lockstep.start(lanes=8, wire=args.wire)
     torch.manual_seed(0)
     model = Gpt(breaks=args.way == "breaks", checkpoints=args.way == "checkpointed")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-3), fused=True, capturable=args.capture)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True, capturable=args.capture)
     net = compiled(model, args.way)
     run.replicate(net if args.way == "before" else model, optimizer)
     if args.way == "after":
@@ -83,8 +83,10 @@ def main(args: argparse.Namespace) -> None:
 
 
 def train(run: Run, net: Callable[[Tensor], Tensor], optimizer: torch.optim.Optimizer, args) -> list[float | None]:
+    kind = run.device.type
+
     def loss_of(x: Tensor, y: Tensor) -> Tensor:
-        with torch.autocast(run.device.type, torch.bfloat16, enabled=run.device.type == "cuda"):
+        with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
             return F.cross_entropy(net(x).flatten(0, -2), y.flatten())
 
     forward = torch.compile(loss_of) if args.way == "lane" else loss_of

@@ -4,6 +4,7 @@ python wire_on_gpu.py MODE SIZE; prints one line for each worker.
 """
 
 import argparse
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -26,6 +27,8 @@ DEVICE = torch.device("cuda", 0)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.complex64)
 SIZES = (1, 7, 1000, 100_003)
 TIMEOUT_S = {"SIGSTOP": 10.0}
+HANGS_S = 150.0
+"""After this a worker shows where it is, and ends."""
 
 
 def wanted(tree: Tree, roots: Mapping[Root, torch.Tensor]) -> torch.Tensor:
@@ -192,6 +195,7 @@ def work(rank: int, arguments: argparse.Namespace, port: int) -> None:
     # NCCL takes one GPU of one host for one worker: each worker is a host of its own to it, and they talk over sockets.
     os.environ |= {"NCCL_HOSTID": f"test-{rank}", "NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
     os.environ |= dict([NCCL_LEFT_TO_US])
+    faulthandler.dump_traceback_later(HANGS_S, exit=True)
     torch.cuda.set_device(0)
     store = TCPStore("127.0.0.1", port, is_master=False)
     mode, size, hosts = arguments.mode, arguments.size, arguments.wire == "hosts"
