@@ -47,12 +47,9 @@ def outcome(pool: RunPool) -> Outcome:
 
 
 ON_SEVERAL = {
-    ("before",): 3,
-    ("lane",): 2,
+    ("before",): 4,
     ("reduce-overhead",): 3,
     ("max-autotune",): 2,
-    ("checkpointed",): 2,
-    ("optimizer",): 2,
     ("before", "--capture"): 3,
 }
 """The other ways to compile are tried on the CPU, in tests/exactness/test_compiled_models.py."""

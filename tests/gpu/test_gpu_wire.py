@@ -46,7 +46,6 @@ def nothing_is_wrong(words: Wanted) -> list[str]:
 @pytest.mark.parametrize(
     "adding",
     [
-        run("add", 2),
         run("add", 3),
         run("add", 2, *NCCL),
         run("add", 3, *HOSTS),
@@ -58,7 +57,7 @@ def test_every_kind_of_sum_has_the_bits_of_torch_bracket_by_bracket(lines: Outco
     assert lines(adding) == nothing_is_wrong(adding)
 
 
-@pytest.mark.parametrize("adding", [run("add", size, *NCCL, "--native") for size in (3, 4)], ids=str)
+@pytest.mark.parametrize("adding", [run("add", size, *NCCL, "--native") for size in (2, 3)], ids=str)
 def test_nccls_own_sum_of_whole_numbers_is_right_in_every_dtype(lines: Outcome, adding: Wanted) -> None:
     assert lines(adding) == nothing_is_wrong(adding)
 
