@@ -123,6 +123,7 @@ class Wait(StrEnum):
     CHECKPOINTS = "run.checkpoints"
     TOTAL = "run.total"
     STATISTICS = "synchronised batch norm"
+    UPDATE = "optimizer.step()"
     END = "the end of the run"
 
 
@@ -188,7 +189,8 @@ class GenerationFormed(Event):
     """Workers were lost, have left or have joined; `slots` are those who go on, by rank.
 
     The lanes of those who were lost moved to `moved_to`. `committed`: the step under way had its gradient everywhere
-    and counts; else it is computed again.
+    and counts; else it is computed again. `in_update`: they were lost in `optimizer.step()`, after the step before, and
+    the others have made their part of that update.
     """
 
     generation: int
@@ -201,6 +203,7 @@ class GenerationFormed(Event):
     committed: bool
     cause: str
     took_s: float
+    in_update: bool = False
 
 
 @dataclass

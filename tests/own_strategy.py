@@ -44,7 +44,7 @@ class CountingEngine(ReplicatedEngine):
         self.calls.append("hand_over")
         return super().hand_over()
 
-    def before_update(self, optimizer: Optimizer) -> None:
+    def before_update(self, optimizer: Optimizer, has_closure: bool) -> None:
         self.calls.append(f"before {type(optimizer).__name__}")
 
     def after_update(self, optimizer: Optimizer) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.cli.run import Whole, WorkerCounts
+from lockstep.cli.run import StrategyName, Whole, WorkerCounts
 from lockstep.errors import BadArgument
 from lockstep.programs.bench.allreduce import plan as allreduces
 from lockstep.programs.bench.allreduce.sizes import parse_sizes
@@ -31,6 +31,7 @@ from lockstep.programs.bench.progress import show_progress
 from lockstep.programs.bench.recovery import plan as recoveries
 from lockstep.programs.bench.rounds import BenchPart, Follow
 from lockstep.programs.bench.step import plan as steps_on_cpu
+from lockstep.settings.environment import STRATEGIES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -142,6 +143,14 @@ def flattened(workers: Sequence[tuple[int, ...]]) -> list[int]:
     help="On a GPU: let workers that share it add by NCCL, over sockets. It shows that NCCL works, not how fast it is.",
 )
 @click.option(
+    "--strategy",
+    type=StrategyName(),
+    metavar="|".join(STRATEGIES),
+    default="replicated",
+    show_default=True,
+    help="On the CPU: what a step of lockstep's side means.",
+)
+@click.option(
     "--steps", type=Whole(1), help="Timed steps in a block.  [default: about a second's worth, on a GPU less]"
 )
 @click.option("--rounds", type=Whole(1), help=f"Blocks of each side.  [default: 10, on a GPU {gpu.ROUNDS}]")
@@ -154,6 +163,7 @@ def step(
     mps: bool,
     lanes: tuple[tuple[int, ...], ...],
     ranks_share_gpu: bool,
+    strategy: str,
     steps: int | None,
     rounds: int | None,
     as_json: bool,
@@ -164,6 +174,8 @@ def step(
     should do nothing else.
     """
     counts = flattened(workers)
+    if device == CUDA and strategy != "replicated":
+        raise BadArgument(f"--strategy {strategy} is for the CPU alone: leave --device {device} out")
     if device == CUDA:
         each = tuple(flattened(lanes)) or (1,)
         request = gpu.GpuStepRequest(sides, steps, rounds or gpu.ROUNDS, each, ranks_share_gpu)
@@ -171,7 +183,7 @@ def step(
         return
     refuse_unless_gpu(device, sides=sides is not None, mps=mps, lanes=bool(lanes), ranks_share_gpu=ranks_share_gpu)
     refuse_unless_on(device, models, [*REFERENCES, "all"])
-    plans = steps_on_cpu.make_plans(models, counts or [2], steps, rounds or 10)
+    plans = steps_on_cpu.make_plans(models, counts or [2], steps, rounds or 10, strategy)
     report_on(plans, lambda follow: steps_on_cpu.bench_steps(plans, follow), steps_on_cpu.show, as_json)
 
 

@@ -240,12 +240,17 @@ class Guard:
             self._engine.abandon()
         return self._reform(failure)
 
-    def regroup(self) -> bool:
-        """Collective, outside of steps. Goes on with those who are left, if it can be; whether it could."""
+    def regroup(self, failure: WorkerLost | None = None) -> bool:
+        """Collective, outside of steps. Goes on with those who are left, if it can be; whether it could.
+
+        With a `failure` it raises that where it cannot be.
+        """
         if self.recovery is None:
+            if failure is not None:
+                raise failure
             return False
         self.generation.wire.close()
-        self._reform()
+        self._reform(failure, in_step=False)
         return True
 
     def exclude(self, failure: Disagreement, during: str) -> WorkerLost:
@@ -342,7 +347,7 @@ class Guard:
 
     # -- generations ----------------------------------------------------------------------------------------
 
-    def _reform(self, failure: Exception | None = None, *, admit: bool = False) -> bool:
+    def _reform(self, failure: Exception | None = None, *, admit: bool = False, in_step: bool = True) -> bool:
         """Collective. Forms the next generation; whether the step under way is committed."""
         assert self.recovery is not None
         began_s, before = self._clock(), self.generation
@@ -362,14 +367,15 @@ class Guard:
         self._enter_generation()
         if self.copier is not None:
             self.copier.settle(self.generation.slots)
-        self._report(failure, committed, before, self._clock() - began_s)
+        self._report(failure, committed, before, self._clock() - began_s, in_update=failure is not None and not in_step)
         if self.is_first and (note := self.first.succession(self.generation.slots, self._own_slot)) is not None:
             self._events.note(note)
         if committed:
             self._committed()
         elif failure is not None:
             self._refuse_vain_attempts(failure)
-            self._await_company()
+            if in_step:  # elsewhere nobody can be admitted
+                self._await_company()
         return committed
 
     def _hung(self, hang: MemberHangs, failure: Exception | None) -> WorkerLost:
@@ -449,6 +455,7 @@ class Guard:
         me = self.recovery.endpoint.member.uid
         if not completes(self.recovery.membership.claim, decision.step) or me in decision.newcomers:
             self._engine.abandon()
+        self._engine.settle(wire)
         source = decision.view.rank_of(decision.host.uid)
         given = [member.uid for member in decision.view.members if member.uid in decision.newcomers and member.fresh]
         if me in decision.newcomers and me not in given:
@@ -537,7 +544,15 @@ class Guard:
         self.recovery.refuse_superseded()
         return self.recovery.has_claims()
 
-    def _report(self, failure: Exception | None, committed: bool, before: Generation | None, took_s: float) -> None:
+    def _report(
+        self,
+        failure: Exception | None,
+        committed: bool,
+        before: Generation | None,
+        took_s: float,
+        *,
+        in_update: bool = False,
+    ) -> None:
         assert self.recovery is not None
         assert self.recovery.decision is not None
         decision, now = self.recovery.decision, self.generation
@@ -557,6 +572,7 @@ class Guard:
             committed=committed,
             cause=_cause(failure, () if before is None else before.slots, lost),
             took_s=took_s,
+            in_update=in_update,
             step=self._step,
         )
 

@@ -47,7 +47,7 @@ class Spec:
         return cls(
             name,
             tuple(parameter.shape),
-            _dense_stride(parameter),
+            dense_stride(parameter),
             parameter.dtype,
             str(parameter.device),
             parameter.requires_grad,
@@ -179,7 +179,7 @@ def _up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def _dense_stride(parameter: torch.Tensor) -> tuple[int, ...]:
+def dense_stride(parameter: torch.Tensor) -> tuple[int, ...]:
     """The parameter's own strides where they cover memory without gaps (channels_last), else contiguous ones."""
     like = torch.empty_like(parameter, device="meta", memory_format=torch.preserve_format)
     return tuple(like.stride())

@@ -53,6 +53,7 @@ CALLS: Mapping[int, str] = {
     Collective.TOTAL: "run.total",
     Collective.STATISTICS: STEP,
     Collective.END: "the end of the run",
+    Collective.UPDATE: "optimizer.step()",
 }
 _STOPPED = "T"
 # Waits for a disk, or is held by a debugger.

@@ -75,6 +75,7 @@ class Collective(IntEnum):
     STATISTICS = 6
     """Synchronised batch norm, in the middle of a lane."""
     END = 7
+    UPDATE = 8
 
 
 @dataclass(frozen=True)

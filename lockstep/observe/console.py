@@ -91,6 +91,8 @@ def changes(event: GenerationFormed, *, reported_by_launcher: bool) -> list[str]
 def _step_in_words(event: GenerationFormed) -> str:
     if not event.cause:
         return f"no step was under way before step {event.step}"
+    if event.in_update:
+        return f"the update before step {event.step} was completed by the others"
     if event.committed:
         return f"step {event.step} was complete everywhere and counts"
     return f"step {event.step} was not applied and is computed again"

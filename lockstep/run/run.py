@@ -1,7 +1,7 @@
 """The run as the user holds it."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -322,6 +322,26 @@ class Run:
         with self._ready_engine().pausing():
             yield
 
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        parameters: torch.Tensor | Iterable[torch.Tensor] | None = None,
+        *,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+    ) -> torch.Tensor:
+        """torch's `clip_grad_norm_` of the step's gradient: of `parameters`, or of all replicated models together.
+
+        Call it after the lanes, before `optimizer.step()`; with a GradScaler, after `scaler.unscale_(optimizer)`. Gives
+        the norm from before. The bits are the same on any number of workers, under any strategy.
+        """
+        clipped = self._clipped("run.clip_grad_norm_", max_norm, parameters)
+        return torch.nn.utils.clip_grad_norm_(clipped, max_norm, norm_type, error_if_nonfinite)
+
+    def clip_grad_value_(self, value: float, parameters: torch.Tensor | Iterable[torch.Tensor] | None = None) -> None:
+        """torch's `clip_grad_value_`: no element of the step's gradient is beyond `value`. See `clip_grad_norm_`."""
+        torch.nn.utils.clip_grad_value_(self._clipped("run.clip_grad_value_", value, parameters), value)
+
     def captured(self, fn: Callable[..., Any], optimizer: Optimizer | None = None) -> Callable[..., Any]:
         """`fn`, which runs forward and backward of a lane, recorded into a CUDA graph once per shape and replayed.
 
@@ -540,16 +560,37 @@ class Run:
         if not self._has_models:
             raise Misuse(f"{what} needs a model: call run.replicate(model, optimizer) first")
 
+    def _clipped(
+        self, what: str, limit: float, parameters: torch.Tensor | Iterable[torch.Tensor] | None
+    ) -> list[torch.Tensor]:
+        """The parameters whose gradient is clipped."""
+        self._loop.refuse_unless_outside(what)
+        self._refuse_without_model(what)
+        if isinstance(limit, bool) or not isinstance(limit, int | float | torch.Tensor) or not limit > 0:
+            raise BadArgument(f"{what} takes a number above 0, not {limit!r:.60}")
+        if parameters is None:
+            return [named.parameter for named in self._models.parameters()]
+        return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+
     def _own_hooks(self) -> set[int]:
         return {hook.id for hooks in self._optimizer_hooks.values() for hook in hooks}
 
-    def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
+    def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._models.look_at(optimizer)
         self._loop.updated(optimizer)
-        self._engine.before_update(optimizer)
+        self._update(lambda: self._engine.before_update(optimizer, any((*args[1:], *kwargs.values()))))
 
     def _after_update(self, optimizer: Optimizer, *_: Any) -> None:
-        self._engine.after_update(optimizer)
+        self._update(lambda: self._engine.after_update(optimizer))
+
+    def _update(self, act: Callable[[], None]) -> None:
+        """Collective under some strategies: with those who are left, if a worker is lost."""
+        while True:
+            try:
+                with naming_lost_worker(self._loop.step, Wait.UPDATE):
+                    return act()
+            except WorkerLost as lost:
+                self.guard.regroup(lost)
 
     def _end_together(self) -> bool:
         """All workers should end at the same step; one that ends early is named to those that go on. Whether all do."""

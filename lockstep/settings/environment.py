@@ -79,7 +79,7 @@ def nccl_host(environ: Mapping[str, str]) -> str:
     return environ.get("NCCL_HOSTID", "").strip() or platform.node()
 
 
-STRATEGIES = ("replicated",)
+STRATEGIES = ("replicated", "sharded:optimizer", "sharded:gradients", "sharded:parameters")
 """The strategies of a step, by their string forms."""
 
 

@@ -1,16 +1,20 @@
 """What a step means: who owns it between its lanes and the update. `lockstep.start(strategy=...)` takes one of these.
 
-`protocol` is the seam, `replicated` the variant of plain data parallelism.
+`protocol` is the seam; `replicated` is plain data parallelism; in `sharded`, parameters and optimizer state are held
+once.
 """
 
 from lockstep.errors import BadArgument
 from lockstep.settings.environment import STRATEGIES
 from lockstep.strategies.protocol import EngineOptions, Replicas, StepEngine, Strategy
 from lockstep.strategies.replicated import Replicated
+from lockstep.strategies.sharded import LEVELS, Sharded
 
-__all__ = ["EngineOptions", "Replicas", "Replicated", "StepEngine", "Strategy", "parse"]
+__all__ = ["EngineOptions", "Replicas", "Replicated", "Sharded", "StepEngine", "Strategy", "parse"]
 
-_BY_NAME = dict(zip(STRATEGIES, (Replicated,), strict=True))
+_BY_NAME: dict[str, Strategy] = dict(
+    zip(STRATEGIES, (Replicated(), *(Sharded(level) for level in LEVELS)), strict=True)
+)
 
 
 def parse(text: str) -> Strategy:
@@ -20,4 +24,4 @@ def parse(text: str) -> Strategy:
             f"strategy must be one of {', '.join(map(repr, _BY_NAME))}, or an object of lockstep.strategies, not "
             f"{text!r:.60}"
         )
-    return _BY_NAME[text]()
+    return _BY_NAME[text]

@@ -24,6 +24,7 @@ from lockstep.gradients.record import StepRecord
 from lockstep.gradients.recorder import LaneRecorder
 from lockstep.gradients.squares import SquaresPlan
 from lockstep.optim.noise import StepSquares
+from lockstep.wire import Wire
 from lockstep.wire.generation import Generation
 
 
@@ -132,11 +133,20 @@ class StepEngine(Protocol):
     def keep_gradients(self) -> None:
         """Between steps: what stands in `p.grad` shares no memory with the wire afterwards."""
 
-    def before_update(self, optimizer: Optimizer) -> None:
-        """An optimizer of the run is about to make an update."""
+    def before_update(self, optimizer: Optimizer, has_closure: bool) -> None:
+        """An optimizer of the run is about to make an update, perhaps by a closure. May be collective.
+
+        If a worker is lost in it, it is called again in the next generation.
+        """
 
     def after_update(self, optimizer: Optimizer) -> None:
-        """It has made it."""
+        """It has made it. May be collective; called again after a loss, as `before_update`."""
+
+    def settle(self, wire: Wire) -> None:
+        """A generation is forming, whose wire is open: completes what a lost worker may have left of an update.
+
+        Collective, also on newcomers, before these are given the state. Called again if the generation cannot form.
+        """
 
     def state(self, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
         """What it adds to a snapshot, as JSON; its tensors go into `tensors`. Between steps."""

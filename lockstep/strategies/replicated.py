@@ -42,7 +42,7 @@ from lockstep.gradients.step import StepInFlight
 from lockstep.lanes import reduction
 from lockstep.optim.noise import StepSquares
 from lockstep.strategies.protocol import EngineOptions, Replicas, StepEngine
-from lockstep.wire import Agreement, Proposal, exchange_with_peers
+from lockstep.wire import Agreement, Proposal, Wire, exchange_with_peers
 from lockstep.wire.generation import Generation
 from lockstep.wire.transport import COMMIT
 
@@ -272,10 +272,13 @@ class ReplicatedEngine(StepEngine):
         if self._may_rewind:
             self.buffers.rewind()
 
-    def before_update(self, optimizer: Optimizer) -> None:
+    def before_update(self, optimizer: Optimizer, has_closure: bool) -> None:
         pass
 
     def after_update(self, optimizer: Optimizer) -> None:
+        pass
+
+    def settle(self, wire: Wire) -> None:
         pass
 
     def state(self, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:

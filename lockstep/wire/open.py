@@ -40,7 +40,8 @@ class Wire:
     """A transport for small messages, the reducer that adds buckets, and the queue of its reductions.
 
     `how` describes what carries the buckets, `link` how fast it is; there is no link in a world of one. The `store` is
-    kept open as long as the wire. `shares_gpus`: several workers may have one GPU.
+    kept open as long as the wire. `host` is the memory that this worker shares with others on its host, if the wire
+    uses such memory. `shares_gpus`: several workers may have one GPU.
     """
 
     transport: Transport
@@ -49,11 +50,17 @@ class Wire:
     how: str = "in process"
     link: Link | None = None
     store: Store | None = None
+    host: HostMemory | None = None
     shares_gpus: bool = True
 
     @property
     def world(self) -> World:
         return self.transport.world
+
+    @property
+    def host_members(self) -> tuple[int, ...]:
+        """The ranks with which this worker shares memory, its own too, in order."""
+        return (self.world.rank,) if self.host is None else self.host.neighbours.members
 
     def awaited(self) -> list[int]:
         """The workers for which this one waits now, in order. Any thread, at any time; sends no message."""
@@ -150,7 +157,7 @@ def in_shared_memory(world: World, store: Store, timeout_s: float, *, watch: Cal
         _, transport, reducer = _on_host(world, own_store, timeout_s, watch, opened)
         link = measure(reducer, transport)
         opened.pop_all()
-    return Wire(transport, ThreadQueue(), reducer, "shared memory", link, store)
+    return Wire(transport, ThreadQueue(), reducer, "shared memory", link, store, reducer.board.memory)
 
 
 def in_gpu_memory(
@@ -290,7 +297,7 @@ def over_hosts(
         reducer = HierarchicalReducer(open_board(memory), transport, hosts, _choice(algorithm, link), network)
         opened.pop_all()
     how = f"shared memory on {len(hosts)} hosts, Gloo between them, {algorithm or 'cheapest algorithm'}"
-    return Wire(transport, sequence, reducer, how, link, store)
+    return Wire(transport, sequence, reducer, how, link, store, memory)
 
 
 def _on_host(

@@ -33,6 +33,7 @@ def numbers_after(word: str, printed: str) -> list[float]:
         pytest.param(3, "16_adviser", (), marks=pytest.mark.soak),
         (2, "17_captured", ()),
         (3, "18_carried", ()),
+        (3, "19_sharded", ()),
     ],
 )
 def test_an_example_prints_the_same_on_several_workers_as_alone(shell: Shell, num_workers, example, arguments):
@@ -54,6 +55,7 @@ def test_an_example_prints_the_same_on_several_workers_as_alone(shell: Shell, nu
         "15_grow",
         "17_captured",
         "18_carried",
+        "19_sharded",
     ],
 )
 def test_an_example_ends_with_the_digest_of_its_training(shell: Shell, example):

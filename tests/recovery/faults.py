@@ -9,7 +9,10 @@ are `before NAME` and `after NAME` of
 - reduce, the reduction of a bucket, on the thread that does it;
 - record exchange, commit exchange, hand_over; and `send in` and `receive in` each of these: a commit is sent by
   messages or, in shared memory, by semaphores;
-- update, the optimizer's step (told by the script), and `in loader`, inside the data set (told by the data set).
+- update, the optimizer's step (told by the script), and `in loader`, inside the data set (told by the data set);
+- under a sharded strategy: meets and part, the two barriers of an update; batch, the update of a batch, and `in
+  journal` and `in batch`, when its journal is written and when some of its elements are; finish, what a survivor does
+  for one that is lost.
 """
 
 import os
@@ -25,6 +28,9 @@ import pytest
 
 from lockstep.events import Event, LaneBegan, Wait, WaitBegan
 from lockstep.run.run import Run
+from lockstep.strategies.sharded.engine import ShardedEngine
+from lockstep.strategies.sharded.ledger import Ledger, Progress
+from lockstep.strategies.sharded.optimizer import ShardedOptimizer
 from lockstep.wire.shared import semaphores
 
 GUARD = {"begin": "begins", "prepared": "prepares", "committed": "commits", "recover": "recovers", "heal": "heals"}
@@ -81,7 +87,32 @@ class Script:
         self._watch_wire(run.guard.generation.wire)
         self._watch_generations(run)
         run._events.subscribe(self._on_event, LaneBegan, WaitBegan)
+        if isinstance(run._engine, ShardedEngine):
+            self._watch_updates()
         semaphores.post = self._told_in_commit(semaphores.post)
+
+    def _watch_updates(self) -> None:
+        """Of all objects that this worker will make."""
+        for owner, name, point in (
+            (ShardedEngine, "_meet", "meets"),
+            (ShardedEngine, "after_update", "part"),
+            (ShardedOptimizer, "finish_all", "finish"),
+            (ShardedOptimizer, "_begin", "batch begins"),
+            (ShardedOptimizer, "_end", "batch ends"),
+        ):
+            self._around(owner, name, point)
+        mark, restore = Ledger.mark, ShardedOptimizer._restore_groups
+
+        def in_journal(ledger: Ledger, batch: int, number: int, progress: Progress) -> None:
+            if progress is Progress.BEGUN:
+                self.reach("in journal")
+            mark(ledger, batch, number, progress)
+
+        def in_batch(sharded: ShardedOptimizer) -> None:
+            self.reach("in batch")
+            restore(sharded)
+
+        Ledger.mark, ShardedOptimizer._restore_groups = in_journal, in_batch  # type: ignore[method-assign]
 
     def _around(self, owner: Any, name: str, point: str) -> None:
         inner = getattr(owner, name)

@@ -19,11 +19,13 @@ from training import Job, data, make
 import lockstep
 from lockstep.gradients import bucket_set, layout
 from lockstep.run.run import Run
+from lockstep.strategies.sharded import plan
 
 NUM_SAMPLES = 173
 BATCH = 52
 STEPS_PER_EPOCH = 4
 BUCKET_BYTES = 600
+GRANULE, BATCH_ELEMENTS = 32, 64
 
 Sample = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -52,8 +54,9 @@ class Training:
         return self.epochs * STEPS_PER_EPOCH
 
     def start(self) -> Run:
-        """Small models are given several buckets, the first one too."""
+        """Small models are given several buckets, the first one too, and several batches of an update."""
         bucket_set.make_layout = partial(layout.make_layout, first_bucket_bytes=BUCKET_BYTES)
+        plan.GRANULE, plan.BATCH_ELEMENTS = GRANULE, BATCH_ELEMENTS
         usual = {"lanes": self.lanes, "seed": 3, "bucket_bytes": BUCKET_BYTES, "noise_every": 2}
         return lockstep.start(**usual | dict(self.options))
 

@@ -21,7 +21,7 @@ from lockstep.strategies import EngineOptions, Replicas, StepEngine, Strategy
 from lockstep.wire import in_process
 from lockstep.wire.generation import Generation
 
-STRATEGIES = [strategies.Replicated()]
+STRATEGIES = [strategies.Replicated(), strategies.Sharded("optimizer"), strategies.Sharded("parameters")]
 X = torch.linspace(-1, 1, 36).reshape(9, 4)
 NUM_LANES = 3
 

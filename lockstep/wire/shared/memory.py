@@ -33,6 +33,8 @@ class HostMemory:
         self._own: dict[int, SharedSegment] = {}
         self._released: list[int] = []
         self._theirs: dict[tuple[int, int], torch.Tensor] = {}
+        self._files: dict[int, list[int]] = {}
+        """Files of `send_file` that have arrived, by the peer that sent them."""
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """New shared memory, as bytes. Peers see it after `reveal`."""
@@ -82,12 +84,28 @@ class HostMemory:
             (new,) = set(self._theirs) - known
             return self._theirs[new]
 
+    def send_file(self, file: int) -> None:
+        """Every peer receives the open file by `next_file`; the caller keeps its own."""
+        with self._lock:
+            for peer in self.neighbours.sockets:
+                self._hand_over(peer, json.dumps({"new": [], "released": [], "files": 1}).encode(), [file])
+
+    def next_file(self, peer: int) -> int:
+        """The next file that a peer has sent; the caller closes it."""
+        with self._lock:
+            while not self._files.get(peer):
+                self._read_mail(peer)
+            return self._files[peer].pop(0)
+
     def close(self) -> None:
         with self._lock:
             for segment in self._own.values():
                 segment.close()
+            for file in (file for files in self._files.values() for file in files):
+                os.close(file)
             self._own.clear()
             self._theirs.clear()
+            self._files.clear()
 
     def _send(self, segments: list[SharedSegment]) -> None:
         for start in range(0, len(segments), MAX_FILES):
@@ -122,10 +140,13 @@ class HostMemory:
         for number in message["released"]:
             self._theirs.pop((peer, number), None)
             self.num_forgotten += 1
-        if len(files) != len(message["new"]):
+        if len(files) != len(message["new"]) + message.get("files", 0):
             raise BadEnvironment(
                 f"files of worker {peer} did not arrive: this process has too many open. Raise the limit with ulimit -n"
             )
+        if "files" in message:
+            self._files.setdefault(peer, []).extend(files)
+            return
         for (number, num_bytes), file in zip(message["new"], files, strict=True):
             self._theirs[peer, number] = mapped(file, num_bytes)
             os.close(file)

@@ -50,11 +50,16 @@ def allocate(num_bytes: int) -> int:
     return file
 
 
-def mapped(file: int, num_bytes: int) -> torch.Tensor:
-    """The file's memory as bytes; it stays mapped as long as a tensor views it, and needs no open file for that."""
+def mapped(file: int, num_bytes: int, *, private: bool = False) -> torch.Tensor:
+    """The file's memory as bytes; it stays mapped as long as a tensor views it, and needs no open file for that.
+
+    What is written to a `private` mapping is seen by this process only.
+    """
     # By torch, not by Python's mmap, which keeps a copy of the open file as long as the mapping.
     try:
-        storage = cast(torch.UntypedStorage, torch.UntypedStorage.from_file(f"/proc/self/fd/{file}", True, num_bytes))
+        storage = cast(
+            torch.UntypedStorage, torch.UntypedStorage.from_file(f"/proc/self/fd/{file}", not private, num_bytes)
+        )
     except RuntimeError as error:
         raise BadEnvironment(f"shared memory cannot be mapped: {str(error).splitlines()[0]}") from error
     return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)

@@ -35,6 +35,7 @@ class CpuStepPlan(BenchRecord):
     workers: int
     steps: int
     rounds: int
+    strategy: str = "replicated"
 
     def __post_init__(self) -> None:
         batch_size = REFERENCES[self.model].batch_size
@@ -43,7 +44,8 @@ class CpuStepPlan(BenchRecord):
 
     @property
     def title(self) -> str:
-        return f"{self.model} on {count_of(self.workers)}"
+        how = "" if self.strategy == "replicated" else f", {self.strategy}"
+        return f"{self.model} on {count_of(self.workers)}{how}"
 
     @property
     def parts(self) -> tuple["CpuStepPlan"]:
@@ -51,11 +53,11 @@ class CpuStepPlan(BenchRecord):
 
 
 def make_plans(
-    models: Sequence[str], workers: Sequence[int], steps: int | None, rounds: int
+    models: Sequence[str], workers: Sequence[int], steps: int | None, rounds: int, strategy: str = "replicated"
 ) -> tuple[CpuStepPlan, ...]:
     """A plan for every model on every number of workers, each once; raises before anything runs."""
     return tuple(
-        CpuStepPlan(name, count, steps or REFERENCES[name].steps, rounds)
+        CpuStepPlan(name, count, steps or REFERENCES[name].steps, rounds, strategy)
         for name in models_named(models, REFERENCES)
         for count in dict.fromkeys(workers)
     )
@@ -95,5 +97,8 @@ COLUMNS: Columns = (
 
 def show(report: dict[str, Any], console: "Console") -> None:
     show_table(COLUMNS, report["rows"], console)
+    strategies = {row["strategy"] for row in report["rows"]} - {"replicated"}
+    for strategy in sorted(strategies):
+        console.print(f"lockstep's side has the strategy {strategy}.")
     meaning = "Milliseconds per step, medians over rounds.\nRatios, made within rounds: median, lowest–highest."
     show_notes(f"{meaning}\n{machine_line(report['machine'], 'processor')}", console)

@@ -72,7 +72,7 @@ Sides = Mapping[str, CpuSide]
 
 
 def main(plan: CpuStepPlan, folder: Path) -> None:
-    with start(seed=0, device="cpu") as run:
+    with start(seed=0, device="cpu", strategy=plan.strategy) as run:
         store = process_group(folder / "store", run)
         workload = reference_workload(plan.model)
         sides = make_sides(workload, run, all_threads=len(os.sched_getaffinity(0)))

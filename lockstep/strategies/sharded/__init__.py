@@ -1,0 +1,36 @@
+"""Sharded data parallelism: what plain data parallelism holds on every worker is held once, and each updates a part.
+
+`plan` says who updates what, `once` where it is held, `ledger` how far each worker has come, `optimizer` makes the
+user's optimizer update chunks, `engine` ties them to a step.
+"""
+
+from dataclasses import dataclass
+
+from lockstep.errors import BadArgument
+from lockstep.events import Events
+from lockstep.strategies.protocol import EngineOptions, StepEngine
+from lockstep.strategies.sharded.engine import ShardedEngine
+from lockstep.wire.generation import Generation
+
+LEVELS = ("optimizer", "gradients", "parameters")
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """`level` names what is held once: "optimizer", "gradients" or "parameters"; each includes those before it.
+
+    The workers of one host share memory, in which parameters and optimizer state stand once whatever the level: it
+    costs less than to copy them. So the levels differ in name only.
+    """
+
+    level: str
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise BadArgument(f"Sharded takes {', '.join(map(repr, LEVELS))}, not {self.level!r:.60}")
+
+    def __str__(self) -> str:
+        return f"sharded:{self.level}"
+
+    def engine(self, options: EngineOptions, generation: Generation, events: Events) -> StepEngine:
+        return ShardedEngine(options, generation, events)

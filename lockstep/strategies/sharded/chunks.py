@@ -1,0 +1,125 @@
+"""A batch of chunks as an optimizer sees them: small tensors with a gradient and a state, made once and used again."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from lockstep.errors import Misuse
+from lockstep.strategies.sharded.once import Form, flat
+from lockstep.strategies.sharded.plan import UpdateChunk
+
+Schema = Mapping[str, Form | None]
+"""What an optimizer keeps for a parameter: tensors that are held once, and (None) numbers that each worker has."""
+
+
+@dataclass(eq=False)
+class ChunkTensor:
+    """A part of a parameter, as a tensor of its own: `tensor` and `held` are memory that all workers of the host see.
+
+    Where an update needs whole tensors (`is_whole`) it has the parameter's shape, else one dimension.
+    """
+
+    chunk: UpdateChunk
+    parameter: torch.Tensor
+    group: int
+    schema: Schema
+    is_whole: bool
+    tensor: torch.Tensor
+    held: dict[str, torch.Tensor]
+    _state: dict[str, Any] = field(default_factory=dict)
+    _gradient: torch.Tensor | None = None
+    """That of the parameter, when `tensor.grad` was made from it."""
+
+    @property
+    def is_updated(self) -> bool:
+        """Whether the update under way has a gradient for it."""
+        return self.parameter.grad is not None
+
+    def memory(self, *, has_state: bool) -> list[torch.Tensor]:
+        """What its update writes to."""
+        if self.chunk.num_elements == 0:
+            return []
+        return [self.tensor, *self.held.values()] if has_state else [self.tensor]
+
+    def enter(self, optimizer: Optimizer) -> None:
+        """The optimizer has a state for `tensor`, if it has one for the parameter, and `tensor.grad` is set."""
+        gradient = self.parameter.grad
+        assert gradient is not None
+        if gradient is not self._gradient or gradient.stride() != self.parameter.stride():
+            self._gradient, self.tensor.grad = gradient, self._part(_dense(gradient, self.parameter))
+        state = optimizer.state.get(self.parameter)
+        if state:
+            optimizer.state[self.tensor] = self._filled(state)
+
+    def _filled(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        if not self._state:
+            self._state = {key: self.held.get(key, _copy(value)) for key, value in state.items()}
+        else:
+            for key, form in self.schema.items():
+                if form is None:
+                    _set_number(self._state, key, state[key])
+        return self._state
+
+    def leave(self, optimizer: Optimizer) -> dict[str, Any]:
+        """What the update has left in the optimizer's state is held once; gives the numbers."""
+        state = optimizer.state.pop(self.tensor, {})
+        if state is not self._state:
+            check_state(optimizer, state, self.schema)
+        for key, place in self.held.items():
+            if state[key] is not place:
+                place.copy_(state[key])
+        return {key: state[key] for key, form in self.schema.items() if form is None}
+
+    def forget(self) -> None:
+        """The gradient is not held any longer than the update needs it, where it is not the run's own memory."""
+        self._gradient, self.tensor.grad = None, None
+
+    def _part(self, whole: torch.Tensor) -> torch.Tensor:
+        return part_of(whole, self.chunk, self.is_whole)
+
+
+def part_of(tensor: torch.Tensor, chunk: UpdateChunk, is_whole: bool) -> torch.Tensor:
+    """What of a parameter, its gradient or its state belongs to a chunk."""
+    return tensor.detach() if is_whole else flat(tensor.detach())[chunk.start : chunk.stop]
+
+
+def take_numbers(state: dict[str, Any], numbers: Mapping[str, Any]) -> None:
+    """The numbers that an update of a chunk has left are those of its parameter."""
+    for key, value in numbers.items():
+        _set_number(state, key, value)
+
+
+def check_state(optimizer: Optimizer, state: Mapping[str, Any], schema: Schema) -> None:
+    """Raises if the optimizer keeps something else for a parameter than was found out."""
+    if set(state) != set(schema):
+        raise Misuse(
+            f"{type(optimizer).__name__} keeps {sorted(state)} for a parameter, and {sorted(schema)} was expected: its "
+            'update cannot be divided among workers. Start with strategy="replicated".'
+        )
+
+
+def _set_number(state: dict[str, Any], key: str, value: Any) -> None:
+    if isinstance(value, torch.Tensor) and isinstance(state.get(key), torch.Tensor):
+        state[key].copy_(value)
+    else:
+        state[key] = _copy(value)
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _dense(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """The gradient, in memory like its parameter."""
+    stride = parameter.stride()  # that of a tensor that is held once: dense
+    if gradient.stride() == stride:
+        return gradient
+    return torch.empty_strided(parameter.shape, stride, dtype=gradient.dtype).copy_(gradient.detach())
+
+
+def memory_of(chunks: Sequence[ChunkTensor], has_state: Sequence[bool]) -> list[torch.Tensor]:
+    """What the update of a batch writes to."""
+    return [tensor for one, has in zip(chunks, has_state, strict=True) for tensor in one.memory(has_state=has)]

@@ -1,0 +1,239 @@
+"""The steps of a sharded run: gradients as in plain data parallelism, parameters and optimizer state once on a host.
+
+# Note [The two barriers of an update]
+# All workers of a host read the same parameters, and each writes some of them. So an update begins when all workers
+# have called `optimizer.step`: no script reads old values any more. It ends when all have made their part: no script
+# reads a value before it is new. Before the first barrier every worker looks for what its script has changed itself;
+# scripts are the same everywhere, so the changes must be.
+
+# Note [A worker lost in an update]
+# Whoever has passed the first barrier makes its part and then waits at the second, so when a generation ends in an
+# update every survivor stands at one of the two. If any of them has passed the first, the update is made whole while
+# the next generation forms: on each host one survivor makes what is missing (Note [The journal] in ledger.py), and all
+# go on behind the second barrier. If none has, they meet at the first one again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from struct import Struct
+
+import torch
+from torch.optim import Optimizer
+
+from lockstep.errors import BadArgument, Disagreement, Misuse
+from lockstep.events import Events, Wait
+from lockstep.gradients.plan import StepPlan
+from lockstep.strategies.protocol import EngineOptions, Replicas
+from lockstep.strategies.replicated import ReplicatedEngine
+from lockstep.strategies.sharded.once import TOKEN_BYTES, Form, OnceTensors, hold_once
+from lockstep.strategies.sharded.optimizer import ShardedOptimizer, check_known
+from lockstep.wire import Wire
+from lockstep.wire.exchange import exchange_with_peers
+from lockstep.wire.generation import Generation
+from lockstep.wire.shared.once import check_page_table
+
+_PROPOSAL = Struct("<B64s")
+_POSITION = Struct(f"<??{TOKEN_BYTES}s")
+
+
+class Missing(IntEnum):
+    """What a worker lacks for an update, each with all before it."""
+
+    NOTHING = 0
+    PLAN = 1
+    STATE = 2
+    PARAMETERS = 3
+
+
+@dataclass(frozen=True)
+class UpdateProposal:
+    """What a worker brings to the first barrier; `changes` is a digest of what its script has written itself."""
+
+    missing: Missing
+    changes: bytes = bytes(64)
+
+    def pack(self) -> bytes:
+        return _PROPOSAL.pack(self.missing, self.changes)
+
+    def __str__(self) -> str:
+        return f"changes with the digest {self.changes.hex()[:16]}"
+
+
+@dataclass
+class UpdateUnderWay:
+    """An `optimizer.step` of this worker. See Note [The two barriers of an update]."""
+
+    optimizer: Optimizer
+    has_begun: bool = False
+    """Whether this worker has passed the first barrier."""
+    is_own_done: bool = False
+    is_complete: bool = False
+    """Whether the update was made whole while a generation formed."""
+
+
+class ShardedEngine(ReplicatedEngine):
+    """Adds to the replicated engine: who updates what. Its memory is made when the first update begins."""
+
+    def __init__(self, options: EngineOptions, generation: Generation, events: Events) -> None:
+        self._parameters_once: OnceTensors | None = None
+        self._sharded: dict[int, ShardedOptimizer] = {}
+        self._under_way: UpdateUnderWay | None = None
+        self._wire = generation.wire
+        check_page_table()
+        super().__init__(options, generation, events)
+
+    def hold(self, replicas: Replicas, generation: Generation) -> None:
+        for named in replicas.parameters:
+            if named.parameter.device.type != "cpu":
+                raise BadArgument(
+                    f"parameter {named.name} is on {named.parameter.device}: sharding holds parameters once in the "
+                    'memory of the host, so they must be on the CPU. Start with device="cpu", or strategy="replicated".'
+                )
+        self._use(generation.wire)
+        super().hold(replicas, generation)
+
+    def begin(self, plan: StepPlan, generation: Generation) -> None:
+        self._use(generation.wire)
+        super().begin(plan, generation)
+
+    def _use(self, wire: Wire) -> None:
+        if wire.host is None and wire.world.size > 1:
+            raise BadArgument(
+                f"sharding needs memory that the workers of a host share, and this run's wire is {wire.how}. Start "
+                'with wire="shared" on one host, wire="hierarchical" on several, or strategy="replicated".'
+            )
+        self._wire = wire
+
+    # -- an update ------------------------------------------------------------------------------------------
+
+    def before_update(self, optimizer: Optimizer, has_closure: bool) -> None:
+        """Collective. Makes this worker's part of the update, but for the last batch, which `optimizer.step` makes."""
+        if has_closure:
+            raise Misuse(
+                "optimizer.step(closure) under a sharded strategy: the closure would compute gradients when the update "
+                "has begun. Compute them in run.lanes, and write optimizer.step()."
+            )
+        if self._under_way is None:
+            check_known(optimizer)
+            self._under_way = UpdateUnderWay(optimizer)
+        update = self._under_way
+        if update.optimizer is not optimizer:
+            raise Misuse("an optimizer.step() has failed before another one was called: the run cannot go on")
+        if not update.is_complete:
+            self._meet(optimizer)
+            update.has_begun = True
+            self._of(optimizer).begin_own()
+        else:
+            self._of(optimizer).begin_nothing()
+
+    def after_update(self, optimizer: Optimizer) -> None:
+        """Collective. Afterwards parameters and optimizer state are new, on every worker."""
+        update, sharded = self._under_way, self._of(optimizer)
+        assert update is not None
+        if not update.is_own_done:
+            if update.has_begun:
+                sharded.end_own()
+            else:
+                sharded.end_nothing()
+            update.is_own_done = True
+        if not update.is_complete:
+            with self._events.waiting(Wait.UPDATE):
+                exchange_with_peers(self._wire.transport, lambda: b"\0")
+        sharded.conclude()
+        self._under_way = None
+
+    def settle(self, wire: Wire) -> None:
+        """See Note [A worker lost in an update]."""
+        self._use(wire)
+        update = self._under_way
+        token = bytes(TOKEN_BYTES) if self._parameters_once is None else self._parameters_once.token
+        mine = _POSITION.pack(update is not None, update is not None and update.has_begun, token)
+        records = {**exchange_with_peers(wire.transport, lambda: mine), wire.world.rank: mine}
+        positions = {rank: _POSITION.unpack(record) for rank, record in sorted(records.items())}
+        if not any(has_begun for _, has_begun, _ in positions.values()):
+            return
+        if update is not None:
+            there = [rank for rank, (is_in, _, other) in positions.items() if is_in and other == token]
+            if there[0] == wire.world.rank:
+                self._of(update.optimizer).finish_all()
+        exchange_with_peers(wire.transport, lambda: b"\0")
+        if update is not None:
+            update.is_complete = True
+
+    def close(self) -> None:
+        for sharded in self._sharded.values():
+            sharded.give_up()
+        super().close()
+
+    # -- what is held once ----------------------------------------------------------------------------------
+
+    def _of(self, optimizer: Optimizer) -> ShardedOptimizer:
+        return self._sharded[id(optimizer)]
+
+    def _meet(self, optimizer: Optimizer) -> None:
+        """Collective. The first barrier: all that the update needs is held once, and every worker has come."""
+        while True:
+            mine = self._proposal(optimizer)
+            with self._events.waiting(Wait.UPDATE):
+                others = exchange_with_peers(self._wire.transport, mine.pack)
+            proposals = {self._wire.world.rank: mine} | {rank: _unpacked(other) for rank, other in others.items()}
+            missing = max(proposal.missing for proposal in proposals.values())
+            if missing is Missing.NOTHING:
+                self._refuse_difference(proposals)
+                return
+            self._provide(missing, optimizer)
+
+    def _proposal(self, optimizer: Optimizer) -> UpdateProposal:
+        missing = self._missing(optimizer)
+        if missing is not Missing.NOTHING:
+            return UpdateProposal(missing)
+        return UpdateProposal(missing, self._of(optimizer).look())
+
+    def _missing(self, optimizer: Optimizer) -> Missing:
+        once, sharded = self._parameters_once, self._sharded.get(id(optimizer))
+        parameters = self.replicas.parameters
+        if once is None or len(once.views) != len(parameters):
+            return Missing.PARAMETERS
+        for named in parameters:
+            view = once.views.get(named.name)
+            if view is None or named.parameter.data_ptr() != view.data_ptr():
+                return Missing.PARAMETERS
+        if sharded is None or sharded.is_stale():
+            return Missing.STATE
+        return Missing.NOTHING if sharded.wire is self._wire else Missing.PLAN
+
+    def _provide(self, missing: Missing, optimizer: Optimizer) -> None:
+        """Collective. Afterwards the workers of a host hold once what was missing."""
+        if missing is Missing.PLAN:
+            return self._of(optimizer).follow(self._wire)
+        if missing is Missing.PARAMETERS:
+            self._hold_parameters()
+        assert self._parameters_once is not None
+        names: dict[torch.Tensor, str] = {named.parameter: named.name for named in self.replicas.parameters}
+        self._sharded[id(optimizer)] = ShardedOptimizer(optimizer, names, self._parameters_once, self._wire)
+        return None
+
+    @torch.no_grad()
+    def _hold_parameters(self) -> None:
+        named = {one.name: one.parameter for one in self.replicas.parameters}
+        once = hold_once(self._wire, {name: Form.of(parameter) for name, parameter in named.items()}, named)
+        for name, parameter in named.items():
+            parameter.data = once.views[name]
+        self._parameters_once = once
+        self._sharded = {}
+
+    def _refuse_difference(self, proposals: Mapping[int, UpdateProposal]) -> None:
+        """Raises on every worker if scripts have changed parameters or state differently. Nothing is applied then."""
+        here = self._wire.world.rank
+        other = next((rank for rank, one in proposals.items() if one != proposals[here]), None)
+        if other is not None:
+            raise Disagreement(
+                "what scripts have written to parameters or optimizer state before optimizer.step()",
+                here, str(proposals[here]), other, str(proposals[other]),
+            )  # fmt: skip
+
+
+def _unpacked(record: bytes) -> UpdateProposal:
+    missing, changes = _PROPOSAL.unpack(record)
+    return UpdateProposal(Missing(missing), changes)

@@ -1,0 +1,100 @@
+"""Memory that the workers of a host hold once, and read through views that each may write to.
+
+# Note [A view that may be written]
+# Every worker maps the memory twice. Through `shared` it writes for all workers. `view` is a private mapping: each of
+# its pages shows what `shared` holds, until this worker writes to that page; then the kernel gives this worker a copy
+# of the page. So what a script writes to a parameter changes the value of its own worker, once, as though that worker
+# had a copy of all. `written` finds such pages in the kernel's page table, `forget` gives them up.
+"""
+
+import ctypes
+import mmap
+import os
+from itertools import pairwise
+
+import torch
+
+from lockstep.errors import BadEnvironment
+from lockstep.wire.shared.segments import mapped
+
+PAGE_BYTES = mmap.PAGESIZE
+PAGE_TABLE = "/proc/self/pagemap"
+
+_ENTRY_BYTES = 8
+_SWAPPED, _OF_A_FILE = 62, 61
+"""Bits of an entry of the page table; the sign bit says that the page is present."""
+
+_DONT_NEED = 4
+"""MADV_DONTNEED: a private mapping shows the file again."""
+
+
+class OnceMemory:
+    """Bytes in shared memory, mapped as `shared` and as `view`. See Note [A view that may be written]."""
+
+    def __init__(self, file: int, num_bytes: int) -> None:
+        """Maps the open file, which the caller may close afterwards."""
+        self.shared = mapped(file, num_bytes)
+        self.view = mapped(file, num_bytes, private=True)
+
+    def written(self) -> list[slice]:
+        """The bytes, in whole pages, of which this worker has pages of its own."""
+        entries = _page_entries(self.view)
+        return _runs(((entries < 0) | _bit(entries, _SWAPPED)) & ~_bit(entries, _OF_A_FILE))
+
+    def differs(self, span: slice) -> bool:
+        """Whether these bytes are others in `view` than in `shared`."""
+        return not torch.equal(self.view[span], self.shared[span])
+
+    def forget(self, span: slice) -> None:
+        """In these bytes, which are whole pages, the view shows what `shared` holds."""
+        libc, begin = ctypes.CDLL(None, use_errno=True), self.view.data_ptr() + span.start
+        result = libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(span.stop - span.start), ctypes.c_int(_DONT_NEED))
+        if result != 0:
+            reason = os.strerror(ctypes.get_errno())
+            raise BadEnvironment(f"pages of shared memory cannot be given up ({reason})")
+
+
+def check_page_table() -> None:
+    """Raises if this process cannot read its own page table."""
+    _page_entries(torch.zeros(1, dtype=torch.uint8))
+
+
+def _page_entries(memory: torch.Tensor) -> torch.Tensor:
+    """One entry of the kernel's page table for each page of the memory, which begins at a page."""
+    num_pages = -(-memory.nbytes // PAGE_BYTES)
+    entries = bytearray(num_pages * _ENTRY_BYTES)
+    start = memory.data_ptr() // PAGE_BYTES * _ENTRY_BYTES
+    try:
+        file = os.open(PAGE_TABLE, os.O_RDONLY | os.O_CLOEXEC)  # opened each time: a forked process has its own
+        try:
+            _read_fully(file, memoryview(entries), start)
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise BadEnvironment(
+            f"{PAGE_TABLE} cannot be read ({error.strerror}), so a change that a script makes to a parameter would not "
+            'be noticed: start with strategy="replicated"'
+        ) from error
+    return torch.frombuffer(entries, dtype=torch.int64)
+
+
+def _read_fully(file: int, place: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(place):
+        count = os.preadv(file, [place[done:]], offset + done)
+        if count == 0:
+            raise OSError(0, "it ends too early")
+        done += count
+
+
+def _bit(entries: torch.Tensor, number: int) -> torch.Tensor:
+    return (entries >> number & 1).bool()
+
+
+def _runs(pages: torch.Tensor) -> list[slice]:
+    """The bytes of the pages that are marked, neighbours together."""
+    numbers = pages.nonzero().flatten().tolist()
+    if not numbers:
+        return []
+    breaks = [0, *(at + 1 for at, (one, two) in enumerate(pairwise(numbers)) if two != one + 1), len(numbers)]
+    return [slice(numbers[begin] * PAGE_BYTES, (numbers[end - 1] + 1) * PAGE_BYTES) for begin, end in pairwise(breaks)]

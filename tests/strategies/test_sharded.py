@@ -1,0 +1,412 @@
+"""Sharded strategies: the bits of the replicated one, whatever the optimizer, and whatever a script does between."""
+
+import os
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from training import Convolutional, Gpt
+from workers import on_workers, outcomes
+
+import lockstep
+from lockstep.errors import BadArgument
+from lockstep.run.run import Run
+from lockstep.strategies.sharded.optimizer import BY_TENSOR, ELEMENTWISE
+from lockstep.strategies.sharded.plan import GRANULE, cut, whole
+from lockstep.wire.shared.once import OnceMemory
+from lockstep.wire.shared.segments import allocate
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": lambda p: torch.optim.SGD(p, 0.05),
+    "SGD with momentum": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, dampening=0.1, weight_decay=1e-3),
+    "SGD fused": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, nesterov=True, fused=True),
+    "Adam with amsgrad": lambda p: torch.optim.Adam(p, 1e-2, amsgrad=True),
+    "AdamW": lambda p: torch.optim.AdamW(p, 1e-2),
+    "AdamW fused": lambda p: torch.optim.AdamW(p, 1e-2, fused=True),
+    "AdamW foreach": lambda p: torch.optim.AdamW(p, 1e-2, foreach=True),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, 1e-3, momentum=0.5, centered=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, 1e-2, initial_accumulator_value=0.1),
+    "Adadelta": lambda p: torch.optim.Adadelta(p),
+    "Adamax": lambda p: torch.optim.Adamax(p),
+    "NAdam": lambda p: torch.optim.NAdam(p),
+    "RAdam": lambda p: torch.optim.RAdam(p),
+    "ASGD": lambda p: torch.optim.ASGD(p),
+    "Rprop": lambda p: torch.optim.Rprop(p),
+    "LARS": lambda p: lockstep.optim.LARS(p, 1e-2),
+    "LAMB": lambda p: lockstep.optim.LAMB(p, 1e-2),
+    "Adafactor": lambda p: torch.optim.Adafactor(p),
+}
+
+
+class Wide(nn.Module):
+    """Tensors that are cut, with a rest that fills no vector; and some in channels_last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 70, 3, padding=1).to(memory_format=torch.channels_last)
+        self.first, self.second = nn.Linear(70, 97), nn.Linear(97, 5)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = F.relu(self.conv(x.view(-1, 3, 2, 2))).mean((2, 3))
+        out: torch.Tensor = self.second(torch.tanh(self.first(h))) * self.scale
+        return out
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"wide": Wide, "gpt": Gpt, "conv": Convolutional}
+BATCHES = [
+    (torch.randn(21, 12, generator=g), torch.randint(0, 5, (21,), generator=g))
+    for g in map(torch.Generator().manual_seed, range(4))
+]
+
+Between = Callable[[Run, nn.Module, torch.optim.Optimizer, int], None]
+
+
+def _nothing(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Between the gradient and the update."""
+
+
+def _digest(strategy: str, model: str, optimizer: str, between: Between = _nothing, **options: Any) -> str:
+    with lockstep.start(lanes=4, seed=1, strategy=strategy, **options) as run:
+        torch.manual_seed(3)
+        net = MODELS[model]()
+        updates = OPTIMIZERS[optimizer](net.parameters())
+        run.replicate(net, updates)
+        for step, batch in enumerate(BATCHES):
+            for x, y in run.lanes(batch):
+                run.backward(F.cross_entropy(net(x), y))
+            between(run, net, updates, step)
+            updates.step()
+            updates.zero_grad()
+        return run.digest()
+
+
+def _digests(strategy: str) -> dict[str, str]:
+    cases = [("wide", name) for name in OPTIMIZERS]
+    cases += [(model, name) for model in ("gpt", "conv") for name in ("AdamW fused", "SGD with momentum", "LAMB")]
+    return {f"{model}, {name}": _digest(strategy, model, name) for model, name in cases}
+
+
+@pytest.fixture(scope="module")
+def replicated() -> dict[str, str]:
+    digests: dict[str, str] = on_workers(1, _digests, "replicated")[0]
+    assert len(set(digests.values())) >= len(digests) - 1  # AdamW with and without foreach
+    return digests
+
+
+@pytest.mark.parametrize(("num_workers", "level"), [(1, "parameters"), (2, "gradients"), (3, "optimizer")])
+def test_every_optimizer_has_the_digest_of_replicated(replicated: dict[str, str], num_workers: int, level: str) -> None:
+    for found in on_workers(num_workers, _digests, f"sharded:{level}"):
+        assert found == replicated
+
+
+def test_with_two_threads_each_no_tensor_is_cut_and_the_digest_is_the_same() -> None:
+    alone = on_workers(1, _digest, "replicated", "wide", "AdamW fused", threads=2)
+    assert on_workers(2, _digest, "sharded:optimizer", "wide", "AdamW fused", threads=2) == alone * 2
+
+
+def test_every_optimizer_of_torch_is_known_or_refused() -> None:
+    known = {kind.__name__ for kind in (*ELEMENTWISE, *BY_TENSOR)}
+    of_torch = {name for name, kind in vars(torch.optim).items() if isinstance(kind, type)} - {"Optimizer"}
+    assert of_torch - known == {"LBFGS", "SparseAdam"}
+
+
+# -- what a script does between gradient and update ---------------------------------------------------------------
+
+
+@torch.no_grad()
+def _scale_weights(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    if step % 2:
+        for parameter in model.parameters():
+            parameter.mul_(0.9)
+
+
+def _clamp_data(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    for parameter in model.parameters():
+        parameter.data.clamp_(-0.05, 0.05)
+
+
+def _write_the_same(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    for parameter in model.parameters():
+        parameter.data.copy_(parameter.data.clone())
+
+
+def _clip(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+
+
+def _halve_momentum(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    for state in optimizer.state.values():
+        for value in state.values():
+            if torch.is_tensor(value) and value.dim():
+                value.mul_(0.5)
+
+
+def _load_optimizer(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+def _load_model(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    model.load_state_dict({name: value * 0.5 for name, value in model.state_dict().items()})
+
+
+def _replace_data(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data * 1.25
+
+
+def _freeze(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    if step >= 1:
+        next(model.parameters()).grad = None
+
+
+def _change_rate(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    optimizer.param_groups[0]["lr"] *= 0.5
+
+
+def _other_strides(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            assert parameter.grad is not None
+            parameter.grad = parameter.grad.t().contiguous().t() * 2
+
+
+def _split_groups(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    if step == 2:
+        first = optimizer.param_groups[0]
+        optimizer.add_param_group({"params": [first["params"].pop()], "lr": 0.5})
+
+
+BETWEEN = [
+    _scale_weights, _clamp_data, _write_the_same, _clip, _halve_momentum, _load_optimizer, _load_model, _replace_data,
+    _freeze, _change_rate, _other_strides, _split_groups,
+]  # fmt: skip
+
+
+def _digests_between(strategy: str) -> dict[str, str]:
+    return {act.__name__: _digest(strategy, "wide", "AdamW", act) for act in BETWEEN}
+
+
+def test_what_a_script_does_before_the_update_is_done_once() -> None:
+    plain = on_workers(1, _digests_between, "replicated")[0]
+    same = on_workers(1, _digest, "replicated", "wide", "AdamW")[0]
+    assert len({*plain.values(), same}) == len(BETWEEN) - 1  # all but two change numbers
+    for found in on_workers(3, _digests_between, "sharded:parameters"):
+        assert found == plain
+
+
+def _different(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    if step == 2:
+        with torch.no_grad():
+            next(model.parameters()).mul_(1 + run.rank)
+
+
+def test_workers_that_change_parameters_differently_are_refused_before_anything_is_applied() -> None:
+    for outcome in outcomes(2, _digest, "sharded:parameters", "wide", "AdamW", _different):
+        assert outcome.error == "Disagreement"
+        assert "what scripts have written to parameters or optimizer state" in outcome.message
+
+
+def _two_models(strategy: str) -> list[str]:
+    """A GAN: two optimizers in turn."""
+    with lockstep.start(lanes=3, seed=1, strategy=strategy) as run:
+        torch.manual_seed(3)
+        maker, judge = nn.Linear(8, 12), nn.Sequential(nn.Linear(12, 40), nn.ReLU(), nn.Linear(40, 1))
+        of_maker = torch.optim.Adam(maker.parameters(), 1e-2)
+        of_judge = torch.optim.RMSprop(judge.parameters(), 1e-2)
+        run.replicate(maker, of_maker)
+        run.replicate(judge, of_judge)
+        for x, _ in BATCHES:
+            for lane in run.lanes(x):
+                fake = maker(torch.randn(len(lane), 8)).detach()
+                run.backward((judge(fake) - judge(lane)).mean())
+            of_judge.step()
+            for parameter in judge.parameters():
+                parameter.data.clamp_(-0.1, 0.1)
+            judge.zero_grad()
+            for lane in run.lanes(x):
+                run.backward(-judge(maker(torch.randn(len(lane), 8))).mean())
+            of_maker.step()
+            maker.zero_grad()
+            judge.zero_grad()
+        return [run.digest()]
+
+
+def test_two_optimizers_in_turn_have_the_digest_of_replicated() -> None:
+    alone = on_workers(1, _two_models, "replicated")
+    assert on_workers(3, _two_models, "sharded:parameters") == alone * 3
+
+
+# -- checkpoints, other wires, clipping ---------------------------------------------------------------------------
+
+
+def _saved_and_resumed(strategy: str, path: str, until: int) -> str:
+    """Trains up to `until` steps, from the checkpoint if there is one; leaves one."""
+    with lockstep.start(lanes=4, seed=1, strategy=strategy) as run:
+        torch.manual_seed(3)
+        net = Wide()
+        updates = torch.optim.AdamW(net.parameters(), 1e-2)
+        run.replicate(net, updates)
+        if os.path.exists(path):
+            run.resume(path)
+        while run.step < until:
+            for x, y in run.lanes(BATCHES[run.step % len(BATCHES)]):
+                run.backward(F.cross_entropy(net(x), y))
+            updates.step()
+            updates.zero_grad()
+        run.save(path)
+        return run.digest()
+
+
+def test_a_checkpoint_goes_on_under_any_strategy_on_any_number_of_workers(tmp_path: Path) -> None:
+    straight = on_workers(1, _saved_and_resumed, "replicated", str(tmp_path / "straight"), 6)
+    mixed = str(tmp_path / "mixed")
+    for num_workers, strategy, until in (
+        (3, "sharded:optimizer", 2),
+        (2, "replicated", 4),
+        (1, "sharded:parameters", 5),
+    ):
+        on_workers(num_workers, _saved_and_resumed, strategy, mixed, until)
+    assert on_workers(2, _saved_and_resumed, "sharded:gradients", mixed, 6) == straight * 2
+
+
+def test_workers_on_several_hosts_have_one_copy_for_each() -> None:
+    alone = on_workers(1, _digest, "replicated", "wide", "AdamW")
+    assert on_workers(3, _digest, "sharded:optimizer", "wide", "AdamW", wire="hierarchical") == alone * 3
+
+
+def _clip_by_run(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    norm = run.clip_grad_norm_(0.05)
+    assert norm > 0.05
+    run.clip_grad_value_(0.01, model.parameters())
+
+
+def _clip_by_torch(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    nn.utils.clip_grad_value_(model.parameters(), 0.01)
+
+
+def test_clipping_by_the_run_has_the_bits_of_torch_on_any_number_of_workers_under_any_strategy() -> None:
+    by_torch = on_workers(1, _digest, "replicated", "wide", "AdamW", _clip_by_torch)
+    for num_workers, strategy in ((1, "replicated"), (3, "replicated"), (2, "sharded:optimizer")):
+        assert on_workers(num_workers, _digest, strategy, "wide", "AdamW", _clip_by_run) == by_torch * num_workers
+
+
+@pytest.mark.parametrize("limit", [0, -1.0, "1", None, True, float("nan")])
+def test_a_limit_that_is_no_positive_number_is_refused(limit: Any) -> None:
+    with lockstep.start() as run:
+        model = nn.Linear(2, 2)
+        run.replicate(model, torch.optim.SGD(model.parameters(), 0.1))
+        for clip in (run.clip_grad_norm_, run.clip_grad_value_):
+            with pytest.raises(BadArgument, match="takes a number above 0"):
+                clip(limit)
+
+
+# -- bad input ----------------------------------------------------------------------------------------------------
+
+
+def _with_closure() -> None:
+    def closure(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+        optimizer.step(lambda: 0.0)
+
+    _digest("sharded:optimizer", "wide", "AdamW", closure)
+
+
+def test_a_closure_is_refused_with_what_to_write() -> None:
+    (outcome,) = outcomes(1, _with_closure)
+    assert (outcome.error, "write optimizer.step()" in outcome.message) == ("Misuse", True)
+
+
+class Own(torch.optim.SGD):
+    """Nobody knows what its update needs."""
+
+
+def _with_own_optimizer() -> None:
+    OPTIMIZERS["own"] = lambda p: Own(p, 0.1)
+    _digest("sharded:optimizer", "wide", "own")
+
+
+def test_an_optimizer_that_nobody_has_checked_is_refused_by_its_name() -> None:
+    (outcome,) = outcomes(1, _with_own_optimizer)
+    assert (outcome.error, outcome.message.startswith("the update of Own cannot be divided")) == ("BadArgument", True)
+
+
+def _over_gloo() -> None:
+    _digest("sharded:optimizer", "wide", "AdamW", wire="gloo")
+
+
+def test_a_wire_without_shared_memory_is_refused_with_those_that_have_it() -> None:
+    for outcome in outcomes(2, _over_gloo):
+        assert (outcome.error, 'wire="shared"' in outcome.message) == ("BadArgument", True)
+
+
+@pytest.mark.parametrize("level", ["", "all", "optimizers"])
+def test_an_unknown_level_is_refused_with_those_there_are(level: str) -> None:
+    with pytest.raises(BadArgument, match="'optimizer', 'gradients', 'parameters'"):
+        lockstep.strategies.Sharded(level)
+
+
+# -- the plan, and the memory -------------------------------------------------------------------------------------
+
+SIZES = st.lists(st.integers(0, 7 * GRANULE), min_size=1, max_size=9)
+
+
+@settings(deadline=None)
+@given(SIZES, st.integers(1, 9))
+def test_every_element_is_updated_by_one_worker_and_cuts_are_between_granules(sizes: list[int], workers: int) -> None:
+    for plan in (cut(sizes, workers), whole(sizes, workers), whole(sizes, workers, with_empty=True)):
+        chunks = sorted((c for c in chain(*chain(*plan)) if c.num_elements), key=lambda c: (c.parameter, c.start))
+        for number, size in enumerate(sizes):
+            own = [chunk for chunk in chunks if chunk.parameter == number]
+            assert [chunk.start for chunk in own] == [0, *(chunk.stop for chunk in own)][: len(own)]
+            assert sum(chunk.num_elements for chunk in own) == size
+            assert all(chunk.start % GRANULE == 0 for chunk in own)
+
+
+@settings(deadline=None)
+@given(SIZES, st.integers(1, 9))
+def test_every_worker_has_an_equal_part_and_a_chunk_of_every_tensor(sizes: list[int], workers: int) -> None:
+    plan = cut(sizes, workers)
+    parts = [sum(chunk.num_elements for chunk in chain(*own)) for own in plan]
+    assert max(parts) - min(parts) <= 2 * GRANULE
+    for own in plan:
+        assert {chunk.parameter for chunk in chain(*own)} == set(range(len(sizes)))
+        assert all(chunk.num_elements for batch in own[:-1] for chunk in batch)
+
+
+def _memory(num_bytes: int) -> OnceMemory:
+    file = allocate(num_bytes)
+    try:
+        return OnceMemory(file, num_bytes)
+    finally:
+        os.close(file)
+
+
+def test_a_write_to_the_view_is_found_and_seen_by_nobody_else() -> None:
+    memory = _memory(5 * 4096)
+    memory.shared.fill_(7)
+    assert memory.written() == []
+    memory.view[2 * 4096 + 5] = 9
+    assert memory.written() == [slice(2 * 4096, 3 * 4096)]
+    assert int(memory.shared[2 * 4096 + 5]) == 7
+    memory.forget(slice(2 * 4096, 3 * 4096))
+    assert memory.written() == []
+    assert int(memory.view[2 * 4096 + 5]) == 7
+
+
+def test_a_page_that_is_written_with_what_stands_there_is_a_page_of_its_own_too() -> None:
+    memory = _memory(3 * 4096)
+    memory.view.fill_(0)
+    assert memory.written() == [slice(0, 3 * 4096)]
+    assert not memory.differs(slice(0, 3 * 4096))
+    memory.shared[0] = 1
+    assert int(memory.view[0]) == 0  # its own page still
+    memory.forget(slice(0, 4096))
+    assert int(memory.view[0]) == 1
