@@ -4,7 +4,8 @@
 # NCCL notices a dead peer late or never, and torch's watchdog would end this process then. So that watchdog is off
 # (lockstep/run sets TORCH_NCCL_ASYNC_ERROR_HANDLING=0) and its own limit of time never comes, the connections for
 # messages notice a lost peer, lockstep's watchdog one that is silent (gpu.py), and the group is aborted: all that waits
-# in its stream ends.
+# in its stream ends. An abort first frees the kernels, and then closes connections, for which it may wait if a peer is
+# stopped: so it has a thread of its own, which is waited for a moment, and no longer.
 
 # Note [A communicator is made on a thread]
 # NCCL makes a communicator in a call that returns when all workers have come, and nothing ends it: not an abort, since
@@ -34,6 +35,9 @@ MOST_WORDS = 500
 """NCCL's messages have the cause last, after a file and line: so many characters of it are shown."""
 
 NEVER = timedelta(days=365)
+ABORT_S = 5.0
+"""How long an abort may take. See Note [When NCCL waits for ever]."""
+
 LOOK_S = 0.005
 """How often rank 0 looks whether NCCL has made its identifier, which takes a moment."""
 
@@ -93,7 +97,9 @@ class NcclGroup:
             is_made = self._connected
         self._settled.set()
         if group is not None and is_made:
-            group.abort()
+            aborting = threading.Thread(target=group.abort, name="lockstep-nccl-abort", daemon=True)
+            aborting.start()
+            aborting.join(ABORT_S)
 
     def _make(self, group: Any) -> None:
         """The first collective makes the communicator. It must not begin before all have a part in the wire."""
