@@ -52,6 +52,13 @@ class Note(Event):
 
 
 @dataclass
+class GraphCompiled(Event):
+    """torch.compile has been given a graph: what of it bears on the bits, in words."""
+
+    text: str
+
+
+@dataclass
 class StepBegan(Event):
     """A training step is about to start: all updates of earlier steps are applied.
 

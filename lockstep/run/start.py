@@ -15,6 +15,7 @@ import torch
 
 from lockstep import strategies
 from lockstep.chance import fold, set_generators
+from lockstep.determinism.compiler import watched_compiler
 from lockstep.determinism.hardware import gpu_name, hardware
 from lockstep.determinism.operators import named_once
 from lockstep.determinism.process import settle_process
@@ -32,6 +33,7 @@ from lockstep.events import (
     Copied,
     Events,
     GenerationFormed,
+    GraphCompiled,
     NoiseMeasured,
     Started,
     StepBegan,
@@ -56,6 +58,7 @@ from lockstep.settings.environment import (
     LaunchPlace,
     Overrides,
     find_place,
+    nccl_host,
     process_environment,
     read_overrides,
     with_variable,
@@ -188,7 +191,7 @@ def _found(
         elasticity = Elasticity(recovery, False, _control(overrides, settings), place.port)
     run = _make_run(context, Generation(opened, slots, settings.assignment), elasticity, place)
     run.guard.publish()
-    _announce(context, place, opened, _device_in_words(options, overrides, settings))
+    _announce(context, place, opened, _device_in_words(options, overrides, settings, opened))
     return run
 
 
@@ -267,7 +270,14 @@ def _context(
 
 
 def _opener(settings: Settings, on_one_host: bool) -> WireOpener:
-    options = WireOptions(settings.wire, settings.timeout_s, settings.device, settings.exact, settings.algorithm)
+    options = WireOptions(
+        settings.wire,
+        settings.timeout_s,
+        settings.device,
+        settings.exact,
+        settings.algorithm,
+        nccl_host(process_environment()),
+    )
     return WireOpener(options, on_one_host)
 
 
@@ -305,6 +315,7 @@ def _make_run(context: Context, generation: Generation, elasticity: Elasticity |
     _close_at_exit(run, undo)
     if context.settings.exact:
         undo.enter_context(named_once(events.note))
+        undo.enter_context(watched_compiler(events.note, lambda text: events.emit(GraphCompiled, text)))
     asked = stop_signals(process_environment(), place.launcher)
     undo.enter_context(handled(run.guard.signals, asked, events.note))
     set_generators(fold(context.settings.seed, "outside"))
@@ -427,10 +438,12 @@ def _script_digest() -> str:
         return "unknown"
 
 
-def _device_in_words(options: Options, overrides: Overrides, settings: Settings) -> str:
+def _device_in_words(options: Options, overrides: Overrides, settings: Settings, wire: Wire) -> str:
     if settings.device.type == "cpu":
         return ""
     shared = sharing(overrides.device or options.device, settings.num_founders, count_gpus())
+    if not wire.shares_gpus:  # a launcher may show each worker a GPU of its own under one name
+        shared = dict.fromkeys(shared, 1)
     return in_words(shared, gpu_name(settings.device))
 
 

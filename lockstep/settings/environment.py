@@ -4,6 +4,7 @@ Everything else is handed a mapping, or a value made from one here.
 """
 
 import os
+import platform
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ __all__ = [
     "LaunchPlace",
     "Overrides",
     "find_place",
+    "nccl_host",
     "parse_assignment",
     "parse_device",
     "parse_strategy",
@@ -70,6 +72,11 @@ def with_variable(name: str, value: str) -> Iterator[None]:
     finally:
         if is_ours:
             os.environ.pop(name, None)
+
+
+def nccl_host(environ: Mapping[str, str]) -> str:
+    """What NCCL takes this host for: its name, unless NCCL's own variable says otherwise."""
+    return environ.get("NCCL_HOSTID", "").strip() or platform.node()
 
 
 STRATEGIES = ("replicated", "sharded:optimizer", "sharded:gradients", "sharded:parameters")
