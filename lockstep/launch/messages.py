@@ -42,7 +42,7 @@ _UNSET = re.compile("environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PO
 _SPENT_ON = {SlowCause.DATA: "loading", SlowCause.COMPUTE: "its lanes", SlowCause.OTHER: "between steps"}
 _ADVICE = {
     SlowCause.DATA: "its loader needs more processes (num_workers), or its disk is slow or busy",
-    SlowCause.COMPUTE: "look for another load on its cores; an assignment (LOCKSTEP_ASSIGNMENT) can take lanes from it",
+    SlowCause.COMPUTE: "look for another load on its cores; with rebalancing, and enough lanes, some move away",
     SlowCause.OTHER: "look at what it alone does between steps, such as evaluating, saving or logging",
 }
 
@@ -126,6 +126,12 @@ def _failure(event: RunFailed) -> str:
     lines = [f"✗ {_headline(failure)}", *_places(failure.frames), *_hint(failure), *why]
     num_failed_too = sum(not other.secondary for other in event.others)
     return "\n".join([*lines, f"  {_others(event.num_well, num_failed_too)}Full log: {_near(event.log_path)}"])
+
+
+def failure_sentence(failure: Failure) -> str:
+    """`worker 2 failed at step 412: ValueError: bad sample, at train.py:57 in collate`"""
+    where = "".join(f", at {_near(frame.file)}:{frame.line} in {frame.function}" for frame in failure.frames[-1:])
+    return f"{_headline(failure)}{where}"
 
 
 def _restart(event: RunRestarted) -> str:

@@ -37,7 +37,7 @@ MOST_TIMEOUT_S = 366 * 24 * 3600.0
 
 AGREED = (
     "seed", "threads", "exact", "bucket_bytes", "wire", "algorithm",
-    "not_finite", "drift_every", "noise_every", "strategy",
+    "not_finite", "drift_every", "noise_every", "strategy", "rebalance",
 )  # fmt: skip
 """Settings that must be equal on all workers, besides the lanes."""
 
@@ -70,6 +70,7 @@ class Options:
     reduce_dtype: torch.dtype | str | None = None
     device: str | None = None
     strategy: str = "replicated"
+    rebalance: bool = True
 
     def __post_init__(self) -> None:
         _whole("lanes", self.lanes, at_least=1, at_most=MOST_LANES)
@@ -84,7 +85,7 @@ class Options:
         _device(self.device)
         if self.not_finite not in NOT_FINITE:
             raise BadArgument(f"not_finite must be one of {', '.join(map(repr, NOT_FINITE))}, not {self.not_finite!r}")
-        for name in ("exact", "recover"):
+        for name in ("exact", "recover", "rebalance"):
             if not isinstance(getattr(self, name), bool) and (name, getattr(self, name)) != ("recover", None):
                 raise BadArgument(f"{name} must be True or False, not {getattr(self, name)!r}")
         number = isinstance(self.timeout_s, int | float)
@@ -120,6 +121,8 @@ class Settings:
     """How many workers this host had at the start. See Note [Neighbours share a GPU] in device.py."""
     notes: tuple[str, ...] = ()
     strategy: str = "replicated"
+    rebalance: bool = True
+    """Whether lanes move away from a slow worker."""
 
     def facts(self) -> dict[str, Any]:
         """What must be equal on all workers: at the start, and for one that joins. JSON values."""
@@ -141,8 +144,9 @@ def resolve(options: Options, overrides: Overrides, world: World) -> Settings:
     lanes = _first(overrides.lanes, options.lanes)
     seed = _first(overrides.seed, options.seed)
     by_hand = _first(overrides.assignment, options.assignment)
+    assignment = _assignment(by_hand, lanes, world)
     return Settings(
-        assignment=_assignment(by_hand, lanes, world),
+        assignment=assignment,
         by_hand=by_hand,
         seed=0 if seed is None else seed,
         threads=_first(overrides.threads, options.threads, overrides.usual_threads) or 1,
@@ -159,8 +163,9 @@ def resolve(options: Options, overrides: Overrides, world: World) -> Settings:
         drift_every=options.drift_every,
         noise_every=options.noise_every,
         reduce_dtype=_reduce_dtype(options.reduce_dtype),
-        notes=tuple(_notes(options, overrides)),
+        notes=(*_notes(options, overrides), *_idle_note(assignment)),
         strategy=overrides.strategy or options.strategy,
+        rebalance=options.rebalance if overrides.rebalance is None else overrides.rebalance,
     )
 
 
@@ -241,6 +246,16 @@ def _notes(options: Options, overrides: Overrides) -> list[str]:
     if not options.exact:
         notes.append("exact=False: results may differ from run to run and between numbers of workers")
     return notes
+
+
+def _idle_note(assignment: Assignment) -> list[str]:
+    """Where some workers carry no lane."""
+    idle = sum(not lanes for lanes in assignment.lanes_of)
+    if not idle:
+        return []
+    who = f"{idle} of {assignment.num_workers} workers {'idles' if idle == 1 else 'idle'}"
+    lanes = f"{assignment.num_lanes} lane{'' if assignment.num_lanes == 1 else 's'}"
+    return [f"{who}: with {lanes}, a worker without one computes nothing until another is lost"]
 
 
 def _first(*values):  # type: ignore[no-untyped-def]
