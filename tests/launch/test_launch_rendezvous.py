@@ -107,6 +107,7 @@ def run_on_two_workers(folder: Path, script: str, *options: str) -> tuple[int, s
 
 def test_workers_of_lockstep_run_meet(tmp_path):
     script = (
+        "import contextlib\n"
         "import os\n"
         "from lockstep.settings.environment import find_place\n"
         "from lockstep.elastic.rendezvous import open_store\n"
@@ -117,7 +118,8 @@ def test_workers_of_lockstep_run_meet(tmp_path):
         "if place.world.rank == 0:\n"
         "    store.wait(['read by 1'])  # it keeps the store\n"
         "else:\n"
-        "    store.set('read by 1', '')\n"
+        "    with contextlib.suppress(RuntimeError):  # worker 0 may end before it has answered\n"
+        "        store.set('read by 1', '')\n"
     )
     assert run_on_two_workers(tmp_path, script, "--torch-distributed") == (0, "b'here'\n")
 
