@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     from lockstep import optim, strategies
     from lockstep.errors import LockstepError
     from lockstep.gradients.batchnorm import sync_batchnorm
+    from lockstep.launch.function import launch_function as launch
     from lockstep.run.run import Run
     from lockstep.run.start import start
 
 __version__ = VERSION
-__all__ = ["LockstepError", "Run", "__version__", "optim", "start", "strategies", "sync_batchnorm"]
+__all__ = ["LockstepError", "Run", "__version__", "launch", "optim", "start", "strategies", "sync_batchnorm"]
 
 # Imported when first used, so that the command line, which needs none of them, starts without torch.
 _PLACES = {
@@ -29,11 +30,16 @@ _PLACES = {
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name in ("optim", "strategies"):
+    if name in ("launch", "optim", "strategies"):
         return importlib.import_module(f"lockstep.{name}")
     if name not in _PLACES:
         raise AttributeError(f"module 'lockstep' has no attribute {name!r}")
     return getattr(importlib.import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names and no others, for those who press Tab."""
+    return sorted(__all__)
 
 
 # Note [The backend registers itself]

@@ -31,6 +31,10 @@ class BadEnvironment(LockstepError):  # noqa: N818
     """The machine or the launcher does not give what a run needs."""
 
 
+class LaunchFailed(LockstepError):  # noqa: N818
+    """A function that `lockstep.launch` has called on workers has not come to its end on them."""
+
+
 SILENT = "it has been silent for"
 """How the cause begins where a peer was waited for in vain."""
 

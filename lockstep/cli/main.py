@@ -11,6 +11,7 @@ from lockstep.errors import BadArgument, BadEnvironment, LockstepError
 from lockstep.version import VERSION
 
 COMMANDS = {
+    "init": "Print what to change in a plain script.",
     "run": "Start a script on one or more workers.",
     "scale": "Give a run that goes on another number of workers.",
     "roster": "Keep a roster, where workers on other hosts find a run.",

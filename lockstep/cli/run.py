@@ -17,7 +17,7 @@ from lockstep.errors import BadArgument, BadEnvironment
 from lockstep.lanes import Assignment
 from lockstep.launch.folder import name_from, new_run_folder
 from lockstep.launch.hangs import HANG_S
-from lockstep.launch.job import write_assignment
+from lockstep.launch.job import FAULT_BUDGET, write_assignment
 from lockstep.launch.launch import Job, launch
 from lockstep.launch.local_pool import LocalPool
 from lockstep.launch.pool import OpenPool
@@ -25,8 +25,6 @@ from lockstep.launch.status import MAX_SLOTS
 from lockstep.settings.environment import STRATEGIES, parse_assignment, parse_device, parse_strategy
 from lockstep.settings.limits import MOST_LANES, MOST_SEED, MOST_THREADS, as_whole
 from lockstep.state.checkpoints.plan import parse_every
-
-FAULT_BUDGET = 16
 
 
 class Whole(click.ParamType):  # type: ignore[type-arg]

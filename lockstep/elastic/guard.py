@@ -136,7 +136,12 @@ class Guard:
     @property
     def is_first(self) -> bool:
         """Whether this worker is the first of those present; no newcomer is before it has come to its first step."""
-        return self.is_member and self.generation.world.rank == 0 and not self._handoff.is_on_its_way
+        return self.is_present and self.generation.world.rank == 0
+
+    @property
+    def is_present(self) -> bool:
+        """Whether this worker's script stands where the others' do: a newcomer's does from its first batch on."""
+        return self.is_member and not self._handoff.is_on_its_way
 
     @property
     def _own_slot(self) -> int:

@@ -12,6 +12,28 @@ Do:
   actors each hold a `hosted_worker`
 - `worker`, `spare`  what the processes run; they write the `status` page and reports of `failure`
 - `scale`      how another process reaches the launcher of a run
+- `function`   `lockstep.launch(fn, ...)`: a function on workers, from a notebook; `call` is what these run
 
 Nothing here imports torch, except a spare in its own process.
+
+# Note [A room that can be called]
+# `lockstep.launch` is this room and the function of that name: the module can be called.
 """
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+
+class LaunchRoom(ModuleType):
+    """See Note [A room that can be called]."""
+
+    def __call__(self, fn: Callable[..., Any], *args: Any, n: int = 1, **options: Any) -> Any:
+        """Calls `fn(*args)` on `n` workers; gives what it returned on worker 0. See `function.launch_function`."""
+        from lockstep.launch.function import launch_function
+
+        return launch_function(fn, *args, n=n, **options)
+
+
+sys.modules[__name__].__class__ = LaunchRoom

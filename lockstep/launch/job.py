@@ -23,6 +23,9 @@ _NOT_INHERITED = (
     "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_RUN_ID",
 )
+FAULT_BUDGET = 16
+"""How many lost workers are borne without progress, where nobody says another number."""
+
 RESUME = "LOCKSTEP_RESUME"
 ASSIGNMENT = "LOCKSTEP_ASSIGNMENT"
 

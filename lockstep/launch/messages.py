@@ -128,6 +128,12 @@ def _failure(event: RunFailed) -> str:
     return "\n".join([*lines, f"  {_others(event.num_well, num_failed_too)}Full log: {_near(event.log_path)}"])
 
 
+def failure_sentence(failure: Failure) -> str:
+    """`worker 2 failed at step 412: ValueError: bad sample, at train.py:57 in collate`"""
+    where = "".join(f", at {_near(frame.file)}:{frame.line} in {frame.function}" for frame in failure.frames[-1:])
+    return f"{_headline(failure)}{where}"
+
+
 def _restart(event: RunRestarted) -> str:
     workers = "the worker starts" if event.num_workers == 1 else f"all {event.num_workers} workers start"
     if not event.has_trained:

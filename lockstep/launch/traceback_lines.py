@@ -12,6 +12,7 @@ _STDLIB = os.path.dirname(os.__file__)
 _PACKAGE = str(Path(version.__file__).parent)
 _PROGRAMS = os.path.join(_PACKAGE, "programs")  # scripts that come with lockstep are scripts all the same
 _LAUNCHING = os.path.join(_PACKAGE, "launch")
+_CELLS = "<ipython-input-"  # what IPython calls lines that were typed at its prompt
 _INSTALLED = ("site-packages", "dist-packages")
 _MOST = 3
 
@@ -81,6 +82,8 @@ def _keep_users(calls: list[Frame]) -> tuple[Frame, ...]:
 def is_users(file: str) -> bool:
     """Whether a file is the user's: none of Python's library, of an installed package, or of lockstep."""
     if file.startswith(_PROGRAMS + os.sep):
+        return True
+    if file.startswith(_CELLS):
         return True
     if file.startswith(("<", _STDLIB + os.sep, _PACKAGE + os.sep)):
         return False

@@ -9,7 +9,6 @@ means that there is no upper end; null anywhere else makes a line unusable.
 
 import json
 import math
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, fields
@@ -17,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.events import Event, NoiseMeasured
+from lockstep.observe.json_lines import append_line
 from lockstep.optim.noise import Noise
 
 FILE = "noise.jsonl"
 OPTIMIZERS = ("sgd", "adam", "")
-
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Recorder:
@@ -42,7 +40,7 @@ class Recorder:
 
     def _record(self, event: NoiseMeasured) -> None:
         try:
-            _append(self._path, line_of(event))
+            append_line(self._path, line_of(event))
         except OSError as error:
             self._has_failed = True
             self._say(
@@ -76,19 +74,6 @@ def event_of(line: str | bytes) -> NoiseMeasured:
         plain=_noise(entries.get("plain"), preconditioned=False),
         preconditioned=None if other is None else _noise(other, preconditioned=True),
     )
-
-
-def _append(path: Path, line: str) -> None:
-    """Appends the line to the file, and passes it to the system; links are not followed."""
-    with os.fdopen(os.open(path, _FLAGS, 0o666), "r+b", buffering=0) as file:
-        text = f"{_end_of_half_a_line(file.fileno())}{line}\n".encode()
-        while text:  # a write that fills the disk is short; the next one raises the error
-            text = text[file.write(text) or 0 :]
-
-
-def _end_of_half_a_line(file: int) -> str:
-    size = os.fstat(file).st_size
-    return "" if size == 0 or os.pread(file, 1, size - 1) == b"\n" else "\n"
 
 
 def _as_json(noise: Noise) -> dict[str, Any]:

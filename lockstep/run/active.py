@@ -20,12 +20,16 @@ class ActiveRun(Protocol):
     @property
     def step(self) -> int: ...
 
+    @property
+    def is_first(self) -> bool: ...
+
     def close(self) -> None: ...
 
 
 _active: ActiveRun | None = None
 _num_before = 0
 _has_changed = False
+_was_first = True
 
 
 def num_before() -> int:
@@ -39,6 +43,11 @@ def has_changed() -> bool:
     See Note [Several runs of one script].
     """
     return _has_changed
+
+
+def is_first() -> bool:
+    """Whether this worker is the first of the active run, or was when the last one ended; without any it is alone."""
+    return _was_first if _active is None else _active.is_first
 
 
 def current() -> ActiveRun | None:
@@ -63,8 +72,9 @@ def activate(run: ActiveRun) -> None:
 
 def deactivate(run: ActiveRun, has_changed: bool = False) -> None:
     """No run is active afterwards, if `run` was; another run stays active. `has_changed`: its workers have."""
-    global _active, _num_before, _has_changed
+    global _active, _num_before, _has_changed, _was_first
     if _active is run:
+        _was_first = run.is_first
         _active = None
         _num_before += 1
         _has_changed = _has_changed or has_changed

@@ -1,7 +1,7 @@
 """The run as the user holds it."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -30,15 +30,18 @@ from lockstep.gradients.record import SUMMED, StepRequest
 from lockstep.gradients.squares import SquaresPlan
 from lockstep.launch.exits import TERMINATED
 from lockstep.launch.status import NoStatus, StatusWriter, Trait
+from lockstep.observe.metrics import MetricsLog
 from lockstep.optim.noise import Noise
 from lockstep.optim.noise.watch import NoiseWatch
 from lockstep.run import active
 from lockstep.run.autosave import Autosave
+from lockstep.run.deferral import DeferredUpdate, OwnUpdate, evaluation_lanes, training_steps
 from lockstep.run.placement import place_on
 from lockstep.run.replication import join
 from lockstep.run.step_loop import Stage, StepLoop, as_global_batch
 from lockstep.run.totals import total_of
 from lockstep.run.untracked import UntrackedOptimizers
+from lockstep.script.body import refused_in_body
 from lockstep.script.call_site import Site, calling_frame, site_of, whole_numbers
 from lockstep.script.place import Places
 from lockstep.script.turns import LaneLoop
@@ -106,6 +109,7 @@ class Run:
         )
         self._autosave = Autosave(self._state, self.guard, settings, self._overrides, events, context.status)
         self._captures = Captures(settings, self._models, events, self._engine, self._loop.misplaced, self._own_hooks)
+        self._metrics = MetricsLog(context.overrides.run_dir, self.guard, events)
         self._watch = RegistrationWatch()
         self._sites: set[Site] = set()
         self._optimizer_hooks: dict[str, tuple[Any, Any]] = {}
@@ -258,11 +262,15 @@ class Run:
 
     # -- training -------------------------------------------------------------------------------------------
 
-    def epochs(self, count: int) -> Iterator[int]:
-        """Counts epochs from the one a resumed run was in, or from 0, up to `count`."""
-        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-            raise BadArgument(f"run.epochs takes a number of epochs, 0 or more, not {count!r}")
-        return self._epochs(count)
+    def epochs(self, count: int, *, start: int = 0) -> Iterator[int]:
+        """Counts epochs from the one a resumed run was in, or from `start`, up to `count`.
+
+        `start` is for scripts that have loaded a checkpoint of their own: loaders begin with the order of that epoch.
+        """
+        for number in (count, start):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+                raise BadArgument(f"run.epochs takes a number of epochs, 0 or more, not {number!r}")
+        return self._epochs(count, start)
 
     def lanes(self, batch: Any, *, train: bool | None = None) -> Iterator[Any]:
         """This worker's share of a global batch, lane by lane; when exhausted, `p.grad` holds the step's gradient.
@@ -272,14 +280,29 @@ class Run:
         """
         self._loop.refuse_unless_outside("run.lanes")
         whole = as_global_batch(batch, self.guard.generation, self._engine.min_samples)
-        in_training_mode = any(module.training for module in self._models.modules.values())
         frame = calling_frame()
-        if train or (train is None and in_training_mode and torch.is_grad_enabled()):
+        if train or (train is None and self._trains()):
             return self._training_lanes(whole, LaneLoop(site_of(frame), whole_numbers(frame)))
-        if in_training_mode and self._ready_engine().buffers.slots:
+        if self._in_training_mode and self._ready_engine().buffers.slots:
             # Forward passes in training mode without gradients move BatchNorm's statistics: they are averaged.
             return self._training_lanes(whole, LaneLoop(site_of(frame), whole_numbers(frame), is_step=False))
         return self._evaluating_lanes(whole)
+
+    def steps(self, loader: Iterable[Any], update: Callable[[], Any] | None = None) -> Iterator[Any]:
+        """The lanes of every batch of `loader`, in one loop, for a body that was written for one device.
+
+        After the lanes of a batch `update()` is called, on every worker. Without one, step() and zero_grad() of the
+        optimizers may stand in the body: they do nothing in the lanes, and are done once after the batch.
+        """
+        self._loop.refuse_unless_outside("run.steps")
+        if update is None and not self._trains():
+            return evaluation_lanes(loader, self.lanes, self._trains)
+        if update is not None:
+            return training_steps(loader, self.lanes, self._trains, OwnUpdate(update))
+        frame = calling_frame()
+        if (why := refused_in_body(frame.f_code.co_filename, frame.f_lineno)) is not None:
+            raise Misuse(why)
+        return training_steps(loader, self.lanes, self._trains, DeferredUpdate(self._models))
 
     def backward(
         self, loss: torch.Tensor, weight: float | None = None, scaler: Any = None, reduction: str = "mean"
@@ -397,6 +420,22 @@ class Run:
         if self.is_first:
             print(*values, **options)
 
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Logs numbers under the number of steps done; every worker calls it, outside of lanes, with the same values.
+
+        The present first worker writes them, once, to `metrics.jsonl` in the run's folder and to what `log_to` names.
+        """
+        self._loop.refuse_unless_outside("run.log")
+        self._metrics.log(self.step, values)
+
+    def log_to(self, sink: Any) -> None:
+        """What `log` is given goes to `sink` too: a logger of another library, or a function that makes it when needed.
+
+        Every worker calls it. Only the present first one calls the function, and writes; what it makes it closes.
+        """
+        self._loop.refuse_unless_outside("run.log_to")
+        self._metrics.add(sink)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Puts a checkpoint at `path`: whole, or the one before stays. Worker 0 writes; the others do nothing."""
         if not self._closed:
@@ -479,6 +518,14 @@ class Run:
         self._sites.add(loop.site)
         return self._watched(self._loop.training(batch, loop), is_first_turn)
 
+    @property
+    def _in_training_mode(self) -> bool:
+        return any(module.training for module in self._models.modules.values())
+
+    def _trains(self) -> bool:
+        """Whether a loop over lanes that begins now is a training step."""
+        return self._in_training_mode and torch.is_grad_enabled()
+
     def _note_norms(self, batch: GlobalBatch) -> None:
         """Once, in the first step, by worker 0."""
         if not self._has_noted_norms and self.is_first:
@@ -529,9 +576,11 @@ class Run:
         self.guard.batch_is_due()
         return self.guard.generation.lanes
 
-    def _epochs(self, count: int) -> Iterator[int]:
+    def _epochs(self, count: int, start: int) -> Iterator[int]:
         if self._has_models:
             self._autosave.take_up()
+        if start > self._progress.epoch:
+            self._progress.start_at(start, self._loop.step)
         yield from self._progress.epochs(count)
 
     def _end_by(self, request: StepRequest) -> None:

@@ -92,7 +92,7 @@ class Function:
 
 def function_at(path: str, name: str) -> Function | None:
     """The function, or class, `name` of a file; the whole file for `<module>`."""
-    tree = _parsed(path)
+    tree = parsed(path)
     if tree is None or name == "<module>":
         return None if tree is None else Function(tree)
     definitions = [node for node in ast.walk(tree) if isinstance(node, _DEFINES) and node.name == name]
@@ -100,7 +100,7 @@ def function_at(path: str, name: str) -> Function | None:
 
 
 @lru_cache(maxsize=32)
-def _parsed(path: str) -> ast.Module | None:
+def parsed(path: str) -> ast.Module | None:
     try:
         return ast.parse("".join(linecache.getlines(path)), path)
     except (SyntaxError, ValueError, RecursionError):

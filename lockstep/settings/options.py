@@ -141,8 +141,9 @@ def resolve(options: Options, overrides: Overrides, world: World) -> Settings:
     lanes = _first(overrides.lanes, options.lanes)
     seed = _first(overrides.seed, options.seed)
     by_hand = _first(overrides.assignment, options.assignment)
+    assignment = _assignment(by_hand, lanes, world)
     return Settings(
-        assignment=_assignment(by_hand, lanes, world),
+        assignment=assignment,
         by_hand=by_hand,
         seed=0 if seed is None else seed,
         threads=_first(overrides.threads, options.threads, overrides.usual_threads) or 1,
@@ -159,7 +160,7 @@ def resolve(options: Options, overrides: Overrides, world: World) -> Settings:
         drift_every=options.drift_every,
         noise_every=options.noise_every,
         reduce_dtype=_reduce_dtype(options.reduce_dtype),
-        notes=tuple(_notes(options, overrides)),
+        notes=(*_notes(options, overrides), *_idle_note(assignment)),
         strategy=overrides.strategy or options.strategy,
     )
 
@@ -241,6 +242,16 @@ def _notes(options: Options, overrides: Overrides) -> list[str]:
     if not options.exact:
         notes.append("exact=False: results may differ from run to run and between numbers of workers")
     return notes
+
+
+def _idle_note(assignment: Assignment) -> list[str]:
+    """Where some workers carry no lane."""
+    idle = sum(not lanes for lanes in assignment.lanes_of)
+    if not idle:
+        return []
+    who = f"{idle} of {assignment.num_workers} workers {'idles' if idle == 1 else 'idle'}"
+    lanes = f"{assignment.num_lanes} lane{'' if assignment.num_lanes == 1 else 's'}"
+    return [f"{who}: with {lanes}, a worker without one computes nothing until another is lost"]
 
 
 def _first(*values):  # type: ignore[no-untyped-def]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.data import GlobalBatch, Position, ShardedLoader
-from lockstep.errors import BadCheckpoint
+from lockstep.errors import BadCheckpoint, Misuse
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,19 @@ class DataProgress:
             self._begin()
             if self.on_epoch_end is not None:
                 self.on_epoch_end()
+
+    def start_at(self, epoch: int, step: int) -> None:
+        """A run that has trained nothing yet begins at a later epoch: its loaders as if each had had a pass in each
+        epoch before. One that has made steps, or was resumed, cannot."""
+        if step > 0 or self.epoch > 0:
+            raise Misuse(
+                f"run.epochs(start={epoch}) is for a run that begins: this one is in epoch {self.epoch}, at step "
+                f"{step}, and goes on from there. Leave start out, or do not resume."
+            )
+        self.epoch = epoch
+        for loader in self.loaders.values():
+            if loader.position == Position() and not loader.mid_pass:
+                loader.seek(Position(epoch, 0))
 
     def add(self, make: Callable[[int], ShardedLoader]) -> ShardedLoader:
         """A further loader, made with its number, at the position that a resumed run has for it."""

@@ -186,3 +186,10 @@ def test_the_adviser_is_sure_of_the_critical_batch_in_the_end(shell: Shell):
 def test_a_state_that_lanes_carry_answers_what_a_piece_alone_cannot(shell: Shell):
     (printed,) = shell(alone("18_carried"))
     assert numbers_after("loss", printed)[-1] < 0.1  # without it 0.34 at least: ln 2 for half of the answers
+
+
+def test_a_body_that_stays_as_it_was_prints_the_losses_of_the_loop_over_lanes(shell: Shell):
+    plain_body, over_lanes = shell(on(2, "plain_body"), alone("02_lockstep"))
+    losses = numbers_after("batch", plain_body)
+    assert losses == numbers_after("batch", over_lanes)
+    assert len(losses) == 6

@@ -29,6 +29,11 @@ def test_at_most_twelve_lines_of_the_lockstep_script_are_not_in_the_plain_one():
     assert 0 < num_new_lines(code_lines(plain), code_lines(lockstep)) <= 12
 
 
+def test_eight_lines_of_the_script_whose_body_stays_are_not_in_the_plain_one():
+    plain, plain_body = EXAMPLES[0], REPOSITORY / "examples" / "plain_body.py"
+    assert num_new_lines(code_lines(plain), code_lines(plain_body)) == 8
+
+
 def test_there_are_eighteen_examples_numbered_from_one():
     numbered = [path.name[:3] for path in EXAMPLES if path.name[0].isdigit()]
     assert numbered == [f"{number:02}_" for number in range(1, 19)]

@@ -231,6 +231,7 @@ def test_no_failure_takes_more_than_six_lines(failure, others, too):
 
 class Run:
     step = 3
+    is_first = True
 
 
 def test_a_second_run_in_one_process_is_a_misuse():

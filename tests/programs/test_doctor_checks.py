@@ -150,7 +150,7 @@ def assert_told(finding: CheckResult, level: Level, sentence: str, fix: str) -> 
 
 
 def test_every_check_can_find_something_wrong() -> None:
-    assert {row[0] for row in PROBLEMS + WARNINGS} == set(CHECKS.values())
+    assert {row[0] for row in PROBLEMS + WARNINGS} == set(CHECKS.values()) - {checks.extras}  # nobody needs those
 
 
 def test_a_machine_that_tells_nothing_is_not_called_healthy_or_ill() -> None:
@@ -178,6 +178,22 @@ def test_the_needed_versions_are_those_of_the_package() -> None:
     assert needed == project["dependencies"]
     assert project["requires-python"] == f">={'.'.join(map(str, checks.PYTHON))}"
     assert project["optional-dependencies"]["fast"] == [f"llvmlite>={'.'.join(map(str, checks.FAST))}"]
+
+
+def test_extras_that_are_not_installed_are_named_with_what_they_are_for() -> None:
+    said = checks.extras(with_installed(ray="2.60.0"))
+    assert said.level is Level.OK
+    assert "notebook (lockstep.launch)" in said.sentence
+    assert "ray (" not in said.sentence
+    assert "pip install 'torch-lockstep[notebook,cuda]'" in said.sentence
+    everything = with_installed(**{"cloudpickle": "3", "cuda-bindings": "12", "ray": "2"})
+    assert checks.extras(everything).sentence == "notebook, cuda, ray are installed"
+
+
+def test_the_extras_are_those_of_the_package() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    for name, (package, _) in checks.EXTRAS.items():
+        assert project["optional-dependencies"][name][0].startswith(package)
 
 
 @given(num_workers=st.integers(1, 2000), cores=st.integers(1, 256), free_bytes=st.integers(0, 2**40))

@@ -114,3 +114,12 @@ def test_a_wire_that_a_device_cannot_have_is_refused(
 ) -> None:
     with pytest.raises(BadArgument, match=re.escape(told)):
         wire_on(device, asked, algorithm, asked or "shared", world)
+
+
+def test_workers_that_carry_no_lane_are_noted() -> None:
+    five = World(0, 5, 0, 5)
+    (note,) = resolve(Options(), Overrides(lanes=2), five).notes
+    assert note.startswith("3 of 5 workers idle: with 2 lanes,")
+    assert resolve(Options(lanes=5), Overrides(), five).notes == ()
+    (one,) = resolve(Options(assignment=((0,), ())), Overrides(), TWO).notes
+    assert one.startswith("1 of 2 workers idles: with 1 lane,")

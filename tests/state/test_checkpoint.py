@@ -148,3 +148,16 @@ def test_a_link_in_place_of_a_checkpoint_is_not_followed(tmp_path: Path) -> None
     (tmp_path / "c").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(BadArgument, match="is a link"):
         write(tmp_path / "c", snapshot())
+
+
+def test_weights_are_read_without_lockstep_as_the_page_on_checkpoints_says(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
+    code = page.split("## Read the weights elsewhere")[1].split("```python\n")[1].split("```")[0]
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    with lockstep.start(lanes=2) as run:
+        run.replicate(net)
+        run.save(tmp_path / "saved")
+    names: dict[str, Any] = {}
+    exec(code.replace("runs/train-1/checkpoints/step-00000412", str(tmp_path / "saved")), names)
+    assert names["weights"].keys() == net.state_dict().keys()
+    assert all(torch.equal(names["weights"][name], value) for name, value in net.state_dict().items())

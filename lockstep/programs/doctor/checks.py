@@ -39,6 +39,12 @@ NEEDED = MappingProxyType({"torch": (2, 11), "click": (8, 1), "rich": (13,), "sa
 """The oldest version of each that works, as in pyproject.toml."""
 FAST = (0, 45)
 OURS = "torch-lockstep"
+EXTRAS = {
+    "notebook": ("cloudpickle", "lockstep.launch"),
+    "cuda": ("cuda-bindings", "workers that share a GPU"),
+    "ray": ("ray", "lockstep run --on ray"),
+}
+"""Besides `fast`, which has a check of its own: the package of each, and what it is for."""
 WORKER_BYTES = 256 * MiB
 WORKER_THREADS = 8
 FILES = 64
@@ -94,6 +100,15 @@ def llvmlite(facts: Facts) -> CheckResult:
             "pip install 'torch-lockstep[fast]'",
         )
     return ok(f"llvmlite {installed}: additions are compiled")
+
+
+def extras(facts: Facts) -> CheckResult:
+    """Those of EXTRAS that are not installed are named; no run needs them unless it asks for what they are for."""
+    missing = {name: use for name, (package, use) in EXTRAS.items() if facts.software.installed.get(package) is None}
+    if not missing:
+        return ok(f"{', '.join(EXTRAS)} are installed")
+    words = ", ".join(f"{name} ({use})" for name, use in missing.items())
+    return ok(f"not installed: {words}. If you want it: pip install 'torch-lockstep[{','.join(missing)}]'")
 
 
 def saving(facts: Facts) -> CheckResult:
@@ -344,6 +359,7 @@ CHECKS: Mapping[str, Callable[[Facts], CheckResult]] = {
     "lockstep": lockstep,
     "packages": distributions,
     "llvmlite": llvmlite,
+    "extras": extras,
     "saving": saving,
     "cores": cores,
     "threads": threads,

@@ -18,7 +18,7 @@ from threading import Thread
 import psutil
 
 from lockstep.programs.doctor.checkpoint_trial import try_saving
-from lockstep.programs.doctor.checks import NEEDED, OURS
+from lockstep.programs.doctor.checks import EXTRAS, NEEDED, OURS
 from lockstep.programs.doctor.control_groups import ControlGroups
 from lockstep.programs.doctor.diagnosis import MiB
 from lockstep.programs.doctor.facts import (
@@ -65,7 +65,7 @@ def gather(num_workers: int | None, runs: Path, environ: Mapping[str, str]) -> F
 
 def software() -> Software:
     """By the installed metadata: importing torch takes seconds."""
-    names = (OURS, *NEEDED, "llvmlite")
+    names = (OURS, *NEEDED, "llvmlite", *(package for package, _ in EXTRAS.values()))
     return Software(tuple(sys.version_info[:3]), VERSION, {name: _installed(name) for name in names})
 
 

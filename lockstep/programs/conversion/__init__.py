@@ -1,0 +1,5 @@
+"""`lockstep init`: turns a plain training script into a lockstep one, as far as its source shows how.
+
+- `source`  what a script shows: its training loop, model, optimizer, loader
+- `edits`   the lines that change, from that
+"""

@@ -1,0 +1,105 @@
+"""The lines of a script that change to make it a lockstep one, and the difference as text. Pure."""
+
+import ast
+import difflib
+from dataclasses import dataclass
+
+from lockstep.programs.conversion.source import (
+    CannotSee,
+    Obstacle,
+    TrainingScript,
+    assigned_name,
+    called_name,
+    understand,
+)
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The new text, and what its owner should look at."""
+
+    text: str
+    remarks: tuple[str, ...]
+
+
+def convert(text: str) -> Conversion:
+    """The script as a lockstep one; raises CannotSee where its source does not show how."""
+    script = understand(text)
+    lines = text.splitlines(keepends=True)
+    if lines and not lines[-1].endswith("\n"):
+        lines[-1] += "\n"
+    _replace(lines, script.loop.iter, f"run.steps({ast.unparse(script.loop.iter)})")
+    if script.epochs is not None:
+        _replace(lines, script.epochs.iter, "run.epochs" + ast.unparse(script.epochs.iter).removeprefix("range"))
+    _wrap(lines, script.loader.value)
+    inserted = [*_after(_last_made(script), _replicate(script)), *_start(script)]
+    for after, line in sorted(inserted, key=lambda one: one[0], reverse=True):
+        lines.insert(after, line)
+    converted = "".join(lines)
+    try:
+        ast.parse(converted)
+    except SyntaxError as error:
+        raise CannotSee(
+            Obstacle(error.lineno or 0, "several statements share a line here: write each on its own")
+        ) from error
+    return Conversion(converted, tuple(_remarks(script)))
+
+
+def difference(before: str, after: str, name: str) -> str:
+    """As `diff -u` writes it; `patch` takes it."""
+    old, new = (one.splitlines(keepends=True) for one in (before, after))
+    return "".join(difflib.unified_diff(old, new, name, name))
+
+
+def _replace(lines: list[str], node: ast.expr, text: str) -> None:
+    """Of an expression on one line."""
+    line = lines[node.lineno - 1].encode()
+    lines[node.lineno - 1] = (line[: node.col_offset] + text.encode() + line[node.end_col_offset :]).decode()
+
+
+def _wrap(lines: list[str], call: ast.expr) -> None:
+    """run.shard around an expression, which may take several lines: its end first."""
+    assert call.end_lineno is not None
+    last = lines[call.end_lineno - 1].encode()
+    lines[call.end_lineno - 1] = (last[: call.end_col_offset] + b")" + last[call.end_col_offset :]).decode()
+    first = lines[call.lineno - 1].encode()
+    lines[call.lineno - 1] = (first[: call.col_offset] + b"run.shard(" + first[call.col_offset :]).decode()
+
+
+def _last_made(script: TrainingScript) -> ast.Assign:
+    return script.optimizer if script.scheduler is None else script.scheduler
+
+
+def _replicate(script: TrainingScript) -> str:
+    tracked = "" if script.scheduler is None else f", scheduler={assigned_name(script.scheduler)}"
+    return f"run.replicate({script.model}, {assigned_name(script.optimizer)}{tracked})"
+
+
+def _after(statement: ast.stmt, text: str) -> list[tuple[int, str]]:
+    assert statement.end_lineno is not None
+    return [(statement.end_lineno, " " * statement.col_offset + text + "\n")]
+
+
+def _start(script: TrainingScript) -> list[tuple[int, str]]:
+    """The import, and the run: a name of the module, which all functions see."""
+    end = 0
+    for number, node in enumerate(script.tree.body):
+        is_docstring = number == 0 and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if not is_docstring and not isinstance(node, ast.Import | ast.ImportFrom):
+            break
+        end = node.end_lineno or end
+    return [(end, "import lockstep\n\nrun = lockstep.start()\n")]
+
+
+def _remarks(script: TrainingScript) -> list[str]:
+    remarks = ["lockstep.start(lanes=N) fixes the bits: choose N, the most workers that you will have"]
+    if script.epochs is None:
+        remarks.append("no `for epoch in range(N)` is around the training loop: loop by run.epochs(N) to resume a run")
+    prints = [
+        node.lineno for node in ast.walk(script.tree) if isinstance(node, ast.Call) and called_name(node) == "print"
+    ]
+    if prints:
+        remarks.append(
+            f"print (line {min(prints)}) prints on every worker: run.print prints once, and run.log records numbers"
+        )
+    return remarks

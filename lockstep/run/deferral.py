@@ -1,0 +1,168 @@
+"""Loops whose body stays as it was written for one device: `for x, y in run.steps(loader)`.
+
+# Note [Deferred updates]
+# A body that was written for a whole batch calls optimizer.step() and zero_grad() itself. Under run.steps it runs once
+# for each lane. In the lanes these calls are noted and do nothing. When the step is committed, every worker makes the
+# update, once: step() of every optimizer that run.replicate was given, then zero_grad(). A worker without lanes in a
+# batch runs no body and makes the same update: so it cannot be learned from the body, and what bodies may defer is
+# fixed. What else happens once for each batch (clipping, a schedule, logging) is given as a function, `update`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import MethodType
+from typing import Any, Protocol
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from lockstep.errors import BadArgument, Misuse
+from lockstep.gradients.autograd_graph import looking
+from lockstep.script.body import IN_LANES
+from lockstep.script.unsaved import untracked
+from lockstep.state.models import Models
+
+GIVE_UPDATE = "Give what happens once for each batch as a function: run.steps(loader, update)."
+
+
+class StepUpdate(Protocol):
+    """What happens in a lane's body, and after the commit of its step."""
+
+    def lane(self, is_first_batch: bool) -> AbstractContextManager[None]:
+        """Stands around the body of one lane. The body is looked at closely in the first batch."""
+
+    def perform(self) -> None:
+        """After the commit, on every worker: makes the update."""
+
+
+def training_steps(
+    batches: Iterable[Any], lanes: Callable[[Any], Iterator[Any]], trains: Callable[[], bool], update: StepUpdate
+) -> Iterator[Any]:
+    """The lanes of every batch; after those of each the update is made."""
+    is_first_batch = True
+    for batch in batches:
+        if not trains():
+            raise Misuse(
+                "a loop over run.steps that trains has come to a batch with the model in eval mode, or with gradients "
+                "off: call model.train() before it, and evaluate in a loop of its own"
+            )
+        for data in lanes(batch):
+            with update.lane(is_first_batch):
+                yield data
+        update.perform()
+        is_first_batch = False
+
+
+def evaluation_lanes(
+    batches: Iterable[Any], lanes: Callable[[Any], Iterator[Any]], trains: Callable[[], bool]
+) -> Iterator[Any]:
+    """The lanes of every batch, and no update."""
+    for batch in batches:
+        if trains():
+            raise Misuse("a loop over run.steps that evaluates has come to a batch with the model in training mode")
+        yield from lanes(batch)
+
+
+class OwnUpdate:
+    """The user's function. Its optimizers are not to step in the lanes, which the run itself refuses."""
+
+    def __init__(self, update: Callable[[], Any]) -> None:
+        if not callable(update):
+            raise BadArgument(f"run.steps takes a function without arguments as its update, not {update!r:.60}")
+        self._update = update
+
+    def lane(self, is_first_batch: bool) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def perform(self) -> None:
+        self._update()
+
+
+class DeferredUpdate:
+    """What the body calls in its lanes is done after them. See Note [Deferred updates]."""
+
+    def __init__(self, models: Models) -> None:
+        if not models.optimizers:
+            raise Misuse(
+                "run.steps makes the updates of a run's optimizers: call run.replicate(model, optimizer) first"
+            )
+        if any(isinstance(one, torch.amp.GradScaler) for one in models.tracked.values()):
+            raise Misuse(f"run.steps cannot defer a GradScaler's update, which looks at gradients. {GIVE_UPDATE}")
+        self._optimizers = models.optimizers
+        tracked = [one for one in models.tracked.values() if isinstance(one, LRScheduler)]
+        self._schedulers = tracked + untracked(models.optimizers.values(), models.tracked.values())
+        self._calls: Counter[str] = Counter()
+
+    @contextmanager
+    def lane(self, is_first_batch: bool) -> Iterator[None]:
+        self._calls.clear()
+        before = [scheduler.last_epoch for scheduler in self._schedulers]
+        with ExitStack() as undo:
+            if is_first_batch:
+                undo.enter_context(looking(lambda roots: self._refuse_backward()))
+            for label, optimizer in self._optimizers.items():
+                undo.enter_context(_replaced(optimizer, "step", self._step(label)))
+                undo.enter_context(_replaced(optimizer, "zero_grad", _zero_grad))
+            yield
+        self._check(before)
+
+    def perform(self) -> None:
+        for optimizer in self._optimizers.values():
+            optimizer.step()
+        for optimizer in self._optimizers.values():
+            optimizer.zero_grad()
+
+    def _step(self, label: str) -> Callable[..., None]:
+        def step(_: Optimizer, closure: Any = None) -> None:
+            if closure is not None:
+                raise Misuse(
+                    f"run.steps cannot defer optimizer.step(closure), which computes a batch again. {IN_LANES}"
+                )
+            self._calls[label] += 1
+
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # torch's schedulers look for it
+        return step
+
+    def _refuse_backward(self) -> None:
+        if self._calls:
+            raise Misuse(
+                f"a backward pass comes after step() of {next(iter(self._calls))} in one body of run.steps: it would "
+                "see the weights of before that update (as a GAN's generator after the discriminator's step). Write a "
+                "loop over run.lanes(batch) for each update, with its optimizer.step() after the loop."
+            )
+
+    def _check(self, before: list[int]) -> None:
+        """After a body: what it has called is what is done for it after the commit."""
+        for label in self._optimizers:
+            if self._calls[label] != 1:
+                raise Misuse(
+                    f"a body of run.steps has called step() of {label} {self._calls[label]} times, and run.steps makes "
+                    f"one update of every optimizer for each batch. {GIVE_UPDATE}"
+                )
+        for scheduler, epoch in zip(self._schedulers, before, strict=True):
+            if scheduler.last_epoch != epoch:
+                raise Misuse(
+                    f"{type(scheduler).__name__}.step() was called in a body of run.steps, which runs once for each "
+                    f"lane. {GIVE_UPDATE}"
+                )
+
+
+def _zero_grad(_: Optimizer, set_to_none: bool = True) -> None:
+    if not set_to_none:
+        raise Misuse(f"run.steps sets gradients to None, and zero_grad(set_to_none=False) does not. {GIVE_UPDATE}")
+
+
+@contextmanager
+def _replaced(thing: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Inside, the method of this one object is another. What stood in its place on the object itself comes back."""
+    own = vars(thing).get(name)
+    setattr(thing, name, MethodType(function, thing))
+    try:
+        yield
+    finally:
+        if own is None:
+            delattr(thing, name)
+        else:
+            setattr(thing, name, own)

@@ -1,0 +1,61 @@
+"""What the body of a loop over `run.steps` may not do, as far as its source shows it.
+
+# Note [Bodies run once for each lane]
+# The body of `for x, y in run.steps(loader)` was written for a whole batch, and runs once for each lane that this
+# worker carries, and again where a step is redone. What it computes from the lane is right. What it counts or adds up
+# by itself would depend on the workers: that is refused where the source shows it.
+"""
+
+import ast
+from collections.abc import Iterator
+
+from lockstep.script.dependence import parsed
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+IN_LANES = "Write `for batch in loader: for x, y in run.lanes(batch): ...` instead, with it after the inner loop."
+
+
+def refused_in_body(path: str, line: int) -> str | None:
+    """Why the loop whose head is at this line cannot be one over `run.steps`; None if nothing shows."""
+    loop = _loop_at(path, line)
+    if loop is None:
+        return None
+    if isinstance(loop.iter, ast.Call) and isinstance(loop.iter.func, ast.Name) and loop.iter.func.id == "enumerate":
+        return (
+            f"enumerate around run.steps (line {loop.lineno}) counts the lanes of this worker, not the batches: count "
+            "by run.step"
+        )
+    for node in _own_statements(loop.body):
+        if isinstance(node, ast.AugAssign):
+            return (
+                f"`{ast.unparse(node)}` (line {node.lineno}) is in the body of run.steps, which runs once for each "
+                "lane of this worker: the sum would depend on the workers. run.loss is the mean over the batch. "
+                f"{IN_LANES}"
+            )
+    return None
+
+
+def _loop_at(path: str, line: int) -> ast.For | None:
+    tree = parsed(path)
+    loops = [node for node in ast.walk(tree) if isinstance(node, ast.For)] if tree is not None else []
+    here = [loop for loop in loops if loop.lineno <= line <= (loop.iter.end_lineno or loop.lineno) and _has_steps(loop)]
+    return here[-1] if here else None
+
+
+def _has_steps(loop: ast.For) -> bool:
+    calls = [node.func for node in ast.walk(loop.iter) if isinstance(node, ast.Call)]
+    return any(isinstance(called, ast.Attribute) and called.attr == "steps" for called in calls)
+
+
+def _own_statements(nodes: list[ast.stmt]) -> Iterator[ast.AST]:
+    """All that stands in these statements, except in functions and classes that they define."""
+    for node in nodes:
+        yield from _below(node)
+
+
+def _below(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, _SCOPES):
+            yield from _below(child)

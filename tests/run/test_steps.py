@@ -1,0 +1,295 @@
+"""`for x, y in run.steps(loader)`: a body written for one device has the bits of the loop over run.lanes."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from launches import REPOSITORY, launch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from training import Job, data, loader_of, make
+from workers import on_workers, outcomes
+
+import lockstep
+from lockstep.errors import Misuse
+
+JOB = Job(model="conv", epochs=3)
+
+
+def _explicit(lanes: int) -> str:
+    run = lockstep.start(lanes=lanes, seed=3)
+    model, optimizer = make(JOB)
+    run.replicate(model, optimizer)
+    loader = run.shard(loader_of(JOB))
+    for _ in run.epochs(JOB.epochs):
+        for batch in loader:
+            for x, y in run.lanes(batch):
+                F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return run.digest()
+
+
+def _plain_body(lanes: int, dies: tuple[int, int] | None = None) -> str:
+    """Worker 1 is killed in step `dies[0]`, in its lane `dies[1]`, counted from 0."""
+    run = lockstep.start(lanes=lanes, seed=3)
+    me, seen = run.rank, 0
+    model, optimizer = make(JOB)
+    run.replicate(model, optimizer)
+    loader = run.shard(loader_of(JOB))
+    for _ in run.epochs(JOB.epochs):
+        for x, y in run.steps(loader):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            seen = seen + 1
+            if me == 1 and dies is not None and run.step == dies[0] and seen > dies[1]:
+                os.kill(os.getpid(), signal.SIGKILL)
+    return run.digest()
+
+
+@pytest.fixture(scope="module")
+def digest() -> str:
+    return on_workers(1, _explicit, 8)[0]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_the_digest_is_that_of_the_explicit_loop_on_any_number_of_workers(num_workers: int, digest: str) -> None:
+    assert set(on_workers(num_workers, _plain_body, 8)) == {digest}
+
+
+def test_a_worker_without_lanes_makes_the_same_updates() -> None:
+    """Two lanes on three workers."""
+    (alone,) = on_workers(1, _explicit, 2)
+    assert set(on_workers(3, _plain_body, 2)) == {alone}
+
+
+def test_a_kill_in_the_middle_of_a_body_costs_nothing(digest: str) -> None:
+    first, killed, last = outcomes(3, _plain_body, 8, (5, 15))
+    assert killed.killed_by == signal.SIGKILL
+    assert [first.value, last.value] == [digest, digest], (first, last)
+
+
+def _gpt(explicit: bool) -> list[Any]:
+    """As nanoGPT: clipping and a schedule for each batch, and a loss that is logged."""
+    run = lockstep.start(lanes=6, seed=3)
+    job = Job(model="gpt", epochs=2)
+    model, optimizer = make(job)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+    run.replicate(model, optimizer, scheduler=scheduler)
+    loader = run.shard(loader_of(job))
+    losses = []
+
+    def update() -> None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(run.loss)
+
+    for _ in run.epochs(job.epochs):
+        if explicit:
+            for batch in loader:
+                for x, y in run.lanes(batch):
+                    run.backward(F.cross_entropy(model(x), y))
+                update()
+        else:
+            for x, y in run.steps(loader, update):
+                run.backward(F.cross_entropy(model(x), y))
+    return [run.digest(), losses, scheduler.get_last_lr()]
+
+
+def test_what_happens_once_for_each_batch_is_given_as_a_function() -> None:
+    (expected,) = on_workers(1, _gpt, True)
+    assert on_workers(2, _gpt, False) == [expected, expected]
+
+
+def _evaluates() -> list[int]:
+    run = lockstep.start(lanes=8, seed=3)
+    model, optimizer = make(JOB)
+    run.replicate(model, optimizer)
+    model.eval()
+    num_right = num_samples = 0
+    with torch.no_grad():
+        for x, y in run.steps(run.shard(DataLoader(TensorDataset(*data()), batch_size=50))):
+            num_right += int((model(x).argmax(1) == y).sum())
+            num_samples += len(x)
+    return [run.total(num_right), run.total(num_samples), run.step]
+
+
+def test_an_evaluation_sees_every_sample_once_and_makes_no_update() -> None:
+    (alone,) = on_workers(1, _evaluates)
+    assert on_workers(2, _evaluates) == [alone, alone]
+    assert alone[1:] == [173, 0]
+
+
+LAUNCHED = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+import torch.nn.functional as F
+import lockstep
+from training import Job, loader_of, make
+
+run = lockstep.start(lanes=8, seed=3)
+job = Job(model="conv", epochs=3)
+model, optimizer = make(job)
+run.replicate(model, optimizer)
+loader = run.shard(loader_of(job))
+for _ in run.epochs(job.epochs):
+    for x, y in run.steps(loader):
+        if run.step == 4 and run.is_first and not os.path.exists("died"):
+            open("died", "x").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+run.print("digest", run.digest())
+"""
+
+
+@pytest.mark.parametrize("how", ["--no-copies", "--copies"])
+def test_a_replacement_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, digest: str, how: str) -> None:
+    with launch(tmp_path, LAUNCHED.format(tests=str(REPOSITORY / "tests")), "-n", "2", how) as run:
+        assert run.finish() == 0, run.shown()
+    assert (tmp_path / "died").exists()
+    assert f"digest {digest}" in run.lines
+
+
+# -- what is refused ----------------------------------------------------------------------------------------------
+
+
+class Parts:
+    """A run of one worker with a small model."""
+
+    def __init__(self, **tracked: Any) -> None:
+        self.run = lockstep.start(lanes=2)
+        self.model = nn.Linear(2, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 100)
+        self.run.replicate(self.model, self.optimizer, scheduler=self.scheduler, **tracked)
+        self.batches = [torch.ones(4, 2)] * 3
+
+    def backward(self, x: torch.Tensor) -> None:
+        self.run.backward(self.model(x).mean())
+
+
+@pytest.fixture
+def parts() -> Any:
+    made = Parts()
+    yield made
+    made.run.failed = True
+    made.run.close()
+
+
+def test_a_sum_in_the_body_is_refused_with_its_line(parts: Parts) -> None:
+    total = 0.0
+    with pytest.raises(Misuse, match=r"`total \+= .*` \(line \d+\).*the sum would depend on the workers"):
+        for x in parts.run.steps(parts.batches):
+            total += float(parts.model(x).mean())
+
+
+def test_enumerate_is_refused(parts: Parts) -> None:
+    with pytest.raises(Misuse, match="counts the lanes of this worker, not the batches"):
+        for _, _ in enumerate(parts.run.steps(parts.batches)):
+            pass
+
+
+def test_a_scheduler_in_the_body_is_refused(parts: Parts) -> None:
+    with pytest.raises(
+        Misuse, match=r"StepLR\.step\(\) was called in a body of run\.steps.*run\.steps\(loader, update\)"
+    ):
+        for x in parts.run.steps(parts.batches):
+            parts.backward(x)
+            parts.optimizer.step()
+            parts.scheduler.step()
+
+
+def test_clipping_in_the_body_is_refused(parts: Parts) -> None:
+    with pytest.raises(Misuse, match=r"was changed inside a lane of step 0, after its backward pass \(clipped"):
+        for x in parts.run.steps(parts.batches):
+            parts.backward(x)
+            torch.nn.utils.clip_grad_norm_(parts.model.parameters(), 1e-3)
+            parts.optimizer.step()
+
+
+@pytest.mark.parametrize("times", [0, 2])
+def test_a_body_that_does_not_make_one_update_is_refused(parts: Parts, times: int) -> None:
+    with pytest.raises(Misuse, match=rf"has called step\(\) of optimizer {times} times"):
+        for x in parts.run.steps(parts.batches):
+            parts.backward(x)
+            for _ in range(times):
+                parts.optimizer.step()
+
+
+def test_a_closure_and_gradients_that_stay_are_refused(parts: Parts) -> None:
+    with pytest.raises(Misuse, match=r"optimizer\.step\(closure\)"):
+        for x in parts.run.steps(parts.batches):
+            parts.optimizer.step(lambda x=x: parts.model(x).mean())
+
+
+def test_gradients_that_are_set_to_zero_are_refused(parts: Parts) -> None:
+    with pytest.raises(Misuse, match="set_to_none=False"):
+        for _ in parts.run.steps(parts.batches):
+            parts.optimizer.zero_grad(set_to_none=False)
+
+
+def test_an_update_of_ones_own_leaves_none_in_the_body(parts: Parts) -> None:
+    with pytest.raises(Misuse, match=r"optimizer\.step\(\) inside of run\.lanes"):
+        for x in parts.run.steps(parts.batches, parts.optimizer.step):
+            parts.backward(x)
+            parts.optimizer.step()
+
+
+def test_a_loop_that_turns_into_an_evaluation_is_refused(parts: Parts) -> None:
+    with pytest.raises(Misuse, match="with the model in eval mode"):
+        for x in parts.run.steps(parts.batches):
+            parts.backward(x)
+            parts.optimizer.step()
+            parts.model.eval()
+
+
+def test_optimizers_are_as_before_after_the_loop(parts: Parts) -> None:
+    before = parts.optimizer.step, parts.optimizer.zero_grad
+    for x in parts.run.steps(parts.batches):
+        assert (parts.optimizer.step, parts.optimizer.zero_grad) != before
+        parts.backward(x)
+        parts.optimizer.step()
+    assert (parts.optimizer.step, parts.optimizer.zero_grad) == before
+    parts.scheduler.step()
+    assert parts.run.step == 3
+
+
+def _gan(lanes: int) -> None:
+    run = lockstep.start(lanes=lanes)
+    judge, maker = nn.Linear(2, 1), nn.Linear(3, 2)
+    of_judge, of_maker = (torch.optim.Adam(one.parameters(), 0.1) for one in (judge, maker))
+    run.replicate(judge, of_judge)
+    run.replicate(maker, of_maker)
+    for real in run.steps([torch.ones(4, 2)] * 2):
+        false = maker(torch.randn(len(real), 3))
+        (judge(false.detach()).mean() - judge(real).mean()).backward()
+        of_judge.step()
+        (-judge(false).mean()).backward()
+        of_maker.step()
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_gan_with_two_updates_in_one_body_is_refused(lanes: int) -> None:
+    (found,) = outcomes(1, _gan, lanes)
+    assert found.error == "Misuse"
+    assert "a backward pass comes after step() of optimizer in one body of run.steps" in found.message
+    assert "a loop over run.lanes(batch) for each update" in found.message
+
+
+def test_a_grad_scaler_is_refused() -> None:
+    made = Parts(scaler=torch.amp.GradScaler("cpu"))
+    try:
+        with pytest.raises(Misuse, match="GradScaler"):
+            made.run.steps(made.batches)
+    finally:
+        made.run.close()
