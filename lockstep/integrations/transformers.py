@@ -152,7 +152,7 @@ class LockstepTrainer(Trainer):  # type: ignore[misc]
         return int(super().num_examples(dataloader))
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> None:
-        """A lane counts by its own tokens: see `_weight`."""
+        """A lane counts by its own tokens: see `_num_tokens`."""
 
     def _track_num_input_tokens(self, inputs: Any) -> None:
         """A worker sees the tokens of its own lanes only."""
@@ -202,20 +202,18 @@ class LockstepTrainer(Trainer):  # type: ignore[misc]
             self.optimizer.train()
         for lane in self.run.lanes(inputs):
             prepared = self._prepare_inputs(lane)
-            weight = self._weight(prepared)
+            tokens = self._num_tokens(prepared)
             with self.compute_loss_context_manager():
-                loss = self.compute_loss(model, prepared)
+                loss = self.compute_loss(model, prepared, num_items_in_batch=tokens if tokens else None)
+            weight = None if tokens is None else float(tokens)
             self.run.backward(loss, weight=weight, scaler=self.accelerator.scaler)
         self._show_place()
         return torch.tensor(self.run.loss, device=self.args.device)
 
-    def _weight(self, inputs: Mapping[str, Any]) -> float | None:
-        """By what a lane counts: by its tokens, if the loss is a mean over these; else by its samples."""
-        labels = inputs.get("labels")
-        if not self.model_accepts_loss_kwargs or not isinstance(labels, torch.Tensor) or labels.dim() < 2:
-            return None
-        counted = labels[..., 1:] if getattr(self, "_loss_shifts_labels", True) else labels
-        return float(counted.ne(-100).sum())
+    def _num_tokens(self, inputs: Mapping[str, Any]) -> torch.Tensor | None:
+        """By what the Trainer divides the loss of a lane, so that it counts by that; None: it counts by its samples."""
+        counted: torch.Tensor | None = super()._get_num_items_in_batch([inputs], self.args.device)
+        return counted
 
     def _show_place(self) -> None:
         """Callbacks print and log on the present first worker."""
