@@ -6,8 +6,8 @@
 
 The training is that of 02_lockstep.py with a wider model and clipped gradients. With `strategy=` the
 workers of a host hold parameters and AdamW's state once, in memory that all of them see, and each
-updates an equal part. The loop does not change, and neither does the digest: compare it under both
-strategies, on any number of workers.
+updates an equal part. The loop does not change. Look at the digest: it
+is the same under both strategies, on any number of workers.
 """
 
 import torch

@@ -52,6 +52,13 @@ class Note(Event):
 
 
 @dataclass
+class GraphCompiled(Event):
+    """torch.compile has been given a graph: what of it bears on the bits, in words."""
+
+    text: str
+
+
+@dataclass
 class StepBegan(Event):
     """A training step is about to start: all updates of earlier steps are applied.
 
@@ -83,6 +90,16 @@ class LaneEnded(Event):
     """A lane, of training or evaluation, is over; the generators stand as the user's code left them."""
 
     lane: int
+
+
+@dataclass
+class BackwardBegan(Event):
+    """The script begins a backward pass, inside of its lanes."""
+
+
+@dataclass
+class BackwardEnded(Event):
+    """The backward pass is over, also where it has raised; on a GPU, that work was queued."""
 
 
 @dataclass
@@ -145,6 +162,16 @@ class StepCommitted(Event):
 
     num_samples: int
     loss: float | None
+
+
+@dataclass
+class UpdateBegan(Event):
+    """An optimizer of the run begins its update; `step` is the one whose gradient it takes."""
+
+
+@dataclass
+class UpdateEnded(Event):
+    """The optimizer's update is made; on a GPU, that work was queued."""
 
 
 @dataclass
@@ -227,6 +254,14 @@ class Closed(Event):
 
 LAUNCHER = -1
 """In place of a slot."""
+
+
+@dataclass
+class LaunchBegan(Event):
+    """A launch begins, in its run's folder."""
+
+    program: str
+    num_workers: int
 
 
 @dataclass
@@ -347,6 +382,13 @@ class CatchUpFound(Event):
 
 
 @dataclass
+class WorkersSeen(Event):
+    """What the workers do now, about once a second: `rows` are `lockstep.launch.status.StatusRow`s, by slot."""
+
+    rows: Mapping[int, Any]
+
+
+@dataclass
 class NobodyStarted(Event):
     """For so long no worker has called `lockstep.start`."""
 
@@ -429,6 +471,11 @@ class Events:
     def subscribe(self, subscriber: Subscriber, *kinds: type[Event]) -> None:
         """To events of these kinds; to all if none are named."""
         self._subscribers.append((subscriber, kinds))
+        self._by_kind.clear()
+
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        """The subscriber receives nothing more, of any kind; a thread that is emitting now may still call it."""
+        self._subscribers = [(one, kinds) for one, kinds in self._subscribers if one is not subscriber]
         self._by_kind.clear()
 
     def has_readers(self, kind: type[Event]) -> bool:

@@ -132,6 +132,17 @@ def flattened(workers: Sequence[tuple[int, ...]]) -> list[int]:
 )
 @under_mps
 @click.option(
+    "--lanes",
+    type=WorkerCounts(1),
+    multiple=True,
+    help='On a GPU: lanes of each worker, "1,4,8"; may be given several times.  [default: 1]',
+)
+@click.option(
+    "--ranks-share-gpu",
+    is_flag=True,
+    help="On a GPU: let workers that share it add by NCCL, over sockets. It shows that NCCL works, not how fast it is.",
+)
+@click.option(
     "--strategy",
     type=StrategyName(),
     metavar="|".join(STRATEGIES),
@@ -150,6 +161,8 @@ def step(
     device: str,
     sides: tuple[str, ...] | None,
     mps: bool,
+    lanes: tuple[tuple[int, ...], ...],
+    ranks_share_gpu: bool,
     strategy: str,
     steps: int | None,
     rounds: int | None,
@@ -164,9 +177,11 @@ def step(
     if device == CUDA and strategy != "replicated":
         raise BadArgument(f"--strategy {strategy} is for the CPU alone: leave --device {device} out")
     if device == CUDA:
-        step_on_gpu(gpu.make_plans(models, counts or [1], sides, steps, rounds or gpu.ROUNDS), mps, as_json)
+        each = tuple(flattened(lanes)) or (1,)
+        request = gpu.GpuStepRequest(sides, steps, rounds or gpu.ROUNDS, each, ranks_share_gpu)
+        step_on_gpu(gpu.make_plans(models, counts or [1], request), mps, as_json)
         return
-    refuse_unless_gpu(device, sides=sides is not None, mps=mps)
+    refuse_unless_gpu(device, sides=sides is not None, mps=mps, lanes=bool(lanes), ranks_share_gpu=ranks_share_gpu)
     refuse_unless_on(device, models, [*REFERENCES, "all"])
     plans = steps_on_cpu.make_plans(models, counts or [2], steps, rounds or 10, strategy)
     report_on(plans, lambda follow: steps_on_cpu.bench_steps(plans, follow), steps_on_cpu.show, as_json)

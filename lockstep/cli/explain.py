@@ -1,4 +1,4 @@
-"""`lockstep explain`: how a collective works, round by round."""
+"""`lockstep explain`: how a collective works, round by round, and where the time of a run's steps went."""
 
 import json
 from pathlib import Path
@@ -33,26 +33,61 @@ class HostSizes(click.ParamType):  # type: ignore[type-arg]
         return positive
 
 
-@click.command(name="explain")
-@click.argument("collective", type=click.Choice(list(COLLECTIVES)))
-@click.option("--algorithm", metavar="NAME", help="How to do it; a name that does not exist lists those that do.")
-@click.option("-n", "--workers", "num_workers", type=click.IntRange(1, 64), help="Workers, 1 to 64.  [default: 4]")
-@click.option("--lanes", "num_lanes", type=click.IntRange(1, 512), help="Lanes, for exact ones.  [default: workers]")
-@click.option("--hosts", "workers_per_host", type=HostSizes(), help='Workers of each host, such as "2,2".')
-@click.option("--source", type=click.IntRange(0, 63), help="The worker that broadcasts.  [default: 0]")
-@click.option("--chunks", "num_chunks", type=click.IntRange(1, 64), help="Chunks that follow each other in a tree.")
-@click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Draw it into this file.")
-@click.option("--json", "wants_json", is_flag=True, help="Print one JSON object instead of the rounds.")
-def command(collective: str, svg: Path | None, wants_json: bool, **options: Any) -> None:
-    """Show how COLLECTIVE works, round by round: who sends what to whom, and what everyone then has.
+@click.group(name="explain")
+def command() -> None:
+    """Show how a collective works, round by round, or where the time of a run's steps went."""
 
-    What is shown was proved first: every contribution arrives exactly once, and the cost is counted.
-    """
+
+def of_collective(name: str) -> click.Command:
+    """The command that explains one collective."""
+
+    @click.command(name=name, short_help=f"How {name} works, round by round.")
+    @click.option("--algorithm", metavar="NAME", help="How to do it; a name that does not exist lists those that do.")
+    @click.option("-n", "--workers", "num_workers", type=click.IntRange(1, 64), help="Workers, 1 to 64.  [default: 4]")
+    @click.option("--lanes", "num_lanes", type=click.IntRange(1, 512), help="Lanes, for exact ones. [default: workers]")
+    @click.option("--hosts", "workers_per_host", type=HostSizes(), help='Workers of each host, such as "2,2".')
+    @click.option("--source", type=click.IntRange(0, 63), help="The worker that broadcasts.  [default: 0]")
+    @click.option("--chunks", "num_chunks", type=click.IntRange(1, 64), help="Chunks that follow each other in a tree.")
+    @click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Draw it into this file.")
+    @click.option("--json", "wants_json", is_flag=True, help="Print one JSON object instead of the rounds.")
+    def explain(svg: Path | None, wants_json: bool, **options: Any) -> None:
+        """Show how the collective works, round by round: who sends what to whom, and what everyone then has.
+
+        What is shown was proved first: every contribution arrives exactly once, and the cost is counted.
+        """
+        explain_collective(COLLECTIVES[name], svg, wants_json, options)
+
+    return explain
+
+
+for collective in COLLECTIVES:
+    command.add_command(of_collective(collective))
+
+
+@command.command(name="step")
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option("--step", type=click.IntRange(0), help="This step alone.  [default: all that were recorded]")
+@click.option("--json", "wants_json", is_flag=True, help="Print one JSON object instead of the lines.")
+def step(run_dir: Path, step: int | None, wants_json: bool) -> None:
+    """Say where the time of the steps of the run in RUN_DIR went, by its timeline, and what would help."""
+    from lockstep.observe.timeline.account import make_account
+    from lockstep.observe.timeline.account_lines import account_lines, as_json
+    from lockstep.observe.timeline.file import parts_of
+
+    account = make_account(parts_of(run_dir), step)
+    if account is None:
+        which = "has no whole step yet" if step is None else f"does not show step {step} as a whole"
+        raise BadArgument(f"the timeline of {run_dir} {which}: a step is whole when the one before it is there too")
+    name = run_dir.resolve().name
+    click.echo(json.dumps(as_json(account, name)) if wants_json else "\n".join(account_lines(account, name)))
+
+
+def explain_collective(collective: str, svg: Path | None, wants_json: bool, options: dict[str, Any]) -> None:
     from lockstep.programs.explain.request import ExplainRequest
     from lockstep.programs.explain.story import make_story
 
     check_svg(svg)
-    story = make_story(ExplainRequest(COLLECTIVES[collective], **options))  # type: ignore[arg-type]
+    story = make_story(ExplainRequest(collective, **options))  # type: ignore[arg-type]
     if svg is not None:
         draw(story, svg)
     if wants_json:

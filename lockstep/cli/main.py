@@ -19,7 +19,11 @@ COMMANDS = {
     "advise": "Say whether more workers should grow the batch of a run, or split it.",
     "verify": "Show that a run gives the same bits on any number of workers.",
     "bench": "Measure steps, collectives and recoveries on this machine.",
-    "explain": "Show how a collective works, round by round.",
+    "watch": "Show a run in the terminal, live.",
+    "page": "Show runs in the browser, live or afterwards.",
+    "report": "Write what the page shows of runs as one HTML file.",
+    "timeline": "Put the timeline of a run together, for Perfetto.",
+    "explain": "Show how a collective works, or where the time of a run's steps went.",
     "doctor": "Look for what gets in the way of a run on this machine.",
     "demo": "See it work, from nothing, in a minute.",
 }

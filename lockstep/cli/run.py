@@ -5,7 +5,8 @@ import importlib
 import importlib.util
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +14,8 @@ from typing import Any, cast
 import click
 
 from lockstep.cli.streams import complain, discard_output
-from lockstep.errors import BadArgument, BadEnvironment
+from lockstep.errors import BadArgument, BadEnvironment, LockstepError
+from lockstep.events import Subscriber
 from lockstep.lanes import Assignment
 from lockstep.launch.folder import name_from, new_run_folder
 from lockstep.launch.hangs import HANG_S
@@ -22,6 +24,10 @@ from lockstep.launch.launch import Job, launch
 from lockstep.launch.local_pool import LocalPool
 from lockstep.launch.pool import OpenPool
 from lockstep.launch.status import MAX_SLOTS
+from lockstep.observe.history import WorkerHistory
+from lockstep.observe.journal import Journal
+from lockstep.observe.line_file import only_first
+from lockstep.observe.timeline.file import has_timeline, write_trace
 from lockstep.settings.environment import STRATEGIES, parse_assignment, parse_device, parse_strategy
 from lockstep.settings.limits import MOST_LANES, MOST_SEED, MOST_THREADS, as_whole
 from lockstep.state.checkpoints.plan import parse_every
@@ -207,6 +213,17 @@ class Screen:
     help="For scripts that open a process group of torch.distributed themselves: set RANK, WORLD_SIZE, MASTER_ADDR "
     "and the like.",
 )
+@click.option(
+    "--rebalance/--no-rebalance",
+    default=None,
+    help="Whether lanes move away from a slow worker, over the script's own word.  [default: they do]",
+)
+@click.option(
+    "--timeline",
+    is_flag=True,
+    help="Write what every worker does, step by step, to timeline.json in the run's folder, for Perfetto.",
+)
+@click.option("--page", is_flag=True, help="Show the run in the browser while it goes on, for this host alone.")
 @click.option("--on", type=click.Choice(["ray"]), help="Start the workers on a Ray cluster.  [default: on this host]")
 @click.option(
     "--address",
@@ -239,6 +256,7 @@ def command(
     cpus_per_worker: float | None,
     gpus_per_worker: float | None,
     placement: str | None,
+    page: bool,
     **settings: Any,
 ) -> None:
     """Start PROGRAM, a script, on one or more workers of this host, or of a Ray cluster.
@@ -269,10 +287,33 @@ def command(
         **settings,  # the other options have the names of the job's fields
     )
     screen = Screen()
-    outcome = launch(job, show=screen.show, say=screen.say, open_pool=pool_on(engine))
+    complain_once = only_first(screen.say)
+    readers: list[Subscriber] = [Journal(job.run_dir, complain_once), WorkerHistory(job.run_dir, complain_once)]
+    with shown_page(job.run_dir, screen.say) if page else nullcontext():
+        outcome = launch(job, show=screen.show, say=screen.say, open_pool=pool_on(engine), readers=readers)
+    if has_timeline(job.run_dir):
+        show_timeline(job.run_dir, screen.say)
     if outcome.saved:
         screen.say(f"  to go on: {continuation(job, engine)}")
     sys.exit(outcome.exit_code)
+
+
+@contextmanager
+def shown_page(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Inside, the run is shown in the browser."""
+    from lockstep.observe.page.server import PageServer
+
+    with PageServer([folder]) as server:
+        say(f"  page: {server.address} (for this host alone; afterwards `lockstep page {folder}`)")
+        yield
+
+
+def show_timeline(folder: Path, say: Callable[[str], None]) -> None:
+    """Puts the workers' parts together; the run's outcome does not depend on it."""
+    try:
+        say(f"  timeline: {write_trace(folder)} (open it in ui.perfetto.dev); `lockstep explain step {folder}`")
+    except LockstepError as error:
+        say(f"! {error}")
 
 
 def check_engine(engine: Mapping[str, Any], spares: int) -> None:
@@ -322,7 +363,9 @@ def continuation(job: Job, engine: Mapping[str, Any] | None = None) -> str:
         if value is not None
         for word in (name, f"{value:g}" if isinstance(value, float) else str(value))
     ]
-    flags = ["--no-copies"] * (not job.copies) + ["--torch-distributed"] * job.torch_distributed + ["-m"] * job.module
+    flags = ["--no-copies"] * (not job.copies) + ["--torch-distributed"] * job.torch_distributed
+    flags += [] if job.rebalance is None else ["--rebalance" if job.rebalance else "--no-rebalance"]
+    flags += ["--timeline"] * job.timeline + ["-m"] * job.module
     return shlex.join(["lockstep", "run", *options, *flags, job.program, *job.arguments])
 
 

@@ -3,47 +3,78 @@
 # Note [Strict for attention]
 # Operators without a deterministic kernel are allowed, and named: so torch is set to warn, not to refuse. But then
 # torch's attention takes a backward kernel that adds in any order, although it has one that does not: it takes that one
-# only where refusing is on. So refusing is switched on while attention chooses its kernel and runs its backward pass,
-# and for no other operator. This does not reach compiled models: there the choice is reported. A backward pass that
-# fails in attention (no memory is left) leaves refusing on: the next attention restores it.
+# only where refusing is on. So refusing is switched on while attention chooses its kernel and while the kernel of its
+# backward pass is launched, and for no other operator. The latter is done below autograd, in torch's dispatcher: there
+# a compiled model comes by as every other one does. cuDNN's attention has no deterministic kernel that torch offers,
+# and a compiler chooses where nobody can switch refusing on: so it is not to be chosen at all.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-NAME = "ScaledDotProduct"
-DEPTH = 4
-"""How far behind the result the kernel's own node may be: padding and slicing come after it."""
-
-
-_left_on: list[bool] = []
-"""One entry for each backward pass of attention that is under way, or has failed."""
+BACKWARDS = (
+    "_scaled_dot_product_flash_attention_backward",
+    "_scaled_dot_product_efficient_attention_backward",
+    "_flash_attention_backward",
+    "_efficient_attention_backward",
+)
+"""The operators whose kernels are deterministic where torch refuses those that are not."""
 
 
 @contextmanager
 def deterministic_attention() -> Iterator[None]:
-    """Inside, F.scaled_dot_product_attention on a GPU is deterministic. See Note [Strict for attention]."""
+    """Inside, attention on a GPU is deterministic, compiled or not. See Note [Strict for attention]."""
+    with ExitStack() as undo:
+        undo.callback(torch.backends.cuda.enable_cudnn_sdp, torch.backends.cuda.cudnn_sdp_enabled())
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        undo.enter_context(strict_backwards(BACKWARDS, "AutogradCUDA"))
+        undo.enter_context(_strict_choice())
+        yield
+
+
+@contextmanager
+def strict_backwards(names: tuple[str, ...], key: str) -> Iterator[None]:
+    """Inside, the kernels of these operators are launched with refusing on, and nothing else is."""
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        for name in names:
+            library.impl(name, _strict(getattr(torch.ops.aten, name).default), key)
+        yield
+    finally:
+        library._destroy()
+
+
+def _strict(operator: Callable[..., Any]) -> Callable[..., Any]:
+    def launch(*args: Any, **kwargs: Any) -> Any:
+        warns = _switch_on()
+        try:
+            with torch._C._AutoDispatchBelowAutograd():
+                return operator(*args, **kwargs)
+        finally:
+            _restore(warns)
+
+    return launch
+
+
+@contextmanager
+def _strict_choice() -> Iterator[None]:
+    """Inside, F.scaled_dot_product_attention chooses its kernel with refusing on."""
     own: Callable[..., torch.Tensor] = F.scaled_dot_product_attention
 
     @wraps(own)
     def attention(*args: Any, **kwargs: Any) -> torch.Tensor:
         if torch.compiler.is_compiling():
             return own(*args, **kwargs)
-        left_on = _was_left_on()
-        warns = _switch_on() or left_on
+        warns = _switch_on()
         try:
-            result = own(*args, **kwargs)
+            return own(*args, **kwargs)
         finally:
             _restore(warns)
-        node = _kernel_node(result.grad_fn) if result.is_cuda else None
-        if node is not None:
-            _guard(node)
-        return result
 
     F.scaled_dot_product_attention = attention
     try:
@@ -51,19 +82,6 @@ def deterministic_attention() -> Iterator[None]:
     finally:
         if F.scaled_dot_product_attention is attention:  # else other code has replaced it since
             F.scaled_dot_product_attention = own
-
-
-def _guard(node: Any) -> None:
-    """Makes the node's kernel, and nothing else, run with refusing on."""
-    node.register_prehook(lambda _: _left_on.append(_switch_on()))
-    node.register_hook(lambda *_: _restore(not _left_on or _left_on.pop()))  # another thread may have restored it
-
-
-def _was_left_on() -> bool:
-    """Whether a backward pass has failed and left refusing on: none is under way while attention goes forward."""
-    left_on = any(_left_on)
-    _left_on.clear()
-    return left_on
 
 
 def _switch_on() -> bool:
@@ -77,11 +95,3 @@ def _switch_on() -> bool:
 def _restore(warns: bool) -> None:
     if warns:
         torch._C._set_deterministic_algorithms(True, warn_only=True)
-
-
-def _kernel_node(node: Any) -> Any:
-    for _ in range(DEPTH):
-        if node is None or NAME in node.name():
-            return node
-        node = node.next_functions[0][0] if node.next_functions else None
-    return None

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from lockstep.determinism.attention import deterministic_attention
+from lockstep.determinism.compiler import settled_compiler
 from lockstep.settings.device import CPU
 from lockstep.settings.environment import with_variable
 
@@ -43,6 +44,7 @@ def _settle_kernels(undo: ExitStack) -> None:
     # TorchScript profiles the first calls of a function and then runs another program for it, with other bits: how many
     # calls a process makes depends on the number of its lanes.
     undo.callback(torch._C._jit_set_profiling_executor, torch._C._jit_set_profiling_executor(False))
+    undo.enter_context(settled_compiler())
 
 
 def _settle_gpu(undo: ExitStack, device: torch.device, exact: bool) -> None:

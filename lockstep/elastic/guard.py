@@ -26,6 +26,7 @@ from lockstep.elastic.membership.decision import completes
 from lockstep.elastic.membership.machine import AllPrepared, Commit, Prepared
 from lockstep.elastic.newcomer import Handoff
 from lockstep.elastic.opener import FORM_S
+from lockstep.elastic.pace import LanePace
 from lockstep.elastic.probation import Probation, misfits
 from lockstep.elastic.recovery import LeftOut, MemberHangs, Recovery
 from lockstep.elastic.requests import Requests, Signals
@@ -72,7 +73,7 @@ class Guard:
     """One worker's part in a run that goes on. Without `elasticity`, nothing can be recovered: a loss ends the run.
 
     `end` is called when all have agreed to end because of a signal; it does not return. `by_hand` are the lanes of each
-    slot, if somebody has given them out.
+    slot, if somebody has given them out. `rebalances`: lanes follow the workers' pace, see pace.py.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Guard:
         status: StatusWriter | NoStatus,
         end: Callable[[StepRequest], None],
         by_hand: tuple[tuple[int, ...], ...] | None = None,
+        rebalances: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.generation = generation
@@ -103,6 +105,7 @@ class Guard:
         """Whether batch and state are compared as a whole in this step: somebody is new, or was until now."""
         self._state, self._places, self._engine, self._events, self._status = state, places, engine, events, status
         self._end, self._by_hand, self._clock = end, by_hand, clock
+        self._rebalances, self._pace = rebalances and by_hand is None, LanePace()
         self.copier = self._copier(elasticity)
         self._requests = Requests()
         self._batch: GlobalBatch | None = None
@@ -187,6 +190,7 @@ class Guard:
         if StepRequest.CHANGE in self._requests or (StepRequest.JOIN in self._requests and begins_turn):
             self._reform(admit=begins_turn)
         self._prove()
+        self._rebalance()
         self._await_company()
         self._ask()
         return self._carried(batch)
@@ -206,6 +210,7 @@ class Guard:
         """All workers have prepared: the step counts."""
         if self.recovery is not None:
             self.recovery.record(AllPrepared())
+        self._pace.take(record.times_s, self.generation.assignment)
         self._requests.agree(record.requests)
         self.first.is_needed |= record.requests[StepRequest.FIRST]
         self._committed()
@@ -484,6 +489,7 @@ class Guard:
         assert self.recovery is not None
         assert self.recovery.decision is not None
         self._put_on_probation(self.recovery.decision.newcomers)
+        self._pace.forget()
         self._requests.clear()
         slots = tuple(member.slot for member in self.recovery.membership.view.members)
         assert self.recovery.decision.assignment is not None
@@ -501,8 +507,23 @@ class Guard:
             assignment = Assignment.dealt(self._state.steps.num_lanes, self.generation.slots, (), self._by_hand)
         else:
             assignment = self._lane_deal.assignment(self.recovery.membership.view.members, self._probation.uids)
+        self._take_up(assignment)
+        self._pace.forget()
+
+    def _take_up(self, assignment: Assignment) -> None:
         self.generation = replace(self.generation, assignment=assignment)
         self.publish()
+
+    def _rebalance(self) -> None:
+        """Lanes move away from a slow worker, or back, at the same step on all. See Note [Lanes follow the pace] in
+        pace.py."""
+        needs_all = self._engine.statistics is not None  # batch norm over all lanes needs a worker for each
+        if not self._rebalances or needs_all or self._probation.uids or not self._places.begins_turn:
+            return
+        move = self._pace.move(self.generation.assignment)
+        if move is not None:
+            self._take_up(move.assignment)
+            self._events.note(move.sentence(self.generation.slots, self._step))
 
     @property
     def _lane_deal(self) -> LaneDeal:

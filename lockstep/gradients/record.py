@@ -107,17 +107,18 @@ class Weights:
 class StepRecord:
     """One worker's account of a step, or, after `merge`, that of all workers.
 
-    `weights` and `losses` are by lane, None where none was reported. `used` says which parameters had a gradient
-    in some lane, `changed` which buffers were written to. `squares` are those of the lanes' gradients, in steps in
-    which they are taken. `requests` are what a worker asks all to do after the step: one worker is enough. `carries`: a
-    lane has left something to be carried on. `health` is a worker's own few bytes, of one size everywhere; of all,
-    `healths` has them by rank.
+    `weights` and `losses` are by lane, None where none was reported, and so are `times_s`, what each lane took. `used`
+    says which parameters had a gradient in some lane, `changed` which buffers were written to. `squares` are those of
+    the lanes' gradients, in steps in which they are taken. `requests` are what a worker asks all to do after the step:
+    one worker is enough. `carries`: a lane has left something to be carried on. `health` is a worker's own few bytes,
+    of one size everywhere; of all, `healths` has them by rank.
     """
 
     weights: list[float | None]
     losses: list[float | None]
     used: list[bool]
     changed: list[bool]
+    times_s: list[float | None]
     squares: list[float | None] = field(default_factory=list)
     requests: list[bool] = field(default_factory=lambda: [False] * len(StepRequest))
     carries: bool = False
@@ -126,7 +127,8 @@ class StepRecord:
 
     @classmethod
     def empty(cls, num_lanes: int, num_parameters: int, num_buffers: int) -> "StepRecord":
-        return cls([None] * num_lanes, [None] * num_lanes, [False] * num_parameters, [False] * num_buffers)
+        flags = [False] * num_parameters, [False] * num_buffers
+        return cls([None] * num_lanes, [None] * num_lanes, *flags, [None] * num_lanes)
 
     def pack(self, most_lanes: int) -> bytes:
         """Of one size on all workers, none of which reports more than `most_lanes`. See Note [Size of a record]."""
@@ -167,13 +169,18 @@ class StepRecord:
         """The numbers of lanes: a list over the lanes for each kind of number."""
         lanes = len(self.weights)
         kinds = range(0, len(self.squares), max(1, lanes))
-        return [[*self.weights], [*self.losses], *(self.squares[first : first + lanes] for first in kinds)]
+        return [
+            [*self.weights],
+            [*self.losses],
+            [*self.times_s],
+            *(self.squares[first : first + lanes] for first in kinds),
+        ]
 
     def _flags(self) -> list[bool]:
         return [self.carries, *self.requests, *self.used, *self.changed]
 
     def _take(self, columns: list[list[float | None]], flags: list[bool]) -> None:
-        self.weights, self.losses, *squares = columns
+        self.weights, self.losses, self.times_s, *squares = columns
         self.squares = list(chain.from_iterable(squares))
         requests, used = 1 + len(self.requests), 1 + len(self.requests) + len(self.used)
         self.carries, self.requests = flags[0], flags[1:requests]

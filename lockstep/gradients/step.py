@@ -44,6 +44,7 @@ class StepInFlight:
     def __post_init__(self) -> None:
         self.position = 0
         self.in_lane = False
+        self.lane_began_s = 0.0
         self.keeps_gradients = False
         """Whether the gradients of the lane under way stay in `p.grad` until it ends."""
         self.is_reentrant = False

@@ -62,6 +62,10 @@ class Job:
     checkpoint_every: str | None = None
     checkpoint_keep: int | None = None
     torch_distributed: bool = False
+    rebalance: bool | None = None
+    """Whether lanes move away from a slow worker; None leaves that to the script."""
+    timeline: bool = False
+    """Whether workers write a timeline of all steps into `run_dir`."""
     is_run: bool = True
     """Whether the launcher reports an error if several workers never call `lockstep.start`."""
 
@@ -104,6 +108,8 @@ class Job:
             "OMP_NUM_THREADS": self.threads,
             "MKL_NUM_THREADS": self.threads,
             RESUME: self.resume,
+            "LOCKSTEP_REBALANCE": None if self.rebalance is None else int(self.rebalance),
+            "LOCKSTEP_TIMELINE": int(self.timeline) or None,
             "LOCKSTEP_CHECKPOINTS": None if self.checkpoints is None else self.checkpoints.absolute(),
             "LOCKSTEP_CHECKPOINT_EVERY": self.checkpoint_every,
             "LOCKSTEP_CHECKPOINT_KEEP": self.checkpoint_keep,

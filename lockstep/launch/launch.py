@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from lockstep.events import (
     LAUNCHER,
     Events,
+    LaunchBegan,
     LaunchEnded,
     OutputLost,
     RanApart,
@@ -82,6 +83,7 @@ def launch(
         events.subscribe(reader)
     with LauncherSignals() as signals, registered(job.run_dir, events.note):
         clear_earlier(job.run_dir)
+        events.emit(LaunchBegan, job.program, job.num_workers)
         shown = ShownOutput(show, signals)
         with open_pool(job, shown, events.note, signals) as pool:
             supervisor = Supervisor(job, pool, signals, events)

@@ -42,7 +42,7 @@ _UNSET = re.compile("environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PO
 _SPENT_ON = {SlowCause.DATA: "loading", SlowCause.COMPUTE: "its lanes", SlowCause.OTHER: "between steps"}
 _ADVICE = {
     SlowCause.DATA: "its loader needs more processes (num_workers), or its disk is slow or busy",
-    SlowCause.COMPUTE: "look for another load on its cores; an assignment (LOCKSTEP_ASSIGNMENT) can take lanes from it",
+    SlowCause.COMPUTE: "look for another load on its cores; with rebalancing, and enough lanes, some move away",
     SlowCause.OTHER: "look at what it alone does between steps, such as evaluating, saving or logging",
 }
 

@@ -36,7 +36,7 @@ def open_log(folder: Path, slot: int) -> int:
 
 def clear_earlier(folder: Path) -> None:
     """Removes what an earlier launch left in the folder: a stale report would be taken for a new failure."""
-    for pattern in ("worker-*.log", "worker-*.failure.json", "worker-*.stack", "wanted"):
+    for pattern in ("worker-*.log", "worker-*.failure.json", "worker-*.stack", "wanted", "timeline/worker-*.jsonl*"):
         for path in folder.glob(pattern):
             try:
                 path.unlink()

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 
 MAX_SLOTS = 1024
-_FIELDS = 19
+_FIELDS = 21
 _ROW = struct.Struct(f"<{_FIELDS}q")
 _PAGE_BYTES = MAX_SLOTS * _ROW.size
 _MOST_LOOKS = 8
@@ -30,7 +30,7 @@ _MOST_LOOKS = 8
 PID, ENDPOINT_PORT, GENERATION, RANK, SIZE, STEP, PHASE, SINCE_NS = range(8)
 DETAIL_A, DETAIL_B, USUAL_STEP_NS, COMMITTED_NS, NUM_LANES = range(8, 13)
 DATA_NS, COMPUTE_NS, WAITING_NS = range(13, 16)
-PATIENT_UNTIL_NS, SAVED, TRAITS = range(16, 19)
+PATIENT_UNTIL_NS, SAVED, TRAITS, MEMORY_BYTES, GPU_BYTES = range(16, 21)
 
 
 NOBODY = -1
@@ -112,6 +112,10 @@ class StatusRow:
     saved: int = 0
     """1: the worker has saved the run because it is about to end."""
     traits: int = 0
+    memory_bytes: int = 0
+    """The process's own memory, resident; 0 until it is known."""
+    gpu_bytes: int = 0
+    """What torch holds of the worker's GPU."""
 
     @property
     def has_started(self) -> bool:
@@ -241,6 +245,11 @@ class StatusWriter:
         """Records that the run was saved because it ends."""
         self._row[SAVED] = 1
 
+    def uses(self, memory_bytes: int, gpu_bytes: int) -> None:
+        """Records how much memory the worker uses now."""
+        self._row[MEMORY_BYTES] = memory_bytes
+        self._row[GPU_BYTES] = gpu_bytes
+
     def is_given_up(self, slot: int) -> bool:
         """Whether the launcher has marked the slot as empty for good."""
         return bool(_ROW.unpack_from(self._memory, slot * _ROW.size)[PID] == NOBODY)
@@ -308,7 +317,7 @@ class NoStatus:
     def _ignore(self, *_: object, **__: object) -> None:
         pass
 
-    saved = add_trait = move_to = place = committed = _ignore
+    saved = add_trait = move_to = place = committed = uses = _ignore
 
 
 def _check(slot: int) -> None:

@@ -12,6 +12,7 @@ from lockstep.events import (
     RunRestarted,
     WorkerExited,
     WorkerNotStarted,
+    WorkersSeen,
     WorkerStarted,
 )
 from lockstep.launch.decisions import (
@@ -43,6 +44,8 @@ from lockstep.launch.status import StatusRow
 from lockstep.launch.watchdog import Watchdog
 
 WAKE_S = 0.25
+SEEN_S = 1.0
+"""So often what the workers do is an event."""
 # Workers that fail because of the first failure get this long to report theirs.
 GRACE_S = 0.3
 END_S = 1.0
@@ -63,7 +66,7 @@ class Supervisor:
         self._is_scale_requested = False
         self._state = initial_state(job.num_workers, job.fault_budget)
         self._watchdog = Watchdog(pool, events.publish, hangs=HangDetector(job.hang_s))
-        self._next_look_s = 0.0
+        self._next_look_s = self._next_seen_s = 0.0
         self._began_s = time.monotonic()
         # A script that opens a process group of its own need not be a lockstep run.
         self._is_together = job.num_workers == 1 or job.torch_distributed or not job.is_run
@@ -178,6 +181,10 @@ class Supervisor:
             joiners = {slot for slot, worker in self._state.workers.items() if worker.joiner}
             for slot in self._watchdog.look(now_s, joiners):
                 self._decide(Condemned(slot))
+        if now_s >= self._next_seen_s:
+            self._next_seen_s = now_s + SEEN_S
+            rows = {slot: self._pool.row(slot) for slot in self._pool.running}
+            self._events.publish(WorkersSeen(rows, **self._of_run()))
         self._decide(Looked(now_s))
         for slot in empty_slots(self._state):
             self._pool.give_up(slot)

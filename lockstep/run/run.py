@@ -20,13 +20,14 @@ from lockstep.data.device import DeviceMover
 from lockstep.elastic.guard import Elasticity, Guard
 from lockstep.elastic.shown_waits import shown
 from lockstep.errors import BadArgument, Disagreement, LockstepError, Misuse, WorkerLost, advise, naming_lost_worker
-from lockstep.events import BatchLoaded, Closed, Events, Wait
+from lockstep.events import BatchLoaded, Closed, Events, UpdateBegan, UpdateEnded, Wait
 from lockstep.gradients.batchnorm import lane_norm_note
 from lockstep.gradients.bucket_set import BucketOptions
 from lockstep.gradients.buffers import buffer_places, refuse_new_buffers
 from lockstep.gradients.health import HealthPlan
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import SUMMED, StepRequest
+from lockstep.gradients.shown_backward import shown_backward
 from lockstep.gradients.squares import SquaresPlan
 from lockstep.launch.exits import TERMINATED
 from lockstep.launch.status import NoStatus, StatusWriter, Trait
@@ -39,6 +40,7 @@ from lockstep.run.deferral import DeferredUpdate, OwnUpdate, evaluation_lanes, t
 from lockstep.run.placement import place_on
 from lockstep.run.replication import join
 from lockstep.run.step_loop import Stage, StepLoop, as_global_batch
+from lockstep.run.timeline import RunTimeline
 from lockstep.run.totals import total_of
 from lockstep.run.untracked import UntrackedOptimizers
 from lockstep.script.body import refused_in_body
@@ -102,7 +104,7 @@ class Run:
         )
         self.guard = Guard(
             self._state, self._places, self._engine, generation, elasticity, events, context.status, self._end_by,
-            settings.by_hand,
+            settings.by_hand, settings.rebalance and settings.device.type == "cpu",
         )  # fmt: skip
         self._loop = StepLoop(
             self._state, self._places, carried, self._noise, self._engine, self.guard, self._moving, events
@@ -110,6 +112,13 @@ class Run:
         self._autosave = Autosave(self._state, self.guard, settings, self._overrides, events, context.status)
         self._captures = Captures(settings, self._models, events, self._engine, self._loop.misplaced, self._own_hooks)
         self._metrics = MetricsLog(context.overrides.run_dir, self.guard, events)
+        self._timeline = RunTimeline(
+            events,
+            self._overrides.run_dir,
+            settings.device.type,
+            lambda: self.guard.generation.world.generation if self.guard.is_member else 0,
+            launcher_merges=self._overrides.status_fd is not None,
+        )
         self._watch = RegistrationWatch()
         self._sites: set[Site] = set()
         self._optimizer_hooks: dict[str, tuple[Any, Any]] = {}
@@ -436,6 +445,15 @@ class Run:
         self._loop.refuse_unless_outside("run.log_to")
         self._metrics.add(sink)
 
+    def timeline(self, steps: int | None = 20, folder: str | os.PathLike[str] | None = None) -> None:
+        """Writes what this worker does in the next `steps` steps (None: in all) to the run's timeline, for Perfetto.
+
+        Not collective, but all workers should call it. `folder` is needed where the run has none: without
+        `lockstep run`. At the end of the run `timeline.json` there is the trace of all workers.
+        """
+        if not self._closed:
+            self._timeline.begin(steps, folder)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Puts a checkpoint at `path`: whole, or the one before stays. Worker 0 writes; the others do nothing."""
         if not self._closed:
@@ -472,6 +490,7 @@ class Run:
         self._autosave.close()
         self._loop.stage = Stage.CLOSED
         self._events.emit(Closed)
+        is_first = self.is_first
         for loader in self._progress.loaders.values():
             loader.close()
         self._watch.close()
@@ -483,6 +502,7 @@ class Run:
         world = self.guard.generation.world
         if not self.failed and self.guard.is_member and self._end_together():
             self.guard.end()
+        self._timeline.close(is_first)
         self.guard.close()
         self._status.close()
         self._undo.close()
@@ -558,11 +578,12 @@ class Run:
         """The lanes of a loop; buffers that they have added to the models are refused when they are done."""
         engine = self._engine
         known = buffer_places(self._modules()) if self._watch.noticed else None
-        engine.begin_loop(is_first_turn)
-        try:
-            yield from lanes
-        finally:
-            engine.end_loop()
+        with shown_backward(self._events):
+            engine.begin_loop(is_first_turn)
+            try:
+                yield from lanes
+            finally:
+                engine.end_loop()
         if self._watch.noticed:
             known = engine.buffers.places if known is None else known
             refuse_new_buffers(self._modules(), self._models.name_prefixes(), known)
@@ -627,10 +648,12 @@ class Run:
     def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._models.look_at(optimizer)
         self._loop.updated(optimizer)
+        self._events.emit(UpdateBegan, step=max(0, self._loop.step - 1))
         self._update(lambda: self._engine.before_update(optimizer, any((*args[1:], *kwargs.values()))))
 
     def _after_update(self, optimizer: Optimizer, *_: Any) -> None:
         self._update(lambda: self._engine.after_update(optimizer))
+        self._events.emit(UpdateEnded, step=max(0, self._loop.step - 1))
 
     def _update(self, act: Callable[[], None]) -> None:
         """Collective under some strategies: with those who are left, if a worker is lost."""

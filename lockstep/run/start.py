@@ -15,6 +15,7 @@ import torch
 
 from lockstep import strategies
 from lockstep.chance import fold, set_generators
+from lockstep.determinism.compiler import watched_compiler
 from lockstep.determinism.hardware import gpu_name, hardware
 from lockstep.determinism.operators import named_once
 from lockstep.determinism.process import settle_process
@@ -32,6 +33,7 @@ from lockstep.events import (
     Copied,
     Events,
     GenerationFormed,
+    GraphCompiled,
     NoiseMeasured,
     Started,
     StepBegan,
@@ -42,6 +44,8 @@ from lockstep.launch.control import Control
 from lockstep.launch.status import NoStatus, StatusReader, StatusWriter
 from lockstep.observe.console import SHOWN, Console
 from lockstep.observe.finish import Finish, FinishMark
+from lockstep.observe.history import READ as HISTORY
+from lockstep.observe.history import StepHistory
 from lockstep.observe.recorder import Recorder
 from lockstep.run import active
 from lockstep.run.faults import FaultWatch
@@ -54,6 +58,7 @@ from lockstep.settings.environment import (
     LaunchPlace,
     Overrides,
     find_place,
+    nccl_host,
     process_environment,
     read_overrides,
     with_variable,
@@ -92,6 +97,7 @@ def start(
     reduce_dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     strategy: strategies.Strategy | str | None = None,
+    rebalance: bool = True,
 ) -> Run:
     """Collective. Starts this worker's part of a run, under `lockstep run`, torchrun, Slurm, MPI, or alone.
 
@@ -107,6 +113,7 @@ def start(
     `reduce_dtype`, or in the dtype of their parameter.
     `device` is "cpu", "cuda" (each worker its own GPU, the default where there are any) or "cuda:K".
     `strategy` says what a step means: an object of `lockstep.strategies`, or its string form; "replicated" by default.
+    `rebalance=False` leaves lanes where they are although a worker is slow.
     """
     active.refuse_second()
     chosen = _checked_strategy(strategy)
@@ -114,6 +121,7 @@ def start(
         lanes, seed, exact, threads, _listed(assignment), bucket_bytes, wire, algorithm, timeout_s,
         recover, not_finite, drift_every, noise_every, reduce_dtype=reduce_dtype,
         device=str(device) if isinstance(device, torch.device) else device, strategy=str(chosen),
+        rebalance=rebalance,
     )  # fmt: skip
     environ = process_environment()
     place, overrides = find_place(environ), read_overrides(environ)
@@ -183,7 +191,7 @@ def _found(
         elasticity = Elasticity(recovery, False, _control(overrides, settings), place.port)
     run = _make_run(context, Generation(opened, slots, settings.assignment), elasticity, place)
     run.guard.publish()
-    _announce(context, place, opened, _device_in_words(options, overrides, settings))
+    _announce(context, place, opened, _device_in_words(options, overrides, settings, opened))
     return run
 
 
@@ -262,7 +270,14 @@ def _context(
 
 
 def _opener(settings: Settings, on_one_host: bool) -> WireOpener:
-    options = WireOptions(settings.wire, settings.timeout_s, settings.device, settings.exact, settings.algorithm)
+    options = WireOptions(
+        settings.wire,
+        settings.timeout_s,
+        settings.device,
+        settings.exact,
+        settings.algorithm,
+        nccl_host(process_environment()),
+    )
     return WireOpener(options, on_one_host)
 
 
@@ -283,11 +298,15 @@ def _make_run(context: Context, generation: Generation, elasticity: Elasticity |
     )
     if overrides.run_dir is not None:
         events.subscribe(Recorder(overrides.run_dir, lambda: run.is_first, events.note), NoiseMeasured)
+        history = StepHistory(overrides.run_dir, lambda: run.is_first, lambda: _lanes_of(run), events.note)
+        events.subscribe(history, *HISTORY)
         mark = FinishMark(overrides.run_dir, lambda: run.is_first, lambda: _finish(run), events.note)
         events.subscribe(mark, Started, Closed)
     if overrides.trace_dir is not None:
         trace = Trace(overrides.trace_dir, place.world.rank, run.sources, is_replacement=not run.guard.is_member)
         events.subscribe(trace, *TRACED)
+    if overrides.timeline:
+        _show_timeline(run, overrides)
     if overrides.fault is not None and overrides.run_dir is not None:
         watch = FaultWatch(overrides.fault, run.guard, context.status, place.world.rank, overrides.run_dir)
         events.subscribe(watch, StepBegan, StepCommitted, GenerationFormed, Copied)
@@ -296,10 +315,23 @@ def _make_run(context: Context, generation: Generation, elasticity: Elasticity |
     _close_at_exit(run, undo)
     if context.settings.exact:
         undo.enter_context(named_once(events.note))
+        undo.enter_context(watched_compiler(events.note, lambda text: events.emit(GraphCompiled, text)))
     asked = stop_signals(process_environment(), place.launcher)
     undo.enter_context(handled(run.guard.signals, asked, events.note))
     set_generators(fold(context.settings.seed, "outside"))
     return run
+
+
+def _show_timeline(run: Run, overrides: Overrides) -> None:
+    if overrides.run_dir is None:
+        raise BadEnvironment("LOCKSTEP_TIMELINE is set, and LOCKSTEP_RUN_DIR is not: a timeline needs a folder")
+    run.timeline(steps=None)
+
+
+def _lanes_of(run: Run) -> dict[int, int]:
+    """How many lanes each worker carries now, by slot."""
+    generation = run.guard.generation
+    return dict(zip(generation.slots, map(len, generation.assignment.lanes_of), strict=True))
 
 
 def _finish(run: Run) -> Finish | None:
@@ -406,10 +438,12 @@ def _script_digest() -> str:
         return "unknown"
 
 
-def _device_in_words(options: Options, overrides: Overrides, settings: Settings) -> str:
+def _device_in_words(options: Options, overrides: Overrides, settings: Settings, wire: Wire) -> str:
     if settings.device.type == "cpu":
         return ""
     shared = sharing(overrides.device or options.device, settings.num_founders, count_gpus())
+    if not wire.shares_gpus:  # a launcher may show each worker a GPU of its own under one name
+        shared = dict.fromkeys(shared, 1)
     return in_words(shared, gpu_name(settings.device))
 
 

@@ -1,10 +1,13 @@
 """Writes what events say of this worker to its row of the launcher's status page."""
 
+import os
 import statistics
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
+
+import torch
 
 from lockstep.events import (
     Closed,
@@ -21,7 +24,10 @@ from lockstep.events import (
 from lockstep.launch.status import Collective, NoStatus, Phase, StatusWriter
 
 REMEMBERED = 31
+MEMORY_S = 1.0
+"""So often the memory that this worker uses is written."""
 LEARN_EVERY = 8
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class StatusReport:
@@ -32,7 +38,7 @@ class StatusReport:
 
     def __init__(self, status: StatusWriter | NoStatus, data_ns: Callable[[], int]) -> None:
         self._status, self._data_ns = status, data_ns
-        self._pace = Pace()
+        self._pace, self._measured_s = Pace(), float("-inf")
         self._wait = ExitStack()
 
     def read(self, events: Events) -> None:
@@ -73,11 +79,28 @@ class StatusReport:
         self._pace.ends(event.time_s)
         self._status.committed(event.step, self._pace.usual_ns, self._data_ns())
         self._enter(Phase.OUTSIDE, event.step + 1)
+        if event.time_s - self._measured_s >= MEMORY_S:
+            self._measured_s = event.time_s
+            self._status.uses(memory_bytes(), gpu_bytes())
 
     def _enter(self, phase: Phase, step: int, a: int = 0, b: int = 0) -> None:
         """The worker is in `phase`. A wait that failed before leads nowhere back any more."""
         self._wait.pop_all()
         self._status.enter(phase, step, a, b)
+
+
+def memory_bytes() -> int:
+    """The resident memory of this process; 0 where the kernel does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE_BYTES
+    except OSError:
+        return 0
+
+
+def gpu_bytes() -> int:
+    """What torch holds of this worker's GPU; 0 if it uses none."""
+    return torch.cuda.memory_reserved() if torch.cuda.is_initialized() else 0
 
 
 class Pace:

@@ -4,6 +4,7 @@ Everything else is handed a mapping, or a value made from one here.
 """
 
 import os
+import platform
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ __all__ = [
     "LaunchPlace",
     "Overrides",
     "find_place",
+    "nccl_host",
     "parse_assignment",
     "parse_device",
     "parse_strategy",
@@ -72,6 +74,11 @@ def with_variable(name: str, value: str) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
+def nccl_host(environ: Mapping[str, str]) -> str:
+    """What NCCL takes this host for: its name, unless NCCL's own variable says otherwise."""
+    return environ.get("NCCL_HOSTID", "").strip() or platform.node()
+
+
 STRATEGIES = ("replicated", "sharded:optimizer", "sharded:gradients", "sharded:parameters")
 """The strategies of a step, by their string forms."""
 
@@ -117,6 +124,9 @@ class Overrides:
     strategy: str | None = None
     assignment: tuple[tuple[int, ...], ...] | None = None
     run_dir: Path | None = None
+    rebalance: bool | None = None
+    timeline: bool = False
+    """Whether all steps are written to the run's timeline."""
     trace_dir: Path | None = None
     stop_after: int | None = None
     dump_path: Path | None = None
@@ -153,6 +163,8 @@ def read_overrides(environ: Mapping[str, str]) -> Overrides:
         strategy=_parsed(environ, "LOCKSTEP_STRATEGY", parse_strategy),
         assignment=_assignment(environ),
         run_dir=_path(environ, "LOCKSTEP_RUN_DIR"),
+        rebalance=_switch(environ, "LOCKSTEP_REBALANCE"),
+        timeline=bool(optional(environ, "LOCKSTEP_TIMELINE", at_most=1)),
         trace_dir=_path(environ, "LOCKSTEP_TRACE_DIR"),
         stop_after=optional(environ, "LOCKSTEP_STOP_AFTER"),
         dump_path=_path(environ, "LOCKSTEP_DUMP"),
@@ -220,6 +232,11 @@ def _usual_threads(environ: Mapping[str, str]) -> int | None:
     # OpenMP allows one number for each level of nesting ("4,2"); the first is the one that torch uses.
     outermost = environ.get("OMP_NUM_THREADS", "").split(",")[0]
     return optional({"OMP_NUM_THREADS": outermost}, "OMP_NUM_THREADS", at_least=1, at_most=MOST_THREADS)
+
+
+def _switch(environ: Mapping[str, str], name: str) -> bool | None:
+    number = optional(environ, name, at_most=1)
+    return None if number is None else bool(number)
 
 
 def _path(environ: Mapping[str, str], name: str) -> Path | None:

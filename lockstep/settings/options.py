@@ -37,7 +37,7 @@ MOST_TIMEOUT_S = 366 * 24 * 3600.0
 
 AGREED = (
     "seed", "threads", "exact", "bucket_bytes", "wire", "algorithm",
-    "not_finite", "drift_every", "noise_every", "strategy",
+    "not_finite", "drift_every", "noise_every", "strategy", "rebalance",
 )  # fmt: skip
 """Settings that must be equal on all workers, besides the lanes."""
 
@@ -70,6 +70,7 @@ class Options:
     reduce_dtype: torch.dtype | str | None = None
     device: str | None = None
     strategy: str = "replicated"
+    rebalance: bool = True
 
     def __post_init__(self) -> None:
         _whole("lanes", self.lanes, at_least=1, at_most=MOST_LANES)
@@ -84,7 +85,7 @@ class Options:
         _device(self.device)
         if self.not_finite not in NOT_FINITE:
             raise BadArgument(f"not_finite must be one of {', '.join(map(repr, NOT_FINITE))}, not {self.not_finite!r}")
-        for name in ("exact", "recover"):
+        for name in ("exact", "recover", "rebalance"):
             if not isinstance(getattr(self, name), bool) and (name, getattr(self, name)) != ("recover", None):
                 raise BadArgument(f"{name} must be True or False, not {getattr(self, name)!r}")
         number = isinstance(self.timeout_s, int | float)
@@ -120,6 +121,8 @@ class Settings:
     """How many workers this host had at the start. See Note [Neighbours share a GPU] in device.py."""
     notes: tuple[str, ...] = ()
     strategy: str = "replicated"
+    rebalance: bool = True
+    """Whether lanes move away from a slow worker."""
 
     def facts(self) -> dict[str, Any]:
         """What must be equal on all workers: at the start, and for one that joins. JSON values."""
@@ -162,6 +165,7 @@ def resolve(options: Options, overrides: Overrides, world: World) -> Settings:
         reduce_dtype=_reduce_dtype(options.reduce_dtype),
         notes=(*_notes(options, overrides), *_idle_note(assignment)),
         strategy=overrides.strategy or options.strategy,
+        rebalance=options.rebalance if overrides.rebalance is None else overrides.rebalance,
     )
 
 

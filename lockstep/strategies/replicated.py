@@ -13,6 +13,7 @@
 # past the step: the survivors decide it together (see lockstep/elastic/membership).
 """
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -142,7 +143,7 @@ class ReplicatedEngine(StepEngine):
 
     def begin_lane(self) -> None:
         step = self._in_flight()
-        step.in_lane = True
+        step.in_lane, step.lane_began_s = True, time.monotonic()
         step.keeps_gradients, step.is_reentrant = self._paused, False
         self.rules.begin_lane(self._buckets)
         if self.statistics is not None:
@@ -198,6 +199,7 @@ class ReplicatedEngine(StepEngine):
             step.folded = 0
             self.buffers.end_lane(last=step.on_last_lane)
         step.in_lane = False
+        step.record.times_s[step.lane] = time.monotonic() - step.lane_began_s
         step.position += 1
 
     def reduce(self, requests: Sequence[bool], carries: bool) -> StepRecord:

@@ -26,6 +26,7 @@ class DifferenceCause(StrEnum):
 
     THREADS = "threads"
     OPERATOR = "an operator without deterministic kernel"
+    COMPILER = "what the compiler has chosen"
     RANDOM = "random numbers"
     BUFFER = "a buffer"
     RANK = "code that depends on the rank"
@@ -150,6 +151,13 @@ def _judge_gradient(case: Case, story: str, only_rounding: bool) -> LikelyCause:
     if warnings and (only_rounding or not case.reproducible):
         warning = warnings[0].split(", but you set")[0].rstrip(".")
         return LikelyCause(DifferenceCause.OPERATOR, f"{story}, and torch warned: {warning}.")
+    compiled = case.difference.left.run.compiled or case.difference.right.run.compiled
+    if compiled and only_rounding:
+        return LikelyCause(
+            DifferenceCause.COMPILER,
+            f"{story}. {case.again}, and part of the model is compiled ({compiled[0]}): kernels were chosen that suit "
+            "one worker's sizes or its timing. Compile with dynamic=False; kernels of your own must not be tuned.",
+        )
     if only_rounding and not case.reproducible:
         why = "so some operator adds in an order that varies."
         return LikelyCause(DifferenceCause.OPERATOR, f"{story}. {case.again}, {why}")

@@ -53,7 +53,7 @@ class WorkerTrace:
 class RunTrace:
     """One run: its workers, its lanes by (step, lane), and torch's warnings of nondeterministic operators.
 
-    `norms` has the size of each parameter's gradient, over all lanes, by step.
+    `norms` has the size of each parameter's gradient, over all lanes, by step; `compiled` what torch.compile was given.
     """
 
     label: str
@@ -61,6 +61,7 @@ class RunTrace:
     lanes: Mapping[tuple[int, int], Lane] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     norms: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    compiled: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -124,6 +125,7 @@ def _run(label: str, entries: list[list[Entry]], workers: list[WorkerTrace]) -> 
         lanes={(e["step"], e["lane"]): _lane(e) for e in everything if e["kind"] == "lane"},
         warnings=tuple(dict.fromkeys(e["text"] for e in everything if e["kind"] == "nondeterministic")),
         norms={e["step"]: e["norms"] for e in everything if e["kind"] == "step"},
+        compiled=tuple(dict.fromkeys(e["text"] for e in everything if e["kind"] == "compiled")),
     )
 
 

@@ -1,7 +1,7 @@
 """Writes what a worker computed, step by step and lane by lane, as digests (see evidence.py); and its final state.
 
 A JSON object per line; `kind` is "start", "state" (after `step` updates), "lane", "step" (the gradient of all lanes),
-"nondeterministic", "end".
+"nondeterministic", "compiled" (a graph), "end".
 """
 
 import json
@@ -20,6 +20,7 @@ from lockstep.events import (
     Copied,
     Event,
     GenerationFormed,
+    GraphCompiled,
     LaneBegan,
     LaneEnded,
     LaneGradients,
@@ -45,7 +46,18 @@ class Sources:
     has_failed: Callable[[], bool] = lambda: False
 
 
-READ = (Started, StepBegan, StepCommitted, GenerationFormed, Copied, Closed, LaneBegan, LaneGradients, LaneEnded)
+READ = (
+    Started,
+    StepBegan,
+    StepCommitted,
+    GenerationFormed,
+    GraphCompiled,
+    Copied,
+    Closed,
+    LaneBegan,
+    LaneGradients,
+    LaneEnded,
+)
 """The events that a trace reads."""
 
 
@@ -80,6 +92,8 @@ class Trace:
                 self._write(kind="step", step=event.step, norms=norms)
             case GenerationFormed():
                 self._generation = event.generation
+            case GraphCompiled(text):
+                self._write(kind="compiled", text=text)
             case Copied(slot):
                 self._file.close()
                 self._rank = slot

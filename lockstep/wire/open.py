@@ -1,9 +1,9 @@
 """Opens the wire of a world and owns what it holds."""
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 
 import torch
@@ -12,9 +12,10 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from lockstep.errors import BadEnvironment, PeerGone
 from lockstep.wire.choice import always, cheapest
 from lockstep.wire.cuda.counters import open_counters
-from lockstep.wire.cuda.gpu import Gpu, GpuWait, GpuWatchdog
+from lockstep.wire.cuda.gpu import Gpu, GpuWatchdog, RemotePeers
 from lockstep.wire.cuda.ipc import GpuMemoryReducer
-from lockstep.wire.cuda.nccl import NcclGroup, SliceReducer
+from lockstep.wire.cuda.nccl import NcclGroup, check_available
+from lockstep.wire.cuda.slices import SliceReducer
 from lockstep.wire.cuda.stream import StreamQueue
 from lockstep.wire.link import Link, measure
 from lockstep.wire.network.deadline import Deadline, do_nothing
@@ -40,7 +41,7 @@ class Wire:
 
     `how` describes what carries the buckets, `link` how fast it is; there is no link in a world of one. The `store` is
     kept open as long as the wire. `host` is the memory that this worker shares with others on its host, if the wire
-    uses such memory.
+    uses such memory. `shares_gpus`: several workers may have one GPU.
     """
 
     transport: Transport
@@ -50,6 +51,7 @@ class Wire:
     link: Link | None = None
     store: Store | None = None
     host: HostMemory | None = None
+    shares_gpus: bool = True
 
     @property
     def world(self) -> World:
@@ -82,7 +84,8 @@ class Wire:
 class WireOptions:
     """Which wire a run uses, and how. `kind` is "shared", "hierarchical" or "gloo"; on GPUs "gpu", "nccl" or "cuda".
 
-    "cuda" is one of the other two, as the workers' GPUs are. `algorithm` is for messages between CPUs.
+    "cuda" is one of the other two, as the workers' GPUs are. `algorithm` is for messages between CPUs. `nccl_host` is
+    what NCCL takes this host for: it takes one GPU of one host for one worker only.
     """
 
     kind: str
@@ -90,20 +93,21 @@ class WireOptions:
     device: torch.device
     exact: bool = True
     algorithm: str | None = None
+    nccl_host: str = field(default_factory=platform.node)
 
 
 def open_wire(options: WireOptions, world: World, store: Store, watch: Callable[[], None] | None = None) -> Wire:
     """Collective. The wire of `world`, whose workers meet at `store`. See `over_gloo` for `watch`."""
-    timeout_s, device, exact = options.timeout_s, options.device, options.exact
+    timeout_s, device, exact, host = options.timeout_s, options.device, options.exact, options.nccl_host
     if world.size == 1:
         return in_process(world)
     match options.kind:
         case "gpu":
             return in_gpu_memory(world, store, timeout_s, device, watch=watch)
         case "nccl":
-            return over_nccl(world, store, timeout_s, device, exact=exact, watch=watch)
+            return over_nccl(world, store, timeout_s, device, exact=exact, watch=watch, host=host)
         case "cuda":
-            return over_gpus(world, store, timeout_s, device, exact=exact, watch=watch)
+            return over_gpus(world, store, timeout_s, device, exact=exact, watch=watch, host=host)
         case "shared":
             return in_shared_memory(world, store, timeout_s, watch=watch)
         case "hierarchical":
@@ -181,16 +185,15 @@ def over_gpus(
     *,
     exact: bool = True,
     watch: Callable[[], None] | None = None,
+    host: str | None = None,
 ) -> Wire:
-    """Collective. NCCL if each worker has a GPU of its own; else, on one host, GPU memory: NCCL shares none."""
-    whose = PrefixStore(f"lockstep/whose/{world.generation}", store)
-    deadline = Deadline(timeout_s, watch or do_nothing)
-    whose.set(str(world.rank), f"{platform.node()} {torch.cuda.get_device_properties(device).uuid}")
-    for rank in range(world.size):
-        deadline.await_key(whose, str(rank))
-    gpus = {bytes(whose.get(str(rank))) for rank in range(world.size)}
+    """Collective. NCCL if each worker has a GPU of its own; else, on one host, GPU memory: NCCL shares none.
+
+    Here and below, `host` is what NCCL takes this host for, if not its name.
+    """
+    gpus = set(_gpus(world, store, Deadline(timeout_s, watch or do_nothing), device, host))
     if len(gpus) == world.size:
-        return over_nccl(world, store, timeout_s, device, exact=exact, watch=watch)
+        return over_nccl(world, store, timeout_s, device, exact=exact, watch=watch, host=host)
     if not world.on_one_host:
         raise BadEnvironment(
             f"{world.size} workers on several hosts share {len(gpus)} GPUs, which NCCL refuses: start as many workers "
@@ -207,37 +210,62 @@ def over_nccl(
     *,
     exact: bool = True,
     watch: Callable[[], None] | None = None,
+    host: str | None = None,
 ) -> Wire:
     """Collective. The wire of workers with a GPU each: buckets by NCCL, messages in shared memory or, between hosts, by
     Gloo; without `exact`, buckets are added by NCCL's own all-reduce.
     """
     own_store = PrefixStore(f"lockstep/nccl/{world.generation}", store)
     with ExitStack() as opened:
+        check_available()
+        refuse_shared(_gpus(world, store, Deadline(timeout_s, watch or do_nothing), device, host))
+        group = NcclGroup(world, device)
         sequence = StreamQueue(device)
         opened.callback(sequence.close)
-        group = NcclGroup(world, own_store, timeout_s, device)
         opened.callback(group.abort)
         transport: Transport
-        waiting: GpuWait
         cpu_reducer: Reducer
         if world.on_one_host:
             neighbours, transport, cpu_reducer = _on_host(world, own_store, timeout_s, watch, opened)
-            waiting = GpuWatchdog(neighbours, group.abort, list)
+            watchdog = GpuWatchdog(neighbours, group.abort, list)
         else:
-            waiting = GpuWait(group.abort)
+            peers = RemotePeers(world, timeout_s)
 
             def on_loss(gone: PeerGone) -> None:
                 sequence.fail(gone)
-                waiting.fail(gone)
+                peers.report(gone)
 
             transport = _gloo(world, store, timeout_s, watch, opened, on_loss)
             cpu_reducer = Executor(transport)
-        reducer = SliceReducer(group, waiting, cpu_reducer, exact=exact)
+            watchdog = GpuWatchdog(peers, group.abort, list)
+        opened.callback(watchdog.close)
+        group.connect(transport, watchdog)
+        reducer = SliceReducer(group, watchdog, cpu_reducer, exact=exact)
         opened.callback(reducer.close)
         link = measure(reducer, transport, device=device)
         opened.pop_all()
     how = "NCCL" if exact else "NCCL's all-reduce"
-    return Wire(transport, sequence, reducer, how, link, store)
+    return Wire(transport, sequence, reducer, how, link, store, shares_gpus=False)
+
+
+def refuse_shared(gpus: Sequence[str]) -> None:
+    """Raises if two workers, whose GPUs are given by rank, have the same one."""
+    shared = {gpu: [rank for rank, other in enumerate(gpus) if other == gpu] for gpu in gpus}
+    ranks = next((ranks for ranks in shared.values() if len(ranks) > 1), None)
+    if ranks is not None:
+        raise BadEnvironment(
+            f"NCCL needs a GPU for each worker, and workers {', '.join(map(str, ranks))} have the same one: start as "
+            'many workers on each host as it has GPUs, or say wire="gpu", where workers of one host may share one'
+        )
+
+
+def _gpus(world: World, store: Store, deadline: Deadline, device: torch.device, host: str | None) -> list[str]:
+    """Collective. The GPU of every worker, by rank, with its host: a launcher may show each of them one, as cuda:0."""
+    own_store = PrefixStore(f"lockstep/whose/{world.generation}", store)
+    own_store.set(str(world.rank), f"{host or platform.node()} {torch.cuda.get_device_properties(device).uuid}")
+    for rank in range(world.size):
+        deadline.await_key(own_store, str(rank))
+    return [bytes(own_store.get(str(rank))).decode() for rank in range(world.size)]
 
 
 def over_hosts(

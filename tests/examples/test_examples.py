@@ -34,6 +34,7 @@ def numbers_after(word: str, printed: str) -> list[float]:
         (2, "17_captured", ()),
         (3, "18_carried", ()),
         (3, "19_sharded", ()),
+        (2, "20_timeline", ("traced",)),
     ],
 )
 def test_an_example_prints_the_same_on_several_workers_as_alone(shell: Shell, num_workers, example, arguments):

@@ -5,8 +5,10 @@ import gc
 import json
 import os
 import signal
+import sys
 import time
 import warnings
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,10 @@ from torch import Tensor, nn
 
 import lockstep
 from lockstep import Run
+from lockstep.wire.cuda.nccl import NcclGroup
+
+sys.path.append(str(Path(__file__).parents[1] / "recovery"))
+from faults import Fault, Script
 
 WIDTH, CONTEXT, WORDS = 64, 32, 97
 
@@ -91,10 +97,38 @@ class Half(Gpt):
 MODELS = {"gpt": Gpt, "resnet": ResNet, "bf16": Gpt, "half": Half}
 
 
+def as_a_host_of_its_own() -> None:
+    """NCCL takes one GPU of one host for one worker: each worker is a host of its own to it."""
+    os.environ |= {"NCCL_HOSTID": f"test-{os.getpid()}", "NCCL_SOCKET_IFNAME": "lo"}
+
+
+def die_once_while_connecting(mark: str) -> None:
+    """The first worker in the run that comes here is killed when the others make a communicator with it."""
+
+    def make(group: NcclGroup, *_: object) -> None:
+        with open(Path(os.environ["LOCKSTEP_RUN_DIR"]) / mark, "x"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if not (Path(os.environ["LOCKSTEP_RUN_DIR"]) / mark).exists():
+        NcclGroup._make = make
+
+
+def script_faults(run: Run, args: argparse.Namespace) -> Script:
+    """What is to happen to this worker; nothing happens to one that takes another's place, unless it is said so."""
+    started_as, is_new = int(os.environ["LOCKSTEP_RANK"]), not run.guard.is_member
+    if (is_new and args.kill_joining) or (started_as == args.kill_reforming and not is_new):
+        die_once_while_connecting("connecting")
+    worker, step, point = args.fault.split(":")
+    return Script([] if is_new else [Fault(int(worker), int(step), point)], started_as)
+
+
 def main(args: argparse.Namespace) -> None:
+    if args.wire == "nccl":
+        as_a_host_of_its_own()
     run = lockstep.start(
         lanes=args.lanes, reduce_dtype=args.reduce_dtype, drift_every=10, noise_every=7, wire=args.wire
     )
+    faults = script_faults(run, args)
     model = MODELS[args.model]()
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=torch.tensor(1e-3) if args.update else 1e-3, fused=True, capturable=args.update
@@ -116,7 +150,8 @@ def main(args: argparse.Namespace) -> None:
         return loss
 
     compute = run.captured(lane, optimizer if args.update else None) if args.captured else lane
-    losses = train(run, model, optimizer, scheduler, scaler, compute, args)
+    faults.watch(run)
+    losses = train(run, model, optimizer, scheduler, scaler, compute, args, faults)
     told = {
         "digest": run.digest(),
         "losses": losses,
@@ -130,7 +165,7 @@ def main(args: argparse.Namespace) -> None:
     run.print(json.dumps(told))
 
 
-def train(run: Run, model, optimizer, scheduler, scaler, compute, args: argparse.Namespace) -> list[float | None]:
+def train(run: Run, model, optimizer, scheduler, scaler, compute, args, faults: Script) -> list[float | None]:
     losses = []
     started_as = os.environ["LOCKSTEP_RANK"]  # run.rank is another one after a loss
     for step in range(run.step, args.steps):
@@ -145,6 +180,7 @@ def train(run: Run, model, optimizer, scheduler, scaler, compute, args: argparse
         if scaler is not None:
             scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        faults.reach("before update")
         if scaler is None:
             optimizer.step()
         else:
@@ -170,7 +206,11 @@ if __name__ == "__main__":
     parser.add_argument("--reduce-dtype")
     parser.add_argument("--kill", help="RANK:STEP", default="")
     parser.add_argument("--kill-in", choices=("lanes", "update"), default="update")
+    parser.add_argument("--fault", help="RANK:STEP:POINT, a point of tests/recovery/faults.py", default="-1:0:")
+    parser.add_argument("--kill-reforming", type=int, help="RANK: when it makes the second communicator", default=-1)
+    parser.add_argument("--kill-joining", action="store_true", help="the first that joins, likewise")
     parser.add_argument("--pause-s", type=float, default=0.0)
+    parser.add_argument("--memory-of-others", dest="wire", action="store_const", const="gpu")
     for flag in ("captured", "update", "scaler", "waits", "breaks"):
         parser.add_argument(f"--{flag}", action="store_true")
     main(parser.parse_args())

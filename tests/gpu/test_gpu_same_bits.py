@@ -4,33 +4,22 @@ Each run takes seconds of starting and little of the GPU: all that the tests wan
 """
 
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gpu_processes import environment
+from together import Outcome, RunPool, Together, Wanted
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(500)]
 
 SCRIPT = Path(__file__).parent / "lanes_on_gpu.py"
 MODELS = ("gpt", "resnet", "bf16")
-AT_A_TIME = 8
 LIMIT_S = 300.0
-
-Wanted = tuple[str, ...]
-Outcome = Callable[[Wanted], dict[str, Any]]
-WANTED: dict[Wanted, None] = {}
-
-
-def run(num_workers: int, *arguments: str) -> Wanted:
-    """Words for a run, which will be started with all others."""
-    words = (str(num_workers), *arguments)
-    WANTED[words] = None
-    return words
+NCCL = ("--wire", "nccl")
 
 
 def launch(words: Wanted, folder: Path) -> dict[str, Any]:
@@ -40,32 +29,29 @@ def launch(words: Wanted, folder: Path) -> dict[str, Any]:
         [*command, *arguments], env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return {**json.loads(done.stdout.strip().splitlines()[-1]), "said": done.stdout + done.stderr}
+    marks = [path.name for path in folder.iterdir()]
+    return {**json.loads(done.stdout.strip().splitlines()[-1]), "said": done.stdout + done.stderr, "marks": marks}
+
+
+RUNS = Together(launch, __file__)
+run = RUNS.run
 
 
 @pytest.fixture(scope="module")
-def outcome(request: pytest.FixtureRequest, num_gpus: int, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """What a run told. All that the chosen tests want have run when this is there."""
-    if num_gpus == 0:
-        pytest.skip("no GPU here: there is no NVIDIA driver, or torch finds no device")
-    chosen = [item for item in request.session.items if item.path == Path(__file__)]
-    words = {value for item in chosen for value in item.callspec.params.values() if value in WANTED}
-    wanted = [words_of_a_run for words_of_a_run in WANTED if words_of_a_run in words | ALWAYS]
-    folder = tmp_path_factory.mktemp("runs")
-    with ThreadPoolExecutor(AT_A_TIME) as pool:
-        futures: dict[Wanted, Future[dict[str, Any]]] = {
-            words: pool.submit(launch, words, folder / str(number)) for number, words in enumerate(wanted)
-        }
-    return lambda words: futures[words].result()
+def outcome(pool: RunPool) -> Outcome:
+    return RUNS.outcomes(pool)
 
 
-ALONE = {model: run(1, model) for model in MODELS}
-ALONE_UPDATED = run(1, "gpt", "--update")
-ONE_LANE = run(1, "gpt", "--lanes", "1", "--update")
-ALWAYS = {*ALONE.values(), ALONE_UPDATED, ONE_LANE}
+ALONE = {model: RUNS.always(run(1, model)) for model in MODELS}
+ALONE_UPDATED = RUNS.always(run(1, "gpt", "--update"))
+ONE_LANE = RUNS.always(run(1, "gpt", "--lanes", "1", "--update"))
 
 
-@pytest.mark.parametrize(("model", "several"), [(m, run(n, m)) for m in MODELS for n in (2, 3, 4, 8)], ids=str)
+@pytest.mark.parametrize(
+    ("model", "several"),
+    [(m, run(n, m)) for m, numbers in {"gpt": (2, 3, 8), "resnet": (2, 4), "bf16": (3,)}.items() for n in numbers],
+    ids=str,
+)
 def test_workers_that_share_a_gpu_give_the_bits_of_one(outcome: Outcome, model: str, several: Wanted) -> None:
     got, want = outcome(several), outcome(ALONE[model])
     assert got["workers"] == int(several[0])
@@ -75,7 +61,13 @@ def test_workers_that_share_a_gpu_give_the_bits_of_one(outcome: Outcome, model: 
 
 
 @pytest.mark.parametrize(
-    ("model", "captured"), [(m, run(n, m, "--captured")) for m in MODELS for n in (1, 3, 8)], ids=str
+    ("model", "captured"),
+    [
+        (m, run(n, m, "--captured"))
+        for m, numbers in {"gpt": (1, 3), "resnet": (3,), "bf16": (1, 8)}.items()
+        for n in numbers
+    ],
+    ids=str,
 )
 def test_captured_lanes_give_the_same_bits(outcome: Outcome, model: str, captured: Wanted) -> None:
     got, want = outcome(captured), outcome(ALONE[model])
@@ -139,6 +131,68 @@ def test_a_worker_killed_on_the_gpu_costs_nothing(outcome: Outcome, killed: Want
 
 @pytest.mark.parametrize("replaced", [run(2, "resnet", "--kill", "1:10", "--pause-s", "0.4")], ids=str)
 def test_a_killed_worker_is_replaced_and_the_bits_stay(outcome: Outcome, replaced: Wanted) -> None:
+    got = outcome(replaced)
+    assert got["workers"] == 2
+    assert got["digest"] == outcome(ALONE["resnet"])["digest"]
+
+
+@pytest.mark.parametrize(
+    ("model", "several"),
+    [
+        ("gpt", run(2, "gpt", *NCCL)),
+        ("resnet", run(3, "resnet", *NCCL)),
+        ("bf16", run(4, "bf16", *NCCL)),
+        ("gpt", run(3, "gpt", *NCCL, "--captured")),
+    ],
+    ids=str,
+)
+def test_workers_that_add_by_nccl_give_the_bits_of_one(outcome: Outcome, model: str, several: Wanted) -> None:
+    got, want = outcome(several), outcome(ALONE[model])
+    assert got["workers"] == int(several[0])
+    assert [got[what] for what in ("digest", "losses", "noise")] == [
+        want[what] for what in ("digest", "losses", "noise")
+    ]
+
+
+@pytest.mark.parametrize(
+    "killed",
+    [
+        run(3, "resnet", *NCCL, "--fault", fault)
+        for fault in (
+            "0:4:before computes",
+            "1:4:before send in record exchange",
+            "2:4:before reduce",
+            "1:4:after reduce",
+            "0:4:after prepares",
+            "2:4:before send in commit exchange",
+            "0:4:before update",
+        )
+    ],
+    ids=str,
+)
+def test_a_kill_at_any_point_of_a_step_over_nccl_costs_nothing(outcome: Outcome, killed: Wanted) -> None:
+    got, (worker, *_) = outcome(killed), killed[-1].split(":")
+    assert re.search(rf"worker {worker} \(pid \d+\) was killed by SIGKILL", got["said"]), "the fault never fired"
+    assert got["digest"] == outcome(ALONE["resnet"])["digest"]
+
+
+@pytest.mark.parametrize(
+    "killed",
+    [
+        run(3, "resnet", *NCCL, "--fault", "2:4:before reduce", "--kill-reforming", "1"),
+        run(2, "resnet", *NCCL, "--fault", "1:4:before reduce", "--kill-joining", "--pause-s", "0.5"),
+    ],
+    ids=str,
+)
+def test_a_kill_while_a_communicator_is_made_costs_nothing(outcome: Outcome, killed: Wanted) -> None:
+    """Of one that was there before, and of one that joins."""
+    got = outcome(killed)
+    assert "connecting" in got["marks"], "the fault never fired"
+    assert got["digest"] == outcome(ALONE["resnet"])["digest"]
+
+
+@pytest.mark.parametrize("replaced", [run(2, "resnet", *NCCL, "--kill", "1:10", "--pause-s", "0.5")], ids=str)
+def test_a_worker_joins_over_nccl_and_the_bits_stay(outcome: Outcome, replaced: Wanted) -> None:
     got = outcome(replaced)
     assert got["workers"] == 2
     assert got["digest"] == outcome(ALONE["resnet"])["digest"]

@@ -20,6 +20,7 @@ from lockstep.events import (
     RunInterrupted,
     SlowFound,
     WorkerExited,
+    WorkersSeen,
     WorkerStarted,
 )
 from lockstep.launch import process
@@ -102,8 +103,8 @@ def raised(tmp_path_factory: pytest.TempPathFactory) -> Observed:
 
 
 def test_a_worker_that_is_lost_and_replaced_is_an_event_at_each_turn_with_its_slot_and_step(lost: Observed) -> None:
-    assert lost.kinds(LateFound, SlowFound, CatchUpFound) == [
-        "WorkerStarted", "WorkerStarted", "WorkerExited", "MemberLost", "WorkerStarted",
+    assert lost.kinds(LateFound, SlowFound, CatchUpFound, WorkersSeen) == [
+        "LaunchBegan", "WorkerStarted", "WorkerStarted", "WorkerExited", "MemberLost", "WorkerStarted",
         "WorkerExited", "WorkerExited", "LaunchEnded",
     ]  # fmt: skip
     assert [(event.worker, event.joins, event.replaces) for event in lost.of(WorkerStarted)] == [
@@ -136,7 +137,9 @@ def test_a_signal_to_the_launcher_is_an_event_with_its_name(tmp_path: Path) -> N
             os.kill(os.getpid(), signal.SIGTERM)
 
     seen = observe(tmp_path, "import signal\nsignal.pause()\n", interrupt)
-    assert seen.kinds(WorkerExited) == ["WorkerStarted", "WorkerStarted", "RunInterrupted", "LaunchEnded"]
+    assert seen.kinds(WorkerExited, WorkersSeen) == [
+        "LaunchBegan", "WorkerStarted", "WorkerStarted", "RunInterrupted", "LaunchEnded",
+    ]  # fmt: skip
     assert [event.signal for event in seen.of(RunInterrupted)] == ["SIGTERM"]
 
 

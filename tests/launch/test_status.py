@@ -57,8 +57,8 @@ def test_after_a_commit_the_next_step_is_under_way():
 
 def test_the_fields_stand_in_the_order_that_all_parts_agreed_on():
     with StatusPage() as page:
-        os.pwrite(page.fd, b"".join(number.to_bytes(8, "little") for number in range(19)), 2 * 19 * 8)
-        assert page.row(2) == StatusRow(*range(19))
+        os.pwrite(page.fd, b"".join(number.to_bytes(8, "little") for number in range(21)), 2 * 21 * 8)
+        assert page.row(2) == StatusRow(*range(21))
 
 
 def test_a_wait_is_shown_while_it_lasts_and_stays_where_it_fails():

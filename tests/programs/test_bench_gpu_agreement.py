@@ -144,7 +144,7 @@ def test_workers_of_one_side_with_different_bits_are_refused() -> None:
 @pytest.mark.parametrize("name", gpu.NEEDS_CUDA)
 def test_a_side_that_is_a_cuda_graph_is_refused_on_the_cpu(name: str, tmp_path: Path) -> None:
     with ExitStack() as stack, pytest.raises(BadArgument, match="is a CUDA graph, and there is none on the CPU"):
-        open_side(name, FINE, "cpu", World(), tmp_path, stack)
+        open_side(name, FINE, gpu.GpuStepPlan("gpt10m", 1, (name,), 1, 1, device="cpu"), World(), tmp_path, stack)
 
 
 @pytest.mark.parametrize("name", [gpu.DETERMINISTIC, gpu.DDP_DETERMINISTIC])
@@ -152,7 +152,7 @@ def test_a_deterministic_side_has_the_kernels_that_lockstep_asks_for(name: str, 
     settled: list[bool] = []
     with ExitStack() as stack:
         stack.callback(lambda: dist.destroy_process_group() if dist.is_initialized() else None)
-        open_side(name, FINE, "cpu", World(), tmp_path, stack)
+        open_side(name, FINE, gpu.GpuStepPlan("gpt10m", 1, (name,), 1, 1, device="cpu"), World(), tmp_path, stack)
         settled.append(torch.are_deterministic_algorithms_enabled())
     settled.append(torch.are_deterministic_algorithms_enabled())
     assert settled == [True, False]

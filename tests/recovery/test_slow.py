@@ -246,7 +246,7 @@ def launch(folder: Path, epochs: int, cause: str) -> str:
     script = folder / "train.py"
     script.write_text(SCRIPT.format(paths=[str(TESTS), str(TESTS / "recovery")], epochs=epochs, cause=cause))
     shown = subprocess.run(
-        [*COMMAND, "run", "-n", "3", str(script)],
+        [*COMMAND, "run", "-n", "3", "--no-rebalance", str(script)],  # else lanes move before anybody is named
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(TESTS.parent)},
         stdout=subprocess.PIPE,

@@ -34,9 +34,9 @@ def _explicit(lanes: int) -> str:
     return run.digest()
 
 
-def _plain_body(lanes: int, dies: tuple[int, int] | None = None) -> str:
+def _plain_body(lanes: int, dies: tuple[int, int] | None = None, strategy: str = "replicated") -> str:
     """Worker 1 is killed in step `dies[0]`, in its lane `dies[1]`, counted from 0."""
-    run = lockstep.start(lanes=lanes, seed=3)
+    run = lockstep.start(lanes=lanes, seed=3, strategy=strategy)
     me, seen = run.rank, 0
     model, optimizer = make(JOB)
     run.replicate(model, optimizer)
@@ -61,6 +61,10 @@ def digest() -> str:
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 def test_the_digest_is_that_of_the_explicit_loop_on_any_number_of_workers(num_workers: int, digest: str) -> None:
     assert set(on_workers(num_workers, _plain_body, 8)) == {digest}
+
+
+def test_a_sharded_run_has_the_same_digest(digest: str) -> None:
+    assert set(on_workers(2, _plain_body, 8, strategy="sharded:parameters")) == {digest}
 
 
 def test_a_worker_without_lanes_makes_the_same_updates() -> None:

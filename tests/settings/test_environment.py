@@ -1,5 +1,6 @@
 """What each launcher's variables say about this worker's place, and what the overrides say."""
 
+import platform
 import re
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from lockstep.errors import BadEnvironment
 from lockstep.launch.job import write_assignment
-from lockstep.settings.environment import STRATEGIES, Overrides, find_place, parse_assignment, read_overrides
+from lockstep.settings.environment import STRATEGIES, Overrides, find_place, nccl_host, parse_assignment, read_overrides
 from lockstep.settings.environments.lockstep_run import Bootstrap, bootstrap, variables
 from lockstep.world import World
 
@@ -327,3 +328,8 @@ def test_only_the_environment_module_reads_the_environment():
     package = Path(__file__).parents[2] / "lockstep"
     readers = [path for path in package.rglob("*.py") if re.search(r"\bos\.(environ|getenv)\b", path.read_text())]
     assert {str(path.relative_to(package)) for path in readers} == {"settings/environment.py"}
+
+
+def test_nccl_takes_a_host_for_what_its_variable_says() -> None:
+    assert nccl_host({"NCCL_HOSTID": " rack-7 "}) == "rack-7"
+    assert nccl_host({}) == platform.node()

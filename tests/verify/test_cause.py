@@ -82,6 +82,16 @@ def test_a_gradient_is_judged_by_size_by_a_second_run_and_by_warnings(
     )
 
 
+@pytest.mark.parametrize("reproducible", [True, False])
+def test_a_gradient_that_differs_by_rounding_in_a_compiled_model_is_the_compilers(reproducible: bool) -> None:
+    right = replace(with_lane(TWO, 1, 3, gradients=gradients(1.0 + 1e-6)), compiled=("7 operators · dynamic shapes",))
+    said = verdict(ONE, right, again=ONE if reproducible else with_state(ONE, 1, "bias"))
+    assert said.cause is DifferenceCause.COMPILER
+    assert "part of the model is compiled (7 operators · dynamic shapes)" in said.explanation
+    far = replace(with_lane(TWO, 1, 3, gradients=gradients(5.0)), compiled=("7 operators",))
+    assert verdict(ONE, far).cause is DifferenceCause.RANK
+
+
 def test_a_gradient_that_is_nan_on_one_side_is_more_than_rounding() -> None:
     right = with_lane(TWO, 1, 3, gradients=gradients(float("nan")))
     assert verdict(ONE, right, again=with_state(ONE, 1, "bias")).cause is DifferenceCause.RANDOM

@@ -12,6 +12,7 @@ from lockstep.events import (
     Closed,
     Copied,
     GenerationFormed,
+    GraphCompiled,
     LaneBegan,
     LaneEnded,
     LaneGradients,
@@ -93,6 +94,13 @@ def test_torchs_warning_of_a_nondeterministic_operator_is_kept_once_and_still_sh
     monkeypatch.setattr(warnings, "showwarning", lambda *warning: shown.append(warning))
     assert traced(tmp_path, *step(warn_twice)).warnings == ("put_ is not deterministic",)
     assert len(shown) == 2
+
+
+def test_what_was_compiled_is_kept_once(tmp_path: Path) -> None:
+    run = traced(
+        tmp_path, *step(GraphCompiled("3 operators"), GraphCompiled("5 operators"), GraphCompiled("3 operators"))
+    )
+    assert run.compiled == ("3 operators", "5 operators")
 
 
 def test_warnings_are_shown_as_before_when_the_run_is_over(tmp_path: Path) -> None:

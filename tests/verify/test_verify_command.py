@@ -1,6 +1,7 @@
 """`lockstep verify` with real processes, on scripts that are right and on scripts broken on purpose."""
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,15 @@ def test_an_exact_script_is_equal_on_1_and_3_workers_and_says_so_in_json(bench: 
     assert list(distance) == ["0.bias", "0.weight", "1.bias", "1.weight", "3.bias", "3.weight"]
     assert all(0 < value < 10 for value in distance.values())
     assert not any(key in report for key in ("first_step", "first_parameter", "cause", "explanation"))
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on the CPU")
+def test_what_the_compiler_bakes_in_is_listed(bench: Bench) -> None:
+    text = script().replace("model(x)", "net(x)").replace("run.replicate", "net = torch.compile(model); run.replicate")
+    done = bench.verify(text, "-n", "1,2", "--lanes", "4", "--steps", "2", "--no-distance", "--no-faults", "--json")
+    assert done.exit_code == 0, done.stderr
+    assert all("random numbers by dropout" in graph for graph in done.json["compiled"])
 
 
 @pytest.mark.soak

@@ -3,16 +3,19 @@
 import os
 import signal
 import threading
+from contextlib import closing
 from typing import Any
 
+import pytest
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from workers import outcomes
 
 from lockstep.elastic.rendezvous import open_store
 from lockstep.errors import PeerGone
 from lockstep.settings.environment import find_place, process_environment
-from lockstep.wire.cuda.gpu import GpuWatchdog
+from lockstep.wire.cuda.gpu import GpuWatchdog, RemotePeers
 from lockstep.wire.shared.neighbours import connect
+from lockstep.world import World
 
 ENDED = "its process has ended"
 
@@ -61,3 +64,22 @@ def test_a_worker_whose_gpu_is_silent_for_too_long_is_named_by_all() -> None:
     assert [told[rank]["rank"] for rank in (0, 2)] == [1, 1]
     # Whoever noticed first has left since: the others saw that, and whom it accused.
     assert "its GPU has been silent for 1 s" in [value["cause"] for value in told]
+
+
+def test_between_hosts_the_one_that_a_connection_reports_lost_is_named() -> None:
+    gpu, peers = StuckGpu(), RemotePeers(World(0, 3), timeout_s=20.0)
+    with (
+        closing(GpuWatchdog(peers, gpu.free, list)) as watchdog,
+        pytest.raises(PeerGone, match="connection closed by peer") as gone,
+    ):
+        peers.report(PeerGone(2, "connection closed by peer"))
+        peers.report(PeerGone(1, "it left because of that"))
+        watchdog.wait(gpu)
+    assert gone.value.rank == 2
+
+
+def test_between_hosts_a_gpu_is_not_waited_for_longer_than_the_limit() -> None:
+    gpu, peers = StuckGpu(), RemotePeers(World(0, 3), timeout_s=0.2)
+    with closing(GpuWatchdog(peers, gpu.free, list)) as watchdog, pytest.raises(PeerGone) as gone:
+        watchdog.wait(gpu)
+    assert "has not ended for 0.2 s: it or another one of workers 1, 2 is silent" in str(gone.value)

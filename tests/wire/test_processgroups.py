@@ -16,12 +16,11 @@ from lockstep.elastic.rendezvous import open_store
 from lockstep.errors import BadArgument, BadEnvironment, PeerGone, WireError
 from lockstep.lanes import Assignment, reduction
 from lockstep.settings.environment import find_place
-from lockstep.wire.cuda.nccl import NcclGroup
+from lockstep.wire.cuda.nccl import check_available
 from lockstep.wire.exchange import exchange
 from lockstep.wire.network.gloo import GlooTransport, means_lost_peer
 from lockstep.wire.network.native import NativeAllReduce
 from lockstep.wire.schedules.executor import Executor
-from lockstep.world import World
 
 
 def open_gloo() -> GlooTransport:
@@ -215,10 +214,10 @@ def test_in_a_chain_of_waits_all_name_the_one_that_was_gone_first(awaited_by: li
 @pytest.mark.skipif(dist.is_nccl_available(), reason="this torch has NCCL")
 def test_nccl_that_torch_does_not_have_is_told() -> None:
     with pytest.raises(BadEnvironment, match="built without NCCL"):
-        NcclGroup(World(), dist.HashStore(), 5.0, torch.device("cuda", 0))
+        check_available()
 
 
 @pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch has no NCCL")
 def test_nccl_without_a_gpu_is_told() -> None:
     with pytest.raises(BadEnvironment, match="needs a GPU"):
-        NcclGroup(World(), dist.HashStore(), 5.0, torch.device("cuda", 0))
+        check_available()

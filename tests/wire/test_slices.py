@@ -12,13 +12,15 @@ from sums_by_hand import CPU, Done, PlayedGpu, by_hand, random_roots
 from workers import on_workers
 
 from lockstep.elastic.rendezvous import open_store
-from lockstep.errors import PeerGone
+from lockstep.errors import BadArgument, BadEnvironment, PeerGone
 from lockstep.lanes import Assignment, Root, reduction
 from lockstep.settings.environment import find_place, process_environment
 from lockstep.wire.cuda.gpu import Gpu, GpuWait
-from lockstep.wire.cuda.nccl import SliceReducer
+from lockstep.wire.cuda.slices import SliceReducer
 from lockstep.wire.network.gloo import GlooTransport
+from lockstep.wire.open import refuse_shared
 from lockstep.wire.schedules.executor import Executor
+from lockstep.wire.transport import InProcess
 from lockstep.world import World
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64)
@@ -144,3 +146,57 @@ def test_who_waits_for_its_gpu_is_told_who_is_gone() -> None:
     with pytest.raises(PeerGone) as told:
         waiting.wait(Done())
     assert told.value.rank == 2
+
+
+def test_buffers_are_given_back_only_when_the_gpu_has_done_what_was_queued_behind_an_abort() -> None:
+    done: list[str] = []
+
+    class Noted(PlayedGpu):
+        def finish(self) -> None:
+            done.append("the GPU has done all")
+
+    class Aborted(GlooGroup):
+        gpu = Noted(CPU)
+
+        def __init__(self) -> None:
+            self.world = World()
+
+        def abort(self) -> None:
+            done.append("abort")
+
+    SliceReducer(Aborted(), GpuWait(lambda: None), Executor(InProcess(World()))).close()
+    assert done == ["abort", "the GPU has done all"]
+
+
+def test_a_collective_that_was_aborted_names_the_worker_whose_loss_aborted_it() -> None:
+    class Aborted(GlooGroup):
+        def __init__(self) -> None:
+            self.world = World(0, 3)
+
+        def all_to_all(self, *_: Any) -> None:
+            raise PeerGone(1, "the connection was closed here")
+
+    waiting = GpuWait(lambda: None)
+    waiting.fail(PeerGone(2, "its process has ended"))
+    reducer = SliceReducer(Aborted(), waiting, Executor(InProcess(World())))
+    value = torch.ones(3)
+    with pytest.raises(PeerGone) as told:
+        reducer.reduce(reduction(Assignment.even(3, 3), (0, 1, 2)), [value], value)
+    assert told.value.rank == 2
+
+
+def test_a_dtype_that_nccl_does_not_add_is_refused_by_name() -> None:
+    class Unused(GlooGroup):
+        def __init__(self) -> None:
+            self.world = World()
+
+    flags = torch.ones(3, dtype=torch.bool)
+    reducer = SliceReducer(Unused(), GpuWait(lambda: None), Executor(InProcess(World())), exact=False)
+    with pytest.raises(BadArgument, match="not bool"):
+        reducer.reduce(reduction(Assignment.even(1, 1), (0,)), [flags], flags)
+
+
+def test_workers_with_one_gpu_are_refused_by_nccl_and_one_visible_gpu_each_is_not() -> None:
+    refuse_shared(["node GPU-a", "node GPU-b", "other GPU-a"])
+    with pytest.raises(BadEnvironment, match="workers 0, 2 have the same one"):
+        refuse_shared(["node GPU-a", "node GPU-b", "node GPU-a"])

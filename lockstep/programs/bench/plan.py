@@ -83,7 +83,7 @@ def refuse_unequal_shares(model: str, batch_size: int, workers: int, allowed: st
 
 def refuse_unless_gpu(device: str, **given: bool) -> None:
     """Raises if an option that is only for a GPU was given for another device."""
-    odd = [f"--{name}" for name, is_given in given.items() if is_given]
+    odd = [f"--{name.replace('_', '-')}" for name, is_given in given.items() if is_given]
     if device != CUDA and odd:
         raise BadArgument(f"{' and '.join(odd)} is for a GPU alone: add --device cuda, or leave it out")
 

@@ -116,14 +116,31 @@ class LoopSide(TrainingSide):
         self._forward(self.batch(number)).backward()
 
 
-class LockstepSide(TrainingSide):
-    """What the README shows; if `captured`, with the lane and the update as CUDA graphs."""
+class AccumulationSide(TrainingSide):
+    """The usual loop over `num_parts` parts of each batch, whose gradients torch adds up; fused AdamW."""
 
-    def __init__(self, kit: TrainingKit, run: Any, captured: bool = False) -> None:
+    def __init__(self, kit: TrainingKit, forward: Forward, num_parts: int) -> None:
+        super().__init__(kit, AdamW(kit.model.parameters(), fused=True))
+        self._forward, self._num_parts = forward, num_parts
+
+    def compute(self, number: int) -> None:
+        inputs, targets = self.batch(number)
+        for part in range(self._num_parts):
+            own = share(len(inputs), part, self._num_parts)
+            loss = self._forward((inputs[own.start : own.stop], targets[own.start : own.stop]))
+            (loss * (len(own) / len(inputs))).backward()
+
+
+class LockstepSide(TrainingSide):
+    """What the README shows; `captured`: with the lane and the update as CUDA graphs; `compiled`: by torch.compile."""
+
+    def __init__(self, kit: TrainingKit, run: Any, captured: bool = False, compiled: bool = False) -> None:
         optimizer = AdamW(kit.model.parameters(), fused=True, capturable=captured)
         run.replicate(kit.model, optimizer)
         super().__init__(kit, optimizer)
         self._run, self._captured, forward = run, captured, kit.forward(kit.model)
+        if compiled:
+            forward = torch.compile(forward)
 
         def lane(*batch: Tensor) -> Tensor:
             loss = forward((batch[0], batch[1]))
@@ -147,14 +164,22 @@ def plain_side(kit: TrainingKit) -> LoopSide:
     return LoopSide(kit, kit.forward(kit.model), AdamW(kit.model.parameters(), fused=True))
 
 
-def ddp_side(kit: TrainingKit, rank: int, size: int, group: ProcessGroup | None = None) -> LoopSide:
-    """DistributedDataParallel at its best: bucket views, a static graph, shares cut before. Collective."""
+def ddp_side(
+    kit: TrainingKit, rank: int, size: int, group: ProcessGroup | None = None, *, compiled: bool = False
+) -> LoopSide:
+    """DistributedDataParallel at its best: bucket views, a static graph, shares cut before. Collective.
+
+    torch compiles no static graph. What is compiled is the model inside of DDP, which torch cuts at DDP's buckets.
+    """
     device = next(kit.model.parameters()).device
     ids = [device] if device.type == "cuda" else None
     wrapped = DistributedDataParallel(
-        kit.model, device_ids=ids, process_group=group, gradient_as_bucket_view=True, static_graph=True
+        kit.model, device_ids=ids, process_group=group, gradient_as_bucket_view=True, static_graph=not compiled
     )
-    return LoopSide(kit.cut(rank, size), kit.forward(wrapped), AdamW(kit.model.parameters(), fused=True))
+    forward = kit.forward(wrapped)
+    return LoopSide(
+        kit.cut(rank, size), torch.compile(forward) if compiled else forward, AdamW(kit.model.parameters(), fused=True)
+    )
 
 
 def end_process() -> NoReturn:

@@ -1,7 +1,7 @@
 """The results of the checks on one machine: as values, as lines of text, as JSON; and numbers as people read them."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -51,6 +51,10 @@ class Diagnosis:
     num_workers: int
     lockstep: str
     results: Mapping[str, CheckResult]
+
+    def with_results(self, more: Mapping[str, CheckResult]) -> "Diagnosis":
+        """The same with further checks behind the others."""
+        return replace(self, results={**self.results, **more})
 
     def count(self, level: Level) -> int:
         return sum(result.level is level for result in self.results.values())

@@ -64,6 +64,8 @@ def as_json(report: VerifyReport) -> dict[str, Any]:
         "lanes": request.lanes,
         "distance_to_one_lane": {n: d if math.isfinite(d) else None for n, d in report.distance.items()},
     }
+    if report.reference.compiled:
+        entries["compiled"] = list(report.reference.compiled)
     if report.summed:
         entries["distance_explanation"] = report.summed
     if difference is not None and likely is not None:
@@ -87,8 +89,13 @@ def _fault_as_json(fault: FaultResult) -> dict[str, Any]:
 def show(report: VerifyReport, console: Console) -> None:
     """Prints the table, the likely cause of a difference, and the distance to one lane."""
     console.print(_runs_table(report))
-    for line in [*_calm_lines(report), *_fault_lines(report), *_distance_lines(report)]:
+    for line in [*_calm_lines(report), *_compiled_lines(report), *_fault_lines(report), *_distance_lines(report)]:
         console.print(line, soft_wrap=True)
+
+
+def _compiled_lines(report: VerifyReport) -> list[Text]:
+    """What the compiler has baked in."""
+    return [Text(f"compiled: {text}") for text in report.reference.compiled]
 
 
 def _runs_table(report: VerifyReport) -> Table:

@@ -4,7 +4,7 @@
 # A host that waits for its own GPU cannot watch its peers, and if one has died the GPU may wait for ever. So a thread
 # of its own sleeps on the sockets to the neighbours. When one hangs up, or this worker has waited for longer than the
 # limit, the thread frees the waits of the GPU; the worker that waited wakes up, and raises PeerGone instead of using
-# the sum. Between hosts the watchers of Gloo's connections do the same.
+# the sum. Between hosts the thread sleeps until the watchers of Gloo's connections report a loss.
 """
 
 import threading
@@ -15,10 +15,13 @@ from typing import Protocol
 import torch
 
 from lockstep.errors import BadArgument, PeerGone
-from lockstep.wire.shared.neighbours import ENDED, Neighbours
+from lockstep.wire.shared.neighbours import ENDED
+from lockstep.world import World
 
 LOOK_S = 0.5
 FREE_AGAIN_S = 0.02
+WAKE_S = 0.1
+"""How long a watchdog between hosts may take to see that it is closed."""
 
 
 class Gpu:
@@ -62,7 +65,8 @@ class GpuWait:
 
     def __init__(self, free: Callable[[], None]) -> None:
         self._free = free
-        self._failure: PeerGone | None = None
+        self.failure: PeerGone | None = None
+        """Who is gone, once that is known."""
         self._since_s: float | None = None
 
     def wait(self, event: StreamEvent) -> None:
@@ -70,12 +74,12 @@ class GpuWait:
         self._since_s = time.monotonic()
         event.synchronize()
         self._since_s = None
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
 
     def fail(self, failure: PeerGone) -> None:
         """Every wait, now or later, raises this. Any thread."""
-        self._failure = self._failure or failure
+        self.failure = self.failure or failure
         self._free()
 
     def has_waited_s(self) -> float:
@@ -87,10 +91,62 @@ class GpuWait:
         """May be called only when no wait is under way, or will be."""
 
 
+class WatchedPeers(Protocol):
+    """The other workers, as a watchdog sees them: `Neighbours` on one host, `RemotePeers` between hosts."""
+
+    timeout_s: float
+    closed: bool
+    """Whether the connections to them were closed here."""
+
+    @property
+    def peers(self) -> tuple[int, ...]: ...
+
+    def gone(self) -> list[int]:
+        """Those that are known to be gone."""
+
+    def await_gone(self, limit_s: float) -> list[int]:
+        """The same as soon as there are any, or after `limit_s`, or earlier."""
+
+    def accusers(self) -> list[int]:
+        """Those that leave because of another one that is gone."""
+
+    def blame(self, peer: int, cause: str) -> PeerGone:
+        """The error for a peer that is gone: it names the one that was gone first."""
+
+
+class RemotePeers:
+    """The workers of several hosts: the watchers of the connections between them call `report`."""
+
+    closed = False
+
+    def __init__(self, world: World, timeout_s: float) -> None:
+        self.peers, self.timeout_s = world.peers, timeout_s
+        self._lost: PeerGone | None = None
+        self._news = threading.Event()
+
+    def report(self, gone: PeerGone) -> None:
+        """Any thread; the first report counts."""
+        self._lost = self._lost or gone
+        self._news.set()
+
+    def gone(self) -> list[int]:
+        return [] if self._lost is None else [self._lost.rank]
+
+    def await_gone(self, limit_s: float) -> list[int]:
+        self._news.wait(min(limit_s, WAKE_S))
+        return self.gone()
+
+    def accusers(self) -> list[int]:
+        return []
+
+    def blame(self, peer: int, cause: str) -> PeerGone:
+        return self._lost or PeerGone(peer, cause)
+
+
 class GpuWatchdog(GpuWait):
     """See Note [Waits for a GPU]. `late` returns the workers for which the GPU waits, if known. Its owner closes it."""
 
-    def __init__(self, neighbours: Neighbours, free: Callable[[], None], late: Callable[[], list[int]]) -> None:
+    def __init__(self, neighbours: WatchedPeers, free: Callable[[], None], late: Callable[[], list[int]]) -> None:
         super().__init__(free)
         self._neighbours, self._late = neighbours, late
         self._closed = threading.Event()
@@ -100,7 +156,7 @@ class GpuWatchdog(GpuWait):
     def verdict(self) -> PeerGone:
         """The error for a loss that a peer noticed first: it has released all streams, and has accused or hung up."""
         left = self._neighbours.accusers() or self._neighbours.gone() or self._neighbours.peers
-        return self._failure or self._neighbours.blame(left[0], ENDED)
+        return self.failure or self._neighbours.blame(left[0], ENDED)
 
     def close(self) -> None:
         """Ends the thread. The neighbours' connections should be closed before, which wakes it."""
@@ -109,11 +165,11 @@ class GpuWatchdog(GpuWait):
 
     def _look(self) -> None:
         self._look_for_losses()
-        while self._failure is not None and not self._closed.wait(FREE_AGAIN_S):
+        while self.failure is not None and not self._closed.wait(FREE_AGAIN_S):
             self._free()  # a stream that still runs may wait again
 
     def _look_for_losses(self) -> None:
-        while self._failure is None and not self._closed.is_set():
+        while self.failure is None and not self._closed.is_set():
             gone = self._neighbours.await_gone(LOOK_S)
             if self._closed.is_set() or self._neighbours.closed:
                 return
@@ -121,5 +177,13 @@ class GpuWatchdog(GpuWait):
             if gone:
                 self.fail(self._neighbours.blame(gone[0], ENDED))
             elif self.has_waited_s() > limit_s:
-                silent = (self._late() or self._neighbours.peers)[0]
-                self.fail(self._neighbours.blame(silent, f"its GPU has been silent for {limit_s:g} s"))
+                self.fail(self._blame_silent(limit_s))
+
+    def _blame_silent(self, limit_s: float) -> PeerGone:
+        late = self._late()
+        if late:
+            return self._neighbours.blame(late[0], f"its GPU has been silent for {limit_s:g} s")
+        peers = self._neighbours.peers
+        who = f"it or another one of workers {', '.join(map(str, peers))}" if len(peers) > 1 else "it"
+        cause = f"a sum on the GPUs has not ended for {limit_s:g} s: {who} is silent"
+        return self._neighbours.blame(peers[0] if peers else 0, cause)

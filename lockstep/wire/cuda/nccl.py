@@ -1,194 +1,127 @@
-"""Reduction in the order of the lane tree, by NCCL's collectives, which define no order of additions.
-
-# Note [Tree order by collectives]
-# NCCL's own all-reduce adds in an order that depends on the number of workers and on the network. So the exact sum
-# takes two of its other collectives: an all-to-all brings every worker its slice of all roots; one kernel adds them in
-# tree order; an all-gather distributes the slices. With one root each this moves the bytes of a ring, 2·(W-1)/W·P from
-# each worker. Buckets are padded so that all slices are alike.
+"""NCCL's collectives, in a group of one generation.
 
 # Note [When NCCL waits for ever]
 # NCCL notices a dead peer late or never, and torch's watchdog would end this process then. So that watchdog is off
-# (lockstep/run sets TORCH_NCCL_ASYNC_ERROR_HANDLING=0), the connections for messages notice a lost peer, and the group
-# is aborted: all that waits in its stream ends.
+# (lockstep/run sets TORCH_NCCL_ASYNC_ERROR_HANDLING=0) and its own limit of time never comes, the connections for
+# messages notice a lost peer, lockstep's watchdog one that is silent (gpu.py), and the group is aborted: all that waits
+# in its stream ends. An abort first frees the kernels, and then closes connections, for which it may wait if a peer is
+# stopped: so it has a thread of its own, which is waited for a moment, and no longer.
+
+# Note [A communicator is made on a thread]
+# NCCL makes a communicator in a call that returns when all workers have come, and nothing ends it: not an abort, since
+# there is no communicator yet, and not the death of a worker that others do not wait for directly. So a thread of its
+# own makes it, before the wire counts as open. Where a worker is lost meanwhile the thread is left behind, and holds
+# nothing that a later generation uses: the worker with rank 0 hands out NCCL's identifier by the wire's messages, and
+# torch finds it in a store that is in this process alone. If the call returns after all, the thread aborts what it has
+# made.
 """
 
-from collections.abc import Sequence
+import json
+import threading
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store  # type: ignore[attr-defined]
 
-from lockstep.errors import BadEnvironment, PeerGone, WireError
-from lockstep.lanes import Reduction, Root
-from lockstep.wire.cuda.gpu import Gpu, GpuWait, StreamEvent, refuse_another_gpu
-from lockstep.wire.cuda.kernels import VECTOR_BYTES, Slice, summation
+from lockstep.errors import BadEnvironment, LockstepError, PeerGone, WireError
+from lockstep.wire.cuda.gpu import Gpu, GpuWait
+from lockstep.wire.exchange import exchange_texts
 from lockstep.wire.network.gloo import means_lost_peer
-from lockstep.wire.network.native import add_up
-from lockstep.wire.reducer import Reducer, Slices, check_slices
+from lockstep.wire.transport import Transport
 from lockstep.world import World
 
 MOST_WORDS = 500
 """NCCL's messages have the cause last, after a file and line: so many characters of it are shown."""
 
+NEVER = timedelta(days=365)
+ABORT_S = 5.0
+"""How long an abort may take. See Note [When NCCL waits for ever]."""
 
-class Group(Protocol):
-    """Collectives of one generation, on one device for each worker. Its owner calls `abort`.
-
-    Each puts its work into the current stream and returns; it raises PeerGone if a worker is known to be gone.
-    """
-
-    world: World
-    gpu: Gpu
-
-    def all_reduce(self, tensor: torch.Tensor) -> None: ...
-
-    def all_to_all(self, out: torch.Tensor, given: torch.Tensor, out_sizes: list[int], sizes: list[int]) -> None: ...
-
-    def all_gather(self, out: torch.Tensor, given: torch.Tensor) -> None:
-        """`given` may be this worker's part of `out`."""
-
-    def abort(self) -> None:
-        """All waits in a stream end. May be called twice, from any thread."""
-
-
-class SliceReducer(Reducer):
-    """A Reducer for tensors on the group's devices, one for each worker. The `cpu_reducer` reduces all others."""
-
-    def __init__(self, group: Group, waiting: GpuWait, cpu_reducer: Reducer, *, exact: bool = True) -> None:
-        self._group, self._waiting, self._cpu_reducer, self._exact = group, waiting, cpu_reducer, exact
-        self._padded: dict[int, torch.Tensor] = {}
-        self._last: StreamEvent | None = None
-
-    def allocate(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """See Note [Tree order by collectives] for the padding, which the caller does not see."""
-        if device.type != self._group.gpu.device.type or num_elements == 0:
-            return self._cpu_reducer.allocate(num_elements, dtype, device)
-        refuse_another_gpu(device, self._group.gpu.device)
-        whole = torch.zeros(self._num_padded(num_elements, dtype), dtype=dtype, device=device)
-        self._padded[whole.data_ptr()] = whole
-        return whole[:num_elements]
-
-    def release(self, tensor: torch.Tensor) -> None:
-        if self._padded.pop(tensor.data_ptr(), None) is None:
-            self._cpu_reducer.release(tensor)
-
-    def reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        """Collective. Puts the sum into the current stream.
-
-        A reduce-scatter does the whole of it: the kernel adds slices that begin at multiples of 16 bytes only.
-        """
-        if total.device.type != self._group.gpu.device.type:
-            self._cpu_reducer.reduce(reduction, roots, total)
-        elif total.numel() > 0:
-            (self._add_in_tree_order if self._exact else self._hand_over)(reduction, roots, total)
-            self._last = self._group.gpu.mark()
-
-    def all_gather(self, total: torch.Tensor, slices: Slices) -> None:
-        """Collective. Puts it into the current stream. Moves W times the longest slice: a group's are all alike."""
-        check_slices(slices, total.numel(), self._group.world.size)
-        if total.device.type != self._group.gpu.device.type:
-            self._cpu_reducer.all_gather(total, slices)
-        elif total.numel() > 0:
-            rooms = total.new_empty(len(slices), max(map(len, slices)))
-            own, room = slices[self._group.world.rank], rooms[self._group.world.rank]
-            room[: len(own)] = total[own.start : own.stop]
-            self._group.all_gather(rooms.view(-1), room)
-            for part, filled in zip(slices, rooms, strict=True):
-                total[part.start : part.stop] = filled[: len(part)]
-            self._last = self._group.gpu.mark()
-
-    def closing_barrier(self) -> bool:
-        """Waits for this worker's GPU, then closes what the CPU's reducer may have left open."""
-        self.synchronize()
-        return self._cpu_reducer.closing_barrier()
-
-    def synchronize(self) -> None:
-        if self._last is not None:
-            last, self._last = self._last, None
-            self._waiting.wait(last)
-
-    def awaited(self) -> list[int]:
-        """All the others: the group does not report which one is late."""
-        is_waiting = self._waiting.has_waited_s() > 0
-        return list(self._group.world.peers) if is_waiting else self._cpu_reducer.awaited()
-
-    def close(self) -> None:
-        self._cpu_reducer.close()  # first: it closes the sockets, and the watchdog wakes
-        self._waiting.close()
-        self._group.abort()
-        self._padded.clear()
-
-    def _hand_over(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        add_up(roots, total)
-        self._group.all_reduce(total)
-
-    def _add_in_tree_order(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        """See Note [Tree order by collectives]."""
-        rank, size = self._group.world.rank, self._group.world.size
-        whole = self._whole(total, filled=False)
-        length = whole.numel() // size
-        received = whole.new_empty(sum(reduction.roots_of) * length)
-        sizes = [length * number for number in reduction.roots_of]
-        self._group.all_to_all(received, self._by_target(roots, whole), sizes, [length * len(roots)] * size)
-        order = (Root(member, index) for member, number in enumerate(reduction.roots_of) for index in range(number))
-        step = length * whole.element_size()
-        values = {root: received.data_ptr() + number * step for number, root in enumerate(order)}
-        own = whole[rank * length : (rank + 1) * length]
-        add = summation(reduction.tree, values, [own.data_ptr()], Slice(length, whole.dtype, whole.device))
-        add(self._group.gpu.stream())
-        self._group.all_gather(whole, own)
-        if whole.data_ptr() != total.data_ptr():
-            total.copy_(whole[: total.numel()])
-
-    def _by_target(self, roots: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-        """What goes to each worker, one after the other: its slice of every root. One root is that already."""
-        padded = [self._whole(root, filled=True) for root in roots]
-        if len(padded) <= 1:
-            return padded[0] if padded else like[:0]
-        size = self._group.world.size
-        return torch.stack([root.view(size, -1) for root in padded], dim=1).flatten()
-
-    def _whole(self, tensor: torch.Tensor, *, filled: bool) -> torch.Tensor:
-        """The tensor with its padding; a copy if it was not allocated here."""
-        known = self._padded.get(tensor.data_ptr())
-        if known is not None and known.numel() == self._num_padded(tensor.numel(), tensor.dtype):
-            return known
-        whole = torch.zeros(self._num_padded(tensor.numel(), tensor.dtype), dtype=tensor.dtype, device=tensor.device)
-        if filled:
-            whole[: tensor.numel()] = tensor
-        return whole
-
-    def _num_padded(self, num_elements: int, dtype: torch.dtype) -> int:
-        unit = self._group.world.size * max(1, VECTOR_BYTES // dtype.itemsize)
-        return -(-num_elements // unit) * unit
+LOOK_S = 0.005
+"""How often rank 0 looks whether NCCL has made its identifier, which takes a moment."""
 
 
 class NcclGroup:
-    """A Group by NCCL, of one generation: nothing global is touched. It connects when first used."""
+    """A Group by NCCL, of one generation: nothing global is touched. Its owner calls `connect`, then `abort`."""
 
-    def __init__(self, world: World, store: Store, timeout_s: float, device: torch.device) -> None:
-        _check_available(world)
+    def __init__(self, world: World, device: torch.device) -> None:
         self.world, self.gpu = world, Gpu(device)
+        self._store: Any = dist.HashStore()  # type: ignore[attr-defined]
+        self._lock = threading.Lock()
+        self._settled = threading.Event()
+        """The communicator is made, or could not be, or is not wanted any more."""
+        self._connected = False
+        self._error: RuntimeError | None = None
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=timeout_s)
+        options._timeout = NEVER
         with torch.cuda.device(device):
-            self._group: Any = dist.ProcessGroupNCCL(store, world.rank, world.size, options)
+            self._group: Any = dist.ProcessGroupNCCL(self._store, world.rank, world.size, options)
+
+    def connect(self, transport: Transport, waiting: GpuWait) -> None:
+        """Collective. Makes the communicator; raises PeerGone if a worker is lost meanwhile.
+
+        See Note [A communicator is made on a thread].
+        """
+        making = threading.Thread(target=self._make, args=(self._group,), name="lockstep-nccl", daemon=True)
+        is_first = self.world.rank == 0
+        if is_first:
+            making.start()
+        identifier = json.loads(exchange_texts(transport, json.dumps(self._identifier() if is_first else {}))[0])
+        if identifier and not is_first:
+            for key, value in identifier.items():
+                self._store.set(key, bytes.fromhex(value))
+            making.start()
+        waiting.wait(self)
+        if self._error is not None:
+            raise self._failure("making of a communicator", self._error) from self._error
+
+    def synchronize(self) -> None:
+        """Returns when the communicator is made, or is not wanted any more."""
+        self._settled.wait()
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        self._do("all-reduce", lambda group: group.allreduce([tensor]))
+        numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        self._do("all-reduce", lambda group: group.allreduce([numbers]))
 
     def all_to_all(self, out: torch.Tensor, given: torch.Tensor, out_sizes: list[int], sizes: list[int]) -> None:
-        self._do("all-to-all", lambda group: group.alltoall_base(out, given, out_sizes, sizes))
+        cuts = [[number * out.element_size() for number in numbers] for numbers in (out_sizes, sizes)]
+        self._do("all-to-all", lambda group: group.alltoall_base(_bytes(out), _bytes(given), *cuts))
 
     def all_gather(self, out: torch.Tensor, given: torch.Tensor) -> None:
-        self._do("all-gather", lambda group: group._allgather_base(out, given))
+        self._do("all-gather", lambda group: group._allgather_base(_bytes(out), _bytes(given)))
 
     def abort(self) -> None:
-        group, self._group = self._group, None
-        if group is not None:
+        with self._lock:
+            group, self._group = self._group, None
+            is_made = self._connected
+        self._settled.set()
+        if group is not None and is_made:
+            aborting = threading.Thread(target=group.abort, name="lockstep-nccl-abort", daemon=True)
+            aborting.start()
+            aborting.join(ABORT_S)
+
+    def _make(self, group: Any) -> None:
+        """The first collective makes the communicator. It must not begin before all have a part in the wire."""
+        error: RuntimeError | None = None
+        device = self.gpu.device
+        try:
+            with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)):
+                group.allreduce([torch.zeros(1, device=device)]).wait()
+        except RuntimeError as failure:
+            error = failure
+        with self._lock:
+            self._error, self._connected = error, error is None
+            is_unwanted = self._group is None
+        if is_unwanted and error is None:
             group.abort()
+        self._settled.set()
+
+    def _identifier(self) -> dict[str, str]:
+        """What torch has put into the store for the other workers; nothing if the communicator could not be made."""
+        while not (keys := self._store.list_keys()) and not self._settled.wait(LOOK_S):
+            pass
+        return {key: bytes(self._store.get(key)).hex() for key in keys}
 
     def _do(self, what: str, collective: Any) -> None:
         group = self._group
@@ -198,20 +131,25 @@ class NcclGroup:
             with torch.cuda.device(self.gpu.device):
                 collective(group).wait()  # the stream waits, not this thread
         except RuntimeError as error:
-            if self._group is not None and not means_lost_peer(error):  # see Note [Lost or refused] in gloo.py
-                words = " ".join(str(error).split())
-                raise WireError(f"NCCL's {what} on worker {self.world.rank}", words[:MOST_WORDS]) from error
-            suspect = self.world.peers[0] if self.world.peers else self.world.rank
-            raise PeerGone(suspect, f"NCCL failed: {str(error).splitlines()[0]}") from error
+            raise self._failure(what, error) from error
+
+    def _failure(self, what: str, error: RuntimeError) -> LockstepError:
+        """See Note [Lost or refused] in gloo.py."""
+        if self._group is not None and not means_lost_peer(error):
+            words = " ".join(str(error).split())
+            return WireError(f"NCCL's {what} on worker {self.world.rank}", words[:MOST_WORDS])
+        suspect = self.world.peers[0] if self.world.peers else self.world.rank
+        return PeerGone(suspect, f"NCCL failed: {str(error).splitlines()[0]}")
 
 
-def _check_available(world: World) -> None:
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """NCCL does not know every dtype, and need not where it only moves."""
+    return tensor.view(torch.uint8)
+
+
+def check_available() -> None:
+    """Raises unless this process can use NCCL."""
     if not dist.is_nccl_available():
         raise BadEnvironment("this torch was built without NCCL: install a CUDA build of torch, or use Gloo")
     if not torch.cuda.is_available():
         raise BadEnvironment("NCCL needs a GPU, and torch finds none here: check the driver, or use Gloo")
-    if torch.cuda.device_count() < world.local_size:
-        raise BadEnvironment(
-            f"NCCL needs a GPU for each of the {world.local_size} workers on this host, and torch finds "
-            f'{torch.cuda.device_count()}: start fewer workers, or say wire="gpu", where workers may share one'
-        )

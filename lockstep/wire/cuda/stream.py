@@ -59,4 +59,6 @@ class StreamQueue:
         self._background.fail(failure)
 
     def close(self) -> None:
+        """What jobs have put into the stream is done afterwards: see Note [After an abort] in slices.py."""
         self._background.close()
+        self._stream.synchronize()

@@ -56,9 +56,7 @@ class NativeAllReduce(Reducer):
 
         A reduce-scatter does the whole of it: the order of additions stays that of the all-reduce.
         """
-        if total.dtype not in ADDED:
-            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in ADDED)
-            raise BadArgument(f"exact=False adds {names}, not {str(total.dtype).removeprefix('torch.')}")
+        refuse_unless_added(total.dtype)
         if total.numel() == 0:
             return
         add_up(roots, total)
@@ -67,6 +65,13 @@ class NativeAllReduce(Reducer):
     def all_gather(self, total: torch.Tensor, slices: Slices) -> None:
         """Collective. By messages: every worker sends its slice to every other."""
         self._executor.all_gather(total, slices)
+
+
+def refuse_unless_added(dtype: torch.dtype) -> None:
+    """Raises for a dtype that not every backend adds."""
+    if dtype not in ADDED:
+        names = ", ".join(str(known).removeprefix("torch.") for known in ADDED)
+        raise BadArgument(f"exact=False adds {names}, not {str(dtype).removeprefix('torch.')}")
 
 
 def add_up(roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:

@@ -29,6 +29,7 @@ from lockstep.programs.bench.gpu import plan as gpu
 from lockstep.programs.bench.gpu.children import SOCKET, JsonConnection, Words
 from lockstep.programs.bench.machine import describe_machine
 from lockstep.programs.bench.sides import (
+    AccumulationSide,
     LockstepSide,
     LoopSide,
     TrainingKit,
@@ -42,7 +43,7 @@ from lockstep.programs.large_models import LARGE_WORKLOADS
 from lockstep.programs.models import Workload, count_parameters
 from lockstep.run.start import start
 from lockstep.settings.device import choose, count_gpus
-from lockstep.settings.environment import find_place, process_environment
+from lockstep.settings.environment import find_place, process_environment, take_environment
 from lockstep.state.tensor_file import write_tensors
 from lockstep.world import World
 
@@ -57,11 +58,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
     gpu.LOCKSTEP: {},
     gpu.NOT_EXACT: {"exact": False},
     gpu.CAPTURED: {},
+    gpu.LOCKSTEP_COMPILED: {},
+    gpu.NOT_EXACT_COMPILED: {"exact": False},
+    gpu.CAPTURED_COMPILED: {},
 }
 """What each of lockstep's sides passes to `lockstep.start`."""
 
-MODES = {gpu.COMPILED: None, gpu.REDUCED: "reduce-overhead"}  # the modes of torch.compile
-EXACT = (gpu.DETERMINISTIC, gpu.DDP_DETERMINISTIC, gpu.LOCKSTEP, gpu.CAPTURED)
+CAPTURED = (gpu.CAPTURED, gpu.CAPTURED_COMPILED)
+DETERMINISTIC = (gpu.DETERMINISTIC, gpu.DDP_DETERMINISTIC, gpu.COMPILED_DETERMINISTIC)
+"""Sides without lockstep, with the settings that it makes."""
+
+MODES = {gpu.COMPILED: None, gpu.COMPILED_DETERMINISTIC: None, gpu.REDUCED: "reduce-overhead"}  # of torch.compile
+EXACT = (*DETERMINISTIC, gpu.LOCKSTEP, gpu.CAPTURED, gpu.LOCKSTEP_COMPILED, gpu.CAPTURED_COMPILED)
 """Sides with deterministic kernels only."""
 
 
@@ -108,23 +116,33 @@ class GraphByHand(TrainingSide):
         self.optimizer.step()
 
 
-def open_side(name: str, workload: Workload, device: str, world: World, folder: Path, stack: ExitStack) -> TrainingSide:
-    """The side of this name, on `device`; the stack closes what it holds. Collective: workers meet in `folder`."""
+def open_side(
+    name: str, workload: Workload, plan: gpu.GpuStepPlan, world: World, folder: Path, stack: ExitStack
+) -> TrainingSide:
+    """The side of this name, on the plan's device; the stack closes what it holds.
+
+    Collective: workers meet in `folder`.
+    """
+    device = plan.device
     if device == "cpu" and name in gpu.NEEDS_CUDA:
         raise BadArgument(f"the side {name!r} is a CUDA graph, and there is none on the CPU: leave it out of --sides")
     torch.backends.cudnn.benchmark = name not in EXACT
+    if plan.ranks_share_gpu:
+        take_environment({"NCCL_HOSTID": f"bench-{world.rank}"})
     if name in OPTIONS:
-        run = stack.enter_context(start(seed=0, device=device, **OPTIONS[name]))
-        return LockstepSide(make_kit(workload, run.device), run, captured=name == gpu.CAPTURED)
+        wire, lanes = "nccl" if plan.ranks_share_gpu else None, plan.lanes * world.size
+        run = stack.enter_context(start(seed=0, lanes=lanes, device=device, wire=wire, **OPTIONS[name]))
+        kit = make_kit(workload, run.device)
+        return LockstepSide(kit, run, captured=name in CAPTURED, compiled=name in gpu.COMPILING)
     here = choose(device, world.local_rank, world.local_size, count_gpus())  # as lockstep places its workers
     if here.type == "cuda":
         torch.cuda.set_device(here)
-    if name in (gpu.DETERMINISTIC, gpu.DDP_DETERMINISTIC):
+    if name in DETERMINISTIC:
         stack.enter_context(settle_process(1, True, here))  # as lockstep does
-    if name in (gpu.DDP, gpu.DDP_DETERMINISTIC, gpu.DDP_GLOO):
+    if name in (gpu.DDP, gpu.DDP_DETERMINISTIC, gpu.DDP_GLOO, gpu.DDP_COMPILED):
         _open_process_group(name, here, world, folder / f"{name}.store")
-        return ddp_side(make_kit(workload, here), world.rank, world.size)
-    return _side_alone(name, make_kit(workload, here))
+        return ddp_side(make_kit(workload, here), world.rank, world.size, compiled=name in gpu.COMPILING)
+    return _side_alone(name, make_kit(workload, here), plan.lanes)
 
 
 def _open_process_group(name: str, device: torch.device, world: World, meeting: Path) -> None:
@@ -138,8 +156,10 @@ def _open_process_group(name: str, device: torch.device, world: World, meeting: 
     )
 
 
-def _side_alone(name: str, kit: TrainingKit) -> TrainingSide:
+def _side_alone(name: str, kit: TrainingKit, lanes: int) -> TrainingSide:
     forward, parameters = kit.forward(kit.model), list(kit.model.parameters())
+    if name in gpu.OF_LANES:
+        return AccumulationSide(kit, torch.compile(forward) if name in gpu.COMPILING else forward, lanes)
     if name == gpu.BY_HAND:
         return GraphByHand(kit)
     if name == gpu.PLAIN:
@@ -223,7 +243,7 @@ class SideWorker:
     def open(self) -> Words:
         """Makes the side. That is mostly the CPU's work, so all children do it at once."""
         workload = LARGE_WORKLOADS[self._plan.model](**self._plan.sizes)
-        self._side = open_side(self._name, workload, self._plan.device, self._world, self._folder, self._stack)
+        self._side = open_side(self._name, workload, self._plan, self._world, self._folder, self._stack)
         return {"coarse": workload.rounds_coarsely}
 
     def prepare(self) -> Words:

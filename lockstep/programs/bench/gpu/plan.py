@@ -26,21 +26,36 @@ PLAIN, FUSED, DETERMINISTIC = "plain", "plain fused", "plain deterministic"
 DDP, DDP_DETERMINISTIC, DDP_GLOO = "ddp", "ddp deterministic", "ddp gloo"
 COMPILED, REDUCED = "compile", "compile reduce-overhead"
 BY_HAND = "graph by hand"
+DDP_COMPILED, COMPILED_DETERMINISTIC = "ddp compile", "compile deterministic"
+ACCUMULATED, ACCUMULATED_COMPILED = "accumulation", "accumulation compile"
 LOCKSTEP, NOT_EXACT = "lockstep", "lockstep exact=False"
 CAPTURED = "lockstep captured"
+LOCKSTEP_COMPILED, NOT_EXACT_COMPILED = "lockstep compile", "exact=False compile"
+CAPTURED_COMPILED = "captured compile"
 
 SIDES = (
-    PLAIN, FUSED, DETERMINISTIC, DDP, DDP_DETERMINISTIC, COMPILED, REDUCED, BY_HAND,
-    LOCKSTEP, NOT_EXACT, CAPTURED,
+    PLAIN, FUSED, DETERMINISTIC, DDP, DDP_DETERMINISTIC, COMPILED, COMPILED_DETERMINISTIC, DDP_COMPILED, REDUCED,
+    BY_HAND, LOCKSTEP, NOT_EXACT, CAPTURED, LOCKSTEP_COMPILED, NOT_EXACT_COMPILED, CAPTURED_COMPILED,
 )  # fmt: skip
 """The ways to train on one worker."""
 
-SIDES_OF_SEVERAL = (DDP_GLOO, DDP, LOCKSTEP, NOT_EXACT, CAPTURED)  # the ways to train on several workers
+OF_LANES = (ACCUMULATED, ACCUMULATED_COMPILED)
+"""What lanes are held against where a worker carries several: a plain loop over as many parts of a batch."""
+
+SIDES_OF_SEVERAL = (DDP_GLOO, DDP, LOCKSTEP, NOT_EXACT, CAPTURED, LOCKSTEP_COMPILED)  # to train on several workers
 USUAL_OF_SEVERAL = (DDP_GLOO, LOCKSTEP, CAPTURED)
 """NCCL refuses workers that share a GPU: "ddp", which is DDP over NCCL, is measured only where it is asked for."""
 
+SHARING_BY_NCCL = (DDP, LOCKSTEP, NOT_EXACT, CAPTURED)
+"""Those of them that add by NCCL where each worker is a host of its own to it (`--ranks-share-gpu`)."""
+
+COMPILING = (
+    COMPILED, COMPILED_DETERMINISTIC, DDP_COMPILED, REDUCED, ACCUMULATED_COMPILED, LOCKSTEP_COMPILED,
+    NOT_EXACT_COMPILED, CAPTURED_COMPILED,
+)  # fmt: skip
+
 REFERENCES_IN_ORDER = (FUSED, DDP_GLOO, DDP)  # the others are compared with the first of them that is there
-NEEDS_CUDA = (REDUCED, BY_HAND, CAPTURED)  # sides that are CUDA graphs, and nothing else
+NEEDS_CUDA = (REDUCED, BY_HAND, CAPTURED, CAPTURED_COMPILED)  # sides that are CUDA graphs, and nothing else
 GPU_REFERENCES = {
     "mlp": ReferenceModel(64, steps=100),
     "gpt10m": ReferenceModel(16, steps=20),
@@ -54,7 +69,10 @@ ROUNDS = 8
 
 @dataclass(frozen=True)
 class GpuStepPlan(BenchRecord):
-    """One model on one number of workers. `sizes` are arguments of the workload, if it is not at its reference size."""
+    """One model on one number of workers. `sizes` are arguments of the workload, if it is not at its reference size.
+
+    `lanes` are those of each worker. `ranks_share_gpu`: workers on one GPU add by NCCL, as hosts of their own to it.
+    """
 
     model: str
     workers: int
@@ -63,9 +81,11 @@ class GpuStepPlan(BenchRecord):
     rounds: int
     device: str = CUDA
     sizes: dict[str, int] = field(default_factory=dict, hash=False)
+    lanes: int = 1
+    ranks_share_gpu: bool = False
 
     def __post_init__(self) -> None:
-        allowed = SIDES if self.workers == 1 else SIDES_OF_SEVERAL
+        allowed = _sides_on(self.workers, self.lanes, self.ranks_share_gpu)
         odd = [side for side in self.sides if side not in allowed]
         if odd:
             where = count_of(self.workers)
@@ -79,7 +99,7 @@ class GpuStepPlan(BenchRecord):
 
     @property
     def title(self) -> str:
-        return f"{self.model} on {count_of(self.workers)}, {self.device}"
+        return f"{self.model} on {count_of(self.workers)}{_with_lanes(self.lanes)}, {self.device}"
 
     @property
     def ddp(self) -> str:
@@ -87,16 +107,49 @@ class GpuStepPlan(BenchRecord):
         return DDP_GLOO if DDP_GLOO in self.sides else DDP
 
 
-def make_plans(
-    models: Sequence[str], workers: Sequence[int], sides: Sequence[str] | None, steps: int | None, rounds: int
-) -> tuple[GpuStepPlan, ...]:
+@dataclass(frozen=True)
+class GpuStepRequest:
+    """What is asked for besides models and workers; None: as is usual."""
+
+    sides: tuple[str, ...] | None = None
+    steps: int | None = None
+    rounds: int = ROUNDS
+    lanes: tuple[int, ...] = (1,)
+    ranks_share_gpu: bool = False
+
+    def plan(self, model: str, workers: int, lanes: int) -> GpuStepPlan:
+        usual = USUAL_OF_SEVERAL if workers > 1 else _sides_on(workers, lanes, False)
+        sides = self.sides or (SHARING_BY_NCCL if self.ranks_share_gpu else usual)
+        steps = self.steps or GPU_REFERENCES[model].steps
+        return GpuStepPlan(
+            model,
+            workers,
+            tuple(dict.fromkeys(sides)),
+            steps,
+            self.rounds,
+            lanes=lanes,
+            ranks_share_gpu=self.ranks_share_gpu,
+        )
+
+
+def make_plans(models: Sequence[str], workers: Sequence[int], request: GpuStepRequest) -> tuple[GpuStepPlan, ...]:
     """A plan for every model on every number of workers, each once; raises before anything runs."""
-    usual = {count: SIDES if count == 1 else USUAL_OF_SEVERAL for count in workers}
     return tuple(
-        GpuStepPlan(name, count, tuple(dict.fromkeys(sides or those)), steps or GPU_REFERENCES[name].steps, rounds)
+        request.plan(name, count, lanes)
         for name in _known_models(models)
-        for count, those in usual.items()
+        for count in dict.fromkeys(workers)
+        for lanes in dict.fromkeys(request.lanes)
     )
+
+
+def _sides_on(workers: int, lanes: int, ranks_share_gpu: bool) -> tuple[str, ...]:
+    if workers > 1:
+        return SHARING_BY_NCCL if ranks_share_gpu else SIDES_OF_SEVERAL
+    return SIDES if lanes == 1 else (*SIDES, *OF_LANES)
+
+
+def _with_lanes(lanes: int) -> str:
+    return "" if lanes == 1 else f", {lanes} lanes each"
 
 
 def _known_models(words: Sequence[str]) -> list[str]:
@@ -118,7 +171,7 @@ def require_packages(plans: Sequence[GpuStepPlan]) -> None:
 def parse_sides(text: str) -> tuple[str, ...]:
     """Names of sides with commas between them, in the order they are given."""
     names = tuple(" ".join(word.split()) for word in text.split(","))
-    known = tuple(dict.fromkeys((*SIDES, *SIDES_OF_SEVERAL)))
+    known = tuple(dict.fromkeys((*SIDES, *OF_LANES, *SIDES_OF_SEVERAL)))
     for name in names:
         if name not in known:
             raise BadArgument(f"there is no side {name!r}: choose from {', '.join(known)}")
@@ -169,6 +222,15 @@ CLAIMS = (
     SpeedClaim(NOT_EXACT, DDP, 1.0),
     SpeedClaim(CAPTURED, DDP, 0.25, model="gpt10m"),
     SpeedClaim(CAPTURED, BY_HAND, 1.05),
+    SpeedClaim(LOCKSTEP_COMPILED, DDP_COMPILED, 1.0),
+    SpeedClaim(NOT_EXACT_COMPILED, COMPILED, 1.01),
+    SpeedClaim(LOCKSTEP_COMPILED, COMPILED_DETERMINISTIC, 1.01),
+)
+
+CLAIMS_OF_LANES = (
+    SpeedClaim(LOCKSTEP, ACCUMULATED, 1.02),
+    SpeedClaim(LOCKSTEP_COMPILED, ACCUMULATED_COMPILED, 1.02),
+    SpeedClaim(CAPTURED_COMPILED, COMPILED, 1.2),
 )
 
 CLAIMS_OF_SEVERAL = (
@@ -179,7 +241,8 @@ CLAIMS_OF_SEVERAL = (
 
 
 def check_claims(plan: GpuStepPlan, seconds: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-    every = CLAIMS if plan.workers == 1 else CLAIMS_OF_SEVERAL
+    alone = CLAIMS if plan.lanes == 1 else CLAIMS_OF_LANES
+    every = alone if plan.workers == 1 else CLAIMS_OF_SEVERAL
     named = [claim for claim in every if claim.side in plan.sides and claim.base in plan.sides]
     return [claim.checked(seconds) for claim in named if claim.model in (None, plan.model)]
 
@@ -211,6 +274,8 @@ def make_row(plan: GpuStepPlan, outcome: GpuOutcome) -> dict[str, Any]:
     return {
         "model": plan.model,
         "workers": plan.workers,
+        "lanes": plan.lanes,
+        "ranks_share_gpu": plan.ranks_share_gpu,
         "device": plan.device,
         "parameters": outcome.parameters,
         "batch_size": plan.batch_size,
@@ -262,7 +327,8 @@ def is_whole(report: dict[str, Any]) -> bool:
 
 def show_row(row: dict[str, Any], console: "Console") -> None:
     size = f"{(row['parameters'] or 0) / 1e6:.1f} M parameters, batch {row['batch_size']}"
-    console.print(f"{row['model']}, {size}, {count_of(row['workers'])}", style="bold", highlight=False)
+    where = f"{count_of(row['workers'])}{_with_lanes(row['lanes'])}"
+    console.print(f"{row['model']}, {size}, {where}", style="bold", highlight=False)
     show_table(_columns(row["ddp"]), row["sides"], console)
     for side in row["sides"]:
         reasons = [] if side["reason"] is None else [f"! {side['side']} {side['reason']}"]
