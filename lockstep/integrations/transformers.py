@@ -170,7 +170,7 @@ class LockstepTrainer(Trainer):  # type: ignore[misc]
         """Model, optimizer and scheduler are the run's; a worker that joins has its state when this returns."""
         super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, None, trial)
         self._prepared = super()._prepare_for_training(max_steps, self._loader, None)
-        optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # Accelerate's wrapper has the real one
+        optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)  # Accelerate's wrapper has the real one
         self._progress = TrainerProgress(self)
         tracked = {"scheduler": self.lr_scheduler, "trainer": self._progress}
         if self.accelerator.scaler is not None:
@@ -281,5 +281,3 @@ def _checked_checkpoint(path: str) -> str:
             "from a checkpoint that LockstepTrainer has saved"
         )
     return found
-
-

@@ -96,7 +96,9 @@ class Scores(nn.Module):
 
 def _arguments(folder: Path, **others: Any) -> TrainingArguments:
     usual = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "max_grad_norm": 0.1}
-    return TrainingArguments(str(folder), **{**usual, "per_device_train_batch_size": 70, "learning_rate": 0.1, **others})
+    return TrainingArguments(
+        str(folder), **{**usual, "per_device_train_batch_size": 70, "learning_rate": 0.1, **others}
+    )
 
 
 def test_on_one_whole_batch_a_step_is_that_of_the_plain_trainer_to_rounding(tmp_path: Path) -> None:
@@ -146,7 +148,7 @@ def test_hyperparameter_search_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_run_comes_first(tmp_path: Path) -> None:
-    with pytest.raises(BadArgument, match="takes the run of lockstep.start"):
+    with pytest.raises(BadArgument, match="takes the run"):
         LockstepTrainer(Scores(), args=_arguments(tmp_path))  # type: ignore[arg-type]
 
 
