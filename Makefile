@@ -44,7 +44,7 @@ INTEGRATIONS := build/integrations
 test-integrations:
 	test -x $(INTEGRATIONS)/bin/python || $(PYTHON) -m venv $(INTEGRATIONS)
 	$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
-	$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check -e ".[test,notebook]" -r tests/integrations/requirements.txt
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check -e ".[test,notebook,transformers]" -r tests/integrations/requirements.txt
 	$(INTEGRATIONS)/bin/python -m pytest -m integrations -rs tests/integrations
 
 soak: venv

@@ -28,6 +28,7 @@ class ActiveRun(Protocol):
 
 _active: ActiveRun | None = None
 _num_before = 0
+_num_meetings = 0
 _has_changed = False
 _was_first = True
 
@@ -35,6 +36,16 @@ _was_first = True
 def num_before() -> int:
     """How many runs this process has started before the one that is active, or is about to be."""
     return _num_before
+
+
+def next_meeting() -> int:
+    """How often the workers of this process have met to found a run, this time not counted.
+
+    A start that failed has met too: what it left at the place of the meeting must not be taken for another worker's.
+    """
+    global _num_meetings
+    _num_meetings += 1
+    return _num_meetings - 1
 
 
 def has_changed() -> bool:

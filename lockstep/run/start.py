@@ -176,8 +176,7 @@ def _found(
     if entrance.roster is not None:
         _refuse_useless_roster(settings, place, can_recover)
     with context.events.waiting(Wait.START), naming_lost_worker(0, "lockstep.start"):
-        before = active.num_before()
-        store = open_store(place, settings.timeout_s, before, _say) if world.size > 1 else None
+        store = open_store(place, settings.timeout_s, active.next_meeting(), _say) if world.size > 1 else None
         watch = do_nothing if can_recover else None
         opened = in_process(world) if store is None else open_wire(opener.options, world, store, watch)
         _agree(opened, settings, entrance.has_witness)

@@ -1,0 +1,283 @@
+"""Hugging Face's Trainer on lockstep: the same arguments, the same bits on any number of workers.
+
+# Note [The Trainer is alone]
+# On every worker the Trainer believes that it is one process on one device: it makes no process group, and its
+# arguments keep the meaning that they have there. `per_device_train_batch_size` times `gradient_accumulation_steps` is
+# the global batch, on any number of workers; lanes are what is computed at a time. The present first worker logs and
+# saves.
+
+# Note [Methods that are replaced]
+# PRIVATE names the methods of Trainer that are not meant for others and that are replaced here, or called; a test
+# says which of them has moved when transformers changes. `skip_first_batches` is replaced for the time of an epoch: the
+# run's loader knows itself which batches were trained on.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import Trainer, TrainingArguments
+
+from lockstep.data import GlobalBatch, ShardedLoader
+from lockstep.errors import BadArgument, Misuse
+from lockstep.run.run import Run
+
+CHECKPOINT = "lockstep"
+"""What a checkpoint of the run is called in the folder of a checkpoint of the Trainer."""
+
+PRIVATE = (
+    "_get_num_items_in_batch", "_init_training_state", "_prepare_for_training", "_run_epoch", "_finalize_training",
+    "_save_checkpoint", "_load_rng_state", "_track_num_input_tokens", "_get_collator_with_removed_columns",
+)  # fmt: skip
+
+_REFUSED: Mapping[str, tuple[Any, str]] = {
+    "deepspeed": (None, "lockstep does what it would do"),
+    "fsdp": (None, 'use lockstep.start(strategy="sharded:parameters")'),
+    "fsdp_config": (None, 'use lockstep.start(strategy="sharded:parameters")'),
+    "auto_find_batch_size": (False, "a batch that changes by itself is another training: choose one, and more lanes"),
+    "train_sampling_strategy": ("random", "the order of samples is that of the run's seed"),
+    "include_num_input_tokens_seen": ("no", "a worker sees the tokens of its own lanes only"),
+    "use_legacy_prediction_loop": (False, "leave it out"),
+    "save_on_each_node": (False, "the present first worker saves"),
+}
+"""Arguments that cannot be what they are elsewhere, with the value that leaves them out, and what to do."""
+
+
+class TrainerProgress:
+    """How far the Trainer has come, as something that a run tracks: a worker that joins, or resumes, has it too.
+
+    `state` are fields of the Trainer's state, `loss` what it has added up since it last logged. Its inner loop sets
+    `loss` anew when it begins, so what was loaded is put there in the first step after that.
+    """
+
+    def __init__(self, trainer: "LockstepTrainer") -> None:
+        self._trainer = trainer
+        self._loaded: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        state, trainer = self._trainer.state, self._trainer
+        kept = {name: getattr(state, name) for name in _STATE}
+        kept["log_history"] = [_without_times(entry) for entry in state.log_history]
+        loss = self._loaded or {name: float(getattr(trainer, name, 0.0)) for name in _LOSS}
+        return {"state": json.dumps(kept), "loss": loss}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, value in json.loads(state["state"]).items():
+            setattr(self._trainer.state, name, value)
+        self._loaded = dict(state["loss"])
+
+    def take_up(self) -> None:
+        """The inner loop has begun."""
+        if self._loaded is not None:
+            trainer, loaded = self._trainer, self._loaded
+            trainer._tr_loss.fill_(loaded["_tr_loss"])
+            trainer._total_loss_scalar = loaded["_total_loss_scalar"]
+            trainer._globalstep_last_logged = int(loaded["_globalstep_last_logged"])
+            trainer._initial_global_step = int(loaded["_initial_global_step"])
+            self._loaded = None
+
+
+_STATE = ("global_step", "epoch", "best_metric", "best_global_step")
+_LOSS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")
+
+
+def _without_times(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """What was logged, but for what differs between workers."""
+    return {name: value for name, value in entry.items() if not name.endswith(("_runtime", "_per_second"))}
+
+
+class NextPass:
+    """One pass over a loader. A run that was saved after the last batch of a pass has nothing left of that pass."""
+
+    def __init__(self, loader: ShardedLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[GlobalBatch]:
+        first = next(batches := iter(self._loader), None)
+        if first is None:
+            return iter(self._loader)
+        return chain([first], batches)
+
+
+class LockstepTrainer(Trainer):  # type: ignore[misc]
+    """A Trainer whose steps are those of `run`. See Note [The Trainer is alone].
+
+    Make it after `lockstep.start()`: `LockstepTrainer(run, model=model, args=args, train_dataset=...)`. Evaluation and
+    prediction are done by every worker alike.
+    """
+
+    def __init__(self, run: Run, *args: Any, **options: Any) -> None:
+        if not isinstance(run, Run):
+            raise BadArgument(f"LockstepTrainer takes the run of lockstep.start() first, not {type(run).__name__}")
+        self.run = run
+        super().__init__(*args, **options)
+        _check(self.args)
+        self._accumulated = self.args.gradient_accumulation_steps
+        self._train_batch_size = self.args.train_batch_size * self._accumulated
+        self.args.gradient_accumulation_steps = 1
+        self._loader: ShardedLoader | None = None
+        self._prepared: tuple[nn.Module, Any] | None = None
+
+    # -- data -----------------------------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> ShardedLoader:
+        """The training data, read by lanes."""
+        if self.train_dataset is None:
+            raise ValueError("Trainer: training requires a train_dataset.")
+        dataset, args = self.train_dataset, self.args
+        collator = self._get_collator_with_removed_columns(self.data_collator, description="Training")
+        loader: DataLoader[Any] = DataLoader(
+            dataset,
+            batch_size=self._train_batch_size,
+            shuffle=None if isinstance(dataset, IterableDataset) else True,
+            collate_fn=collator,
+            num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory and torch.cuda.is_available(),
+            persistent_workers=args.dataloader_persistent_workers,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            drop_last=args.dataloader_drop_last,
+        )
+        self._loader = self.run.shard(loader)
+        return self._loader
+
+    def num_examples(self, dataloader: Any) -> int:
+        if isinstance(dataloader, ShardedLoader):
+            return len(dataloader.dataset)
+        return int(super().num_examples(dataloader))
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> None:
+        """A lane counts by its own tokens: see `_num_tokens`."""
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        """A worker sees the tokens of its own lanes only."""
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Those of this worker's lanes are not those of the step: none are counted."""
+        return 0
+
+    # -- training -------------------------------------------------------------------------------------------
+
+    def _init_training_state(
+        self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, resume_from_checkpoint: Any,
+        trial: Any,
+    ) -> tuple[int, int]:  # fmt: skip
+        """Model, optimizer and scheduler are the run's; a worker that joins has its state when this returns."""
+        super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, None, trial)
+        self._prepared = super()._prepare_for_training(max_steps, self._loader, None)
+        optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)  # Accelerate's wrapper has the real one
+        self._progress = TrainerProgress(self)
+        tracked = {"scheduler": self.lr_scheduler, "trainer": self._progress}
+        if self.accelerator.scaler is not None:
+            tracked["scaler"] = self.accelerator.scaler
+        self.run.replicate(self.model, optimizer, **tracked)
+        if resume_from_checkpoint is not None:
+            self.run.resume(_checked_checkpoint(resume_from_checkpoint))
+        step = self.run.step  # a worker that joins is admitted here
+        self._show_place()
+        return divmod(step, num_update_steps_per_epoch)
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
+        assert self._prepared is not None
+        return self._prepared
+
+    def _run_epoch(self, **options: Any) -> None:
+        """The loader goes on by itself after the batches that were trained on."""
+        if options["steps_trained_in_current_epoch"] and options["resume_from_checkpoint"] is None:
+            options["resume_from_checkpoint"] = CHECKPOINT  # a worker that has joined counts on like a resumed one
+        options["train_dataloader"] = NextPass(options["train_dataloader"])
+        with patch("transformers.trainer.skip_first_batches", lambda loader, num_batches: loader):
+            super()._run_epoch(**options)
+
+    def training_step(self, model: nn.Module, inputs: GlobalBatch, num_items_in_batch: Any = None) -> torch.Tensor:
+        """The gradient of a global batch; gives its mean loss."""
+        self._progress.take_up()
+        model.train()
+        if callable(getattr(self.optimizer, "train", None)):
+            self.optimizer.train()
+        for lane in self.run.lanes(inputs):
+            prepared = self._prepare_inputs(lane)
+            tokens = self._num_tokens(prepared)
+            with self.compute_loss_context_manager():
+                loss = self.compute_loss(model, prepared, num_items_in_batch=tokens if tokens else None)
+            weight = None if tokens is None else float(tokens)
+            self.run.backward(loss, weight=weight, scaler=self.accelerator.scaler)
+        self._show_place()
+        return torch.tensor(self.run.loss, device=self.args.device)
+
+    def _num_tokens(self, inputs: Mapping[str, Any]) -> torch.Tensor | None:
+        """By what the Trainer divides the loss of a lane, so that it counts by that; None: it counts by its samples."""
+        counted: torch.Tensor | None = super()._get_num_items_in_batch([inputs], self.args.device)
+        return counted
+
+    def _show_place(self) -> None:
+        """Callbacks print and log on the present first worker."""
+        self.state.is_world_process_zero = self.state.is_local_process_zero = self.run.is_first
+
+    def is_world_process_zero(self) -> bool:
+        return self.run.is_first
+
+    def is_local_process_zero(self) -> bool:
+        return self.run.is_first
+
+    # -- saving ---------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """By the present first worker, with a checkpoint of the run beside the Trainer's files."""
+        folder = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
+        if self.run.is_first:
+            os.makedirs(folder, exist_ok=True)
+            self.run.save(os.path.join(folder, CHECKPOINT))
+            super()._save_checkpoint(model, trial)
+        if self.state.best_global_step:
+            best = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.best_global_step}")
+            self.state.best_model_checkpoint = best
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        if self.run.is_first:
+            super().save_model(output_dir, _internal_call)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        """The run has its own."""
+
+    def _finalize_training(self, *args: Any, **options: Any) -> Any:
+        self.run.total(0)  # all are here: what the first worker has saved can be read
+        return super()._finalize_training(*args, **options)
+
+    def hyperparameter_search(self, *args: Any, **options: Any) -> Any:
+        raise Misuse("hyperparameter_search makes several trainings of one run: start one script for each trial")
+
+
+def _check(args: TrainingArguments) -> None:
+    """Refuses arguments that cannot be what they are elsewhere, by their names."""
+    if args.world_size > 1:
+        raise Misuse(
+            f"TrainingArguments has made a process group of {args.world_size} workers, which ends when one of them is "
+            "lost. Start the script by `lockstep run`, or unset RANK, WORLD_SIZE and LOCAL_RANK after lockstep.start()."
+        )
+    for name, (unused, advice) in _REFUSED.items():
+        value = getattr(args, name, unused)
+        value = getattr(value, "value", value)
+        if value not in (unused, None, False, "", [], {}) and not _is_default(value):
+            raise BadArgument(f"TrainingArguments({name}={value!r}) cannot be used under lockstep: {advice}")
+    if args.n_gpu > 1:
+        raise BadArgument("the Trainer sees several GPUs and would use DataParallel: start one worker for each GPU")
+
+
+def _is_default(value: Any) -> bool:
+    return isinstance(value, dict) and not any(value.values())
+
+
+def _checked_checkpoint(path: str) -> str:
+    found = os.path.join(path, CHECKPOINT)
+    if not os.path.exists(found):
+        raise BadArgument(
+            f"{path} has no checkpoint of lockstep in it, so its data and random numbers cannot go on exactly: resume "
+            "from a checkpoint that LockstepTrainer has saved"
+        )
+    return found

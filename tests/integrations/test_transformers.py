@@ -1,0 +1,157 @@
+"""Hugging Face's Trainer: one digest on 1, 2 and 3 workers, with a kill, with a worker that joins, and resumed."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed: make test-integrations installs it")
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from trainer_script import Text
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+import lockstep
+from lockstep.errors import BadArgument, Misuse
+from lockstep.integrations.transformers import PRIVATE, LockstepTrainer
+
+pytestmark = [pytest.mark.integrations, pytest.mark.timeout(300)]
+
+SCRIPT = Path(__file__).with_name("trainer_script.py")
+Train = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """Trains on so many workers, and gives the line that the script prints at its end."""
+
+    def run(workers: int, *, fault: str = "", options: tuple[str, ...] = (), folder: Path, checkpoint: str = "") -> str:
+        words = [str(folder), *([checkpoint] if checkpoint else [])]
+        command = [
+            sys.executable, "-m", "lockstep", "run", "-n", str(workers), *options,
+            "--run-dir", str(tmp_path_factory.mktemp("run")), str(SCRIPT), *words,
+        ]  # fmt: skip
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=os.environ | ({"LOCKSTEP_FAULT": fault} if fault else {})
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        if fault:
+            assert "was killed by SIGKILL" in done.stdout + done.stderr, "the fault never happened"
+        (line,) = [line for line in done.stdout.splitlines() if line.startswith("CAME TO")]
+        return line
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def alone(train: Train, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return train(1, folder=tmp_path_factory.mktemp("alone"))
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_trainer_comes_to_the_same_on_any_number_of_workers(
+    train: Train, alone: str, tmp_path: Path, workers: int
+) -> None:
+    assert train(workers, folder=tmp_path) == alone
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+@pytest.mark.parametrize(("kind", "options"), [("kill", ()), ("replace", ("--no-copies",))])
+def test_a_killed_worker_costs_nothing_whether_a_copy_or_a_new_process_replaces_it(
+    train: Train, alone: str, tmp_path: Path, slot: int, kind: str, options: tuple[str, ...]
+) -> None:
+    assert train(3, fault=f"{kind} {slot} at 7", options=options, folder=tmp_path) == alone
+
+
+def test_a_training_goes_on_from_a_checkpoint_of_the_trainer_on_other_workers(
+    train: Train, alone: str, tmp_path: Path
+) -> None:
+    train(3, folder=tmp_path / "whole")
+    for step in (3, 15):
+        checkpoint = tmp_path / "whole" / f"checkpoint-{step}"
+        assert (checkpoint / "model.safetensors").exists()
+    assert train(2, folder=tmp_path / "rest", checkpoint=str(tmp_path / "whole" / "checkpoint-6")) == alone
+
+
+# -- against the plain Trainer, and bad input ---------------------------------------------------------------------
+
+
+class Scores(nn.Module):
+    """A model of the user's own: its loss is a mean over samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 2)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        scores = self.layer(input_ids.float() / 64)
+        return {"loss": F.cross_entropy(scores, (labels[:, 0] > 32).long()), "scores": scores}
+
+
+def _arguments(folder: Path, **others: Any) -> TrainingArguments:
+    usual = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "max_grad_norm": 0.1}
+    return TrainingArguments(
+        str(folder), **{**usual, "per_device_train_batch_size": 70, "learning_rate": 0.1, **others}
+    )
+
+
+def test_on_one_whole_batch_a_step_is_that_of_the_plain_trainer_to_rounding(tmp_path: Path) -> None:
+    """The whole data set is one batch, so both trainers read the same samples whatever their order."""
+    shape = {"vocab_size": 64, "n_positions": 16, "n_embd": 32, "n_layer": 1, "n_head": 2, "resid_pdrop": 0.0}
+    trained = []
+    for kind in (Trainer, LockstepTrainer):
+        torch.manual_seed(0)
+        config = GPT2Config(**shape, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=1)
+        model, args = GPT2LMHeadModel(config), _arguments(tmp_path, max_steps=3, optim="sgd")
+        if kind is Trainer:
+            Trainer(model=model, args=args, train_dataset=Text(70)).train()
+        else:
+            with lockstep.start(lanes=3, seed=0) as run:
+                LockstepTrainer(run, model=model, args=args, train_dataset=Text(70)).train()
+        trained.append({name: value.detach().clone() for name, value in model.named_parameters()})
+    plain, ours = trained
+    for name, value in plain.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("auto_find_batch_size", True),
+        ("train_sampling_strategy", "group_by_length"),
+        ("include_num_input_tokens_seen", True),
+        ("save_on_each_node", True),
+    ],
+)
+def test_an_argument_that_cannot_work_is_refused_by_its_name(tmp_path: Path, argument: str, value: Any) -> None:
+    with lockstep.start() as run, pytest.raises(BadArgument, match=argument):
+        LockstepTrainer(run, model=Scores(), args=_arguments(tmp_path, **{argument: value}), train_dataset=Text(8))
+
+
+def test_a_checkpoint_of_another_trainer_is_refused(tmp_path: Path) -> None:
+    plain = _arguments(tmp_path, max_steps=1, save_strategy="steps", save_steps=1)
+    Trainer(model=Scores(), args=plain, train_dataset=Text(8)).train()
+    with lockstep.start() as run, pytest.raises(BadArgument, match="no checkpoint of lockstep"):
+        trainer = LockstepTrainer(run, model=Scores(), args=_arguments(tmp_path), train_dataset=Text(8))
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+def test_hyperparameter_search_is_refused(tmp_path: Path) -> None:
+    with lockstep.start() as run, pytest.raises(Misuse, match="several trainings of one run"):
+        LockstepTrainer(run, model=Scores(), args=_arguments(tmp_path)).hyperparameter_search()
+
+
+def test_the_run_comes_first(tmp_path: Path) -> None:
+    with pytest.raises(BadArgument, match="takes the run"):
+        LockstepTrainer(Scores(), args=_arguments(tmp_path))  # type: ignore[arg-type]
+
+
+def test_the_methods_that_are_replaced_are_there() -> None:
+    moved = [name for name in PRIVATE if not callable(getattr(Trainer, name, None))]
+    assert moved == []

@@ -1,0 +1,57 @@
+"""A script as a user of Hugging Face's Trainer writes it: FOLDER [CHECKPOINT]. Prints what the training came to."""
+
+import sys
+
+import torch
+from torch.utils.data import Dataset
+from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
+
+import lockstep
+from lockstep.integrations.transformers import LockstepTrainer
+
+
+class Text(Dataset[dict[str, torch.Tensor]]):
+    """Sentences of different lengths, padded."""
+
+    def __init__(self, size: int) -> None:
+        chance = torch.Generator().manual_seed(0)
+        self.tokens = torch.randint(1, 64, (size, 16), generator=chance)
+        self.lengths = torch.randint(4, 17, (size,), generator=chance)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        is_text = torch.arange(16) < self.lengths[index]
+        tokens = self.tokens[index].where(is_text, 0)
+        return {"input_ids": tokens, "attention_mask": is_text.long(), "labels": tokens.where(is_text, -100)}
+
+
+def main(folder: str, checkpoint: str | None = None) -> None:
+    run = lockstep.start(lanes=4, seed=0)
+    torch.manual_seed(0)
+    shape = {"vocab_size": 64, "n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=1, eos_token_id=1))
+    args = TrainingArguments(
+        folder,
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=2,
+        num_train_epochs=3,
+        learning_rate=1e-3,
+        warmup_steps=3,
+        max_grad_norm=0.5,
+        logging_steps=4,
+        eval_strategy="epoch",
+        save_steps=3,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    trainer = LockstepTrainer(run, model=model, args=args, train_dataset=Text(70), eval_dataset=Text(20))
+    came_to = trainer.train(resume_from_checkpoint=checkpoint)
+    logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    run.print("CAME TO", trainer.state.global_step, came_to.training_loss, logged, run.digest())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
