@@ -1,11 +1,12 @@
 """A timeline of some steps: what every worker does, and for whom it waits.
 
+    python examples/20_timeline.py traced
     lockstep run -n 2 examples/20_timeline.py traced
     lockstep explain step traced
 
 The argument is the folder of the timeline. Open traced/timeline.json in ui.perfetto.dev, or in chrome://tracing, and
 look at worker 0: "reduce bucket" stands beside "backward", and arrows lead from the worker that was waited for. The
-second command says in ten lines where the time of a step went. `lockstep run --timeline` does the same for all steps
+last command says in ten lines where the time of a step went. `lockstep run --timeline` does the same for all steps
 of any script, in the run's own folder.
 """
 
