@@ -4,8 +4,8 @@
     lockstep run -n 2 examples/20_timeline.py traced
     lockstep explain step traced
 
-The argument is the folder of the timeline. Open traced/timeline.json in ui.perfetto.dev, or in chrome://tracing, and
-look at worker 0: "reduce bucket" stands beside "backward", and arrows lead from the worker that was waited for. The
+The argument is the folder of the timeline. Open traced/timeline.json in ui.perfetto.dev or chrome://tracing. Look at
+worker 0: "reduce bucket" stands beside "backward", and arrows lead from the worker that was waited for. The
 last command says in ten lines where the time of a step went. `lockstep run --timeline` does the same for all steps
 of any script, in the run's own folder.
 """

@@ -56,7 +56,7 @@ class ChunkTensor:
 
     def _filled(self, state: Mapping[str, Any]) -> dict[str, Any]:
         if not self._state:
-            self._state = {key: self.held.get(key, _copy(value)) for key, value in state.items()}
+            self._state = {key: self.held[key] if key in self.held else _copy(state[key]) for key in state}
         else:
             for key, form in self.schema.items():
                 if form is None:

@@ -31,7 +31,7 @@ from lockstep.strategies.sharded.optimizer import ShardedOptimizer, check_known
 from lockstep.wire import Wire
 from lockstep.wire.exchange import exchange_with_peers
 from lockstep.wire.generation import Generation
-from lockstep.wire.shared.once import check_page_table
+from lockstep.wire.shared.once import check_page_table, return_freed_memory
 
 _PROPOSAL = Struct("<B64s")
 _POSITION = Struct(f"<??{TOKEN_BYTES}s")
@@ -212,6 +212,7 @@ class ShardedEngine(ReplicatedEngine):
         assert self._parameters_once is not None
         names: dict[torch.Tensor, str] = {named.parameter: named.name for named in self.replicas.parameters}
         self._sharded[id(optimizer)] = ShardedOptimizer(optimizer, names, self._parameters_once, self._wire)
+        return_freed_memory()  # the tensors that were this worker's own
         return None
 
     @torch.no_grad()

@@ -23,6 +23,7 @@ from lockstep.strategies.sharded.ledger import Ledger, Progress, num_bytes, open
 from lockstep.strategies.sharded.once import Form, OnceTensors, hold_once
 from lockstep.strategies.sharded.plan import Batch, UpdateChunk
 from lockstep.wire import Wire
+from lockstep.wire.shared.once import return_freed_memory
 
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad,
@@ -176,13 +177,16 @@ class ShardedOptimizer:
     def conclude(self) -> None:
         """All workers have made their part: `optimizer.state` is whole, and views show the new values."""
         updated = [number for number, parameter in enumerate(self._owned) if parameter.grad is not None]
-        self._show_state([number for number in updated if self._schemas[number] and not self._has_state(number)])
+        new = [number for number in updated if self._schemas[number] and not self._has_state(number)]
+        self._show_state(new)
         for number, values in self._numbers.items():
             take_numbers(self.optimizer.state[self._owned[number]], values)
         self._parameters.forget(self._written[0])
         self._state.forget(self._written[1])
         self._numbers = {}
         self._number += 1
+        if new:
+            return_freed_memory()  # the state that the optimizer has made itself
 
     def give_up(self) -> None:
         """The groups hold the parameters, whatever has happened."""

@@ -10,6 +10,7 @@
 import ctypes
 import mmap
 import os
+from contextlib import suppress
 from itertools import pairwise
 
 import torch
@@ -52,6 +53,12 @@ class OnceMemory:
         if result != 0:
             reason = os.strerror(ctypes.get_errno())
             raise BadEnvironment(f"pages of shared memory cannot be given up ({reason})")
+
+
+def return_freed_memory() -> None:
+    """What this process has freed goes back to the system: glibc may keep it for itself otherwise."""
+    with suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def check_page_table() -> None:
