@@ -162,6 +162,7 @@ def test_all_are_killed_and_the_next_ones_resume(stage: Stage, tmp_path: Path) -
     for slot in range(2):
         stage.start(slot, checkpoints=True)
     stage.until(lambda: stage.where(1)[0] > 12, "came to step 12")
+    stage.until(lambda: any((stage.folder / "checkpoints").glob("step-*")), "saved a checkpoint")
     for worker in stage.workers:
         worker.kill()
         worker.wait()
@@ -169,7 +170,8 @@ def test_all_are_killed_and_the_next_ones_resume(stage: Stage, tmp_path: Path) -
         stage.forget(slot)
     stage.start(1, checkpoints=True)  # the roster is full of the dead
     stage.start(2, checkpoints=True)
-    stage.until_size(2, 2)
+    for slot in (1, 2):
+        stage.until_size(slot, 2)
     assert stage.where(1)[0] > 5, "it began anew"
     last = stage.stop()
     assert [code for code, _ in stage.ended()] == [-signal.SIGKILL, -signal.SIGKILL, 0, 0]
