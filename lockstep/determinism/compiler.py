@@ -1,7 +1,7 @@
 """What torch.compile decides, and how these decisions are made the same on every worker.
 
 # Note [What a compiler decides]
-# A compiler chooses kernels, and other kernels give other bits. Three of its habits make the choice depend on the
+# A compiler chooses kernels, and other kernels give other bits. Four of its habits make the choice depend on the
 # worker, and are switched off in exact runs:
 # - it compiles a function for the first size it sees, and for all sizes when it sees a second one. Which sizes a worker
 #   sees, and in which order, depends on the lanes that it carries. So every size is compiled for itself, and for more
@@ -9,6 +9,9 @@
 # - it times kernels and keeps the fastest, which changes from process to process. torch's Inductor has a mode in which
 #   it does not.
 # - it remembers between processes which sizes have changed. Nothing is remembered.
+# - it keeps graphs between processes, with the kernel of attention that was chosen when a graph was made, and finds
+#   them again without asking what may be chosen now: a graph of another program, with cuDNN's attention in it, would
+#   come into an exact run. So the choice is part of the key by which exact runs find their graphs.
 # What a script asks for goes over this: `dynamic=True`, or a dimension that is marked dynamic, is compiled once for all
 # sizes, by kernels that suit the first one. That is reported, and `lockstep verify` lists it.
 """
@@ -119,33 +122,56 @@ def settled_compiler() -> Iterator[None]:
         for config, name, value in wanted:
             undo.callback(setattr, config, name, getattr(config, name))
             setattr(config, name, value)
+        undo.enter_context(_compiling(_with_keys_of_its_own))
         yield
+
+
+def _with_keys_of_its_own(compile_graph: Callable[[], Any], *_: Any) -> Any:
+    config: Any = torch.compiler.config
+    kinds = ("flash", "mem_efficient", "math", "cudnn")
+    allowed = [kind for kind in kinds if getattr(torch.backends.cuda, f"{kind}_sdp_enabled")()]
+    with config.patch(cache_key_tag=f"{config.cache_key_tag} lockstep exact, attention by {', '.join(allowed)}"):
+        return compile_graph()
+
+
+@contextmanager
+def _compiling(around: Callable[[Callable[[], Any], Any, Any, Any], Any]) -> Iterator[None]:
+    """Inside, a graph is compiled by `around(compile_graph, graph, inputs, options)`."""
+    wrapper: Any = torch._TorchCompileInductorWrapper  # type: ignore[attr-defined]
+    own = wrapper.__call__
+
+    @wraps(own)
+    def compiled(self: Any, graph: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return around(lambda: own(self, graph, inputs, *args, **kwargs), graph, inputs, self.config)
+
+    wrapper.__call__ = compiled
+    try:
+        yield
+    finally:
+        if wrapper.__call__ is compiled:  # else other code has replaced it since
+            wrapper.__call__ = own
 
 
 @contextmanager
 def watched_compiler(say: Callable[[str], None], tell: Callable[[str], None]) -> Iterator[None]:
     """Inside, `tell` is told of every graph that is compiled, and `say` once of each thing that may cost the bits."""
-    wrapper: Any = torch._TorchCompileInductorWrapper  # type: ignore[attr-defined]
-    own, said, limit = wrapper.__call__, set[str](), LimitWatch(say)
+    said, limit = set[str](), LimitWatch(say)
 
-    @wraps(own)
-    def compiled(self: Any, graph: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        facts = look_at(graph, inputs, self.config)
+    def look(compile_graph: Callable[[], Any], graph: Any, inputs: Any, options: Any) -> Any:
+        facts = look_at(graph, inputs, options)
         tell(facts.words())
         for objection in facts.objections():
             if objection not in said:
                 said.add(objection)
                 say(objection)
-        return own(self, graph, inputs, *args, **kwargs)
+        return compile_graph()
 
-    wrapper.__call__ = compiled
     logging.getLogger(LIMIT_LOGGER).addFilter(limit)
     try:
-        yield
+        with _compiling(look):
+            yield
     finally:
         logging.getLogger(LIMIT_LOGGER).removeFilter(limit)
-        if wrapper.__call__ is compiled:  # else other code has replaced it since
-            wrapper.__call__ = own
 
 
 class LimitWatch(logging.Filter):

@@ -8,6 +8,7 @@ import torch
 import torch._dynamo.config as dynamo
 import torch._inductor.config as inductor
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from workers import apart
 
 from lockstep.determinism import compiler
@@ -93,6 +94,30 @@ def test_what_is_compiled_is_told_and_what_may_cost_the_bits_is_said_once() -> N
     wrapper.__call__ = own
     assert len(told) == 2
     assert len(said) == 1
+
+
+def key_of_kept_graphs(*allowed: SDPBackend) -> str:
+    """What exact runs add to the key by which torch finds a graph that it has kept, where these may be chosen."""
+    keys: list[str] = []
+
+    def compiled(self: Any, graph: Any, inputs: Any, **_: Any) -> Any:
+        keys.append(torch.compiler.config.cache_key_tag)
+        return graph.forward
+
+    wrapper = torch._TorchCompileInductorWrapper
+    own, wrapper.__call__ = wrapper.__call__, compiled
+    torch._dynamo.reset()
+    with sdpa_kernel(list(allowed)), settled_compiler():
+        torch.compile(lambda x: x * 2)(torch.ones(2, 4, 8))
+    wrapper.__call__ = own
+    return keys[0]
+
+
+@apart
+def test_graphs_that_torch_keeps_are_found_again_only_by_exact_runs_with_the_same_choice_of_attention() -> None:
+    assert key_of_kept_graphs(SDPBackend.MATH) != torch.compiler.config.cache_key_tag
+    assert key_of_kept_graphs(SDPBackend.MATH) == key_of_kept_graphs(SDPBackend.MATH)
+    assert key_of_kept_graphs(SDPBackend.MATH) != key_of_kept_graphs(SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION)
 
 
 def test_the_compiler_is_left_as_it_was() -> None:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from lanes_on_gpu import CONTEXT, WIDTH, WORDS, Block, as_a_host_of_its_own
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 import lockstep
@@ -67,7 +68,18 @@ def compiled(model: Gpt, way: str) -> Callable[[Tensor], Tensor]:
     return model
 
 
+def compile_with_cudnn() -> None:
+    """Trains the model's lane once as another program would: torch keeps its graphs, with cuDNN's attention in them."""
+    torch.manual_seed(0)
+    net, batch = torch.compile(Gpt(breaks=False, checkpoints=False).cuda()), torch.zeros(4, CONTEXT, dtype=torch.long)
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION), torch.autocast("cuda", torch.bfloat16):
+        F.cross_entropy(net(batch.cuda()).flatten(0, -2), batch.cuda().flatten()).backward()
+    torch._dynamo.reset()
+
+
 def main(args: argparse.Namespace) -> None:
+    if args.after_cudnn:
+        compile_with_cudnn()
     if args.wire == "nccl":
         as_a_host_of_its_own()
     run = lockstep.start(lanes=8, wire=args.wire)
@@ -120,4 +132,5 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--wire")
     parser.add_argument("--capture", action="store_true")
+    parser.add_argument("--after-cudnn", action="store_true")
     main(parser.parse_args())

@@ -79,6 +79,15 @@ def test_dynamic_shapes_are_named(outcome: Outcome, dynamic: Wanted) -> None:
     assert "a compiled function has dynamic shapes" in outcome(dynamic)["said"]
 
 
+@pytest.mark.parametrize(("one", "after"), [(ONE["before",], run(1, "before", "--after-cudnn"))], ids=str)
+def test_a_graph_that_another_program_compiled_with_cudnns_attention_is_not_taken(
+    outcome: Outcome, one: Wanted, after: Wanted
+) -> None:
+    got = outcome(after)
+    assert (got["digest"], got["losses"]) == (outcome(one)["digest"], outcome(one)["losses"])
+    assert "not deterministic" not in got["said"]
+
+
 @pytest.mark.parametrize("verified", [run("verify", "before")], ids=str)
 def test_verify_finds_one_digest_of_a_compiled_model_and_lists_what_the_compiler_bakes_in(
     outcome: Outcome, verified: Wanted
