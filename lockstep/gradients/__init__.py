@@ -1,6 +1,6 @@
 """From autograd to this worker's buckets.
 
-- `layout`, `bucket`, `bucket_set`   which parameter sits where in which bucket; folding the lanes' gradients there
+- `layout`, `bucket`, `bucket_set`, `fold`   which parameter sits where in which bucket; how lanes get there
 - `hooks`                     when a bucket is full, and whether a gradient is still what arrived
 - `rules`, `autograd_graph`   what a lane may not do, and how it shows
 - `plan`, `step`, `record`    a step as a value, a step in flight, what a worker reports of it to all others

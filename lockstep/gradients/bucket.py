@@ -1,6 +1,6 @@
 """A bucket at work: a stack of flat buffers on which a worker folds its lanes' gradients."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,9 +8,6 @@ import torch
 from lockstep.errors import BadArgument
 from lockstep.gradients.layout import BucketLayout
 from lockstep.wire import Reducer
-
-SMALL, PIECE = 4 * 1024, 512 * 1024
-"""In elements: gradients up to the first are weighted together, larger ones by themselves, in pieces."""
 
 
 @dataclass(frozen=True)
@@ -24,28 +21,8 @@ class FlatBuffer:
 class Bucket:
     """The gradients of some parameters, from the lanes' `p.grad` to the sum over all workers.
 
-    Life of a step: `reset`, then for each lane `fold_lane`, then the wire reads `roots` and writes the sum to `total`.
-
-    # Note [One place for the weight]
-    # A lane's gradient is multiplied by its weight when it enters the stack, rounded, and only then added. Scaling
-    # the loss instead, or a fused multiply-add, would round differently, and the bits would depend on
-    # which lanes a worker happens to carry.
-
-    # Note [The dtype of the sum]
-    # Gradients are weighted, folded and added in the dtype of their parameter, or in the run's
-    # `reduce_dtype`. Then a lane's gradient is converted first, and from there on all is as in Note [One place
-    # for the weight]. Only the finished sum is converted back. A lane that is alone is converted too: its bits must
-    # not depend on whether there are other workers.
-
-    # Note [Gradients are only read]
-    # What stands in `p.grad` may be the user's: one tensor for two parameters, a view, an expanded number, or a tensor
-    # that the user's code reads again. So a gradient is never written to. It is weighted straight into the bucket, or
-    # into memory that is used again at once, in pieces that fit into a cache. Where nothing is folded (Note [Nothing to
-    # add] in plan.py) a gradient that never arrived from a backward pass is copied: it would go on being the user's.
-
-    # Note [Absent is plus zero]
-    # A parameter that a lane did not reach enters the sum as 0, which makes a -0 of another lane +0. A worker that
-    # carries both lanes adds nothing for the absent one, so it makes the -0 a +0 there.
+    Life of a step: `reset`, then for each lane `fold_lane` (in fold.py), then the wire reads `roots` and writes the
+    sum to `total`.
     """
 
     def __init__(self, layout: BucketLayout, parameters: Sequence[torch.nn.Parameter], reducer: Reducer) -> None:
@@ -126,9 +103,8 @@ class Bucket:
         pairs = zip(self.layout.slots, self.parameters, strict=True)
         return {slot.index: parameter.grad for slot, parameter in pairs if parameter.grad is not None}
 
-    @torch.no_grad()
-    def fold_lane(self, weight: float, merges: int) -> None:
-        """Takes the lane's gradients out of `p.grad`, weighted, onto the stack; then merges the topmost entries."""
+    def take_lane(self) -> list[torch.Tensor | None]:
+        """The lane's gradients, which stand in `p.grad` no longer; None for a parameter that it did not reach."""
         gradients = [parameter.grad for parameter in self.parameters]
         self._refuse_sparse(gradients)
         self.reached = [gradient is not None for gradient in gradients]
@@ -136,12 +112,22 @@ class Bucket:
             if reached:
                 self.used[place] = True
                 self.parameters[place].grad = None
-        if self.layout.converts or merges == 0:
-            self._push(gradients, weight)
-            self._merge(merges)
-        else:
-            self._add_to_top(gradients, weight)
-            self._merge(merges - 1)
+        return gradients
+
+    def push(self) -> FlatBuffer:
+        """A buffer of any content, now the topmost entry of the stack."""
+        self._height += 1
+        return self._buffer(self._height - 1)
+
+    def pop(self) -> FlatBuffer:
+        """The topmost entry, which no longer is one."""
+        self._height -= 1
+        return self._stack[self._height]
+
+    @property
+    def top(self) -> FlatBuffer:
+        """The topmost entry of the stack."""
+        return self._stack[self._height - 1]
 
     def roots(self) -> list[torch.Tensor]:
         """What this worker hands to the wire: the entries left on the stack."""
@@ -169,47 +155,9 @@ class Bucket:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """The sum stands in `result`. See Note [The dtype of the sum]."""
+        """The sum stands in `result`. See Note [The dtype of the sum] in fold.py."""
         if self.layout.converts:
             self.result.whole.copy_(self.total)
-
-    def _push(self, gradients: Sequence[torch.Tensor | None], weight: float) -> None:
-        flat = self._buffer(self._height)
-        self._height += 1
-        if self.layout.converts or self.layout.device.type != "cpu" or weight == 1.0:
-            _copy(flat, gradients)
-            if weight != 1.0:
-                flat.whole.mul_(weight)
-        else:  # one pass over memory, one operation for each parameter
-            for view, gradient in zip(flat.views, gradients, strict=True):
-                if gradient is None:
-                    view.zero_()
-                else:
-                    torch.mul(gradient, weight, out=view)
-
-    def _merge(self, times: int) -> None:
-        for _ in range(times):
-            self._height -= 1
-            self._stack[self._height - 1].whole.add_(self._stack[self._height].whole)
-
-    def _add_to_top(self, gradients: Sequence[torch.Tensor | None], weight: float) -> None:
-        views = self._stack[self._height - 1].views
-        self._lose_minus_zero(views, gradients)
-        pairs = [(view, g) for view, g in zip(views, gradients, strict=True) if g is not None]
-        if not pairs:
-            return
-        if weight != 1.0 and self.layout.device.type == "cpu":
-            _add_weighted(pairs, weight)
-        else:
-            into, present = map(list, zip(*pairs, strict=True))
-            torch._foreach_add_(into, present if weight == 1.0 else torch._foreach_mul(present, weight))
-
-    def _lose_minus_zero(self, views: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
-        """See Note [Absent is plus zero]. What no lane of this worker has reached is +0 already."""
-        trio = zip(views, gradients, self.used, strict=True)
-        absent = [view for view, gradient, used in trio if gradient is None and used]
-        if absent:
-            torch._foreach_add_(absent, 0.0)
 
     def _buffer(self, depth: int) -> FlatBuffer:
         while len(self._stack) <= depth:
@@ -225,38 +173,3 @@ class Bucket:
                     f"parameter {slot.spec.name} has a sparse gradient, which cannot be added in a fixed order. "
                     "Make its module without sparse=True."
                 )
-
-
-def _add_weighted(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], weight: float) -> None:
-    """Adds each gradient, weighted as `torch.mul` rounds, to its view. See Note [Gradients are only read].
-
-    On the CPU `_foreach_mul` would first round the weight itself to half precision.
-    """
-    into, weighted = [], []
-    for view, gradient in pairs:
-        if gradient.numel() <= SMALL:
-            into.append(view)
-            weighted.append(gradient.mul(weight))
-        else:
-            for part, values in _pieces(view, gradient):
-                part.add_(values.mul(weight))
-    if into:
-        torch._foreach_add_(into, weighted)
-
-
-def _pieces(view: torch.Tensor, gradient: torch.Tensor) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
-    """Both cut alike into pieces of PIECE elements, if they stand alike in memory; else as they are."""
-    if gradient.numel() <= PIECE or gradient.stride() != view.stride():
-        return [(view, gradient)]
-    flat = (gradient.numel(),), (1,)  # a parameter's place in a bucket has no gaps
-    return zip(view.as_strided(*flat).split(PIECE), gradient.as_strided(*flat).split(PIECE), strict=True)
-
-
-def _copy(flat: FlatBuffer, gradients: Sequence[torch.Tensor | None]) -> None:
-    """All at once; what is absent is zero."""
-    pairs = [(view, g) for view, g in zip(flat.views, gradients, strict=True) if g is not None]
-    if len(pairs) < len(gradients):
-        flat.whole.zero_()
-    if pairs:
-        into, present = map(list, zip(*pairs, strict=True))
-        torch._foreach_copy_(into, present)

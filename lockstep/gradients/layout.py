@@ -43,7 +43,7 @@ class Spec:
         model: int = 0,
         reduce_dtype: torch.dtype | None = None,
     ) -> "Spec":
-        """See Note [The dtype of the sum] in bucket.py for `reduce_dtype`."""
+        """See Note [The dtype of the sum] in fold.py for `reduce_dtype`."""
         return cls(
             name,
             tuple(parameter.shape),

@@ -4,7 +4,7 @@
 # A step with one lane on one worker has nothing to fold and nobody to talk to: what autograd leaves in `p.grad` and
 # what the forward pass leaves in the buffers is the result, bit for bit what folding one lane would give. Such
 # a step uses no buckets, and costs what a plain loop costs. Where buckets change what goes through them
-# (Note [The dtype of the sum] in bucket.py), folding one lane gives something else: such a step goes through them too.
+# (Note [The dtype of the sum] in fold.py), folding one lane gives something else: such a step goes through them too.
 """
 
 from collections.abc import Sequence

@@ -11,7 +11,7 @@
 # Pinned memory and events cannot be made while work is recorded. So there are some of each from the start.
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -23,7 +23,7 @@ from lockstep.gradients.bucket_set import BucketSet
 from lockstep.gradients.record import DeviceLoss
 from lockstep.gradients.step import StepInFlight
 
-FoldBucket = Callable[[StepInFlight, Bucket], None]
+FoldBuckets = Callable[[StepInFlight, Sequence[Bucket]], None]
 LaunchBucket = Callable[[StepInFlight, int, torch.cuda.Event | None], None]
 
 MOST_LOSSES = 8
@@ -71,11 +71,11 @@ class Recording:
 class LaneRecorder:
     """Records the lane under way, or takes a replayed one into the step. See Note [A lane that is replayed].
 
-    `fold` takes a bucket's gradients of the lane, `launch` hands a bucket to the wire behind an event.
+    `fold` takes some buckets' gradients of the lane, `launch` hands a bucket to the wire behind an event.
     """
 
     def __init__(
-        self, buckets: BucketSet, in_flight: Callable[[], StepInFlight], fold: FoldBucket, launch: LaunchBucket
+        self, buckets: BucketSet, in_flight: Callable[[], StepInFlight], fold: FoldBuckets, launch: LaunchBucket
     ) -> None:
         self._buckets, self._in_flight, self._fold, self._launch = buckets, in_flight, fold, launch
         self.recording: Recording | None = None
@@ -136,8 +136,7 @@ class LaneRecorder:
 
     def _finish(self, recording: Recording, step: StepInFlight) -> None:
         self._buckets.watch.lane_ends()
-        for bucket in step.buckets[step.folded :]:
-            self._fold(step, bucket)
+        self._fold(step, step.buckets[step.folded :])
         replaced = step.buffers.replaced()
         if replaced:
             raise RuntimeError(f"it puts a new tensor in the place of buffer {replaced[0]}: write into it instead")

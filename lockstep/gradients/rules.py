@@ -51,7 +51,7 @@ class LaneRules:
         self._spans.end_loop()
 
     def begin_step(self, plan: StepPlan) -> None:
-        self._versions = [] if plan.adds_nothing else [_version(one.parameter) for one in self._named]
+        self._versions = [] if plan.adds_nothing else self._parameter_versions()
 
     def begin_lane(self, buckets: BucketSet) -> None:
         buckets.watch.lane_begins(self._closely)
@@ -100,14 +100,20 @@ class LaneRules:
 
     def _changed_parameter(self) -> str | None:
         """A lane that writes to a parameter changes it for the lanes after it on this worker, and for no other."""
-        for one, version in zip(self._named, self._versions, strict=False):  # one lane alone has no versions
-            if _version(one.parameter) != version:
-                return one.name
+        if self._versions:  # one lane alone has none
+            versions = self._parameter_versions()
+            if versions != self._versions:
+                pairs = zip(self._named, versions, self._versions, strict=True)
+                return next(one.name for one, now, before in pairs if now != before)
         if self._prints is None:
             return None
         values = self._values()
         same = (fingerprints(values) == self._prints).tolist()
         return next((name for name, is_same in zip(sorted(values), same, strict=True) if not is_same), None)
+
+    def _parameter_versions(self) -> list[tuple[int, int]]:
+        """One is another after a write to its parameter, unless that went through `.data`."""
+        return [(one.parameter._version, one.parameter.data_ptr()) for one in self._named]
 
     def _values(self) -> dict[str, torch.Tensor]:
         """The parameters that have a fingerprint."""
@@ -145,8 +151,3 @@ def _refuse_changed_gradients(step: StepInFlight, buckets: BucketSet) -> None:
                 "no gradients left by then, so lanes would be treated differently. Clip after the loop over run.lanes; "
                 "for gradients of a single lane put its backward passes in `with run.no_sync():`."
             )
-
-
-def _version(parameter: torch.nn.Parameter) -> tuple[int, int]:
-    """Another one after a write to the parameter, unless it went through `.data`."""
-    return parameter._version, parameter.data_ptr()

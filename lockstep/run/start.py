@@ -64,7 +64,7 @@ from lockstep.settings.environment import (
     with_variable,
 )
 from lockstep.settings.environments.stop_signals import stop_signals
-from lockstep.settings.options import BETWEEN_GPUS, Options, Settings, resolve, wire_on
+from lockstep.settings.options import BETWEEN_GPUS, Options, Settings, lanes_note, resolve, wire_on
 from lockstep.state.progress import DataProgress
 from lockstep.verify.trace import READ as TRACED
 from lockstep.verify.trace import Dump, Trace
@@ -170,7 +170,11 @@ def _found(
     place = entrance.place
     world = replace(place.world, generation=1)
     settings = _with_device(resolve(options, overrides, world), options, overrides, world.local_rank, world.local_size)
-    settings = replace(settings, wire=wire_on(settings.device, options.wire, options.algorithm, settings.wire, world))
+    settings = replace(
+        settings,
+        wire=wire_on(settings.device, options.wire, options.algorithm, settings.wire, world),
+        notes=(*settings.notes, *lanes_note(settings.device, settings.assignment)),
+    )
     context = _context(settings, strategy, overrides, status, place, undo)
     opener, can_recover = _opener(settings, world.on_one_host), _can_recover(settings, place)
     if entrance.roster is not None:

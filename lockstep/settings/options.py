@@ -35,6 +35,9 @@ WATCHED_TIMEOUT_S = 24 * 3600.0
 """Where `lockstep run` watches the workers."""
 MOST_TIMEOUT_S = 366 * 24 * 3600.0
 
+MANY_LANES = 4
+"""From so many lanes of one worker on, a GPU is likely to wait for the host."""
+
 AGREED = (
     "seed", "threads", "exact", "bucket_bytes", "wire", "algorithm",
     "not_finite", "drift_every", "noise_every", "strategy", "rebalance",
@@ -256,6 +259,17 @@ def _idle_note(assignment: Assignment) -> list[str]:
     who = f"{idle} of {assignment.num_workers} workers {'idles' if idle == 1 else 'idle'}"
     lanes = f"{assignment.num_lanes} lane{'' if assignment.num_lanes == 1 else 's'}"
     return [f"{who}: with {lanes}, a worker without one computes nothing until another is lost"]
+
+
+def lanes_note(device: torch.device, assignment: Assignment) -> list[str]:
+    """Where a worker computes many lanes one after the other on a GPU."""
+    most = max(map(len, assignment.lanes_of), default=0)
+    if device.type != "cuda" or most < MANY_LANES:
+        return []
+    return [
+        f"a worker computes {most} lanes one after the other: if they are small, its GPU waits for Python. "
+        "run.captured computes a lane without it, and fewer lanes are larger ones"
+    ]
 
 
 def _first(*values):  # type: ignore[no-untyped-def]

@@ -32,6 +32,7 @@ from lockstep.gradients.bucket_set import BucketSet
 from lockstep.gradients.buffers import LaneBuffers
 from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.finite import BadLosses, NotFiniteVerdict
+from lockstep.gradients.fold import fold_lane
 from lockstep.gradients.health import Remarks, StepHealth
 from lockstep.gradients.hooks import CheckpointWatch
 from lockstep.gradients.plan import StepPlan
@@ -194,8 +195,7 @@ class ReplicatedEngine(StepEngine):
                 if self._options.health.looks:
                     step.health.look(step.lane, bucket.gradients())
         else:
-            for bucket in step.buckets[step.folded :]:
-                self._fold(step, bucket)
+            self._fold(step, step.buckets[step.folded :])
             step.folded = 0
             self.buffers.end_lane(last=step.on_last_lane)
         step.in_lane = False
@@ -334,7 +334,7 @@ class ReplicatedEngine(StepEngine):
             return
         step.full.add(number)
         while step.folded in step.full and step.buckets[step.folded].filled():
-            self._fold(step, step.buckets[step.folded])
+            self._fold(step, [step.buckets[step.folded]])
             if self.recorder.recording is None:
                 self._launch(step, step.folded - 1)
             else:
@@ -344,17 +344,18 @@ class ReplicatedEngine(StepEngine):
         if self._events.has_readers(LaneGradients):
             self._events.emit(LaneGradients, step.lane, bucket.gradients(), step=step.plan.step)
 
-    def _fold(self, step: StepInFlight, bucket: Bucket) -> None:
-        self._show_gradients(step, bucket)
-        if self._options.health.looks:
-            step.health.look(step.lane, bucket.entering_gradients())
-        if step.squares is not None:
-            step.squares.look(step.lane, bucket.numbered_gradients())
-        bucket.fold_lane(step.weight, step.fold.merges[step.position])
-        step.folded += 1
+    def _fold(self, step: StepInFlight, buckets: Sequence[Bucket]) -> None:
+        for bucket in buckets:
+            self._show_gradients(step, bucket)
+            if self._options.health.looks:
+                step.health.look(step.lane, bucket.entering_gradients())
+            if step.squares is not None:
+                step.squares.look(step.lane, bucket.numbered_gradients())
+        fold_lane(buckets, step.weight, step.fold.merges[step.position])
+        step.folded += len(buckets)
 
     def _copy_own_gradients(self) -> None:
-        """Where nothing is folded. See Note [Gradients are only read] in bucket.py."""
+        """Where nothing is folded. See Note [Gradients are only read] in fold.py."""
         for number, bucket in enumerate(self._buckets.buckets):
             if self._buckets.watch.has_own(number):
                 bucket.copy_gradients()
@@ -443,7 +444,7 @@ class ReplicatedEngine(StepEngine):
         """Puts the sum, and what was set aside before the step, into `p.grad`."""
         if step.plan.adds_nothing:
             for index, before in step.kept.items():
-                grad = self._parameters[index].grad  # only read: see Note [Gradients are only read] in bucket.py
+                grad = self._parameters[index].grad  # only read: see Note [Gradients are only read] in fold.py
                 self._parameters[index].grad = before if grad is None else before.add_(grad)
         for bucket in step.buckets:
             bucket.finish()

@@ -8,7 +8,7 @@ import torch
 from lockstep.errors import BadArgument
 from lockstep.lanes import Assignment
 from lockstep.settings.environment import Overrides
-from lockstep.settings.options import Options, resolve, wire_on
+from lockstep.settings.options import Options, lanes_note, resolve, wire_on
 from lockstep.world import World
 
 TWO = World(0, 2, 0, 2)
@@ -114,6 +114,13 @@ def test_a_wire_that_a_device_cannot_have_is_refused(
 ) -> None:
     with pytest.raises(BadArgument, match=re.escape(told)):
         wire_on(device, asked, algorithm, asked or "shared", world)
+
+
+def test_many_lanes_on_one_gpu_are_noted() -> None:
+    gpu, four, three = torch.device("cuda"), Assignment(((0, 1, 2, 3), (4, 5))), Assignment(((0, 1, 2), (3, 4, 5)))
+    (note,) = lanes_note(gpu, four)
+    assert note.startswith("a worker computes 4 lanes one after the other:")
+    assert lanes_note(gpu, three) == lanes_note(torch.device("cpu"), four) == []
 
 
 def test_workers_that_carry_no_lane_are_noted() -> None:
