@@ -17,7 +17,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import Any
 
@@ -97,11 +97,29 @@ def summed_by(root: Node, num_samples: int) -> str | None:
     return None
 
 
-@contextmanager
-def looking(look: Callable[[Sequence[Node]], None]) -> Iterator[None]:
+def looking(look: Callable[[Sequence[Node]], None]) -> AbstractContextManager[None]:
     """Inside, `look` is given the roots of every backward pass of this thread, before the pass begins.
 
     Not of those that stand inside of another one.
+    """
+
+    @contextmanager
+    def looked_at(tensors: Any) -> Iterator[None]:
+        try:
+            look(_roots(tensors))
+            yield
+        except RuntimeError as error:
+            advise(error)
+            raise
+
+    return around_backward(looked_at)
+
+
+@contextmanager
+def around_backward(around: Callable[[Any], AbstractContextManager[None]]) -> Iterator[None]:
+    """Inside, every backward pass of this thread runs inside of `around`, which is given the tensors it begins with.
+
+    Not those that stand inside of another one.
     """
     own, thread = torch.autograd.backward, threading.get_ident()
     under_way = False
@@ -114,11 +132,8 @@ def looking(look: Callable[[Sequence[Node]], None]) -> Iterator[None]:
             return own(*args, **kwargs)
         under_way = True
         try:
-            look(_roots(args[0] if args else kwargs.get("tensors", ())))
-            return own(*args, **kwargs)
-        except RuntimeError as error:
-            advise(error)
-            raise
+            with around(args[0] if args else kwargs.get("tensors", ())):
+                return own(*args, **kwargs)
         finally:
             under_way = False
 

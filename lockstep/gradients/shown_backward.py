@@ -1,14 +1,10 @@
 """Shows the backward passes of a script as events, where somebody reads them."""
 
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import wraps
-from typing import Any
-
-import torch
 
 from lockstep.events import BackwardBegan, BackwardEnded, Events
+from lockstep.gradients.autograd_graph import around_backward
 
 _NOTHING = nullcontext()
 
@@ -18,30 +14,13 @@ def shown_backward(events: Events) -> AbstractContextManager[None]:
 
     Not those that stand inside of another one. Where nobody reads these events, nothing is changed.
     """
-    return _shown(events) if events.has_readers(BackwardBegan) else _NOTHING
 
-
-@contextmanager
-def _shown(events: Events) -> Iterator[None]:
-    own, thread = torch.autograd.backward, threading.get_ident()
-    under_way = False
-
-    @wraps(own)
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def backward(*args: Any, **kwargs: Any) -> None:
-        nonlocal under_way
-        if under_way or threading.get_ident() != thread:
-            return own(*args, **kwargs)
-        under_way = True
+    @contextmanager
+    def shown(_: object) -> Iterator[None]:
         events.emit(BackwardBegan)
         try:
-            return own(*args, **kwargs)
+            yield
         finally:
-            under_way = False
             events.emit(BackwardEnded)
 
-    torch.autograd.backward = backward
-    try:
-        yield
-    finally:
-        torch.autograd.backward = own
+    return around_backward(shown) if events.has_readers(BackwardBegan) else _NOTHING

@@ -83,7 +83,7 @@ def _connect(address: str) -> None:
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise BadEnvironment(
-            f"the Ray cluster at {address} cannot be joined: {_first_line(error)}. If it asks for Ray's token, set "
+            f"the Ray cluster at {address} cannot be joined: {first_line(error)}. If it asks for Ray's token, set "
             "RAY_AUTH_MODE=token here too"
         ) from error
 
@@ -146,7 +146,7 @@ def why_lost(error: BaseException) -> str:
     text = str(error)
     with suppress(StopIteration):
         return next(words for sign, words in _SIGNS.items() if sign in text)
-    return _first_line(error)
+    return first_line(error)
 
 
 _SIGNS = {
@@ -158,5 +158,6 @@ _SIGNS = {
 }
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What Ray says of an error, without its traceback."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

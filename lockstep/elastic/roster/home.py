@@ -3,8 +3,8 @@
 from typing import Protocol
 
 from lockstep.errors import BadEnvironment
+from lockstep.settings.environments.roster import ROSTER
 
-ROSTER = "LOCKSTEP_ROSTER"
 KINDS = "a folder's path, tcp://host:port, dns://name:port or ray://name"
 
 

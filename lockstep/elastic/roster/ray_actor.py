@@ -15,8 +15,8 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from lockstep.errors import BadEnvironment
 from lockstep.launch.folder import check_name
+from lockstep.launch.ray_cluster import NAMESPACE, first_line
 
-NAMESPACE = "lockstep"
 ANSWER_S = 10.0
 START_S = 120.0
 """How long an actor that was just made may take to answer: Ray starts a process for it."""
@@ -66,7 +66,7 @@ class RayHome:
             ray.get(self._actor.entries.remote(), timeout=START_S)
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             raise BadEnvironment(
-                f"the roster ray://{name} cannot be reached: {_first_line(error)}. This host must belong to a Ray "
+                f"the roster ray://{name} cannot be reached: {first_line(error)}. This host must belong to a Ray "
                 "cluster (`ray start`), and the cluster must answer"
             ) from error
 
@@ -95,8 +95,4 @@ class RayHome:
             return ray.get(answer, timeout=ANSWER_S)
         except (RayError, GetTimeoutError) as error:
             why = "does not answer" if isinstance(error, GetTimeoutError) else "is gone"
-            raise ConnectionError(f"the roster {self} {why}: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            raise ConnectionError(f"the roster {self} {why}: {first_line(error)}") from error

@@ -8,6 +8,7 @@ from torch.distributed import DistError  # type: ignore[attr-defined]
 from lockstep.elastic.store import LocalStore, NotOfThisRun, RemoteStore, Secret, StoreServer
 from lockstep.elastic.store.values import KeyValues
 from lockstep.errors import BadEnvironment
+from lockstep.settings.environments.roster import ROSTER
 
 PREFIX = "roster/"
 ANSWER_S = 5.0
@@ -24,7 +25,7 @@ class StoreHome:
         self._address, self._secret = address, Secret(secret)
         self._lock = threading.Lock()
         if not address.rpartition(":")[2].isdigit():
-            raise BadEnvironment(f"LOCKSTEP_ROSTER=tcp://{address} cannot be used: it looks like tcp://host:port")
+            raise BadEnvironment(f"{ROSTER}=tcp://{address} cannot be used: it looks like tcp://host:port")
         try:
             self._store = self._connected()
         except NotOfThisRun as error:

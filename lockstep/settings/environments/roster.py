@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 
 from lockstep.errors import BadEnvironment
+from lockstep.settings.environments.lockstep_run import SLOT
 from lockstep.settings.environments.place import LOOPBACK, LaunchPlace
 from lockstep.settings.environments.variables import optional
 from lockstep.world import World
 
 ROSTER = "LOCKSTEP_ROSTER"
-SLOT = "LOCKSTEP_SLOT"
 
 
 def place(environ: Mapping[str, str]) -> LaunchPlace | None:
