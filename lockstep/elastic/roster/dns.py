@@ -39,8 +39,5 @@ class NamesHome:
             "keep the roster in a folder"
         )
 
-    def remove(self, key: str) -> None:
-        """Nothing stands there."""
-
     def close(self) -> None:
         """It holds nothing."""

@@ -34,9 +34,6 @@ class RosterActor:
     def put(self, key: str, text: str) -> None:
         self._entries[key] = text
 
-    def remove(self, key: str) -> None:
-        self._entries.pop(key, None)
-
     def put_first(self, key: str, text: str) -> str:
         return self._entries.setdefault(key, text)
 
@@ -78,9 +75,6 @@ class RayHome:
 
     def put(self, key: str, text: str) -> None:
         self._ask(self._actor.put.remote(key, text))
-
-    def remove(self, key: str) -> None:
-        self._ask(self._actor.remove.remote(key))
 
     def put_first(self, key: str, text: str) -> str:
         return str(self._ask(self._actor.put_first.remote(key, text)))
