@@ -1,6 +1,6 @@
 """The state that newcomers are given, and where in the script they stand when they take part.
 
-See Note [Newcomers] in guard.py.
+See Note [Newcomers] in formation.py.
 """
 
 from pathlib import Path

@@ -62,7 +62,7 @@ class Autosave:
         self._taken_up = True
         if self._saving is None and self._overrides.checkpoint_folder is not None:
             self._save_as_asked()
-        self._guard.admit()
+        self._guard.formation.admit()
 
     def look(self) -> None:
         """The script asks where the run is: it has come to where training begins, unless it is at its beginning."""
@@ -135,7 +135,7 @@ class Autosave:
                 self._save_before_the_end,
                 asked_for=self._overrides.saves or plan.every is not SELDOM,
             )
-        self._guard.deal()
+        self._guard.formation.deal()
         self._events.subscribe(self._saving.on_event, StepCommitted)
 
     def _saved(self, path: Path, took_s: float) -> None:

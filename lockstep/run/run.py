@@ -17,7 +17,8 @@ from lockstep.capture.captures import Captures
 from lockstep.chance import Generators
 from lockstep.data import GlobalBatch, ShardedLoader
 from lockstep.data.device import DeviceMover
-from lockstep.elastic.guard import Elasticity, Guard
+from lockstep.elastic.formation import Elasticity, Formation
+from lockstep.elastic.guard import Guard
 from lockstep.elastic.shown_waits import shown
 from lockstep.errors import BadArgument, Disagreement, LockstepError, Misuse, WorkerLost, advise, naming_lost_worker
 from lockstep.events import BatchLoaded, Closed, Events, UpdateBegan, UpdateEnded, Wait
@@ -102,21 +103,22 @@ class Run:
         self._state = RunState(
             self._models, self._progress, steps, self._noise, carried, self._places, self._engine, settings.device
         )
-        self.guard = Guard(
-            self._state, self._places, self._engine, generation, elasticity, events, context.status, self._end_by,
+        self._formation = Formation(
+            self._state, self._places, self._engine, generation, elasticity, events, context.status,
             settings.by_hand, settings.rebalance and settings.device.type == "cpu",
         )  # fmt: skip
+        self.guard = Guard(self._formation, self._state, self._places, self._engine, events, self._end_by)
         self._loop = StepLoop(
             self._state, self._places, carried, self._noise, self._engine, self.guard, self._moving, events
         )
         self._autosave = Autosave(self._state, self.guard, settings, self._overrides, events, context.status)
         self._captures = Captures(settings, self._models, events, self._engine, self._loop.misplaced, self._own_hooks)
-        self._metrics = MetricsLog(context.overrides.run_dir, self.guard, events)
+        self._metrics = MetricsLog(context.overrides.run_dir, self._formation, events)
         self._timeline = RunTimeline(
             events,
             self._overrides.run_dir,
             settings.device.type,
-            lambda: self.guard.generation.world.generation if self.guard.is_member else 0,
+            lambda: self._formation.generation.world.generation if self._formation.is_member else 0,
             launcher_merges=self._overrides.status_fd is not None,
         )
         self._watch = RegistrationWatch()
@@ -150,18 +152,18 @@ class Run:
         """
         if not self._sites:
             self._status.add_trait(Trait.READS_RANK)
-            self.guard.first.is_needed = True
-        return self.guard.rank
+            self._formation.first.is_needed = True
+        return self._formation.rank
 
     @property
     def is_first(self) -> bool:
         """Whether this worker is the present first one: it prints and saves for all."""
-        return self.guard.is_first
+        return self._formation.is_first
 
     @property
     def size(self) -> int:
         """How many workers there are now."""
-        return self.guard.generation.world.size
+        return self._formation.generation.world.size
 
     @property
     def device(self) -> torch.device:
@@ -224,7 +226,7 @@ class Run:
             if label not in self._optimizer_hooks:
                 before = optimizer.register_step_pre_hook(self._before_update)
                 self._optimizer_hooks[label] = before, optimizer.register_step_post_hook(self._after_update)
-        self._engine.hold(self._replicas(), self.guard.generation)
+        self._engine.hold(self._replicas(), self._formation.generation)
         self._watch.noticed = True
         return module
 
@@ -288,7 +290,7 @@ class Run:
         nothing is reduced. `train=True` makes it a training step although the model is in eval mode.
         """
         self._loop.refuse_unless_outside("run.lanes")
-        whole = as_global_batch(batch, self.guard.generation, self._engine.min_samples)
+        whole = as_global_batch(batch, self._formation.generation, self._engine.min_samples)
         frame = calling_frame()
         if train or (train is None and self._trains()):
             return self._training_lanes(whole, LaneLoop(site_of(frame), whole_numbers(frame)))
@@ -470,12 +472,12 @@ class Run:
         """
         self._loop.refuse_unless_outside("run.resume")
         self._refuse_without_model("run.resume")
-        if not self.guard.is_member:
+        if not self._formation.is_member:
             return self.step
         with naming_lost_worker(self._loop.step, "run.resume"):
             wire = self._shown_wire(Wait.RESUME)
             elsewhere = restore(self._state, _checked_path("run.resume", path), self._settings, wire)
-        self.guard.deal()
+        self._formation.deal()
         if elsewhere:
             self._events.note(elsewhere)
         return self.step
@@ -484,7 +486,7 @@ class Run:
 
     def close(self) -> None:
         """Ends the run on this worker and gives back what it holds. May be called twice."""
-        if self._closed or os.getpid() != self.guard.pid:  # what the worker has forked takes no part
+        if self._closed or os.getpid() != self._formation.pid:  # what the worker has forked takes no part
             return
         self._closed = True
         self._autosave.close()
@@ -499,11 +501,11 @@ class Run:
         for hooks in self._optimizer_hooks.values():
             for hook in hooks:
                 hook.remove()
-        world = self.guard.generation.world
-        if not self.failed and self.guard.is_member and self._end_together():
+        world = self._formation.generation.world
+        if not self.failed and self._formation.is_member and self._end_together():
             self.guard.end()
         self._timeline.close(is_first)
-        self.guard.close()
+        self._formation.close()
         self._status.close()
         self._undo.close()
         active.deactivate(self, has_changed=world.generation > 1 or (self.failed and world.size > 1))
@@ -549,7 +551,9 @@ class Run:
     def _note_norms(self, batch: GlobalBatch) -> None:
         """Once, in the first step, by worker 0."""
         if not self._has_noted_norms and self.is_first:
-            plan = StepPlan(self._loop.step, batch.num_samples, self.guard.generation.assignment, least=batch.least)
+            plan = StepPlan(
+                self._loop.step, batch.num_samples, self._formation.generation.assignment, least=batch.least
+            )
             text = lane_norm_note(self._models.modules.values(), plan.shares.values(), self.lane_count)
             if text:
                 self._events.note(text)
@@ -594,8 +598,8 @@ class Run:
     def _lanes_to_load(self, loader: int) -> tuple[int, ...]:
         """Asked by a loader before each batch: which lanes to load. It is also a moment to save at."""
         self._autosave.loader_asks(loader)
-        self.guard.batch_is_due()
-        return self.guard.generation.lanes
+        self._formation.batch_is_due()
+        return self._formation.generation.lanes
 
     def _epochs(self, count: int, start: int) -> Iterator[int]:
         if self._has_models:
@@ -620,7 +624,7 @@ class Run:
 
     def _shown_wire(self, wait: Wait) -> Wire:
         """The present wire, for a collective call of the user's script."""
-        return shown(self.guard.generation.wire, self._events, wait)
+        return shown(self._formation.generation.wire, self._events, wait)
 
     def _ready_engine(self) -> StepEngine:
         self._refuse_without_model("this")
@@ -669,7 +673,7 @@ class Run:
         facts = {"operation": "end of the run", "step": self._loop.step}
         try:
             with self._events.waiting(Wait.END):
-                Agreement(self.guard.generation.wire.transport, Proposal(facts)).check()
+                Agreement(self._formation.generation.wire.transport, Proposal(facts)).check()
         except LockstepError:
             return False
         return True

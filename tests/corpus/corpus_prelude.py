@@ -68,7 +68,7 @@ class Watch:
         if wanted < self.run.size and self.slot >= wanted:
             _await(lambda: self.run.guard.signals.leave)
         elif wanted > self.run.size and guard.recovery is not None and self.slot == max(guard.generation.slots):
-            copier, recovery = guard.copier, guard.recovery
+            copier, recovery = guard.formation.copier, guard.recovery
             _await(lambda: (copier is not None and copier.is_asked()) or recovery.has_claims())
 
     def _await_newcomer(self) -> None:

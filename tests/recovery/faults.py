@@ -152,13 +152,13 @@ class Script:
             setattr(wire.transport, name, self._told(getattr(wire.transport, name), name))
 
     def _watch_generations(self, run: Any) -> None:
-        hand_over = run.guard._hand_state_over
+        hand_over = run.guard.formation.hand_state_over
 
         def wrapped(decision: Any, wire: Any) -> None:
             self._watch_wire(wire)
             hand_over(decision, wire)
 
-        run.guard._hand_state_over = wrapped
+        run.guard.formation.hand_state_over = wrapped
 
     def _on_event(self, event: Event) -> None:
         match event:
