@@ -17,7 +17,7 @@ import lockstep
 from lockstep.gradients.plan import Nowhere
 from lockstep.programs.bench.spread import quantile
 from lockstep.programs.models import reference_workload
-from lockstep.run import run as run_module
+from lockstep.run import lane_loops
 from lockstep.run.run import Run
 from lockstep.script.call_site import Site
 
@@ -31,17 +31,17 @@ class Unplaced(Nowhere):
 def switches(run: Run) -> tuple[Switch, Switch]:
     """Two functions: one makes the next steps steps with a place, the other without."""
     loop, places = run._loop, run._places
-    whole_numbers, site_of = run_module.whole_numbers, run_module.site_of
+    whole_numbers, site_of = lane_loops.whole_numbers, lane_loops.site_of
     nowhere, place = Site("", 0), Unplaced()
 
     def on() -> None:
-        run_module.whole_numbers, run_module.site_of = whole_numbers, site_of
+        lane_loops.whole_numbers, lane_loops.site_of = whole_numbers, site_of
         for owner, names in ((loop, ("_find_place", "_place")), (places, ("committed", "updated", "begins"))):
             for name in names:
                 vars(owner).pop(name, None)
 
     def off() -> None:
-        run_module.whole_numbers, run_module.site_of = (lambda frame: {}), (lambda frame: nowhere)
+        lane_loops.whole_numbers, lane_loops.site_of = (lambda frame: {}), (lambda frame: nowhere)
         vars(loop).update(_find_place=_nothing, _place=lambda batch, outside: place)
         vars(places).update(committed=_nothing, updated=_nothing, begins=_nothing)
 

@@ -113,6 +113,11 @@ class Formation:
         return self._state.steps.step
 
     @property
+    def number(self) -> int:
+        """That of the present generation; 0 as long as this worker is no member."""
+        return self.generation.world.generation if self.is_member else 0
+
+    @property
     def rank(self) -> int:
         """This worker's number as its script sees it. See Note [Worker 0] in first_worker.py."""
         if not self.is_member:

@@ -15,16 +15,17 @@ from lockstep.elastic.formation import Formation
 from lockstep.elastic.membership.events import AllPrepared, Prepared
 from lockstep.elastic.recovery import Recovery
 from lockstep.elastic.requests import Signals
-from lockstep.errors import Disagreement, Misuse, WorkerLost, naming_lost_worker
-from lockstep.events import Events
+from lockstep.errors import Disagreement, LockstepError, Misuse, WorkerLost, naming_lost_worker
+from lockstep.events import Events, Wait
 from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.record import StepRecord, StepRequest
 from lockstep.lanes import present_lanes
-from lockstep.launch.exits import OutOfPlace
+from lockstep.launch.exits import TERMINATED, OutOfPlace
 from lockstep.script.place import Places
 from lockstep.state.run_state import RunState, load_models
 from lockstep.state.transfer import receive_snapshot, send_snapshot
 from lockstep.strategies.protocol import StepEngine
+from lockstep.wire import Agreement, Proposal
 from lockstep.wire.generation import Generation
 
 LOOK_S = 0.25
@@ -37,7 +38,7 @@ MOST_IN_VAIN = 3
 class Guard:
     """One worker's part in the steps of a run that goes on while workers come and go; `formation` brings them together.
 
-    `end` is called when all have agreed to end because of a signal; it does not return.
+    `close` closes the run: it is called when all have agreed to end because of a signal.
     """
 
     def __init__(
@@ -47,12 +48,12 @@ class Guard:
         places: Places,
         engine: StepEngine,
         events: Events,
-        end: Callable[[StepRequest], None],
+        close: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.formation = formation
         self._state, self._places, self._engine, self._events = state, places, engine, events
-        self._end, self._clock = end, clock
+        self._close, self._clock = close, clock
         self.admits = True
         self._num_in_vain = 0
         self._looked_s = 0.0
@@ -109,10 +110,8 @@ class Guard:
         """
         self.formation.begin(batch)
         agreed, begins_turn = self.formation.requests, self._places.begins_turn
-        for request in (StepRequest.INTERRUPT, StepRequest.TERMINATE):
-            if request in agreed and begins_turn:  # in the middle of one there was no moment to save at
-                self.formation.is_stopped = True
-                self._end(request)
+        if agreed.ends and begins_turn:  # in the middle of one there was no moment to save at
+            self._end()
         if StepRequest.CHANGE in agreed or (StepRequest.JOIN in agreed and begins_turn):
             self._reform(admit=begins_turn)
         self.formation.prove()
@@ -120,6 +119,14 @@ class Guard:
         self.formation.await_company()
         self._ask()
         return self._carried(batch)
+
+    def _end(self) -> NoReturn:
+        """All workers have agreed to end here because of a signal."""
+        self.formation.is_stopped = True
+        self._close()
+        if StepRequest.INTERRUPT in self.formation.requests:
+            raise KeyboardInterrupt
+        raise SystemExit(TERMINATED)
 
     def _carried(self, batch: GlobalBatch) -> GlobalBatch:
         """The batch with the shares of the lanes that are carried here now, by whichever worker when it was loaded."""
@@ -252,6 +259,17 @@ class Guard:
     # -- the end --------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """All members have come to the end of the script, unless a signal has ended them: then the run may go on."""
-        if self.recovery is not None and not self.is_ending:
+        """Collective. All members have come to the end of the script, unless a signal has ended them: then the run may
+        go on."""
+        if self._all_end() and self.recovery is not None and not self.is_ending:
             self.recovery.end()
+
+    def _all_end(self) -> bool:
+        """All workers should end at the same step; one that ends early is named to those that go on. Whether all do."""
+        facts = {"operation": "end of the run", "step": self._step}
+        try:
+            with self._events.waiting(Wait.END):
+                Agreement(self.generation.wire.transport, Proposal(facts)).check()
+        except LockstepError:
+            return False
+        return True

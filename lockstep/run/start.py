@@ -48,8 +48,9 @@ from lockstep.observe.history import READ as HISTORY
 from lockstep.observe.history import StepHistory
 from lockstep.observe.recorder import Recorder
 from lockstep.run import active
+from lockstep.run.context import Context
 from lockstep.run.faults import FaultWatch
-from lockstep.run.run import Context, Run
+from lockstep.run.run import Run
 from lockstep.run.signals import handled
 from lockstep.run.status_report import StatusReport
 from lockstep.run.wait_watch import WaitWatch

@@ -82,7 +82,7 @@ class Script:
         for name, point in EXCHANGES.items():
             self._around(run._engine, name, point)
         if run.guard.recovery is not None:
-            self._around(run.guard, "_hand_state_over", "hand_over")
+            self._around(run.guard.formation, "hand_state_over", "hand_over")
             self._watch_actions(run.guard.recovery)
         self._watch_wire(run.guard.generation.wire)
         self._watch_generations(run)
