@@ -124,7 +124,7 @@ def settled_compiler() -> Iterator[None]:
 
 @contextmanager
 def watched_compiler(say: Callable[[str], None], tell: Callable[[str], None]) -> Iterator[None]:
-    """Inside, `tell` is told of every graph that is compiled, and `say` once of each thing that may cost the bits."""
+    """Inside, `tell` is called for every compiled graph, and `say` once of each thing that may cost the bits."""
     wrapper: Any = torch._TorchCompileInductorWrapper  # type: ignore[attr-defined]
     own, said, limit = wrapper.__call__, set[str](), LimitWatch(say)
 

@@ -126,7 +126,7 @@ def _probe(address: str) -> None:
         raise BadEnvironment(f"what listens at {address} is not the head of a Ray cluster. {_ADVICE}")
 
 
-_ADVICE = "Give --address host:port as `ray start --head` shows it (the port is 6379 unless told)"
+_ADVICE = "Give --address host:port as `ray start --head` shows it (the port is 6379 by default)"
 
 
 def waiting_message(num_waiting: int, request: RayRequest, waited_s: float) -> str:

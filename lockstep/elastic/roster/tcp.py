@@ -76,7 +76,7 @@ class StoreHome:
 
 
 class RosterServer:
-    """Keeps rosters in memory for whoever knows the secret. One owner, who calls `close`."""
+    """Keeps rosters in memory for those who know the secret. One owner, who calls `close`."""
 
     def __init__(self, host: str, port: int, secret: bytes) -> None:
         self._server = StoreServer(socket.create_server((host, port), backlog=128), KeyValues(), Secret(secret))

@@ -1,4 +1,4 @@
-"""A worker that knows of no others: a roster says whether there are any. Whoever starts it gives it a number."""
+"""A worker that knows of no others: a roster says whether there are any. What starts it gives it a number."""
 
 from collections.abc import Mapping
 
