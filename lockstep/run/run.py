@@ -42,8 +42,7 @@ from lockstep.run.replication import join
 from lockstep.run.step_loop import Stage, StepLoop, as_global_batch
 from lockstep.run.timeline import RunTimeline
 from lockstep.run.totals import total_of
-from lockstep.run.untracked import UntrackedOptimizers
-from lockstep.run.updates import UpdateHooks
+from lockstep.run.updates import UntrackedOptimizers, UpdateHooks
 from lockstep.script.place import Places
 from lockstep.state.carried import Carried
 from lockstep.state.checkpoints import file as checkpoint
