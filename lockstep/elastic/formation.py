@@ -4,7 +4,7 @@
 # A worker that is started later runs the user's script from the beginning, alone, up to where training begins. There
 # it asks the members to be admitted, and is given all that the next step depends on: parameters, buffers, optimizers,
 # tracked objects, gradients under way, generators, the positions of loaders and epochs, and where the script is. So it
-# goes on in the middle of an epoch as though it had been there. See Note [Probation] in probation.py.
+# goes on in the middle of an epoch as though it had been there. See Note [Probation] in newcomer.py.
 """
 
 import os
@@ -19,10 +19,9 @@ from lockstep.elastic.first_worker import FirstWorker
 from lockstep.elastic.membership import Decision, LaneDeal
 from lockstep.elastic.membership.actions import Commit
 from lockstep.elastic.membership.decision import completes
-from lockstep.elastic.newcomer import Handoff
+from lockstep.elastic.newcomer import Handoff, Probation, misfits
 from lockstep.elastic.opener import FORM_S
 from lockstep.elastic.pace import LanePace
-from lockstep.elastic.probation import Probation, misfits
 from lockstep.elastic.recovery import LeftOut, MemberHangs, Recovery
 from lockstep.elastic.requests import Requests, Signals
 from lockstep.elastic.roster import RunIsOver
@@ -145,7 +144,7 @@ class Formation:
 
     @property
     def is_on_probation(self) -> bool:
-        """See Note [Probation] in probation.py."""
+        """See Note [Probation] in newcomer.py."""
         return self.recovery is not None and self.recovery.endpoint.member.uid in self._probation.uids
 
     # -- around a step --------------------------------------------------------------------------------------
@@ -198,7 +197,7 @@ class Formation:
         self._report(None, False, None, self._clock() - began_s)
 
     def prove(self) -> None:
-        """Newcomers that have agreed on a whole turn carry lanes from now on. See Note [Probation] in probation.py."""
+        """Newcomers that have agreed on a whole turn carry lanes from now on. See Note [Probation] in newcomer.py."""
         places = self._places
         if not self._probation.uids or not places.begins_turn:
             return
@@ -224,7 +223,7 @@ class Formation:
     def send_misfits_away(self, failure: Disagreement) -> list[int]:
         """Raises, unless the others can go on without those who disagree: gives the ranks of these.
 
-        See Note [Misfits] in probation.py.
+        See Note [Misfits] in newcomer.py.
         """
         assert self.recovery is not None
         members = self.recovery.membership.view.members

@@ -1,4 +1,4 @@
-"""What the graph below the root of a backward pass shows before the pass begins.
+"""What the graph below the root of a backward pass shows before the pass begins; and the pass itself, as events.
 
 # Note [A loss that is a sum]
 # Lanes are averaged by their samples. A loss that is a sum over the samples of its lane would be averaged too, and come
@@ -17,7 +17,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch._C._autograd import _get_sequence_nr
 from torch.autograd.graph import Node
 
 from lockstep.errors import advise
+from lockstep.events import BackwardBegan, BackwardEnded, Events
 
 Span = tuple[int, int]
 """The numbers that nodes had in a stretch of time: from the first to below the second."""
@@ -39,6 +40,7 @@ SUM = 2
 
 _PASSED = ("Add", "Sub", "Rsub", "Neg", "ToCopy", "Clone", "View", "ReshapeAlias", "Squeeze", "Unsqueeze", "Alias")
 _KIND = re.compile(r"(\w+)Backward\d*$")
+_NOTHING = nullcontext()
 
 
 class LaneSpans:
@@ -113,6 +115,23 @@ def looking(look: Callable[[Sequence[Node]], None]) -> AbstractContextManager[No
             raise
 
     return around_backward(looked_at)
+
+
+def shown_backward(events: Events) -> AbstractContextManager[None]:
+    """Inside, every backward pass of this thread is an event at its begin and at its end.
+
+    Not those that stand inside of another one. Where nobody reads these events, nothing is changed.
+    """
+
+    @contextmanager
+    def shown(_: object) -> Iterator[None]:
+        events.emit(BackwardBegan)
+        try:
+            yield
+        finally:
+            events.emit(BackwardEnded)
+
+    return around_backward(shown) if events.has_readers(BackwardBegan) else _NOTHING
 
 
 @contextmanager

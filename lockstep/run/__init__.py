@@ -2,7 +2,7 @@
 
 Its parts: `lane_loops` begins the loops over lanes that a script writes, and `step_loop` hands out their lanes and
 commits steps; `deferral` is `run.steps`. `loaders` reads the user's data, `updates` stands around `optimizer.step()`.
-`placement` and `replication` bring models to the device and make them equal, `totals` adds for evaluation, `autosave`
+`replication` brings models to the device and makes them equal, `totals` adds for evaluation, `autosave`
 saves and resumes, `timeline` records. `arguments` checks what the user gives.
 
 `signals` and `faults` are what may be asked of a running worker, by a person and by `lockstep verify`. `status_report`

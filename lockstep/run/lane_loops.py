@@ -8,10 +8,10 @@ import torch
 from lockstep.data import GlobalBatch
 from lockstep.elastic.guard import Guard
 from lockstep.events import Events
+from lockstep.gradients.autograd_graph import shown_backward
 from lockstep.gradients.batchnorm import lane_norm_note
 from lockstep.gradients.buffers import buffer_places, refuse_new_buffers
 from lockstep.gradients.plan import StepPlan
-from lockstep.gradients.shown_backward import shown_backward
 from lockstep.run.autosave import Autosave
 from lockstep.run.step_loop import StepLoop
 from lockstep.script.call_site import Site, calling_frame, site_of, whole_numbers

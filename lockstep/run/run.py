@@ -37,8 +37,7 @@ from lockstep.run.context import Context
 from lockstep.run.deferral import steps_of
 from lockstep.run.lane_loops import LaneLoops
 from lockstep.run.loaders import Loaders
-from lockstep.run.placement import place_on
-from lockstep.run.replication import join
+from lockstep.run.replication import join, place_on
 from lockstep.run.step_loop import Stage, StepLoop, as_global_batch
 from lockstep.run.timeline import RunTimeline
 from lockstep.run.totals import total_of

@@ -85,7 +85,7 @@ class LaneDeal:
     """How lanes are dealt out, known alike to all members: how many there are, and those of each slot if given by hand.
 
     `spares_newcomers`: a member that runs the script from the top carries none until it has proven itself. See
-    Note [Probation] in elastic/probation.py.
+    Note [Probation] in elastic/newcomer.py.
     """
 
     num_lanes: int = 1
