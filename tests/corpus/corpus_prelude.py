@@ -58,10 +58,6 @@ class Watch:
             os.kill(int(os.environ["LOCKSTEP_PARENT_PID"]), signal.SIGTERM)
             _await(lambda: self.run.guard.signals.terminate)
 
-    def _is_asked_to_end(self) -> bool:
-        signals = self.run.guard.signals
-        return bool(signals.terminate or signals.leave)
-
     def _await_change(self, wanted: int) -> None:
         """Returns when what was asked for has come to this worker, if it is the one that has to do something."""
         guard = self.run.guard
