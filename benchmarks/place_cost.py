@@ -9,25 +9,17 @@ script's rhythm is followed. The ratio of each pair is with ÷ without.
 """
 
 import statistics
-import sys
-import time
-from collections.abc import Callable
 from typing import Any, ClassVar
 
-import torch
-from torch.utils.data import DataLoader, TensorDataset
+from paired_steps import Switch, paired, words
 
 import lockstep
 from lockstep.gradients.plan import Nowhere
 from lockstep.programs.bench.spread import quantile
-from lockstep.programs.models import Workload, reference_workload
-from lockstep.run import run as run_module
+from lockstep.programs.models import reference_workload
+from lockstep.run import lane_loops
 from lockstep.run.run import Run
 from lockstep.script.call_site import Site
-
-PAIRS = 300
-WARM_UP = 10
-NUM_BATCHES = 8
 
 
 class Unplaced(Nowhere):
@@ -36,20 +28,20 @@ class Unplaced(Nowhere):
     settled: ClassVar[dict[str, int]] = {}
 
 
-def switches(run: Run) -> tuple[Callable[[], None], Callable[[], None]]:
+def switches(run: Run) -> tuple[Switch, Switch]:
     """Two functions: one makes the next steps steps with a place, the other without."""
     loop, places = run._loop, run._places
-    whole_numbers, site_of = run_module.whole_numbers, run_module.site_of
+    whole_numbers, site_of = lane_loops.whole_numbers, lane_loops.site_of
     nowhere, place = Site("", 0), Unplaced()
 
     def on() -> None:
-        run_module.whole_numbers, run_module.site_of = whole_numbers, site_of
+        lane_loops.whole_numbers, lane_loops.site_of = whole_numbers, site_of
         for owner, names in ((loop, ("_find_place", "_place")), (places, ("committed", "updated", "begins"))):
             for name in names:
                 vars(owner).pop(name, None)
 
     def off() -> None:
-        run_module.whole_numbers, run_module.site_of = (lambda frame: {}), (lambda frame: nowhere)
+        lane_loops.whole_numbers, lane_loops.site_of = (lambda frame: {}), (lambda frame: nowhere)
         vars(loop).update(_find_place=_nothing, _place=lambda batch, outside: place)
         vars(places).update(committed=_nothing, updated=_nothing, begins=_nothing)
 
@@ -60,39 +52,11 @@ def _nothing(*_: Any) -> None:
     """In place of what is left out."""
 
 
-def train(run: Run, workload: Workload, pairs: int) -> tuple[list[float], list[float]]:
-    """The ratios, and the times without."""
-    generator = torch.Generator().manual_seed(0)
-    inputs, targets = (
-        torch.cat(parts) for parts in zip(*(workload.make_batch(generator) for _ in range(NUM_BATCHES)), strict=True)
-    )
-    model = workload.make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    run.replicate(model, optimizer)
-    loader = run.shard(DataLoader(TensorDataset(inputs, targets), batch_size=workload.batch_size, shuffle=True))
-    on, off = switches(run)
-    order = [on] * WARM_UP + [switch for pair in range(pairs) for switch in ((on, off) if pair % 2 else (off, on))]
-    taken: dict[Callable[[], None], list[float]] = {on: [], off: []}
-    while run.step < len(order):
-        for batch in loader:
-            if run.step == len(order):
-                break
-            switch, is_warm = order[run.step], run.step >= WARM_UP
-            switch()
-            began_s = time.perf_counter()
-            for lane in run.lanes(batch):
-                workload.loss(model, lane).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            if is_warm:
-                taken[switch].append(time.perf_counter() - began_s)
-    on()
-    return [a / b for a, b in zip(taken[on], taken[off], strict=True)], taken[off]
-
-
 def main(model: str, pairs: int) -> None:
     with lockstep.start(seed=0, drift_every=0) as run:
-        ratios, without = train(run, reference_workload(model), pairs)
+        on, off = switches(run)
+        ratios, without = paired(run, reference_workload(model), pairs, on, off)
+        on()
         low, middle, high = (quantile(ratios, part) for part in (0.25, 0.5, 0.75))
         usual_s = statistics.median(without)
         run.print(
@@ -102,4 +66,4 @@ def main(model: str, pairs: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "mlp", int(sys.argv[2]) if len(sys.argv) > 2 else PAIRS)
+    main(*words())

@@ -74,7 +74,7 @@ class Assignment:
         """The lanes of workers known by their slots, in order; those in `idle` carry none, unless all are.
 
         Evenly; or, where each slot was given its lanes by hand, as given: the lanes of a slot that is missing or idle
-        go one by one to whoever has the fewest.
+        go one by one to the worker that has the fewest.
         """
         carrying = [slot for slot in slots if slot not in idle] or list(slots)
         if by_hand is None:
@@ -106,7 +106,7 @@ def _given(by_hand: Sequence[Sequence[int]], slot: int) -> tuple[int, ...]:
 
 
 def _filled_up(lanes_of: dict[int, tuple[int, ...]], num_lanes: int) -> dict[int, tuple[int, ...]]:
-    """The lanes that nobody has go one by one to whoever has the fewest, the lowest slot first."""
+    """The lanes that nobody has go one by one to the worker that has the fewest, the lowest slot first."""
     carried = {lane for lanes in lanes_of.values() for lane in lanes}
     for lane in range(num_lanes):
         if lane not in carried:

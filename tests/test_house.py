@@ -46,6 +46,10 @@ NOTE = re.compile(r"^[ \t]*(?:# )?Note \[([^\]]+)\][ \t]*$", re.MULTILINE)
 CITED = re.compile(r"Note \[([^\]]+)\](?: in `?([\w/]+\.py))?")
 
 
+A_FILE_FOR_EACH = {"cli", "integrations", "settings/environments", "programs/explain/schedules"}
+"""Rooms with a file for each command, trainer, launcher or schedule: a list of them would say nothing."""
+
+
 @cache
 def read(page: str) -> str:
     return (ROOT / page).read_text(encoding="utf-8")
@@ -228,6 +232,17 @@ def rooms_of_contributing() -> list[str]:
 def test_the_layers_are_the_rooms_that_exist() -> None:
     rooms = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert set(chain.from_iterable(floors())) == rooms - {"__init__", "__main__"}
+
+
+@pytest.mark.parametrize("init", sorted(PACKAGE.glob("*/**/__init__.py")), ids=lambda init: str(init.parent.name))
+def test_the_docstring_of_a_room_names_its_files_and_folders(init: Path) -> None:
+    room = init.parent
+    if str(room.relative_to(PACKAGE)) in A_FILE_FOR_EACH:
+        return
+    files = {path.stem for path in room.glob("*.py")} - {"__init__"}
+    folders = {path.parent.name for path in room.glob("*/__init__.py")}
+    said = set(re.findall(r"`(\w+)/?`", ast.get_docstring(ast.parse(init.read_text())) or ""))
+    assert files | folders <= said
 
 
 def test_the_table_of_rooms_has_each_of_them_once_in_the_order_of_the_layers() -> None:

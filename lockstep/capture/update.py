@@ -42,11 +42,6 @@ class CapturedUpdate:
         self._explained: set[str] = set()
         optimizer.step = types.MethodType(lambda _, *args, **kwargs: self._step(*args, **kwargs), optimizer)  # type: ignore[method-assign]
 
-    @property
-    def is_captured(self) -> bool:
-        """Whether a recording is held."""
-        return bool(self._graphs)
-
     def close(self) -> None:
         self._optimizer.step = self._own  # type: ignore[method-assign]
         self._graphs = {}

@@ -85,7 +85,6 @@ class ShardedLoader:
         self._position = Position()
         self.mid_pass = False
         """Whether a pass has begun and is not exhausted; also after seeking into the middle of one."""
-        self.ended_at = Position()
         """The position at which the last ended pass was exhausted or left."""
         self._committed: Position | None = None
         self.evaluated: Position | None = None
@@ -280,7 +279,6 @@ class ShardedLoader:
         self._end_pass()
 
     def _end_pass(self) -> None:
-        self.ended_at = self._position
         self._position, self.mid_pass = Position(self._position.epoch + 1, 0), False
 
     def _open(self, order: SampleOrder, lanes: tuple[int, ...], least: int) -> Iterator[Loaded | None]:

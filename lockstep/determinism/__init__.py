@@ -1,1 +1,7 @@
-"""The same bits again: deterministic kernels, attention, operators without one, and the hardware that is compared."""
+"""The same bits again.
+
+- `process`     threads, kernels and switches of a process, which a run sets and puts back
+- `attention`   attention with a deterministic kernel; `compiler`: the decisions of torch.compile
+- `operators`   those without a deterministic kernel are named
+- `hardware`    what of the machine is compared between workers
+"""

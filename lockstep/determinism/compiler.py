@@ -154,7 +154,7 @@ def _compiling(around: Callable[[Callable[[], Any], Any, Any, Any], Any]) -> Ite
 
 @contextmanager
 def watched_compiler(say: Callable[[str], None], tell: Callable[[str], None]) -> Iterator[None]:
-    """Inside, `tell` is told of every graph that is compiled, and `say` once of each thing that may cost the bits."""
+    """Inside, `tell` is called for every compiled graph, and `say` once of each thing that may cost the bits."""
     said, limit = set[str](), LimitWatch(say)
 
     def look(compile_graph: Callable[[], Any], graph: Any, inputs: Any, options: Any) -> Any:

@@ -1,6 +1,5 @@
 """Whether this worker founds the run or joins it, and where. See Note [Found or join] in roster/roster.py."""
 
-import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,9 +11,9 @@ from lockstep.elastic.roster.roster import SECRET, Search
 from lockstep.elastic.store import Secret
 from lockstep.errors import BadEnvironment
 from lockstep.launch.status import StatusReader
+from lockstep.settings.environment import make_secret
 from lockstep.settings.environments.place import LaunchPlace
-
-SECRET_BYTES = 32
+from lockstep.settings.environments.roster import ROSTER
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def find_entrance(place: LaunchPlace, page: StatusReader | None, run: int, note:
         return Entrance(place)
     if place.launcher == "torchrun":
         raise BadEnvironment(
-            "LOCKSTEP_ROSTER has no use under torchrun, whose agent ends all workers when one is lost: unset it, or "
+            f"{ROSTER} has no use under torchrun, whose agent ends all workers when one is lost: unset it, or "
             "start the workers by something else"
         )
     home = open_home(place.roster, place.secret)
@@ -90,4 +89,4 @@ def _directory(place: LaunchPlace, addresses: Callable[[], Iterable[str]]) -> Me
 
 def _kept_secret(home: RosterHome) -> bytes:
     """The first worker makes one where only workers of the same user can read it."""
-    return home.put_first(SECRET, secrets.token_hex(SECRET_BYTES)).encode() if home.is_private else b""
+    return home.put_first(SECRET, make_secret()).encode() if home.is_private else b""

@@ -30,16 +30,10 @@ _of_parents: list["MeetingPlace"] = []
 
 @dataclass(frozen=True)
 class MeetingPlace:
-    """The store where all meet, and the server of it if this worker keeps it."""
+    """The store where all meet, and the server of it if this worker keeps it. Both end with the process."""
 
     store: Store
     server: StoreServer | None = None
-
-    def close(self) -> None:
-        """For tests, in which a process plays several workers. A worker's ends with its process."""
-        for part in (self.server, self.store):
-            if isinstance(part, StoreServer | LocalStore | RemoteStore):
-                part.close()
 
 
 def _keep_silent(text: str) -> None:

@@ -25,10 +25,10 @@ class Signals:
     grace_s: float = GRACE_S
     """How long the last checkpoint may take."""
     news: str = ""
-    """The signal that has come and of which nobody was told yet."""
+    """The signal that has come and that was not reported yet."""
 
     def take_news(self) -> str:
-        """The signal of which nobody was told yet, once."""
+        """The signal that was not reported yet, once."""
         news, self.news = self.news, ""
         return news
 

@@ -1,4 +1,4 @@
-"""What the graph below the root of a backward pass shows before the pass begins.
+"""What the graph below the root of a backward pass shows before the pass begins; and the pass itself, as events.
 
 # Note [A loss that is a sum]
 # Lanes are averaged by their samples. A loss that is a sum over the samples of its lane would be averaged too, and come
@@ -17,7 +17,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch._C._autograd import _get_sequence_nr
 from torch.autograd.graph import Node
 
 from lockstep.errors import advise
+from lockstep.events import BackwardBegan, BackwardEnded, Events
 
 Span = tuple[int, int]
 """The numbers that nodes had in a stretch of time: from the first to below the second."""
@@ -39,6 +40,7 @@ SUM = 2
 
 _PASSED = ("Add", "Sub", "Rsub", "Neg", "ToCopy", "Clone", "View", "ReshapeAlias", "Squeeze", "Unsqueeze", "Alias")
 _KIND = re.compile(r"(\w+)Backward\d*$")
+_NOTHING = nullcontext()
 
 
 class LaneSpans:
@@ -97,11 +99,46 @@ def summed_by(root: Node, num_samples: int) -> str | None:
     return None
 
 
-@contextmanager
-def looking(look: Callable[[Sequence[Node]], None]) -> Iterator[None]:
+def looking(look: Callable[[Sequence[Node]], None]) -> AbstractContextManager[None]:
     """Inside, `look` is given the roots of every backward pass of this thread, before the pass begins.
 
     Not of those that stand inside of another one.
+    """
+
+    @contextmanager
+    def looked_at(tensors: Any) -> Iterator[None]:
+        try:
+            look(_roots(tensors))
+            yield
+        except RuntimeError as error:
+            advise(error)
+            raise
+
+    return around_backward(looked_at)
+
+
+def shown_backward(events: Events) -> AbstractContextManager[None]:
+    """Inside, every backward pass of this thread is an event at its begin and at its end.
+
+    Not those that stand inside of another one. Where nobody reads these events, nothing is changed.
+    """
+
+    @contextmanager
+    def shown(_: object) -> Iterator[None]:
+        events.emit(BackwardBegan)
+        try:
+            yield
+        finally:
+            events.emit(BackwardEnded)
+
+    return around_backward(shown) if events.has_readers(BackwardBegan) else _NOTHING
+
+
+@contextmanager
+def around_backward(around: Callable[[Any], AbstractContextManager[None]]) -> Iterator[None]:
+    """Inside, every backward pass of this thread runs inside of `around`, which is given the tensors it begins with.
+
+    Not those that stand inside of another one.
     """
     own, thread = torch.autograd.backward, threading.get_ident()
     under_way = False
@@ -114,11 +151,8 @@ def looking(look: Callable[[Sequence[Node]], None]) -> Iterator[None]:
             return own(*args, **kwargs)
         under_way = True
         try:
-            look(_roots(args[0] if args else kwargs.get("tensors", ())))
-            return own(*args, **kwargs)
-        except RuntimeError as error:
-            advise(error)
-            raise
+            with around(args[0] if args else kwargs.get("tensors", ())):
+                return own(*args, **kwargs)
         finally:
             under_way = False
 

@@ -29,15 +29,13 @@ from lockstep.launch.memory import MemoryKills, count_memory_kills
 from lockstep.launch.orphans import OrphanGuard
 from lockstep.launch.output import Tee
 from lockstep.launch.pool import ExitStatus, signal_name
-from lockstep.launch.process import WorkerProcess, await_end, members
+from lockstep.launch.process import KILL_WAIT_S, STRAY_GRACE_S, WorkerProcess, await_end, members
 from lockstep.launch.process_stats import Activity, activity, process_state, survives_signal
 from lockstep.launch.stacks import STACK_SIGNAL, StackFile
 from lockstep.launch.status import StatusPage, StatusRow
 from lockstep.launch.traceback_lines import Frame
 from lockstep.settings.environments.lockstep_run import Bootstrap
 
-STRAY_GRACE_S = 0.3
-KILL_WAIT_S = 5.0
 LOOK_S = 0.25
 ACTIVITY_S = 1.0
 ANSWER_LOOK_S = 0.02

@@ -1,7 +1,6 @@
 """The pool of `lockstep run`: workers are processes of this host, from their start until nothing of them is left."""
 
 import os
-import secrets
 import selectors
 import signal
 import socket
@@ -17,22 +16,17 @@ from lockstep.launch.job import RESUME, Job
 from lockstep.launch.memory import MemoryKills, count_memory_kills
 from lockstep.launch.orphans import OrphanGuard
 from lockstep.launch.output import Log, Logs, Tee
-from lockstep.launch.pool import ExitStatus, WorkerEvent, signal_name, speaking_slot
-from lockstep.launch.process import NO_SLOT, WorkerProcess, await_end, members
+from lockstep.launch.pool import ExitStatus, WorkerEvent, free_port, signal_name, speaking_slot
+from lockstep.launch.process import KILL_WAIT_S, NO_SLOT, STRAY_GRACE_S, WorkerProcess, await_end, members
 from lockstep.launch.process_stats import Activity, activity, process_state, survives_signal
 from lockstep.launch.replacements import PendingCopy, Spares, WorkerSpec, adopting_orphans, copied_slot
 from lockstep.launch.signals import LauncherSignals
 from lockstep.launch.stacks import STACK_SIGNAL, StackFile
 from lockstep.launch.status import StatusPage, StatusRow
-from lockstep.settings.environment import process_environment
+from lockstep.settings.environment import make_secret, process_environment
 from lockstep.settings.environments.lockstep_run import PARENT_PID, SECRET, Bootstrap
 from lockstep.settings.environments.place import LOOPBACK
 
-# Children of an ended worker get this long to end by themselves: Python's resource tracker needs a moment to
-# remove the shared memory that its process left.
-STRAY_GRACE_S = 0.3
-KILL_WAIT_S = 5.0
-SECRET_BYTES = 32
 MEMORY_LOOK_S = 0.25
 
 
@@ -54,7 +48,7 @@ class LocalPool:
         self._reports: dict[str, Failure] = {}
         self._half_notice = b""
         self._ports = (0, 0)
-        self._secret = self._inherited.get(SECRET) or secrets.token_hex(SECRET_BYTES)
+        self._secret = self._inherited.get(SECRET) or make_secret()
         self._extra: dict[str, str] = {}
         self._memory_kills = MemoryKills(count_memory_kills)
         self._next_memory_look_s = 0.0
@@ -83,7 +77,7 @@ class LocalPool:
     def start(self, num_workers: int, resume: str | None = None) -> None:
         self._extra = {} if resume is None else {RESUME: resume}
         with socket.create_server((LOOPBACK, 0), backlog=max(128, num_workers)) as listener:
-            self._ports = (listener.getsockname()[1], _free_port())
+            self._ports = (listener.getsockname()[1], free_port(LOOPBACK))
             for slot in range(num_workers):
                 # Worker 0 alone inherits the listening socket.
                 self._start(self._spec(num_workers, slot, listen_fd=listener.fileno() if slot == 0 else None))
@@ -373,9 +367,3 @@ class LocalPool:
         self._unregister(worker.tee)
         self._guard.clear(worker.group)
         worker.reap()
-
-
-def _free_port() -> int:
-    with socket.create_server((LOOPBACK, 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port

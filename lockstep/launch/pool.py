@@ -5,6 +5,7 @@ A worker has a slot, and an id that no other worker of the pool ever has.
 """
 
 import signal
+import socket
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -137,3 +138,10 @@ def speaking_slot(rows: Mapping[int, StatusRow]) -> int | None:
 def signal_name(number: int) -> str:
     """Its name for an `ExitStatus`."""
     return next((signum.name for signum in signal.Signals if signum == number), f"signal {number}")
+
+
+def free_port(address: str = "") -> int:
+    """A port that is free on this host now, at `address` or everywhere."""
+    with socket.create_server((address, 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port

@@ -83,7 +83,7 @@ def _connect(address: str) -> None:
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise BadEnvironment(
-            f"the Ray cluster at {address} cannot be joined: {_first_line(error)}. If it asks for Ray's token, set "
+            f"the Ray cluster at {address} cannot be joined: {first_line(error)}. If it asks for Ray's token, set "
             "RAY_AUTH_MODE=token here too"
         ) from error
 
@@ -126,7 +126,7 @@ def _probe(address: str) -> None:
         raise BadEnvironment(f"what listens at {address} is not the head of a Ray cluster. {_ADVICE}")
 
 
-_ADVICE = "Give --address host:port as `ray start --head` shows it (the port is 6379 unless told)"
+_ADVICE = "Give --address host:port as `ray start --head` shows it (the port is 6379 by default)"
 
 
 def waiting_message(num_waiting: int, request: RayRequest, waited_s: float) -> str:
@@ -146,7 +146,7 @@ def why_lost(error: BaseException) -> str:
     text = str(error)
     with suppress(StopIteration):
         return next(words for sign, words in _SIGNS.items() if sign in text)
-    return _first_line(error)
+    return first_line(error)
 
 
 _SIGNS = {
@@ -158,5 +158,6 @@ _SIGNS = {
 }
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What Ray says of an error, without its traceback."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -43,13 +43,13 @@ from lockstep.launch.hosted_worker import (
 )
 from lockstep.launch.job import RESUME, Job
 from lockstep.launch.output import Log, Logs
-from lockstep.launch.pool import ExitStatus, OpenPool, WorkerEvent, speaking_slot
+from lockstep.launch.pool import ExitStatus, OpenPool, WorkerEvent, free_port, speaking_slot
 from lockstep.launch.process_stats import Activity
 from lockstep.launch.ray_cluster import RayRequest, connected, waiting_message, why_lost
 from lockstep.launch.signals import SCALE, LauncherSignals
 from lockstep.launch.status import StatusRow
 from lockstep.launch.traceback_lines import Frame
-from lockstep.settings.environment import ADDRESS, process_environment
+from lockstep.settings.environment import ADDRESS, make_secret, process_environment
 from lockstep.settings.environments.lockstep_run import SECRET
 
 NEWS_S = 0.2
@@ -60,7 +60,6 @@ UNPLACED_S = 20.0
 UNREACHED_S = 30.0
 """A worker whose actor cannot be reached for so long counts as lost."""
 STACK_S = 1.0
-SECRET_BYTES = 32
 
 _OF_THE_USER = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONPATH")
 """Variables of the launcher that workers get, besides those of lockstep. Others are the node's own."""
@@ -83,7 +82,7 @@ class WorkerActor:
         self._hosted: HostedWorker | None = None
 
     def place(self) -> ActorPlace:
-        return ActorPlace(ray.util.get_node_ip_address(), (_free_port(), _free_port()))
+        return ActorPlace(ray.util.get_node_ip_address(), (free_port(), free_port()))
 
     def start(self, order: WorkerOrder) -> StartedWorker:
         inherited = {name: value for name, value in process_environment().items() if name not in _OF_RAY}
@@ -193,7 +192,7 @@ class RayPool:
         """The address of worker 0, and its two ports."""
         self._num_workers = job.num_workers
         self._extra: dict[str, str] = {}
-        self._secret = process_environment().get(SECRET) or secrets.token_hex(SECRET_BYTES)
+        self._secret = process_environment().get(SECRET) or make_secret()
         self._has_said_apart = False
         self._unreached: list[RayWorker] = []
         self._next_try_s = 0.0
@@ -586,9 +585,3 @@ def _kill(actors: Iterable[Any]) -> None:
     for actor in actors:
         with suppress(RayError, ValueError):  # it is gone already
             ray.kill(actor, no_restart=True)
-
-
-def _free_port() -> int:
-    with socket.create_server(("", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port

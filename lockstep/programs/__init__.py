@@ -1,1 +1,5 @@
-"""Whole programs built on lockstep, which the commands start: the benchmark, the demo, the verification."""
+"""Whole programs built on lockstep, which the commands start.
+
+`bench`, `demo`, `doctor`, `verification`, `explain`, `advice` and `conversion` (`lockstep init`) are programs. `models`
+and `large_models` are what they train, `packages` those from which some models come, and `svg` draws.
+"""

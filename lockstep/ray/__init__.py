@@ -1,4 +1,4 @@
-"""lockstep under Ray Train: `TorchTrainer(..., torch_config=LockstepConfig())`. Needs the extra `ray`."""
+"""lockstep under Ray Train: `TorchTrainer(..., torch_config=LockstepConfig())`, by `config`. Needs the extra `ray`."""
 
 from lockstep.ray.config import LockstepConfig
 

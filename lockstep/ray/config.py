@@ -11,7 +11,6 @@
 """
 
 import secrets
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,8 +23,11 @@ from lockstep.elastic.roster.ray_actor import make_actor
 from lockstep.errors import BadArgument
 from lockstep.launch.exits import LEFT_OUT, OutOfPlace
 from lockstep.launch.hosted_worker import GLOO_INTERFACE, interface_of, is_loopback
+from lockstep.launch.pool import free_port
 from lockstep.run import active
-from lockstep.settings.environment import ADDRESS, process_environment, take_environment
+from lockstep.settings.environment import ADDRESS, SECRET, make_secret, process_environment, take_environment
+from lockstep.settings.environments.lockstep_run import SLOT
+from lockstep.settings.environments.roster import ROSTER
 
 
 @dataclass
@@ -114,8 +116,8 @@ class LockstepBackend(Backend):
         self._founding = {
             "MASTER_ADDR": first.metadata.node_ip,
             "MASTER_PORT": str(port),
-            "LOCKSTEP_ROSTER": f"ray://{name}",
-            "LOCKSTEP_SECRET": secrets.token_hex(32),
+            ROSTER: f"ray://{name}",
+            SECRET: make_secret(),
         }
 
 
@@ -129,13 +131,7 @@ def prepare(address: str, variables: Mapping[str, str]) -> None:
 def place(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:
     """Which worker it is. Ray Train itself says of a replica group that it is alone on its host."""
     numbers = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_size}
-    return {**{name: str(number) for name, number in numbers.items()}, "LOCKSTEP_SLOT": str(rank)}
-
-
-def free_port() -> int:
-    with socket.create_server(("", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+    return {**{name: str(number) for name, number in numbers.items()}, SLOT: str(rank)}
 
 
 @contextmanager

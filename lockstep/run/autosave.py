@@ -21,7 +21,7 @@ from lockstep.settings.options import Settings
 from lockstep.state.checkpoints.file import read_state
 from lockstep.state.checkpoints.folder import newest_good
 from lockstep.state.checkpoints.plan import AUTO, NEVER, CheckpointOptions, CheckpointPlan, Every, plan_checkpoints
-from lockstep.state.checkpoints.resume import begin
+from lockstep.state.checkpoints.resume import begin, restore
 from lockstep.state.checkpoints.saver import AutomaticSaver, SavingWorker
 from lockstep.state.run_state import RunState, in_this_epoch
 
@@ -55,6 +55,15 @@ class Autosave:
             raise Misuse("run.checkpoints was called already: one folder takes the checkpoints of a run")
         self._save_by(plan_checkpoints(asked, self._overrides))
 
+    def resume(self, path: Path) -> None:
+        """Collective. The run goes on from this checkpoint, of which the script has said so."""
+        wire = shown(self._guard.generation.wire, self._events, Wait.RESUME)
+        with naming_lost_worker(self._state.steps.step, "run.resume"):
+            elsewhere = restore(self._state, path, self._settings, wire)
+        self._guard.formation.deal()
+        if elsewhere:
+            self._events.note(elsewhere)
+
     def take_up(self) -> None:
         """Collective, the first time. See Note [Where training begins]."""
         if self._taken_up:
@@ -62,7 +71,7 @@ class Autosave:
         self._taken_up = True
         if self._saving is None and self._overrides.checkpoint_folder is not None:
             self._save_as_asked()
-        self._guard.admit()
+        self._guard.formation.admit()
 
     def look(self) -> None:
         """The script asks where the run is: it has come to where training begins, unless it is at its beginning."""
@@ -135,7 +144,7 @@ class Autosave:
                 self._save_before_the_end,
                 asked_for=self._overrides.saves or plan.every is not SELDOM,
             )
-        self._guard.deal()
+        self._guard.formation.deal()
         self._events.subscribe(self._saving.on_event, StepCommitted)
 
     def _saved(self, path: Path, took_s: float) -> None:

@@ -20,7 +20,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lockstep.errors import BadArgument, Misuse
 from lockstep.gradients.autograd_graph import looking
-from lockstep.script.body import IN_LANES
+from lockstep.script.body import IN_LANES, refused_in_body
+from lockstep.script.call_site import calling_frame
 from lockstep.script.unsaved import untracked
 from lockstep.state.models import Models
 
@@ -37,7 +38,25 @@ class StepUpdate(Protocol):
         """After the commit, on every worker: makes the update."""
 
 
-def training_steps(
+def steps_of(
+    batches: Iterable[Any],
+    lanes: Callable[[Any], Iterator[Any]],
+    trains: Callable[[], bool],
+    update: Callable[[], Any] | None,
+    models: Models,
+) -> Iterator[Any]:
+    """The lanes of every batch, each with the update that the user gives, or that the body of the loop writes."""
+    if update is not None:
+        return _training_steps(batches, lanes, trains, OwnUpdate(update))
+    if not trains():
+        return _evaluation_lanes(batches, lanes, trains)
+    frame = calling_frame()
+    if (why := refused_in_body(frame.f_code.co_filename, frame.f_lineno)) is not None:
+        raise Misuse(why)
+    return _training_steps(batches, lanes, trains, DeferredUpdate(models))
+
+
+def _training_steps(
     batches: Iterable[Any], lanes: Callable[[Any], Iterator[Any]], trains: Callable[[], bool], update: StepUpdate
 ) -> Iterator[Any]:
     """The lanes of every batch; after those of each the update is made."""
@@ -55,7 +74,7 @@ def training_steps(
         is_first_batch = False
 
 
-def evaluation_lanes(
+def _evaluation_lanes(
     batches: Iterable[Any], lanes: Callable[[Any], Iterator[Any]], trains: Callable[[], bool]
 ) -> Iterator[Any]:
     """The lanes of every batch, and no update."""

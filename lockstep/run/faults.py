@@ -47,7 +47,7 @@ class FaultWatch:
 
     def _await_replacement(self) -> None:
         """The worker that is asked for a copy waits to be asked; without copies, the host waits for a call."""
-        guard, copier = self._guard, self._guard.copier
+        guard, copier = self._guard, self._guard.formation.copier
         recovery = guard.recovery
         assert recovery is not None
         may_be_copied = self._fault.kind is FaultKind.KILL and copier is not None
@@ -57,7 +57,7 @@ class FaultWatch:
         def is_near() -> bool:
             is_asked = may_be_copied and copier is not None and (copier.is_asked() or copier.has_declined)
             is_called = recovery.is_coordinator and recovery.has_claims()
-            return is_asked or is_called or guard.is_given_up(self._fault.slot)
+            return is_asked or is_called or self._status.is_given_up(self._fault.slot)
 
         with self._status.patient(REPLACED_WITHIN_S):
             _await(is_near, REPLACED_WITHIN_S)

@@ -20,8 +20,8 @@ from lockstep.determinism.hardware import gpu_name, hardware
 from lockstep.determinism.operators import named_once
 from lockstep.determinism.process import settle_process
 from lockstep.elastic.entrance import Entrance, find_entrance
+from lockstep.elastic.formation import Elasticity
 from lockstep.elastic.founders import MemberDirectory, gather_founders
-from lockstep.elastic.guard import Elasticity
 from lockstep.elastic.membership import Member, founded, joining
 from lockstep.elastic.opener import WireOpener
 from lockstep.elastic.recovery import Recovery
@@ -48,8 +48,9 @@ from lockstep.observe.history import READ as HISTORY
 from lockstep.observe.history import StepHistory
 from lockstep.observe.recorder import Recorder
 from lockstep.run import active
+from lockstep.run.context import Context
 from lockstep.run.faults import FaultWatch
-from lockstep.run.run import Context, Run
+from lockstep.run.run import Run
 from lockstep.run.signals import handled
 from lockstep.run.status_report import StatusReport
 from lockstep.run.wait_watch import WaitWatch
@@ -198,7 +199,7 @@ def _found(
         )  # fmt: skip
         elasticity = Elasticity(recovery, False, _control(overrides, settings), place.port)
     run = _make_run(context, Generation(opened, slots, settings.assignment), elasticity, place)
-    run.guard.publish()
+    run.guard.formation.publish()
     _announce(context, place, opened, _device_in_words(options, overrides, settings, opened))
     return run
 
@@ -211,7 +212,7 @@ def _join(
     status: StatusWriter | NoStatus,
     undo: ExitStack,
 ) -> Run:
-    """A worker that comes later: alone until it is admitted. See Note [Newcomers] in elastic/guard.py."""
+    """A worker that comes later: alone until it is admitted. See Note [Newcomers] in elastic/formation.py."""
     place, directory = entrance.place, entrance.directory
     assert directory is not None
     terms = _terms_of(directory)
@@ -345,7 +346,7 @@ def _lanes_of(run: Run) -> dict[int, int]:
 
 def _finish(run: Run) -> Finish | None:
     """The end of the run, if it is one: nothing has failed, and no signal has ended it or this worker's part in it."""
-    if run.failed or run.guard.is_stopped or not run.guard.is_member:
+    if run.failed or run.guard.formation.is_stopped or not run.guard.is_member:
         return None
     return Finish(run.step, run.size)
 

@@ -11,5 +11,6 @@ After a resume, or on a newcomer, the script starts from its top. What of it may
 - `values`          other plain values, and untracked tensors
 - `dependence`      whether the training depends on such a variable, read from the source
 - `rhythm`          the order of loops and updates
+- `body`            what the body of a loop over `run.steps` may not do
 - `unsaved`         iterators and schedulers that start again
 """

@@ -1,4 +1,4 @@
-"""What was asked for: the options of `lockstep.start`, the device, the environments of launchers.
+"""What was asked for: the `options` of `lockstep.start`, the `device`, `faults` on purpose, within `limits`.
 
 The only room that reads the environment of the process. `environment` and `environments/` import no torch: the
 launcher reads them too.

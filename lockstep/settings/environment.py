@@ -6,6 +6,7 @@ Everything else is handed a mapping, or a value made from one here.
 import os
 import platform
 import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ __all__ = [
     "LaunchPlace",
     "Overrides",
     "find_place",
+    "make_secret",
     "nccl_host",
     "parse_assignment",
     "parse_device",
@@ -93,6 +95,11 @@ def find_place(environ: Mapping[str, str]) -> LaunchPlace:
     if not where or place.launcher == lockstep_run.LAUNCHER:  # it knows all its workers
         return place
     return replace(place, roster=where, world=replace(place.world, spans_hosts=True))
+
+
+def make_secret() -> str:
+    """A secret for a run whose user has given none."""
+    return secrets.token_hex(32)
 
 
 def read_secret(environ: Mapping[str, str]) -> bytes:

@@ -1,1 +1,7 @@
-"""What a run is made of: models, positions, generators; snapshots of them, on disk and sent to a newcomer."""
+"""What a run is made of, and how it is kept.
+
+- `models`, `progress`, `carried`   what is replicated; where the run is in its data; what belongs to lanes
+- `run_state`     all of it as a `snapshot`, whose form is the `schema`; `exact_state` restores it bit for bit
+- `transfer`      a snapshot sent to a newcomer
+- `checkpoints`   snapshots on disk, each a `tensor_file`
+"""

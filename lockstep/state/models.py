@@ -42,6 +42,11 @@ class Models:
                 self.optimizers[_numbered("optimizer", len(self.optimizers))] = optimizer
         self.tracked.update(tracked)
 
+    def require(self, what: str) -> None:
+        """Raises if there is no model yet, which `what` needs."""
+        if not self.modules:
+            raise Misuse(f"{what} needs a model: call run.replicate(model, optimizer) first")
+
     def parameters(self) -> list[NamedParameter]:
         """Every parameter once, under its first name, in order of registration."""
         seen: set[int] = set()

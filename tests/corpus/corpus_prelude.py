@@ -58,17 +58,13 @@ class Watch:
             os.kill(int(os.environ["LOCKSTEP_PARENT_PID"]), signal.SIGTERM)
             _await(lambda: self.run.guard.signals.terminate)
 
-    def _is_asked_to_end(self) -> bool:
-        signals = self.run.guard.signals
-        return bool(signals.terminate or signals.leave)
-
     def _await_change(self, wanted: int) -> None:
         """Returns when what was asked for has come to this worker, if it is the one that has to do something."""
         guard = self.run.guard
         if wanted < self.run.size and self.slot >= wanted:
             _await(lambda: self.run.guard.signals.leave)
         elif wanted > self.run.size and guard.recovery is not None and self.slot == max(guard.generation.slots):
-            copier, recovery = guard.copier, guard.recovery
+            copier, recovery = guard.formation.copier, guard.recovery
             _await(lambda: (copier is not None and copier.is_asked()) or recovery.has_claims())
 
     def _await_newcomer(self) -> None:

@@ -1,7 +1,7 @@
 """When newcomers carry lanes, and who leaves where workers disagree."""
 
 from lockstep.elastic.membership import Member
-from lockstep.elastic.probation import Probation, misfits
+from lockstep.elastic.newcomer import Probation, misfits
 
 FOUNDERS = [Member("a", 0, ""), Member("b", 1, "")]
 NEWCOMER = Member("c", 2, "", since=3, fresh=True)

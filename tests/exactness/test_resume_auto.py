@@ -50,7 +50,7 @@ class Trainer:
         worker, clock = SavingWorker(lambda: run.rank, self._say), lambda: self.now_s
         wire = run.guard.generation.wire
         self.saving = begin(plan, run._state, run._settings, wire, worker, lambda: self.at_moment(), clock=clock)
-        run.guard.deal()
+        run.guard.formation.deal()
         run._events.subscribe(self.saving.on_event)
         for index, loader in run._progress.loaders.items():
             loader._lanes = lambda index=index: self._lanes_to_load(index)

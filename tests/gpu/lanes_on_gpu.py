@@ -157,7 +157,7 @@ def main(args: argparse.Namespace) -> None:
         "losses": losses,
         "workers": run.size,
         "graphs": getattr(compute, "num_graphs", 0),
-        "updates": any(update.is_captured for update in run._captures._updates.values()),
+        "updates": any(update._graphs for update in run._captures._updates.values()),
         "noise": repr(run.noise),
         "memory": torch.cuda.memory_allocated(),
         "on_default_stream": torch.cuda.current_stream() == torch.cuda.default_stream(),

@@ -10,6 +10,7 @@ from torch.distributed import TCPStore
 
 from lockstep.elastic import rendezvous
 from lockstep.elastic.rendezvous import open_store
+from lockstep.elastic.store import LocalStore, RemoteStore, StoreServer
 from lockstep.errors import BadEnvironment
 from lockstep.settings.environments.place import LaunchPlace
 from lockstep.world import World
@@ -22,7 +23,9 @@ def _no_store_stays_open(monkeypatch):
     monkeypatch.setattr(rendezvous, "_opened", opened)
     yield
     for place in opened.values():
-        place.close()
+        for part in (place.server, place.store):
+            if isinstance(part, StoreServer | LocalStore | RemoteStore):
+                part.close()
 
 
 def listener() -> socket.socket:

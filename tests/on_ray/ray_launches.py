@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -27,10 +27,18 @@ def launched_on(
     usual = SCRIPT.format(tests=tests, epochs=epochs, hurry=hurry, pause_s=pause_s, each_epoch="pass")
     (folder / "train.py").write_text(script or usual)
     words = ["run", "--on", "ray", "--address", cluster.address, "--run-dir", "run", *options, "train.py"]
+    command = [*(cluster.inside[0] if cluster.inside else ()), sys.executable, "-m", "lockstep", *words]
+    with followed(command, folder, cluster.variables) as run:
+        yield run
+
+
+@contextmanager
+def followed(command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> Iterator[Launched]:
+    """The command as a process that stands in `folder`; afterwards it and its group are gone."""
     process = subprocess.Popen(
-        [*(cluster.inside[0] if cluster.inside else ()), sys.executable, "-m", "lockstep", *words],
+        command,
         cwd=folder,
-        env={**os.environ, **cluster.variables},
+        env={**os.environ, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

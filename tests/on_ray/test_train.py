@@ -4,16 +4,15 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from launched import Launched, launched
 from ray_clusters import RayCluster, needs_ray, ray_cluster
-from ray_launches import START_S
+from ray_launches import START_S, followed
 
 pytestmark = needs_ray
 
@@ -41,24 +40,9 @@ def trained(
         "checkpoints": None if checkpoints is None else str(checkpoints),
     }
     quiet = {"RAY_DEDUP_LOGS": "0", "RAY_COLOR_PREFIX": "0"}
-    process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).parent / "train_script.py"), json.dumps(config)],
-        env={**os.environ, **cluster.variables, **quiet},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    run = Launched(folder, process)
-    try:
+    command = [sys.executable, str(Path(__file__).parent / "train_script.py"), json.dumps(config)]
+    with followed(command, folder, {**cluster.variables, **quiet}) as run:
         yield run
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        run.close()
-        assert process.stdout is not None
-        process.stdout.close()
 
 
 def ended(run: Launched) -> tuple[str, int]:

@@ -82,7 +82,7 @@ class Script:
         for name, point in EXCHANGES.items():
             self._around(run._engine, name, point)
         if run.guard.recovery is not None:
-            self._around(run.guard, "_hand_state_over", "hand_over")
+            self._around(run.guard.formation, "hand_state_over", "hand_over")
             self._watch_actions(run.guard.recovery)
         self._watch_wire(run.guard.generation.wire)
         self._watch_generations(run)
@@ -152,13 +152,13 @@ class Script:
             setattr(wire.transport, name, self._told(getattr(wire.transport, name), name))
 
     def _watch_generations(self, run: Any) -> None:
-        hand_over = run.guard._hand_state_over
+        hand_over = run.guard.formation.hand_state_over
 
         def wrapped(decision: Any, wire: Any) -> None:
             self._watch_wire(wire)
             hand_over(decision, wire)
 
-        run.guard._hand_state_over = wrapped
+        run.guard.formation.hand_state_over = wrapped
 
     def _on_event(self, event: Event) -> None:
         match event:

@@ -29,19 +29,18 @@ def main(folder: Path, checkpoints: str | None) -> None:
     if checkpoints is not None:
         run.checkpoints(checkpoints, every_steps=5)
     stop = None
-    while stop is None or run.step < stop:
-        for _ in run.epochs(1_000_000):
-            for batch in loader:
-                train_step(run, job, model, optimizer, batch)
-                here = folder / f"at-{slot}"
-                here.with_suffix(".new").write_text(f"{run.step} {run.size}")
-                here.with_suffix(".new").rename(here)
-                time.sleep(PACE_S)
-                stop = int(text) if (folder / "stop").exists() and (text := (folder / "stop").read_text()) else None
-                if stop is not None and run.step >= stop:
-                    break
+    for _ in run.epochs(1_000_000):
+        for batch in loader:
+            train_step(run, job, model, optimizer, batch)
+            here = folder / f"at-{slot}"
+            here.with_suffix(".new").write_text(f"{run.step} {run.size}")
+            here.with_suffix(".new").rename(here)
+            time.sleep(PACE_S)
+            stop = int(text) if (folder / "stop").exists() and (text := (folder / "stop").read_text()) else None
             if stop is not None and run.step >= stop:
                 break
+        if stop is not None and run.step >= stop:
+            break
     (folder / f"digest-{slot}").write_text(f"{run.step} {run.digest()}")
     run.close()
 

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -196,7 +195,7 @@ def test_a_worker_of_another_run_is_turned_away_by_name(tmp_path: Path) -> None:
 
 def test_noise_at_every_port_changes_nothing(tmp_path: Path) -> None:
     stage = Stage(tmp_path, str(tmp_path / "roster"))
-    over, sent = threading.Event(), 0
+    sent = 0
     try:
         for slot in range(3):
             stage.start(slot)
@@ -226,7 +225,6 @@ def test_noise_at_every_port_changes_nothing(tmp_path: Path) -> None:
         assert [code for code, _ in stage.ended()] == [0, 0, 0]
         assert {stage.digest(slot) for slot in range(3)} == {alone(tmp_path / "alone", last)}
     finally:
-        over.set()
         stage.close()
 
 

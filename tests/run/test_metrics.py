@@ -44,7 +44,7 @@ def _train(folder: str, dies: str = "", steps: int = NUM_STEPS, resume: str = ""
     """Trains and logs twice after each step; worker 0 is killed in step 3, `dies` says where."""
     os.environ["LOCKSTEP_RUN_DIR"] = folder
     run = lockstep.start(lanes=4, seed=1)
-    me, founder = run.guard._own_slot, run.guard._own_slot == 0
+    me, founder = run.guard.formation.own_slot, run.guard.formation.own_slot == 0
 
     def reach(moment: str) -> None:
         if founder and run._loop.step == 3 and dies == moment:

@@ -21,7 +21,7 @@ from lockstep.errors import BadArgument, BadEnvironment, Disagreement, Misuse
 from lockstep.events import Started
 from lockstep.launch.job import Job
 from lockstep.observe.console import start_line
-from lockstep.run.placement import place_on, place_state
+from lockstep.run.replication import place_on, place_state
 from lockstep.settings.device import choose, in_words, sharing
 from lockstep.settings.environment import Overrides, process_environment, read_overrides, with_variable
 from lockstep.settings.options import Options, resolve

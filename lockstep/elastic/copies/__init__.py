@@ -1,1 +1,4 @@
-"""A copy of this worker as another one: why it cannot be made, if it cannot; the fork; and whoever asks for it."""
+"""A copy of this worker in the place of another.
+
+`obstacles` are why it cannot be made, `fork` makes it, and `copier` does so when the launcher asks for it.
+"""

@@ -1,8 +1,7 @@
-"""Who takes part, decided without talking to anybody: a state machine that answers events with actions.
+"""Who takes part, decided without talking to anybody: a state machine that answers `events` with `actions`.
 
 `view` holds the values, `quorum` who may go on, `decision` what one worker decides for all, `machine` the states of one
-worker. Nothing here
-touches a socket, a clock or a tensor: `lockstep.elastic` performs the actions.
+worker. Nothing here touches a socket, a clock or a tensor: `lockstep.elastic` performs the actions.
 """
 
 from lockstep.elastic.membership.decision import Poll, Verdict, decide

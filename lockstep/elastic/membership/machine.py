@@ -270,7 +270,7 @@ class Membership:
     def _called(self, claim: Claim) -> Next:
         caller = {claim.member.uid}
         others = tuple(known for known in self.claims if known.member.uid not in caller)
-        # Whoever calls is neither dead nor silent, whatever a probe before had told.
+        # A member that calls is neither dead nor silent, whatever a probe had found before.
         heard = replace(self, claims=(*others, claim), dead=self.dead - caller, silent=self.silent - caller)
         heard = replace(heard, alive=self.alive | caller)
         if self.stage is MembershipStage.GATHERING:

@@ -85,7 +85,7 @@ class LaneDeal:
     """How lanes are dealt out, known alike to all members: how many there are, and those of each slot if given by hand.
 
     `spares_newcomers`: a member that runs the script from the top carries none until it has proven itself. See
-    Note [Probation] in elastic/probation.py.
+    Note [Probation] in elastic/newcomer.py.
     """
 
     num_lanes: int = 1
@@ -167,12 +167,12 @@ class Decision:
 
     @classmethod
     def from_json(cls, text: str) -> "Decision":
-        told = json.loads(text)
-        view = View(told["view"]["generation"], _members(told["view"]["members"]))
-        dealt = told["assignment"]
+        fields = json.loads(text)
+        view = View(fields["view"]["generation"], _members(fields["view"]["members"]))
+        dealt = fields["assignment"]
         lanes = None if dealt is None else Assignment.explicit(dealt["lanes_of"])
-        lost, left = _members(told["lost"]), _members(told["left"])
-        return cls(view, told["step"], lanes, tuple(told["newcomers"]), lost, left, told["decider"])
+        lost, left = _members(fields["lost"]), _members(fields["left"])
+        return cls(view, fields["step"], lanes, tuple(fields["newcomers"]), lost, left, fields["decider"])
 
 
 class Liveness(Enum):
@@ -192,11 +192,11 @@ def claim_to_json(claim: Claim) -> str:
 
 
 def claim_from_json(text: str) -> Claim:
-    told = json.loads(text)
-    attempts = tuple(Attempt(GenerationId(**one["id"]), tuple(one["uids"])) for one in told["attempts"])
-    parts = {"member": Member(**told["member"]), "formed": GenerationId(**told["formed"])}
-    return Claim(**{**told, **parts, "attempts": attempts, "silent": tuple(told["silent"])})
+    fields = json.loads(text)
+    attempts = tuple(Attempt(GenerationId(**one["id"]), tuple(one["uids"])) for one in fields["attempts"])
+    parts = {"member": Member(**fields["member"]), "formed": GenerationId(**fields["formed"])}
+    return Claim(**{**fields, **parts, "attempts": attempts, "silent": tuple(fields["silent"])})
 
 
-def _members(told: list[dict[str, object]]) -> tuple[Member, ...]:
-    return tuple(Member(**member) for member in told)  # type: ignore[arg-type]
+def _members(fields: list[dict[str, object]]) -> tuple[Member, ...]:
+    return tuple(Member(**member) for member in fields)  # type: ignore[arg-type]

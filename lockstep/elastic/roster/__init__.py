@@ -1,6 +1,7 @@
 """A roster: where living members of a run can be found by workers on other hosts, and whether the run is over.
 
-`roster` knows what stands in one; `home` is the small interface to where it is kept, with a file for each kind.
+`roster` knows what stands in one; `home` is the small interface to where it is kept, with a file
+for each kind: `folder`, `tcp`, `dns`, `ray_actor`.
 """
 
 from lockstep.elastic.roster.home import RosterHome, open_home

@@ -5,6 +5,7 @@ import socket
 from contextlib import suppress
 
 from lockstep.errors import BadEnvironment
+from lockstep.settings.environments.roster import ROSTER
 
 
 class NamesHome:
@@ -16,7 +17,7 @@ class NamesHome:
     def __init__(self, name: str) -> None:
         self._name, _, port = name.rpartition(":")
         if not self._name or not port.isdigit():
-            raise BadEnvironment(f"LOCKSTEP_ROSTER=dns://{name} cannot be used: it looks like dns://name:port")
+            raise BadEnvironment(f"{ROSTER}=dns://{name} cannot be used: it looks like dns://name:port")
         self.endpoint_port = int(port)
 
     def __str__(self) -> str:
@@ -37,9 +38,6 @@ class NamesHome:
             f"names in DNS ({self}) cannot decide who founds a run, or which half goes on: set RANK and WORLD_SIZE, or "
             "keep the roster in a folder"
         )
-
-    def remove(self, key: str) -> None:
-        """Nothing stands there."""
 
     def close(self) -> None:
         """It holds nothing."""

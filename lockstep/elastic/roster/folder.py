@@ -53,9 +53,6 @@ class FolderHome:
             unfinished.unlink()
         return text
 
-    def remove(self, key: str) -> None:
-        self._path(key).unlink(missing_ok=True)
-
     def close(self) -> None:
         """It holds nothing."""
 

@@ -2,9 +2,12 @@
 
 from typing import Protocol
 
+from lockstep.elastic.roster.dns import NamesHome
+from lockstep.elastic.roster.folder import FolderHome
+from lockstep.elastic.roster.tcp import StoreHome
 from lockstep.errors import BadEnvironment
+from lockstep.settings.environments.roster import ROSTER
 
-ROSTER = "LOCKSTEP_ROSTER"
 KINDS = "a folder's path, tcp://host:port, dns://name:port or ray://name"
 
 
@@ -28,9 +31,6 @@ class RosterHome(Protocol):
     def put_first(self, key: str, text: str) -> str:
         """Atomic. What stands under `key`: `text`, if nobody had written there before."""
 
-    def remove(self, key: str) -> None:
-        """Afterwards nothing stands under `key`."""
-
     def close(self) -> None:
         """Gives back what this process holds of the home."""
 
@@ -39,16 +39,10 @@ def open_home(url: str, secret: bytes) -> RosterHome:
     """The home that `url` names. Raises BadEnvironment if it cannot be used."""
     kind, separator, rest = url.partition("://")
     if not separator or kind == "file":
-        from lockstep.elastic.roster.folder import FolderHome
-
         return FolderHome(rest if separator else url)
     if kind == "tcp":
-        from lockstep.elastic.roster.tcp import StoreHome
-
         return StoreHome(rest, secret)
     if kind == "dns":
-        from lockstep.elastic.roster.dns import NamesHome
-
         return NamesHome(rest)
     if kind == "ray":
         return _ray_home(rest)

@@ -15,8 +15,8 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from lockstep.errors import BadEnvironment
 from lockstep.launch.folder import check_name
+from lockstep.launch.ray_cluster import NAMESPACE, first_line
 
-NAMESPACE = "lockstep"
 ANSWER_S = 10.0
 START_S = 120.0
 """How long an actor that was just made may take to answer: Ray starts a process for it."""
@@ -33,9 +33,6 @@ class RosterActor:
 
     def put(self, key: str, text: str) -> None:
         self._entries[key] = text
-
-    def remove(self, key: str) -> None:
-        self._entries.pop(key, None)
 
     def put_first(self, key: str, text: str) -> str:
         return self._entries.setdefault(key, text)
@@ -66,7 +63,7 @@ class RayHome:
             ray.get(self._actor.entries.remote(), timeout=START_S)
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             raise BadEnvironment(
-                f"the roster ray://{name} cannot be reached: {_first_line(error)}. This host must belong to a Ray "
+                f"the roster ray://{name} cannot be reached: {first_line(error)}. This host must belong to a Ray "
                 "cluster (`ray start`), and the cluster must answer"
             ) from error
 
@@ -78,9 +75,6 @@ class RayHome:
 
     def put(self, key: str, text: str) -> None:
         self._ask(self._actor.put.remote(key, text))
-
-    def remove(self, key: str) -> None:
-        self._ask(self._actor.remove.remote(key))
 
     def put_first(self, key: str, text: str) -> str:
         return str(self._ask(self._actor.put_first.remote(key, text)))
@@ -95,8 +89,4 @@ class RayHome:
             return ray.get(answer, timeout=ANSWER_S)
         except (RayError, GetTimeoutError) as error:
             why = "does not answer" if isinstance(error, GetTimeoutError) else "is gone"
-            raise ConnectionError(f"the roster {self} {why}: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            raise ConnectionError(f"the roster {self} {why}: {first_line(error)}") from error

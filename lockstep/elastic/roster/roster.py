@@ -170,7 +170,7 @@ class Roster:
             self._record = None
 
     def end(self, text: str) -> None:
-        """The run is over: whoever comes later has nothing to do."""
+        """The run is over: a worker that comes later has nothing to do."""
         self.rest()
         try:
             self.elect(OVER, text)
@@ -261,7 +261,7 @@ class Search:
             record = self.roster.members()
 
     def _settled(self, record: MemberRecord, alive: tuple[str, ...]) -> tuple[str, ...]:
-        """Whoever finds nobody alive takes part in the next founding."""
+        """A worker that finds nobody alive takes part in the next founding."""
         self.roster.founding = record.founding if alive else record.founding + 1
         return alive
 

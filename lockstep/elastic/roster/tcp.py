@@ -2,15 +2,20 @@
 
 import socket
 import threading
+from collections.abc import Callable
+from typing import TypeVar
 
 from torch.distributed import DistError  # type: ignore[attr-defined]
 
-from lockstep.elastic.store import LocalStore, NotOfThisRun, RemoteStore, Secret, StoreServer
+from lockstep.elastic.store import NotOfThisRun, RemoteStore, Secret, StoreServer
 from lockstep.elastic.store.values import KeyValues
 from lockstep.errors import BadEnvironment
+from lockstep.settings.environments.roster import ROSTER
 
 PREFIX = "roster/"
 ANSWER_S = 5.0
+
+Answer = TypeVar("Answer")
 
 
 class StoreHome:
@@ -24,7 +29,7 @@ class StoreHome:
         self._address, self._secret = address, Secret(secret)
         self._lock = threading.Lock()
         if not address.rpartition(":")[2].isdigit():
-            raise BadEnvironment(f"LOCKSTEP_ROSTER=tcp://{address} cannot be used: it looks like tcp://host:port")
+            raise BadEnvironment(f"{ROSTER}=tcp://{address} cannot be used: it looks like tcp://host:port")
         try:
             self._store = self._connected()
         except NotOfThisRun as error:
@@ -48,11 +53,7 @@ class StoreHome:
         self._do(lambda store: store.set(PREFIX + key, text))
 
     def put_first(self, key: str, text: str) -> str:
-        first: bytes = self._do(lambda store: store.compare_set(PREFIX + key, "", text))
-        return first.decode()
-
-    def remove(self, key: str) -> None:
-        self._do(lambda store: store.delete_key(PREFIX + key))
+        return self._do(lambda store: store.compare_set(PREFIX + key, "", text)).decode()
 
     def close(self) -> None:
         self._store.close()
@@ -60,7 +61,7 @@ class StoreHome:
     def _connected(self) -> RemoteStore:
         return RemoteStore(self._address, self._secret, ANSWER_S, ANSWER_S)
 
-    def _do(self, operation):  # type: ignore[no-untyped-def]
+    def _do(self, operation: Callable[[RemoteStore], Answer]) -> Answer:
         """Once more over a new connection if the old one is lost; OSError if that fails too."""
         with self._lock:
             try:
@@ -75,14 +76,11 @@ class StoreHome:
 
 
 class RosterServer:
-    """Keeps rosters in memory for whoever knows the secret. One owner, who calls `close`."""
+    """Keeps rosters in memory for those who know the secret. One owner, who calls `close`."""
 
     def __init__(self, host: str, port: int, secret: bytes) -> None:
-        values = KeyValues()
-        self._store = LocalStore(values)
-        self._server = StoreServer(socket.create_server((host, port), backlog=128), values, Secret(secret))
+        self._server = StoreServer(socket.create_server((host, port), backlog=128), KeyValues(), Secret(secret))
         self.port = self._server.port
 
     def close(self) -> None:
         self._server.close()
-        self._store.close()

@@ -1,7 +1,7 @@
 """Answers at a port for the values of one process: one thread for all connections.
 
 # Note [Strangers at a port]
-# Whoever can reach the port can connect. A stranger gets a random number, and its connection is closed at its first
+# Anybody who reaches the port can connect. A stranger gets a random number, and its connection is closed at its first
 # wrong word, after GREETING_S, or when more than MOST_STRANGERS are there: it costs a descriptor and no memory. What it
 # sends reaches nothing but a Session.
 """

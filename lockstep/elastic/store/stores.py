@@ -8,8 +8,8 @@
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -86,9 +86,6 @@ class LocalStore(_HeldStore):
     def delete_key(self, key: str) -> bool:
         return self._values.delete(key)
 
-    def starting_with(self, prefix: str) -> dict[str, bytes]:
-        return self._values.starting_with(prefix)
-
     def _await(self, keys: Sequence[str], limit_s: float) -> list[bytes]:
         values = self._values.await_all(keys, limit_s)
         if values is None:
@@ -164,37 +161,37 @@ class RemoteStore(_HeldStore):
 
     def _greet(self, limit_s: float) -> None:
         until_s = time.monotonic() + limit_s
-        try:
+        with self._explaining(limit_s, DistNetworkError, f"who listens at {self.address} is no worker of this run"):
             while not self._session.is_open:
                 self._read(until_s)
                 self._send(until_s)
-        except TimeoutError as error:
-            raise DistNetworkError(f"{self.address} does not answer within {limit_s:g} s") from error
-        except Intrusion as error:
-            raise NotOfThisRun(f"who listens at {self.address} is no worker of this run") from error
-        except OSError as error:
-            if self._session.has_greeted:
-                raise NotOfThisRun(f"{self.address} does not accept the secret of this run") from error
-            raise DistNetworkError(f"the connection to {self.address} is lost: {error}") from error
 
     def _exchange(self, request: Sequence[bytes], limit_s: float) -> list[bytes]:
-        until_s = time.monotonic() + limit_s
-        try:
+        until_s, answer = time.monotonic() + limit_s, list[bytes]()
+        stranger = f"what came from {self.address} was not written by a worker of this run"
+        with self._explaining(limit_s, DistStoreError, stranger):
             self._session.send(*request)
             self._send(until_s)
             self._num_owed += 1
-            while True:
-                while self._answers:
-                    answer = self._answers.pop(0)
-                    self._num_owed -= 1
-                    if self._num_owed == 0:
-                        return answer
-                self._read(until_s)
+            while self._num_owed > 0:
+                while not self._answers:
+                    self._read(until_s)
+                answer = self._answers.pop(0)
+                self._num_owed -= 1
+        return answer
+
+    @contextmanager
+    def _explaining(self, limit_s: float, late: type[Exception], stranger: str) -> Iterator[None]:
+        """Inside, what goes wrong becomes torch's own error: `late` when the time is up."""
+        try:
+            yield
         except TimeoutError as error:
-            raise DistStoreError(f"{self.address} does not answer within {limit_s:g} s") from error
+            raise late(f"{self.address} does not answer within {limit_s:g} s") from error
         except Intrusion as error:
-            raise NotOfThisRun(f"what came from {self.address} was not written by a worker of this run") from error
+            raise NotOfThisRun(stranger) from error
         except OSError as error:
+            if self._session.has_greeted and not self._session.is_open:
+                raise NotOfThisRun(f"{self.address} does not accept the secret of this run") from error
             raise DistNetworkError(f"the connection to {self.address} is lost: {error}") from error
 
     def _read(self, until_s: float) -> None:

@@ -1,1 +1,4 @@
-"""The page of a run: what its folder says, as a view, and how the view is shown: in a browser, in a file."""
+"""The page of a run: what its folder says, as a `view` made of `entries`, and the `log_tail` of each worker.
+
+`server` shows it in a browser; `report` is the page as one file.
+"""

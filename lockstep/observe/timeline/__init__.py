@@ -1,1 +1,5 @@
-"""Where the time of a run's steps goes: parts that workers write, a trace made of them, and an account in words."""
+"""Where the time of a run's steps goes.
+
+Each worker writes a `part`. `spans` are what it did from when to when, `clocks` brings those of several hosts together,
+`trace` and `file` make one trace of all. `account` says where the time went, `account_lines` does so in words.
+"""

@@ -276,14 +276,14 @@ class _Reader:
             "workers": slots, "lost": lost, "left": left, "joined": joined, "moved lanes": moved_lanes,
             "moved to": moved_to, "step counts": committed,
         }  # fmt: skip
-        told = tuple((name, value) for name, value in facts.items() if value not in ([], None))
+        known = tuple((name, value) for name, value in facts.items() if value not in ([], None))
         forming = [one for one in self._open if one.track is TimelineTrack.MEMBERSHIP]
         self._open = [one for one in self._open if one.track is not TimelineTrack.MEMBERSHIP]
         self._generation = generation
         for one in forming:
-            self._add(one, record.time_ns, facts=told)
+            self._add(one, record.time_ns, facts=known)
         if self._undone and not committed:
             self._begin(record, SpanKind.STEP, f"step {record.step} again")
         self._undone = False
         name = f"generation {generation}: {len(slots)} workers"
-        self.instants.append(Instant(name, self.part.head.worker, record.step, record.time_ns, told))
+        self.instants.append(Instant(name, self.part.head.worker, record.step, record.time_ns, known))

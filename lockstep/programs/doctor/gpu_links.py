@@ -68,9 +68,9 @@ def parse_topology(text: str) -> dict[tuple[int, int], str]:
 
 def parse_trial(text: str, kinds: Mapping[tuple[int, int], str]) -> GpuTrial:
     """What the trial printed, with the links' kinds."""
-    told = json.loads(text)
-    links = tuple(GpuLink(a, b, kinds.get((a, b), ""), reaches, rate) for a, b, reaches, rate in told["pairs"])
-    return GpuTrial(tuple(told["own"]), links, told["nccl"])
+    found = json.loads(text)
+    links = tuple(GpuLink(a, b, kinds.get((a, b), ""), reaches, rate) for a, b, reaches, rate in found["pairs"])
+    return GpuTrial(tuple(found["own"]), links, found["nccl"])
 
 
 def due_bytes_per_s(link: GpuLink, links: Sequence[GpuLink]) -> float:

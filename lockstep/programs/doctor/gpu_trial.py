@@ -35,10 +35,6 @@ def seconds(work: Callable[[], object], devices: list[int]) -> float:
     return longest_ms / 1000 / REPEATS
 
 
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)
-
-
 def tensors(count: int) -> list[torch.Tensor]:
     return [torch.zeros(NUM_BYTES // 4, device=f"cuda:{number}") for number in range(count)]
 

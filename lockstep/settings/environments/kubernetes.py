@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from lockstep.errors import BadEnvironment
 from lockstep.settings.environments.lockstep_run import SLOT
 from lockstep.settings.environments.place import LOOPBACK, LaunchPlace, check_world
-from lockstep.settings.environments.stop_signals import ROSTER
+from lockstep.settings.environments.roster import ROSTER
 from lockstep.settings.environments.variables import optional, port, text, whole
 from lockstep.world import World
 

@@ -1,14 +1,14 @@
-"""A worker that knows of no others: a roster says whether there are any. Whoever starts it gives it a number."""
+"""A worker that knows of no others: a roster says whether there are any. What starts it gives it a number."""
 
 from collections.abc import Mapping
 
 from lockstep.errors import BadEnvironment
+from lockstep.settings.environments.lockstep_run import SLOT
 from lockstep.settings.environments.place import LOOPBACK, LaunchPlace
 from lockstep.settings.environments.variables import optional
 from lockstep.world import World
 
 ROSTER = "LOCKSTEP_ROSTER"
-SLOT = "LOCKSTEP_SLOT"
 
 
 def place(environ: Mapping[str, str]) -> LaunchPlace | None:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from lockstep.errors import BadEnvironment
 from lockstep.settings.environments.lockstep_run import SLOT
 from lockstep.settings.environments.place import LOOPBACK, LaunchPlace, check_world
-from lockstep.settings.environments.stop_signals import ROSTER
+from lockstep.settings.environments.roster import ROSTER
 from lockstep.settings.environments.variables import derived_port, optional, port, text, whole
 from lockstep.settings.limits import as_whole
 from lockstep.world import World

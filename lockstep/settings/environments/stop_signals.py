@@ -12,7 +12,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-ROSTER = "LOCKSTEP_ROSTER"
+from lockstep.settings.environments.roster import ROSTER
 
 GRACE_S = 2.0
 """How long a worker has from a person's signal to its end. `lockstep run` ends what is left a little later."""

@@ -1,1 +1,5 @@
-"""The checkpoints of a run: one on disk, a folder of them, when they are due, how a run saves and resumes."""
+"""The checkpoints of a run.
+
+`file` is one on disk, `folder` has several, with a `lock`; `plan` says when they are due. A run saves by `saver`, and
+goes on by `resume`.
+"""

@@ -1,4 +1,4 @@
-"""A sampler that gives harder samples in later epochs, told by set_epoch."""
+"""A sampler that gives harder samples in later epochs, which it learns by set_epoch."""
 
 import lockstep
 import torch

@@ -267,14 +267,14 @@
 
   function words(chart, at) {
     const { plan } = chart;
-    const told = chart.series.map((one) => {
+    const values = chart.series.map((one) => {
       const place = nearest(one.x, at);
       const isThere = one.x.length > 0 && at >= one.x[0] && at <= one.x[one.x.length - 1];
       const value = isThere ? one.y[place] : null;
       const interval = one.low && !plan.isStacked && value !== null ? ` (${plan.write(one.low[place])} to ${one.high[place] === null ? "∞" : plan.write(one.high[place])})` : "";
       return `${chart.plan.series.length > 1 ? `${one.name} ` : ""}${plan.write(value)}${interval}`;
     });
-    return `${plan.axis === "t" ? "at" : "step"} ${across(at, plan.axis)}: ${told.join(", ")}`;
+    return `${plan.axis === "t" ? "at" : "step"} ${across(at, plan.axis)}: ${values.join(", ")}`;
   }
 
   function latest(chart) {

@@ -1,0 +1,144 @@
+"""Begins the loops over lanes of a script: each is a step, a pass that moves buffers alone, or an evaluation."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from lockstep.data import GlobalBatch
+from lockstep.elastic.guard import Guard
+from lockstep.events import Events
+from lockstep.gradients.autograd_graph import shown_backward
+from lockstep.gradients.batchnorm import lane_norm_note
+from lockstep.gradients.buffers import buffer_places, refuse_new_buffers
+from lockstep.gradients.plan import StepPlan
+from lockstep.run.autosave import Autosave
+from lockstep.run.step_loop import StepLoop
+from lockstep.script.call_site import Site, calling_frame, site_of, whole_numbers
+from lockstep.script.turns import LaneLoop
+from lockstep.script.unsaved import is_fresh, untracked
+from lockstep.state.models import RegistrationWatch, refuse_new_parameters
+from lockstep.strategies import StepEngine
+
+
+class LaneLoops:
+    """The loops over `run.lanes` on one worker, with what is checked before and after. One owner, who calls `close`.
+
+    `end` closes the run: it is called where `stop_after` steps are done.
+    """
+
+    def __init__(
+        self,
+        loop: StepLoop,
+        engine: StepEngine,
+        guard: Guard,
+        autosave: Autosave,
+        events: Events,
+        stop_after: int | None,
+        end: Callable[[], None],
+    ) -> None:
+        self._loop, self._engine, self._guard, self._autosave, self._events = loop, engine, guard, autosave, events
+        self._models, self._progress = loop.state.models, loop.state.progress
+        self._stop_after, self._end = stop_after, end
+        self._watch = RegistrationWatch()
+        self._sites: set[Site] = set()
+        self._has_looked_for_schedulers = False
+        self._has_noted_norms = False
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether the script has begun a loop in training mode."""
+        return bool(self._sites)
+
+    def trains(self) -> bool:
+        """Whether a loop over lanes that begins now is a training step."""
+        return self._in_training_mode and torch.is_grad_enabled()
+
+    def begin(self, batch: GlobalBatch, train: bool | None) -> Iterator[Any]:
+        """The lanes of a loop; `train` is what the script says of it, None where it says nothing."""
+        frame = calling_frame()
+        if train or (train is None and self.trains()):
+            return self._training(batch, LaneLoop(site_of(frame), whole_numbers(frame)))
+        if self._in_training_mode and self._engine.buffers.slots:
+            # Forward passes in training mode without gradients move BatchNorm's statistics: they are averaged.
+            return self._training(batch, LaneLoop(site_of(frame), whole_numbers(frame), is_step=False))
+        return self._evaluating(batch)
+
+    def look_at_models(self) -> None:
+        """The next loop looks whether the models have parameters and buffers that the engine does not know."""
+        self._watch.noticed = True
+
+    def close(self) -> None:
+        self._watch.close()
+
+    def _training(self, batch: GlobalBatch, loop: LaneLoop) -> Iterator[Any]:
+        self._models.require("this")
+        self._look_at_models()
+        if loop.is_step:
+            self._begin_step(batch)
+        is_first_turn = loop.site not in self._sites
+        self._sites.add(loop.site)
+        return self._watched(self._loop.training(batch, loop), is_first_turn)
+
+    def _begin_step(self, batch: GlobalBatch) -> None:
+        if self._stop_after is not None and self._loop.step >= self._stop_after:
+            self._end()
+            raise SystemExit(0)
+        self._autosave.train()
+        self._look_for_schedulers()
+        self._note_norms(batch)
+        self._progress.trains_on(batch.loader)
+
+    def _evaluating(self, batch: GlobalBatch) -> Iterator[Any]:
+        self._progress.evaluates(batch)
+        lanes = self._loop.evaluating(batch)
+        return self._watched(lanes, is_first_turn=False) if self._models.modules else lanes
+
+    def _watched(self, lanes: Iterator[Any], is_first_turn: bool) -> Iterator[Any]:
+        """The lanes of a loop; buffers that they have added to the models are refused when they are done."""
+        engine, modules = self._engine, list(self._models.modules.values())
+        known = buffer_places(modules) if self._watch.noticed else None
+        with shown_backward(self._events):
+            engine.begin_loop(is_first_turn)
+            try:
+                yield from lanes
+            finally:
+                engine.end_loop()
+        if self._watch.noticed:
+            known = engine.buffers.places if known is None else known
+            refuse_new_buffers(modules, self._models.name_prefixes(), known)
+
+    @property
+    def _in_training_mode(self) -> bool:
+        return any(module.training for module in self._models.modules.values())
+
+    def _look_at_models(self) -> None:
+        if self._watch.noticed:
+            refuse_new_parameters(self._models, self._engine.replicas.parameters)
+            self._models.check_optimizers_cover_known_parameters()
+            self._engine.look_at_buffers()
+            self._watch.noticed = False
+
+    def _note_norms(self, batch: GlobalBatch) -> None:
+        """Once, in the first step, by worker 0."""
+        formation = self._guard.formation
+        if not self._has_noted_norms and formation.is_first:
+            plan = StepPlan(self._loop.step, batch.num_samples, formation.generation.assignment, least=batch.least)
+            text = lane_norm_note(self._models.modules.values(), plan.shares.values(), self._loop.state.steps.num_lanes)
+            if text:
+                self._events.note(text)
+        self._has_noted_norms = True
+
+    def _look_for_schedulers(self) -> None:
+        """Once, when training begins: one that nobody tracks is named, and refused where it cannot be right."""
+        if self._has_looked_for_schedulers:
+            return
+        self._has_looked_for_schedulers = True
+        for scheduler in untracked(self._models.optimizers.values(), self._models.tracked.values()):
+            text = (
+                f"{type(scheduler).__name__} is a scheduler that run.replicate was not given: it is not saved, and a "
+                "worker that joins has another one. Write run.replicate(model, optimizer, scheduler=scheduler)."
+            )
+            if self._loop.step > 0 and is_fresh(scheduler):
+                self._guard.refuse(f"the run goes on from step {self._loop.step}, and {text}")
+            self._events.note(text)

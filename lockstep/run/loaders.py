@@ -1,0 +1,67 @@
+"""The user's loaders as the run reads them, and the epochs that it counts."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from lockstep.data import ShardedLoader
+from lockstep.data.device import DeviceMover
+from lockstep.elastic.formation import Formation
+from lockstep.events import BatchLoaded, Events
+from lockstep.run.autosave import Autosave
+from lockstep.state.run_state import RunState
+from lockstep.strategies import StepEngine
+
+
+class Loaders:
+    """The data of one run on one worker. One owner, who calls `close`."""
+
+    def __init__(
+        self,
+        state: RunState,
+        formation: Formation,
+        engine: StepEngine,
+        autosave: Autosave,
+        mover: DeviceMover,
+        events: Events,
+    ) -> None:
+        self._state, self._formation, self._engine = state, formation, engine
+        self._autosave, self._mover, self._events = autosave, mover, events
+
+    def shard(self, loader: "DataLoader[Any]", batch: str) -> ShardedLoader:
+        """The loader, read by lanes; its position belongs to the run."""
+        return self._state.progress.add(
+            lambda number: ShardedLoader(
+                loader,
+                seed=self._state.steps.seed,
+                num_lanes=self._state.steps.num_lanes,
+                lanes=partial(self._lanes_to_load, number),
+                index=number,
+                say=self._events.note,
+                loaded=lambda waited_s: self._events.emit(BatchLoaded, number, waited_s),
+                batch=batch,
+                mover=self._mover,
+                least=lambda: self._engine.min_samples,
+            )
+        )
+
+    def epochs(self, count: int, start: int) -> Iterator[int]:
+        """Counts epochs from the one under way, or from `start`, up to `count`."""
+        progress = self._state.progress
+        if self._state.models.modules:
+            self._autosave.take_up()
+        if start > progress.epoch:
+            progress.start_at(start, self._state.steps.step)
+        yield from progress.epochs(count)
+
+    def close(self) -> None:
+        for loader in self._state.progress.loaders.values():
+            loader.close()
+
+    def _lanes_to_load(self, number: int) -> tuple[int, ...]:
+        """Asked by a loader before each batch: which lanes to load. It is also a moment to save at."""
+        self._autosave.loader_asks(number)
+        self._formation.batch_is_due()
+        return self._formation.generation.lanes

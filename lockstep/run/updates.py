@@ -1,0 +1,92 @@
+"""What happens around `optimizer.step()`: it is counted, refused inside of lanes, and may need the other workers.
+
+Optimizers that the run does not know are looked at too.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from lockstep.elastic.guard import Guard
+from lockstep.errors import WorkerLost, naming_lost_worker
+from lockstep.events import Events, UpdateBegan, UpdateEnded, Wait
+from lockstep.run.step_loop import StepLoop
+from lockstep.state.models import Models
+from lockstep.strategies import StepEngine
+
+
+class UpdateHooks:
+    """The hooks of a run on its optimizers. One owner, who calls `close`."""
+
+    def __init__(self, loop: StepLoop, engine: StepEngine, guard: Guard, events: Events) -> None:
+        self._loop, self._engine, self._guard, self._events = loop, engine, guard, events
+        self._models = loop.state.models
+        self._hooks: dict[str, tuple[Any, Any]] = {}
+
+    def attach(self) -> None:
+        """Every optimizer of the run has its hooks."""
+        for label, optimizer in self._models.optimizers.items():
+            if label not in self._hooks:
+                before = optimizer.register_step_pre_hook(self._before)
+                self._hooks[label] = before, optimizer.register_step_post_hook(self._after)
+
+    def ids(self) -> set[int]:
+        """By which torch knows these hooks."""
+        return {hook.id for hooks in self._hooks.values() for hook in hooks}
+
+    def close(self) -> None:
+        for hooks in self._hooks.values():
+            for hook in hooks:
+                hook.remove()
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._models.look_at(optimizer)
+        self._loop.updated(optimizer)
+        self._events.emit(UpdateBegan, step=max(0, self._loop.step - 1))
+        self._with_others(lambda: self._engine.before_update(optimizer, any((*args[1:], *kwargs.values()))))
+
+    def _after(self, optimizer: Optimizer, *_: Any) -> None:
+        self._with_others(lambda: self._engine.after_update(optimizer))
+        self._events.emit(UpdateEnded, step=max(0, self._loop.step - 1))
+
+    def _with_others(self, act: Callable[[], None]) -> None:
+        """Collective under some strategies: with those who are left, if a worker is lost."""
+        while True:
+            try:
+                with naming_lost_worker(self._loop.step, Wait.UPDATE):
+                    return act()
+            except WorkerLost as lost:
+                self._guard.regroup(lost)
+
+
+class UntrackedOptimizers:
+    """Looks at every optimizer of the process before it steps, also at those that `run.replicate` was not given.
+
+    Refuses a step inside of lanes that changes a replicated model; notes one that changes what nobody replicates.
+
+    `refuse_inside` raises where the lanes of a step are under way. One owner, who calls `close`.
+    """
+
+    def __init__(self, models: Models, refuse_inside: Callable[[str], None], note: Callable[[str], None]) -> None:
+        self._models, self._refuse_inside, self._note = models, refuse_inside, note
+        self._noted: set[int] = set()
+        self._hook = register_optimizer_step_pre_hook(self._look)
+
+    def close(self) -> None:
+        self._hook.remove()
+
+    def _look(self, optimizer: Optimizer, *_: Any) -> None:
+        if any(optimizer is known for known in self._models.optimizers.values()):
+            return  # has a hook of the run's own
+        replicated = {id(named.parameter) for named in self._models.parameters()}
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if held & replicated:
+            self._refuse_inside("optimizer.step()")
+        if held - replicated and id(optimizer) not in self._noted:
+            self._noted.add(id(optimizer))
+            self._note(
+                f"{type(optimizer).__name__}.step() changes parameters of no model that run.replicate was given: each "
+                "worker has its own, and nothing keeps them alike"
+            )
