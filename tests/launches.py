@@ -271,6 +271,12 @@ def launch(folder: Path, script: str, *options: str, command: str = "run", **var
         launched.close()
 
 
+def finish(launcher: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    """The exit code, and what came on both streams."""
+    out, err = launcher.communicate(timeout=90)
+    return launcher.returncode, out, err
+
+
 def end_launch(launcher: "subprocess.Popen[Any]") -> None:
     """Kills the launcher; it takes its workers along, in a moment, and that is awaited."""
     workers = [one for one in psutil.process_iter() if _variables(one).get(PARENT_PID) == str(launcher.pid)]

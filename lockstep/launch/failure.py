@@ -127,10 +127,26 @@ def notice_of(failure: Failure, has_report: bool) -> bytes:
     return f"{failure.worker_id}\t{'' if has_report else _cut_short(failure)}\n".encode()
 
 
-def read_notice(line: bytes) -> tuple[str, Failure | None]:
-    """The id of the worker that has failed, and its report if the folder had no room for it."""
-    worker_id, _, report = line.decode().partition("\t")
-    return worker_id, Failure.from_json(report) if report else None
+class NoticePipe:
+    """The pipe of the workers' notices. Workers inherit `worker_fd`. One owner, who calls `close`."""
+
+    def __init__(self) -> None:
+        self._fd, self.worker_fd = os.pipe()
+        self._half = b""
+
+    def fileno(self) -> int:
+        """Readable when there is a notice."""
+        return self._fd
+
+    def read(self) -> dict[str, Failure | None]:
+        """The ids of the workers that have failed, each with its report if the folder had no room for it."""
+        *lines, self._half = (self._half + os.read(self._fd, 1 << 16)).split(b"\n")
+        parts = (line.decode().partition("\t") for line in lines)
+        return {worker_id: Failure.from_json(report) if report else None for worker_id, _, report in parts}
+
+    def close(self) -> None:
+        os.close(self._fd)
+        os.close(self.worker_fd)
 
 
 def _cut_short(failure: Failure) -> str:

@@ -16,19 +16,19 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
 
 from lockstep.errors import BadEnvironment
-from lockstep.launch.failure import Failure, clear_report, read_notice, read_report
+from lockstep.launch.failure import Failure, NoticePipe, clear_report, read_report
 from lockstep.launch.job import Job
 from lockstep.launch.memory import MemoryKills, count_memory_kills
 from lockstep.launch.orphans import OrphanGuard
 from lockstep.launch.output import Tee
-from lockstep.launch.pool import ExitStatus, signal_name
+from lockstep.launch.pool import ExitStatus
 from lockstep.launch.process import KILL_WAIT_S, STRAY_GRACE_S, WorkerProcess, await_end, members
 from lockstep.launch.process_stats import Activity, activity, process_state, survives_signal
 from lockstep.launch.stacks import STACK_SIGNAL, StackFile
@@ -125,7 +125,6 @@ class HostedWorker:
         self._status: ExitStatus | None = None
         self._row, self._is_over = StatusRow(), False
         self._activity, self._next_activity_s = Activity(), 0.0
-        self._half_notice = b""
         self._is_ended = False
         self._thread = threading.Thread(target=self._run, name="lockstep-worker", daemon=True)
         self._thread.start()
@@ -230,11 +229,9 @@ class HostedWorker:
         self._page = owned.enter_context(StatusPage())
         for slot in order.given_up:
             self._page.give_up(slot)
-        self._notices, notice_fd = os.pipe()
-        owned.callback(os.close, self._notices)
-        owned.callback(os.close, notice_fd)
+        self._notices = owned.enter_context(closing(NoticePipe()))
         self._memory_kills = MemoryKills(count_memory_kills)
-        worker = self._start_process(notice_fd)
+        worker = self._start_process(self._notices.worker_fd)
         self._guard.note(worker.group)
         self._selector.register(worker.pidfd, selectors.EVENT_READ, self._see_end)
         self._selector.register(worker.tee, selectors.EVENT_READ, self._pump)
@@ -297,8 +294,7 @@ class HostedWorker:
 
     def _noticed(self) -> None:
         """See Note [Notices] in failure.py."""
-        *lines, self._half_notice = (self._half_notice + os.read(self._notices, 1 << 16)).split(b"\n")
-        for worker_id, report in map(read_notice, lines):
+        for worker_id, report in self._notices.read().items():
             self._take_report(worker_id, report)
 
     def _take_report(self, worker_id: str, report: Failure | None = None) -> None:
@@ -316,15 +312,10 @@ class HostedWorker:
         self._row = self._page.row(self._order.slot)
         if self._report is None:
             self._take_report(worker.id)
-        self._status = self._described(worker.exit_status or 0)
+        self._status = ExitStatus.of(worker.exit_status or 0, lambda: self._memory_kills.recent(time.monotonic()))
         self._is_ended = True
         worker.send_to_group(signal.SIGTERM)
         self._notify()
-
-    def _described(self, status: int) -> ExitStatus:
-        kind = str(status) if status >= 0 else signal_name(-status)
-        is_for_memory = kind == "SIGKILL" and self._memory_kills.recent(time.monotonic())
-        return ExitStatus(kind, status < 0, "out of memory" if is_for_memory else "")
 
     def _clear_away(self) -> None:
         """Ends what the worker left behind, after STRAY_GRACE_S to end by itself."""

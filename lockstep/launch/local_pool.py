@@ -11,12 +11,12 @@ from functools import partial
 
 from lockstep.errors import BadEnvironment
 from lockstep.launch.control import ControlLine, CopyDeclined, CopyStarted
-from lockstep.launch.failure import Failure, clear_report, read_notice, read_report
+from lockstep.launch.failure import Failure, NoticePipe, clear_report, read_report
 from lockstep.launch.job import RESUME, Job
 from lockstep.launch.memory import MemoryKills, count_memory_kills
 from lockstep.launch.orphans import OrphanGuard
 from lockstep.launch.output import Log, Logs, Tee
-from lockstep.launch.pool import ExitStatus, WorkerEvent, free_port, signal_name, speaking_slot
+from lockstep.launch.pool import ExitStatus, WorkerEvent, free_port, speaking_slot
 from lockstep.launch.process import KILL_WAIT_S, NO_SLOT, STRAY_GRACE_S, WorkerProcess, await_end, members
 from lockstep.launch.process_stats import Activity, activity, process_state, survives_signal
 from lockstep.launch.replacements import PendingCopy, Spares, WorkerSpec, adopting_orphans, copied_slot
@@ -46,7 +46,6 @@ class LocalPool:
         self._copies: dict[int, PendingCopy] = {}
         self._speaker: WorkerProcess | None = None
         self._reports: dict[str, Failure] = {}
-        self._half_notice = b""
         self._ports = (0, 0)
         self._secret = self._inherited.get(SECRET) or make_secret()
         self._extra: dict[str, str] = {}
@@ -62,7 +61,8 @@ class LocalPool:
             self._selector = owned.enter_context(selectors.DefaultSelector())
             self._page = owned.enter_context(StatusPage())
             self._logs = owned.enter_context(closing(Logs(self._job.run_dir, self._say)))
-            self._open_notices(owned)
+            self._notices = owned.enter_context(closing(NoticePipe()))
+            self._selector.register(self._notices, selectors.EVENT_READ, self._noticed)
             owned.callback(self.end_all)
             self._spares = owned.enter_context(closing(Spares(self._guard, self._start_spare)))
             self._selector.register(self._signals, selectors.EVENT_READ, lambda: None)  # it only ends the wait
@@ -106,7 +106,7 @@ class LocalPool:
             slot=slot,
             parent_pid=os.getpid(),
             run_dir=self._job.run_dir.absolute(),
-            notice_fd=self._notice_fd,
+            notice_fd=self._notices.worker_fd,
             listen_fd=listen_fd,
             status_fd=self._page.fd,
             endpoints=endpoints,
@@ -124,7 +124,7 @@ class LocalPool:
         self._spares.keep(self._job.spares)
 
     def _start(self, spec: WorkerSpec) -> None:
-        inherited_fds = [self._notice_fd, self._page.fd, *filter(None, [spec.boot.listen_fd])]
+        inherited_fds = [self._notices.worker_fd, self._page.fd, *filter(None, [spec.boot.listen_fd])]
         try:
             worker = self._start_process(self._job.command(), spec.variables, inherited_fds, spec.log, spec.boot.slot)
         except OSError as error:
@@ -133,7 +133,7 @@ class LocalPool:
         self._follow(worker)
 
     def _start_spare(self, part_fd: int) -> WorkerProcess:
-        inherited_fds = [part_fd, self._notice_fd, self._page.fd]
+        inherited_fds = [part_fd, self._notices.worker_fd, self._page.fd]
         return self._start_process(self._job.spare_command(part_fd), {PARENT_PID: str(os.getpid())}, inherited_fds)
 
     def _start_process(
@@ -230,26 +230,16 @@ class LocalPool:
         self._ended.append(worker)
 
     def _exit_of(self, worker: WorkerProcess) -> WorkerEvent:
-        status = worker.exit_status or 0
-        kind = str(status) if status >= 0 else signal_name(-status)
-        is_for_memory = kind == "SIGKILL" and self._memory_kills.recent(time.monotonic())
-        described = ExitStatus(kind, status < 0, "out of memory" if is_for_memory else "")
+        described = ExitStatus.of(worker.exit_status or 0, lambda: self._memory_kills.recent(time.monotonic()))
         return WorkerEvent(worker.slot, worker.id, self._report(worker), described, worker.ended_s)
 
     def _report(self, worker: WorkerProcess) -> Failure | None:
         report = self._reports.get(worker.id) or read_report(self._job.run_dir, worker.slot)
         return report if report is not None and report.worker_id == worker.id else None
 
-    def _open_notices(self, owned: ExitStack) -> None:
-        self._notices, self._notice_fd = os.pipe()
-        for fd in (self._notices, self._notice_fd):
-            owned.callback(os.close, fd)
-        self._selector.register(self._notices, selectors.EVENT_READ, self._noticed)
-
     def _noticed(self) -> None:
         """See Note [Notices] in failure.py."""
-        *lines, self._half_notice = (self._half_notice + os.read(self._notices, 1 << 16)).split(b"\n")
-        notices = dict(map(read_notice, lines))
+        notices = self._notices.read()
         self._reports |= {id: report for id, report in notices.items() if report is not None}
         self._reported += [worker for worker in self._workers.values() if worker.id in notices]
 

@@ -30,6 +30,14 @@ class ExitStatus:
     is_killed: bool = False
     reason: str = ""
 
+    @classmethod
+    def of(cls, code: int, is_for_memory: Callable[[], bool]) -> "ExitStatus":
+        """From the exit code of a process, or minus the signal that killed it."""
+        if code >= 0:
+            return cls(str(code))
+        kind = signal_name(-code)
+        return cls(kind, True, "out of memory" if kind == "SIGKILL" and is_for_memory() else "")
+
     @property
     def is_clean(self) -> bool:
         return self.kind == "0" and not self.is_killed

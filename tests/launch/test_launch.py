@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import psutil
 import pytest
-from launches import IMPORTABLE, REPOSITORY, Forked, start_lockstep
+from launches import IMPORTABLE, REPOSITORY, Forked, finish, start_lockstep
+from marked import MARK, survivors
 
 from lockstep.launch import supervisor
 from lockstep.launch.launch import Job, launch
 from lockstep.launch.process import await_end
 
-MARK = "LOCKSTEP_TEST_MARK"
 PREAMBLE = """
 import os, signal, sys
 rank = int(os.environ["LOCKSTEP_RANK"])
@@ -60,28 +59,13 @@ class Bench:
         with open(os.open(self.folder / "ready", os.O_RDWR)) as pipe:
             return [int(pid) for _ in range(num_workers) for pid in pipe.readline().split()]
 
-    def survivors(self) -> list[int]:
-        return [process.pid for process in psutil.process_iter() if _carries(process, self.mark)]
-
-
-def _carries(process: psutil.Process, mark: str) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return False
-
-
-def finish(launcher: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = launcher.communicate(timeout=90)
-    return launcher.returncode, out, err
-
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
     os.mkfifo(tmp_path / "ready")
     bench = Bench(tmp_path, uuid4().hex)
     yield bench
-    left = bench.survivors()
+    left = survivors(bench.mark)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left, "processes stayed after the launch"
@@ -239,7 +223,7 @@ def test_a_child_that_the_script_forked_does_not_speak_for_the_worker(bench):
 def test_children_left_behind_by_a_finished_worker_are_ended(bench):
     code, _, _ = bench.run("import subprocess; subprocess.Popen(['sleep', '1000'])", "-n", "2")
     assert code == 0
-    assert bench.survivors() == []
+    assert survivors(bench.mark) == []
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -271,7 +255,7 @@ signal.pause()
     assert await_end(pids, within_s=30.0)
     assert len(pids) == 6
     finish(launcher)
-    await_end(real_bench.survivors(), within_s=30.0)  # the guard, once it has done its work
+    await_end(survivors(real_bench.mark), within_s=30.0)  # the guard, once it has done its work
 
 
 def test_the_first_ctrl_c_lets_finally_blocks_run(bench):

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import psutil
 import pytest
-from launches import IMPORTABLE, start_lockstep
+from launches import IMPORTABLE, finish, start_lockstep
+from marked import MARK, survivors
 
 from lockstep.launch.process import await_end
 from lockstep.settings.environments.lockstep_run import PARENT_PID
 
-MARK = "LOCKSTEP_TEST_MARK"
 pytestmark = pytest.mark.timeout(60)
 
 # A worker that does what it is ordered to, line by line. It is a member from the start unless it comes too late. It
@@ -118,32 +117,18 @@ class Stage:
         """The processes that the launcher has started, once there are so many."""
         pids: list[int] = []
         while len(pids) < number:
-            pids = [pid for pid in self.marked() if pid != self.launcher.pid]
+            pids = [pid for pid in survivors(self.mark) if pid != self.launcher.pid]
         return pids
-
-    def marked(self) -> list[int]:
-        return [process.pid for process in psutil.process_iter() if self._is_ours(process)]
 
     def close(self) -> None:
         self._here.close()
-        left = self.marked()
+        left = survivors(self.mark)
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         assert not left, "processes stayed after the launch"
 
     def _lockstep(self, *words: str) -> "subprocess.Popen[str]":
         return start_lockstep(*words, cwd=self.folder, **{MARK: self.mark})
-
-    def _is_ours(self, process: psutil.Process) -> bool:
-        try:
-            return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == self.mark
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            return False
-
-
-def finish(launcher: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = launcher.communicate(timeout=90)
-    return launcher.returncode, out, err
 
 
 @pytest.fixture
