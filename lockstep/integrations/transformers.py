@@ -14,8 +14,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Mapping
 from typing import Any
 from unittest.mock import patch
 
@@ -26,6 +25,7 @@ from transformers import Trainer, TrainingArguments
 
 from lockstep.data import GlobalBatch, ShardedLoader
 from lockstep.errors import BadArgument, Misuse
+from lockstep.integrations.passes import NextPass
 from lockstep.run.run import Run
 
 CHECKPOINT = "lockstep"
@@ -90,19 +90,6 @@ _LOSS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_
 def _without_times(entry: Mapping[str, Any]) -> dict[str, Any]:
     """What was logged, but for what differs between workers."""
     return {name: value for name, value in entry.items() if not name.endswith(("_runtime", "_per_second"))}
-
-
-class NextPass:
-    """One pass over a loader. A run that was saved after the last batch of a pass has nothing left of that pass."""
-
-    def __init__(self, loader: ShardedLoader) -> None:
-        self._loader = loader
-
-    def __iter__(self) -> Iterator[GlobalBatch]:
-        first = next(batches := iter(self._loader), None)
-        if first is None:
-            return iter(self._loader)
-        return chain([first], batches)
 
 
 class LockstepTrainer(Trainer):  # type: ignore[misc]

@@ -344,6 +344,14 @@ class Run:
         """
         return self._loop.carried.values
 
+    @property
+    def carried_by_lane(self) -> Mapping[int, Mapping[str, Any]]:
+        """What every lane carries now, by lane, the same on every worker: for values that lanes report to all.
+
+        Read it after the lanes. A lane without samples in the last step has what it carried before.
+        """
+        return self._loop.carried.by_lane
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes inside may stand outside of run.lanes; their gradients stay this worker's own in `p.grad`.
