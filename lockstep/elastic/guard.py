@@ -32,8 +32,9 @@ from lockstep.elastic.probation import Probation, misfits
 from lockstep.elastic.recovery import LeftOut, MemberHangs, Recovery
 from lockstep.elastic.requests import Requests, Signals
 from lockstep.elastic.roster import RunIsOver
+from lockstep.elastic.shown_waits import shown
 from lockstep.errors import Disagreement, Misuse, WorkerLost, naming_lost_worker
-from lockstep.events import Copied, Events, GenerationFormed, JoinBegan, RecoveryBegan
+from lockstep.events import Copied, Events, GenerationFormed, JoinBegan, RecoveryBegan, Wait
 from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.record import StepRecord, StepRequest
 from lockstep.lanes import Assignment, present_lanes
@@ -44,7 +45,8 @@ from lockstep.script.place import Places
 from lockstep.state.run_state import RunState, load_models
 from lockstep.state.transfer import receive_snapshot, send_snapshot
 from lockstep.strategies.protocol import StepEngine
-from lockstep.wire import Wire
+from lockstep.wire import Agreement, Proposal, Wire
+from lockstep.wire.exchange import exchange_bytes
 from lockstep.wire.generation import Generation
 
 LOOK_S = 0.25
@@ -263,6 +265,13 @@ class Guard:
         self.generation.wire.close()
         self._reform(failure, in_step=False)
         return True
+
+    def exchange(self, content: bytes, operation: str) -> list[bytes]:
+        """Collective, outside of steps. Every worker's bytes, by rank. After a WorkerLost this generation is over."""
+        wire = shown(self.generation.wire, self._events, Wait.EXCHANGE)
+        with naming_lost_worker(self._step, operation):
+            Agreement(wire.transport, Proposal({"operation": operation, "step": self._step})).check()
+            return exchange_bytes(wire.transport, content)
 
     def exclude(self, failure: Disagreement, during: str) -> WorkerLost:
         """Outside of steps: the first of the newcomers that disagree, as lost; raises if it is not for them to leave.

@@ -10,7 +10,6 @@
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from json import dumps, loads
 from typing import Any
 
 import torch
@@ -24,7 +23,6 @@ from lockstep.integrations.lightning.refused import check_module, check_optimize
 from lockstep.integrations.passes import NextPass
 from lockstep.run import active
 from lockstep.run.run import Run
-from lockstep.wire.exchange import exchange_texts
 
 SUFFIX = ".lockstep"
 """What follows the name of a Lightning checkpoint in the name of the run's checkpoint beside it."""
@@ -148,7 +146,7 @@ class TrainerLanes(ShownPlace):
         members = self.run.guard
         if self._progress is not None or not isinstance(obj, str) or not members.is_member:
             return obj
-        return loads(exchange_texts(members.generation.wire.transport, dumps(obj))[0])
+        return members.exchange(obj.encode(), "a name from the first worker")[0].decode()
 
     def _replicate(self) -> None:
         if self._progress is not None:
