@@ -38,13 +38,13 @@ test-engines: venv
 	$(BIN)/python tests/engines/install.py
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m pytest -m engines -rs tests/engines
 
-# The tests with other people's programs (Jupyter, TensorBoard, Weights & Biases, MLflow), which `make test` skips where these
+# The tests with other people's programs (Jupyter, TensorBoard, Weights & Biases, MLflow, transformers, Lightning), which `make test` skips where these
 # are missing. They come to an environment of their own, build/integrations.
 INTEGRATIONS := build/integrations
 test-integrations:
 	test -x $(INTEGRATIONS)/bin/python || $(PYTHON) -m venv $(INTEGRATIONS)
 	$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
-	$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check -e ".[test,notebook,transformers]" -r tests/integrations/requirements.txt
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check -e ".[test,notebook,transformers,lightning]" -r tests/integrations/requirements.txt
 	$(INTEGRATIONS)/bin/python -m pytest -m integrations -rs tests/integrations
 
 soak: venv

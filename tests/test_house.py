@@ -29,7 +29,7 @@ INSIDE = {"guard", "sources"}
 DOUBLED: dict[str, set[str]] = {}
 """Class names that may exist twice, with their files: a protocol, and what implements it under the same name."""
 
-VERBS_THAT_ARE_NOUNS = {"halving.py", "ring.py"}
+VERBS_THAT_ARE_NOUNS = {"halving.py", "ring.py", "lightning"}
 
 NO_FILES = {
     "utils.py",  # there is none

@@ -71,6 +71,10 @@ class GlobalBatch:
             )
         return self.reload_lanes(lanes)
 
+    def to(self, *_: Any, **__: Any) -> "GlobalBatch":
+        """The batch itself: its lanes arrive on the run's device. For trainers that move every batch themselves."""
+        return self
+
     def __len__(self) -> int:
         return self.num_samples
 

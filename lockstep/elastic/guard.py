@@ -15,6 +15,7 @@ from lockstep.elastic.formation import Formation
 from lockstep.elastic.membership.events import AllPrepared, Prepared
 from lockstep.elastic.recovery import Recovery
 from lockstep.elastic.requests import Signals
+from lockstep.elastic.shown_waits import shown
 from lockstep.errors import Disagreement, LockstepError, Misuse, WorkerLost, naming_lost_worker
 from lockstep.events import Events, Wait
 from lockstep.gradients.fingerprint import Drift
@@ -26,6 +27,7 @@ from lockstep.state.run_state import RunState, load_models
 from lockstep.state.transfer import receive_snapshot, send_snapshot
 from lockstep.strategies.protocol import StepEngine
 from lockstep.wire import Agreement, Proposal
+from lockstep.wire.exchange import exchange_bytes
 from lockstep.wire.generation import Generation
 
 LOOK_S = 0.25
@@ -195,6 +197,13 @@ class Guard:
         self.generation.wire.close()
         self._reform(failure, in_step=False)
         return True
+
+    def exchange(self, content: bytes, operation: str) -> list[bytes]:
+        """Collective, outside of steps. Every worker's bytes, by rank. After a WorkerLost this generation is over."""
+        wire = shown(self.generation.wire, self._events, Wait.EXCHANGE)
+        with naming_lost_worker(self._step, operation):
+            Agreement(wire.transport, Proposal({"operation": operation, "step": self._step})).check()
+            return exchange_bytes(wire.transport, content)
 
     def exclude(self, failure: Disagreement, during: str) -> WorkerLost:
         """Outside of steps: the first of the newcomers that disagree, as lost; raises if it is not for them to leave.

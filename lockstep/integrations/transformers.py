@@ -15,7 +15,6 @@
 import json
 import os
 from collections.abc import Iterator, Mapping
-from itertools import chain
 from typing import Any
 from unittest.mock import patch
 
@@ -23,9 +22,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainingArguments
+from transformers.trainer_pt_utils import find_batch_size
 
 from lockstep.data import GlobalBatch, ShardedLoader
 from lockstep.errors import BadArgument, Misuse
+from lockstep.integrations.evaluation import Division
+from lockstep.integrations.passes import NextPass
+from lockstep.integrations.training_arguments import check_arguments
 from lockstep.run.run import Run
 
 CHECKPOINT = "lockstep"
@@ -35,18 +38,6 @@ PRIVATE = (
     "_get_num_items_in_batch", "_init_training_state", "_prepare_for_training", "_run_epoch", "_finalize_training",
     "_save_checkpoint", "_load_rng_state", "_track_num_input_tokens", "_get_collator_with_removed_columns",
 )  # fmt: skip
-
-_REFUSED: Mapping[str, tuple[Any, str]] = {
-    "deepspeed": (None, "lockstep does what it would do"),
-    "fsdp": (None, 'use lockstep.start(strategy="sharded:parameters")'),
-    "fsdp_config": (None, 'use lockstep.start(strategy="sharded:parameters")'),
-    "auto_find_batch_size": (False, "a batch that changes by itself is another training: choose one, and more lanes"),
-    "train_sampling_strategy": ("random", "the order of samples is that of the run's seed"),
-    "include_num_input_tokens_seen": ("no", "a worker sees the tokens of its own lanes only"),
-    "use_legacy_prediction_loop": (False, "leave it out"),
-    "save_on_each_node": (False, "the present first worker saves"),
-}
-"""Arguments that cannot be what they are elsewhere, with the value that leaves them out, and what to do."""
 
 
 class TrainerProgress:
@@ -92,24 +83,10 @@ def _without_times(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in entry.items() if not name.endswith(("_runtime", "_per_second"))}
 
 
-class NextPass:
-    """One pass over a loader. A run that was saved after the last batch of a pass has nothing left of that pass."""
-
-    def __init__(self, loader: ShardedLoader) -> None:
-        self._loader = loader
-
-    def __iter__(self) -> Iterator[GlobalBatch]:
-        first = next(batches := iter(self._loader), None)
-        if first is None:
-            return iter(self._loader)
-        return chain([first], batches)
-
-
 class LockstepTrainer(Trainer):  # type: ignore[misc]
     """A Trainer whose steps are those of `run`. See Note [The Trainer is alone].
 
-    Make it after `lockstep.start()`: `LockstepTrainer(run, model=model, args=args, train_dataset=...)`. Evaluation and
-    prediction are done by every worker alike.
+    Make it after `lockstep.start()`: `LockstepTrainer(run, model=model, args=args, train_dataset=...)`.
     """
 
     def __init__(self, run: Run, *args: Any, **options: Any) -> None:
@@ -123,6 +100,7 @@ class LockstepTrainer(Trainer):  # type: ignore[misc]
         self.args.gradient_accumulation_steps = 1
         self._loader: ShardedLoader | None = None
         self._prepared: tuple[nn.Module, Any] | None = None
+        self._division = Division(run)
 
     # -- data -----------------------------------------------------------------------------------------------
 
@@ -141,6 +119,7 @@ class LockstepTrainer(Trainer):  # type: ignore[misc]
             pin_memory=args.dataloader_pin_memory and torch.cuda.is_available(),
             persistent_workers=args.dataloader_persistent_workers,
             prefetch_factor=args.dataloader_prefetch_factor,
+            multiprocessing_context=args.dataloader_multiprocessing_context,
             drop_last=args.dataloader_drop_last,
         )
         self._loader = self.run.shard(loader)
@@ -151,8 +130,12 @@ class LockstepTrainer(Trainer):  # type: ignore[misc]
             return len(dataloader.dataset)
         return int(super().num_examples(dataloader))
 
-    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> None:
-        """A lane counts by its own tokens: see `_num_tokens`."""
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | None:
+        """By what the loss of a lane, or of a batch that is evaluated, is divided: a global batch has its lanes."""
+        if isinstance(batch_samples[0], GlobalBatch):
+            return None
+        counted: torch.Tensor | None = super()._get_num_items_in_batch(batch_samples, device)
+        return counted
 
     def _track_num_input_tokens(self, inputs: Any) -> None:
         """A worker sees the tokens of its own lanes only."""
@@ -202,18 +185,13 @@ class LockstepTrainer(Trainer):  # type: ignore[misc]
             self.optimizer.train()
         for lane in self.run.lanes(inputs):
             prepared = self._prepare_inputs(lane)
-            tokens = self._num_tokens(prepared)
+            tokens = self._get_num_items_in_batch([prepared], self.args.device)
             with self.compute_loss_context_manager():
                 loss = self.compute_loss(model, prepared, num_items_in_batch=tokens if tokens else None)
             weight = None if tokens is None else float(tokens)
             self.run.backward(loss, weight=weight, scaler=self.accelerator.scaler)
         self._show_place()
         return torch.tensor(self.run.loss, device=self.args.device)
-
-    def _num_tokens(self, inputs: Mapping[str, Any]) -> torch.Tensor | None:
-        """By what the Trainer divides the loss of a lane, so that it counts by that; None: it counts by its samples."""
-        counted: torch.Tensor | None = super()._get_num_items_in_batch([inputs], self.args.device)
-        return counted
 
     def _show_place(self) -> None:
         """Callbacks print and log on the present first worker."""
@@ -224,6 +202,38 @@ class LockstepTrainer(Trainer):  # type: ignore[misc]
 
     def is_local_process_zero(self) -> bool:
         return self.run.is_first
+
+    # -- evaluation -----------------------------------------------------------------------------------------
+
+    def evaluation_loop(
+        self, dataloader: Any, description: str, prediction_loss_only: bool | None = None, ignore_keys: Any = None,
+        metric_key_prefix: str = "eval",
+    ) -> Any:  # fmt: skip
+        """Collective, over the workers: see Note [Divided evaluation] in evaluation.py. Prediction is one too.
+
+        Batches that are only known when they are read, or whose metrics are computed as they come, are all computed by
+        every worker.
+        """
+        options = (prediction_loss_only, ignore_keys, metric_key_prefix)
+        if getattr(dataloader, "batch_sampler", None) is None or self.args.batch_eval_metrics:
+            return super().evaluation_loop(dataloader, description, *options)
+        loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        self.model.eval()
+        outcomes = self._division.over_workers(dataloader, lambda batch: self._outcome(batch, loss_only, ignore_keys))
+        with (
+            patch.object(self, "prediction_step", lambda model, inputs, *_, **__: inputs.outcome["step"]),
+            patch.object(self, "preprocess_logits_for_metrics", None),
+        ):
+            evaluated = EvaluatedBatches(list(map(_OfSize, outcomes)), dataloader)
+            return super().evaluation_loop(evaluated, description, *options)
+
+    def _outcome(self, inputs: Any, loss_only: bool, ignore_keys: Any) -> dict[str, Any]:
+        loss, logits, labels = self.prediction_step(self.model, inputs, loss_only, ignore_keys=ignore_keys)
+        if logits is not None and self.preprocess_logits_for_metrics is not None:
+            logits = self.preprocess_logits_for_metrics(logits, labels)
+        name = getattr(self.model, "main_input_name", "input_ids")
+        shown = inputs[name] if "inputs" in self.args.include_for_metrics else None
+        return {"step": (loss, logits, labels), "name": name, "size": find_batch_size(inputs), "inputs": shown}
 
     # -- saving ---------------------------------------------------------------------------------------------
 
@@ -253,6 +263,35 @@ class LockstepTrainer(Trainer):  # type: ignore[misc]
         raise Misuse("hyperparameter_search makes several trainings of one run: start one script for each trial")
 
 
+class _OfSize(dict[str, torch.Tensor]):
+    """A batch of which only its size, and what metrics ask for, is left."""
+
+    def __init__(self, outcome: Mapping[str, Any]) -> None:
+        shown = outcome["inputs"]
+        super().__init__({outcome["name"]: torch.empty(outcome["size"], 0) if shown is None else shown})
+        self.outcome = outcome
+
+
+class EvaluatedBatches:
+    """Stands for the loader of batches that were computed; Accelerate asks that loader where it is."""
+
+    def __init__(self, batches: list[_OfSize], loader: Any) -> None:
+        self._batches, self._loader, self.dataset = batches, loader, loader.dataset
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[_OfSize]:
+        is_followed = hasattr(self._loader, "end_of_dataloader")
+        if is_followed:
+            self._loader.begin()
+        for number, batch in enumerate(self._batches, 1):
+            self._loader.end_of_dataloader = number == len(self)
+            yield batch
+        if is_followed:
+            self._loader.end()
+
+
 def _check(args: TrainingArguments) -> None:
     """Refuses arguments that cannot be what they are elsewhere, by their names."""
     if args.world_size > 1:
@@ -260,17 +299,9 @@ def _check(args: TrainingArguments) -> None:
             f"TrainingArguments has made a process group of {args.world_size} workers, which ends when one of them is "
             "lost. Start the script by `lockstep run`, or unset RANK, WORLD_SIZE and LOCAL_RANK after lockstep.start()."
         )
-    for name, (unused, advice) in _REFUSED.items():
-        value = getattr(args, name, unused)
-        value = getattr(value, "value", value)
-        if value not in (unused, None, False, "", [], {}) and not _is_default(value):
-            raise BadArgument(f"TrainingArguments({name}={value!r}) cannot be used under lockstep: {advice}")
+    check_arguments(args)
     if args.n_gpu > 1:
         raise BadArgument("the Trainer sees several GPUs and would use DataParallel: start one worker for each GPU")
-
-
-def _is_default(value: Any) -> bool:
-    return isinstance(value, dict) and not any(value.values())
 
 
 def _checked_checkpoint(path: str) -> str:

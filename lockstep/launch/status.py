@@ -76,6 +76,7 @@ class Collective(IntEnum):
     """Synchronised batch norm, in the middle of a lane."""
     END = 7
     UPDATE = 8
+    EXCHANGE = 9
 
 
 @dataclass(frozen=True)

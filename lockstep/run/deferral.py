@@ -60,7 +60,7 @@ def _training_steps(
     batches: Iterable[Any], lanes: Callable[[Any], Iterator[Any]], trains: Callable[[], bool], update: StepUpdate
 ) -> Iterator[Any]:
     """The lanes of every batch; after those of each the update is made."""
-    is_first_batch = True
+    is_first_batch, lanes = True, _with_numbers(batches, lanes)
     for batch in batches:
         if not trains():
             raise Misuse(
@@ -78,10 +78,18 @@ def _evaluation_lanes(
     batches: Iterable[Any], lanes: Callable[[Any], Iterator[Any]], trains: Callable[[], bool]
 ) -> Iterator[Any]:
     """The lanes of every batch, and no update."""
+    lanes = _with_numbers(batches, lanes)
     for batch in batches:
         if trains():
             raise Misuse("a loop over run.steps that evaluates has come to a batch with the model in training mode")
         yield from lanes(batch)
+
+
+def _with_numbers(batches: Iterable[Any], lanes: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
+    """`lanes`; of batches that are enumerated, each with the number of its batch."""
+    if not isinstance(batches, enumerate):
+        return lanes
+    return lambda numbered: ((numbered[0], data) for data in lanes(numbered[1]))
 
 
 class OwnUpdate:

@@ -241,7 +241,8 @@ class Run:
         """The lanes of every batch of `loader`, in one loop, for a body that was written for one device.
 
         After the lanes of a batch `update()` is called, on every worker. Without one, step() and zero_grad() of the
-        optimizers may stand in the body: they do nothing in the lanes, and are done once after the batch.
+        optimizers may stand in the body: they do nothing in the lanes, and are done once after the batch. With
+        `enumerate(loader)` the number of the batch comes along, with each of its lanes.
         """
         self._loop.refuse_unless_outside("run.steps")
         return steps_of(loader, self.lanes, self._lane_loops.trains, update, self._models)
@@ -274,6 +275,14 @@ class Run:
         What a lane leaves here counts with its step. In an evaluation it lasts until the next training step.
         """
         return self._loop.carried.values
+
+    @property
+    def carried_by_lane(self) -> Mapping[int, Mapping[str, Any]]:
+        """What every lane carries now, by lane, the same on every worker: for values that lanes report to all.
+
+        Read it after the lanes. A lane without samples in the last step has what it carried before.
+        """
+        return self._loop.carried.by_lane
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -359,9 +368,13 @@ class Run:
         return [name for name, _ in self._models.buffers()]
 
     def print(self, *values: Any, **options: Any) -> None:
-        """Prints once: on the present first worker."""
-        if self.is_first:
-            print(*values, **options)
+        """Prints once: on the present first worker. Inside of lanes once for the batch, what its first lane says.
+
+        In a training step that is printed when the step counts, by the worker that has that lane.
+        """
+        text = (options.pop("sep", None) or " ").join(map(str, values))
+        if not self._loop.say_once(lambda: print(text, **options)) and self.is_first:
+            print(text, **options)
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Logs numbers under the number of steps done; every worker calls it, outside of lanes, with the same values.

@@ -2,6 +2,7 @@
 
 import atexit
 import hashlib
+import os
 import platform
 import sys
 from collections.abc import Iterable
@@ -362,7 +363,8 @@ def _control(overrides: Overrides, settings: Settings) -> Control | None:
     """How the launcher asks this worker for a copy of itself. See Note [Replacement by a copy] in launch/control.py."""
     if overrides.control_fd is None or settings.device.type != "cpu" or settings.threads > 1:
         return None
-    return Control(overrides.control_fd)
+    os.set_inheritable(overrides.control_fd, False)
+    return Control(os.dup(overrides.control_fd))  # a further run of the script needs it again
 
 
 def no_members() -> tuple[Member, ...]:

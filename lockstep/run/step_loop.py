@@ -18,7 +18,7 @@
 # takes. One that is not there yet goes there when its turn comes: the whole batch may not fit.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any, NoReturn, Protocol
@@ -34,6 +34,7 @@ from lockstep.events import Events, LaneBegan, LaneEnded, StepBegan, StepCommitt
 from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import StepRecord
+from lockstep.lanes import share
 from lockstep.optim.noise.watch import NoiseWatch
 from lockstep.run.totals import Visit
 from lockstep.script.place import Places, StepPlace
@@ -120,6 +121,9 @@ class StepLoop:
         self.visits: list[Visit] = []
         self._loops_since_step = 0
         self._loop = 0
+        self._first_lane = 0
+        self._said: list[Callable[[], None]] = []
+        """What lanes have said in the attempt under way: it is said when the step is committed."""
         self._changed: SeenBatch | None = None
         """The batch of the last loop, if that loop has changed its lanes in place."""
 
@@ -154,6 +158,8 @@ class StepLoop:
                         break
                 batch = batch.reload(self._guard.generation.lanes)  # See Note [The same step again]
             self.state.steps.loss = self._conclude(generation.slots)
+        for say in self._said:
+            say()
         self.stage = Stage.OUTSIDE
         self._note_owners(place)
         if loop.is_step:
@@ -178,6 +184,20 @@ class StepLoop:
         """Where the script is, if not in the lanes of a training step."""
         return None if self.stage is Stage.TRAINING else self.stage.value
 
+    def say_once(self, say: Callable[[], None]) -> bool:
+        """Inside of lanes `say` is called once for the batch, in its first lane; of a training step, if it counts.
+
+        Gives whether the script is inside of lanes.
+        """
+        if self.stage not in (Stage.TRAINING, Stage.EVALUATING):
+            return False
+        if self.visits[-1].lane == self._first_lane:
+            if self.stage is Stage.TRAINING:
+                self._said.append(say)
+            else:
+                say()
+        return True
+
     def refuse_unless_outside(self, what: str) -> None:
         if self.stage is Stage.CLOSED:
             raise Misuse(f"{what} after run.close(): the run has ended. Close it when all is done.")
@@ -200,6 +220,7 @@ class StepLoop:
             StepPlan(self.step, batch.num_samples, generation.assignment, place, least=batch.least), generation
         )
         self.carried.begin_step()
+        self._said = []
         self.places.begins(engine.has_kept_gradients)
         for data in self._own_lanes(batch, use):
             engine.begin_lane()
@@ -315,6 +336,8 @@ class StepLoop:
             outside.restore()
 
     def _own_lanes(self, batch: GlobalBatch, use: str) -> Iterator[Any]:
+        num_lanes = self.state.steps.num_lanes
+        self._first_lane = next(n for n in range(num_lanes) if share(batch.num_samples, n, num_lanes, batch.least))
         for lane in sorted(batch.shares):
             # Evaluation loops between two steps are distinguished by their number.
             numbers = (self.step, lane) if use == "lane" else (self.step, self._loops_since_step, lane)

@@ -23,8 +23,8 @@ def refused_in_body(path: str, line: int) -> str | None:
         return None
     if isinstance(loop.iter, ast.Call) and isinstance(loop.iter.func, ast.Name) and loop.iter.func.id == "enumerate":
         return (
-            f"enumerate around run.steps (line {loop.lineno}) counts the lanes of this worker, not the batches: count "
-            "by run.step"
+            f"enumerate around run.steps (line {loop.lineno}) counts the lanes of this worker, not the batches: write "
+            "run.steps(enumerate(loader)), or count by run.step"
         )
     for node in _own_statements(loop.body):
         if isinstance(node, ast.AugAssign):

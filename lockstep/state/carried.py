@@ -8,6 +8,7 @@
 """
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -40,6 +41,15 @@ class Carried:
                 "`for ... in run.lanes(batch):`."
             )
         return self._values
+
+    @property
+    def by_lane(self) -> Mapping[int, Values]:
+        """What every lane carries, the same on every worker; not copies."""
+        if self._values is not None:
+            raise Misuse(
+                "run.carried_by_lane inside of run.lanes: what the lanes of a step have stored is known after its loop"
+            )
+        return MappingProxyType(self._committed)
 
     def begin_step(self) -> None:
         """A training step begins, or begins again."""

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ pytest.importorskip("transformers", reason="transformers is not installed: make 
 import torch
 from torch import nn
 from torch.nn import functional as F
-from trainer_script import Text
+from trainer_script import Text, seen
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 import lockstep
 from lockstep.errors import BadArgument, Misuse
+from lockstep.integrations.training_arguments import REFUSED, WORK
 from lockstep.integrations.transformers import PRIVATE, LockstepTrainer
 
 pytestmark = [pytest.mark.integrations, pytest.mark.timeout(300)]
@@ -31,17 +33,24 @@ Train = Callable[..., str]
 def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
     """Trains on so many workers, and gives the line that the script prints at its end."""
 
-    def run(workers: int, *, fault: str = "", options: tuple[str, ...] = (), folder: Path, checkpoint: str = "") -> str:
+    def run(
+        workers: int,
+        *,
+        fault: str = "",
+        options: tuple[str, ...] = (),
+        folder: Path,
+        checkpoint: str = "",
+        **variables: str,
+    ) -> str:
         words = [str(folder), *([checkpoint] if checkpoint else [])]
         command = [
             sys.executable, "-m", "lockstep", "run", "-n", str(workers), *options,
             "--run-dir", str(tmp_path_factory.mktemp("run")), str(SCRIPT), *words,
         ]  # fmt: skip
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=os.environ | ({"LOCKSTEP_FAULT": fault} if fault else {})
-        )
+        environ = os.environ | variables | ({"LOCKSTEP_FAULT": fault} if fault else {})
+        done = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=folder)
         assert done.returncode == 0, done.stdout + done.stderr
-        if fault:
+        if fault or variables:
             assert "was killed by SIGKILL" in done.stdout + done.stderr, "the fault never happened"
         (line,) = [line for line in done.stdout.splitlines() if line.startswith("CAME TO")]
         return line
@@ -69,9 +78,15 @@ def test_a_killed_worker_costs_nothing_whether_a_copy_or_a_new_process_replaces_
     assert train(3, fault=f"{kind} {slot} at 7", options=options, folder=tmp_path) == alone
 
 
+def test_a_worker_that_is_killed_in_an_evaluation_costs_nothing(train: Train, alone: str, tmp_path: Path) -> None:
+    assert train(3, folder=tmp_path, DIES="1") == alone
+
+
 def test_a_training_goes_on_from_a_checkpoint_of_the_trainer_on_other_workers(
     train: Train, alone: str, tmp_path: Path
 ) -> None:
+    for folder in ("whole", "rest"):
+        (tmp_path / folder).mkdir()
     train(3, folder=tmp_path / "whole")
     for step in (3, 15):
         checkpoint = tmp_path / "whole" / f"checkpoint-{step}"
@@ -120,6 +135,21 @@ def test_on_one_whole_batch_a_step_is_that_of_the_plain_trainer_to_rounding(tmp_
         torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-6, msg=name)
 
 
+def test_an_evaluation_has_the_bits_of_the_plain_trainer(tmp_path: Path) -> None:
+    found = []
+    for kind in (Trainer, LockstepTrainer):
+        with lockstep.start(lanes=3, seed=0) as run:
+            torch.manual_seed(0)
+            config = GPT2Config(vocab_size=64, n_positions=16, n_embd=32, n_layer=1, n_head=2)
+            args = _arguments(tmp_path, per_device_eval_batch_size=8, include_for_metrics=["inputs", "loss"])
+            options = {"model": GPT2LMHeadModel(config), "args": args, "compute_metrics": seen}
+            trainer = Trainer(**options) if kind is Trainer else LockstepTrainer(run, **options)
+            metrics, predicted = trainer.evaluate(Text(21)), trainer.predict(Text(13))
+            found.append((metrics["eval_loss"], metrics["eval_of"], predicted.predictions.tobytes()))
+    plain, ours = found
+    assert plain == ours
+
+
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
@@ -127,11 +157,25 @@ def test_on_one_whole_batch_a_step_is_that_of_the_plain_trainer_to_rounding(tmp_
         ("train_sampling_strategy", "group_by_length"),
         ("include_num_input_tokens_seen", True),
         ("save_on_each_node", True),
+        ("accelerator_config", {"split_batches": True}),
+        ("ignore_data_skip", True),
+        ("restore_callback_states_from_checkpoint", True),
+        ("torch_empty_cache_steps", 2),
+        ("dataloader_in_order", False),
+        ("ddp_find_unused_parameters", True),
+        ("ddp_timeout", 60),
+        ("optim", "lomo"),
     ],
 )
 def test_an_argument_that_cannot_work_is_refused_by_its_name(tmp_path: Path, argument: str, value: Any) -> None:
     with lockstep.start() as run, pytest.raises(BadArgument, match=argument):
         LockstepTrainer(run, model=Scores(), args=_arguments(tmp_path, **{argument: value}), train_dataset=Text(8))
+
+
+def test_every_argument_works_or_is_refused_by_name() -> None:
+    names = {field.name for field in fields(TrainingArguments)}
+    assert names == WORK | set(REFUSED)
+    assert not WORK & set(REFUSED)
 
 
 def test_a_checkpoint_of_another_trainer_is_refused(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from launches import launch
 from training import Job, data, make
 from workers import on_workers, outcomes
 
@@ -48,6 +50,21 @@ def test_each_run_of_a_script_has_the_bits_it_has_alone() -> None:
     alone = [on_workers(1, _train, seed)[0] for seed in (1, 2)]
     assert on_workers(1, _two_runs) == [alone]
     assert on_workers(3, _two_runs) == [alone] * 3
+
+
+TWO_STARTS = """
+import lockstep
+for number in range(2):
+    with lockstep.start(lanes=2, device="cpu") as run:
+        run.print("run", number, run.total(1))
+"""
+
+
+def test_a_script_under_the_launcher_may_start_one_run_after_another(tmp_path: Path) -> None:
+    with launch(tmp_path, TWO_STARTS, "-n", "2") as run:
+        assert run.finish() == 0, run.shown()
+    assert "run 0 2" in run.shown()
+    assert "run 1 2" in run.shown()
 
 
 def test_a_worker_lost_in_the_second_run_costs_nothing() -> None:

@@ -1,7 +1,9 @@
 """`for x, y in run.steps(loader)`: a body written for one device has the bits of the loop over run.lanes."""
 
+import io
 import os
 import signal
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +197,34 @@ def test_a_sum_in_the_body_is_refused_with_its_line(parts: Parts) -> None:
     with pytest.raises(Misuse, match=r"`total \+= .*` \(line \d+\).*the sum would depend on the workers"):
         for x in parts.run.steps(parts.batches):
             total += float(parts.model(x).mean())
+
+
+def _numbered(dies: bool) -> tuple[str, list[str]]:
+    """Batches are counted, and what each says is printed once; worker 1 is killed in a step that has spoken."""
+    run = lockstep.start(lanes=4, seed=3)
+    me = run.rank
+    model, optimizer = make(JOB)
+    run.replicate(model, optimizer)
+    loader = run.shard(loader_of(JOB))
+    with redirect_stdout(io.StringIO()) as said:
+        for number, (x, y) in run.steps(enumerate(loader)):
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            run.print(number, loss.item())
+            if dies and me == 1 and run.step == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+    return run.digest(), said.getvalue().splitlines()
+
+
+def test_batches_may_be_counted_and_each_prints_once_on_whichever_worker() -> None:
+    ((digest, said),) = on_workers(1, _numbered, False)
+    assert [line.split()[0] for line in said] == [str(number) for number in range(len(said))]
+    assert len(said) > 2
+    for found in (on_workers(3, _numbered, False), [one.value for one in outcomes(3, _numbered, True) if one.value]):
+        assert {one[0] for one in found} == {digest}
+        assert sorted(line for one in found for line in one[1]) == sorted(said)
 
 
 def test_enumerate_is_refused(parts: Parts) -> None:
