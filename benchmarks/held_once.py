@@ -3,7 +3,9 @@
     python benchmarks/held_once.py [WORKERS]
 
 For each strategy it starts `lockstep run -n WORKERS` (4), trains a few steps, and prints what all workers hold
-together, with the ratio to `replicated`. DDP is not there: on one host it holds what `replicated` holds.
+together at the end of a forward pass, with the ratio to `replicated`, beside what `lockstep explain memory` says
+before. Freed memory that the C library keeps is returned first. DDP is not there: on one host it holds what
+`replicated` holds.
 """
 
 import json
@@ -11,60 +13,76 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-STEPS = 4
+MODEL = "gpt50m"
+STEPS = 3
 
 
 def train(folder: Path) -> None:
     """What each worker runs: it leaves its memory after the last step."""
     import torch
-    import torch.nn.functional as F
-    from torch import nn
 
     import lockstep
+    from lockstep.programs.models import count_parameters, reference_workload
+    from lockstep.wire.shared.once import return_freed_memory
 
     run = lockstep.start(seed=0, device="cpu")
+    workload = reference_workload(MODEL)
     torch.manual_seed(0)
-    width = 640
-    block = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
-    model = nn.Sequential(nn.Embedding(8192, width), nn.TransformerEncoder(block, 8), nn.Linear(width, 8192))
+    model, batch = workload.make_model(), workload.make_batch(torch.Generator().manual_seed(0))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
     run.replicate(model, optimizer)
-    text = torch.randint(0, 8192, (8, 33))
-    for _ in range(STEPS):
-        for lane in run.lanes(text):
-            run.backward(F.cross_entropy(model(lane[:, :-1]).flatten(0, 1), lane[:, 1:].flatten()))
+    pss_bytes = 0
+    for step in range(STEPS):
+        for lane in run.lanes(batch):
+            loss = workload.loss(model, lane)
+            if step == STEPS - 1:
+                return_freed_memory()
+                pss_bytes = psutil.Process().memory_full_info().pss
+            run.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    memory = psutil.Process().memory_full_info()
-    found = {"parameters": parameters, "pss_bytes": memory.pss, "digest": run.digest()}
+    found = {"parameters": count_parameters(model), "pss_bytes": pss_bytes, "digest": run.digest()}
     (folder / f"{run.rank}.json").write_text(json.dumps(found), encoding="utf-8")
-    run.total(0)  # the memory of all workers is there while each is measured
 
 
-def measure(strategy: str, workers: int) -> dict[str, float | str]:
+def measure(strategy: str, workers: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        command = [sys.executable, "-m", "lockstep", "run", "-n", str(workers), "--strategy", strategy]
-        command += ["--run-dir", str(folder / "run"), __file__, "--train", name]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.exit(done.stdout + done.stderr)
+        _run("run", "-n", str(workers), "--strategy", strategy, "--run-dir", str(folder), __file__, "--train", name)
         found = [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(workers)]
     return {**found[0], "pss_bytes": sum(one["pss_bytes"] for one in found)}
 
 
+def predict(strategy: str, workers: int) -> int:
+    """What all workers will hold together when gradients have not begun to arrive."""
+    words = ("explain", "memory", "--model", MODEL, "-n", str(workers), "--strategy", strategy, "--json")
+    account = json.loads(_run(*words))[strategy]
+    arriving = next(part for part in account["parts"] if part["name"] == "gradients that arrive")
+    return int(account["host_bytes"]) - workers * int(arriving["each_bytes"])
+
+
+def _run(*words: str) -> str:
+    done = subprocess.run([sys.executable, "-m", "lockstep", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stdout + done.stderr)
+    return done.stdout
+
+
 def main(workers: int) -> None:
-    rows = {strategy: measure(strategy, workers) for strategy in ("replicated", "sharded:parameters")}
+    names = ("replicated", "sharded:optimizer", "sharded:gradients", "sharded:parameters")
+    rows = {strategy: measure(strategy, workers) for strategy in names}
     if len({row["digest"] for row in rows.values()}) != 1:
         sys.exit("the strategies disagree: nothing is compared")
-    whole = float(rows["replicated"]["pss_bytes"])
-    print(f"{float(rows['replicated']['parameters']) / 1e6:.1f} million parameters, AdamW, {workers} workers")
+    whole = rows["replicated"]["pss_bytes"]
+    print(f"{rows['replicated']['parameters'] / 1e6:.1f} million parameters, AdamW, {workers} workers")
     for strategy, row in rows.items():
-        print(f"{strategy:20} {float(row['pss_bytes']) / 2**20:8.0f} MiB  {float(row['pss_bytes']) / whole:.2f}")
+        held, said = row["pss_bytes"], predict(strategy, workers)
+        print(f"{strategy:20} {held / 2**20:6.0f} MiB  {held / whole:.2f}", end="   ")
+        print(f"explained {said / 2**20:6.0f} MiB  {said / held:.2f}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`lockstep explain`: how a collective works, round by round, and where the time of a run's steps went."""
+"""`lockstep explain`: how a collective works, where the time of a run's steps went, what a training takes of memory."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lockstep.cli.run import StrategyName
 from lockstep.errors import BadArgument
+from lockstep.settings.environment import STRATEGIES
 from lockstep.settings.limits import as_whole
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ class HostSizes(click.ParamType):  # type: ignore[type-arg]
 
 @click.group(name="explain")
 def command() -> None:
-    """Show how a collective works, round by round, or where the time of a run's steps went."""
+    """Show how a collective works, where the time of a run's steps went, or what a training takes of memory."""
 
 
 def of_collective(name: str) -> click.Command:
@@ -80,6 +82,40 @@ def step(run_dir: Path, step: int | None, wants_json: bool) -> None:
         raise BadArgument(f"the timeline of {run_dir} {which}: a step is whole when the one before it is there too")
     name = run_dir.resolve().name
     click.echo(json.dumps(as_json(account, name)) if wants_json else "\n".join(account_lines(account, name)))
+
+
+@command.command(name="memory")
+@click.option("--model", required=True, help="mlp, wide, gpt, cnn, gpt50m, or FILE.py:NAME, which makes a module.")
+@click.option(
+    "-n", "--workers", type=click.IntRange(1, 4096), default=4, show_default=True, help="Workers, on one host."
+)
+@click.option("--lanes", type=click.IntRange(1), help="Lanes of the run.  [default: workers]")
+@click.option(
+    "--strategy", type=StrategyName(), metavar="|".join(STRATEGIES), help="This one beside replicated.  [default: all]"
+)
+@click.option(
+    "--optimizer", default="adamw", show_default=True, help="Its name; one that does not exist lists those that do."
+)
+@click.option("--json", "wants_json", is_flag=True, help="Print one JSON object instead of the table.")
+def memory(
+    model: str, workers: int, lanes: int | None, strategy: str | None, optimizer: str, wants_json: bool
+) -> None:  # fmt: skip
+    """Say before a run what its workers will hold in memory, part by part, under each strategy."""
+    from lockstep.programs.memory import account, table
+    from lockstep.programs.memory.sizes import base_memory, sizes_of
+
+    base, sizes = base_memory(), sizes_of(model, optimizer)
+    on_host = account.WorkersOnHost(workers, lanes or workers)
+    names = account.STRATEGIES if strategy is None else dict.fromkeys((account.REPLICATED, strategy))
+    accounts = [account.make_account(sizes, on_host, name, base) for name in names]
+    if wants_json:
+        click.echo(json.dumps(table.as_json(accounts)))
+        return
+    from rich.console import Console
+
+    count = sum(spec.num_elements for spec in sizes.specs)
+    title = f"{model}: {count / 1e6:.1f} million parameters, {optimizer}, {workers} workers, {on_host.num_lanes} lanes"
+    table.show(accounts, title, Console())
 
 
 def explain_collective(collective: str, svg: Path | None, wants_json: bool, options: dict[str, Any]) -> None:

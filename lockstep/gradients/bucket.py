@@ -161,10 +161,14 @@ class Bucket:
 
     def _buffer(self, depth: int) -> FlatBuffer:
         while len(self._stack) <= depth:
-            whole = self._reducer.allocate(self.layout.num_elements, self.layout.dtype, self.layout.device)
+            whole = self._allocate()
             whole.zero_()  # what lies between two parameters: adding and weighting leave it zero
             self._stack.append(FlatBuffer(whole, self.layout.cut(whole)))
         return self._stack[depth]
+
+    def _allocate(self) -> torch.Tensor:
+        """Memory for one more buffer of the stack."""
+        return self._reducer.allocate(self.layout.num_elements, self.layout.dtype, self.layout.device)
 
     def _refuse_sparse(self, gradients: Sequence[torch.Tensor | None]) -> None:
         for slot, gradient in zip(self.layout.slots, gradients, strict=True):

@@ -35,10 +35,19 @@ class BucketOptions:
     reduce_dtype: torch.dtype | None = None
 
 
+MakeBuckets = Callable[[Wire, Layout, Sequence[torch.nn.Parameter]], Sequence[Bucket]]
+
+
+def own_buckets(wire: Wire, layout: Layout, parameters: Sequence[torch.nn.Parameter]) -> list[Bucket]:
+    """Each with memory of its own, where the sum stands too."""
+    return [Bucket(bucket, parameters, wire.reducer) for bucket in layout.buckets]
+
+
 class BucketSet:
     """The buckets of all replicated models, in the memory of one wire. One owner, who calls `close`.
 
-    `on_arrival` and `on_full` are called in the middle of a backward pass, see `BucketWatch`.
+    `on_arrival` and `on_full` are called in the middle of a backward pass, see `BucketWatch`. `make` makes the buckets
+    of a layout.
     """
 
     def __init__(
@@ -48,8 +57,9 @@ class BucketSet:
         options: BucketOptions,
         on_arrival: Callable[[], None],
         on_full: Callable[[int], None],
+        make: MakeBuckets = own_buckets,
     ) -> None:
-        self._wire, self._named, self._options = wire, named, options
+        self._wire, self._named, self._options, self._make = wire, named, options, make
         self._on_arrival, self._on_full = on_arrival, on_full
         self._parameters = [one.parameter for one in named]
         self._order: list[int] | None = None
@@ -100,7 +110,7 @@ class BucketSet:
         self._order_is_news = False
         sizes = {} if self._options.bucket_bytes is None else {"bucket_bytes": self._options.bucket_bytes}
         self.layout: Layout = make_layout(self._specs(), order=self._order, **sizes)
-        self.buckets = [Bucket(layout, self._parameters, self._wire.reducer) for layout in self.layout.buckets]
+        self.buckets = self._make(self._wire, self.layout, self._parameters)
         self.must_fold = any(bucket.layout.converts for bucket in self.buckets)
         """Whether gradients must go through buckets even if there is nothing to add."""
         parameters = [bucket.parameters for bucket in self.buckets]

@@ -111,13 +111,19 @@ class BucketLayout:
         return torch.device(self.slots[0].spec.device)
 
     @property
+    def num_bytes(self) -> int:
+        """Of a buffer, as it is added up."""
+        return self.num_elements * self.dtype.itemsize
+
+    @property
     def num_elements(self) -> int:
         last = self.slots[-1]
         return _up(last.offset + last.spec.num_elements, last.spec.align_elements)
 
     def cut(self, whole: torch.Tensor) -> list[torch.Tensor]:
         """The view of each parameter in a flat tensor that is laid out like this."""
-        return [whole.as_strided(slot.spec.shape, slot.spec.stride, slot.offset) for slot in self.slots]
+        begin = whole.storage_offset()
+        return [whole.as_strided(slot.spec.shape, slot.spec.stride, begin + slot.offset) for slot in self.slots]
 
 
 @dataclass(frozen=True)

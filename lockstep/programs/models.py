@@ -4,7 +4,7 @@ None of them draws random numbers in its forward pass, so any two ways of traini
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -175,6 +175,12 @@ def gpt(shape: GptShape | None = None, batch_size: int = 8) -> Workload:
     return Workload("gpt", lambda: Gpt(sizes), make_batch, token_loss, batch_size)
 
 
+def gpt50m(batch_size: int = 8) -> Workload:
+    """A GPT whose parameters, gradients and optimizer state take more than Python and torch: 49.5 M parameters."""
+    shape = GptShape(num_tokens=8192, context=16, width=640, num_blocks=9, num_heads=8)
+    return replace(gpt(shape, batch_size), name="gpt50m")
+
+
 # -- cnn ----------------------------------------------------------------------------------------------------
 
 
@@ -224,7 +230,7 @@ def cnn(batch_size: int = 64) -> Workload:
 
 # -- the registry -------------------------------------------------------------------------------------------
 
-WORKLOADS: dict[str, Callable[[], Workload]] = {"mlp": mlp, "wide": wide, "gpt": gpt, "cnn": cnn}
+WORKLOADS: dict[str, Callable[[], Workload]] = {"mlp": mlp, "wide": wide, "gpt": gpt, "cnn": cnn, "gpt50m": gpt50m}
 """How to make each reference workload; without arguments at its reference size."""
 
 

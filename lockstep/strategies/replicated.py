@@ -28,13 +28,14 @@ from lockstep.errors import Misuse, naming_lost_worker
 from lockstep.events import BucketFilled, Events, LaneGradients, ReduceBegan, ReduceDone, Wait, WaitBegan, WaitEnded
 from lockstep.gradients.batchnorm import Statistics, connect, norms_by_lane
 from lockstep.gradients.bucket import Bucket
-from lockstep.gradients.bucket_set import BucketSet
+from lockstep.gradients.bucket_set import BucketSet, own_buckets
 from lockstep.gradients.buffers import LaneBuffers
 from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.finite import BadLosses, NotFiniteVerdict
 from lockstep.gradients.fold import fold_lane
 from lockstep.gradients.health import Remarks, StepHealth
 from lockstep.gradients.hooks import CheckpointWatch
+from lockstep.gradients.layout import Layout
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import SUMMED, StepRecord, lane_loss
 from lockstep.gradients.recorder import LaneRecorder
@@ -85,8 +86,9 @@ class ReplicatedEngine(StepEngine):
         self.statistics: Statistics | None = connect(replicas.modules, self._events)
         self.rules = LaneRules(replicas.parameters, self._events.note)
         self._buckets = BucketSet(
-            generation.wire, replicas.parameters, self._options.buckets, self._gradient_arrived, self._bucket_full
-        )
+            generation.wire, replicas.parameters, self._options.buckets,
+            self._gradient_arrived, self._bucket_full, self._make_buckets,
+        )  # fmt: skip
         self.recorder = LaneRecorder(self._buckets, self._in_flight, self._fold, self._launch)
 
     def look_at_buffers(self) -> None:
@@ -195,7 +197,7 @@ class ReplicatedEngine(StepEngine):
                 if self._options.health.looks:
                     step.health.look(step.lane, bucket.gradients())
         else:
-            self._fold(step, step.buckets[step.folded :])
+            self._fold_rest(step)
             step.folded = 0
             self.buffers.end_lane(last=step.on_last_lane)
         step.in_lane = False
@@ -292,6 +294,9 @@ class ReplicatedEngine(StepEngine):
     def close(self) -> None:
         self._buckets.close()
 
+    def _make_buckets(self, wire: Wire, layout: Layout, parameters: Sequence[torch.nn.Parameter]) -> Sequence[Bucket]:
+        return own_buckets(wire, layout, parameters)
+
     # -- a step under way -----------------------------------------------------------------------------------
 
     def _in_flight(self) -> StepInFlight:
@@ -354,6 +359,10 @@ class ReplicatedEngine(StepEngine):
         fold_lane(buckets, step.weight, step.fold.merges[step.position])
         step.folded += len(buckets)
 
+    def _fold_rest(self, step: StepInFlight) -> None:
+        """The lane ends: what it has left in `p.grad` is taken."""
+        self._fold(step, step.buckets[step.folded :])
+
     def _copy_own_gradients(self) -> None:
         """Where nothing is folded. See Note [Gradients are only read] in fold.py."""
         for number, bucket in enumerate(self._buckets.buckets):
@@ -395,19 +404,23 @@ class ReplicatedEngine(StepEngine):
 
     def _launch(self, step: StepInFlight, number: int, after: torch.cuda.Event | None = None) -> None:
         """Hands a bucket to the wire; on a GPU its gradients are there `after` an event, or after all so far."""
-        bucket, is_last = step.buckets[number], number == len(step.buckets) - 1
-        wire, at = step.generation.wire, step.plan.step
-        add = wire.reducer.reduce_unclosed if is_last else wire.reducer.reduce
+        at = step.plan.step
 
         def reduce() -> None:
             self._events.emit(ReduceBegan, number, step=at)
             with naming_lost_worker(at, f"reduce of bucket {number}"):
                 step.agreement.check()
-                add(step.reduction, bucket.roots(), bucket.total)
+                self._add(step, step.buckets[number], is_last=number == len(step.buckets) - 1)
             self._events.emit(ReduceDone, number, step=at)
 
         self._events.emit(BucketFilled, number, step=at)
-        step.launched.append(wire.sequence.submit(reduce, after))
+        step.launched.append(step.generation.wire.sequence.submit(reduce, after))
+
+    def _add(self, step: StepInFlight, bucket: Bucket, is_last: bool) -> None:
+        """Collective. On the thread of the wire: adds a bucket over all workers."""
+        reducer = step.generation.wire.reducer
+        add = reducer.reduce_unclosed if is_last else reducer.reduce
+        add(step.reduction, bucket.roots(), bucket.total)
 
     def _settle_buffers(self, step: StepInFlight, record: StepRecord) -> None:
         shares = step.plan.shares

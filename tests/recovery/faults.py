@@ -171,8 +171,9 @@ class Script:
 
     def _around_reduce(self, reducer: Any) -> None:
         """Some reducers do the one by the other: that is one reduction."""
-        for name in ("reduce", "reduce_unclosed"):
-            setattr(reducer, name, self._told_once(getattr(reducer, name)))
+        for name in ("reduce", "reduce_unclosed", "reduce_once"):
+            if hasattr(reducer, name):
+                setattr(reducer, name, self._told_once(getattr(reducer, name)))
 
     def _told_once(self, reduce: Callable[..., None]) -> Callable[..., None]:
         def wrapped(*args: Any, **options: Any) -> None:

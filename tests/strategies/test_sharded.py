@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from copy import deepcopy
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,25 @@ def test_what_a_script_does_before_the_update_is_done_once() -> None:
     assert len({*plain.values(), same}) == len(BETWEEN) - 1  # all but two change numbers
     for found in on_workers(3, _digests_between, "sharded:parameters"):
         assert found == plain
+
+
+def _segments_while_state_is_loaded() -> list[int]:
+    """How many segments of shared memory this worker holds after each update, if state is loaded before each."""
+    found: list[int] = []
+
+    def load(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+        optimizer.load_state_dict(deepcopy(optimizer.state_dict()))
+        host = run.guard.generation.wire.host
+        assert host is not None
+        found.append(len(host._own))
+
+    _digest("sharded:optimizer", "wide", "AdamW", load)
+    return found
+
+
+def test_memory_that_is_made_again_for_loaded_state_replaces_the_one_before() -> None:
+    for first, *later in on_workers(2, _segments_while_state_is_loaded):
+        assert set(later) == {first + 1}  # the ledger, from the first update on
 
 
 def _different(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:

@@ -20,7 +20,7 @@ class Sharded:
     """`level` names what is held once: "optimizer", "gradients" or "parameters"; each includes those before it.
 
     The workers of one host share memory, in which parameters and optimizer state stand once whatever the level: it
-    costs less than to copy them. So the levels differ in name only.
+    costs less than to copy them. "gradients" has the sum of the gradients there too; "parameters" is the same.
     """
 
     level: str
@@ -33,4 +33,4 @@ class Sharded:
         return f"sharded:{self.level}"
 
     def engine(self, options: EngineOptions, generation: Generation, events: Events) -> StepEngine:
-        return ShardedEngine(options, generation, events)
+        return ShardedEngine(options, generation, events, shares_gradients=self.level != "optimizer")

@@ -30,8 +30,6 @@ class ChunkTensor:
     tensor: torch.Tensor
     held: dict[str, torch.Tensor]
     _state: dict[str, Any] = field(default_factory=dict)
-    _gradient: torch.Tensor | None = None
-    """That of the parameter, when `tensor.grad` was made from it."""
 
     @property
     def is_updated(self) -> bool:
@@ -48,8 +46,7 @@ class ChunkTensor:
         """The optimizer has a state for `tensor`, if it has one for the parameter, and `tensor.grad` is set."""
         gradient = self.parameter.grad
         assert gradient is not None
-        if gradient is not self._gradient or gradient.stride() != self.parameter.stride():
-            self._gradient, self.tensor.grad = gradient, self._part(_dense(gradient, self.parameter))
+        self.tensor.grad = part_of(_dense(gradient, self.parameter), self.chunk, self.is_whole)
         state = optimizer.state.get(self.parameter)
         if state:
             optimizer.state[self.tensor] = self._filled(state)
@@ -64,7 +61,8 @@ class ChunkTensor:
         return self._state
 
     def leave(self, optimizer: Optimizer) -> dict[str, Any]:
-        """What the update has left in the optimizer's state is held once; gives the numbers."""
+        """What the update has left in the optimizer's state is held once; gives the numbers. No gradient is held."""
+        self.tensor.grad = None
         state = optimizer.state.pop(self.tensor, {})
         if state is not self._state:
             check_state(optimizer, state, self.schema)
@@ -72,13 +70,6 @@ class ChunkTensor:
             if state[key] is not place:
                 place.copy_(state[key])
         return {key: state[key] for key, form in self.schema.items() if form is None}
-
-    def forget(self) -> None:
-        """The gradient is not held any longer than the update needs it, where it is not the run's own memory."""
-        self._gradient, self.tensor.grad = None, None
-
-    def _part(self, whole: torch.Tensor) -> torch.Tensor:
-        return part_of(whole, self.chunk, self.is_whole)
 
 
 def part_of(tensor: torch.Tensor, chunk: UpdateChunk, is_whole: bool) -> torch.Tensor:

@@ -13,7 +13,8 @@
 # go on behind the second barrier. If none has, they meet at the first one again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
@@ -23,9 +24,14 @@ from torch.optim import Optimizer
 
 from lockstep.errors import BadArgument, Disagreement, Misuse
 from lockstep.events import Events, Wait
+from lockstep.gradients.bucket import Bucket
+from lockstep.gradients.layout import Layout
 from lockstep.gradients.plan import StepPlan
+from lockstep.gradients.record import StepRecord
+from lockstep.gradients.step import StepInFlight
 from lockstep.strategies.protocol import EngineOptions, Replicas
 from lockstep.strategies.replicated import ReplicatedEngine
+from lockstep.strategies.sharded.gradients import NUM_BUFFERS, OnceBucket, once_buckets
 from lockstep.strategies.sharded.once import TOKEN_BYTES, Form, OnceTensors, hold_once
 from lockstep.strategies.sharded.optimizer import ShardedOptimizer, check_known
 from lockstep.wire import Wire
@@ -73,9 +79,13 @@ class UpdateUnderWay:
 
 
 class ShardedEngine(ReplicatedEngine):
-    """Adds to the replicated engine: who updates what. Its memory is made when the first update begins."""
+    """Adds to the replicated engine: who updates what. Its memory is made when the first update begins.
 
-    def __init__(self, options: EngineOptions, generation: Generation, events: Events) -> None:
+    `shares_gradients`: where all workers share memory, the sum of the gradients stands there once too.
+    """
+
+    def __init__(self, options: EngineOptions, generation: Generation, events: Events, shares_gradients: bool) -> None:
+        self._shares_gradients = shares_gradients
         self._parameters_once: OnceTensors | None = None
         self._sharded: dict[int, ShardedOptimizer] = {}
         self._under_way: UpdateUnderWay | None = None
@@ -96,6 +106,9 @@ class ShardedEngine(ReplicatedEngine):
     def begin(self, plan: StepPlan, generation: Generation) -> None:
         self._use(generation.wire)
         super().begin(plan, generation)
+        step = self._in_flight()
+        for bucket in self._once_buckets(step):
+            bucket.lend(len(step.fold.lanes) == 1)
 
     def _use(self, wire: Wire) -> None:
         if wire.host is None and wire.world.size > 1:
@@ -104,6 +117,54 @@ class ShardedEngine(ReplicatedEngine):
                 'with wire="shared" on one host, wire="hierarchical" on several, or strategy="replicated".'
             )
         self._wire = wire
+
+    # -- gradients that stand once --------------------------------------------------------------------------
+
+    def _make_buckets(self, wire: Wire, layout: Layout, parameters: Sequence[torch.nn.Parameter]) -> Sequence[Bucket]:
+        once = once_buckets(wire, layout, parameters) if self._shares_gradients else None
+        return super()._make_buckets(wire, layout, parameters) if once is None else once
+
+    def _once_buckets(self, step: StepInFlight) -> list[OnceBucket]:
+        return [bucket for bucket in step.buckets if isinstance(bucket, OnceBucket)]
+
+    def _fold(self, step: StepInFlight, buckets: Sequence[Bucket]) -> None:
+        """See Note [Lent buffers] in gradients.py."""
+        for bucket in buckets:
+            if isinstance(bucket, OnceBucket) and bucket.is_lent and bucket.number >= NUM_BUFFERS:
+                with suppress(Exception):  # it is raised where the step ends
+                    step.launched[bucket.number - NUM_BUFFERS].result()
+            super()._fold(step, [bucket])
+
+    def _fold_rest(self, step: StepInFlight) -> None:
+        for bucket in step.buckets[step.folded :]:
+            self._fold(step, [bucket])
+            if isinstance(bucket, OnceBucket) and bucket.is_lent:
+                self._launch(step, bucket.number)
+
+    def _add(self, step: StepInFlight, bucket: Bucket, is_last: bool) -> None:
+        if isinstance(bucket, OnceBucket):
+            bucket.add(step.reduction, closes=not is_last)
+        else:
+            super()._add(step, bucket, is_last)
+
+    def reduce(self, requests: Sequence[bool], carries: bool) -> StepRecord:
+        step = self._in_flight()
+        once = self._once_buckets(step)
+        for bucket in once[len(step.launched) :]:
+            self._launch(step, bucket.number)
+        record = super().reduce(requests, carries)
+        for bucket in once:
+            bucket.finish_own(step.scale)
+        return record
+
+    def _scale(self, step: StepInFlight, record: StepRecord) -> None:
+        if not self._once_buckets(step):
+            super()._scale(step, record)
+
+    def hand_over(self) -> float | None:
+        for bucket in self._once_buckets(self._in_flight())[:1]:
+            bucket.forget_writes()
+        return super().hand_over()
 
     # -- an update ------------------------------------------------------------------------------------------
 
@@ -210,6 +271,8 @@ class ShardedEngine(ReplicatedEngine):
         if missing is Missing.PARAMETERS:
             self._hold_parameters()
         assert self._parameters_once is not None
+        if id(optimizer) in self._sharded:
+            self._of(optimizer).close()
         names: dict[torch.Tensor, str] = {named.parameter: named.name for named in self.replicas.parameters}
         self._sharded[id(optimizer)] = ShardedOptimizer(optimizer, names, self._parameters_once, self._wire)
         return_freed_memory()  # the tensors that were this worker's own
@@ -222,6 +285,8 @@ class ShardedEngine(ReplicatedEngine):
         for name, parameter in named.items():
             parameter.data = once.views[name]
         self._parameters_once = once
+        for sharded in self._sharded.values():
+            sharded.close()
         self._sharded = {}
 
     def _refuse_difference(self, proposals: Mapping[int, UpdateProposal]) -> None:

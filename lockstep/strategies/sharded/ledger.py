@@ -36,7 +36,7 @@ class Ledger:
     """
 
     def __init__(self, memory: torch.Tensor, num_batches: int) -> None:
-        self._memory = memory
+        self.memory = memory
         self._marks = (ctypes.c_int64 * num_batches).from_address(memory.data_ptr())
         self._journal = memory[_begin_of_journal(num_batches) :]
         self._copies: dict[tuple[int, int], list[torch.Tensor]] = {}
@@ -88,6 +88,12 @@ def open_ledgers(wire: Wire, sizes_bytes: Sequence[int], nums_batches: Sequence[
         Ledger(wire.host.view(member, int(segments[member]))[: sizes_bytes[place]], nums_batches[place])
         for place, member in enumerate(members)
     ]
+
+
+def release_ledger(wire: Wire, ledger: Ledger) -> None:
+    """This worker's own ledger is not needed any more. It goes when no neighbour looks at it either."""
+    if wire.host is not None:
+        wire.host.release(ledger.memory)
 
 
 def _begin_of_journal(num_batches: int) -> int:

@@ -109,22 +109,27 @@ def hold_once(wire: Wire, forms: Mapping[str, Form], tensors: Mapping[str, torch
     The first worker of a host writes its `tensors` there. The others compare them with their own; where they differ it
     raises a Disagreement on all workers. Nothing else is changed.
     """
-    num_bytes = offsets(list(forms.values()))[-1]
-    lead = wire.host_members[0]
-    if wire.world.rank == lead:
-        once = OnceTensors(_founded(wire, num_bytes, tensors, forms), forms)
-        report = ""
-    else:
-        assert wire.host is not None
-        file = wire.host.next_file(lead)
-        once = OnceTensors(OnceMemory(file, num_bytes), forms)
-        os.close(file)
-        report = _first_difference(once, tensors, lead)
+    once, lead = map_once(wire, forms, tensors), wire.host_members[0]
+    report = "" if wire.world.rank == lead else _first_difference(once, tensors, lead)
     for rank, text in enumerate(exchange_texts(wire.transport, report)):
         if text:
             name, there, theirs, mine = text.split("\t")
             raise Disagreement(f"the value of {name}", int(there), theirs, rank, mine)
     return once
+
+
+def map_once(wire: Wire, forms: Mapping[str, Form], tensors: Mapping[str, torch.Tensor]) -> OnceTensors:
+    """Collective on each host. The same without the comparison; sends no message, so any thread may call it."""
+    num_bytes = offsets(list(forms.values()))[-1]
+    lead = wire.host_members[0]
+    if wire.world.rank == lead:
+        return OnceTensors(_founded(wire, num_bytes, tensors, forms), forms)
+    assert wire.host is not None
+    file = wire.host.next_file(lead)
+    try:
+        return OnceTensors(OnceMemory(file, num_bytes), forms)
+    finally:
+        os.close(file)
 
 
 def _first_difference(once: OnceTensors, tensors: Mapping[str, torch.Tensor], lead: int) -> str:

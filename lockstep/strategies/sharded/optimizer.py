@@ -19,7 +19,7 @@ from lockstep.errors import BadArgument
 from lockstep.optim import LAMB, LARS
 from lockstep.strategies.sharded import plan
 from lockstep.strategies.sharded.chunks import ChunkTensor, Schema, check_state, memory_of, part_of, take_numbers
-from lockstep.strategies.sharded.ledger import Ledger, Progress, num_bytes, open_ledgers
+from lockstep.strategies.sharded.ledger import Ledger, Progress, num_bytes, open_ledgers, release_ledger
 from lockstep.strategies.sharded.once import Form, OnceTensors, hold_once
 from lockstep.strategies.sharded.plan import Batch, UpdateChunk
 from lockstep.wire import Wire
@@ -73,6 +73,7 @@ class ShardedOptimizer:
         self._show_state([number for number in range(len(self._owned)) if self._has_state(number)])
         self._written: tuple[list[slice], list[slice]] = [], []
         self._changes: tuple[list[slice], list[slice]] = [], []
+        self._ledgers: list[Ledger] = []
         self._deal()
 
     def _deal(self) -> None:
@@ -86,7 +87,7 @@ class ShardedOptimizer:
             num_bytes(len(own), [[tensor.nbytes for tensor in memory_of(batch, [True] * len(batch))] for batch in own])
             for own in self._batches
         ]
-        self._ledgers: list[Ledger] = open_ledgers(self.wire, sizes, [len(own) for own in self._batches])
+        self._ledgers = open_ledgers(self.wire, sizes, [len(own) for own in self._batches])
         self._number = 1
         self._groups: list[list[torch.Tensor]] | None = None
         """The parameters of each group, while the groups hold chunks."""
@@ -111,8 +112,13 @@ class ShardedOptimizer:
 
     def follow(self, wire: Wire) -> None:
         """Collective. The same memory, divided among the workers of another generation."""
+        self.close()
         self.wire = wire
         self._deal()
+
+    def close(self) -> None:
+        """No update of it is under way, or will be in this generation."""
+        release_ledger(self.wire, self._ledgers[self._own])
 
     def is_stale(self) -> bool:
         """Whether the optimizer has other parameters, or other state tensors, than those that are held once."""

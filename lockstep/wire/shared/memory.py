@@ -88,7 +88,7 @@ class HostMemory:
         """Every peer receives the open file by `next_file`; the caller keeps its own."""
         with self._lock:
             for peer in self.neighbours.sockets:
-                self._hand_over(peer, json.dumps({"new": [], "released": [], "files": 1}).encode(), [file])
+                self._hand_over(peer, _message([], [], num_files=1), [file])
 
     def next_file(self, peer: int) -> int:
         """The next file that a peer has sent; the caller closes it."""
@@ -111,9 +111,9 @@ class HostMemory:
         for start in range(0, len(segments), MAX_FILES):
             batch = segments[start : start + MAX_FILES]
             released, self._released = self._released[:MAX_NEWS], self._released[MAX_NEWS:]
-            message = {"new": [[segment.number, segment.num_bytes] for segment in batch], "released": released}
+            message = _message(batch, released, num_files=0)
             for peer in self.neighbours.sockets:
-                self._hand_over(peer, json.dumps(message).encode(), [segment.file for segment in batch])
+                self._hand_over(peer, message, [segment.file for segment in batch])
             for segment in batch:
                 segment.close()
 
@@ -140,16 +140,21 @@ class HostMemory:
         for number in message["released"]:
             self._theirs.pop((peer, number), None)
             self.num_forgotten += 1
-        if len(files) != len(message["new"]) + message.get("files", 0):
+        segments = message["new"]
+        if len(files) != len(segments) + message["files"]:
             raise BadEnvironment(
                 f"files of worker {peer} did not arrive: this process has too many open. Raise the limit with ulimit -n"
             )
-        if "files" in message:
-            self._files.setdefault(peer, []).extend(files)
-            return
-        for (number, num_bytes), file in zip(message["new"], files, strict=True):
+        for (number, num_bytes), file in zip(segments, files, strict=False):  # behind them come those of `send_file`
             self._theirs[peer, number] = mapped(file, num_bytes)
             os.close(file)
+        self._files.setdefault(peer, []).extend(files[len(segments) :])
+
+
+def _message(new: Sequence[SharedSegment], released: Sequence[int], num_files: int) -> bytes:
+    """What is sent with the files of new segments, and with `num_files` others behind them."""
+    numbers = [[segment.number, segment.num_bytes] for segment in new]
+    return json.dumps({"new": numbers, "released": list(released), "files": num_files}).encode()
 
 
 class Staging:

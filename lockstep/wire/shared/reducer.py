@@ -70,6 +70,33 @@ class SharedMemoryReducer(Reducer):
             self._add(reduction, roots, total, spin=total.nbytes <= SPIN_BYTES)
             self._is_open = True
 
+    def reduce_once(
+        self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor, *, closes: bool
+    ) -> None:
+        """Collective. As `reduce`, where `total` is memory that all workers see: each writes `own_part` of it.
+
+        Without `closes` it is as `reduce_unclosed`. Up to two signals to each peer.
+        """
+        self.closing_barrier()
+        if not _fits_board(reduction, total):
+            self._executor.reduce(reduction, roots, whole := torch.empty_like(total))
+            total[self.own_part(total.numel())] = whole[self.own_part(total.numel())]
+            return
+        spin = total.nbytes <= SPIN_BYTES
+        shared = [self._staging.shared(root, slot, filled=True) for slot, root in enumerate(roots)]
+        meeting = self.board.meet(_facts_of_place(total.nbytes, total.dtype, total.storage_offset()), shared, spin=spin)
+        self._work_once(meeting, reduction, total)()
+        self._is_open = True
+        if closes:
+            self._is_open = False
+            self.board.closing_barrier(spin=spin)
+
+    def own_part(self, num_elements: int) -> slice:
+        """The elements that this worker writes where a sum stands once."""
+        members = self.board.members
+        part = even_slices(num_elements, len(members))[members.index(self._rank)]
+        return slice(part.start, part.stop)
+
     def closing_barrier(self) -> bool:
         if not self._is_open:
             return False
@@ -139,6 +166,16 @@ class SharedMemoryReducer(Reducer):
         work: Work = meeting.prepared[1]
         return work
 
+    def _work_once(self, meeting: Meeting, reduction: Reduction, total: torch.Tensor) -> Work:
+        """The additions of this worker's part of a sum that stands once; prepared as in `_work`."""
+        if meeting.prepared is None or meeting.prepared[:2] != (reduction, total.data_ptr()):
+            refuse_difference(meeting, self._rank)
+            own = self.own_part(total.numel())
+            work = summation(reduction.tree, _roots(meeting, total.dtype, own, num_places=0), [total[own]])
+            meeting.prepared = (reduction, total.data_ptr(), work)
+        prepared: Work = meeting.prepared[2]
+        return prepared
+
     def _meet(self, facts: bytes, tensors: Sequence[torch.Tensor], spin: bool) -> Meeting:
         meeting = self.board.meet(facts, tensors, spin=spin)
         refuse_difference(meeting, self._rank)
@@ -154,6 +191,11 @@ def _fits_board(reduction: Reduction, total: torch.Tensor) -> bool:
 def facts_of(num_bytes: int, dtype: torch.dtype) -> bytes:
     """What must be equal on all workers that reduce together."""
     return f"{num_bytes} bytes of {str(dtype).removeprefix('torch.')}".encode()
+
+
+@lru_cache(maxsize=1024)
+def _facts_of_place(num_bytes: int, dtype: torch.dtype, place: int) -> bytes:
+    return facts_of(num_bytes, dtype) + f", once, at {place}".encode()
 
 
 @lru_cache(maxsize=1024)

@@ -1,0 +1,172 @@
+"""What each part of a training takes on one host: by each worker, and once for all of them. Pure arithmetic.
+
+# Note [What is not in an account]
+# Temporary memory inside of operators, what an update needs besides its state (torch's foreach updates make copies),
+# and what the C library keeps of freed memory. Data loaders have processes of their own. Activations are those of one
+# lane at the end of its forward pass, where the inputs are known.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lockstep.errors import BadArgument
+from lockstep.gradients.layout import Layout, Spec, make_layout
+from lockstep.lanes import Assignment, reduction
+from lockstep.strategies.sharded import plan
+from lockstep.strategies.sharded.gradients import NUM_BUFFERS
+
+REPLICATED = "replicated"
+SHARDED = ("sharded:optimizer", "sharded:gradients", "sharded:parameters")
+STRATEGIES = (REPLICATED, *SHARDED)
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """A model as an account needs it. `state_widths`: bytes of optimizer state for an element of each parameter.
+
+    `sample_bytes`: activations of one sample; None if nobody knows.
+    """
+
+    specs: tuple[Spec, ...]
+    state_widths: tuple[int, ...]
+    batch_size: int | None = None
+    sample_bytes: float | None = None
+
+    @property
+    def parameter_bytes(self) -> int:
+        return sum(spec.num_bytes for spec in self.specs)
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(spec.num_elements * width for spec, width in zip(self.specs, self.state_widths, strict=True))
+
+
+@dataclass(frozen=True)
+class BaseMemory:
+    """What a process takes that has loaded Python, torch and lockstep: its own, and files that all processes share."""
+
+    own_bytes: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class WorkersOnHost:
+    """How many workers and lanes there are."""
+
+    num_workers: int
+    num_lanes: int
+
+    def __post_init__(self) -> None:
+        if self.num_lanes < 1 or self.num_workers < 1:
+            raise BadArgument(
+                f"there are {self.num_workers} workers and {self.num_lanes} lanes: each must be 1 or more"
+            )
+
+    @property
+    def most_lanes(self) -> int:
+        """Of the worker that has the most."""
+        return Assignment.even(self.num_lanes, self.num_workers).most_lanes
+
+    @property
+    def depth(self) -> int:
+        """How many buffers of a bucket the worker with the most needs to fold its lanes."""
+        folds = reduction(Assignment.even(self.num_lanes, self.num_workers), tuple(range(self.num_lanes))).folds
+        return max(_depth(fold.merges) for fold in folds)
+
+
+@dataclass(frozen=True)
+class MemoryPart:
+    """One line of an account: bytes that each worker has, and bytes that stand once on the host. None: not known."""
+
+    name: str
+    each: int | None
+    once: int = 0
+
+    def per_worker(self, num_workers: int) -> float | None:
+        """With its share of what stands once: what PSS counts."""
+        return None if self.each is None else self.each + self.once / num_workers
+
+    def on_host(self, num_workers: int) -> int | None:
+        return None if self.each is None else self.each * num_workers + self.once
+
+
+@dataclass(frozen=True)
+class MemoryAccount:
+    """All parts of a training under one strategy."""
+
+    strategy: str
+    num_workers: int
+    parts: tuple[MemoryPart, ...]
+
+    @property
+    def host_bytes(self) -> int:
+        """Without what is not known."""
+        return sum(part.on_host(self.num_workers) or 0 for part in self.parts)
+
+    @property
+    def worker_bytes(self) -> float:
+        return self.host_bytes / self.num_workers
+
+
+def make_account(sizes: ModelSizes, workers: WorkersOnHost, strategy: str, base: BaseMemory) -> MemoryAccount:
+    """What a training takes under the strategy, all workers on one host. Raises for a strategy that is not there."""
+    if strategy not in STRATEGIES:
+        raise BadArgument(f"a strategy is one of {', '.join(STRATEGIES)}, not {strategy!r:.60}")
+    is_once = strategy != REPLICATED
+    parts = (
+        MemoryPart("Python and torch", base.own_bytes, base.shared_bytes),
+        _held("parameters", sizes.parameter_bytes, is_once),
+        *_gradients(make_layout(sizes.specs), workers, strategy in SHARDED[1:] and workers.num_workers > 1),
+        _held("optimizer state", sizes.state_bytes, is_once),
+        MemoryPart("journal of the update", _journal_bytes(sizes, workers.num_workers) if is_once else 0),
+        MemoryPart("activations of a lane", _activations(sizes, workers)),
+    )
+    return MemoryAccount(strategy, workers.num_workers, parts)
+
+
+def _held(name: str, num_bytes: int, is_once: bool) -> MemoryPart:
+    return MemoryPart(name, 0, num_bytes) if is_once else MemoryPart(name, num_bytes)
+
+
+def _gradients(layout: Layout, workers: WorkersOnHost, is_once: bool) -> list[MemoryPart]:
+    """The sum; what a worker's lanes need until they are added; and what autograd has made when a bucket is full."""
+    sizes = [bucket.num_bytes for bucket in layout.buckets] or [0]
+    whole, is_single = sum(sizes), workers.most_lanes == 1
+    if workers.num_workers == workers.num_lanes == 1:  # Note [Nothing to add] in gradients/plan.py
+        return _three(MemoryPart("", 0), lanes=0, arriving=whole)
+    folded = whole * workers.depth
+    turns = sum(max(sizes[turn::NUM_BUFFERS], default=0) for turn in range(NUM_BUFFERS))
+    arriving = max(sizes) if is_single else whole
+    if is_once:
+        return _three(MemoryPart("", 0, whole), turns if is_single else folded, arriving)
+    return _three(MemoryPart("", whole), folded - whole, arriving)
+
+
+def _three(total: MemoryPart, lanes: int, arriving: int) -> list[MemoryPart]:
+    return [
+        replace(total, name="sum of the gradients"),
+        MemoryPart("gradients of lanes", lanes),
+        MemoryPart("gradients that arrive", arriving),
+    ]
+
+
+def _journal_bytes(sizes: ModelSizes, num_workers: int) -> int:
+    """See Note [The journal] in strategies/sharded/ledger.py."""
+    widths = [spec.dtype.itemsize + width for spec, width in zip(sizes.specs, sizes.state_widths, strict=True)]
+    batches = [batch for own in plan.cut([spec.num_elements for spec in sizes.specs], num_workers) for batch in own]
+    return max((sum(chunk.num_elements * widths[chunk.parameter] for chunk in batch) for batch in batches), default=0)
+
+
+def _activations(sizes: ModelSizes, workers: WorkersOnHost) -> int | None:
+    if sizes.sample_bytes is None or sizes.batch_size is None:
+        return None
+    return int(sizes.sample_bytes * -(-sizes.batch_size // workers.num_lanes))
+
+
+def _depth(merges: Sequence[int]) -> int:
+    """How high the stack of a fold becomes: a lane that is merged at once is added to the topmost entry."""
+    height = highest = 0
+    for count in merges:
+        height += 1 - count
+        highest = max(highest, height)
+    return max(1, highest)

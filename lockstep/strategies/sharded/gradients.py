@@ -1,0 +1,166 @@
+"""The sum of the gradients, once on a host, and the memory in which each worker's lane waits to be added to it.
+
+# Note [Lent buffers]
+# A worker with one lane needs the memory of a bucket only from the moment when autograd has filled it until it is added
+# up. So its buckets take turns in NUM_BUFFERS buffers: a bucket is folded when the reduction of the bucket that had the
+# buffer before is over. That cannot wait for ever: every worker hands all of its buckets to the wire, in order, before
+# it waits for the others in any other way. A worker with several lanes needs memory for the partial sum of all of them,
+# so its buckets have memory of their own.
+
+# Note [A gradient that may be written]
+# `p.grad` is a view of a private mapping (Note [A view that may be written] in wire/shared/once.py). A script that
+# scales a gradient gets copies of those pages, on its own worker, and the update of that worker's elements reads them.
+# They are given up when the next sum is handed over.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from lockstep.gradients.bucket import Bucket, FlatBuffer
+from lockstep.gradients.layout import BucketLayout, Layout
+from lockstep.lanes import Reduction
+from lockstep.strategies.sharded.once import Form, OnceTensors, map_once
+from lockstep.wire import Wire
+from lockstep.wire.shared.reducer import SharedMemoryReducer
+
+NUM_BUFFERS = 2
+"""See Note [Lent buffers]."""
+
+
+class SummedGradients:
+    """The sums of all buckets of a layout, in memory that all workers of a run on one host share."""
+
+    def __init__(self, wire: Wire, reducer: SharedMemoryReducer, layout: Layout) -> None:
+        self._wire, self._reducer, self._layout = wire, reducer, layout
+        self._buffers: dict[int, torch.Tensor] = {}
+        self._once: OnceTensors | None = None
+
+    def lane_buffer(self, number: int) -> torch.Tensor:
+        """The memory of a bucket, which it shares with others. See Note [Lent buffers]."""
+        turn, bucket = number % NUM_BUFFERS, self._layout.buckets[number]
+        if turn not in self._buffers:
+            most = max(other.num_bytes for other in self._layout.buckets[turn::NUM_BUFFERS])
+            self._buffers[turn] = self._reducer.allocate(most, torch.uint8, bucket.device)
+        return self._buffers[turn][: bucket.num_bytes].view(bucket.dtype)
+
+    def add(self, number: int, reduction: Reduction, roots: Sequence[torch.Tensor], closes: bool) -> None:
+        """Collective. On the thread of the wire. The bucket is added up; `finish` completes it."""
+        if self._once is None:
+            self._once = map_once(self._wire, self._forms(), {})
+        self._reducer.reduce_once(reduction, roots, self._once.shared[_sum(number)], closes=closes)
+
+    def finish(self, number: int, scale: float) -> None:
+        """This worker's slice of the sum is scaled, and stands in the dtype of the parameters too."""
+        assert self._once is not None
+        whole = self._once.shared[_sum(number)]
+        own = self._reducer.own_part(whole.numel())
+        if scale != 1.0:
+            whole[own].mul_(scale)
+        if self._layout.buckets[number].converts:
+            self._once.shared[_gradient(number)][own] = whole[own]
+
+    def sum_of(self, number: int) -> torch.Tensor:
+        """For this worker's script: the sum as it was added up."""
+        assert self._once is not None
+        return self._once.views[_sum(number)]
+
+    def gradient_of(self, number: int) -> torch.Tensor:
+        """The same in the dtype of the parameters. See Note [A gradient that may be written]."""
+        if not self._layout.buckets[number].converts:
+            return self.sum_of(number)
+        assert self._once is not None
+        return self._once.views[_gradient(number)]
+
+    def forget_writes(self) -> None:
+        if self._once is not None:
+            self._once.forget(self._once.written(self._once.views))
+
+    def close(self) -> None:
+        for buffer in self._buffers.values():
+            self._reducer.release(buffer)
+        self._buffers = {}
+
+    def _forms(self) -> dict[str, Form]:
+        forms = {}
+        for number, bucket in enumerate(self._layout.buckets):
+            forms[_sum(number)] = Form((bucket.num_elements,), (1,), bucket.dtype)
+            if bucket.converts:
+                forms[_gradient(number)] = Form((bucket.num_elements,), (1,), bucket.parameter_dtype)
+        return forms
+
+
+class OnceBucket(Bucket):
+    """A bucket whose sum stands once on the host. `number` is its place in the layout."""
+
+    def __init__(
+        self, layout: BucketLayout, parameters: Sequence[torch.nn.Parameter], sums: SummedGradients, wire: Wire,
+        number: int,
+    ) -> None:  # fmt: skip
+        super().__init__(layout, parameters, wire.reducer)
+        self.number, self._sums = number, sums
+        self._own, self._lent = self._stack, list[FlatBuffer]()
+        self._shown: tuple[FlatBuffer, FlatBuffer] | None = None
+
+    @property
+    def is_lent(self) -> bool:
+        return self._stack is self._lent
+
+    def lend(self, is_lent: bool) -> None:
+        """At the beginning of a step: whether its memory is lent. See Note [Lent buffers]."""
+        self._stack = self._lent if is_lent else self._own
+
+    @property
+    def views(self) -> list[torch.Tensor]:
+        return self._flats()[0].views
+
+    @property
+    def result(self) -> FlatBuffer:
+        return self._flats()[1]
+
+    def add(self, reduction: Reduction, closes: bool) -> None:
+        """Collective. On the thread of the wire."""
+        self._sums.add(self.number, reduction, self.roots(), closes)
+
+    def finish_own(self, scale: float) -> None:
+        """Before the commit: this worker's slice of the sum is scaled and converted."""
+        self._sums.finish(self.number, scale)
+
+    def finish(self) -> None:
+        """Each worker has finished its slice before the commit."""
+
+    def forget_writes(self) -> None:
+        """For all buckets of the layout: the views show the sums, whatever a script has written there."""
+        self._sums.forget_writes()
+
+    def close(self) -> None:
+        self._stack = self._own
+        super().close()
+        self._sums.close()
+
+    def _allocate(self) -> torch.Tensor:
+        return self._sums.lane_buffer(self.number) if self.is_lent else super()._allocate()
+
+    def _flats(self) -> tuple[FlatBuffer, FlatBuffer]:
+        """The sum as it was added up, and as `p.grad` shows it; made once, so that `p.grad` stays the same object."""
+        if self._shown is None:
+            both = self._sums.sum_of(self.number), self._sums.gradient_of(self.number)
+            one, two = (FlatBuffer(whole, self.layout.cut(whole)) for whole in both)
+            self._shown = one, two
+        return self._shown
+
+
+def once_buckets(wire: Wire, layout: Layout, parameters: Sequence[torch.nn.Parameter]) -> list[OnceBucket] | None:
+    """Buckets whose sums stand once; None where the workers do not all share memory."""
+    if not isinstance(wire.reducer, SharedMemoryReducer):
+        return None
+    sums = SummedGradients(wire, wire.reducer, layout)
+    return [OnceBucket(bucket, parameters, sums, wire, number) for number, bucket in enumerate(layout.buckets)]
+
+
+def _sum(number: int) -> str:
+    return f"sum of bucket {number}"
+
+
+def _gradient(number: int) -> str:
+    return f"gradient of bucket {number}"
