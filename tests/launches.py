@@ -147,7 +147,7 @@ def _forget_parent(streams: Sequence[int], kept: set[int]) -> None:
     tempfile.tempdir = None
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM):
+    for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
         signal.signal(signum, signal.SIG_DFL)
     _take_streams(streams)
     _leave_files(kept)

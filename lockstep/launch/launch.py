@@ -27,6 +27,8 @@ from lockstep.launch.pool import OpenPool
 from lockstep.launch.scale import registered
 from lockstep.launch.signals import LauncherSignals
 from lockstep.launch.supervisor import Supervisor
+from lockstep.settings.environment import process_environment
+from lockstep.settings.environments.stop_signals import launcher_ends
 
 __all__ = ["Job", "LaunchOutcome", "launch"]
 
@@ -81,7 +83,8 @@ def launch(
     events.subscribe(LauncherConsole(say))
     for reader in readers:
         events.subscribe(reader)
-    with LauncherSignals() as signals, registered(job.run_dir, events.note):
+    of_engine = launcher_ends(process_environment())
+    with LauncherSignals(of_engine) as signals, registered(job.run_dir, events.note):
         clear_earlier(job.run_dir)
         events.emit(LaunchBegan, job.program, job.num_workers)
         shown = ShownOutput(show, signals)

@@ -1,22 +1,38 @@
-"""The launcher's signals, as a file to wait for instead of interrupts."""
+"""The launcher's signals, as a file to wait for instead of interrupts.
+
+# Note [A launcher inside an engine's job]
+# Slurm sends the signals of Note [Signals of an engine] to every process of a step: to the launcher and to its workers.
+# So there they mean to the launcher what they mean to a worker that Slurm has started itself: all save and end. They
+# come once, however often they are sent, and only Slurm ends who takes too long. `lockstep scale` has a signal that
+# nobody else sends.
+"""
 
 import signal
 import socket
+from collections.abc import Sequence
 from types import FrameType
 
-SCALE = signal.SIGUSR1
-WATCHED = (signal.SIGINT, signal.SIGTERM, SCALE)
+SCALE = signal.SIGRTMIN
+STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 class LauncherSignals:
-    """While it is open, SIGINT, SIGTERM and SIGUSR1 only make `fileno()` readable. Main thread only."""
+    """While it is open, signals only make `fileno()` readable. Main thread only.
+
+    They are Ctrl-C, SIGTERM and SCALE. Each of `of_engine` is as SIGTERM: see Note [A launcher inside an engine's job].
+    """
+
+    def __init__(self, of_engine: Sequence[signal.Signals] = ()) -> None:
+        self.of_engine = tuple(of_engine)
+        self._has_ended = False
 
     def __enter__(self) -> "LauncherSignals":
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
         self._wakeup_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        self._before = {signum: signal.signal(signum, _do_nothing) for signum in WATCHED}
+        watched = {*STOPS, *self.of_engine, SCALE}
+        self._before = {signum: signal.signal(signum, _do_nothing) for signum in watched}
         return self
 
     def fileno(self) -> int:
@@ -29,9 +45,10 @@ class LauncherSignals:
     def take(self) -> list[signal.Signals]:
         """The signals that have come since the last call, in order."""
         try:
-            return [signal.Signals(number) for number in self._reader.recv(64) if number in WATCHED]
+            come = [signal.Signals(number) for number in self._reader.recv(64) if number in self._before]
         except BlockingIOError:
             return []
+        return [meant for signum in come if (meant := self._meaning(signum)) is not None]
 
     def __exit__(self, *_: object) -> None:
         for signum, handler in self._before.items():
@@ -39,6 +56,12 @@ class LauncherSignals:
         signal.set_wakeup_fd(self._wakeup_before)
         self._reader.close()
         self._writer.close()
+
+    def _meaning(self, signum: signal.Signals) -> signal.Signals | None:
+        if signum not in self.of_engine:
+            return signum
+        comes_again, self._has_ended = self._has_ended, True
+        return None if comes_again else signal.SIGTERM
 
 
 def _do_nothing(signum: int, frame: FrameType | None) -> None:

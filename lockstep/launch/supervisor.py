@@ -42,6 +42,7 @@ from lockstep.launch.scale import read_wanted
 from lockstep.launch.signals import SCALE, LauncherSignals
 from lockstep.launch.status import StatusRow
 from lockstep.launch.watchdog import Watchdog
+from lockstep.settings.environments.stop_signals import ENGINE_GRACE_S
 
 WAKE_S = 0.25
 SEEN_S = 1.0
@@ -268,7 +269,8 @@ class Supervisor:
         self._pool.keep_spares(0)
         for slot in list(self._pool.running):
             self._pool.send(slot, signum)
-        self._await_end(INTERRUPT_S, most_interrupts=1)
+        is_engines = signum in self._signals.of_engine
+        self._await_end(ENGINE_GRACE_S if is_engines else INTERRUPT_S, most_interrupts=1)
         return signum
 
     def _await_end(self, within_s: float, most_interrupts: int) -> None:

@@ -36,7 +36,7 @@ class Console:
 
     def __call__(self, event: Event) -> None:
         noise = self._noise.lines(event)  # on every worker: the next one that writes must know what was shown
-        if not self._speaks() and not (isinstance(event, Note) and event.one_worker):
+        if not self._speaks_of(event):
             return
         match event:
             case GenerationFormed():
@@ -51,6 +51,16 @@ class Console:
                 self._write(*noise)
             case Closed() if not self._has_failed():
                 self._write(*noise)
+
+    def _speaks_of(self, event: Event) -> bool:
+        """Of a change of members the first of those speaks who were there before it: a newcomer may be the first now,
+        and its script is not where the others' are yet."""
+        match event:
+            case Note(one_worker=True):
+                return True
+            case GenerationFormed():
+                return event.worker == next(slot for slot in event.slots if slot not in event.joined)
+        return self._speaks()
 
     def _write(self, *lines: str) -> None:
         for line in lines:

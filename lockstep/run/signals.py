@@ -50,8 +50,9 @@ def handled(signals: Signals, asked: StopSignals, note: Callable[[str], None]) -
 
 
 def _handlers(signals: Signals, asked: StopSignals) -> dict[signal.Signals, Handler]:
-    end = _Asked(signals, "terminate") if asked.engine is None else _Noted(signals, "terminate", speaks=True)
-    leave = _Noted(signals, "leave", speaks=asked.engine is not None)
+    speaks = asked.engine is not None
+    end = _Asked(signals, "terminate") if asked.has_limit else _Noted(signals, "terminate", speaks)
+    leave = _Noted(signals, "leave", speaks)
     return {
         signal.SIGINT: _Asked(signals, "interrupt"),
         **dict.fromkeys(asked.ends, end),

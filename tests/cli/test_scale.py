@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from lockstep.cli.scale import command
 from lockstep.errors import BadArgument
 from lockstep.launch.scale import ask_for, find_launcher, read_wanted, registered
+from lockstep.launch.signals import SCALE
 
 
 def test_a_number_that_is_none_is_refused(tmp_path):
@@ -56,13 +57,13 @@ def test_the_launcher_is_found_while_it_runs_and_not_after(tmp_path):
 
 def test_the_launcher_is_woken_and_reads_the_number(tmp_path: Path) -> None:
     woken: list[int] = []
-    before = signal.signal(signal.SIGUSR1, lambda signum, frame: woken.append(signum))
+    before = signal.signal(SCALE, lambda signum, frame: woken.append(signum))
     try:
         with registered(tmp_path, print):
             ask_for(tmp_path, 5)
-        assert (woken, read_wanted(tmp_path)) == ([signal.SIGUSR1], 5)
+        assert (woken, read_wanted(tmp_path)) == ([SCALE], 5)
     finally:
-        signal.signal(signal.SIGUSR1, before)
+        signal.signal(SCALE, before)
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "many", "1025", "²"])

@@ -1,6 +1,7 @@
 """The script that engines run in these tests, and what is read from its runs."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 SCRIPT = Path(__file__).parent / "engine_script.py"
@@ -15,7 +16,12 @@ def digest_in(output: str) -> str:
 
 def await_file(path: Path, limit_s: float = 120.0) -> None:
     """A run has come to where it writes this file."""
+    await_that(path.exists, lambda: f"{path.name} did not come", limit_s)
+
+
+def await_that(holds: Callable[[], object], otherwise: Callable[[], str], limit_s: float = 120.0) -> None:
+    """Files and other processes can only be looked at again and again."""
     until_s = time.monotonic() + limit_s
-    while not path.exists():
-        assert time.monotonic() < until_s, f"{path.name} did not come"
+    while not holds():
+        assert time.monotonic() < until_s, otherwise()
         time.sleep(0.05)

@@ -1,7 +1,8 @@
 """What engines start in these tests: a small training with checkpoints, to which things happen at a step.
 
 `--kill 1:12` has worker 1 kill itself after step 12, `--kill all:12` every worker. `--wait-at 12` has worker 0 write a
-file `reached` after step 12 and wait for a file `go`. All of it only in a run that begins at step 0.
+file `reached` after step 12 and wait for a file `go`. All of it only in a run that begins at step 0. `--pace-s 5` makes
+each step after that take so long, for others to come, until there is a file `hurry`.
 """
 
 import argparse
@@ -25,9 +26,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="the folder that holds the checkpoints and the files of --wait-at")
     parser.add_argument("--kill", default="none:0")
     parser.add_argument("--wait-at", type=int)
-    parser.add_argument(
-        "--pace-s", type=float, default=0.0, help="how long each step takes at least, for others to come"
-    )
+    parser.add_argument("--pace-s", type=float, default=0.0)
     return parser.parse_args()
 
 
@@ -49,12 +48,19 @@ def main() -> None:
                 run.backward(F.cross_entropy(model(x), y))
             optimizer.step()
             optimizer.zero_grad()
-            time.sleep(arguments.pace_s)
+            if run.step >= max(int(kill_at), arguments.wait_at or 0):
+                pause(arguments)
             if began == 0 and run.step == int(kill_at) and number in ("all", str(run.rank)):
                 os.kill(os.getpid(), signal.SIGKILL)
             if began == 0 and run.step == arguments.wait_at and run.rank == 0:
                 wait_for_the_test(arguments.folder)
     run.print(f"step {run.step} digest {run.digest()}")
+
+
+def pause(arguments: argparse.Namespace) -> None:
+    until_s = time.monotonic() + arguments.pace_s
+    while time.monotonic() < until_s and not (arguments.folder / "hurry").exists():
+        time.sleep(0.05)
 
 
 def wait_for_the_test(folder: Path) -> None:

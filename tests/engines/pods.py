@@ -12,37 +12,50 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 from machines import INTERFACE, Machine, machines, worker_environment
 
 MOST_RESTARTS = 3
+JOB_S = 200.0
+"""How long a pod may take when the test has done all that it does."""
 
 
 @dataclass
 class Pod:
-    """One index, its present process, and what all of its processes have printed."""
+    """One index and its present process. What all of its processes print is in `log`."""
 
     index: int
     machine: Machine
     command: Sequence[str]
     environ: Mapping[str, str]
+    log: Path
     codes: list[int] = field(default_factory=list)
-    output: str = ""
-    process: "subprocess.Popen[str] | None" = None
+    process: "subprocess.Popen[bytes] | None" = None
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
 
     def run(self, restarts: bool) -> None:
         """To its end, or until it has failed too often."""
         while not self.codes or (restarts and self.codes[-1] != 0 and len(self.codes) <= MOST_RESTARTS):
-            self.process = subprocess.Popen(
-                self.machine.command(*self.command),
-                env=worker_environment({**self.environ, "JOB_COMPLETION_INDEX": str(self.index)}),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            with self.process:
-                self.output += self.process.communicate()[0]
+            environ = worker_environment({**self.environ, "JOB_COMPLETION_INDEX": str(self.index)})
+            with self.log.open("ab") as log:
+                self.process = subprocess.Popen(
+                    self.machine.command(*self.command),
+                    env=environ,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            self.process.wait()
             self.codes.append(self.process.returncode)
+
+    def tell(self) -> None:
+        """The script's process gets SIGTERM, as the first process of a pod does."""
+        assert self.process is not None
+        found = psutil.Process(self.process.pid).children(recursive=True)
+        next(process for process in found if process.name().startswith("python")).terminate()
 
     def kill(self) -> None:
         """The pod's machine loses its power."""
@@ -59,14 +72,15 @@ def indexed_job(
     with machines(names, folder) as (found, _):
         given = {"GLOO_SOCKET_IFNAME": INTERFACE, "MASTER_ADDR": names[0], **environ}
         command = (sys.executable, str(script), str(folder), *arguments)
-        pods = [Pod(index, machine, command, given) for index, machine in enumerate(found)]
+        pods = [Pod(index, machine, command, given, folder / f"pod-{index}") for index, machine in enumerate(found)]
         threads = [threading.Thread(target=pod.run, args=(restarts,)) for pod in pods]
         for thread in threads:
             thread.start()
         try:
             yield pods
-            for thread in threads:
-                thread.join()
+            for pod, thread in zip(pods, threads, strict=True):
+                thread.join(JOB_S)
+                assert not thread.is_alive(), f"pod {pod.index} did not end:\n{pod.output}"
         finally:
             for pod, thread in zip(pods, threads, strict=True):
                 while thread.is_alive():

@@ -61,9 +61,12 @@ def test_a_manifest_with_a_wrong_field_is_not_valid(tmp_path: Path) -> None:
         run(_VALIDATE, str(wrong), VERSIONS[0])
 
 
-def test_the_pods_of_the_indexed_job_are_the_workers_of_one_run() -> None:
+def test_the_pods_of_the_indexed_job_are_the_workers_of_one_run(tmp_path: Path) -> None:
     service, job = parts("indexed_job.yaml")
+    (tmp_path / "secret").write_text("pods")
     environ = variables(job["spec"]["template"]["spec"]["containers"][0])
+    assert environ["LOCKSTEP_SECRET_FILE"] == "/secret/secret"
+    environ["LOCKSTEP_SECRET_FILE"] = str(tmp_path / "secret")
     places = [
         find_place({**environ, "JOB_COMPLETION_INDEX": str(index)}) for index in range(job["spec"]["completions"])
     ]

@@ -296,6 +296,22 @@ def test_sigterm_reaches_the_workers_and_exits_with_143(bench):
     assert (code, out) == (143, "saved\n")
 
 
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_inside_a_slurm_job_each_of_its_signals_is_sigterm_and_may_come_again(bench, monkeypatch, sent):
+    monkeypatch.setattr(supervisor, "INTERRUPT_S", 0.0)  # the limit of a person's signal, which is none of Slurm's
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    save = "def save(*_): ready(), signal.sigwait([signal.SIGALRM]), sys.exit(print('saved'))\n"
+    block = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])\n"
+    launcher = bench.start(f"{save}{block}signal.signal(signal.SIGTERM, save)\nready()\nsignal.pause()")
+    (worker,) = bench.await_ready(1)
+    launcher.send_signal(sent)
+    bench.await_ready(1)  # it saves
+    launcher.send_signal(sent)
+    launcher.terminate()
+    os.kill(worker, signal.SIGALRM)
+    assert finish(launcher)[:2] == (143, "saved\n")
+
+
 def test_several_workers_of_a_script_that_never_starts_a_run_are_told_so_and_exit_with_1(bench):
     (bench.folder / "train.py").write_text("print('trained alone')")
     code, out, err = finish(bench.command("-n", "2", "train.py"))

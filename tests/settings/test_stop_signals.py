@@ -27,10 +27,11 @@ def test_a_pod_with_a_roster_leaves_when_it_is_evicted():
     assert (asked.ends, asked.leaves) == ((), (signal.SIGTERM,))
 
 
-@pytest.mark.parametrize("environ", [{}, SLURM, ROSTER])
-def test_workers_of_lockstep_run_take_signals_from_their_launcher_everywhere(environ):
+@pytest.mark.parametrize(("environ", "grace_s"), [({}, GRACE_S), (ROSTER, GRACE_S), (SLURM, ENGINE_GRACE_S)])
+def test_workers_of_lockstep_run_take_signals_from_their_launcher_everywhere(environ, grace_s):
     asked = stop_signals(environ, "lockstep run")
-    assert (asked.ends, asked.leaves, asked.grace_s) == ((signal.SIGTERM,), (signal.SIGUSR1,), GRACE_S)
+    assert (asked.ends, asked.leaves, asked.engine) == ((signal.SIGTERM,), (signal.SIGUSR1,), None)
+    assert (asked.grace_s, asked.has_limit) == (grace_s, grace_s == GRACE_S)
 
 
 @pytest.mark.parametrize("launcher", ["kubernetes", "torchrun", "mpi"])

@@ -24,7 +24,7 @@ from lockstep.programs.explain.schedules.ring import ring
 from lockstep.settings.environment import find_place
 from lockstep.wire.network.gloo import GlooTransport
 from lockstep.wire.schedules import AddPart, Schedule, ScheduleRound, SendPart, direct, one_root_each, slices
-from lockstep.wire.schedules.executor import Cut, Executor
+from lockstep.wire.schedules.executor import Cut, Executor, Stages
 from lockstep.wire.schedules.program import program
 from lockstep.wire.transport import InProcess, Pending, Transport
 from lockstep.world import World
@@ -261,6 +261,40 @@ def test_an_exact_reduction_has_the_bits_of_the_tree(
     for in_place in (True, False):
         for total in on_threads(num_workers, lambda t, in_place=in_place: job(t, in_place)):
             assert torch.equal(total, tree_sum(whole.tree, given))
+
+
+@settings(max_examples=30)
+@given(reductions(), st.sampled_from(sorted(EXACT)), st.integers(0, 40), st.integers(1, 200))
+def test_elements_are_made_before_they_are_sent_and_passed_on_when_they_hold_the_sum(
+    whole: Reduction, name: str, size: int, segment_bytes: int
+) -> None:
+    num_workers = len(whole.folds)
+    chosen = EXACT[name].schedule(Setting(num_workers, reduction=whole, hosts=hosts_of(num_workers, 2)))
+    given = {
+        Root(rank, index): contribution(100 * rank + index, size, torch.float32)
+        for rank, num_roots in enumerate(whole.roots_of)
+        for index in range(num_roots)
+    }
+
+    def job(transport: Transport) -> torch.Tensor:
+        mine = [value for root, value in given.items() if root.rank == transport.world.rank]
+        roots = [torch.full_like(value, torch.nan) for value in mine]
+        total = roots[0] if roots else torch.full((size,), torch.nan)
+        passed_on = torch.full((size,), torch.nan)
+
+        def make(part: range) -> None:
+            for root, value in zip(roots, mine, strict=True):
+                root[part.start : part.stop] = value[part.start : part.stop]
+
+        def pass_on(part: range) -> None:
+            passed_on[part.start : part.stop] = total[part.start : part.stop]
+
+        executor = Executor(transport, lambda *_: chosen, segment_bytes)
+        executor.reduce(whole, roots, total, Stages(make, pass_on))
+        return passed_on
+
+    for passed_on in on_threads(num_workers, job):
+        assert torch.equal(passed_on, tree_sum(whole.tree, given))
 
 
 def test_the_choice_is_asked_with_the_reduction_and_its_bytes() -> None:

@@ -16,12 +16,12 @@ from functools import lru_cache
 import torch
 
 from lockstep.errors import PeerGone
-from lockstep.lanes import Fold, Reduction, Root
+from lockstep.lanes import Fold, Reduction, Root, Tree
 from lockstep.wire.network.gloo import GlooTransport
 from lockstep.wire.network.hosts import HostReduction, Hosts, host_reduction
 from lockstep.wire.reducer import Reducer, Slices
 from lockstep.wire.schedules import slices as even_slices
-from lockstep.wire.schedules.executor import Choose, Executor
+from lockstep.wire.schedules.executor import Choose, Executor, Stages
 from lockstep.wire.shared.board import MAX_TENSORS, Board
 from lockstep.wire.shared.kernels import summation
 from lockstep.wire.shared.memory import Staging
@@ -127,21 +127,36 @@ class HierarchicalReducer(Reducer):
     def _reduce_column(
         self, reduction: Reduction, executor: Executor, typed: dict[int, list[torch.Tensor]], span: slice
     ) -> None:
-        """Adds one column over this host, then over all hosts, and writes it to all workers of this host."""
+        """Adds one column over this host, over all hosts, and writes it to all workers of this host.
+
+        See Note [Stages around a segment] in schedules/executor.py.
+        """
         cut = host_reduction(reduction, self._hosts)
         values = {
             Root(rank, index): root[span] for rank, tensors in typed.items() for index, root in enumerate(tensors[:-1])
         }
         total = typed[self._rank][-1][span]
+        others = [tensors[-1][span] for rank, tensors in typed.items() if rank != self._rank]
         sums = [total, *(torch.empty_like(total) for _ in cut.sums_of[self._host][1:])]
         # The first sum is written last: its place may hold a root that another sum still needs.
-        pairs = list(zip(cut.sums_of[self._host], sums, strict=False))
-        for tree, place in reversed(pairs):
-            summation(tree, values, [place])()
-        executor.reduce(_over_hosts(cut), sums[: len(pairs)], total)
-        for rank, tensors in typed.items():
-            if rank != self._rank:
-                tensors[-1][span].copy_(total)
+        pairs = list(zip(cut.sums_of[self._host], sums, strict=False))[::-1]
+
+        def add_over_host(part: range) -> None:
+            here = {root: value[part.start : part.stop] for root, value in values.items()}
+            for tree, place in pairs:
+                if not _is_there(tree, values, place):
+                    summation(tree, here, [place[part.start : part.stop]])()
+
+        def copy_to_host(part: range) -> None:
+            for other in others:
+                other[part.start : part.stop].copy_(total[part.start : part.stop])
+
+        executor.reduce(_over_hosts(cut), sums[: len(pairs)], total, Stages(add_over_host, copy_to_host))
+
+
+def _is_there(tree: Tree, values: dict[Root, torch.Tensor], place: torch.Tensor) -> bool:
+    """Whether the sum is one value alone, which is in its place already."""
+    return isinstance(tree, Root) and values[tree].data_ptr() == place.data_ptr()
 
 
 def _stand_in(ranks: Sequence[int], column: int) -> int:

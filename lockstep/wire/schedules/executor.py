@@ -1,11 +1,17 @@
 """The reducer that sends: runs any schedule over any transport.
 
 # Note [Segments]
-# A long part is cut into segments, each of which goes through all rounds of the schedule by itself. Two are under way
-# at a time, in turn: while one is waited for and added, the other moves. All workers cut alike and post messages
-# in the same order (segments in pairs, round by round, as the schedule lists them), so the n-th message from one
-# worker to another is the same on both sides, and every wait is for something that will be posted. A segment without
-# elements is skipped on both sides.
+# A long part is cut into segments, each of which goes through all rounds of the schedule by itself. UNDER_WAY of them
+# are under way at a time, in turn: while one is waited for and added, the others move. All workers cut alike and post
+# messages in the same order (segments in groups, round by round, as the schedule lists them), so the n-th message from
+# one worker to another is the same on both sides, and every wait is for something that will be posted. A segment
+# without elements is skipped on both sides. Gloo sends a message when the other side has said that it waits for it, and
+# says so behind what it sends itself: with two under way the network was idle for a tenth of the time.
+
+# Note [Stages around a segment]
+# Between hosts a bucket has two more stages: it is added over the workers of a host before it is sent, and copied to
+# them afterwards. Both are done segment by segment, while others are on the network. So their time is that of the first
+# and of the last segment, and a bucket is cut into LEAST_SEGMENTS at least, if these are not too small for a message.
 """
 
 from collections import deque
@@ -26,7 +32,12 @@ from lockstep.wire.transport import DATA, Pending, Transport
 SEGMENT_BYTES = 4 * 1024 * 1024
 """How much of a part moves at a time: large enough for a network, small enough that adding it hides behind the next."""
 
-UNDER_WAY = 2
+NOTHING = Step((), (), ())
+"""The one step of a worker that is alone."""
+
+UNDER_WAY = 4
+LEAST_SEGMENTS, LEAST_SEGMENT_BYTES = 8, 1024 * 1024
+"""See Note [Stages around a segment]."""
 KEPT_PROGRAMS = 64
 
 Choose = Callable[[Reduction, int], Schedule]
@@ -36,6 +47,14 @@ Choose = Callable[[Reduction, int], Schedule]
 def by_direct_slices(reduction: Reduction, num_bytes: int) -> Schedule:
     """The default choice."""
     return direct(reduction)
+
+
+@dataclass(frozen=True)
+class Stages:
+    """What is done to elements before they are first sent, and when they hold the result."""
+
+    before: Callable[[range], None]
+    after: Callable[[range], None]
 
 
 class Executor(Reducer):
@@ -62,12 +81,18 @@ class Executor(Reducer):
         """Frees the scratch memory. The owner of the transport closes that."""
         self._scratch.clear()
 
-    def reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        """Collective. See Reducer. Has the cost of the chosen schedule."""
+    def reduce(
+        self,
+        reduction: Reduction,
+        roots: Sequence[torch.Tensor],
+        total: torch.Tensor,
+        stages: Stages | None = None,
+    ) -> None:
+        """Collective. See Reducer. Has the cost of the chosen schedule. See Note [Stages around a segment]."""
         schedule = self._choose(reduction, total.nbytes)
         if not schedule.exact:
             raise BadArgument("a reduction needs an exact schedule, one that was made from the reduction")
-        self._carry_out(schedule, roots, total, even_slices(total.numel(), schedule.num_parts))
+        self._carry_out(schedule, roots, total, even_slices(total.numel(), schedule.num_parts), stages)
 
     def reduce_scatter(
         self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor, slices: Slices
@@ -93,26 +118,42 @@ class Executor(Reducer):
         self._carry_out(schedule, [value], value, even_slices(value.numel(), schedule.num_parts))
 
     def _carry_out(
-        self, schedule: Schedule, roots: Sequence[torch.Tensor], running: torch.Tensor, parts: Slices
+        self,
+        schedule: Schedule,
+        roots: Sequence[torch.Tensor],
+        running: torch.Tensor,
+        parts: Slices,
+        stages: Stages | None = None,
     ) -> None:
         """See Note [Segments]."""
         plan = self._program(schedule, bool(roots) and roots[0].data_ptr() == running.data_ptr())
-        if not plan.steps:
+        if not plan.steps and stages is None:
             return
-        cut = Cut.of(parts, self._segment_bytes // running.element_size())
+        cut = Cut.of(parts, self._segment_elements(running.element_size(), parts, stages))
         slots = self._slots(plan.num_cells, cut.longest, running)
         under_way: deque[UnderWay] = deque()
         for numbers in _in_groups(cut.num_segments):
             group = [PartSegment(cut.spans(n), roots, running, cells) for n, cells in zip(numbers, slots, strict=False)]
-            for step in plan.steps:
+            for number, step in enumerate(plan.steps or (NOTHING,), start=1):
                 for segment in group:
+                    if stages is not None and number == 1:
+                        segment.pass_through(stages.before)
                     while len(under_way) >= len(group):
                         under_way.popleft().finish()
-                    under_way.append(self._post(step, segment))
+                    after = stages.after if stages is not None and number >= len(plan.steps) else None
+                    under_way.append(self._post(step, segment, after))
         for last in under_way:
             last.finish()
 
-    def _post(self, step: Step, segment: "PartSegment") -> "UnderWay":
+    def _segment_elements(self, element_bytes: int, parts: Slices, stages: Stages | None) -> int:
+        """How long a segment of a part is at most."""
+        segment_bytes = self._segment_bytes
+        if stages is not None:
+            least = max(LEAST_SEGMENT_BYTES, max(map(len, parts)) * element_bytes // LEAST_SEGMENTS)
+            segment_bytes = min(segment_bytes, least)
+        return segment_bytes // element_bytes
+
+    def _post(self, step: Step, segment: "PartSegment", after: Callable[[range], None] | None) -> "UnderWay":
         pending: list[Pending] = []
         for message in step.receives:
             if segment.spans[message.part]:
@@ -122,7 +163,7 @@ class Executor(Reducer):
             if segment.spans[message.part]:
                 value = segment.at(message.place, message.part)
                 pending.append(self._transport.send(value, message.peer, DATA))
-        return UnderWay(step, segment, pending)
+        return UnderWay(step, segment, pending, after)
 
     def _program(self, schedule: Schedule, in_place: bool) -> WorkerProgram:
         """Cached by identity: comparing schedules would cost more than a small reduction."""
@@ -184,6 +225,11 @@ class PartSegment:
         flat = self.running if place.kind == "running" else self.roots[place.index]
         return flat[span.start : span.stop]
 
+    def pass_through(self, stage: Callable[[range], None]) -> None:
+        for span in self.spans:
+            if span:
+                stage(span)
+
     def add(self, addition: Addition) -> None:
         part, into = addition.part, self.at(addition.into, addition.part)
         if addition.right is None:
@@ -194,11 +240,12 @@ class PartSegment:
 
 @dataclass(frozen=True)
 class UnderWay:
-    """One round of one segment, posted."""
+    """One round of one segment, posted; in its last round with what is done `after` it."""
 
     step: Step
     segment: PartSegment
     pending: Sequence[Pending]
+    after: Callable[[range], None] | None
 
     def finish(self) -> None:
         """Waits for all its messages, then does its additions."""
@@ -207,6 +254,8 @@ class UnderWay:
         for addition in self.step.additions:
             if self.segment.spans[addition.part]:
                 self.segment.add(addition)
+        if self.after is not None:
+            self.segment.pass_through(self.after)
 
 
 def _in_groups(num_segments: int) -> list[list[int]]:
