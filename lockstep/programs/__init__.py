@@ -1,5 +1,6 @@
 """Whole programs built on lockstep, which the commands start.
 
-`bench`, `demo`, `doctor`, `verification`, `explain`, `advice` and `conversion` (`lockstep init`) are programs. `models`
-and `large_models` are what they train, `packages` those from which some models come, and `svg` draws.
+`bench`, `demo`, `doctor`, `verification`, `explain`, `memory` (`lockstep explain memory`), `advice` and `conversion`
+(`lockstep init`) are programs. `models` and `large_models` are what they train, `packages` those from which some models
+come, and `svg` draws.
 """
