@@ -171,7 +171,8 @@ def _by_torch(tree: Tree, values: Mapping[Root, int], places: Sequence[int], wha
         return there[node]
 
     def work(stream: int) -> None:
-        on_stream = torch.cuda.ExternalStream(stream, what.device) if what.device.type == "cuda" else None
+        # Not ExternalStream: for the default stream, 0, that is one of torch's own streams, which waits for nothing.
+        on_stream = torch.cuda.get_stream_from_external(stream, what.device) if what.device.type == "cuda" else None
         with torch.cuda.stream(on_stream):
             total = value(tree)
             for place in into:
