@@ -9,7 +9,7 @@ import torch
 from lockstep.errors import BadArgument
 from lockstep.lanes import Assignment
 from lockstep.settings.device import CPU
-from lockstep.settings.environment import Overrides, parse_device
+from lockstep.settings.environment import Overrides, first_given, parse_device
 from lockstep.settings.limits import MOST_BYTES, MOST_LANES, MOST_SEED, MOST_STEPS, MOST_THREADS
 from lockstep.world import World
 
@@ -141,15 +141,15 @@ def resolve(options: Options, overrides: Overrides, world: World) -> Settings:
     # The number of intra-op threads changes the bits of a matrix product, so it must not follow from the number of
     # workers or cores: it is 1 until somebody asks for more.
     """
-    lanes = _first(overrides.lanes, options.lanes)
-    seed = _first(overrides.seed, options.seed)
-    by_hand = _first(overrides.assignment, options.assignment)
+    lanes = first_given(overrides.lanes, options.lanes)
+    seed = first_given(overrides.seed, options.seed)
+    by_hand = first_given(overrides.assignment, options.assignment)
     assignment = _assignment(by_hand, lanes, world)
     return Settings(
         assignment=assignment,
         by_hand=by_hand,
         seed=0 if seed is None else seed,
-        threads=_first(overrides.threads, options.threads, overrides.usual_threads) or 1,
+        threads=first_given(overrides.threads, options.threads, overrides.usual_threads) or 1,
         exact=options.exact,
         timeout_s=_timeout_s(options, overrides),
         bucket_bytes=options.bucket_bytes,
@@ -256,10 +256,6 @@ def _idle_note(assignment: Assignment) -> list[str]:
     who = f"{idle} of {assignment.num_workers} workers {'idles' if idle == 1 else 'idle'}"
     lanes = f"{assignment.num_lanes} lane{'' if assignment.num_lanes == 1 else 's'}"
     return [f"{who}: with {lanes}, a worker without one computes nothing until another is lost"]
-
-
-def _first(*values):  # type: ignore[no-untyped-def]
-    return next((value for value in values if value is not None), None)
 
 
 def _reduce_dtype(value: object) -> torch.dtype | None:
