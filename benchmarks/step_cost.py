@@ -14,7 +14,7 @@ from rich.console import Console
 
 from lockstep.programs.bench.gpu.plan import DDP, DETERMINISTIC, FUSED, LOCKSTEP, NOT_EXACT, GpuStepPlan, show_row
 from lockstep.programs.bench.gpu.turns import bench_gpu_steps
-from lockstep.programs.bench.progress import show_progress
+from lockstep.programs.bench.rounds import show_progress
 
 SIZES = {
     "mlp": {"batch_size": 8, "width": 16},

@@ -27,9 +27,8 @@ from lockstep.programs.bench.plan import (
     refuse_unless_on,
     require_gpu,
 )
-from lockstep.programs.bench.progress import show_progress
 from lockstep.programs.bench.recovery import plan as recoveries
-from lockstep.programs.bench.rounds import BenchPart, Follow
+from lockstep.programs.bench.rounds import BenchPart, Follow, show_progress
 from lockstep.programs.bench.step import plan as steps_on_cpu
 from lockstep.settings.environment import STRATEGIES
 

@@ -26,7 +26,7 @@ from lockstep.launch.pool import OpenPool
 from lockstep.launch.status import MAX_SLOTS
 from lockstep.observe.history import WorkerHistory
 from lockstep.observe.journal import Journal
-from lockstep.observe.line_file import only_first
+from lockstep.observe.json_lines import only_first
 from lockstep.observe.timeline.file import has_timeline, write_trace
 from lockstep.settings.environment import STRATEGIES, parse_assignment, parse_device, parse_strategy
 from lockstep.settings.limits import MOST_LANES, MOST_SEED, MOST_THREADS, as_whole

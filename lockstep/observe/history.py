@@ -18,7 +18,7 @@ from typing import Any
 
 from lockstep.events import CheckpointSaved, Closed, Event, GenerationFormed, StepCommitted, WorkersSeen
 from lockstep.launch.status import Phase, StatusRow
-from lockstep.observe.line_file import LineFile
+from lockstep.observe.json_lines import LineFile
 
 STEPS_FILE = "history.jsonl"
 WORKERS_FILE = "workers.jsonl"

@@ -13,7 +13,7 @@ from typing import Any
 
 from lockstep.events import Event, WorkersSeen
 from lockstep.launch.messages import message
-from lockstep.observe.line_file import LineFile, read_lines
+from lockstep.observe.json_lines import LineFile, read_lines
 
 FILE = "events.jsonl"
 _STAMP = {field.name for field in fields(Event)}

@@ -1,4 +1,4 @@
-"""Files of JSON objects, one on each line: appended to by one worker at a time, and whole after any kill.
+"""Files of a run's folder that grow by lines, each a JSON object: appended to by one process at a time, read by any.
 
 A worker that is killed while it writes leaves half a line. It is ended before the next line, so that it spoils no
 other; readers pass over it.
@@ -6,7 +6,7 @@ other; readers pass over it.
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,53 @@ def newest_first(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 if entry is not None:
                     yield place, entry
                 place -= len(line) + 1
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects in the file, in their order; lines that are none are left out, and so is a file that is not there."""
+    try:
+        with os.fdopen(os.open(path, _READ), "rb") as file:
+            found = [_object_in(line) for line in file.read().splitlines()]
+    except OSError:
+        return []
+    return [entry for entry in found if entry is not None]
+
+
+class LineFile:
+    """Appends JSON objects to a file, each as one line. Links are not followed.
+
+    Where that fails, `say` is called once, nothing is written any more, and the run goes on. `what` names what the
+    file holds, for that sentence.
+    """
+
+    def __init__(self, path: Path, what: str, say: Callable[[str], None]) -> None:
+        self._path = path.absolute()  # the script may change its working folder
+        self._what, self._say = what, say
+        self._has_failed = False
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        if self._has_failed:
+            return
+        try:
+            append_line(self._path, json.dumps(entry, allow_nan=False))
+        except OSError as error:
+            self._has_failed = True
+            self._say(
+                f"{self._what} cannot be written to {self._path}: {error.strerror}. It is not recorded any more; "
+                "training goes on. Make room and start the run again to record on"
+            )
+
+
+def only_first(say: Callable[[str], None]) -> Callable[[str], None]:
+    """`say` for the first text, nothing for those that follow: files of one folder share one disk."""
+    said: list[str] = []
+
+    def say_first(text: str) -> None:
+        if not said:
+            said.append(text)
+            say(text)
+
+    return say_first
 
 
 def _object_in(line: bytes) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from lockstep.errors import BadEnvironment
 from lockstep.settings.environments import alone, kubernetes, lockstep_run, mpi, roster, slurm, torchrun
@@ -23,6 +24,7 @@ __all__ = [
     "LaunchPlace",
     "Overrides",
     "find_place",
+    "first_given",
     "make_secret",
     "nccl_host",
     "parse_assignment",
@@ -157,6 +159,11 @@ class Overrides:
     def checkpoint_folder(self) -> Path | None:
         """The folder that was named, else the one beside the logs; None where there is no run folder either."""
         return self.checkpoints or (self.run_dir / "checkpoints" if self.run_dir else None)
+
+
+def first_given(*values: Any) -> Any:
+    """The first that is not None: what the command line sets goes before what the script says."""
+    return next((value for value in values if value is not None), None)
 
 
 def read_overrides(environ: Mapping[str, str]) -> Overrides:

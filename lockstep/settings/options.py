@@ -9,7 +9,7 @@ import torch
 from lockstep.errors import BadArgument
 from lockstep.lanes import Assignment
 from lockstep.settings.device import CPU
-from lockstep.settings.environment import Overrides, parse_device
+from lockstep.settings.environment import Overrides, first_given, parse_device
 from lockstep.settings.limits import MOST_BYTES, MOST_LANES, MOST_SEED, MOST_STEPS, MOST_THREADS
 from lockstep.world import World
 
@@ -144,15 +144,15 @@ def resolve(options: Options, overrides: Overrides, world: World) -> Settings:
     # The number of intra-op threads changes the bits of a matrix product, so it must not follow from the number of
     # workers or cores: it is 1 until somebody asks for more.
     """
-    lanes = _first(overrides.lanes, options.lanes)
-    seed = _first(overrides.seed, options.seed)
-    by_hand = _first(overrides.assignment, options.assignment)
+    lanes = first_given(overrides.lanes, options.lanes)
+    seed = first_given(overrides.seed, options.seed)
+    by_hand = first_given(overrides.assignment, options.assignment)
     assignment = _assignment(by_hand, lanes, world)
     return Settings(
         assignment=assignment,
         by_hand=by_hand,
         seed=0 if seed is None else seed,
-        threads=_first(overrides.threads, options.threads, overrides.usual_threads) or 1,
+        threads=first_given(overrides.threads, options.threads, overrides.usual_threads) or 1,
         exact=options.exact,
         timeout_s=_timeout_s(options, overrides),
         bucket_bytes=options.bucket_bytes,
@@ -270,10 +270,6 @@ def lanes_note(device: torch.device, assignment: Assignment) -> list[str]:
         f"a worker computes {most} lanes one after the other: if they are small, its GPU waits for Python. "
         "run.captured computes a lane without it, and fewer lanes are larger ones"
     ]
-
-
-def _first(*values):  # type: ignore[no-untyped-def]
-    return next((value for value in values if value is not None), None)
 
 
 def _reduce_dtype(value: object) -> torch.dtype | None:

@@ -25,10 +25,10 @@ from lockstep.events import (
     WorkersSeen,
 )
 from lockstep.launch.status import Phase, StatusRow
-from lockstep.observe import line_file
+from lockstep.observe import json_lines
 from lockstep.observe.history import STEPS_FILE, WORKERS_FILE, LineRhythm, StepHistory, WorkerHistory
 from lockstep.observe.journal import Journal, read_journal
-from lockstep.observe.line_file import LineFile, read_lines
+from lockstep.observe.json_lines import LineFile, read_lines
 from lockstep.observe.page.entries import RunEntries, read_entries
 from lockstep.observe.page.log_tail import log_tail
 from lockstep.observe.page.view import make_view, thinned, without_undone
@@ -112,8 +112,8 @@ def test_files_that_cannot_be_written_are_named_once(tmp_path: Path, monkeypatch
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(line_file, "append_line", full)
-    say = line_file.only_first(said.append)
+    monkeypatch.setattr(json_lines, "append_line", full)
+    say = json_lines.only_first(said.append)
     files = [LineFile(tmp_path / name, "the history", say) for name in ("a.jsonl", "b.jsonl")]
     for file in [*files, *files]:
         file.append({})

@@ -14,8 +14,7 @@ from rich.console import Console
 from lockstep.errors import BadArgument
 from lockstep.programs.bench.launch import ResultsDiffer, accept
 from lockstep.programs.bench.plan import REFERENCES, BenchResult
-from lockstep.programs.bench.progress import RoundLines, show_progress
-from lockstep.programs.bench.rounds import RoundsDone, order
+from lockstep.programs.bench.rounds import RoundLines, RoundsDone, order, show_progress
 from lockstep.programs.bench.step.plan import SIDES, CpuStepPlan, make_plans, make_row, show
 
 

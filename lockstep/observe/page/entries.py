@@ -12,7 +12,7 @@ from lockstep.observe.finish import FILE as FINISH_FILE
 from lockstep.observe.history import STEPS_FILE, WORKERS_FILE
 from lockstep.observe.journal import FILE as JOURNAL_FILE
 from lockstep.observe.journal import read_journal
-from lockstep.observe.line_file import read_lines
+from lockstep.observe.json_lines import read_lines
 from lockstep.observe.timeline.file import has_timeline
 
 METRICS_FILE = "metrics.jsonl"

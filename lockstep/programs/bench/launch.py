@@ -11,8 +11,7 @@ from typing import Any, Protocol
 from lockstep.errors import LockstepError
 from lockstep.launch.launch import Job, launch
 from lockstep.programs.bench.plan import BenchResult
-from lockstep.programs.bench.progress import RoundLines
-from lockstep.programs.bench.rounds import BenchPart, Follow, RoundsDone, locate
+from lockstep.programs.bench.rounds import BenchPart, Follow, RoundLines, RoundsDone, locate
 
 
 class ResultsDiffer(LockstepError):  # noqa: N818

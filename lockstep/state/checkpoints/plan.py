@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.errors import BadArgument, BadEnvironment
-from lockstep.settings.environment import Overrides
+from lockstep.settings.environment import Overrides, first_given
 from lockstep.settings.limits import as_whole
 
 AUTO, NEVER = "auto", "never"
@@ -147,16 +147,12 @@ def plan_checkpoints(script: CheckpointOptions, overrides: Overrides) -> Checkpo
     except BadArgument as error:
         raise BadEnvironment(f"LOCKSTEP_CHECKPOINT_EVERY cannot be used: {error}") from error
     beside_logs = None if overrides.run_dir is None else overrides.run_dir / "checkpoints"
-    folder = _first(overrides.checkpoints, script.folder, beside_logs)
+    folder = first_given(overrides.checkpoints, script.folder, beside_logs)
     if folder is None:
         raise BadArgument("run.checkpoints needs a folder to keep them in: run.checkpoints('checkpoints')")
     return CheckpointPlan(
         folder=Path(folder),
-        every=_first(every, script.every, Every()),
-        keep=_first(overrides.checkpoint_keep, script.keep, USUAL_KEEP),
-        resume=os.fspath(_first(overrides.resume, script.resume, AUTO)),
+        every=first_given(every, script.every, Every()),
+        keep=first_given(overrides.checkpoint_keep, script.keep, USUAL_KEEP),
+        resume=os.fspath(first_given(overrides.resume, script.resume, AUTO)),
     )
-
-
-def _first(*values):  # type: ignore[no-untyped-def]
-    return next((value for value in values if value is not None), None)
