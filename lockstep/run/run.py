@@ -1,5 +1,6 @@
 """The run as the user holds it."""
 
+import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -82,7 +83,9 @@ class Run:
             settings.by_hand, settings.rebalance and settings.device.type == "cpu",
         )  # fmt: skip
         self.guard = Guard(self._formation, self._state, self._places, self._engine, events, self.close)
-        self._loop = StepLoop(self._state, self._places, carried, self._noise, self._engine, self.guard, moving, events)
+        self._loop = StepLoop(
+            self._state, self._places, carried, self._noise, self._engine, self.guard, moving, events, self._hear
+        )
         self._autosave = Autosave(self._state, self.guard, settings, self._overrides, events, context.status)
         self._lane_loops = LaneLoops(
             self._loop, self._engine, self.guard, self._autosave, events, settings.stop_after, self.close
@@ -368,13 +371,19 @@ class Run:
         return [name for name, _ in self._models.buffers()]
 
     def print(self, *values: Any, **options: Any) -> None:
-        """Prints once: on the present first worker. Inside of lanes once for the batch, what its first lane says.
+        """Prints once: on the present first worker.
 
-        In a training step that is printed when the step counts, by the worker that has that lane.
+        In the lanes of a training step it prints once for the batch, what the first lane says, when the step counts.
         """
-        text = (options.pop("sep", None) or " ").join(map(str, values))
-        if not self._loop.say_once(lambda: print(text, **options)) and self.is_first:
-            print(text, **options)
+        text = io.StringIO()
+        print(*values, **{**options, "file": text, "flush": False})
+        if not self._loop.say(text.getvalue()) and self.is_first:
+            print(*values, **options)
+
+    def _hear(self, said: str) -> None:
+        """A step counts, whose lanes have said this."""
+        if said and self.is_first:
+            print(said, end="", flush=True)
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Logs numbers under the number of steps done; every worker calls it, outside of lanes, with the same values.

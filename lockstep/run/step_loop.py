@@ -114,16 +114,16 @@ class StepLoop:
         guard: StepGuard,
         moving: DeviceMover,
         events: Events,
+        hear: Callable[[str], None],
     ) -> None:
         self.state, self.places, self.carried, self.noise = state, places, carried, noise
         self._engine, self._guard, self.moving, self._events = engine, guard, moving, events
+        self._hear = hear
         self.stage = Stage.OUTSIDE
         self.visits: list[Visit] = []
         self._loops_since_step = 0
         self._loop = 0
         self._first_lane = 0
-        self._said: list[Callable[[], None]] = []
-        """What lanes have said in the attempt under way: it is said when the step is committed."""
         self._changed: SeenBatch | None = None
         """The batch of the last loop, if that loop has changed its lanes in place."""
 
@@ -158,8 +158,6 @@ class StepLoop:
                         break
                 batch = batch.reload(self._guard.generation.lanes)  # See Note [The same step again]
             self.state.steps.loss = self._conclude(generation.slots)
-        for say in self._said:
-            say()
         self.stage = Stage.OUTSIDE
         self._note_owners(place)
         if loop.is_step:
@@ -184,19 +182,11 @@ class StepLoop:
         """Where the script is, if not in the lanes of a training step."""
         return None if self.stage is Stage.TRAINING else self.stage.value
 
-    def say_once(self, say: Callable[[], None]) -> bool:
-        """Inside of lanes `say` is called once for the batch, in its first lane; of a training step, if it counts.
-
-        Gives whether the script is inside of lanes.
-        """
-        if self.stage not in (Stage.TRAINING, Stage.EVALUATING):
-            return False
-        if self.visits[-1].lane == self._first_lane:
-            if self.stage is Stage.TRAINING:
-                self._said.append(say)
-            else:
-                say()
-        return True
+    def say(self, text: str) -> bool:
+        """In a training step, the first lane speaks for the batch, to all workers with the commit; else gives False."""
+        if self.stage is Stage.TRAINING and self.visits[-1].lane == self._first_lane:
+            self.carried.say(text)
+        return self.stage is Stage.TRAINING
 
     def refuse_unless_outside(self, what: str) -> None:
         if self.stage is Stage.CLOSED:
@@ -220,7 +210,6 @@ class StepLoop:
             StepPlan(self.step, batch.num_samples, generation.assignment, place, least=batch.least), generation
         )
         self.carried.begin_step()
-        self._said = []
         self.places.begins(engine.has_kept_gradients)
         for data in self._own_lanes(batch, use):
             engine.begin_lane()
@@ -254,7 +243,7 @@ class StepLoop:
         if verdict is None or verdict.action == "keep":
             self._remark(slots)
             loss = engine.hand_over()
-            self.carried.commit()
+            self._hear(self.carried.commit())
             self.noise.take(self.step, self.state.steps.num_lanes, engine.measured)
             return loss
         text = verdict.sentence(self.step, slots).removeprefix("! ")

@@ -20,6 +20,8 @@ from lockstep.wire.exchange import exchange_bytes
 
 Values = dict[str, Any]
 CARRIED = "carried"
+SAID = -1
+"""Stands for a lane: what the first one of the batch has said."""
 
 
 class Carried:
@@ -67,6 +69,10 @@ class Carried:
         if values or lane in self._committed:
             stored[lane] = _mapped(values, torch.Tensor.detach)  # a lane's backward pass ends where the lane does
 
+    def say(self, text: str) -> None:
+        """A lane of the step under way says this to all workers, if the step counts."""
+        self._stored.setdefault(SAID, {"text": ""})["text"] += text
+
     @property
     def is_used(self) -> bool:
         """Whether a lane of this worker has stored something in the step under way."""
@@ -80,9 +86,12 @@ class Carried:
             if rank != wire.world.rank:
                 self._stored |= _unpacked(*from_bytes(theirs))
 
-    def commit(self) -> None:
+    def commit(self) -> str:
+        """The step counts; gives what its lanes have said."""
+        said = self._stored.pop(SAID, {"text": ""})["text"]
         self._committed |= self._stored
         self._stored = {}
+        return str(said)
 
     def state(self, tensors: Tensors) -> Json:
         """Its part of a snapshot; its tensors go into `tensors`."""
