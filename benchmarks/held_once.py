@@ -26,11 +26,11 @@ def train(folder: Path) -> None:
     import torch
 
     import lockstep
-    from lockstep.programs.models import count_parameters, reference_workload
+    from lockstep.programs.models import count_parameters, gpt50m
     from lockstep.wire.shared.once import return_freed_memory
 
     run = lockstep.start(seed=0, device="cpu")
-    workload = reference_workload(MODEL)
+    workload = gpt50m()
     torch.manual_seed(0)
     model, batch = workload.make_model(), workload.make_batch(torch.Generator().manual_seed(0))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)

@@ -152,7 +152,9 @@ def flattened(workers: Sequence[tuple[int, ...]]) -> list[int]:
 @click.option(
     "--steps", type=Whole(1), help="Timed steps in a block.  [default: about a second's worth, on a GPU less]"
 )
-@click.option("--rounds", type=Whole(1), help=f"Blocks of each side.  [default: 10, on a GPU {gpu.ROUNDS}]")
+@click.option(
+    "--rounds", type=Whole(1), help=f"Blocks of each side.  [default: {steps_on_cpu.ROUNDS}, on a GPU {gpu.ROUNDS}]"
+)
 @in_json
 def step(
     models: tuple[str, ...],
@@ -182,7 +184,7 @@ def step(
         return
     refuse_unless_gpu(device, sides=sides is not None, mps=mps, lanes=bool(lanes), ranks_share_gpu=ranks_share_gpu)
     refuse_unless_on(device, models, [*REFERENCES, "all"])
-    plans = steps_on_cpu.make_plans(models, counts or [2], steps, rounds or 10, strategy)
+    plans = steps_on_cpu.make_plans(models, counts or [2], steps, rounds or steps_on_cpu.ROUNDS, strategy)
     report_on(plans, lambda follow: steps_on_cpu.bench_steps(plans, follow), steps_on_cpu.show, as_json)
 
 

@@ -230,7 +230,7 @@ def cnn(batch_size: int = 64) -> Workload:
 
 # -- the registry -------------------------------------------------------------------------------------------
 
-WORKLOADS: dict[str, Callable[[], Workload]] = {"mlp": mlp, "wide": wide, "gpt": gpt, "cnn": cnn, "gpt50m": gpt50m}
+WORKLOADS: dict[str, Callable[[], Workload]] = {"mlp": mlp, "wide": wide, "gpt": gpt, "cnn": cnn}
 """How to make each reference workload; without arguments at its reference size."""
 
 

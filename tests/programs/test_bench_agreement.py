@@ -10,7 +10,7 @@ import torch
 from workers import on_workers
 
 from lockstep.programs.bench.sides import LoopSide, TrainingKit
-from lockstep.programs.bench.step.plan import DDP, ON_BACKEND, ONE_THREAD, CpuStepPlan
+from lockstep.programs.bench.step.plan import DDP, FSDP, ON_BACKEND, ONE_THREAD, ZERO, CpuStepPlan
 from lockstep.programs.bench.step.worker import (
     CpuSide,
     StepDifference,
@@ -94,7 +94,7 @@ def test_a_difference_that_is_no_number_is_refused() -> None:
 
 
 def test_only_ddp_is_held_against_lockstep_where_shares_are_normalised_by_themselves() -> None:
-    assert comparable(reference_workload("cnn"), num_workers=2) == (DDP, ON_BACKEND)
+    assert comparable(reference_workload("cnn"), num_workers=2) == (DDP, ZERO, FSDP, ON_BACKEND)
     assert ONE_THREAD in comparable(reference_workload("cnn"), num_workers=1)
 
 

@@ -15,7 +15,7 @@ from lockstep.errors import BadArgument
 from lockstep.programs.bench.launch import ResultsDiffer, accept
 from lockstep.programs.bench.plan import REFERENCES, BenchResult
 from lockstep.programs.bench.rounds import RoundLines, RoundsDone, order, show_progress
-from lockstep.programs.bench.step.plan import SIDES, CpuStepPlan, make_plans, make_row, show
+from lockstep.programs.bench.step.plan import ROUNDS, SIDES, CpuStepPlan, make_plans, make_row, show
 
 
 def test_all_means_every_reference_model_once() -> None:
@@ -33,30 +33,33 @@ def test_a_plan_reaches_the_workers_unchanged() -> None:
     assert CpuStepPlan.read(plan.written()) == plan
 
 
-def test_in_ten_rounds_every_side_stands_twice_in_every_place() -> None:
-    places = [(place, side) for number in range(10) for place, side in enumerate(order(SIDES, number))]
-    assert all(places.count(pair) == 2 for pair in itertools.product(range(5), SIDES))
+MEMORY = {side: [7, 2**31] for side in ("base", *SIDES)}
 
 
-def test_in_ten_rounds_a_side_follows_another_as_often_as_that_follows_it() -> None:
-    follows = [pair for number in range(10) for pair in itertools.pairwise(order(SIDES, number))]
+def test_in_the_usual_rounds_every_side_stands_twice_in_every_place() -> None:
+    places = [(place, side) for number in range(ROUNDS) for place, side in enumerate(order(SIDES, number))]
+    assert all(places.count(pair) == 2 for pair in itertools.product(range(len(SIDES)), SIDES))
+
+
+def test_in_the_usual_rounds_a_side_follows_another_as_often_as_that_follows_it() -> None:
+    follows = [pair for number in range(ROUNDS) for pair in itertools.pairwise(order(SIDES, number))]
     assert all(follows.count((a, b)) == follows.count((b, a)) for a, b in itertools.permutations(SIDES, 2))
 
 
 def test_ratios_are_made_within_rounds() -> None:
     lockstep, ddp = (10.0, 20.0, 40.0), (20.0, 10.0, 120.0)
     rounds = [
-        {"lockstep": one, "ddp": other, "ddp_on_lockstep": 4.0, "plain_one_thread": 5.0, "plain_all_threads": 2.0}
-        for one, other in zip(lockstep, ddp, strict=True)
+        {**dict.fromkeys(SIDES, 4.0), "lockstep": one, "ddp": other} for one, other in zip(lockstep, ddp, strict=True)
     ]
-    row = make_row(CpuStepPlan("mlp", 2, 1, 3), rounds, 10, {})
+    row = make_row(CpuStepPlan("mlp", 2, 1, 3), rounds, 10, {}, MEMORY)
     assert (row["speedup_over_ddp_low"], row["speedup_over_ddp"], row["speedup_over_ddp_high"]) == (0.5, 2, 3)
-    assert (row["lockstep_ms"], row["ddp_ms"], row["lockstep_over_plain_one_thread"]) == (20, 20, 4)
+    assert (row["lockstep_ms"], row["ddp_ms"], row["lockstep_over_plain_one_thread"]) == (20, 20, 5)
+    assert row["memory"]["ddp"] == {"worker_bytes": 2**31, "host_bytes": 2**31 + 7}
 
 
 def test_the_table_of_steps_is_whole_in_a_file_and_fits_100_columns() -> None:
     times = dict.fromkeys(SIDES, 1234.56)
-    row = make_row(CpuStepPlan("wide", 16, 1, 1), [times], 10, {})
+    row = make_row(CpuStepPlan("wide", 16, 1, 1), [times], 10, {}, MEMORY)
     machine = {"cores": 128, "processor": "x86_64", "torch": "2.13.0+cpu", "threads_per_worker": 1}
     text = io.StringIO()
     show({"rows": [row], "machine": machine}, Console(file=text))

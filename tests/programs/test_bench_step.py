@@ -29,7 +29,11 @@ def test_a_short_benchmark_reports_every_side(tmp_path: Path, monkeypatch: pytes
     ratios = [row[f"speedup_over_ddp{end}"] for end in ("_low", "", "_high")]
     assert all(math.isfinite(value) and value > 0 for value in (*times, *ratios))
     assert ratios == sorted(ratios)
-    assert row["difference_from_lockstep"].keys() == {"ddp", "ddp_on_lockstep", "plain_one_thread", "plain_all_threads"}
+    assert row["difference_from_lockstep"].keys() == {*SIDES} - {"lockstep"}
+    held = {side: row["memory"][side] for side in SIDES}
+    most = {"lockstep": 2, "ddp": 2, "ddp_on_lockstep": 2}  # workers that hold parameters, gradients and two of state
+    for side, found in held.items():
+        assert found["host_bytes"] > most.get(side, 1) * 4 * 4 * row["parameters"], side
     assert not list(tmp_path.iterdir()), "the benchmark left its folder behind"
 
 

@@ -9,7 +9,7 @@
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -91,10 +91,24 @@ class TrainingSide(ABC):
         with torch.no_grad():
             for name, value in self.model.state_dict().items():
                 value.copy_(self._initial[name])
-            for state in self.optimizer.state.values():
+            for state in (state for optimizer in self.optimizers() for state in optimizer.state.values()):
                 for value in state.values():
                     if isinstance(value, Tensor):
                         value.zero_()
+
+    def optimizers(self) -> Iterable[Optimizer]:
+        """Those that hold the state."""
+        return (self.optimizer,)
+
+    @property
+    def initial_bytes(self) -> int:
+        """What this side holds of the initial weights, for the benchmark alone."""
+        return sum(getattr(value, "_local_tensor", value).nbytes for value in self._initial.values())
+
+    def gradients(self) -> dict[str, Tensor]:
+        """What stands in `p.grad`, by name."""
+        named = ((name, parameter.grad) for name, parameter in self.model.named_parameters())
+        return {name: gradient.clone() for name, gradient in named if gradient is not None}
 
     def movement(self) -> dict[str, Tensor]:
         """How far each parameter is from its initial value, by name."""

@@ -12,7 +12,9 @@ from lockstep.errors import BadArgument
 from lockstep.gradients.layout import Spec
 from lockstep.optim import LAMB, LARS
 from lockstep.programs.memory.account import BaseMemory, ModelSizes
-from lockstep.programs.models import WORKLOADS, Workload
+from lockstep.programs.models import WORKLOADS, Workload, gpt50m
+
+MODELS: dict[str, Callable[[], Workload]] = {**WORKLOADS, "gpt50m": gpt50m}
 
 MakeOptimizer = Callable[[list[Tensor]], Optimizer]
 
@@ -45,7 +47,7 @@ def sizes_of(model: str, optimizer: str) -> ModelSizes:
     make = OPTIMIZERS.get(optimizer)
     if make is None:
         raise BadArgument(f"--optimizer is one of {', '.join(OPTIMIZERS)}, not {optimizer!r:.60}")
-    workload = WORKLOADS[model]() if model in WORKLOADS else None
+    workload = MODELS[model]() if model in MODELS else None
     module = _on_meta(workload.make_model if workload else _function(model), model)
     specs = tuple(Spec.of(name, parameter) for name, parameter in module.named_parameters())
     widths = {dtype: _state_width(make, dtype) for dtype in {spec.dtype for spec in specs}}
@@ -67,8 +69,7 @@ def _function(model: str) -> Callable[[], nn.Module]:
     path, _, name = model.rpartition(":")
     if not path or not Path(path).is_file():
         raise BadArgument(
-            f"--model is one of {', '.join(WORKLOADS)}, or FILE.py:NAME, a function that makes a module, "
-            f"not {model!r:.60}"
+            f"--model is one of {', '.join(MODELS)}, or FILE.py:NAME, a function that makes a module, not {model!r:.60}"
         )
     found = runpy.run_path(path, run_name="lockstep_explain").get(name)
     if not callable(found):

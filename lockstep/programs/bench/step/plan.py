@@ -1,7 +1,8 @@
 """What a step benchmark measures, and the report that it makes from the times. Without torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lockstep.programs.bench.launch import bench_launched
@@ -16,11 +17,16 @@ if TYPE_CHECKING:
 WORKER = "lockstep.programs.bench.step.worker"
 
 LOCKSTEP, DDP, ON_BACKEND = "lockstep", "ddp", "ddp_on_lockstep"
+ZERO, FSDP = "ddp_zero", "fsdp2"
 ONE_THREAD, ALL_THREADS = "plain_one_thread", "plain_all_threads"
-SIDES = (LOCKSTEP, DDP, ON_BACKEND, ONE_THREAD, ALL_THREADS)
+SIDES = (LOCKSTEP, DDP, ZERO, FSDP, ON_BACKEND, ONE_THREAD, ALL_THREADS)
+ROUNDS = 2 * len(SIDES)
+"""In so many rounds every side stands twice in every place of the order."""
 
 RATIOS = {
     "speedup_over_ddp": (DDP, LOCKSTEP),
+    "speedup_over_ddp_zero": (ZERO, LOCKSTEP),
+    "speedup_over_fsdp2": (FSDP, LOCKSTEP),
     "speedup_of_ddp_on_lockstep": (DDP, ON_BACKEND),
     "lockstep_over_plain_one_thread": (LOCKSTEP, ONE_THREAD),
     "lockstep_over_plain_all_threads": (LOCKSTEP, ALL_THREADS),
@@ -70,35 +76,68 @@ def bench_steps(plans: Sequence[CpuStepPlan], follow: Follow) -> dict[str, Any]:
 
 
 def make_row(
-    plan: CpuStepPlan, rounds: Sequence[Mapping[str, float]], parameters: int, differences: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Medians over rounds, ratios with their range, and the rounds themselves, in ms per step."""
+    plan: CpuStepPlan, rounds: Sequence[Mapping[str, float]], parameters: int, differences: Mapping[str, Any],
+    memory: Mapping[str, Sequence[int]],
+) -> dict[str, Any]:  # fmt: skip
+    """Medians over rounds, ratios with their range, and the rounds themselves, in ms per step.
+
+    `memory`: what each worker holds for each side, and as its "base", by rank.
+    """
     times = by_side(rounds, SIDES)
     about = {"parameters": parameters, "batch_size": REFERENCES[plan.model].batch_size}
     row = {**asdict(plan), **about, "difference_from_lockstep": differences, "rounds_ms": times, **medians(times)}
+    row["memory"] = {side: {"worker_bytes": max(each), "host_bytes": sum(each)} for side, each in memory.items()}
     for name, (above, below) in RATIOS.items():
         row |= spread(name, ratios(times[above], times[below]))
     return row
 
 
-COLUMNS: Columns = (
-    ("model", lambda row: row["model"]),
-    ("workers", lambda row: str(row["workers"])),
-    ("lockstep", lambda row: f"{row['lockstep_ms']:.1f}"),
-    ("DDP", lambda row: f"{row['ddp_ms']:.1f}"),
-    ("DDP on\nlockstep", lambda row: f"{row['ddp_on_lockstep_ms']:.1f}"),
-    ("plain,\n1 thread", lambda row: f"{row['plain_one_thread_ms']:.1f}"),
-    ("plain,\nall threads", lambda row: f"{row['plain_all_threads_ms']:.1f}"),
-    ("DDP ÷\nlockstep", lambda row: spread_cell(row, "speedup_over_ddp", 2, "\n{}")),
-    ("DDP ÷\nDDP on it", lambda row: spread_cell(row, "speedup_of_ddp_on_lockstep", 2, "\n{}")),
-    ("lockstep ÷\n1 thread", lambda row: spread_cell(row, "lockstep_over_plain_one_thread", 2, "\n{}")),
+SUBJECT: Columns = (("model", lambda row: row["model"]), ("workers", lambda row: str(row["workers"])))
+HEADINGS = {
+    "base": "Python\nand torch", LOCKSTEP: "lockstep", DDP: "DDP", ZERO: "DDP +\nZeRO", FSDP: "FSDP2",
+    ON_BACKEND: "DDP on\nlockstep", ONE_THREAD: "plain,\n1 thread", ALL_THREADS: "plain,\nall threads",
+}  # fmt: skip
+RATIO_HEADINGS = {
+    "speedup_over_ddp": "DDP ÷\nlockstep", "speedup_over_ddp_zero": "DDP + ZeRO\n÷ lockstep",
+    "speedup_over_fsdp2": "FSDP2 ÷\nlockstep", "speedup_of_ddp_on_lockstep": "DDP ÷\nDDP on it",
+    "lockstep_over_plain_one_thread": "lockstep ÷\n1 thread",
+    "lockstep_over_plain_all_threads": "lockstep ÷\nall threads",
+}  # fmt: skip
+
+
+def memory_cell(row: Mapping[str, Any], side: str) -> str:
+    """MiB of the worker that has the most, and of the host."""
+    found = row["memory"][side]
+    return f"{found['worker_bytes'] / 2**20:,.0f}\n[dim]{found['host_bytes'] / 2**20:,.0f}[/dim]"
+
+
+def time_cell(row: Mapping[str, Any], side: str) -> str:
+    return f"{row[f'{side}_ms']:.1f}"
+
+
+def columns(cell: Callable[..., str], sides: Iterable[str]) -> Columns:
+    return (*SUBJECT, *((HEADINGS[side], partial(cell, side=side)) for side in sides))
+
+
+RATIO_COLUMNS: Columns = (
+    *SUBJECT,
+    *(
+        (heading, partial(spread_cell, name=name, decimals=2, between="\n{}"))
+        for name, heading in RATIO_HEADINGS.items()
+    ),
 )
 
 
 def show(report: dict[str, Any], console: "Console") -> None:
-    show_table(COLUMNS, report["rows"], console)
-    strategies = {row["strategy"] for row in report["rows"]} - {"replicated"}
+    rows = report["rows"]
+    show_table(columns(time_cell, SIDES), rows, console)
+    console.print()
+    show_table(RATIO_COLUMNS, rows, console)
+    strategies = {row["strategy"] for row in rows} - {"replicated"}
     for strategy in sorted(strategies):
         console.print(f"lockstep's side has the strategy {strategy}.")
+    console.print()
+    show_table(columns(memory_cell, ("base", *SIDES)), rows, console)
+    show_notes("MiB that a side needs beside Python and torch at most: of a worker, and of the host below it.", console)
     meaning = "Milliseconds per step, medians over rounds.\nRatios, made within rounds: median, lowest–highest."
     show_notes(f"{meaning}\n{machine_line(report['machine'], 'processor')}", console)

@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -33,16 +34,20 @@ from lockstep.programs.bench.machine import describe_machine
 from lockstep.programs.bench.plan import BenchResult
 from lockstep.programs.bench.rounds import timed_rounds
 from lockstep.programs.bench.sides import LockstepSide, TrainingSide, ddp_side, end_process, make_kit, plain_side
+from lockstep.programs.bench.step.peak import peak_pss_bytes, settled_pss_bytes
 from lockstep.programs.bench.step.plan import (
     ALL_THREADS,
     DDP,
+    FSDP,
     LOCKSTEP,
     ON_BACKEND,
     ONE_THREAD,
     SIDES,
+    ZERO,
     CpuStepPlan,
     make_row,
 )
+from lockstep.programs.bench.step.sharded_sides import fsdp_side, zero_side
 from lockstep.programs.models import Workload, count_parameters, reference_workload
 from lockstep.run.run import Run
 from lockstep.run.start import start
@@ -75,13 +80,15 @@ def main(plan: CpuStepPlan, folder: Path) -> None:
     with start(seed=0, device="cpu", strategy=plan.strategy) as run:
         store = process_group(folder / "store", run)
         workload = reference_workload(plan.model)
-        sides = make_sides(workload, run, all_threads=len(os.sched_getaffinity(0)))
+        base = settled_pss_bytes()
+        memory, sides = measured_sides(side_makers(workload, run, len(os.sched_getaffinity(0))), run.rank == 0)
+        on_host = gathered({"base": base, **memory}, run.size)
         differences, refused = agree(plan, sides, comparable(workload, run.size), run, store)
         rounds = [] if refused else _timed(plan, sides, run)
         if run.rank == 0:
             as_rows = {name: asdict(difference) for name, difference in differences.items()}
             parameters = count_parameters(sides[LOCKSTEP].training.model)
-            rows = () if refused else (make_row(plan, rounds, parameters, as_rows),)
+            rows = () if refused else (make_row(plan, rounds, parameters, as_rows, on_host),)
             BenchResult(refused, rows, describe_machine()).leave(folder)
 
 
@@ -92,18 +99,54 @@ def process_group(path: Path, run: Run) -> Store:
     return store
 
 
-def make_sides(workload: Workload, run: Run, all_threads: int) -> dict[str, CpuSide]:
-    """Collective. All sides by name, each with its own copy of the same model."""
-    groups = {DDP: "gloo", ON_BACKEND: "lockstep"}
+def side_makers(workload: Workload, run: Run, all_threads: int) -> dict[str, Callable[[], CpuSide]]:
+    """How each side is made, by name, with its own copy of the same model. Collective, but for those alone."""
+    rank, size = run.rank, run.size
+    group = lambda backend: dist.new_group(backend=backend)  # noqa: E731
+    kit = partial(make_kit, workload)
     return {
-        LOCKSTEP: CpuSide(LockstepSide(make_kit(workload), run), threads=None),
-        **{
-            name: CpuSide(ddp_side(make_kit(workload), run.rank, run.size, dist.new_group(backend=backend)))
-            for name, backend in groups.items()
-        },
-        ONE_THREAD: CpuSide(plain_side(make_kit(workload)), 1, alone=True),
-        ALL_THREADS: CpuSide(plain_side(make_kit(workload)), all_threads, alone=True),
+        LOCKSTEP: lambda: CpuSide(LockstepSide(kit(), run), threads=None),
+        DDP: lambda: CpuSide(ddp_side(kit(), rank, size, group("gloo"))),
+        ZERO: lambda: CpuSide(zero_side(kit(), rank, size, group("gloo"))),
+        FSDP: lambda: CpuSide(fsdp_side(kit(), rank, size)),
+        ON_BACKEND: lambda: CpuSide(ddp_side(kit(), rank, size, group("lockstep"))),
+        ONE_THREAD: lambda: CpuSide(plain_side(kit()), 1, alone=True),
+        ALL_THREADS: lambda: CpuSide(plain_side(kit()), all_threads, alone=True),
     }
+
+
+def make_sides(workload: Workload, run: Run, all_threads: int) -> dict[str, CpuSide]:
+    """Collective. All sides by name."""
+    return {name: make() for name, make in side_makers(workload, run, all_threads).items()}
+
+
+def measured_sides(
+    makers: Mapping[str, Callable[[], CpuSide]], is_first: bool
+) -> tuple[dict[str, int], dict[str, CpuSide]]:
+    """Collective. All sides, and the memory that each takes in its first two steps, without the initial weights."""
+    memory, sides = dict.fromkeys(makers, 0), {}
+    for name, make in makers.items():
+        before = settled_pss_bytes()
+        side = sides[name] = make()
+        if is_first or not side.alone:
+            peak = peak_pss_bytes(partial(_two_steps, side))
+            memory[name] = max(0, peak - before - side.training.initial_bytes)
+        dist.barrier()
+    return memory, sides
+
+
+def _two_steps(side: CpuSide) -> None:
+    with side.conditions():
+        for number in range(2):
+            side.training.step(number)
+
+
+def gathered(memory: Mapping[str, int], num_workers: int) -> dict[str, list[int]]:
+    """Collective. The numbers of every worker, by rank."""
+    mine = torch.tensor(list(memory.values()))
+    everyone = [torch.zeros_like(mine) for _ in range(num_workers)]
+    dist.all_gather(everyone, mine)
+    return {name: [int(numbers[place]) for numbers in everyone] for place, name in enumerate(memory)}
 
 
 @contextmanager
@@ -139,8 +182,7 @@ def take_evidence(side: CpuSide) -> Evidence:
     training.restart()
     with side.conditions():
         training.compute(0)
-        named = ((name, parameter.grad) for name, parameter in training.model.named_parameters())
-        gradients = {name: gradient.clone() for name, gradient in named if gradient is not None}
+        gradients = training.gradients()
         training.update()
         for number in range(1, NUM_STEPS):
             training.step(number)
@@ -150,7 +192,8 @@ def take_evidence(side: CpuSide) -> Evidence:
 def comparable(workload: Workload, num_workers: int) -> tuple[str, ...]:
     """The sides that must agree with lockstep. See Note [What agrees]."""
     per_share = workload.per_share_statistics and num_workers > 1
-    return (DDP, ON_BACKEND) if per_share else (DDP, ON_BACKEND, ONE_THREAD, ALL_THREADS)
+    in_shares = (DDP, ZERO, FSDP, ON_BACKEND)
+    return in_shares if per_share else (*in_shares, ONE_THREAD, ALL_THREADS)
 
 
 def compare(side: Evidence, reference: Evidence) -> StepDifference:
