@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: venv demo test test-gpu test-engines test-integrations lint bench soak clean
+.PHONY: venv demo test test-gpu test-engines test-ray test-integrations lint bench soak clean
 
 venv: .venv/.made
 
@@ -38,8 +38,17 @@ test-engines: venv
 	$(BIN)/python tests/engines/install.py
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m pytest -m engines -rs tests/engines
 
-# The tests with other people's programs (Jupyter, TensorBoard, Weights & Biases, MLflow, transformers, Lightning), which `make test` skips where these
-# are missing. They come to an environment of their own, build/integrations.
+# The tests on Ray clusters, which `make test` skips where Ray is missing. Ray comes to an environment of its own, build/ray;
+# those between hosts need root.
+RAY := build/ray
+test-ray:
+	test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
+	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
+	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check -e ".[test,ray]"
+	PYTHONPATH="$(CURDIR)" $(RAY)/bin/python -m pytest -rs tests/on_ray
+
+# The tests with other people's programs (Jupyter, TensorBoard, Weights & Biases, MLflow, transformers, Lightning), which
+# `make test` skips where these are missing. They come to an environment of their own, build/integrations.
 INTEGRATIONS := build/integrations
 test-integrations:
 	test -x $(INTEGRATIONS)/bin/python || $(PYTHON) -m venv $(INTEGRATIONS)

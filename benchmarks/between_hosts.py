@@ -3,9 +3,10 @@
     sudo python benchmarks/between_hosts.py --hosts 2 --workers 1,2 --mbit 1000,10000 --mib 100
 
 Hosts are network namespaces of this machine, each limited in what it sends. In every round all sides are timed in turn:
-lockstep's wire between hosts, Gloo's all-reduce over the workers of all hosts (whole, and in pieces that are under way
-at once on sockets of their own: the best of these is its number), and plain TCP, where every host sends and receives as
-much at once as an all-reduce must. The limit is what a host must send, 2·(H-1)/H·P bytes, at the bandwidth. Needs root.
+lockstep's wire between hosts, in float32 and, as with `reduce_dtype="bfloat16"`, in half the bytes; Gloo's all-reduce
+over the workers of all hosts, whole, and in pieces that are under way at once on sockets of their own (the best of
+these is its number); and plain TCP, where every host sends and receives as much at once as an all-reduce must. The
+limit is what a host must send, 2·(H-1)/H·P bytes of float32, at the bandwidth. Every sum is checked. Needs root.
 """
 
 import argparse
@@ -65,7 +66,11 @@ def work(setting: Setting) -> None:
     place = find_place(os.environ)
     store = open_store(place, TIMEOUT_S)
     with over_hosts(place.world, store, TIMEOUT_S) as wire:
-        sides = {"lockstep": _lockstep(wire, setting), **_gloo(wire, PrefixStore("bench", store), setting)}
+        sides = {
+            "lockstep": _lockstep(wire, setting, torch.float32),
+            "lockstep bf16": _lockstep(wire, setting, torch.bfloat16),
+            **_gloo(wire, PrefixStore("bench", store), setting),
+        }
         if setting.workers == 1:
             sides["tcp"] = _tcp(wire.world.rank, setting)
         found: dict[str, list[float]] = {}
@@ -87,10 +92,11 @@ def _timed(wire: Wire, side: Operation) -> float:
     return max(float(taken.view(torch.float64)) for taken in exchange(wire.transport, mine))
 
 
-def _lockstep(wire: Wire, setting: Setting) -> Operation:
+def _lockstep(wire: Wire, setting: Setting, dtype: torch.dtype) -> Operation:
+    """As many gradients in any dtype: in bfloat16 they have half the bytes."""
     size, rank = wire.world.size, wire.world.rank
     whole = reduction(Assignment.even(size, size), tuple(range(size)))
-    bucket = wire.reducer.allocate(setting.mib * MiB // 4, torch.float32, torch.device("cpu"))
+    bucket = wire.reducer.allocate(setting.mib * MiB // 4, dtype, torch.device("cpu"))
 
     def operate() -> None:
         bucket[::4096] = rank + 1.0

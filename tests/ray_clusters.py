@@ -116,6 +116,7 @@ def _variables(folder: str) -> dict[str, str]:
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_TMPDIR": folder,
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # else all other processes of a busy machine come first
         "PYTHONPATH": IMPORTABLE,
     }
 

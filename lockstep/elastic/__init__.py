@@ -9,5 +9,5 @@ by a fork of another. `guard` stands around each step, and puts what this worker
 record. `shown_waits` shows what a worker waits for.
 
 `entrance` finds whether this worker founds the run or joins it: by a `roster`, where members are found between hosts.
-`rendezvous` and `founders` bring the first workers together.
+`rendezvous` and `founders` bring the first workers together, by `agent_store` where torchrun has started them.
 """

@@ -14,6 +14,7 @@ from datetime import timedelta
 
 from torch.distributed import DistNetworkError, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from lockstep.elastic.agent_store import meet
 from lockstep.elastic.store import LocalStore, NotOfThisRun, RemoteStore, Secret, StoreServer
 from lockstep.elastic.store.stores import connect_patiently
 from lockstep.elastic.store.values import KeyValues
@@ -70,9 +71,10 @@ def _open(place: LaunchPlace, timeout: timedelta, note: Callable[[str], None]) -
     if place.port == 0:
         return MeetingPlace(LocalStore(values, limit_s))
     if place.agent_store:
-        # The agent keeps its own keys there, and may keep the store over a restart.
-        agent = TCPStore(place.address, place.port, place.world.size, False, timeout, wait_for_workers=False)
-        return MeetingPlace(PrefixStore(f"lockstep/{place.world.generation}", agent))
+        # The agent keeps its own keys there, and keeps the store over a restart.
+        world = place.world
+        agent = TCPStore(place.address, place.port, world.size, False, timeout, wait_for_workers=False)
+        return MeetingPlace(PrefixStore(f"lockstep/{meet(agent, world.rank, world.size, limit_s)}", agent))
     secret = Secret(place.secret)
     if place.world.rank != 0:
         return MeetingPlace(_connected(place, secret, limit_s, note))

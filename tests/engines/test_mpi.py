@@ -6,30 +6,45 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from engine_runs import SCRIPT, digest_in
+import pytest
+from engine_runs import SCRIPT, await_file, digest_in
 from machines import engine, worker_environment
 
+LIMIT_S = 150.0
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 def mpirun(name: str, folder: Path, *options: str, environ: Mapping[str, str] | None = None) -> tuple[int, str]:
-    """The exit code and the output of `mpirun`; what comes after `--` among the options is the script's."""
+    """The exit code and the output of `mpirun`; what comes after `--` among the options is the script's.
+
+    Where the script waits for the test, mpirun is told to end there.
+    """
     launcher = engine(name) / "bin/mpirun"
     before, after = options, ()
     if "--" in options:
         cut = options.index("--")
         before, after = options[:cut], options[cut + 1 :]
     command = [str(launcher), *before, sys.executable, str(SCRIPT), str(folder), *after]
-    done = subprocess.run(
+    with subprocess.Popen(
         command,
         env=worker_environment({**AS_ROOT, **(environ or {})}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        check=False,
-    )
-    return done.returncode, done.stdout
+    ) as process:
+        try:
+            if "--wait-at" in after:
+                await_file(folder / "reached")
+                process.terminate()
+                (folder / "go").touch()
+            output, _ = process.communicate(timeout=LIMIT_S)
+        finally:
+            process.kill()
+    return process.returncode, output
+
+
+RECOVERABLE = ("--runtime-options", "recoverable")
 
 
 def open_mpi(folder: Path, *options: str) -> tuple[int, str]:
@@ -63,13 +78,32 @@ def test_with_recoverable_those_who_are_left_come_to_the_same_bits(tmp_path: Pat
     assert "worker 1 is lost" in output
 
 
-def test_when_all_workers_of_open_mpi_are_killed_the_next_start_resumes(tmp_path: Path, calm: str) -> None:
-    recoverable = ("--runtime-options", "recoverable")
-    code, output = open_mpi(tmp_path, "-n", "3", *recoverable, "--", "--kill", "all:12")
+@pytest.mark.parametrize("options", [(), RECOVERABLE], ids=["default", "recoverable"])
+def test_when_all_workers_of_open_mpi_are_killed_the_next_start_resumes(
+    options: tuple[str, ...], tmp_path: Path, calm: str
+) -> None:
+    code, output = open_mpi(tmp_path, "-n", "3", *options, "--", "--kill", "all:12")
     assert "digest" not in output
-    code, output = open_mpi(tmp_path, "-n", "2", *recoverable)
+    code, output = open_mpi(tmp_path, "-n", "2", *options)
     assert (code, digest_in(output)) == (0, calm), output
     assert "begins at step 10" in output
+
+
+@pytest.mark.parametrize("options", [(), RECOVERABLE], ids=["default", "recoverable"])
+def test_when_mpirun_of_open_mpi_is_told_to_end_the_run_is_saved_and_the_next_start_resumes(
+    options: tuple[str, ...], tmp_path: Path, calm: str
+) -> None:
+    code, output = open_mpi(tmp_path, "-n", "2", *options, "--", "--wait-at", "12")
+    assert code != 0, output
+    assert "SIGTERM has come: the run is saved and ends after the step" in output
+    code, output = open_mpi(tmp_path, "-n", "3", *options)
+    assert (code, digest_in(output)) == (0, calm), output
+    assert "begins at step 13" in output or "begins at step 14" in output
+
+
+def test_three_workers_with_recoverable_come_to_the_bits_of_one_worker(tmp_path: Path, calm: str) -> None:
+    code, output = open_mpi(tmp_path, "-n", "3", *RECOVERABLE)
+    assert (code, digest_in(output)) == (0, calm), output
 
 
 def test_two_workers_of_mpich_come_to_the_bits_of_one_worker(tmp_path: Path, calm: str) -> None:
@@ -82,6 +116,23 @@ def test_mpich_ends_all_when_one_is_killed_and_the_next_start_resumes(tmp_path: 
     assert code != 0
     assert "digest" not in output
     code, output = mpich(tmp_path, "-n", "3")
+    assert (code, digest_in(output)) == (0, calm), output
+    assert "begins at step 0" not in output
+
+
+def test_when_all_workers_of_mpich_are_killed_the_next_start_resumes(tmp_path: Path, calm: str) -> None:
+    code, output = mpich(tmp_path, "-n", "2", "--", "--kill", "all:12")
+    assert code != 0
+    assert "digest" not in output
+    code, output = mpich(tmp_path, "-n", "3")
+    assert (code, digest_in(output)) == (0, calm), output
+    assert "begins at step 0" not in output
+
+
+def test_when_mpirun_of_mpich_is_told_to_end_the_next_start_resumes(tmp_path: Path, calm: str) -> None:
+    code, output = mpich(tmp_path, "-n", "2", "--", "--wait-at", "12")
+    assert code != 0, output
+    code, output = mpich(tmp_path, "-n", "2")
     assert (code, digest_in(output)) == (0, calm), output
     assert "begins at step 0" not in output
 

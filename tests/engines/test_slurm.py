@@ -1,12 +1,11 @@
 """lockstep under a real Slurm: a controller and three nodes, each a machine of its own."""
 
-import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_runs import SCRIPT, await_file, digest_in
+from engine_runs import SCRIPT, await_file, await_that, digest_in
 from slurm_cluster import Cluster, cluster
 
 SRUN = ("srun", "--kill-on-bad-exit=0", "--no-kill", "-N", "3", "-n", "3")
@@ -76,6 +75,11 @@ def test_without_no_kill_the_loss_of_a_node_ends_all(own_slurm: Cluster, tmp_pat
     assert "digest" not in output
     code, output = own_slurm.run("srun", "-N", "2", "-n", "2", *python(tmp_path))
     assert (code, digest_in(output)) == (0, calm), output
+
+
+def test_without_its_options_srun_ends_nobody_when_a_task_is_killed(slurm: Cluster, tmp_path: Path, calm: str) -> None:
+    code, output = slurm.run("srun", "-N", "3", "-n", "3", *python(tmp_path, "--kill", "1:12"))
+    assert (code, digest_in(output)) == (137, calm), output
 
 
 # -- exit codes -------------------------------------------------------------------------------------------------------
@@ -179,21 +183,84 @@ ARRAY = """\
 export LOCKSTEP_ROSTER={folder}/roster LOCKSTEP_SECRET=array
 exec srun {python}
 """
-needs_roster = pytest.mark.skipif(
-    importlib.util.find_spec("lockstep.elastic.roster") is None, reason="there is no roster yet by which a job joins"
-)
 
 
-@needs_roster
-def test_the_jobs_of_an_array_join_one_run_and_one_that_is_killed_is_requeued_and_joins_again(
+def test_the_jobs_of_an_array_join_one_run_and_one_that_is_requeued_leaves_and_joins_again(
     slurm: Cluster, tmp_path: Path, calm: str
 ) -> None:
-    batch(tmp_path, "--pace-s", "1", "--wait-at", "12", text=ARRAY)
+    batch(tmp_path, "--pace-s", "5", text=ARRAY)
     job = sbatch(slurm, tmp_path, "-n", "1", "--array=10-12", "--requeue", "--open-mode=append")
-    await_file(tmp_path / "reached")
-    slurm.run("scontrol", "requeue", f"{job}_11")
-    (tmp_path / "go").touch()
-    slurm.await_that(lambda: job not in slurm.run("squeue", "--noheader", "--format", "%F")[1], limit_s=250)
+    shown = tmp_path / "job.out"
+    await_words(shown, "3 workers now")
+    assert slurm.run("scontrol", "requeue", f"{job}_11")[0] == 0
+    await_words(shown, "- worker 1 is gone")
+    slurm.await_that(lambda: runs_again(slurm, f"{job}_11"), limit_s=150)
+    await_words(shown, "3 workers now", times=2)
+    (tmp_path / "hurry").touch()
+    await_over(slurm, job)
+    assert digest_in(shown.read_text()) == calm, shown.read_text()
+
+
+def test_when_a_node_is_lost_the_other_jobs_of_an_array_come_to_the_same_bits(
+    own_slurm: Cluster, tmp_path: Path, calm: str
+) -> None:
+    batch(tmp_path, "--pace-s", "5", text=ARRAY)
+    job = sbatch(own_slurm, tmp_path, "-n", "1", "--array=0-2", "--exclusive", "--no-requeue")
+    await_words(tmp_path / "job.out", "3 workers now")
+    own_slurm.cut_power("n2")
+    await_words(tmp_path / "job.out", "2 workers now")
+    (tmp_path / "hurry").touch()
+    await_over(own_slurm, job)
+    assert digest_in((tmp_path / "job.out").read_text()) == calm
+
+
+def test_when_all_jobs_of_an_array_are_killed_those_of_the_next_one_resume(
+    slurm: Cluster, tmp_path: Path, calm: str
+) -> None:
+    batch(tmp_path, "--kill", "all:12", text=ARRAY)
+    await_over(slurm, sbatch(slurm, tmp_path, "-n", "1", "--array=0-1", "--no-requeue"))
+    assert "digest" not in (tmp_path / "job.out").read_text()
+    await_over(slurm, sbatch(slurm, tmp_path, "-n", "1", "--array=0-1", "--no-requeue"))
     output = (tmp_path / "job.out").read_text()
     assert digest_in(output) == calm, output
-    assert "+ worker 1 is new" in output
+    assert "begins at step 10" in output
+
+
+def await_words(shown: Path, words: str, times: int = 1) -> None:
+    def are_there() -> bool:
+        return shown.exists() and shown.read_text().count(words) >= times
+
+    await_that(are_there, lambda: f"{words!r} did not come {times} times:\n{shown.read_text()}", limit_s=180)
+
+
+def await_over(slurm: Cluster, job: str) -> None:
+    """All jobs of an array have ended."""
+    slurm.await_that(lambda: job not in slurm.run("squeue", "--noheader", "--format", "%F")[1], limit_s=180)
+
+
+def runs_again(slurm: Cluster, job: str) -> bool:
+    """A job that is requeued waits for two minutes, unless it is told not to when it has come to its queue."""
+    slurm.run("scontrol", "update", f"jobid={job}", "starttime=now")
+    return state(slurm, job).get("JobState") == "RUNNING"
+
+
+# -- lockstep run inside a job ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["USR1", "USR2", "TERM"])
+def test_a_signal_to_lockstep_run_inside_a_step_saves_and_ends_its_run(
+    name: str, slurm: Cluster, tmp_path: Path, calm: str
+) -> None:
+    launch = (sys.executable, "-m", "lockstep", "run", "-n", "2", "--run-dir", str(tmp_path / "run"))
+    script = (str(SCRIPT), str(tmp_path))
+    with slurm.popen("srun", "-n", "1", *launch, *script, "--wait-at", "12") as process:
+        await_file(tmp_path / "reached")
+        _, jobs = slurm.run("squeue", "--noheader", "--format", "%i", "--states", "RUNNING")
+        assert slurm.run("scancel", f"--signal={name}", f"{jobs.split()[0]}.0")[0] == 0
+        (tmp_path / "go").touch()
+        output, _ = process.communicate(timeout=150)
+    assert process.returncode == 143, output
+    slurm.await_quiet()
+    code, output = slurm.run("srun", "-n", "1", *launch, *script)
+    assert (code, digest_in(output)) == (0, calm), output
+    assert "begins at step 13" in output or "begins at step 14" in output

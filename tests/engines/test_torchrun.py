@@ -2,14 +2,15 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from engine_runs import SCRIPT, digest_in
+from engine_runs import SCRIPT, await_file, digest_in
 from machines import INTERFACE, Machine, machines, worker_environment
 
+LIMIT_S = 250.0
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--monitor-interval", "0.2")
 
 
@@ -26,7 +27,10 @@ def popen(*command: str, environ: dict[str, str] | None = None) -> "subprocess.P
 
 def torchrun(folder: Path, *options: str, kill: str = "none:0") -> tuple[int, str]:
     with popen(*TORCHRUN, "--standalone", *options, str(SCRIPT), str(folder), "--kill", kill) as agent:
-        output, _ = agent.communicate(timeout=200)
+        try:
+            output, _ = agent.communicate(timeout=LIMIT_S)
+        finally:
+            agent.kill()
     return agent.returncode, output
 
 
@@ -50,29 +54,58 @@ def test_without_restarts_the_next_start_resumes(tmp_path: Path, calm: str) -> N
     assert "begins at step 10" in output
 
 
+def test_an_agent_that_is_told_to_end_has_its_workers_save(tmp_path: Path, calm: str) -> None:
+    words = (*TORCHRUN, "--standalone", "--nproc-per-node", "2", str(SCRIPT), str(tmp_path), "--wait-at", "12")
+    with popen(*words) as agent:
+        try:
+            await_file(tmp_path / "reached")
+            agent.terminate()
+            (tmp_path / "go").touch()
+            output, _ = agent.communicate(timeout=LIMIT_S)
+        finally:
+            agent.kill()
+    assert agent.returncode != 0
+    assert "SIGTERM has come: the run is saved and ends after the step" in output
+    code, output = torchrun(tmp_path, "--nproc-per-node", "3")
+    assert (code, digest_in(output)) == (0, calm), output
+    assert "begins at step 13" in output or "begins at step 14" in output
+
+
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[list[Machine]]:
     with machines(["a", "b"], tmp_path) as (found, _):
         yield found
 
 
-def agents(hosts: list[Machine], folder: Path, *arguments: str) -> "list[tuple[int, str]]":
+Agents = list["subprocess.Popen[str]"]
+
+
+def agents(
+    hosts: list[Machine],
+    folder: Path,
+    *arguments: str,
+    nnodes: str = "2",
+    meanwhile: Callable[[Agents], None] = lambda started: None,
+) -> "list[tuple[int, str]]":
     """The exit code and the output of an agent on each machine."""
-    options = ["--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "2", "--rdzv-id", "7"]
+    options = ["--nnodes", nnodes, "--nproc-per-node", "1", "--max-restarts", "2", "--rdzv-id", "7"]
     rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{hosts[0].address}:29400"]
+    quick = ["--rdzv-conf", "last_call_timeout=5"]
     script = [str(SCRIPT), str(folder), *arguments]
     environ = {"GLOO_SOCKET_IFNAME": INTERFACE}
     with ExitStack() as stack:
         started = [
-            stack.enter_context(popen(*host.command(*TORCHRUN, *options, *rendezvous, *script), environ=environ))
+            stack.enter_context(
+                popen(*host.command(*TORCHRUN, *options, *rendezvous, *quick, *script), environ=environ)
+            )
             for host in hosts
         ]
         try:
-            outputs = [agent.communicate(timeout=250)[0] for agent in started]
+            meanwhile(started)
+            outputs = [agent.communicate(timeout=LIMIT_S)[0] for agent in started]
         finally:
             for agent in started:
-                if agent.poll() is None:
-                    agent.kill()
+                agent.kill()
     return [(agent.returncode, output) for agent, output in zip(started, outputs, strict=True)]
 
 
@@ -92,3 +125,27 @@ def test_when_a_worker_on_one_machine_is_killed_both_agents_restart_and_the_run_
     output = "".join(output for _, output in found)
     assert digest_in(output) == calm
     assert "begins at step 10" in output
+
+
+def test_when_all_workers_of_two_agents_are_killed_they_restart_and_the_run_resumes(
+    two: list[Machine], tmp_path: Path, calm: str
+) -> None:
+    found = agents(two, tmp_path, "--kill", "all:12")
+    assert [code for code, _ in found] == [0, 0], found
+    output = "".join(output for _, output in found)
+    assert digest_in(output) == calm
+    assert "begins at step 10" in output
+
+
+def test_when_a_machine_is_lost_the_agent_of_the_other_goes_on_alone_if_it_may(
+    two: list[Machine], tmp_path: Path, calm: str
+) -> None:
+    def cut_power(started: Agents) -> None:
+        await_file(tmp_path / "reached")
+        started[1].kill()
+        (tmp_path / "go").touch()
+
+    found = agents(two, tmp_path, "--wait-at", "12", nnodes="1:2", meanwhile=cut_power)
+    assert found[0][0] == 0, found
+    assert digest_in(found[0][1]) == calm
+    assert "begins at step 10" in found[0][1]

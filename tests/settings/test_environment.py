@@ -71,7 +71,7 @@ ARRAY = {
 
 LAUNCHERS = {
     "lockstep run": (LOCKSTEP, World(0, 2, 0, 2)),
-    "torchrun": (TORCHRUN, World(3, 4, 1, 2, generation=2)),
+    "torchrun": (TORCHRUN, World(3, 4, 1, 2)),
     "RANK and WORLD_SIZE": (BARE, World(1, 2, 1, 2)),
     "slurm": (SLURM, World(5, 7, 1, 2)),
     "mpi": (OPEN_MPI, World(1, 2, 1, 2)),

@@ -48,6 +48,12 @@ def test_training_on_several_hosts_has_the_bits_of_one_worker(
         assert network.on_workers(digest_after, JOB, wire=wire) == [alone] * 4
 
 
+def test_gradients_in_half_the_bytes_have_the_same_bits_on_one_worker_and_on_two_hosts() -> None:
+    (alone,) = on_workers(1, digest_after, JOB, reduce_dtype="bfloat16")
+    with hosts([2, 1]) as network:
+        assert network.on_workers(digest_after, JOB, reduce_dtype="bfloat16") == [alone] * 3
+
+
 def _endpoints(wire: str) -> list[list[Any]]:
     """Where this worker's connections begin and end."""
     lockstep.start(lanes=4, wire=wire)

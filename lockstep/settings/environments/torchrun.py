@@ -34,8 +34,7 @@ def _world(environ: Mapping[str, str]) -> World:
             f"{missing} is not set, so it is unknown which workers share a host: set LOCAL_RANK and "
             "LOCAL_WORLD_SIZE (0 and 1 when each host has one worker)"
         )
-    attempt = optional(environ, "TORCHELASTIC_RESTART_COUNT") or 0
-    return World(rank, size, local_rank, local_size, generation=attempt)
+    return World(rank, size, local_rank, local_size)
 
 
 def _is_loopback(address: str) -> bool:
