@@ -2,6 +2,7 @@
 
 import io
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from types import TracebackType
@@ -373,11 +374,13 @@ class Run:
     def print(self, *values: Any, **options: Any) -> None:
         """Prints once: on the present first worker.
 
-        In the lanes of a training step it prints once for the batch, what the first lane says, when the step counts.
+        In the lanes of a training step it prints once for the batch, what the first lane says, when the step counts;
+        to a `file` at once, what the first worker's lanes say.
         """
         text = io.StringIO()
         print(*values, **{**options, "file": text, "flush": False})
-        if not self._loop.say(text.getvalue()) and self.is_first:
+        travels = options.get("file") in (None, sys.stdout) and self._loop.say(text.getvalue())
+        if not travels and self.is_first:
             print(*values, **options)
 
     def _hear(self, said: str) -> None:

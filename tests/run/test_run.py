@@ -1,5 +1,6 @@
 """What a run gives its user: totals, evaluation, several models, mixed precision, chance, printing."""
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -188,6 +189,17 @@ def test_the_loss_is_the_mean_over_samples(run: lockstep.Run) -> None:
 def test_print_speaks_once(run: lockstep.Run, capsys: pytest.CaptureFixture[str]) -> None:
     run.print("hello", 3, sep="-")
     assert capsys.readouterr().out == "hello-3\n"
+
+
+def test_print_in_lanes_goes_to_the_file_it_is_given(run: lockstep.Run, capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(4, 3)
+    run.replicate(model)
+    for x, y in run.lanes((X, Y)):
+        run.backward(F.cross_entropy(model(x), y))
+        run.print("aside", file=sys.stderr)
+        run.print("once")
+        assert capsys.readouterr() == ("", "aside\n")
+    assert capsys.readouterr().out == "once\n"
 
 
 def test_the_digest_sees_parameters_buffers_and_optimizer_state(run: lockstep.Run) -> None:
