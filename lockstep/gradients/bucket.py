@@ -17,6 +17,19 @@ class FlatBuffer:
     whole: torch.Tensor
     views: list[torch.Tensor]
 
+    def restore_views(self, layout: BucketLayout) -> None:
+        """Makes those views again that stand elsewhere: a script has written `p.grad.data = ...` to one of them."""
+        begin, width = self.whole.data_ptr(), self.whole.element_size()
+        moved = [
+            place
+            for place, (view, slot) in enumerate(zip(self.views, layout.slots, strict=True))
+            if view.data_ptr() != begin + slot.offset * width and view.numel()
+        ]
+        if moved:
+            anew = layout.cut(self.whole)
+            for place in moved:
+                self.views[place] = anew[place]
+
 
 class Bucket:
     """The gradients of some parameters, from the lanes' `p.grad` to the sum over all workers.
@@ -39,6 +52,8 @@ class Bucket:
     def reset(self) -> None:
         """Empties the stack; the buffers stay for the next step."""
         self._height = 0
+        for flat in self._handed_over():
+            flat.restore_views(self.layout)
         self.used = [False] * len(self.parameters)
 
     def prepare(self, depth: int) -> None:
@@ -165,6 +180,10 @@ class Bucket:
             whole.zero_()  # what lies between two parameters: adding and weighting leave it zero
             self._stack.append(FlatBuffer(whole, self.layout.cut(whole)))
         return self._stack[depth]
+
+    def _handed_over(self) -> Sequence[FlatBuffer]:
+        """The buffers whose views have been `p.grad`."""
+        return self._stack[:1] if self._converted is None else (self._converted,)
 
     def _allocate(self) -> torch.Tensor:
         """Memory for one more buffer of the stack."""

@@ -313,8 +313,12 @@ class Run:
         the norm from before. The bits are the same on any number of workers, under any strategy.
         """
         self._loop.refuse_unless_outside("run.clip_grad_norm_")
-        clipped = clipped_parameters("run.clip_grad_norm_", max_norm, parameters, self._models)
-        return torch.nn.utils.clip_grad_norm_(clipped, max_norm, norm_type, error_if_nonfinite)
+        clipped = list(clipped_parameters("run.clip_grad_norm_", max_norm, parameters, self._models))
+        gradients = [parameter.grad for parameter in clipped if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients, norm_type, error_if_nonfinite)
+        if norm.device.type != "cpu" or not max_norm / (norm + 1e-6) >= 1.0:  # else torch would multiply by 1
+            torch.nn.utils.clip_grads_with_norm_(clipped, max_norm, norm)
+        return norm
 
     def clip_grad_value_(self, value: float, parameters: torch.Tensor | Iterable[torch.Tensor] | None = None) -> None:
         """torch's `clip_grad_value_`: no element of the step's gradient is beyond `value`. See `clip_grad_norm_`."""

@@ -97,15 +97,29 @@ def _digests(strategy: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def replicated() -> dict[str, str]:
-    digests: dict[str, str] = on_workers(1, _digests, "replicated")[0]
+    digests: dict[str, str] = on_workers(1, _digests, "replicated", limit_s=300.0)[0]
     assert len(set(digests.values())) >= len(digests) - 1  # AdamW with and without foreach
     return digests
 
 
 @pytest.mark.parametrize(("num_workers", "level"), [(1, "parameters"), (2, "gradients"), (3, "optimizer")])
 def test_every_optimizer_has_the_digest_of_replicated(replicated: dict[str, str], num_workers: int, level: str) -> None:
-    for found in on_workers(num_workers, _digests, f"sharded:{level}"):
+    for found in on_workers(num_workers, _digests, f"sharded:{level}", limit_s=300.0):
         assert found == replicated
+
+
+EVERY_LEVEL = [(count, level) for level in ("optimizer", "gradients", "parameters") for count in (1, 2, 3, 4)]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("num_workers", "level"), EVERY_LEVEL)
+def test_every_level_has_the_digest_of_replicated_on_any_number_of_workers(
+    replicated: dict[str, str], num_workers: int, level: str
+) -> None:
+    strategy = f"sharded:{level}"
+    assert on_workers(num_workers, _digests, strategy, limit_s=600.0) == [replicated] * num_workers
+    assert on_workers(num_workers, _two_models, strategy) == on_workers(1, _two_models, "replicated") * num_workers
 
 
 def test_with_two_threads_each_no_tensor_is_cut_and_the_digest_is_the_same() -> None:
@@ -179,6 +193,18 @@ def _other_strides(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer,
             parameter.grad = parameter.grad.t().contiguous().t() * 2
 
 
+def _replace_gradient_data(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.data = parameter.grad.data * (step + 2)
+
+
+def _scale_gradient(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.mul_(step + 2)
+
+
 def _split_groups(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
     if step == 2:
         first = optimizer.param_groups[0]
@@ -187,7 +213,7 @@ def _split_groups(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, 
 
 BETWEEN = [
     _scale_weights, _clamp_data, _write_the_same, _clip, _halve_momentum, _load_optimizer, _load_model, _replace_data,
-    _freeze, _change_rate, _other_strides, _split_groups,
+    _freeze, _change_rate, _other_strides, _replace_gradient_data, _scale_gradient, _split_groups,
 ]  # fmt: skip
 
 
@@ -198,7 +224,8 @@ def _digests_between(strategy: str) -> dict[str, str]:
 def test_what_a_script_does_before_the_update_is_done_once() -> None:
     plain = on_workers(1, _digests_between, "replicated")[0]
     same = on_workers(1, _digest, "replicated", "wide", "AdamW")[0]
-    assert len({*plain.values(), same}) == len(BETWEEN) - 1  # all but two change numbers
+    assert plain["_replace_gradient_data"] == plain["_scale_gradient"]
+    assert len({*plain.values(), same}) == len(BETWEEN) - 2  # all but two change numbers
     for found in on_workers(3, _digests_between, "sharded:parameters"):
         assert found == plain
 
@@ -317,6 +344,25 @@ def test_clipping_by_the_run_has_the_bits_of_torch_on_any_number_of_workers_unde
     by_torch = on_workers(1, _digest, "replicated", "wide", "AdamW", _clip_by_torch)
     for num_workers, strategy in ((1, "replicated"), (3, "replicated"), (2, "sharded:optimizer")):
         assert on_workers(num_workers, _digest, strategy, "wide", "AdamW", _clip_by_run) == by_torch * num_workers
+
+
+def _versions_around_clipping() -> tuple[int, int, float]:
+    """How often the gradient was written before and after it was clipped to more than its norm."""
+    with lockstep.start(lanes=2, strategy="sharded:gradients") as run:
+        model = nn.Linear(4, 4, bias=False)
+        run.replicate(model, torch.optim.SGD(model.parameters(), 0.1))
+        for x in run.lanes(torch.ones(8, 4)):
+            run.backward(model(x).sum())
+        gradient = model.weight.grad
+        assert gradient is not None
+        before = gradient._version
+        norm = float(run.clip_grad_norm_(1e6))
+        return before, gradient._version, norm
+
+
+def test_a_gradient_that_is_short_enough_is_not_written_to() -> None:
+    for before, after, norm in on_workers(2, _versions_around_clipping):
+        assert (after, norm) == (before, 16.0)  # sixteen elements of 4
 
 
 @pytest.mark.parametrize("limit", [0, -1.0, "1", None, True, float("nan")])

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch.optim import Optimizer
@@ -30,11 +31,19 @@ class ChunkTensor:
     tensor: torch.Tensor
     held: dict[str, torch.Tensor]
     _state: dict[str, Any] = field(default_factory=dict)
+    _gradient: "tuple[ReferenceType[torch.Tensor], int] | None" = None
+    """That of the parameter in the last update, and where it stood. If it comes again, `tensor.grad` is kept."""
 
     @property
     def is_updated(self) -> bool:
         """Whether the update under way has a gradient for it."""
         return self.parameter.grad is not None
+
+    def _comes_again(self, gradient: torch.Tensor) -> bool:
+        """Whether it is the one of the last update, at the same place: then it is the run's own."""
+        last = None if self._gradient is None else (self._gradient[0](), self._gradient[1])
+        is_same = last is not None and last[0] is gradient and last[1] == gradient.data_ptr()
+        return is_same and gradient.stride() == self.parameter.stride()
 
     def memory(self, *, has_state: bool) -> list[torch.Tensor]:
         """What its update writes to."""
@@ -46,7 +55,8 @@ class ChunkTensor:
         """The optimizer has a state for `tensor`, if it has one for the parameter, and `tensor.grad` is set."""
         gradient = self.parameter.grad
         assert gradient is not None
-        self.tensor.grad = part_of(_dense(gradient, self.parameter), self.chunk, self.is_whole)
+        if self.tensor.grad is None or not self._comes_again(gradient):
+            self.tensor.grad = part_of(_dense(gradient, self.parameter), self.chunk, self.is_whole)
         state = optimizer.state.get(self.parameter)
         if state:
             optimizer.state[self.tensor] = self._filled(state)
@@ -61,8 +71,13 @@ class ChunkTensor:
         return self._state
 
     def leave(self, optimizer: Optimizer) -> dict[str, Any]:
-        """What the update has left in the optimizer's state is held once; gives the numbers. No gradient is held."""
-        self.tensor.grad = None
+        """What the update has left in the optimizer's state is held once; gives the numbers.
+
+        A gradient that a script has put in the place of the run's own is not held any longer.
+        """
+        gradient = self.parameter.grad
+        if gradient is not None and not self._comes_again(gradient):
+            self.tensor.grad, self._gradient = None, (ref(gradient), gradient.data_ptr())
         state = optimizer.state.pop(self.tensor, {})
         if state is not self._state:
             check_state(optimizer, state, self.schema)

@@ -215,7 +215,8 @@ class ShardedOptimizer:
         memory = memory_of(batch, [self._has_state(one.chunk.parameter) for one in batch])
         if ledger.progress(number, self._number) is Progress.BEGUN:
             ledger.read(number, memory)
-        ledger.write(number, memory)
+        if len(self._ledgers) > 1:  # else nobody would read it
+            ledger.write(number, memory)
         ledger.mark(number, self._number, Progress.BEGUN)
         self._publish(batch)
         self._enter(batch)
