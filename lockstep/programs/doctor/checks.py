@@ -43,6 +43,8 @@ EXTRAS = {
     "notebook": ("cloudpickle", "lockstep.launch"),
     "cuda": ("cuda-bindings", "workers that share a GPU"),
     "ray": ("ray", "lockstep run --on ray"),
+    "transformers": ("transformers", "Hugging Face's Trainer"),
+    "lightning": ("lightning", "Lightning and Fabric"),
 }
 """Besides `fast`, which has a check of its own: the package of each, and what it is for."""
 WORKER_BYTES = 256 * MiB
