@@ -93,7 +93,7 @@ def test_when_all_workers_of_open_mpi_are_killed_the_next_start_resumes(
 def test_when_mpirun_of_open_mpi_is_told_to_end_the_next_start_resumes(
     options: tuple[str, ...], tmp_path: Path, calm: str
 ) -> None:
-    """It kills its workers a second after it has told them: whether they save depends on the length of a step."""
+    """It does not wait for its workers for long: whether they save depends on the length of a step."""
     code, output = open_mpi(tmp_path, "-n", "2", *options, "--", "--wait-at", "12")
     assert code != 0, output
     code, output = open_mpi(tmp_path, "-n", "3", *options)
