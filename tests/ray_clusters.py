@@ -24,7 +24,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[1]
 IMPORTABLE = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
 MARK = "LOCKSTEP_TEST_NODE"
-START_S = 120
+START_S = 240
 HAS_RAY = importlib.util.find_spec("ray") is not None and importlib.util.find_spec("ray._raylet") is not None
 needs_ray = pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed: pip install 'torch-lockstep[ray]'")
 

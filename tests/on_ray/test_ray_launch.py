@@ -44,7 +44,7 @@ def test_a_calm_run_and_one_that_shrinks_and_grows_have_the_bits_of_one_worker(
     with launched_on(cluster, tmp_path, "-n", "3", "--placement", "spread") as run:
         run.wait_for(r"^step \d+ workers 3$", within_s=START_S)
         scale(tmp_path / "run", 2)
-        run.await_workers(2)
+        run.await_workers(2, within_s=START_S)
         scale(tmp_path / "run", 4)
         run.await_workers(4, within_s=START_S)
         assert run.finish(within_s=START_S) == alone
@@ -59,7 +59,7 @@ def test_a_worker_that_is_killed_is_named_and_replaced(
         lost = workers_of(tmp_path)[1]
         lost.kill()
         run.wait_for(rf"worker 1 \(pid {lost.pid} on [\d.]+\) was killed by SIGKILL at step \d+")
-        run.await_workers(2)  # a line of three workers may still have been under way
+        run.await_workers(2, within_s=START_S)  # a line of three workers may still have been under way
         run.await_workers(3, within_s=START_S)
         assert workers_of(tmp_path)[1].pid != lost.pid
         assert run.finish(within_s=START_S) == alone
@@ -101,7 +101,7 @@ def test_a_node_that_is_lost_costs_nothing_and_its_worker_comes_back_with_anothe
         run.wait_for(r"^step \d+ workers 3$", within_s=START_S)
         cluster.kill_node(1)
         run.wait_for(r"was killed by SIGKILL", within_s=60)
-        run.await_workers(2)
+        run.await_workers(2, within_s=START_S)
         cluster.add_node(1)
         run.await_workers(3, within_s=START_S)
         assert run.finish(within_s=START_S) == alone
