@@ -313,7 +313,7 @@ class Run:
         the norm from before. The bits are the same on any number of workers, under any strategy.
         """
         self._loop.refuse_unless_outside("run.clip_grad_norm_")
-        clipped = list(clipped_parameters("run.clip_grad_norm_", max_norm, parameters, self._models))
+        clipped = clipped_parameters("run.clip_grad_norm_", max_norm, parameters, self._models)
         gradients = [parameter.grad for parameter in clipped if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients, norm_type, error_if_nonfinite)
         if norm.device.type != "cpu" or not max_norm / (norm + 1e-6) >= 1.0:  # else torch would multiply by 1
