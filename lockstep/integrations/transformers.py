@@ -21,15 +21,21 @@ from unittest.mock import patch
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import Trainer, TrainingArguments
-from transformers.trainer_pt_utils import find_batch_size
 
 from lockstep.data import GlobalBatch, ShardedLoader
-from lockstep.errors import BadArgument, Misuse
+from lockstep.errors import BadArgument, BadEnvironment, Misuse
 from lockstep.integrations.evaluation import Division
 from lockstep.integrations.passes import NextPass
 from lockstep.integrations.training_arguments import check_arguments
 from lockstep.run.run import Run
+
+try:
+    from transformers import Trainer, TrainingArguments
+    from transformers.trainer_pt_utils import find_batch_size
+except ImportError as error:
+    raise BadEnvironment(
+        f'transformers cannot be used ({error}): pip install "torch-lockstep[transformers]"'
+    ) from error
 
 CHECKPOINT = "lockstep"
 """What a checkpoint of the run is called in the folder of a checkpoint of the Trainer."""
