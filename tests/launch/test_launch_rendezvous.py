@@ -1,6 +1,7 @@
 """Where workers meet, with real stores."""
 
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -82,10 +83,9 @@ def test_alone_there_is_a_store_and_no_socket_at_all():
 
 def test_under_an_agent_every_worker_is_a_client_of_its_store():
     agent = TCPStore("127.0.0.1", port := free_port(), is_master=True, wait_for_workers=False)
-    zero, one = (
-        open_store(LaunchPlace("torchrun", World(rank, 2, rank, 2), "127.0.0.1", port, agent_store=True), 10)
-        for rank in range(2)
-    )
+    places = [LaunchPlace("torchrun", World(rank, 2, rank, 2), "127.0.0.1", port, agent_store=True) for rank in (0, 1)]
+    with ThreadPoolExecutor(2) as threads:
+        zero, one = threads.map(lambda place: open_store(place, 30), places)
     zero.set("word", "spoken")
     assert one.get("word") == b"spoken"
     del agent
