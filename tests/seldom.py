@@ -58,6 +58,7 @@ ALWAYS_RUN = {
     "test_of_hosts_that_do_not_all_reach_one_another_at_most_one_training_goes_on": 3,
     "test_of_two_halves_the_one_that_asks_the_witness_first_goes_on": 1,
     "test_training_on_several_hosts_has_the_bits_of_one_worker": 2,
+    "test_all_are_killed_and_the_next_ones_resume": 1,
     # the wire
     "test_a_chain_of_blame_ends_at_the_one_that_died": 8,
     "test_whom_another_lets_go_names_the_one_it_accuses_before_anybody_has_hung_up": 8,

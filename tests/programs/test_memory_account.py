@@ -115,6 +115,7 @@ def compare(strategy: str, workers: int) -> None:
     assert said == pytest.approx(held, rel=0.1)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_what_is_said_before_is_within_a_tenth_of_what_a_run_holds() -> None:
     compare("sharded:gradients", 2)

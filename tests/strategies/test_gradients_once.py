@@ -137,7 +137,7 @@ def replicated() -> dict[str, str]:
     return digests
 
 
-@pytest.mark.parametrize("num_workers", [1, 3, 4, pytest.param(2, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("num_workers", [1, 3, *(pytest.param(more, marks=pytest.mark.soak) for more in (2, 4))])
 def test_whatever_lanes_reach_and_weigh_the_digest_is_that_of_replicated(
     replicated: dict[str, str], num_workers: int
 ) -> None:

@@ -25,7 +25,9 @@ from lockstep.wire.shared.reducer import SharedMemoryReducer
 EXACT_WIRES = ("gloo", "shared", "hierarchical", "gpu memory", "nccl slices")
 NATIVE_WIRES = ("gloo native", "nccl native")
 WIRES = pytest.mark.parametrize("kind", EXACT_WIRES)
-WORLDS = pytest.mark.parametrize("num_workers", [1, 2, 3, 4, pytest.param(5, marks=pytest.mark.soak)])
+WORLDS = pytest.mark.parametrize(
+    "num_workers", [1, 2, 3, *(pytest.param(more, marks=pytest.mark.soak) for more in (4, 5))]
+)
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64)
 NUM_ELEMENTS = (0, 1, 7, 1001)
 
