@@ -43,11 +43,8 @@ def meet(store: AgentStore, rank: int, size: int, limit_s: float) -> str:
 
 def _opened(store: AgentStore, me: str, size: int) -> str | None:
     """Worker 0's part: opens its meeting if it is not the present one, and closes it when all have registered."""
-    present = _read(store, _MEETING)
-    if present != me:
+    if _read(store, _MEETING) != me:
         store.set(_MEETING, me)
-        if present is not None:
-            store.set(f"{_MEETING}/{present}/next", me)
     keys = [_place(me, rank) for rank in range(1, size)]
     if keys and not _comes(store, keys):
         return None
@@ -68,7 +65,7 @@ def _counted(store: AgentStore, me: str, rank: int) -> str | None:
     counted = json.loads(str(_read(store, f"{_MEETING}/{name}/counted")))
     if rank < len(counted) and counted[rank] == me:
         return name
-    _comes(store, [f"{_MEETING}/{name}/next"])
+    time.sleep(LOOK_S)
     return None
 
 

@@ -1,5 +1,6 @@
 """Workers of torchrun's agents meet those of their own start, whatever earlier ones have left in the store."""
 
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -56,6 +57,20 @@ def test_workers_of_one_start_agree_on_a_name_and_those_of_the_next_on_another()
             names.append({worker.result() for worker in workers})
     assert [len(found) for found in names] == [1, 1]
     assert names[0] != names[1]
+
+
+def test_workers_that_come_before_their_worker_0_wait_for_its_meeting() -> None:
+    kept: dict[str, str] = {}
+    with ThreadPoolExecutor(3) as pool:
+        before = {started(pool, kept, rank, 3)[0] for rank in range(3)}
+        (old,) = {worker.result() for worker in before}
+        registered = dict(kept)
+        others = [started(pool, kept, rank, 3)[0] for rank in (1, 2)]
+        while sum(kept[key] != registered[key] for key in registered) < 2:  # both have looked at the old meeting
+            time.sleep(0.01)
+        found = {worker.result() for worker in (started(pool, kept, 0, 3)[0], *others)}
+    assert len(found) == 1
+    assert found != {old}
 
 
 @pytest.mark.parametrize("gone", [0, 1])
