@@ -6,10 +6,11 @@
 # only where refusing is on. So refusing is switched on while attention chooses its kernel and while the kernel of its
 # backward pass is launched, and for no other operator. The latter is done below autograd, in torch's dispatcher: there
 # a compiled model comes by as every other one does. cuDNN's attention has no deterministic kernel that torch offers,
-# and a compiler chooses where nobody can switch refusing on: so it is not to be chosen at all.
+# and a compiler chooses where nobody can switch refusing on: so it is not to be chosen at all, unless cuDNN's front end
+# is there, by which lockstep computes its backward pass (Note [cuDNN's other backward pass]).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
@@ -17,8 +18,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from lockstep.determinism.cudnn_attention import OPERATOR, CudnnBackward, front_end
+
+FLASH_BACKWARD = "_scaled_dot_product_flash_attention_backward"
 BACKWARDS = (
-    "_scaled_dot_product_flash_attention_backward",
+    FLASH_BACKWARD,
     "_scaled_dot_product_efficient_attention_backward",
     "_flash_attention_backward",
     "_efficient_attention_backward",
@@ -27,26 +31,43 @@ BACKWARDS = (
 
 
 @contextmanager
-def deterministic_attention() -> Iterator[None]:
-    """Inside, attention on a GPU is deterministic, compiled or not. See Note [Strict for attention]."""
+def deterministic_attention(device: torch.device) -> Iterator[None]:
+    """Inside, attention on this GPU is deterministic, compiled or not. See Note [Strict for attention]."""
     with ExitStack() as undo:
-        undo.callback(torch.backends.cuda.enable_cudnn_sdp, torch.backends.cuda.cudnn_sdp_enabled())
-        torch.backends.cuda.enable_cudnn_sdp(False)
         undo.enter_context(strict_backwards(BACKWARDS, "AutogradCUDA"))
-        undo.enter_context(_strict_choice())
+        cudnn = front_end() if device.type == "cuda" else None
+        if cudnn is None:
+            undo.callback(torch.backends.cuda.enable_cudnn_sdp, torch.backends.cuda.cudnn_sdp_enabled())
+            torch.backends.cuda.enable_cudnn_sdp(False)
+            undo.enter_context(_strict_choice())
+        else:
+            backward = CudnnBackward(cudnn, device, _strict(_operator(FLASH_BACKWARD)))
+            undo.enter_context(_replaced({OPERATOR: backward}, "AutogradCUDA"))
         yield
 
 
 @contextmanager
 def strict_backwards(names: tuple[str, ...], key: str) -> Iterator[None]:
     """Inside, the kernels of these operators are launched with refusing on, and nothing else is."""
+    with _replaced({name: _strict(_operator(name)) for name in names}, key):
+        yield
+
+
+@contextmanager
+def _replaced(launches: Mapping[str, Callable[..., Any]], key: str) -> Iterator[None]:
+    """Inside, torch's dispatcher calls these for its operators of these names."""
     library = torch.library.Library("aten", "IMPL")
     try:
-        for name in names:
-            library.impl(name, _strict(getattr(torch.ops.aten, name).default), key)
+        for name, launch in launches.items():
+            library.impl(name, launch, key)
         yield
     finally:
         library._destroy()
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    operator: Callable[..., Any] = getattr(torch.ops.aten, name).default
+    return operator
 
 
 def _strict(operator: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,18 +10,20 @@ from typing import Any
 
 import torch
 
+from lockstep.determinism.cudnn_attention import exact_attention
 from lockstep.errors import Disagreement
 
 NO_GPU = "none"
 
 
 def hardware(device: torch.device) -> dict[str, str]:
-    """The kind of device, the GPU's name and the version of CUDA: equal on all workers of a run."""
+    """The kind of device, the GPU's name, the version of CUDA and the kernels: equal on all workers of a run."""
     on_gpu = device.type == "cuda"
     return {
         "device type": device.type,
         "GPU": gpu_name(device) if on_gpu else NO_GPU,
         "version of CUDA": str(torch.version.cuda) if on_gpu else NO_GPU,
+        "backward pass of exact attention": exact_attention() if on_gpu else NO_GPU,
     }
 
 

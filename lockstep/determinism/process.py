@@ -51,7 +51,7 @@ def _settle_gpu(undo: ExitStack, device: torch.device, exact: bool) -> None:
     undo.callback(torch.cuda.set_device, torch.cuda.current_device())
     torch.cuda.set_device(device)
     if exact:
-        undo.enter_context(deterministic_attention())
+        undo.enter_context(deterministic_attention(device))
         undo.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
         torch.backends.cudnn.benchmark = False  # it times kernels and takes the fastest, which changes from run to run
         _settle_cublas(undo, device)

@@ -17,6 +17,7 @@ import torch
 from lockstep import strategies
 from lockstep.chance import fold, set_generators
 from lockstep.determinism.compiler import watched_compiler
+from lockstep.determinism.cudnn_attention import front_end_note
 from lockstep.determinism.hardware import gpu_name, hardware
 from lockstep.determinism.operators import named_once
 from lockstep.determinism.process import settle_process
@@ -175,7 +176,7 @@ def _found(
     settings = replace(
         settings,
         wire=wire_on(settings.device, options.wire, options.algorithm, settings.wire, world),
-        notes=(*settings.notes, *lanes_note(settings.device, settings.assignment)),
+        notes=(*settings.notes, *_gpu_notes(settings)),
     )
     context = _context(settings, strategy, overrides, status, place, undo)
     opener, can_recover = _opener(settings, world.on_one_host), _can_recover(settings, place)
@@ -370,6 +371,11 @@ def _control(overrides: Overrides, settings: Settings) -> Control | None:
 def no_members() -> tuple[Member, ...]:
     """A founder is a member itself as long as it lives."""
     raise AssertionError("a member looked for members")
+
+
+def _gpu_notes(settings: Settings) -> list[str]:
+    attention = front_end_note() if settings.exact and settings.device.type == "cuda" else []
+    return [*lanes_note(settings.device, settings.assignment), *attention]
 
 
 def _can_recover(settings: Settings, place: LaunchPlace) -> bool:

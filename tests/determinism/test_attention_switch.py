@@ -10,6 +10,7 @@ from workers import apart
 
 from lockstep.determinism.attention import deterministic_attention, strict_backwards
 
+CPU = torch.device("cpu")
 Q = torch.randn(1, 2, 4, 8)
 ON_CPU = ("_scaled_dot_product_flash_attention_for_cpu_backward",)
 
@@ -26,21 +27,21 @@ def refuses() -> bool:
 
 
 def test_attention_leaves_torch_warning_as_before() -> None:
-    with deterministic_attention():
+    with deterministic_attention(CPU):
         F.scaled_dot_product_attention(Q, Q, Q)
         assert not refuses()
 
 
 def test_who_wants_refusing_keeps_it() -> None:
     torch.use_deterministic_algorithms(True)
-    with deterministic_attention():
+    with deterministic_attention(CPU):
         F.scaled_dot_product_attention(Q, Q, Q)
         assert refuses()
 
 
 def test_cudnns_attention_may_be_chosen_again_afterwards() -> None:
     before = torch.backends.cuda.cudnn_sdp_enabled()
-    with deterministic_attention():
+    with deterministic_attention(CPU):
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     assert torch.backends.cuda.cudnn_sdp_enabled() == before
 

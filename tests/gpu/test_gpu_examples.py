@@ -14,7 +14,12 @@ LIMIT_S = 240.0
 CPU_ONLY = {"19_sharded"}
 """Sharded strategies are for workers on CPUs; on a GPU they are refused by name."""
 EXAMPLES = sorted({path.stem for path in (REPOSITORY / "examples").glob("[0-9]*.py")} - CPU_ONLY)
-ARGUMENTS = {"10_save_resume": ["checkpoint"], "11_checkpoints": ["checkpoints"], "20_timeline": ["timeline"]}
+ARGUMENTS = {
+    "10_save_resume": ["checkpoint"],
+    "11_checkpoints": ["checkpoints"],
+    "20_timeline": ["timeline"],
+    "21_lightning": ["checkpoints"],
+}
 ALONE = {"01_plain"}
 """Has no lockstep in it."""
 DIFFERS = {"06_sync_batchnorm": "one lane per worker", "12_lost_worker": "kills one of its workers"}

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,13 @@ from gpu_processes import REPOSITORY, environment
 
 pytestmark = pytest.mark.gpu
 
+NEEDS_FRONT_END = pytest.mark.skipif(find_spec("cudnn") is None, reason="needs nvidia-cudnn-frontend: extra cudnn")
+
 
 @pytest.mark.parametrize(
     "file",
     [
+        pytest.param("determinism/test_cudnn_attention.py", marks=NEEDS_FRONT_END),
         "gradients/test_earlier_graphs.py",
         "gradients/test_fingerprint.py",
         "gradients/test_finite.py",

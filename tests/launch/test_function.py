@@ -145,13 +145,14 @@ def test_an_interrupt_ends_the_run_in_order_and_it_goes_on_from_there(
 ) -> None:
     cell["EPOCHS"] = 40
     calm = lockstep.launch(cell["train"], 3, n=2)
+    before = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(sys, "stdout", Interrupting("step 5\n"))
     with pytest.raises(KeyboardInterrupt):
         lockstep.launch(cell["train"], 3, n=2, run_dir="run")
     saved = [int(path.name.removeprefix("step-")) for path in Path("run/checkpoints").glob("step-*")]
     assert len(saved) == 1
     assert 5 <= saved[0] < 120
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
     goes_on = lockstep.launch(cell["train"], 3, n=3, run_dir="run", resume="auto", checkpoint_every="1000 steps")
     assert goes_on["digest"] == calm["digest"]
 

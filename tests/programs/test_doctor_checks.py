@@ -185,9 +185,9 @@ def test_extras_that_are_not_installed_are_named_with_what_they_are_for() -> Non
     assert said.level is Level.OK
     assert "notebook (lockstep.launch)" in said.sentence
     assert "ray (" not in said.sentence
-    assert "pip install 'torch-lockstep[notebook,cuda,transformers,lightning]'" in said.sentence
+    assert "pip install 'torch-lockstep[notebook,cuda,cudnn,transformers,lightning]'" in said.sentence
     everything = with_installed(**dict.fromkeys((package for package, _ in checks.EXTRAS.values()), "2"))
-    assert checks.extras(everything).sentence == "notebook, cuda, ray, transformers, lightning are installed"
+    assert checks.extras(everything).sentence == "notebook, cuda, cudnn, ray, transformers, lightning are installed"
 
 
 def test_the_extras_are_those_of_the_package() -> None:

@@ -110,7 +110,7 @@ def test_attention_gives_the_same_gradient_every_time_although_others_are_only_w
 
 
 def test_attention_on_the_cpu_is_left_alone() -> None:
-    with deterministic_attention():
+    with deterministic_attention(torch.device("cpu")):
         q = torch.randn(1, 1, 4, 8, requires_grad=True)
         F.scaled_dot_product_attention(q, q, q).sum().backward()
     assert q.grad is not None

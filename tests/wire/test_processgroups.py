@@ -118,7 +118,10 @@ def test_what_a_backend_refuses_is_no_lost_worker() -> None:
 
 
 def _train_with_a_refusal() -> list[int]:
-    """The second step hands Gloo something that it does not add."""
+    """The second step hands Gloo something that it does not add.
+
+    A worker that was refused ends. One that had not asked yet finds it lost, and does the step again with both lanes.
+    """
     steps: list[int] = []
     with lockstep.start(lanes=2, exact=False, wire="gloo", noise_every=0) as run:
         model = torch.nn.Linear(4, 2)
@@ -129,7 +132,7 @@ def _train_with_a_refusal() -> list[int]:
         for _ in range(4):
             for x in run.lanes(torch.ones(4, 4)):
                 steps.append(run.step)
-                if len(steps) > 3:
+                if steps.count(1) > 3:
                     raise AssertionError(f"the step is done again and again: {steps}")
                 model(x).sum().backward()
     return steps
@@ -137,7 +140,7 @@ def _train_with_a_refusal() -> list[int]:
 
 def test_a_refusal_ends_the_run_the_first_time() -> None:
     found = outcomes(2, _train_with_a_refusal)
-    assert {outcome.error for outcome in found} <= {"WireError", "WorkerLost"}
+    assert {outcome.error for outcome in found} <= {"WireError", "WorkerLost", None}
     assert any("Invalid scalar type" in outcome.message for outcome in found)
 
 

@@ -42,6 +42,7 @@ OURS = "torch-lockstep"
 EXTRAS = {
     "notebook": ("cloudpickle", "lockstep.launch"),
     "cuda": ("cuda-bindings", "workers that share a GPU"),
+    "cudnn": ("nvidia-cudnn-frontend", "faster exact attention on a GPU"),
     "ray": ("ray", "lockstep run --on ray"),
     "transformers": ("transformers", "Hugging Face's Trainer"),
     "lightning": ("lightning", "Lightning and Fabric"),
