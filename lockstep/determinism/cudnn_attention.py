@@ -9,11 +9,10 @@
 # The kernel needs memory in proportion to the square of the sequence's length. Where that is too much, or cuDNN has no
 # such kernel for the sizes, FlashAttention's deterministic backward pass goes on from cuDNN's forward pass: both keep
 # the output and the logarithm of the sum of exponentials. Flash cannot do so where a mask was added or values were
-# dropped. Then torch's own kernel is taken, and reported as each operator without a deterministic kernel is.
+# dropped. Then torch's own kernel is taken, of which torch warns, and it is reported as other such operators are.
 """
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -101,11 +100,12 @@ def _load() -> tuple[Any | None, str]:
     """The front end; or why an installed one cannot be used."""
     try:
         import cudnn
+
+        found, wanted = cudnn.backend_version(), torch.backends.cudnn.version()
     except ModuleNotFoundError:
         return None, ""
     except (ImportError, OSError, RuntimeError) as error:
         return None, str(error)
-    found, wanted = cudnn.backend_version(), torch.backends.cudnn.version()
     return (cudnn, "") if found == wanted else (None, f"it has loaded cuDNN {found}, torch has {wanted}")
 
 
@@ -136,8 +136,7 @@ class CudnnBackward:
                 return self._run(graph, call)
             if call.suits_flash():
                 return self._flash(*_flash_arguments(call), scale=call.scale)
-            warnings.warn(f"{OPERATOR} does not have a deterministic implementation for these sizes", stacklevel=1)
-            return _by_torch(*args, **kwargs)
+            return _by_torch(*args, **kwargs)  # which warns
 
     def _graph(self, call: AttentionCall) -> BackwardGraph | None:
         """None where cuDNN has no deterministic kernel for it that needs little enough memory."""

@@ -175,7 +175,7 @@ def test_flash_attention_goes_on_where_cudnn_needs_too_much_memory(
 def test_what_neither_can_do_is_reported(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CudnnBackward, "_plan", lambda *_: None)
     tensors = inputs(GPT)
-    with pytest.warns(UserWarning, match="does not have a deterministic implementation"):
+    with pytest.warns(UserWarning, match="cuDNN Attention defaults to a non-deterministic algorithm"):
         gradients(tensors, incoming_for(tensors), dropout_p=0.2)
 
 
