@@ -24,7 +24,8 @@
 # Note [Buckets together]
 # On a GPU starting a kernel costs the host more than the kernel takes for a bucket of small gradients. So the buckets
 # that a lane leaves at its end are folded by the same few kernels, whatever their number. What a kernel does to one
-# element does not depend on the others, so the bits are those of one bucket after the other.
+# element does not depend on the others, so the bits are those of one bucket after the other. A worker that is alone
+# leaves all buckets of its last lane until the end too: there is nobody to send them to meanwhile.
 """
 
 from collections.abc import Iterable, Sequence

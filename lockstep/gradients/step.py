@@ -72,6 +72,14 @@ class StepInFlight:
         return self.in_lane and self.position == len(self.fold.lanes) - 1
 
     @property
+    def folds_early(self) -> bool:
+        """Whether a bucket is folded, and leaves, as soon as it is full: in the last lane, and where it has to go."""
+        if not self.on_last_lane or self.keeps_gradients or self.is_reentrant or not self.buckets:
+            return False
+        is_alone = self.generation.world.size == 1
+        return not (is_alone and self.buckets[0].layout.device.type == "cuda")  # Note [Buckets together] in fold.py
+
+    @property
     def weight(self) -> float:
         """By what the lane under way is multiplied. See Note [Scale of given weights]."""
         given = self.record.weights[self.lane]

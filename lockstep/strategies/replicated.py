@@ -335,7 +335,7 @@ class ReplicatedEngine(StepEngine):
 
     def _bucket_full(self, number: int) -> None:
         step = self._step
-        if step is None or step.keeps_gradients or step.is_reentrant or not step.on_last_lane or not step.buckets:
+        if step is None or not step.folds_early:
             return
         step.full.add(number)
         while step.folded in step.full and step.buckets[step.folded].filled():
