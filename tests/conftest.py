@@ -16,7 +16,7 @@ import torch
 import torch._inductor.config  # loaded by start and by optimizers; sets a variable of its own, so before any test
 from huge_pages import gather_pages
 from hypothesis import settings
-from seldom import mark_seldom
+from seldom import long_files_first, mark_seldom
 
 from lockstep.run import active
 
@@ -33,6 +33,7 @@ LASTING_THREADS = {"tqdm_monitor"}
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Before those with the mark of `make soak` are left out."""
     mark_seldom(items)
+    long_files_first(items)
 
 
 def pytest_collection_finish() -> None:
