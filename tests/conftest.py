@@ -14,8 +14,9 @@ import psutil
 import pytest
 import torch
 import torch._inductor.config  # loaded by start and by optimizers; sets a variable of its own, so before any test
+from huge_pages import gather_pages
 from hypothesis import settings
-from seldom import mark_seldom
+from seldom import long_files_first, mark_seldom
 
 from lockstep.run import active
 
@@ -32,19 +33,21 @@ LASTING_THREADS = {"tqdm_monitor"}
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Before those with the mark of `make soak` are left out."""
     mark_seldom(items)
+    long_files_first(items)
 
 
 def pytest_collection_finish() -> None:
     """What is loaded by now stays. Workers that look through all objects need not look through these."""
     gc.collect()
     gc.freeze()
+    gather_pages()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def no_memory_left_behind() -> Iterator[None]:
-    """What a file's tests have freed goes back to the system: to fork a process costs time for all that it holds."""
+    """To fork a process costs time for all that it holds."""
     yield
-    ctypes.CDLL(None).malloc_trim(0)
+    gather_pages()
 
 
 @pytest.fixture(autouse=True)

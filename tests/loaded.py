@@ -1,5 +1,7 @@
 """What workers load and compile, loaded and compiled once, in the process that they are forked from."""
 
+import encodings.idna  # noqa: F401 - of addresses
+
 import torch
 import torch._inductor.config  # loaded by start and by optimizers
 from torch import nn

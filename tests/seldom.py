@@ -1,11 +1,15 @@
-"""Tests with many cases of which `make test` runs some, and `make soak` all: each case costs seconds of processor time.
+"""Which tests `make test` runs, and in which order.
 
+Of tests with many cases, each of which costs seconds of processor time, `make test` runs some, and `make soak` all.
 Their claims hold for all cases alike; those that are run always are spread over the list.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+
+TESTS = Path(__file__).parent
 
 ALWAYS_RUN = {
     # a kill, at each point, on each wire
@@ -59,6 +63,7 @@ ALWAYS_RUN = {
     "test_of_two_halves_the_one_that_asks_the_witness_first_goes_on": 1,
     "test_training_on_several_hosts_has_the_bits_of_one_worker": 2,
     "test_all_are_killed_and_the_next_ones_resume": 1,
+    "test_workers_found_join_die_and_come_back_to_the_bits_of_one": 1,
     # the wire
     "test_a_chain_of_blame_ends_at_the_one_that_died": 8,
     "test_whom_another_lets_go_names_the_one_it_accuses_before_anybody_has_hung_up": 8,
@@ -69,6 +74,59 @@ ALWAYS_RUN = {
     "test_two_workers_of_a_side_hold_the_same_bits_and_the_first_one_compares": 2,
 }
 """How many cases of a test are always run."""
+
+
+LONG_FILES = (
+    "recovery/test_rosters.py",
+    "examples/test_examples.py",
+    "strategies/test_sharded.py",
+    "exactness/test_compiled_models.py",
+    "exactness/test_same_bits.py",
+    "elastic/membership/test_membership_mutations.py",
+    "exactness/test_resume_auto.py",
+    "recovery/test_joining.py",
+    "elastic/membership/test_membership_histories.py",
+    "programs/test_bench_step.py",
+    "recovery/test_kill_points.py",
+    "recovery/test_kills_in_updates.py",
+    "launch/test_supervisor.py",
+    "recovery/test_models_and_loops_that_recover.py",
+    "verify/test_verify_faults.py",
+    "recovery/test_signals_of_engines.py",
+    "optim/test_lamb.py",
+    "capture/test_captured_lanes.py",
+    "cli/test_doctor.py",
+    "strategies/test_gradients_once.py",
+    "exactness/test_resume.py",
+    "elastic/membership/test_membership_kill_points.py",
+    "run/test_steps.py",
+    "recovery/test_kills_while_recovering.py",
+    "torch_backend/test_backend_training.py",
+    "recovery/test_hosts.py",
+    "recovery/test_drift.py",
+    "run/test_without_numpy.py",
+    "torch_backend/test_backend_registration.py",
+    "recovery/test_partitions.py",
+    "recovery/test_draws_outside_of_lanes.py",
+    "programs/test_demo.py",
+    "recovery/test_not_finite.py",
+    "exactness/test_unusual_programs.py",
+    "strategies/test_strategy_conformance.py",
+    "recovery/test_slow.py",
+    "elastic/membership/test_membership_partitions.py",
+    "observe/test_page_in_chromium.py",
+    "run/test_written_in_lanes.py",
+    "exactness/test_batchnorm_by_lane.py",
+    "recovery/test_batchnorm_over_all_lanes.py",
+    "data/test_grown_training.py",
+    "data/test_loader_processes.py",
+    "recovery/test_nothing_of_a_run_is_left.py",
+    "recovery/test_launched_endings.py",
+    "torch_backend/test_backend_reductions.py",
+    "gradients/test_reentrant_checkpoints.py",
+    "corpus/test_corpus.py",
+)
+"""Those that take the longest, longest first."""
 
 
 def spread(count: int, kept: int) -> set[int]:
@@ -84,3 +142,9 @@ def mark_seldom(items: Sequence[pytest.Item]) -> None:
         for number, item in enumerate(cases):
             if number not in always:
                 item.add_marker(pytest.mark.soak)
+
+
+def long_files_first(items: list[pytest.Item]) -> None:
+    """Each of two processes takes a whole file: a long one that began last would run alone at the end."""
+    places = {TESTS / name: place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))

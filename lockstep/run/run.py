@@ -85,7 +85,7 @@ class Run:
         )  # fmt: skip
         self.guard = Guard(self._formation, self._state, self._places, self._engine, events, self.close)
         self._loop = StepLoop(
-            self._state, self._places, carried, self._noise, self._engine, self.guard, moving, events, self._hear
+            self._state, self._places, carried, self._noise, self._engine, self.guard, moving, events, self._show
         )
         self._autosave = Autosave(self._state, self.guard, settings, self._overrides, events, context.status)
         self._lane_loops = LaneLoops(
@@ -378,19 +378,19 @@ class Run:
     def print(self, *values: Any, **options: Any) -> None:
         """Prints once: on the present first worker.
 
-        In the lanes of a training step it prints once for the batch, what the first lane says, when the step counts;
-        to a `file` at once, what the first worker's lanes say.
+        In the lanes of a training step it prints once for the batch: what the first lane prints, when the step is
+        committed. To a `file` it prints at once, what each lane of the first worker prints.
         """
         text = io.StringIO()
         print(*values, **{**options, "file": text, "flush": False})
-        travels = options.get("file") in (None, sys.stdout) and self._loop.say(text.getvalue())
+        travels = options.get("file") in (None, sys.stdout) and self._loop.print(text.getvalue())
         if not travels and self.is_first:
             print(*values, **options)
 
-    def _hear(self, said: str) -> None:
-        """A step counts, whose lanes have said this."""
-        if said and self.is_first:
-            print(said, end="", flush=True)
+    def _show(self, printed: str) -> None:
+        """Prints, on the present first worker, what the lanes of a committed step have printed."""
+        if printed and self.is_first:
+            print(printed, end="", flush=True)
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Logs numbers under the number of steps done; every worker calls it, outside of lanes, with the same values.

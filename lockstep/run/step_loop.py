@@ -114,11 +114,12 @@ class StepLoop:
         guard: StepGuard,
         moving: DeviceMover,
         events: Events,
-        hear: Callable[[str], None],
+        show: Callable[[str], None],
     ) -> None:
         self.state, self.places, self.carried, self.noise = state, places, carried, noise
         self._engine, self._guard, self.moving, self._events = engine, guard, moving, events
-        self._hear = hear
+        self._show = show
+        """Called with what the lanes of a committed step have printed."""
         self.stage = Stage.OUTSIDE
         self.visits: list[Visit] = []
         self._loops_since_step = 0
@@ -182,10 +183,10 @@ class StepLoop:
         """Where the script is, if not in the lanes of a training step."""
         return None if self.stage is Stage.TRAINING else self.stage.value
 
-    def say(self, text: str) -> bool:
-        """In a training step, the first lane speaks for the batch, to all workers with the commit; else gives False."""
+    def print(self, text: str) -> bool:
+        """Whether a training step is under way. Then every worker shows what its first lane printed, at the commit."""
         if self.stage is Stage.TRAINING and self.visits[-1].lane == self._first_lane:
-            self.carried.say(text)
+            self.carried.print(text)
         return self.stage is Stage.TRAINING
 
     def refuse_unless_outside(self, what: str) -> None:
@@ -243,7 +244,7 @@ class StepLoop:
         if verdict is None or verdict.action == "keep":
             self._remark(slots)
             loss = engine.hand_over()
-            self._hear(self.carried.commit())
+            self._show(self.carried.commit())
             self.noise.take(self.step, self.state.steps.num_lanes, engine.measured)
             return loss
         text = verdict.sentence(self.step, slots).removeprefix("! ")

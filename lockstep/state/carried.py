@@ -20,8 +20,8 @@ from lockstep.wire.exchange import exchange_bytes
 
 Values = dict[str, Any]
 CARRIED = "carried"
-SAID = -1
-"""Stands for a lane: what the first one of the batch has said."""
+LANES, PRINTED = "lanes", "printed"
+"""What workers exchange before a commit."""
 
 
 class Carried:
@@ -32,6 +32,8 @@ class Carried:
         self._committed: dict[int, Values] = {}
         self._stored: dict[int, Values] = {}
         """What lanes of the step under way have stored, on this or on other workers."""
+        self._printed = ""
+        """What the first lane of the batch has printed in the step under way, on this or on another worker."""
         self._evaluated: dict[int, Values] = {}
         self._values: Values | None = None
 
@@ -55,7 +57,7 @@ class Carried:
 
     def begin_step(self) -> None:
         """A training step begins, or begins again."""
-        self._stored, self._evaluated = {}, {}
+        self._stored, self._printed, self._evaluated = {}, "", {}
 
     def begin_lane(self, lane: int, *, trains: bool) -> None:
         """In training a lane starts from the committed values; in an evaluation, from its last evaluation's."""
@@ -69,29 +71,31 @@ class Carried:
         if values or lane in self._committed:
             stored[lane] = _mapped(values, torch.Tensor.detach)  # a lane's backward pass ends where the lane does
 
-    def say(self, text: str) -> None:
-        """A lane of the step under way says this to all workers, if the step counts."""
-        self._stored.setdefault(SAID, {"text": ""})["text"] += text
+    def print(self, text: str) -> None:
+        """A lane of the step under way prints this; every worker has it when the step is committed."""
+        self._printed += text
 
     @property
     def is_used(self) -> bool:
-        """Whether a lane of this worker has stored something in the step under way."""
-        return bool(self._stored)
+        """Whether a lane of this worker has stored or printed something in the step under way."""
+        return bool(self._stored or self._printed)
 
     def exchange(self, wire: Wire) -> None:
-        """Collective. Afterwards this worker has what all lanes of the step have stored."""
+        """Collective. Afterwards this worker has what all lanes of the step have stored and printed."""
         tensors: Tensors = {}
-        mine = to_bytes(_packed(self._stored, tensors), tensors)
+        mine = to_bytes({LANES: _packed(self._stored, tensors), PRINTED: self._printed}, tensors)
         for rank, theirs in enumerate(exchange_bytes(wire.transport, mine)):
             if rank != wire.world.rank:
-                self._stored |= _unpacked(*from_bytes(theirs))
+                step, tensors = from_bytes(theirs)
+                self._stored |= _unpacked(step[LANES], tensors)
+                self._printed += step[PRINTED]  # one worker has the first lane: the others' texts are empty
 
     def commit(self) -> str:
-        """The step counts; gives what its lanes have said."""
-        said = self._stored.pop(SAID, {"text": ""})["text"]
+        """The step counts. Returns what its lanes have printed."""
+        printed, self._printed = self._printed, ""
         self._committed |= self._stored
         self._stored = {}
-        return str(said)
+        return printed
 
     def state(self, tensors: Tensors) -> Json:
         """Its part of a snapshot; its tensors go into `tensors`."""
@@ -100,7 +104,7 @@ class Carried:
     def load(self, state: Json, tensors: Tensors) -> None:
         loaded = _unpacked(state, tensors)
         self._committed = {lane: _mapped(values, torch.Tensor.clone) for lane, values in loaded.items()}
-        self._stored, self._evaluated = {}, {}
+        self.begin_step()
 
 
 def _packed(lanes: Mapping[int, Values], tensors: Tensors) -> Json:

@@ -41,10 +41,10 @@ class Snapshot:
 
 def pack(value: Any, path: str, tensors: Tensors, depth: int = 0) -> Json:
     """The JSON form of `value`; its tensors go into `tensors`, named by their paths."""
-    if isinstance(value, torch.Tensor):
-        return {"tensor": _put(value.detach(), path, tensors)}
     if value is None or isinstance(value, bool | int | str):
         return value
+    if isinstance(value, torch.Tensor):
+        return {"tensor": _put(value.detach(), path, tensors)}
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": str(value)}
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a NumPy scalar

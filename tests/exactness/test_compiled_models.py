@@ -74,7 +74,7 @@ def trained(way: str, backend: str) -> list[Any]:
 
         forward = torch.compile(lane, backend=backend) if way == "whole lane" else lane
         update = torch.compile(optimizer.step, backend=backend) if way == "optimizer" else optimizer.step
-        for step in range(4):
+        for step in range(3):
             torch.manual_seed(step)
             number = 14 if step % 2 else 22
             for x, y in run.lanes((torch.randn(number, WIDTH), torch.randint(3, (number,)))):

@@ -15,8 +15,8 @@ from training import Job, loader_of, make, train_step
 import lockstep
 from lockstep.run import start
 
-PACE_S = 0.01
-BEYOND = 40
+PACE_S = 0.03
+BEYOND = 15
 """How many steps later than the present one a training may be asked to end: all workers learn of it before."""
 
 
@@ -35,8 +35,9 @@ def main(folder: Path, checkpoints: str | None) -> None:
             here = folder / f"at-{slot}"
             here.with_suffix(".new").write_text(f"{run.step} {run.size}")
             here.with_suffix(".new").rename(here)
-            time.sleep(PACE_S)
             stop = int(text) if (folder / "stop").exists() and (text := (folder / "stop").read_text()) else None
+            if stop is None:
+                time.sleep(PACE_S)
             if stop is not None and run.step >= stop:
                 break
         if stop is not None and run.step >= stop:

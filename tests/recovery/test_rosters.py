@@ -21,6 +21,7 @@ from lockstep.elastic.roster.tcp import RosterServer
 pytestmark = pytest.mark.timeout(170)
 
 WORKER = "rostered"
+NUM_STRANGERS = 200
 
 
 class Stage:
@@ -209,8 +210,8 @@ def test_noise_at_every_port_changes_nothing(tmp_path: Path) -> None:
         }
         assert len(ports) >= 3
         noise, first = random.Random(0), stage.where(0)[0]
-        until_s = time.monotonic() + 6.0
-        while time.monotonic() < until_s:
+        while sent < NUM_STRANGERS or stage.where(0)[0] < first + 10:
+            assert stage.workers[0].poll() is None, "training stood still"
             for address in ports:
                 host = "127.0.0.1" if address.ip in ("0.0.0.0", "::") else address.ip
                 with suppress(OSError), socket.create_connection((host, address.port), 1.0) as stranger:
@@ -218,8 +219,6 @@ def test_noise_at_every_port_changes_nothing(tmp_path: Path) -> None:
                         noise.choice([b"", b"lockstep/1\n", b"\0" * 8]) + noise.randbytes(noise.randrange(2000))
                     )
                     sent += 1
-        assert sent > 30
-        assert stage.where(0)[0] > first, "training stood still"
         assert stage.where(0)[1] == 3
         last = stage.stop()
         assert [code for code, _ in stage.ended()] == [0, 0, 0]
