@@ -11,7 +11,7 @@ script's rhythm is followed. The ratio of each pair is with ÷ without.
 import statistics
 from typing import Any, ClassVar
 
-from paired_steps import Switch, paired, words
+from paired_steps import Switch, Switches, paired, words
 
 import lockstep
 from lockstep.gradients.plan import Nowhere
@@ -55,7 +55,8 @@ def _nothing(*_: Any) -> None:
 def main(model: str, pairs: int) -> None:
     with lockstep.start(seed=0, drift_every=0) as run:
         on, off = switches(run)
-        ratios, without = paired(run, reference_workload(model), pairs, on, off)
+        taken, without = paired(run, reference_workload(model), pairs, Switches(on, off))
+        ratios = [a / b for a, b in zip(taken, without, strict=True)]
         on()
         low, middle, high = (quantile(ratios, part) for part in (0.25, 0.5, 0.75))
         usual_s = statistics.median(without)

@@ -7,7 +7,7 @@ classes are not frozen, because several events are made in every step, and a fro
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -73,8 +73,8 @@ class LaneBegan(Event):
     """A lane was handed to the user's code, in training or in an evaluation; its generators are set."""
 
     lane: int
-    data: Any
     trains: bool
+    data: Any = None
 
 
 @dataclass
@@ -453,6 +453,8 @@ class LaunchEnded(Event):
 
 
 Subscriber = Callable[[Event], None]
+EventTuple = tuple[float, str, int, tuple[Any, ...]]
+"""When, the name of the kind, the step, and the fields that were given by position."""
 AnyEvent = TypeVar("AnyEvent", bound=Event)
 
 
@@ -467,7 +469,9 @@ class Events:
         self.worker, self.step = worker, 0
         self._clock = clock
         self._subscribers: list[tuple[Subscriber, tuple[type[Event], ...]]] = []
-        self._by_kind: dict[object, tuple[Subscriber, ...]] = {}
+        self._recorded: frozenset[object] = frozenset()
+        self._record: Callable[[EventTuple], None] = _forget
+        self._by_kind: dict[object, tuple[str, tuple[Subscriber, ...]]] = {}
 
     def subscribe(self, subscriber: Subscriber, *kinds: type[Event]) -> None:
         """To events of these kinds; to all if none are named."""
@@ -479,13 +483,26 @@ class Events:
         self._subscribers = [(one, kinds) for one, kinds in self._subscribers if one is not subscriber]
         self._by_kind.clear()
 
+    def record(self, kinds: Iterable[type[Event]], append: Callable[[EventTuple], None]) -> None:
+        """From now on `append` is called for events of these kinds, before their readers, in place of the one before.
+
+        It is given no event, which takes longer to make than a record of it. Threads call it at once.
+        """
+        self._recorded, self._record = frozenset(kinds), append
+        self._by_kind.clear()
+
+    def stop_recording(self) -> None:
+        self.record((), _forget)
+
     def has_readers(self, kind: type[Event]) -> bool:
         """Whether somebody reads events of this kind: for one that is dear to make."""
-        return bool(self._readers(kind))
+        return any(self._readers(kind))
 
     def emit(self, kind: Callable[Fields, AnyEvent], *args: Fields.args, **fields: Fields.kwargs) -> None:
         """Makes an event of `kind` from the fields given, and hands it to its readers, on this thread."""
-        readers = self._readers(kind)
+        recorded, readers = self._by_kind.get(kind) or self._readers(kind)
+        if recorded:
+            self._record((self._clock(), recorded, fields.get("step", self.step), args))  # type: ignore[arg-type]
         if readers:
             event = kind(*args, **fields)
             event.time_s, event.worker = self._clock(), self.worker
@@ -497,7 +514,7 @@ class Events:
     def publish(self, event: Event) -> None:
         """Hands a whole event, made with its worker and step, to its readers; its time is now, unless it has one."""
         event.time_s = event.time_s or self._clock()
-        for reader in self._readers(type(event)):
+        for reader in self._readers(type(event))[1]:
             reader(event)
 
     def note(self, text: str, *, one_worker: bool = False) -> None:
@@ -511,8 +528,14 @@ class Events:
         yield
         self.emit(WaitEnded, wait)
 
-    def _readers(self, kind: object) -> tuple[Subscriber, ...]:
+    def _readers(self, kind: Any) -> tuple[str, tuple[Subscriber, ...]]:
+        """The name under which a kind is recorded, "" if it is not; and who reads it."""
         found = self._by_kind.get(kind)
         if found is None:
-            found = self._by_kind[kind] = tuple(one for one, kinds in self._subscribers if not kinds or kind in kinds)
+            readers = tuple(one for one, kinds in self._subscribers if not kinds or kind in kinds)
+            found = self._by_kind[kind] = kind.__name__ if kind in self._recorded else "", readers
         return found
+
+
+def _forget(_: EventTuple) -> None:
+    pass

@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -105,62 +105,66 @@ def looking(look: Callable[[Sequence[Node]], None]) -> AbstractContextManager[No
     Not of those that stand inside of another one.
     """
 
+    look_at_roots = torch.compiler.disable(lambda tensors: look(_roots(tensors)))
+    return AroundBackward(look_at_roots, lambda: None).inside()
+
+
+class ShownBackward:
+    """Makes events of backward passes."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._around = AroundBackward(lambda _: events.emit(BackwardBegan), partial(events.emit, BackwardEnded))
+
+    def inside(self) -> AbstractContextManager[None]:
+        """Inside, every backward pass of this thread is an event at its begin and at its end.
+
+        Not those that stand inside of another one. Where nobody reads these events, nothing is changed.
+        """
+        return self._around.inside() if self._events.has_readers(BackwardBegan) else _NOTHING
+
+
+class AroundBackward:
+    """Calls `begin` before backward passes, with the tensors that they begin with, and `end` after them."""
+
+    def __init__(self, begin: Callable[[Any], None], end: Callable[[], None]) -> None:
+        self._begin, self._end = begin, end
+        self._made: dict[tuple[Callable[..., None], int], Callable[..., None]] = {}
+        """What stands in the place of a function, for a thread: making it takes longer than calling it."""
+
     @contextmanager
-    def looked_at(tensors: Any) -> Iterator[None]:
-        try:
-            look(_roots(tensors))
-            yield
-        except RuntimeError as error:
-            advise(error)
-            raise
-
-    return around_backward(looked_at)
-
-
-def shown_backward(events: Events) -> AbstractContextManager[None]:
-    """Inside, every backward pass of this thread is an event at its begin and at its end.
-
-    Not those that stand inside of another one. Where nobody reads these events, nothing is changed.
-    """
-
-    @contextmanager
-    def shown(_: object) -> Iterator[None]:
-        events.emit(BackwardBegan)
+    def inside(self) -> Iterator[None]:
+        """Inside, this holds for every backward pass of this thread that does not stand inside of another one."""
+        own, thread = torch.autograd.backward, threading.get_ident()
+        if (own, thread) not in self._made:
+            self._made[own, thread] = self._make(own, thread)
+        torch.autograd.backward = self._made[own, thread]
         try:
             yield
         finally:
-            events.emit(BackwardEnded)
+            torch.autograd.backward = own
 
-    return around_backward(shown) if events.has_readers(BackwardBegan) else _NOTHING
+    def _make(self, own: Callable[..., None], thread: int) -> Callable[..., None]:
+        under_way, begin, end = False, self._begin, self._end
 
-
-@contextmanager
-def around_backward(around: Callable[[Any], AbstractContextManager[None]]) -> Iterator[None]:
-    """Inside, every backward pass of this thread runs inside of `around`, which is given the tensors it begins with.
-
-    Not those that stand inside of another one.
-    """
-    own, thread = torch.autograd.backward, threading.get_ident()
-    under_way = False
-
-    @wraps(own)
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def backward(*args: Any, **kwargs: Any) -> None:
-        nonlocal under_way
-        if under_way or threading.get_ident() != thread:
-            return own(*args, **kwargs)
-        under_way = True
-        try:
-            with around(args[0] if args else kwargs.get("tensors", ())):
+        @wraps(own)
+        @partial(torch.compiler.disable, recursive=False)
+        def backward(*args: Any, **kwargs: Any) -> None:
+            nonlocal under_way
+            if under_way or threading.get_ident() != thread:
                 return own(*args, **kwargs)
-        finally:
-            under_way = False
+            under_way = True
+            try:
+                begin(args[0] if args else kwargs.get("tensors", ()))
+                own(*args, **kwargs)
+            except RuntimeError as error:
+                advise(error)
+                raise
+            finally:
+                under_way = False
+                end()
 
-    torch.autograd.backward = backward
-    try:
-        yield
-    finally:
-        torch.autograd.backward = own
+        return backward
 
 
 def _roots(tensors: Any) -> list[Node]:

@@ -8,7 +8,7 @@ import torch
 from lockstep.data import GlobalBatch
 from lockstep.elastic.guard import Guard
 from lockstep.events import Events
-from lockstep.gradients.autograd_graph import shown_backward
+from lockstep.gradients.autograd_graph import ShownBackward
 from lockstep.gradients.batchnorm import lane_norm_note
 from lockstep.gradients.buffers import buffer_places, refuse_new_buffers
 from lockstep.gradients.plan import StepPlan
@@ -40,7 +40,7 @@ class LaneLoops:
         self._loop, self._engine, self._guard, self._autosave, self._events = loop, engine, guard, autosave, events
         self._models, self._progress = loop.state.models, loop.state.progress
         self._stop_after, self._end = stop_after, end
-        self._watch = RegistrationWatch()
+        self._watch, self._shown_backward = RegistrationWatch(), ShownBackward(events)
         self._sites: set[Site] = set()
         self._has_looked_for_schedulers = False
         self._has_noted_norms = False
@@ -98,7 +98,7 @@ class LaneLoops:
         """The lanes of a loop; buffers that they have added to the models are refused when they are done."""
         engine, modules = self._engine, list(self._models.modules.values())
         known = buffer_places(modules) if self._watch.noticed else None
-        with shown_backward(self._events):
+        with self._shown_backward.inside():
             engine.begin_loop(is_first_turn)
             try:
                 yield from lanes

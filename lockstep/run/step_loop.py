@@ -333,7 +333,7 @@ class StepLoop:
             numbers = (self.step, lane) if use == "lane" else (self.step, self._loops_since_step, lane)
             set_generators(fold(self.state.steps.seed, use, *numbers))
             self.visits.append(Visit(self._loop, lane))
-            self._events.emit(LaneBegan, lane, batch.shares[lane], trains=use != "evaluation")
+            self._events.emit(LaneBegan, lane, use != "evaluation", data=batch.shares[lane])
             data = batch.shares[lane]
             data = data if batch.position is not None else self._own(data, trains=use != "evaluation")
             self.carried.begin_lane(lane, trains=use == "lane")

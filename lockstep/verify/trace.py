@@ -106,7 +106,7 @@ class Trace:
     def _note_lane(self, event: LaneBegan | LaneGradients | LaneEnded) -> None:
         """A lane's gradients come in parts, one for each bucket; its record is written when the lane ends."""
         match event:
-            case LaneBegan(lane, data):
+            case LaneBegan(lane, data=data):
                 self._lane = {"step": event.step, "lane": lane, "data": digest_of(data), "gradients": {}}
             case LaneGradients(_, gradients):
                 records = {name: [digest_of(value), _norm(value)] for name, value in gradients.items()}

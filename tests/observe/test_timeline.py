@@ -69,7 +69,7 @@ class Worker:
     def step(self, lane_ms: float = 20, wait_ms: float = 10) -> None:
         """A step of one lane, `lane_ms` long, that is over `wait_ms` after it; then data of 2 ms, an update of 3."""
         self.emit(0, StepBegan)
-        self.emit(0, LaneBegan, 0, None, True)
+        self.emit(0, LaneBegan, 0, True)
         self.emit(lane_ms / 2, BackwardBegan)
         self.emit(lane_ms / 4, BucketFilled, 0)
         self.emit(0, ReduceBegan, 0)
@@ -112,17 +112,30 @@ def test_nobody_reads_events_before_a_timeline_begins_and_after_its_steps(tmp_pa
 
 
 def test_a_part_is_read_up_to_the_line_in_which_its_worker_was_killed(tmp_path: Path) -> None:
-    part = of_steps(tmp_path, (20, 10), (20, 10))
+    part = of_steps(tmp_path, *[(200, 10)] * 4)
     (path,) = (tmp_path / "timeline").iterdir()
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:9])
+    *whole, last = path.read_text().splitlines()
+    path.write_text("\n".join([*whole, last[:9]]))
     (cut,) = read_parts(tmp_path)
-    assert cut.records == part.records[:-1]
+    assert 0 < len(cut.records) < len(part.records)
+    assert cut.records == part.records[: len(cut.records)]
+
+
+def test_a_worker_that_is_killed_leaves_all_but_its_last_step_and_a_quarter_of_a_second(tmp_path: Path) -> None:
+    worker = Worker(0, tmp_path)
+    worker.writer.begin()
+    for _ in range(40):
+        worker.step()
+    (left,) = read_parts(tmp_path)
+    worker.writer.close()
+    (whole,) = read_parts(tmp_path)
+    assert left.records == whole.records[: len(left.records)]
+    assert whole.records[-1].time_ns - left.records[-1].time_ns < (250 + 2 * 35) * MS
 
 
 def test_lines_that_are_none_are_left_out() -> None:
-    good = '[5,"LaneEnded",0,3]'
-    bad = ["", "null", "[]", '[5,"LaneEnded",0]', '["5","LaneEnded",0,3]', '[5,"Nonsense",0,3]', '{"a": 1}']
+    good = '[[5,"LaneEnded",0,[3]]]'
+    bad = ["", "null", "[]", "[5]", '[[5,"LaneEnded",0]]', '[["5","LaneEnded",0,[3]]]', '[[5,"Nonsense",0,[3]]]', "{}"]
     part = parse_part([json.dumps(vars(HEAD)), *bad, good])
     assert part is not None
     assert [record.values for record in part.records] == [(3,)]
@@ -138,13 +151,16 @@ def test_a_copy_of_a_worker_begins_a_part_of_its_own(tmp_path: Path, monkeypatch
     worker.events.worker = 2
     worker.emit(1, Copied, 2)
     worker.step()
+    worker.writer.close()
     first, second = read_parts(tmp_path)
     assert (first.head.worker, second.head.worker, second.head.pid) == (0, 2, 4242)
+    assert {record.kind for record in first.records} > {"StepBegan", "WaitBegan"}
     assert [record.kind for record in second.records][:2] == ["Copied", "StepBegan"]
 
 
 def test_of_a_long_run_the_newest_steps_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts_module, "MOST_BYTES", 2000)
+    monkeypatch.setattr(parts_module, "WRITE_EVERY_S", 0)
     worker = Worker(0, tmp_path)
     worker.writer.begin()
     for _ in range(50):
@@ -204,15 +220,15 @@ def test_a_step_that_was_undone_is_cut_and_shown_again(tmp_path: Path) -> None:
     worker = Worker(0, tmp_path)
     worker.writer.begin()
     worker.emit(0, StepBegan)
-    worker.emit(0, LaneBegan, 0, None, True)
+    worker.emit(0, LaneBegan, 0, True)
     worker.emit(5, BackwardBegan)
     worker.emit(5, RecoveryBegan)
     worker.emit(100, GenerationFormed, 2, (0,), (1,), (), (), (1,), (0,), False, "", 0.1)
-    worker.emit(0, LaneBegan, 0, None, True)
+    worker.emit(0, LaneBegan, 0, True)
     worker.emit(10, LaneEnded, 0)
     worker.emit(0, StepCommitted, 8, None)
-    (part,) = read_parts(tmp_path)
     worker.writer.close()
+    (part,) = read_parts(tmp_path)
     shown = {(span.name, span.is_whole, span.generation, round(span.took_ns / MS)) for span in activities(part).spans}
     assert shown == {
         ("step 0", False, 1, 10), ("lane 0", False, 1, 10), ("backward", False, 1, 5), ("recovery", True, 2, 100),
@@ -275,8 +291,8 @@ def test_steps_in_which_workers_came_or_went_are_left_out(tmp_path: Path) -> Non
             worker.emit(0, RecoveryBegan)
             worker.emit(500, GenerationFormed, 2, (0,), (1,), (), (), (), (), False, "", 0.5)
         worker.step()
-    (part,) = read_parts(tmp_path)
     worker.writer.close()
+    (part,) = read_parts(tmp_path)
     account = make_account([part])
     assert account is not None
     assert account.num_left_out == 1

@@ -36,7 +36,7 @@ class Writer:
                 self._attempt = self._run.guard.generation.wire.world.generation
             case GenerationFormed(generation=generation, committed=False):
                 self._attempt = generation
-            case LaneBegan(lane, data, step=step) if self._training:
+            case LaneBegan(lane, data=data, step=step) if self._training:
                 self._attempt = self._run.guard.generation.wire.world.generation
                 self._write("lane", step, lane, data[-1].tolist())
             case StepCommitted(step=step):

@@ -24,8 +24,8 @@ def test_an_event_carries_the_time_the_worker_and_the_step() -> None:
     events, seen = Events(worker=2, clock=lambda: 7.5), list[Event]()
     events.subscribe(seen.append)
     events.step = 3
-    events.emit(LaneBegan, 1, None, trains=True)
-    events.emit(LaneBegan, 1, None, trains=True, step=9)
+    events.emit(LaneBegan, 1, trains=True)
+    events.emit(LaneBegan, 1, trains=True, step=9)
     assert [(event.time_s, event.worker, event.step) for event in seen] == [(7.5, 2, 3), (7.5, 2, 9)]
 
 
@@ -54,3 +54,14 @@ def test_a_wait_that_fails_has_no_end() -> None:
     assert [(type(event), event.wait) for event in seen if isinstance(event, WaitBegan | WaitEnded)] == [
         (WaitBegan, Wait.TOTAL), (WaitEnded, Wait.TOTAL), (WaitBegan, Wait.END),
     ]  # fmt: skip
+
+
+def test_a_record_is_what_was_given_by_position_and_no_event_is_made_for_it() -> None:
+    events, records = Events(clock=lambda: 7.5), list[object]()
+    events.record([LaneBegan], records.append)
+    events.emit(LaneBegan, 1, True, data="not kept", step=9)
+    events.emit(Closed)
+    events.stop_recording()
+    events.emit(LaneBegan, 2, True)
+    assert records == [(7.5, "LaneBegan", 9, (1, True))]
+    assert not events.has_readers(LaneBegan)

@@ -29,7 +29,7 @@ class Watched:
     def step(self, step: int) -> None:
         self.events.step = step
         self.events.emit(StepBegan)
-        self.events.emit(LaneBegan, 0, None, trains=True)
+        self.events.emit(LaneBegan, 0, trains=True)
         self.events.emit(WaitBegan, Wait.STEP, 0, 1)
         self.events.emit(StepCommitted, num_samples=8, loss=None)
 
@@ -46,7 +46,7 @@ def watched() -> Iterator[Watched]:
 
 def test_a_step_passes_through_its_phases_and_ends_before_the_next_one(watched: Watched) -> None:
     watched.events.step = 4
-    watched.events.emit(LaneBegan, 0, None, trains=True)
+    watched.events.emit(LaneBegan, 0, trains=True)
     assert watched.place() == (Phase.COMPUTING, 4)
     watched.events.emit(WaitBegan, Wait.STEP, 1, 3)
     assert (*watched.place(), watched.row.detail_a, watched.row.detail_b) == (Phase.REDUCING, 4, 1, 3)

@@ -39,7 +39,7 @@ def step(*inside: Any, step: int = 0) -> tuple[Any, ...]:
     gradients = LaneGradients(0, {"w": torch.ones(4)}, step=step)
     return (
         StepBegan(step=step),
-        LaneBegan(0, DATA, True, step=step),
+        LaneBegan(0, True, DATA, step=step),
         gradients,
         *inside,
         LaneEnded(0, step=step),
@@ -79,7 +79,7 @@ def test_threads_set_by_the_script_are_seen(tmp_path: Path) -> None:
 
 
 def test_lanes_of_an_evaluation_are_not_those_of_a_step(tmp_path: Path) -> None:
-    evaluation = LaneBegan(0, {"x": torch.zeros(1)}, False, step=1), LaneEnded(0, step=1)
+    evaluation = LaneBegan(0, False, {"x": torch.zeros(1)}, step=1), LaneEnded(0, step=1)
     assert list(traced(tmp_path, *step(), *evaluation).lanes) == [(0, 0)]
 
 

@@ -1,12 +1,18 @@
-"""A worker's part of the timeline: a file of the events that it has seen, one line each.
+"""A worker's part of the timeline: a file of the events that it has seen, a line for each step.
 
 Note [Parts]
 Each process of a worker writes a file of its own, `timeline/worker-SLOT-PID.jsonl` in the run's folder. The first line
 is the head, a JSON object: which worker on which host, and how the host's monotonic clock stands to the time of day.
-Every other line is a JSON array: nanoseconds on the monotonic clock, the kind of event, its step, and the event's
-fields. A line is one write, so that a worker that is killed leaves all lines but the one that it was writing; half a
-line is left out by who reads. A part that has become long is put aside as `.old`, in place of the one before: of a run
-that goes on for ever the newest steps are kept.
+Every other line is a JSON array of records, each an array too: nanoseconds on the monotonic clock, the kind of event,
+its step, and the event's fields.
+
+Events are tuples in a queue at first, which is all that the threads at work do for the timeline. Where a worker has
+ended its lanes and waits for the others, it makes one line of what is in the queue, in one write, if the last time was
+WRITE_EVERY_S ago: to format many events at once takes a fraction of the time that it takes one by one between other
+work. So a worker that is killed leaves all but the step in which it was killed and the quarter of a second before;
+half a line is left out by who reads. The queue holds MOST_QUEUED events: of more, without a step, the newest. A part
+that has become long is put aside as `.old`, in place of the one before: of a run that goes on for ever the newest
+steps are kept.
 """
 
 import json
@@ -14,6 +20,7 @@ import os
 import platform
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +36,7 @@ from lockstep.events import (
     Copied,
     Event,
     Events,
+    EventTuple,
     GenerationFormed,
     JoinBegan,
     LaneBegan,
@@ -40,6 +48,7 @@ from lockstep.events import (
     StepCommitted,
     UpdateBegan,
     UpdateEnded,
+    Wait,
     WaitBegan,
     WaitEnded,
 )
@@ -48,30 +57,35 @@ FOLDER = "timeline"
 MOST_BYTES = 32 << 20
 """A part of this size is put aside. See Note [Parts]."""
 
-FIELDS: dict[type[Event], tuple[str, ...]] = {
-    StepBegan: (),
-    LaneBegan: ("lane", "trains"),
-    LaneEnded: ("lane",),
-    BackwardBegan: (),
-    BackwardEnded: (),
-    BucketFilled: ("bucket",),
-    ReduceBegan: ("bucket",),
-    ReduceDone: ("bucket",),
-    WaitBegan: ("wait", "bucket", "num_buckets"),
-    WaitEnded: ("wait",),
-    StepCommitted: ("num_samples", "loss"),
-    UpdateBegan: (),
-    UpdateEnded: (),
-    BatchLoaded: ("loader", "waited_s"),
-    CheckpointSaved: ("path", "took_s"),
-    RecoveryBegan: (),
-    JoinBegan: (),
-    GenerationFormed: ("generation", "slots", "lost", "left", "joined", "moved_lanes", "moved_to", "committed"),
-    Copied: ("slot",),
-    Closed: (),
-}
-"""What a part holds: the kinds of events, and which of their fields."""
+MOST_QUEUED = 1 << 16
+WRITE_EVERY_S = 0.25
+"""See Note [Parts]."""
 
+FIELDS: dict[type[Event], int] = {
+    StepBegan: 0,
+    LaneBegan: 2,
+    LaneEnded: 1,
+    BackwardBegan: 0,
+    BackwardEnded: 0,
+    BucketFilled: 1,
+    ReduceBegan: 1,
+    ReduceDone: 1,
+    WaitBegan: 3,
+    WaitEnded: 1,
+    StepCommitted: 2,
+    UpdateBegan: 0,
+    UpdateEnded: 0,
+    BatchLoaded: 2,
+    CheckpointSaved: 2,
+    RecoveryBegan: 0,
+    JoinBegan: 0,
+    GenerationFormed: 8,
+    Copied: 1,
+    Closed: 0,
+}
+"""What a part holds: the kinds of events, and how many of their fields, from the first; one that was not given is 0."""
+
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _NAME = re.compile(r"worker-\d+-\d+\.jsonl(\.old)?")
 
@@ -107,7 +121,7 @@ class Part:
 
 
 class PartWriter:
-    """A reader of a worker's events that writes them to its part, from `begin` until `steps` steps are over.
+    """Records a worker's events and writes them to its part, from `begin` until `steps` steps are over.
 
     `generation` gives the present one. Where the part cannot be written, `say` is called once, nothing is written any
     more, and training goes on.
@@ -123,36 +137,64 @@ class PartWriter:
     ) -> None:
         self._events, self._folder, self._device = events, folder.absolute() / FOLDER, device
         self._generation, self._say = generation, say
+        self._queue: deque[EventTuple] = deque(maxlen=MOST_QUEUED)
         self._fd: int | None = None
         self._last_step: int | None = None
         self._num_bytes = 0
+        self._write_s = 0.0
+        """When the queue is to be written again."""
 
     def begin(self, steps: int | None = None) -> None:
         """From now on events are written: of so many steps, or of all that come."""
         self._last_step = None if steps is None else self._events.step + steps - 1
         if self._fd is None and self._open():
-            self._events.subscribe(self, *FIELDS)
+            self._events.subscribe(self, StepBegan, WaitBegan, GenerationFormed, Copied, Closed)
+            self._events.record(FIELDS.keys() - {GenerationFormed}, self._queue.append)
 
     def __call__(self, event: Event) -> None:
-        """Called by the script's thread and by the one that reduces: a line is one write to a file in append mode."""
-        kind = type(event)
-        if kind is Copied:  # the file so far belongs to the worker that this one was copied from
-            self._close_file()
-            if not self._open():
-                return
-        is_over = self._last_step is not None and event.step > self._last_step
-        if is_over and kind is StepBegan:
-            self.close()
-        elif self._fd is not None:
-            self._write(line_of(event))
-            if kind is Closed:
+        """On the script's thread. The event itself was recorded, if its kind is."""
+        match event:
+            case WaitBegan(wait, num_buckets=num_buckets):
+                if wait is Wait.STEP and not num_buckets and event.time_s >= self._write_s:
+                    self._write_queue()
+                    self._write_s = event.time_s + WRITE_EVERY_S
+            case StepBegan():
+                if self._last_step is not None and event.step > self._last_step:
+                    self._queue.pop()
+                    self.close()
+            case GenerationFormed():
+                self._queue.append((event.time_s, GenerationFormed.__name__, event.step, _formed(event)))
+            case Copied():
+                self._move()
+            case Closed():
                 self.close()
-            elif self._num_bytes > MOST_BYTES and kind is StepCommitted:
+
+    def _move(self) -> None:
+        """The file, and what was recorded, belong to the worker that this one was copied from."""
+        copied = self._queue.pop()
+        self._queue.clear()
+        self._queue.append(copied)
+        self._close_file()
+        self._open()
+
+    def _write_queue(self) -> None:
+        """The thread that reduces may add to the queue meanwhile."""
+        queued = [self._queue.popleft() for _ in range(len(self._queue))]
+        if queued and self._fd is not None:
+            records = [(int(time_s * 1e9), kind, step, fields) for time_s, kind, step, fields in queued]
+            self._write(_encode(records) + "\n")
+            if self._num_bytes > MOST_BYTES:
                 self._put_aside()
 
     def close(self) -> None:
-        self._events.unsubscribe(self)
-        self._close_file()
+        self._write_queue()
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._fd is not None:
+            self._events.unsubscribe(self)
+            self._events.stop_recording()
+            self._close_file()
 
     def _open(self) -> bool:
         try:
@@ -196,7 +238,7 @@ class PartWriter:
             self._open()
 
     def _give_up(self, error: OSError) -> None:
-        self.close()
+        self._stop()
         self._say(
             f"the timeline cannot be written to {self._path}: {error.strerror}. It ends here; training goes on. Make "
             "room and start the run again to see more of it"
@@ -208,19 +250,9 @@ class PartWriter:
             os.close(fd)
 
 
-def line_of(event: Event) -> str:
-    """The event as a line of a part. See Note [Parts]."""
-    kind = type(event)
-    values = "".join(f",{_as_json(getattr(event, field))}" for field in FIELDS[kind])
-    return f'[{int(event.time_s * 1e9)},"{kind.__name__}",{event.step}{values}]\n'
-
-
-def _as_json(value: Any) -> str:
-    if type(value) is int:
-        return str(value)
-    if type(value) is float and value - value != 0:  # JSON has neither infinity nor NaN
-        return "null"
-    return json.dumps(value)
+def _formed(event: GenerationFormed) -> tuple[Any, ...]:
+    fields = list(GenerationFormed.__match_args__)[: FIELDS[GenerationFormed]]
+    return tuple(getattr(event, field) for field in fields)
 
 
 def _boot(name: str) -> str:
@@ -247,7 +279,7 @@ def parse_part(lines: Iterable[str]) -> Part | None:
     head = _parsed(next(texts, ""))
     if not isinstance(head, Mapping) or set(head) != set(Head.__dataclass_fields__):
         return None
-    found = (_record(_parsed(text)) for text in texts)
+    found = (_record(values) for text in texts for values in _list(_parsed(text)))
     return Part(Head(**head), tuple(sorted((one for one in found if one is not None), key=lambda one: one.time_ns)))
 
 
@@ -260,19 +292,24 @@ def _lines(path: Path) -> list[str]:
 
 
 def _parsed(text: str) -> Any:
+    """A number that is not finite is none."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=lambda _: None)
     except ValueError:
         return None
 
 
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def _record(values: Any) -> Record | None:
-    if not isinstance(values, list) or len(values) < 3 or values[1] not in _KINDS:
-        return None
-    time_ns, kind, step, *rest = values
-    if type(time_ns) is not int or type(step) is not int or len(rest) != _KINDS[kind]:
-        return None
-    return Record(time_ns, kind, step, tuple(rest))
+    match values:
+        case [int() as time_ns, str() as kind, int() as step, list() as given] if kind in _NUM_FIELDS:
+            num_fields = _NUM_FIELDS[kind]
+            fields = (*given, *[0] * num_fields)[:num_fields]
+            return Record(time_ns, kind, step, fields)
+    return None
 
 
-_KINDS = {kind.__name__: len(fields) for kind, fields in FIELDS.items()}
+_NUM_FIELDS = {kind.__name__: num_fields for kind, num_fields in FIELDS.items()}
