@@ -98,6 +98,7 @@ OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, weight_decay=1e-3),
     "adam": lambda p: torch.optim.Adam(p, 1e-2),
     "adamw": lambda p: torch.optim.AdamW(p, 1e-2),
+    "adamw fused": lambda p: torch.optim.AdamW(p, 1e-2, fused=True),
     "rmsprop": lambda p: torch.optim.RMSprop(p, 1e-3),
 }
 

@@ -11,8 +11,8 @@ are `before NAME` and `after NAME` of
   messages or, in shared memory, by semaphores;
 - update, the optimizer's step (told by the script), and `in loader`, inside the data set (told by the data set);
 - under a sharded strategy: meets and part, the two barriers of an update; batch, the update of a batch, and `in
-  journal` and `in batch`, when its journal is written and when some of its elements are; finish, what a survivor does
-  for one that is lost.
+  journal`, `in batch` and `before done`, when its journal is written, when some of its elements are, and when all are;
+  finish, what a survivor does for one that is lost.
 """
 
 import os
@@ -104,8 +104,7 @@ class Script:
         mark, restore = Ledger.mark, ShardedOptimizer._restore_groups
 
         def in_journal(ledger: Ledger, batch: int, number: int, progress: Progress) -> None:
-            if progress is Progress.BEGUN:
-                self.reach("in journal")
+            self.reach("in journal" if progress is Progress.BEGUN else "before done")
             mark(ledger, batch, number, progress)
 
         def in_batch(sharded: ShardedOptimizer) -> None:

@@ -39,6 +39,12 @@ def test_a_kill_in_the_first_update_costs_nothing(optimizer: str, point: str, nt
     disturbed(training, 3, Plan((Fault(1, 1, point, nth),)))
 
 
+@pytest.mark.parametrize(("point", "nth"), sampled([("before done", 2), ("before done", 1), ("in journal", 2)], 3))
+def test_a_kill_between_the_batches_of_one_call_costs_nothing(point: str, nth: int) -> None:
+    """A fused optimizer updates all its batches in one call of `step`."""
+    disturbed(Training(optimizer="adamw fused", options=SHARDED), 3, Plan((Fault(1, 3, point, nth),)))
+
+
 @pytest.mark.parametrize("second", sampled(["before finish", "in batch", "after finish"], 2))
 def test_one_that_dies_while_it_finishes_for_another_costs_nothing(second: str) -> None:
     """Worker 0 finishes for worker 1, and dies in it; worker 2 finishes for both."""

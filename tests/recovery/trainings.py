@@ -25,7 +25,7 @@ NUM_SAMPLES = 173
 BATCH = 52
 STEPS_PER_EPOCH = 4
 BUCKET_BYTES = 600
-GRANULE, BATCH_ELEMENTS = 32, 64
+GRANULE, BATCH_ELEMENTS, KERNEL_ELEMENTS = 32, 64, 32
 
 Sample = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -56,7 +56,7 @@ class Training:
     def start(self) -> Run:
         """Small models are given several buckets, the first one too, and several batches of an update."""
         bucket_set.make_layout = partial(layout.make_layout, first_bucket_bytes=BUCKET_BYTES)
-        plan.GRANULE, plan.BATCH_ELEMENTS = GRANULE, BATCH_ELEMENTS
+        plan.GRANULE, plan.BATCH_ELEMENTS, plan.KERNEL_ELEMENTS = GRANULE, BATCH_ELEMENTS, KERNEL_ELEMENTS
         usual = {"lanes": self.lanes, "seed": 3, "bucket_bytes": BUCKET_BYTES, "noise_every": 2}
         return lockstep.start(**usual | dict(self.options))
 

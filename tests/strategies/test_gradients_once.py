@@ -146,15 +146,20 @@ def test_whatever_lanes_reach_and_weigh_the_digest_is_that_of_replicated(
         assert found == replicated
 
 
+def _gradient_of_one_step(run: Run, width: int) -> torch.Tensor:
+    """Of a square layer without a bias."""
+    model = nn.Linear(width, width, bias=False)
+    run.replicate(model, torch.optim.SGD(model.parameters(), 0.1))
+    for x in run.lanes(torch.ones(8, width)):
+        run.backward(model(x).sum())
+    assert model.weight.grad is not None
+    return model.weight.grad
+
+
 def _gradient_after_a_write() -> list[float]:
     """The first elements of the gradient, when worker 0 has changed its own."""
     with lockstep.start(lanes=2, seed=1, strategy="sharded:gradients") as run:
-        model = nn.Linear(64, 64, bias=False)
-        run.replicate(model, torch.optim.SGD(model.parameters(), 0.1))
-        for x in run.lanes(torch.ones(8, 64)):
-            run.backward(model(x).sum())
-        gradient = model.weight.grad
-        assert gradient is not None
+        gradient = _gradient_of_one_step(run, 64)
         if run.rank == 0:
             gradient[0, 0] = 7.0
         run.total(0.0)
@@ -166,3 +171,17 @@ def test_what_one_worker_writes_to_its_gradient_no_other_sees() -> None:
     changed, other = on_workers(2, _gradient_after_a_write)
     assert changed == [7.0, other[1]]
     assert other[0] == other[1]
+
+
+def _versions_around_clipping() -> tuple[int, int, float]:
+    """How often the gradient was written before and after it was clipped to more than its norm."""
+    with lockstep.start(lanes=2, strategy="sharded:gradients") as run:
+        gradient = _gradient_of_one_step(run, 4)
+        before = gradient._version
+        norm = float(run.clip_grad_norm_(1e6))
+        return before, gradient._version, norm
+
+
+def test_a_gradient_that_is_short_enough_is_not_written_to() -> None:
+    for before, after, norm in on_workers(2, _versions_around_clipping):
+        assert (after, norm) == (before, 16.0)  # sixteen elements of 4

@@ -1,7 +1,8 @@
 """Sharded data parallelism: what plain data parallelism holds on every worker is held once, and each updates a part.
 
 `plan` says who updates what, `once` where it is held, `gradients` where their sum stands, `ledger` how far each worker
-has come, `optimizer` makes the user's optimizer update `chunks`, `engine` ties them to a step.
+has come, `optimizer` makes the user's optimizer update `chunks` (a `fused` one in one call), `engine` ties them to a
+step.
 """
 
 from dataclasses import dataclass

@@ -45,11 +45,9 @@ class ChunkTensor:
         is_same = last is not None and last[0] is gradient and last[1] == gradient.data_ptr()
         return is_same and gradient.stride() == self.parameter.stride()
 
-    def memory(self, *, has_state: bool) -> list[torch.Tensor]:
+    def memory(self) -> list[torch.Tensor]:
         """What its update writes to."""
-        if self.chunk.num_elements == 0:
-            return []
-        return [self.tensor, *self.held.values()] if has_state else [self.tensor]
+        return [self.tensor, *self.held.values()] if self.chunk.num_elements else []
 
     def enter(self, optimizer: Optimizer) -> None:
         """The optimizer has a state for `tensor`, if it has one for the parameter, and `tensor.grad` is set."""
@@ -85,6 +83,18 @@ class ChunkTensor:
             if state[key] is not place:
                 place.copy_(state[key])
         return {key: state[key] for key, form in self.schema.items() if form is None}
+
+
+@dataclass(frozen=True)
+class TensorBatch:
+    """Chunks that are journaled and updated together; `memory` is what their update writes to."""
+
+    chunks: Sequence[ChunkTensor]
+    memory: list[torch.Tensor]
+
+    @classmethod
+    def of(cls, chunks: Sequence[ChunkTensor]) -> "TensorBatch":
+        return cls(chunks, [tensor for one in chunks for tensor in one.memory()])
 
 
 def part_of(tensor: torch.Tensor, chunk: UpdateChunk, is_whole: bool) -> torch.Tensor:
@@ -124,8 +134,3 @@ def _dense(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     if gradient.stride() == stride:
         return gradient
     return torch.empty_strided(parameter.shape, stride, dtype=gradient.dtype).copy_(gradient.detach())
-
-
-def memory_of(chunks: Sequence[ChunkTensor], has_state: Sequence[bool]) -> list[torch.Tensor]:
-    """What the update of a batch writes to."""
-    return [tensor for one, has in zip(chunks, has_state, strict=True) for tensor in one.memory(has_state=has)]

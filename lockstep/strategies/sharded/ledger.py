@@ -39,7 +39,7 @@ class Ledger:
         self.memory = memory
         self._marks = (ctypes.c_int64 * num_batches).from_address(memory.data_ptr())
         self._journal = memory[_begin_of_journal(num_batches) :]
-        self._copies: dict[tuple[int, int], list[torch.Tensor]] = {}
+        self._copies: dict[int, list[torch.Tensor]] = {}
 
     def progress(self, batch: int, number: int) -> Progress:
         return Progress(max(-1, self._marks[batch] - 2 * number))
@@ -47,27 +47,26 @@ class Ledger:
     def mark(self, batch: int, number: int, progress: Progress) -> None:
         self._marks[batch] = 2 * number + progress
 
-    def write(self, batch: int, tensors: Sequence[torch.Tensor]) -> None:
+    def write(self, batch: int, tensors: list[torch.Tensor]) -> None:
         """The tensors of a batch, as they are now, stand in the journal."""
         if tensors:
-            torch._foreach_copy_(self._places(batch, tensors), list(tensors))
+            torch._foreach_copy_(self._places(batch, tensors), tensors)
 
-    def read(self, batch: int, tensors: Sequence[torch.Tensor]) -> None:
+    def read(self, batch: int, tensors: list[torch.Tensor]) -> None:
         """They are as they were when `write` was called with the same ones."""
         if tensors:
-            torch._foreach_copy_(list(tensors), self._places(batch, tensors))
+            torch._foreach_copy_(tensors, self._places(batch, tensors))
 
     def _places(self, batch: int, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Where the tensors stand in the journal: fewer in a first update, when there is no state yet."""
-        key = batch, len(tensors)
-        if key not in self._copies:
+        """Where the tensors of a batch stand in the journal."""
+        if batch not in self._copies:
             begin, places = 0, []
             for tensor in tensors:
                 place = self._journal[begin : begin + tensor.nbytes].view(tensor.dtype)
                 places.append(place.as_strided(tensor.shape, tensor.stride(), place.storage_offset()))
                 begin += _up(tensor.nbytes)
-            self._copies[key] = places
-        return self._copies[key]
+            self._copies[batch] = places
+        return self._copies[batch]
 
 
 def num_bytes(num_batches: int, journals: Sequence[Sequence[int]]) -> int:

@@ -7,7 +7,8 @@
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
@@ -15,13 +16,14 @@ from typing import Any, cast
 import torch
 from torch.optim import Optimizer
 
-from lockstep.errors import BadArgument
+from lockstep.errors import BadArgument, Misuse
 from lockstep.optim import LAMB, LARS
 from lockstep.strategies.sharded import plan
-from lockstep.strategies.sharded.chunks import ChunkTensor, Schema, check_state, memory_of, part_of, take_numbers
+from lockstep.strategies.sharded.chunks import ChunkTensor, Schema, TensorBatch, check_state, part_of, take_numbers
+from lockstep.strategies.sharded.fused import KernelByBatches, is_fused
 from lockstep.strategies.sharded.ledger import Ledger, Progress, num_bytes, open_ledgers, release_ledger
 from lockstep.strategies.sharded.once import Form, OnceTensors, hold_once
-from lockstep.strategies.sharded.plan import Batch, UpdateChunk
+from lockstep.strategies.sharded.plan import Batch, Batching, UpdateChunk
 from lockstep.wire import Wire
 from lockstep.wire.shared.once import return_freed_memory
 
@@ -68,6 +70,7 @@ class ShardedOptimizer:
         self._group_of, self._owned = _grouped(optimizer)
         self._names = [names[parameter] for parameter in self._owned]
         self._by_tensor = type(optimizer) not in ELEMENTWISE
+        self._is_fused = is_fused(optimizer)
         self._schemas = _schemas(optimizer)
         self._state = hold_once(wire, self._forms(), self._state_tensors())
         self._show_state([number for number in range(len(self._owned)) if self._has_state(number)])
@@ -81,13 +84,16 @@ class ShardedOptimizer:
         members = self.wire.host_members
         self._own = members.index(self.wire.world.rank)
         self._batches = [
-            [[self._tensor_of(chunk) for chunk in batch] for batch in own] for own in self._divided(len(members))
+            [TensorBatch.of([self._tensor_of(chunk) for chunk in batch]) for batch in own]
+            for own in self._divided(len(members))
         ]
         sizes = [
-            num_bytes(len(own), [[tensor.nbytes for tensor in memory_of(batch, [True] * len(batch))] for batch in own])
-            for own in self._batches
+            num_bytes(len(own), [[tensor.nbytes for tensor in batch.memory] for batch in own]) for own in self._batches
         ]
         self._ledgers = open_ledgers(self.wire, sizes, [len(own) for own in self._batches])
+        self._batch_of = {
+            id(one.tensor): number for number, batch in enumerate(self._batches[self._own]) for one in batch.chunks
+        }
         self._number = 1
         self._groups: list[list[torch.Tensor]] | None = None
         """The parameters of each group, while the groups hold chunks."""
@@ -96,11 +102,19 @@ class ShardedOptimizer:
     def _divided(self, num_workers: int) -> list[list[Batch]]:
         """The batches of each worker of this host."""
         sizes = [parameter.numel() for parameter in self._owned]
+        batching = self._batching()
         if self._by_tensor:
-            return plan.whole(sizes, num_workers)
+            return plan.whole(sizes, num_workers, batching)
         if torch.get_num_threads() > 1:  # see Note [Cuts that no kernel notices] in plan.py
-            return plan.whole(sizes, num_workers, with_empty=True)
-        return plan.cut(sizes, num_workers)
+            return plan.whole(sizes, num_workers, batching, with_empty=True)
+        return plan.cut(sizes, num_workers, batching)
+
+    def _batching(self) -> Batching:
+        """Where one kernel updates batches, each stands in one call of it: a group, a dtype."""
+        if not self._is_fused:
+            return plan.ALIKE
+        kinds = list(zip(self._group_of, (parameter.dtype for parameter in self._owned), strict=True))
+        return Batching(plan.KERNEL_ELEMENTS, [kinds.index(kind) for kind in kinds])
 
     def _tensor_of(self, chunk: UpdateChunk) -> ChunkTensor:
         number, name = chunk.parameter, self._names[chunk.parameter]
@@ -142,8 +156,11 @@ class ShardedOptimizer:
     def begin_own(self) -> None:
         """Updates this worker's batches, all but the last, which waits for `optimizer.step` itself."""
         step, last = unhooked_step(self.optimizer), len(self._batches[self._own]) - 1
-        for number in range(last):
-            self._update(step, self._own, number)
+        if self._can_update_together():
+            self._update_together(step, last)
+        else:
+            for number in range(last):
+                self._update(step, self._own, number)
         if last >= 0:
             self._begin(self._own, last)
         else:
@@ -201,6 +218,45 @@ class ShardedOptimizer:
 
     # -- one batch ------------------------------------------------------------------------------------------
 
+    def _can_update_together(self) -> bool:
+        """Whether the kernel updates memory that is held once: in its first update an optimizer makes its own state."""
+        updated = (number for number, parameter in enumerate(self._owned) if parameter.grad is not None)
+        is_there = (self._has_state(number) for number in updated if self._schemas[number])
+        return self._is_fused and is_fused(self.optimizer) and all(is_there)
+
+    def _update_together(self, step: Callable[[Optimizer], Any], num_batches: int) -> None:
+        """Updates this worker's first batches. See Note [One call, many batches] in fused.py."""
+        chunks = [one for batch in self._batches[self._own][:num_batches] for one in batch.chunks]
+        self._enter(chunks)
+        try:
+            with KernelByBatches(self._batch_of, self._updating):
+                step(self.optimizer)
+        except BaseException:
+            self.give_up()
+            raise
+        self._leave(chunks)
+        self._publish_rest(num_batches)
+
+    def _publish_rest(self, num_batches: int) -> None:
+        """Batches that the kernel was not given have no gradient; a script may have changed them nevertheless."""
+        for number, batch in enumerate(self._batches[self._own][:num_batches]):
+            if self._ledgers[self._own].progress(number, self._number) is Progress.UNTOUCHED:
+                if any(one.is_updated for one in batch.chunks):
+                    raise Misuse(
+                        f"{type(self.optimizer).__name__} has made an update without its fused kernel: the run cannot "
+                        'go on. Make it with fused=False, or start with strategy="replicated".'
+                    )
+                with self._updating(number):
+                    pass
+
+    @contextmanager
+    def _updating(self, number: int) -> Iterator[None]:
+        """Around the update of one of this worker's batches."""
+        assert self._ledgers[self._own].progress(number, self._number) is Progress.UNTOUCHED
+        self._prepare(self._own, number)
+        yield
+        self._ledgers[self._own].mark(number, self._number, Progress.DONE)
+
     def _update(self, step: Callable[[Optimizer], Any], member: int, number: int) -> None:
         self._begin(member, number)
         try:
@@ -211,18 +267,21 @@ class ShardedOptimizer:
         self._end(member, number)
 
     def _begin(self, member: int, number: int) -> None:
+        self._prepare(member, number)
+        self._enter(self._batches[member][number].chunks)
+
+    def _prepare(self, member: int, number: int) -> None:
+        """The batch can be put back if its update is cut off. See Note [The journal] in ledger.py."""
         ledger, batch = self._ledgers[member], self._batches[member][number]
-        memory = memory_of(batch, [self._has_state(one.chunk.parameter) for one in batch])
         if ledger.progress(number, self._number) is Progress.BEGUN:
-            ledger.read(number, memory)
+            ledger.read(number, batch.memory)
         if len(self._ledgers) > 1:  # else nobody would read it
-            ledger.write(number, memory)
+            ledger.write(number, batch.memory)
         ledger.mark(number, self._number, Progress.BEGUN)
-        self._publish(batch)
-        self._enter(batch)
+        self._publish(batch.chunks)
 
     def _end(self, member: int, number: int) -> None:
-        self._leave(self._batches[member][number])
+        self._leave(self._batches[member][number].chunks)
         self._ledgers[member].mark(number, self._number, Progress.DONE)
 
     def _enter(self, batch: Sequence[ChunkTensor]) -> None:

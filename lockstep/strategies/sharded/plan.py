@@ -18,7 +18,10 @@ GRANULE = 1024
 """See Note [Cuts that no kernel notices]."""
 
 BATCH_ELEMENTS = 256 * GRANULE
-"""How many elements are updated by one call of the optimizer, if no whole tensor is larger."""
+"""How many elements are journaled and updated together, if no whole tensor is larger."""
+
+KERNEL_ELEMENTS = 64 * GRANULE
+"""The same where one kernel updates them: they and their journal fit into a core's cache. See fused.py."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,28 @@ Batch = tuple[UpdateChunk, ...]
 """Chunks that one call of the optimizer updates. Only the last batch of a worker may have empty ones."""
 
 
-def cut(sizes: Sequence[int], num_workers: int) -> list[list[Batch]]:
+@dataclass(frozen=True)
+class Batching:
+    """What stands in one batch: up to `most_elements`, if no whole tensor is larger, and tensors of one kind.
+
+    `kinds` has a number for each parameter; without any they are all alike.
+    """
+
+    most_elements: int = 0
+    kinds: Sequence[int] = ()
+
+    @property
+    def most(self) -> int:
+        return self.most_elements or BATCH_ELEMENTS
+
+    def kind(self, chunk: UpdateChunk) -> int:
+        return self.kinds[chunk.parameter] if self.kinds else 0
+
+
+ALIKE = Batching()
+
+
+def cut(sizes: Sequence[int], num_workers: int, batching: Batching = ALIKE) -> list[list[Batch]]:
     """The batches of each worker where updates are elementwise: equal parts, up to GRANULE elements."""
     total = sum(sizes)
     bounds = [total * worker // num_workers for worker in range(num_workers + 1)]
@@ -49,10 +73,12 @@ def cut(sizes: Sequence[int], num_workers: int) -> list[list[Batch]]:
         for worker, (start, stop) in enumerate(zip(cuts, [*cuts[1:-1], size], strict=False)):
             chunks[worker].append(UpdateChunk(parameter, start, max(start, stop)))
         begin += size
-    return [_batches(_pieces(own)) for own in chunks]
+    return [_batches(_pieces(own, batching.most), batching) for own in chunks]
 
 
-def whole(sizes: Sequence[int], num_workers: int, *, with_empty: bool = False) -> list[list[Batch]]:
+def whole(
+    sizes: Sequence[int], num_workers: int, batching: Batching = ALIKE, *, with_empty: bool = False
+) -> list[list[Batch]]:
     """The batches of each worker where no tensor is cut: large ones first, each to the worker that has least so far.
 
     `with_empty`: every worker has a chunk of every tensor. See Note [Empty chunks].
@@ -65,7 +91,7 @@ def whole(sizes: Sequence[int], num_workers: int, *, with_empty: bool = False) -
         for other in range(num_workers):
             if other == worker or with_empty:
                 owned[other].append(UpdateChunk(parameter, 0, sizes[parameter] if other == worker else 0))
-    return [_batches(sorted(own, key=lambda chunk: chunk.parameter)) for own in owned]
+    return [_batches(sorted(own, key=lambda chunk: chunk.parameter), batching) for own in owned]
 
 
 def _granules(position: int, size: int) -> int:
@@ -73,22 +99,23 @@ def _granules(position: int, size: int) -> int:
     return size if position >= size else max(0, position) // GRANULE * GRANULE
 
 
-def _pieces(chunks: Sequence[UpdateChunk]) -> list[UpdateChunk]:
+def _pieces(chunks: Sequence[UpdateChunk], most_elements: int) -> list[UpdateChunk]:
     """No chunk is larger than a batch."""
     return [
-        UpdateChunk(chunk.parameter, start, min(start + BATCH_ELEMENTS, chunk.stop))
+        UpdateChunk(chunk.parameter, start, min(start + most_elements, chunk.stop))
         for chunk in chunks
-        for start in (range(chunk.start, chunk.stop, BATCH_ELEMENTS) if chunk.num_elements else [chunk.start])
+        for start in (range(chunk.start, chunk.stop, most_elements) if chunk.num_elements else [chunk.start])
     ]
 
 
-def _batches(chunks: Sequence[UpdateChunk]) -> list[Batch]:
+def _batches(chunks: Sequence[UpdateChunk], batching: Batching) -> list[Batch]:
     batches: list[list[UpdateChunk]] = []
     room = -1
     for chunk in sorted(chunks, key=lambda one: one.num_elements == 0):  # the empty ones last
-        if not batches or (chunk.num_elements > room and chunk.num_elements):
+        is_other = bool(batches) and batching.kind(batches[-1][-1]) != batching.kind(chunk)
+        if not batches or (chunk.num_elements and (chunk.num_elements > room or is_other)):
             batches.append([])
-            room = BATCH_ELEMENTS
+            room = batching.most
         batches[-1].append(chunk)
         room -= chunk.num_elements
     return [tuple(batch) for batch in batches]
