@@ -52,9 +52,13 @@ class EndpointClient:
     def uid(self) -> str:
         return self.store.get("uid").decode()
 
+    def is_new(self) -> bool:
+        """Whether the worker was part of no generation yet."""
+        return not self.store.check(["generation"])
+
     def is_elsewhere(self, seen_from: Standpoint) -> bool:
-        """Whether the worker is in a later generation, without the one who asks."""
-        if not self.store.check(["generation"]) or int(self.store.get("generation")) <= seen_from.generation:
+        """Whether the worker, which is not new, is in a later generation, without the one who asks."""
+        if int(self.store.get("generation")) <= seen_from.generation:
             return False
         return seen_from.uid not in json.loads(self.store.get("members"))
 
@@ -125,6 +129,8 @@ def _liveness_of(member: Member, secret: Secret, seen_from: Standpoint | None) -
         with EndpointClient(member.address, secret, PROBE_S) as client:
             if client.uid() != member.uid:
                 return Liveness.DEAD
+            if client.is_new():
+                return Liveness.NEW
             is_elsewhere = seen_from is not None and client.is_elsewhere(seen_from)
             return Liveness.ELSEWHERE if is_elsewhere else Liveness.ALIVE
     except NotOfThisRun:

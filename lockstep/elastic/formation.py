@@ -34,7 +34,7 @@ from lockstep.launch.exits import LEFT_OUT, OutOfPlace
 from lockstep.launch.status import NoStatus, StatusWriter, Trait
 from lockstep.script.place import Places
 from lockstep.state.run_state import RunState
-from lockstep.state.transfer import receive_snapshot, send_snapshot
+from lockstep.state.transfer import help_to_send, helpers_of, receive_snapshot, send_snapshot
 from lockstep.strategies.protocol import StepEngine
 from lockstep.wire import Wire
 from lockstep.wire.generation import Generation
@@ -344,10 +344,21 @@ class Formation:
             snapshot = receive_snapshot(wire.transport, source)
             self._handoff.take(snapshot, wire.world.rank)
             self._probation = Probation(frozenset(snapshot.state["on_probation"]))
-        elif me == decision.host.uid and given:
-            state = self._handoff.state(self._batch, self._places.turn.number)
+        elif given:
+            self._give_state(decision, wire, source, [decision.view.rank_of(uid) for uid in given])
+
+    def _give_state(self, decision: Decision, wire: Wire, source: int, targets: list[int]) -> None:
+        """See Note [Several senders] in state/transfer.py."""
+        members = [decision.view.rank_of(one.uid) for one in decision.view.members if one.uid not in decision.newcomers]
+        helpers = helpers_of(source, members)
+        if wire.world.rank not in (source, *helpers):
+            return
+        state = self._handoff.state(self._batch, self._places.turn.number)
+        if wire.world.rank == source:
             state.state["on_probation"] = sorted(self._probation.uids)
-            send_snapshot(wire.transport, state, [decision.view.rank_of(uid) for uid in given])
+            send_snapshot(wire.transport, state, targets, helpers=helpers)
+        else:
+            help_to_send(wire.transport, state, source)
 
     def _refuse_old_state(self, decision: Decision) -> None:
         """A copy has the state of the worker that it was made from, as it was then."""

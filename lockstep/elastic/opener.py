@@ -55,7 +55,7 @@ class MemberWatch:
         others = [member for member in self.view.members if member.uid != self.seen_from.uid]
         health = probe_all(others, self.secret, self.seen_from)
         for member in others:
-            if health[member.uid] is not Liveness.ALIVE:
+            if health[member.uid] not in (Liveness.ALIVE, Liveness.NEW):
                 raise PeerGone(self.view.rank_of(member.uid), "it is gone")
         if time.monotonic() > self.until_s:
             raise PeerGone(self.view.rank_of(others[0].uid), f"not all had come after {FORM_S:g} s")

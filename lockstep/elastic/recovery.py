@@ -313,7 +313,7 @@ class Recovery:
     def _news_while_waiting(self, host: Member, silent: Sequence[Member]) -> Event | None:
         """What makes it useless to wait on for the coordinator's decision."""
         health = probe(host, self.endpoint.secret, self._standpoint)
-        if health is Liveness.ELSEWHERE and not self.membership.is_newcomer:
+        if health is Liveness.NEW or (health is Liveness.ELSEWHERE and not self.membership.is_newcomer):
             return Probed(host.uid, health)
         if health not in _ANSWERS:
             return CoordinatorLost(health is Liveness.UNREACHABLE)
@@ -327,7 +327,8 @@ class Recovery:
         news: list[Event] = [ClaimReceived(claim) for claim in self._new_claims()]
         if not news:
             found = probe_all(missing, self.endpoint.secret, self._standpoint)
-            news = [Probed(uid, health) for uid, health in found.items() if health is not Liveness.ALIVE]
+            usual = {uid: Liveness.NEW if uid in self.membership.new else Liveness.ALIVE for uid in found}
+            news = [Probed(uid, health) for uid, health in found.items() if health is not usual[uid]]
         if not news:
             found = probe_all(silent, self.endpoint.secret, self._standpoint, tries=1)
             news = [Probed(uid, health) for uid, health in found.items() if health is not Liveness.UNREACHABLE]

@@ -36,9 +36,23 @@ def test_one_worker_alone_is_joined() -> None:
     assert {sizes[-1] for sizes in told.values("sizes")} == {2}
 
 
-def test_two_join_at_once() -> None:
-    told = disturbed(SHORT, 2, Plan(arrivals=(Arrival(2, 2), Arrival(2, 3))))
-    assert {sizes[-1] for sizes in told.values("sizes")} == {4}
+TWO = (Arrival(2, 2), Arrival(2, 3))
+
+
+def test_two_that_have_asked_join_together() -> None:
+    told = disturbed(SHORT, 2, Plan(arrivals=TWO))
+    assert [[size for size, _ in groupby(sizes)] for sizes in told.values("sizes")] == [[2, 4]] * 2 + [[4]] * 2
+
+
+@pytest.mark.parametrize("point", ["before computes", "before waits"])
+def test_two_that_joined_go_on_when_all_others_are_lost_in_their_first_step(point: str) -> None:
+    told = disturbed(SHORT, 2, Plan((Fault(0, 3, point), Fault(1, 3, point)), TWO))
+    assert {sizes[-1] for sizes in told.values("sizes")} == {2}
+
+
+def test_one_that_helps_to_give_the_state_to_two_is_killed() -> None:
+    told = disturbed(SHORT, 2, Plan((Fault(1, None, "before receive in hand_over"),), TWO))
+    assert {sizes[-1] for sizes in told.values("sizes")} == {3}
 
 
 @pytest.mark.parametrize("lost", [0, 1])

@@ -11,7 +11,7 @@ from workers import on_workers, outcomes
 import lockstep
 from lockstep.errors import BadCheckpoint
 from lockstep.state.snapshot import Snapshot, pack_generators
-from lockstep.state.transfer import SNAPSHOT, pieces, receive_snapshot, send_snapshot
+from lockstep.state.transfer import SNAPSHOT, help_to_send, helpers_of, pieces, receive_snapshot, send_snapshot
 from lockstep.verify.digest import digest
 from lockstep.wire.transport import Pending
 
@@ -54,6 +54,50 @@ def hand_over(piece_bytes: int) -> list[Any]:
 def test_all_targets_receive_the_bits_that_were_sent(piece_bytes: int) -> None:
     first, *others = on_workers(3, hand_over, piece_bytes)
     assert others == [first] * 2
+
+
+class Counting:
+    """A transport that counts the bytes which it sends."""
+
+    def __init__(self, transport: Any) -> None:
+        self.world, self.receive, self._transport, self.num_bytes = transport.world, transport.receive, transport, 0
+
+    def send(self, tensor: torch.Tensor, target: int, tag: int) -> Pending:
+        self.num_bytes += tensor.numel()
+        return self._transport.send(tensor, target, tag)
+
+
+def hand_over_by_three(piece_bytes: int) -> list[Any]:
+    """Workers 0 to 2 have the state. The last has drifted, and lacks one tensor; workers 3 and 4 are given it."""
+    transport = Counting(lockstep.start().guard.generation.wire.transport)
+    rank, found = transport.world.rank, snapshot()
+    if rank == 2:
+        found.tensors["weights"][150:, 3] += 1
+        del found.tensors["half"]
+    if rank == 0:
+        send_snapshot(transport, found, [3, 4], SNAPSHOT, piece_bytes, helpers=[1, 2])
+    elif rank < 3:
+        help_to_send(transport, found, 0)
+    else:
+        found = receive_snapshot(transport, 0)
+    return [digest(found.tensors), found.state, transport.num_bytes]
+
+
+@pytest.mark.parametrize("piece_bytes", [100, 1000, 64 * 2**20])
+def test_several_members_send_and_the_state_is_that_of_the_first(piece_bytes: int) -> None:
+    source, helper, _, *targets = on_workers(5, hand_over_by_three, piece_bytes)
+    assert [target[:2] for target in targets] == [source[:2]] * 2
+    num_bytes = sum(tensor.nbytes for tensor in snapshot().tensors.values())
+    in_turn = [sum(span.stop - span.start for span in piece) for piece in pieces([num_bytes], piece_bytes)][1::3]
+    assert helper[2] == 2 * sum(in_turn)
+
+
+@given(st.integers(1, 5000), st.integers(0, 4999))
+def test_a_few_members_help_the_source(num_members: int, source: int) -> None:
+    source %= num_members
+    helpers = helpers_of(source, range(num_members))
+    assert source not in helpers
+    assert len(set(helpers)) == len(helpers) == min(num_members - 1, 7) or 4 <= len(helpers) <= 7
 
 
 class Damaging:

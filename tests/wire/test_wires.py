@@ -127,6 +127,16 @@ def test_in_rounds_a_worker_sends_and_receives_a_logarithm_of_messages(size: int
         assert sum(sizes.values()) == 3 * (size - 1)
 
 
+def _threads_of_gloo() -> list[str]:
+    with open_wire("gloo"):
+        return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("lockstep"))
+
+
+def test_more_peers_need_no_more_threads() -> None:
+    (two,), (five,) = ({tuple(names) for names in on_workers(size, _threads_of_gloo)} for size in (2, 5))
+    assert two == five
+
+
 GO_AHEAD, WAITED_FOR = 6, 7
 
 

@@ -36,8 +36,8 @@ class Probe:
 class SendClaim:
     """Send the claim to the coordinator; report by DecisionReceived, or CoordinatorLost.
 
-    Meanwhile probe the coordinator, and the longer members in `silent`; report by Probed when it is ELSEWHERE, or one
-    of these is alive again.
+    Meanwhile probe the coordinator, and the longer members in `silent`, some of which may be new; report by Probed when
+    it is ELSEWHERE or NEW, or one of these is alive.
     """
 
     host: Member

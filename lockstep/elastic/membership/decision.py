@@ -6,10 +6,9 @@
 # step, it is. So then all who are left complete the step. If nobody has, it is computed again: from the same samples,
 # with the same random numbers, to the same bits; so it does not matter what a worker that died had made of it.
 
-# Note [One newcomer at a time]
-# When forming a generation fails halfway, a newcomer of it may have the state or not, and only itself knows. Everyone
-# else was a member before it, so nobody looks to it for a decision, and whether it comes back as a member or as a
-# newcomer, it comes. With two newcomers in one generation, one that has the state could not tell whether the other has.
+# Note [All who have asked]
+# Newcomers that wait are admitted together: the wire is opened once, and the state is sent to all at the same time. See
+# Note [Several newcomers] in machine.py for what becomes of them when the forming fails halfway.
 """
 
 from collections.abc import Collection
@@ -92,14 +91,13 @@ def _can_follow(claim: Claim, step: int) -> bool:
 
 
 def _admitted(claims: Collection[Claim], staying: Collection[Claim], step: int) -> list[Claim]:
-    """The newcomer that has waited longest, if any may come. See Note [One newcomer at a time].
+    """The newcomers that have asked, if any may come. See Note [All who have asked].
 
-    It is given the state as it is before `step`, which nobody has as long as somebody must complete one. When all
+    They are given the state as it is before `step`, which nobody has as long as somebody must complete one. When all
     others leave, nobody could give it.
     """
     if not staying or any(claim.step != step for claim in staying):
         return []
     by_slot = {claim.member.slot: claim for claim in claims if claim.is_newcomer}  # of two, the later is alive
     taken = {claim.member.slot for claim in staying}
-    free = [claim for slot, claim in by_slot.items() if slot not in taken]
-    return sorted(free, key=lambda claim: claim.member.fresh)[:1]  # a copy of a member cannot wait
+    return [claim for slot, claim in by_slot.items() if slot not in taken]

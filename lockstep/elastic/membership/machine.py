@@ -16,6 +16,13 @@
 # later turn to this one. By slot alone, a replacement would stand before those who do not know yet that it is in.
 # Newcomers need not look for another coordinator either when others are admitted before them.
 
+# Note [Several newcomers]
+# Of the newcomers of one generation some may have formed it, and have the state, when its forming fails for the others,
+# which ask again as newcomers. If all longer members die at that moment, those who have the state must find the
+# longest of themselves: so a probe tells who was never part of a generation (`new`), and nobody turns to such a one. It
+# is waited for, as all are who may have the state. If it is found to have formed the generation after all, and is
+# longer, all turn to it.
+
 # Note [Until all have met]
 # While a generation is not formed, `known` only grows: by the members of each decision that failed, newcomers
 # included. So every worker that may have the state is waited for, until its claim comes or it is found dead.
@@ -105,10 +112,10 @@ class Membership:
 
     `deal` is how the next generation's lanes are dealt out, if this worker decides it; `is_proving`: it is on probation
     itself. `formed` is the generation that it was part of last, `attempts` are those that it has tried to form since.
-    `known` are those who may be members: of the view, or of a generation that could not be formed. `dead`, `silent` and
-    `alive` (by uid) are what was found out about them since the coordinator was looked for last, `doubted` those that
-    were silent at any time since the generation broke; `claims` are those of all who are at this worker's endpoint and
-    not answered yet. `has_witness`: two halves can ask which of them goes on; all members have it alike.
+    `known` are those who may be members: of the view, or of a generation that could not be formed. `dead`, `silent`,
+    `alive` and `new` (by uid) are what was found out about them since the coordinator was looked for last, `doubted`
+    those that were silent at any time since the generation broke; `claims` are those of all who are at this worker's
+    endpoint and not answered yet. `has_witness`: two halves can ask which of them goes on; all members have it alike.
     """
 
     me: Member
@@ -125,6 +132,7 @@ class Membership:
     dead: frozenset[str] = frozenset()
     silent: frozenset[str] = frozenset()
     alive: frozenset[str] = frozenset()
+    new: frozenset[str] = frozenset()
     doubted: frozenset[str] = frozenset()
     claims: tuple[Claim, ...] = ()
     host: Member | None = None
@@ -200,7 +208,8 @@ class Membership:
 
     def _seek_anew(self) -> Next:
         nothing: frozenset[str] = frozenset()
-        return replace(self, dead=nothing, silent=nothing, alive=nothing, decision=None, verdict=None)._seek()
+        unknown = replace(self, dead=nothing, silent=nothing, alive=nothing, new=nothing)
+        return replace(unknown, decision=None, verdict=None)._seek()
 
     def _seek(self) -> Next:
         """Turns to the longest member that is alive, once all were probed. See Note [The coordinator]."""
@@ -210,19 +219,20 @@ class Membership:
         return self._turn_to_longest()
 
     def _unprobed(self) -> tuple[Member, ...]:
-        found = self.dead | self.silent | self.alive | {self.me.uid}
+        found = self.dead | self.silent | self.alive | self.new | {self.me.uid}
         return tuple(member for member in self.known if member.uid not in found)
 
     def _turn_to_longest(self) -> Next:
         """A newcomer must reach all members, or it would keep a generation from being formed; and its slot is free."""
         candidates = [member for member in self.known if member.uid in self.alive | {self.me.uid}]
-        taken = tuple(one for one in self._those(self.alive) if self.is_newcomer and one.slot == self.me.slot)
+        here = self._those(self.alive | self.new)
+        taken = tuple(one for one in here if self.is_newcomer and one.slot == self.me.slot)
         if not candidates or taken or (self.is_newcomer and self.silent):
             return replace(self, stage=MembershipStage.JOINING), (FindMembers(self._those(self.silent), taken),)
         host = min(candidates, key=lambda member: member.seniority)
         if host.uid == self.me.uid:
             return replace(self, stage=MembershipStage.GATHERING, host=None)._settle()
-        longer = tuple(one for one in self._those(self.silent) if one.seniority < host.seniority)
+        longer = tuple(one for one in self._those(self.silent | self.new) if one.seniority < host.seniority)
         claiming = replace(self, stage=MembershipStage.CLAIMING, host=host)
         return claiming, (SendClaim(host, self.claim, longer),)
 
@@ -236,12 +246,14 @@ class Membership:
             return self, ()
         if health is Liveness.ELSEWHERE and not self.is_newcomer:
             return self._leave(self._why_left_behind())
-        is_back = health is Liveness.ALIVE and uid in self.silent
+        is_back = health is Liveness.ALIVE and uid in self.silent | self.new
         state = self._noting(uid, health)
         if self.stage is MembershipStage.SEEKING:
             return (state, ()) if state._unprobed() else state._turn_to_longest()
         if is_back and self._is_longer(uid):
             return self._seek_anew()
+        if self.host is not None and uid == self.host.uid and health is Liveness.NEW:
+            return state._turn_to_longest()  # see Note [Several newcomers]
         return state._settle() if self.stage is MembershipStage.GATHERING else (state, ())
 
     def _is_longer(self, uid: str) -> bool:
@@ -256,6 +268,7 @@ class Membership:
             dead=self.dead | left if health is Liveness.DEAD else self.dead,
             silent=self.silent | left if health is Liveness.UNREACHABLE else self.silent - left,
             alive=self.alive | left if health in (Liveness.ALIVE, Liveness.ELSEWHERE) else self.alive - left,
+            new=self.new | left if health is Liveness.NEW else self.new - left,
             doubted=self.doubted | left if health is Liveness.UNREACHABLE else self.doubted,
         )
 
@@ -271,8 +284,8 @@ class Membership:
         caller = {claim.member.uid}
         others = tuple(known for known in self.claims if known.member.uid not in caller)
         # A member that calls is neither dead nor silent, whatever a probe had found before.
-        heard = replace(self, claims=(*others, claim), dead=self.dead - caller, silent=self.silent - caller)
-        heard = replace(heard, alive=self.alive | caller)
+        health = Liveness.NEW if claim.is_newcomer else Liveness.ALIVE
+        heard = replace(self, claims=(*others, claim), dead=self.dead - caller)._noting(claim.member.uid, health)
         if self.stage is MembershipStage.GATHERING:
             return heard._settle()
         is_found = self.stage is MembershipStage.SEEKING and not heard._unprobed()

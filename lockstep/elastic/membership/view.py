@@ -178,13 +178,15 @@ class Decision:
 class Liveness(Enum):
     """What a probe finds: the worker's kernel says that it is gone, it is there, or nothing answers.
 
-    ELSEWHERE: it is there, in a later generation than the one who asks, and without it.
+    ELSEWHERE: it is there, in a later generation than the one who asks, and without it. NEW: it is there, and was never
+    part of a generation, as far as its endpoint tells.
     """
 
     DEAD = "dead"
     ALIVE = "alive"
     UNREACHABLE = "unreachable"
     ELSEWHERE = "elsewhere"
+    NEW = "new"
 
 
 def claim_to_json(claim: Claim) -> str:

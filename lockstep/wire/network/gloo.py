@@ -8,9 +8,9 @@
 
 # Note [Farewells]
 # When a connection breaks, Gloo fails the queued messages, but not one that is half received: nothing ends that wait
-# before the timeout. So for every peer a sleeping thread waits for a farewell message, which `close` sends unless it
-# cuts off messages under way. If the connection breaks before, the peer is gone: all waits that can be ended are, and
-# `on_loss` is called for those that cannot.
+# before the timeout. So one thread watches all connections (hangups.py). From every peer a farewell message is awaited,
+# which `close` sends unless it cuts off messages under way. If a connection breaks before that has come, the peer is
+# gone: all waits that can be ended are, and `on_loss` is called for those that cannot.
 
 # Note [Which interface]
 # On several hosts torch takes the interfaces that GLOO_SOCKET_IFNAME lists, or else the one whose address this host's
@@ -34,6 +34,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, Store, Work  # type
 from lockstep.errors import BadEnvironment, LockstepError, PeerGone, WireError
 from lockstep.wire.network import keepalive
 from lockstep.wire.network.first_gone import FirstGone
+from lockstep.wire.network.hangups import HangupWatch
 from lockstep.wire.transport import Pending
 from lockstep.world import World
 
@@ -112,7 +113,8 @@ class GlooTransport:
         for number, _ in self._sockets:
             keepalive.notice_silence(number)  # see Note [A link that is silent]
         keepalive.close_when_forked(self)
-        self._watchers = [self._watch(self._group, peer) for peer in world.peers]
+        self._farewells = {peer: self._group.recv([_byte()], peer, FAREWELL) for peer in world.peers}
+        self._watch = HangupWatch(self._sockets, self._look_for_lost)
 
     def send(self, tensor: torch.Tensor, target: int, tag: int) -> Pending:
         return self._post(target, lambda group, data: group.send([data], target, tag), tensor)
@@ -141,6 +143,7 @@ class GlooTransport:
 
     def close(self) -> None:
         group = self._group
+        self._watch.close()
         if group is not None:
             if not self._first_gone.known and not self._is_busy():
                 self._say_farewell(group)
@@ -148,8 +151,6 @@ class GlooTransport:
             self._end_waits(group)
             group.abort()
             self._first_gone.linger()
-        for watcher in self._watchers:
-            watcher.join()
         if self._on_loss is not None and self._is_busy():  # some wait may be one that cannot be ended
             self._on_loss(PeerGone(self.world.rank, "the connection was closed here"))
         keepalive.forget(self)
@@ -193,23 +194,21 @@ class GlooTransport:
 
     # -- lost peers -----------------------------------------------------------------------------------------
 
-    def _watch(self, group: Any, peer: int) -> threading.Thread:
-        """See Note [Farewells]."""
-        farewell = group.recv([_byte()], peer, FAREWELL)
-        watcher = threading.Thread(target=self._await, args=(farewell, peer), name=f"lockstep-gloo-{peer}", daemon=True)
-        watcher.start()
-        return watcher
+    def _look_for_lost(self) -> None:
+        """A connection was closed, on the thread of the watch. See Note [Farewells]."""
+        for peer in [peer for peer in self._farewells if self._is_broken(peer)]:
+            try:
+                self._farewells.pop(peer).wait()
+            except RuntimeError as error:
+                self._end_all(peer, error)
 
-    def _await(self, farewell: Work, peer: int) -> None:
-        try:
-            farewell.wait(timedelta(days=3650))
-        except RuntimeError as error:
-            group = self._group
-            if group is not None:
-                gone = self._gone(peer, error)
-                self._end_waits(group)
-                if self._on_loss is not None:
-                    self._on_loss(gone)
+    def _end_all(self, lost: int, error: RuntimeError) -> None:
+        group = self._group
+        if group is not None:
+            gone = self._gone(lost, error)
+            self._end_waits(group)
+            if self._on_loss is not None:
+                self._on_loss(gone)
 
     def _say_farewell(self, group: Any) -> None:
         with suppress(RuntimeError):  # a peer may be gone

@@ -275,14 +275,15 @@ class Simulation:
 
     def _gathers(self, worker: Worker) -> list[Move]:
         """Probing one that lives, or is silent, again changes nothing: once is enough."""
-        known = worker.told_alive | worker.machine.silent
+        known = worker.told_alive | worker.machine.silent | worker.machine.new
         worth = [uid for uid in sorted(worker.knocks) if uid not in known or self._is_news(worker, uid)]
         return [("probe", uid) for uid in worth]
 
     def _is_news(self, worker: Worker, uid: str) -> bool:
         if uid in worker.machine.silent:
             return not self.severed(worker.uid, uid)
-        return self._health(worker, uid) is not Liveness.ALIVE
+        usual = Liveness.NEW if uid in worker.machine.new else Liveness.ALIVE
+        return self._health(worker, uid) is not usual
 
     def _health(self, worker: Worker, uid: str) -> Liveness:
         if self.severed(worker.uid, uid):
@@ -290,7 +291,9 @@ class Simulation:
         if not self.workers[uid].is_there:
             return Liveness.DEAD
         told = self.workers[uid].published
-        is_later = told is not None and told.id.generation > worker.machine.formed.id.generation
+        if told is None:
+            return Liveness.NEW
+        is_later = told.id.generation > worker.machine.formed.id.generation
         return Liveness.ELSEWHERE if is_later and worker.uid not in told.uids else Liveness.ALIVE
 
     def _do_probe(self, worker: Worker, uid: str) -> None:
@@ -309,8 +312,11 @@ class Simulation:
         host, serial = worker.call
         found = self.workers[host].answers.get(worker.uid, (0, None))[0] == serial
         answer: list[Move] = [("fetch", None)] if found and not self.loses(host, worker.uid) else []
-        back = [uid for uid in sorted(worker.longer) if not self.gone(worker, uid)]
-        if self._health(worker, host) is Liveness.ELSEWHERE and worker.has_state:
+        back = [
+            uid for uid in sorted(worker.longer) if self._health(worker, uid) in (Liveness.ALIVE, Liveness.ELSEWHERE)
+        ]
+        health = self._health(worker, host)
+        if health is Liveness.NEW or (health is Liveness.ELSEWHERE and worker.has_state):
             back.append(host)
         lost: list[Move] = [("lose_host", None)] if worker.failed or self.gone(worker, host) else []
         return [*answer, *(("probe", uid) for uid in back), *lost]

@@ -70,8 +70,8 @@ def test_no_newcomer_is_admitted_while_somebody_completes_a_step() -> None:
     assert _decide([_claim(0, step=5), _claim(1, prepared=True), _newcomer(2)], [], []).newcomers == ()
 
 
-def test_newcomers_are_admitted_one_at_a_time_in_the_order_in_which_they_came() -> None:
-    assert _decide([_claim(0), _newcomer(3), _newcomer(2)], [], []).newcomers == ("w3",)
+def test_newcomers_that_have_asked_are_admitted_together() -> None:
+    assert _decide([_claim(0), _newcomer(3), _newcomer(2)], [], []).newcomers == ("w3", "w2")
 
 
 def test_of_two_newcomers_in_one_slot_the_later_is_admitted() -> None:

@@ -63,14 +63,13 @@ def admits_newcomers_while_somebody_completes(patch: Patch) -> None:
     patch.setattr(deciding, "_admitted", admitted)
 
 
-def admits_two_newcomers_at_once(patch: Patch) -> None:
-    def admitted(claims: Any, staying: Any, step: int) -> list[Any]:
-        by_slot = {claim.member.slot: claim for claim in claims if claim.is_newcomer}
-        taken = {claim.member.slot for claim in staying}
-        exact = all(claim.step == step for claim in staying)
-        return [claim for slot, claim in by_slot.items() if slot not in taken] if exact and staying else []
+def newcomers_are_taken_for_members(patch: Patch) -> None:
+    right = Membership._noting
 
-    patch.setattr(deciding, "_admitted", admitted)
+    def noting(self: Membership, uid: str, health: Liveness) -> Membership:
+        return right(self, uid, Liveness.ALIVE if health is Liveness.NEW else health)
+
+    patch.setattr(Membership, "_noting", noting)
 
 
 def one_worker_looks_for_the_highest_slot(patch: Patch) -> None:
@@ -182,7 +181,7 @@ MUTATIONS = (
     reuses_the_number_of_a_generation,
     keeps_the_number_of_a_failed_generation,
     admits_newcomers_while_somebody_completes,
-    admits_two_newcomers_at_once,
+    newcomers_are_taken_for_members,
     one_worker_looks_for_the_highest_slot,
     meets_at_the_lowest_slot,
     forgets_the_newcomers_of_a_failed_generation,
