@@ -42,6 +42,7 @@ def deterministic_attention(device: torch.device) -> Iterator[None]:
             undo.enter_context(_strict_choice())
         else:
             backward = CudnnBackward(cudnn, device, _strict(_operator(FLASH_BACKWARD)))
+            undo.callback(backward.close)
             undo.enter_context(_replaced({OPERATOR: backward}, "AutogradCUDA"))
         yield
 

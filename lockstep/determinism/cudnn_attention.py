@@ -118,13 +118,20 @@ def exact_attention() -> str:
 
 
 class CudnnBackward:
-    """Computes torch's operator in one order, on one GPU. See Note [cuDNN's other backward pass]."""
+    """Computes torch's operator in one order, on one GPU. See Note [cuDNN's other backward pass].
+
+    One owner, who calls `close`.
+    """
 
     def __init__(self, cudnn: Any, device: torch.device, flash: Callable[..., Tensors]) -> None:
         self._cudnn, self._flash = cudnn, flash
         self._handle: Any = cudnn.create_handle()
         self._most_bytes = torch.cuda.get_device_properties(device).total_memory // SHARE
         self._graphs: dict[tuple[Any, ...], BackwardGraph | None] = {}
+
+    def close(self) -> None:
+        self._graphs.clear()
+        self._cudnn.destroy_handle(self._handle)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensors:
         with torch._C._AutoDispatchBelowAutograd():
