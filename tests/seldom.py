@@ -55,7 +55,7 @@ ALWAYS_RUN = {
     "test_resume_on_another_number_of_workers_ends_with_the_same_bits": 2,
     "test_a_slow_worker_is_named_with_its_cause_and_the_bits_stay_the_same": 2,
     # several hosts
-    "test_when_a_worker_or_a_whole_host_is_killed_the_others_go_on_to_the_same_bits": 4,
+    "test_when_a_worker_or_a_whole_host_is_killed_the_others_go_on_to_the_same_bits": 5,
     "test_when_a_link_falls_silent_the_larger_half_or_the_lowest_slot_goes_on_to_the_same_bits": 5,
     "test_when_a_link_falls_silent_the_others_leave_and_commit_nothing_more": 5,
     "test_a_link_that_falls_silent_is_noticed_by_the_kernel_long_before_gloo_gives_up": 5,

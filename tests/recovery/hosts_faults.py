@@ -19,6 +19,7 @@ from workers import Outcome, fork, gather
 
 import lockstep
 from lockstep.elastic.recovery import LeftOut
+from lockstep.strategies.sharded.optimizer import ShardedOptimizer
 
 MODELS["wide"] = lambda: nn.Sequential(nn.Linear(12, 40_000), nn.ReLU(), nn.Linear(40_000, 5))
 JOB = Job(epochs=3)
@@ -54,6 +55,7 @@ class Scene:
     job: Job = JOB
     mbit_per_s: int | None = None
     roster: str = ""
+    strategy: str = "replicated"
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,11 @@ class End:
 def kill_worker(network: Network, host: int) -> None:
     """This worker dies."""
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_worker_in_update(network: Network, host: int) -> None:
+    """This worker dies when the others of its host wait for its part of the next update."""
+    ShardedOptimizer._enter = lambda sharded, batch: kill_worker(network, host)  # type: ignore[method-assign]
 
 
 def kill_host(network: Network, host: int) -> None:
@@ -150,7 +157,7 @@ def ends(outcomes: Sequence[Outcome]) -> dict[int, End]:
 
 def train(network: Network, scene: Scene) -> list[Any]:
     """The fields of an End."""
-    run = lockstep.start(lanes=8, seed=3, wire=scene.wire)
+    run = lockstep.start(lanes=8, seed=3, wire=scene.wire, strategy=scene.strategy)
     rank, job, fault = run.rank, scene.job, scene.fault
     model, optimizer = make(job)
     run.replicate(model, optimizer)

@@ -22,6 +22,7 @@ from hosts_faults import (
     ends,
     kill_host,
     kill_worker,
+    kill_worker_in_update,
     played,
     pull_cable,
     silence_link,
@@ -61,6 +62,15 @@ KILLS = {
         ((2, 2), Fault(kill_host, 0, 0)),
         ((2, 2), Fault(kill_host, 3, 1)),
     ]
+} | {
+    f"{fault.deed.__name__} {fault.rank}, sharded": Scene(
+        workers_of, "hierarchical", fault, strategy="sharded:parameters"
+    )
+    for workers_of, fault in [
+        ((2, 1), Fault(kill_worker_in_update, 0, 0)),
+        ((1, 2), Fault(kill_worker_in_update, 2, 1)),
+        ((2, 2), Fault(kill_host, 3, 1)),
+    ]
 }
 
 
@@ -81,7 +91,7 @@ def test_when_a_worker_or_a_whole_host_is_killed_the_others_go_on_to_the_same_bi
 ) -> None:
     killed = [rank for rank, outcome in enumerate(kills[name]) if outcome.killed_by == signal.SIGKILL]
     fault = KILLS[name].fault
-    assert killed == ([fault.rank] if fault.deed is kill_worker else [2 * fault.host, 2 * fault.host + 1])
+    assert killed == ([2 * fault.host, 2 * fault.host + 1] if fault.deed is kill_host else [fault.rank])
     survivors = ends(kills[name]).values()
     assert [(end.digest, end.step, end.size) for end in survivors] == [(*alone[JOB], 2)] * 2
 

@@ -54,6 +54,24 @@ def test_gradients_in_half_the_bytes_have_the_same_bits_on_one_worker_and_on_two
         assert network.on_workers(digest_after, JOB, reduce_dtype="bfloat16") == [alone] * 3
 
 
+def _held_once(reduce_dtype: str | None) -> tuple[list[Any], list[str]]:
+    """Digest and number of steps, and the kinds of buckets that there were."""
+    found = digest_after(JOB, wire="hierarchical", strategy="sharded:parameters", reduce_dtype=reduce_dtype)
+    run: Any = active.current()
+    return found, sorted({type(bucket).__name__ for bucket in run._engine._buckets.buckets})
+
+
+@pytest.mark.parametrize("workers_of", [[2, 1], pytest.param([1, 3, 2], marks=pytest.mark.soak)], ids=str)
+@pytest.mark.parametrize("reduce_dtype", [None, "bfloat16"])
+def test_gradients_that_stand_once_on_each_host_have_the_bits_of_one_worker(
+    workers_of: list[int], reduce_dtype: str | None
+) -> None:
+    """On the smaller host a worker writes the columns of several."""
+    (alone,) = on_workers(1, digest_after, JOB, reduce_dtype=reduce_dtype)
+    with hosts(workers_of) as network:
+        assert network.on_workers(_held_once, reduce_dtype) == [[alone, ["OnceBucket"]]] * sum(workers_of)
+
+
 def _endpoints(wire: str) -> list[list[Any]]:
     """Where this worker's connections begin and end."""
     lockstep.start(lanes=4, wire=wire)

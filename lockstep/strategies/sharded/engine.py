@@ -81,7 +81,7 @@ class UpdateUnderWay:
 class ShardedEngine(ReplicatedEngine):
     """Adds to the replicated engine: who updates what. Its memory is made when the first update begins.
 
-    `shares_gradients`: where all workers share memory, the sum of the gradients stands there once too.
+    `shares_gradients`: where workers share memory, the sum of the gradients stands there once too.
     """
 
     def __init__(self, options: EngineOptions, generation: Generation, events: Events, shares_gradients: bool) -> None:

@@ -22,16 +22,19 @@ from lockstep.gradients.layout import BucketLayout, Layout
 from lockstep.lanes import Reduction
 from lockstep.strategies.sharded.once import Form, OnceTensors, map_once
 from lockstep.wire import Wire
+from lockstep.wire.network.hierarchical import HierarchicalReducer
 from lockstep.wire.shared.reducer import SharedMemoryReducer
+
+OnceReducer = SharedMemoryReducer | HierarchicalReducer
 
 NUM_BUFFERS = 2
 """See Note [Lent buffers]."""
 
 
 class SummedGradients:
-    """The sums of all buckets of a layout, in memory that all workers of a run on one host share."""
+    """The sums of all buckets of a layout, in memory that all workers of a host share."""
 
-    def __init__(self, wire: Wire, reducer: SharedMemoryReducer, layout: Layout) -> None:
+    def __init__(self, wire: Wire, reducer: OnceReducer, layout: Layout) -> None:
         self._wire, self._reducer, self._layout = wire, reducer, layout
         self._buffers: dict[int, torch.Tensor] = {}
         self._once: OnceTensors | None = None
@@ -51,14 +54,14 @@ class SummedGradients:
         self._reducer.reduce_once(reduction, roots, self._once.shared[_sum(number)], closes=closes)
 
     def finish(self, number: int, scale: float) -> None:
-        """This worker's slice of the sum is scaled, and stands in the dtype of the parameters too."""
+        """This worker's slices of the sum are scaled, and stand in the dtype of the parameters too."""
         assert self._once is not None
         whole = self._once.shared[_sum(number)]
-        own = self._reducer.own_part(whole.numel())
-        if scale != 1.0:
-            whole[own].mul_(scale)
-        if self._layout.buckets[number].converts:
-            self._once.shared[_gradient(number)][own] = whole[own]
+        for own in self._reducer.own_parts(whole.numel()):
+            if scale != 1.0:
+                whole[own].mul_(scale)
+            if self._layout.buckets[number].converts:
+                self._once.shared[_gradient(number)][own] = whole[own]
 
     def sum_of(self, number: int) -> torch.Tensor:
         """For this worker's script: the sum as it was added up."""
@@ -123,7 +126,7 @@ class OnceBucket(Bucket):
         self._sums.add(self.number, reduction, self.roots(), closes)
 
     def finish_own(self, scale: float) -> None:
-        """Before the commit: this worker's slice of the sum is scaled and converted."""
+        """Before the commit: this worker's slices of the sum are scaled and converted."""
         self._sums.finish(self.number, scale)
 
     def finish(self) -> None:
@@ -154,8 +157,8 @@ class OnceBucket(Bucket):
 
 
 def once_buckets(wire: Wire, layout: Layout, parameters: Sequence[torch.nn.Parameter]) -> list[OnceBucket] | None:
-    """Buckets whose sums stand once; None where the workers do not all share memory."""
-    if not isinstance(wire.reducer, SharedMemoryReducer):
+    """Buckets whose sums stand once on each host; None where a host has no memory that its workers share."""
+    if not isinstance(wire.reducer, OnceReducer):
         return None
     sums = SummedGradients(wire, wire.reducer, layout)
     return [OnceBucket(bucket, parameters, sums, wire, number) for number, bucket in enumerate(layout.buckets)]

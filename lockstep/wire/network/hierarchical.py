@@ -25,7 +25,7 @@ from lockstep.wire.schedules.executor import Choose, Executor, Stages
 from lockstep.wire.shared.board import MAX_TENSORS, Board
 from lockstep.wire.shared.kernels import summation
 from lockstep.wire.shared.memory import Staging
-from lockstep.wire.shared.reducer import facts_of, refuse_difference
+from lockstep.wire.shared.reducer import facts_of, facts_of_place, refuse_difference, roots_shown
 from lockstep.wire.transport import Pending, Transport
 from lockstep.world import World
 
@@ -97,6 +97,29 @@ class HierarchicalReducer(Reducer):
             with self._reporting_loss():
                 self._reduce(reduction, roots, total)
 
+    def reduce_once(
+        self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor, *, closes: bool
+    ) -> None:
+        """Collective. As `reduce`, where `total` is memory that all workers of this host see: each writes `own_parts`.
+
+        The barrier of the host closes it, with `closes` or without.
+        """
+        if max(reduction.roots_of) >= MAX_TENSORS:
+            self._executor.reduce(reduction, roots, whole := torch.empty_like(total))
+            for part in self.own_parts(total.numel()):
+                total[part] = whole[part]
+            return
+        with self._reporting_loss():
+            shared = [self._staging.shared(root, slot, filled=True) for slot, root in enumerate(roots)]
+            meeting = self._board.meet(facts_of_place(total.nbytes, total.dtype, total.storage_offset()), shared)
+            refuse_difference(meeting, self._rank)
+            self._reduce_columns(reduction, roots_shown(meeting, total.dtype), [total])
+
+    def own_parts(self, num_elements: int) -> list[slice]:
+        """The elements that this worker writes where a sum stands once on its host: those of its columns."""
+        spans = even_slices(num_elements, max(map(len, self._hosts)))
+        return [slice(spans[column].start, spans[column].stop) for column in self._columns]
+
     def all_gather(self, total: torch.Tensor, slices: Slices) -> None:
         """Collective. Every worker sends its slice to every other over the network, those of its host included."""
         with self._reporting_loss():
@@ -116,27 +139,30 @@ class HierarchicalReducer(Reducer):
         shared, place = self._staging.roots_and_place(roots, total)
         meeting = self._board.meet(facts_of(total.nbytes, total.dtype), [*shared, place])
         refuse_difference(meeting, self._rank)
-        typed = {rank: [shown.view(total.dtype) for shown in tensors] for rank, tensors in meeting.memory.items()}
-        spans = even_slices(total.numel(), max(map(len, self._hosts)))
-        for column, executor in self._columns.items():
-            self._reduce_column(reduction, executor, typed, slice(spans[column].start, spans[column].stop))
-        self._board.closing_barrier()
+        own_first = sorted(meeting.memory, key=lambda rank: rank != self._rank)
+        places = [meeting.memory[rank][-1].view(total.dtype) for rank in own_first]
+        self._reduce_columns(reduction, roots_shown(meeting, total.dtype, num_places=1), places)
         if place.data_ptr() != total.data_ptr():
             total.copy_(place)
 
-    def _reduce_column(
-        self, reduction: Reduction, executor: Executor, typed: dict[int, list[torch.Tensor]], span: slice
+    def _reduce_columns(
+        self, reduction: Reduction, values: dict[Root, torch.Tensor], places: Sequence[torch.Tensor]
     ) -> None:
-        """Adds one column over this host, over all hosts, and writes it to all workers of this host.
+        """Adds this worker's columns of the host's values and writes them to all places, with those of all columns."""
+        for executor, span in zip(self._columns.values(), self.own_parts(places[0].numel()), strict=True):
+            cut = {root: value[span] for root, value in values.items()}
+            self._reduce_column(reduction, executor, cut, [place[span] for place in places])
+        self._board.closing_barrier()
+
+    def _reduce_column(
+        self, reduction: Reduction, executor: Executor, values: dict[Root, torch.Tensor], places: Sequence[torch.Tensor]
+    ) -> None:
+        """Adds one column over this host, over all hosts, and writes it to all places.
 
         See Note [Stages around a segment] in schedules/executor.py.
         """
         cut = host_reduction(reduction, self._hosts)
-        values = {
-            Root(rank, index): root[span] for rank, tensors in typed.items() for index, root in enumerate(tensors[:-1])
-        }
-        total = typed[self._rank][-1][span]
-        others = [tensors[-1][span] for rank, tensors in typed.items() if rank != self._rank]
+        total, *others = places
         sums = [total, *(torch.empty_like(total) for _ in cut.sums_of[self._host][1:])]
         # The first sum is written last: its place may hold a root that another sum still needs.
         pairs = list(zip(cut.sums_of[self._host], sums, strict=False))[::-1]

@@ -73,29 +73,30 @@ class SharedMemoryReducer(Reducer):
     def reduce_once(
         self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor, *, closes: bool
     ) -> None:
-        """Collective. As `reduce`, where `total` is memory that all workers see: each writes `own_part` of it.
+        """Collective. As `reduce`, where `total` is memory that all workers see: each writes `own_parts` of it.
 
         Without `closes` it is as `reduce_unclosed`. Up to two signals to each peer.
         """
         self.closing_barrier()
         if not _fits_board(reduction, total):
             self._executor.reduce(reduction, roots, whole := torch.empty_like(total))
-            total[self.own_part(total.numel())] = whole[self.own_part(total.numel())]
+            for part in self.own_parts(total.numel()):
+                total[part] = whole[part]
             return
         spin = total.nbytes <= SPIN_BYTES
         shared = [self._staging.shared(root, slot, filled=True) for slot, root in enumerate(roots)]
-        meeting = self.board.meet(_facts_of_place(total.nbytes, total.dtype, total.storage_offset()), shared, spin=spin)
+        meeting = self.board.meet(facts_of_place(total.nbytes, total.dtype, total.storage_offset()), shared, spin=spin)
         self._work_once(meeting, reduction, total)()
         self._is_open = True
         if closes:
             self._is_open = False
             self.board.closing_barrier(spin=spin)
 
-    def own_part(self, num_elements: int) -> slice:
+    def own_parts(self, num_elements: int) -> list[slice]:
         """The elements that this worker writes where a sum stands once."""
         members = self.board.members
         part = even_slices(num_elements, len(members))[members.index(self._rank)]
-        return slice(part.start, part.stop)
+        return [slice(part.start, part.stop)]
 
     def closing_barrier(self) -> bool:
         if not self._is_open:
@@ -119,7 +120,7 @@ class SharedMemoryReducer(Reducer):
                 _facts_of_slices("reduce_scatter", total.nbytes, total.dtype, tuple(slices)), shared, spin
             )
             own = slices[self._rank]
-            values = _roots(meeting, total.dtype, slice(own.start, own.stop), num_places=0)
+            values = roots_shown(meeting, total.dtype, slice(own.start, own.stop))
             summation(reduction.tree, values, [total[own.start : own.stop]])()
             self.board.closing_barrier(spin=spin)
 
@@ -170,8 +171,8 @@ class SharedMemoryReducer(Reducer):
         """The additions of this worker's part of a sum that stands once; prepared as in `_work`."""
         if meeting.prepared is None or meeting.prepared[:2] != (reduction, total.data_ptr()):
             refuse_difference(meeting, self._rank)
-            own = self.own_part(total.numel())
-            work = summation(reduction.tree, _roots(meeting, total.dtype, own, num_places=0), [total[own]])
+            (own,) = self.own_parts(total.numel())
+            work = summation(reduction.tree, roots_shown(meeting, total.dtype, own), [total[own]])
             meeting.prepared = (reduction, total.data_ptr(), work)
         prepared: Work = meeting.prepared[2]
         return prepared
@@ -194,7 +195,7 @@ def facts_of(num_bytes: int, dtype: torch.dtype) -> bytes:
 
 
 @lru_cache(maxsize=1024)
-def _facts_of_place(num_bytes: int, dtype: torch.dtype, place: int) -> bytes:
+def facts_of_place(num_bytes: int, dtype: torch.dtype, place: int) -> bytes:
     return facts_of(num_bytes, dtype) + f", once, at {place}".encode()
 
 
@@ -220,11 +221,13 @@ def _prepare(meeting: Meeting, reduction: Reduction, dtype: torch.dtype, rank: i
     span = slice(part.start, part.stop)
     own_first = (rank, *(member for member in members if member != rank))
     return summation(
-        reduction.tree, _roots(meeting, dtype, span, num_places=1), [places[member][span] for member in own_first]
+        reduction.tree, roots_shown(meeting, dtype, span, num_places=1), [places[member][span] for member in own_first]
     )
 
 
-def _roots(meeting: Meeting, dtype: torch.dtype, span: slice, num_places: int) -> dict[Root, torch.Tensor]:
+def roots_shown(
+    meeting: Meeting, dtype: torch.dtype, span: slice = slice(None), num_places: int = 0
+) -> dict[Root, torch.Tensor]:
     """A span of every worker's roots; behind them, a worker shows `num_places` tensors for the sum."""
     return {
         Root(member, index): root.view(dtype)[span]
