@@ -25,6 +25,7 @@ from lockstep.elastic.rendezvous import open_store
 from lockstep.gradients.record import StepRecord
 from lockstep.settings.environments.place import LaunchPlace
 from lockstep.wire import WireOptions, open_wire
+from lockstep.wire.transport import each_alone
 from lockstep.world import World
 
 exchanging = importlib.import_module("lockstep.wire.exchange")  # the room's name for it is that of a function
@@ -110,7 +111,7 @@ class Echo:
     """Stands in for a transport: every message is there at once, and is counted."""
 
     def __init__(self, size: int) -> None:
-        self.world, self.num_messages = World(0, size, 0, size), 0
+        self.world, self.hosts, self.num_messages = World(0, size, 0, size), each_alone(size), 0
 
     def send(self, tensor: torch.Tensor, target: int, tag: int) -> "Echo":
         self.num_messages += 1
