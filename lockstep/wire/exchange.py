@@ -26,7 +26,10 @@ class PendingExchange(Protocol):
     """An exchange under way; the records are flat uint8 tensors of one size."""
 
     def wait(self) -> list[torch.Tensor]:
-        """Every worker's record, by rank."""
+        """Every worker's record, by rank. It, or `wait_for_bytes`, is called once."""
+
+    def wait_for_bytes(self) -> list[bytes]:
+        """The same as bytes, which is faster for many."""
 
 
 @dataclass
@@ -43,6 +46,9 @@ class DirectExchange:
         for pending in [*self.receives.values(), *self.sends]:
             pending.wait()
         return [record for _, record in sorted([(self.rank, self.mine), *self.theirs.items()])]
+
+    def wait_for_bytes(self) -> list[bytes]:
+        return [_read(record, record.numel()) for record in self.wait()]
 
 
 class RoutedExchange:
@@ -63,6 +69,16 @@ class RoutedExchange:
         self._begun = [] if route.children else self._begin()
 
     def wait(self) -> list[torch.Tensor]:
+        self._finish()
+        pieces = self._records.split(self._bytes)
+        return [pieces[place] for place in self._route.places]
+
+    def wait_for_bytes(self) -> list[bytes]:
+        self._finish()
+        whole, size = _read(self._records, self._records.numel()), self._bytes
+        return [whole[place * size : (place + 1) * size] for place in self._route.places]
+
+    def _finish(self) -> None:
         route = self._route
         for pending in self._gathered:
             pending.wait()
@@ -75,8 +91,6 @@ class RoutedExchange:
             self._receive(route.parent, 0, len(route.places)).wait()
         for pending in [self._send(child.rank, 0, len(route.places)) for child in route.children]:
             pending.wait()
-        pieces = self._records.split(self._bytes)
-        return [pieces[place] for place in route.places]
 
     def _begin(self) -> list[Pending]:
         """What follows when this worker has the records of all below it: up the tree, or on to other hosts."""
@@ -119,9 +133,9 @@ def exchange_with_peers(transport: Transport, make_record: Callable[[], bytes], 
     peers = transport.world.peers
     if not peers:
         return {}
-    mine = make_record()
-    records = exchange(transport, torch.frombuffer(bytearray(mine), dtype=torch.uint8), tag)
-    return {peer: _read(records[peer], len(mine)) for peer in peers}
+    record = torch.frombuffer(bytearray(make_record()), dtype=torch.uint8)
+    records = post(transport, record, tag).wait_for_bytes()
+    return {peer: records[peer] for peer in peers}
 
 
 def exchange_texts(transport: Transport, text: str, tag: int = CONTROL) -> list[str]:
