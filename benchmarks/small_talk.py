@@ -3,8 +3,9 @@
     python benchmarks/small_talk.py --workers 16,64 --parameters 500
 
 Real processes in shared memory on this host: records sent directly to all, and in rounds, in turn, in one run; both
-must give the same records. Then, without processes, what one worker of a large world spends on its own part: messages,
-rounds, and the time to pack, read and merge all records.
+must give the same records. Then, without processes, what the busiest worker of a large world spends on its own part:
+messages, bytes and rounds of the way that records take, on hosts of so many workers (`--on-a-host`), and the time to
+pack, read and merge all records. Messages are there at once.
 """
 
 import argparse
@@ -25,6 +26,8 @@ from lockstep.elastic.rendezvous import open_store
 from lockstep.gradients.record import StepRecord
 from lockstep.settings.environments.place import LaunchPlace
 from lockstep.wire import WireOptions, open_wire
+from lockstep.wire.route import route_of
+from lockstep.wire.transport import Hosts
 from lockstep.world import World
 
 exchanging = importlib.import_module("lockstep.wire.exchange")  # the room's name for it is that of a function
@@ -109,11 +112,13 @@ def on_processes(size: int, num_parameters: int) -> dict[str, list[float]]:
 class Echo:
     """Stands in for a transport: every message is there at once, and is counted."""
 
-    def __init__(self, size: int) -> None:
-        self.world, self.num_messages = World(0, size, 0, size), 0
+    def __init__(self, rank: int, hosts: Hosts) -> None:
+        self.world, self.hosts = World(rank, sum(map(len, hosts))), hosts
+        self.num_messages = self.num_bytes = 0
 
     def send(self, tensor: torch.Tensor, target: int, tag: int) -> "Echo":
         self.num_messages += 1
+        self.num_bytes += tensor.numel()
         return self
 
     receive = send
@@ -122,33 +127,50 @@ class Echo:
         pass
 
 
-def own_part(size: int, num_parameters: int) -> dict[str, float]:
-    """What one worker of `size` does in a step."""
+def num_rounds(hosts: Hosts) -> int:
+    """How many messages follow one another: up the tree of the largest host, between hosts, and down."""
+    last = max((members for members in hosts), key=len)[-1]
+    depth, route = 0, route_of(hosts, last)
+    while route.parent is not None:
+        depth, route = depth + 1, route_of(hosts, route.parent)
+    return 2 * depth + len(route.hops)
+
+
+def own_part(size: int, num_parameters: int, on_a_host: int) -> dict[str, float]:
+    """What worker 0 of `size` does in a step: the first of its host, as busy as any."""
+    hosts = tuple(tuple(range(first, min(size, first + on_a_host))) for first in range(0, size, on_a_host))
     packed = record(1, size, num_parameters).pack(1)
-    whole = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
-    found: dict[str, float] = {"bytes": len(packed)}
-    for name in SIDES:
-        with side(name):
-            times = []
-            for _ in range(5):
-                transport, mine = Echo(size), record(0, size, num_parameters)
-                began = time.perf_counter()
-                mine.pack(1)
-                exchanging.exchange(transport, whole)  # type: ignore[arg-type]
-                mine.merge(0, dict.fromkeys(range(1, size), packed))
-                times.append(1e3 * (time.perf_counter() - began))
-            found |= {f"{name}, ms": statistics.median(times), f"{name}, messages": transport.num_messages}
-    return found
+    mine_alone = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+    times = []
+    for _ in range(5):
+        transport, mine = Echo(0, hosts), record(0, size, num_parameters)
+        began = time.process_time()
+        mine.pack(1)
+        records = exchanging.RoutedExchange(transport, mine_alone, 1).wait_for_bytes()  # type: ignore[arg-type]
+        times.append(1e3 * (time.process_time() - began))
+        began = time.process_time()
+        mine.merge(0, dict(zip(range(1, size), [packed] * (len(records) - 1), strict=True)))
+        times[-1] += 1e3 * (time.process_time() - began)
+    hops = route_of(hosts, 0).hops
+    return {
+        "hosts": len(hosts),
+        "rounds": num_rounds(hosts),
+        "messages": transport.num_messages,
+        "KiB": transport.num_bytes / 1024,
+        "of them between hosts": sum(hop.num_sent + hop.stop - hop.first for hop in hops) * len(packed) / 1024,
+        "ms of its own": statistics.median(times),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", default="4,16")
+    parser.add_argument("--workers", default="4,16", help="numbers of real processes; '' for none")
     parser.add_argument("--parameters", type=int, default=500)
+    parser.add_argument("--on-a-host", type=int, default=8)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     rows = {}
-    for size in map(int, asked.workers.split(",")):
+    for size in map(int, filter(None, asked.workers.split(","))):
         times = on_processes(size, asked.parameters)
         ratios = sorted(one / other for one, other in zip(times["direct"], times["in rounds"], strict=True))
         rows[size] = {**{name: statistics.median(of) for name, of in times.items()}, "ratios": ratios}
@@ -157,12 +179,16 @@ def main() -> None:
             f"direct ÷ rounds {statistics.median(ratios):.2f} ({ratios[0]:.2f}–{ratios[-1]:.2f})",
             file=sys.stderr,
         )
-    parts = {size: own_part(size, asked.parameters) for size in (16, 64, 256, 1024, 4096)}
+    sizes = (16, 64, 256, 1024, 4096)
+    parts = {(n, size): own_part(size, asked.parameters, n) for n in (1, asked.on_a_host) for size in sizes}
     if asked.json:
-        print(json.dumps({"processes": rows, "own part": parts}))
+        print(json.dumps({"processes": rows, "own part": [(*key, part) for key, part in parts.items()]}))
         return
-    for size, part in parts.items():
-        print(f"one of {size} workers: " + ", ".join(f"{name} {number:.4g}" for name, number in part.items()))
+    for (on_a_host, size), part in parts.items():
+        print(
+            f"one of {size} workers, {on_a_host} on a host: "
+            + ", ".join(f"{name} {number:.4g}" for name, number in part.items())
+        )
 
 
 if __name__ == "__main__":

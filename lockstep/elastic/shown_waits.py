@@ -21,6 +21,7 @@ class _Shown:
     def __init__(self, transport: Transport, events: Events, wait: Wait) -> None:
         self._transport, self._events, self._wait = transport, events, wait
         self.world: World = transport.world
+        self.hosts = transport.hosts
 
     def send(self, tensor: torch.Tensor, target: int, tag: int) -> Pending:
         return _ShownPending(self._transport.send(tensor, target, tag), self._events, self._wait)

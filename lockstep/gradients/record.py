@@ -151,17 +151,18 @@ class StepRecord:
         """
         columns, flags = self._columns(), self._flags()
         entry, num_bytes, num_health = _entry(len(columns)), _num_bytes(flags), len(self.health)
-        bits, healths = _as_bits(flags), {rank: self.health}
-        for peer, record in packed.items():
-            at = len(record) - num_health - num_bytes
-            bits |= int.from_bytes(record[at : at + num_bytes], "little")
-            healths[peer] = record[len(record) - num_health :]
-            for lane, known, *numbers in entry.iter_unpack(record[:at]):
-                if lane == NO_LANE:
-                    break
-                for place, (column, number) in enumerate(zip(columns, numbers, strict=True)):
-                    if known >> place & 1:
-                        column[lane] = number
+        ends = {peer: len(record) - num_health for peer, record in packed.items()}
+        healths = {rank: self.health, **{peer: record[ends[peer] :] for peer, record in packed.items()}}
+        bits = _as_bits(flags)
+        for flagged in {record[ends[peer] - num_bytes : ends[peer]] for peer, record in packed.items()}:
+            bits |= int.from_bytes(flagged, "little")
+        entries = b"".join(record[: ends[peer] - num_bytes] for peer, record in packed.items())
+        for lane, known, *numbers in entry.iter_unpack(entries):
+            if lane == NO_LANE:
+                continue
+            for place, (column, number) in enumerate(zip(columns, numbers, strict=True)):
+                if known >> place & 1:
+                    column[lane] = number
         self._take(columns, _as_flags(bits, len(flags)))
         self.healths = [healths[peer] for peer in sorted(healths)]
 

@@ -28,8 +28,9 @@ from lockstep.torch_backend.messages import MessageWork, check_message
 from lockstep.torch_backend.reduce import sparse_all_reduce, sparse_call
 from lockstep.torch_backend.rounds import agree
 from lockstep.torch_backend.work import Operation
-from lockstep.wire.network.hosts import Hosts, find_hosts
+from lockstep.wire.network.hosts import find_hosts
 from lockstep.wire.shared import semaphores
+from lockstep.wire.transport import Hosts
 
 Tensor = torch.Tensor
 Program = Callable[[], None]

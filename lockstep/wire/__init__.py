@@ -2,8 +2,8 @@
 
 A `reducer` adds buckets: by sending (`schedules` are the moves as data, and their executor runs them over a
 `transport`), in the `shared` memory of one host, on both levels (`network`), or between GPUs (`cuda`). `link`
-measures, `choice` decides. `exchange` and `agreement` carry the small messages ahead of the data; `reduction_queue`
-keeps the order of reductions while the backward pass runs; `open` makes a wire, and
+measures, `choice` decides. `exchange` and `agreement` carry the small messages ahead of the data, by the `route` of
+each worker; `reduction_queue` keeps the order of reductions while the backward pass runs; `open` makes a wire, and
 a `generation` is a wire with its members and lanes.
 """
 

@@ -21,8 +21,9 @@ from lockstep.wire.link import Link, measure
 from lockstep.wire.network.deadline import Deadline, do_nothing
 from lockstep.wire.network.gloo import GlooTransport
 from lockstep.wire.network.hierarchical import HierarchicalReducer
-from lockstep.wire.network.hosts import Hosts, find_hosts
+from lockstep.wire.network.hosts import find_hosts
 from lockstep.wire.network.native import NativeAllReduce
+from lockstep.wire.network.routed import RoutedTransport
 from lockstep.wire.reducer import Reducer
 from lockstep.wire.reduction_queue import InlineQueue, ReductionQueue, ThreadQueue
 from lockstep.wire.schedules.executor import Choose, Executor
@@ -31,7 +32,7 @@ from lockstep.wire.shared.mailbox import Mailbox, open_mailbox
 from lockstep.wire.shared.memory import HostMemory
 from lockstep.wire.shared.neighbours import Neighbours, connect
 from lockstep.wire.shared.reducer import SharedMemoryReducer
-from lockstep.wire.transport import InProcess, Transport
+from lockstep.wire.transport import Hosts, InProcess, Transport
 from lockstep.world import World
 
 
@@ -294,10 +295,11 @@ def over_hosts(
         opened.callback(memory.close)
         network = Executor(transport)
         link = measure(network, transport)
+        mailbox = open_mailbox(memory, world)
         reducer = HierarchicalReducer(open_board(memory), transport, hosts, _choice(algorithm, link), network)
         opened.pop_all()
     how = f"shared memory on {len(hosts)} hosts, Gloo between them, {algorithm or 'cheapest algorithm'}"
-    return Wire(transport, sequence, reducer, how, link, store, memory)
+    return Wire(RoutedTransport(transport, mailbox, hosts), sequence, reducer, how, link, store, memory)
 
 
 def _on_host(

@@ -6,6 +6,9 @@ import torch
 
 from lockstep.world import World
 
+Hosts = tuple[tuple[int, ...], ...]
+"""The ranks of the workers on each host; hosts in the order of their lowest rank."""
+
 
 class Pending(Protocol):
     """A send or receive under way."""
@@ -23,6 +26,8 @@ class Transport(Protocol):
     """
 
     world: World
+    hosts: Hosts
+    """Which workers have cheap messages to each other; the same on all of them, and the same object always."""
 
     def send(self, tensor: torch.Tensor, target: int, tag: int) -> Pending: ...
 
@@ -35,11 +40,17 @@ class Transport(Protocol):
         """Frees sockets and threads; fails the waits that are still open, on any thread. May be called twice."""
 
 
+def each_alone(size: int) -> Hosts:
+    """The hosts of workers none of which shares memory with another."""
+    return tuple((rank,) for rank in range(size))
+
+
 class InProcess:
     """The Transport of a world of one: there is no peer to send to, and every collective is already finished."""
 
     def __init__(self, world: World | None = None) -> None:
         self.world = world or World()
+        self.hosts = each_alone(self.world.size)
 
     def send(self, tensor: torch.Tensor, target: int, tag: int) -> Pending:
         raise ValueError(f"a world of one worker has no worker {target}")

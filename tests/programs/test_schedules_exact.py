@@ -8,8 +8,9 @@ from lockstep.errors import BadArgument
 from lockstep.lanes import Assignment, Branch, Reduction, Root, leaves, reduction
 from lockstep.programs.explain.proof import prove
 from lockstep.programs.explain.schedules.hierarchical import hierarchical
-from lockstep.wire.network.hosts import Hosts, host_reduction
+from lockstep.wire.network.hosts import host_reduction
 from lockstep.wire.schedules import direct, direct_reduce_scatter, one_root_each, oneshot, slices
+from lockstep.wire.transport import Hosts
 
 
 @st.composite

@@ -11,8 +11,9 @@ from workers import apart
 from lockstep.errors import BadArgument
 from lockstep.programs.explain.proof import prove
 from lockstep.programs.explain.schedules.catalogue import CATALOGUE, Algorithm, Setting, find
-from lockstep.wire.network.hosts import Hosts, host_reduction
+from lockstep.wire.network.hosts import host_reduction
 from lockstep.wire.schedules import Collective, Schedule
+from lockstep.wire.transport import Hosts
 
 ALL = [
     pytest.param(algorithm, id=f"{collective}-{name}")

@@ -22,7 +22,7 @@ from lockstep.wire.network.deadline import Deadline
 from lockstep.wire.network.hierarchical import Column
 from lockstep.wire.transport import InProcess, Transport
 
-TRANSPORTS = pytest.mark.parametrize("kind", ["gloo", "shared", "column"])
+TRANSPORTS = pytest.mark.parametrize("kind", ["gloo", "shared", "column", "hierarchical"])
 WORLDS = pytest.mark.parametrize("num_workers", [1, 2, 3, 5])
 FIRST, SECOND, GO_AHEAD, WAITED_FOR = 4, 5, 6, 7
 DTYPES = (torch.float32, torch.bfloat16, torch.complex64, torch.bool, torch.int64)
@@ -33,7 +33,7 @@ LONG = 1_500_000
 @contextmanager
 def open_transport(kind: str) -> Iterator[Transport]:
     """`column`: as over several hosts, whose workers with one place are a world of their own; here all of them."""
-    with open_wire("shared" if kind == "shared" else "gloo") as wire:
+    with open_wire("gloo" if kind == "column" else kind) as wire:
         is_column = kind == "column" and wire.world.size > 1
         ranks = range(wire.world.size)
         yield Column(wire.transport, ranks, wire.world.rank) if is_column else wire.transport

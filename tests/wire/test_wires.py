@@ -38,10 +38,10 @@ from lockstep.wire import (
     over_gloo,
     over_hosts,
 )
-from lockstep.wire.exchange import GatheringExchange, post
+from lockstep.wire.exchange import RoutedExchange, post
 from lockstep.wire.network.deadline import Deadline
 from lockstep.wire.shared.neighbours import SECRET_BYTES
-from lockstep.wire.transport import COMMIT, CONTROL
+from lockstep.wire.transport import COMMIT, CONTROL, each_alone
 from lockstep.world import World
 
 
@@ -107,7 +107,7 @@ def test_in_rounds_a_worker_sends_and_receives_a_logarithm_of_messages(size: int
     messages: list[tuple[str, int, int]] = []
 
     class Counted:
-        world = World(size // 2, size, size // 2, size)
+        world, hosts = World(size // 2, size, size // 2, size), each_alone(size)
 
         def send(self, tensor: torch.Tensor, target: int, tag: int) -> "Counted":
             messages.append(("to", target, tensor.numel()))
@@ -120,7 +120,7 @@ def test_in_rounds_a_worker_sends_and_receives_a_logarithm_of_messages(size: int
         def wait(self) -> None:
             pass
 
-    GatheringExchange(cast(Any, Counted()), torch.zeros(3, dtype=torch.uint8), CONTROL).wait()
+    RoutedExchange(cast(Any, Counted()), torch.zeros(3, dtype=torch.uint8), CONTROL).wait()
     for way in ("to", "from"):
         sizes = {peer: number for side, peer, number in messages if side == way}
         assert len(sizes) == (size - 1).bit_length() == len([1 for side, *_ in messages if side == way])

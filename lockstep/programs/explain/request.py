@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from lockstep.errors import BadArgument
 from lockstep.lanes import Assignment, Reduction, reduction
 from lockstep.programs.explain.schedules.catalogue import CATALOGUE, Algorithm, Setting, find
-from lockstep.wire.network.hosts import Hosts
 from lockstep.wire.schedules import Collective
+from lockstep.wire.transport import Hosts
 
 DEFAULT_WORKERS = 4
 MOST_WORKERS = 64

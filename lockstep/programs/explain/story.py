@@ -8,8 +8,8 @@ from lockstep.lanes import Branch, Root, Tree
 from lockstep.programs.explain.proof import Proof, SymbolicExecution, prove
 from lockstep.programs.explain.request import ExplainRequest
 from lockstep.programs.explain.schedules.catalogue import Algorithm
-from lockstep.wire.network.hosts import Hosts
 from lockstep.wire.schedules import AddPart, Schedule, ScheduleRound, SendPart
+from lockstep.wire.transport import Hosts
 
 EXAMPLE_BYTES = 1 << 20
 

@@ -35,7 +35,7 @@ from lockstep.errors import BadEnvironment, LockstepError, PeerGone, WireError
 from lockstep.wire.network import keepalive
 from lockstep.wire.network.first_gone import FirstGone
 from lockstep.wire.network.hangups import HangupWatch
-from lockstep.wire.transport import Pending
+from lockstep.wire.transport import Pending, each_alone
 from lockstep.world import World
 
 CONNECT_S = 30.0
@@ -103,6 +103,7 @@ class GlooTransport:
         """Without `lingers` no worker asks the store which one was gone first: each finds out by itself."""
         others = keepalive.open_sockets()
         self.world = world
+        self.hosts = each_alone(world.size)
         self._on_loss = on_loss
         self._group: Any = _connect(world, store, timeout_s)
         self._first_gone = FirstGone(world, store if lingers else None)

@@ -18,7 +18,7 @@ import torch
 from lockstep.errors import PeerGone
 from lockstep.lanes import Fold, Reduction, Root, Tree
 from lockstep.wire.network.gloo import GlooTransport
-from lockstep.wire.network.hosts import HostReduction, Hosts, host_reduction
+from lockstep.wire.network.hosts import HostReduction, host_reduction
 from lockstep.wire.reducer import Reducer, Slices
 from lockstep.wire.schedules import slices as even_slices
 from lockstep.wire.schedules.executor import Choose, Executor, Stages
@@ -26,7 +26,7 @@ from lockstep.wire.shared.board import MAX_TENSORS, Board
 from lockstep.wire.shared.kernels import summation
 from lockstep.wire.shared.memory import Staging
 from lockstep.wire.shared.reducer import facts_of, facts_of_place, refuse_difference, roots_shown
-from lockstep.wire.transport import Pending, Transport
+from lockstep.wire.transport import Hosts, Pending, Transport, each_alone
 from lockstep.world import World
 
 
@@ -35,6 +35,7 @@ class Column:
 
     def __init__(self, transport: Transport, ranks: Sequence[int], host: int) -> None:
         self.world = World(rank=host, size=len(ranks))
+        self.hosts = each_alone(len(ranks))
         self._transport = transport
         self._ranks = ranks
 

@@ -14,9 +14,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from lockstep.errors import BadArgument
 from lockstep.lanes import Branch, Reduction, Root, Tree, leaves
-
-Hosts = tuple[tuple[int, ...], ...]
-"""The ranks of the workers on each host; hosts in the order of their lowest rank."""
+from lockstep.wire.transport import Hosts
 
 
 def find_hosts(rank: int, size: int, store: Store) -> Hosts:

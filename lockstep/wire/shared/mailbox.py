@@ -21,6 +21,7 @@ from lockstep.wire.shared.memory import HostMemory
 from lockstep.wire.shared.neighbours import ENDED
 from lockstep.wire.shared.transfers import Line, Matching, Receiving, Sending, Transfer
 from lockstep.wire.shared.turns import Turns
+from lockstep.wire.transport import Hosts
 from lockstep.world import World
 
 PAGE_BYTES = 4096
@@ -35,6 +36,7 @@ class Mailbox:
 
     def __init__(self, memory: HostMemory, world: World, segments: dict[int, torch.Tensor]) -> None:
         self.world = world
+        self.hosts: Hosts = (memory.neighbours.members,)
         self._memory = memory
         self._neighbours = memory.neighbours
         self._peers = sorted(self._neighbours.sockets)
@@ -96,6 +98,10 @@ class Mailbox:
     def awaited(self) -> list[int]:
         """Takes no lock: a watchdog asks when all is stuck."""
         return sorted({peer for transfer in list(self._open) if transfer.since is not None for peer in transfer.peers})
+
+    def accuse(self, rank: int) -> None:
+        """This worker is about to leave because of worker `rank`, which may be on another host."""
+        self._neighbours.accuse(rank)
 
     def close(self) -> None:
         """Fails the waits that are still open, on any thread. Peers can still read what is in their slots."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from lockstep.errors import BadArgument
 from lockstep.lanes import Reduction
 from lockstep.programs.explain.schedules import broadcast, halving, hierarchical, ring, tree
-from lockstep.wire.network.hosts import Hosts
 from lockstep.wire.schedules import exact
 from lockstep.wire.schedules.schedule import Collective, Cost, Schedule
+from lockstep.wire.transport import Hosts
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from lockstep.lanes import Branch, Reduction, Root, Tree
-from lockstep.wire.network.hosts import HostReduction, Hosts, host_reduction
+from lockstep.wire.network.hosts import HostReduction, host_reduction
 from lockstep.wire.schedules.schedule import AddPart, Cost, Schedule, ScheduleRound, SendPart, busy
+from lockstep.wire.transport import Hosts
 
 HIERARCHICAL = Cost("2 + (H > 1) + (C > 1)", "((K+1)*(C-1)/C + (G+1)*(H-1)/(C*H))*P")
 """The bytes are those of hosts of equal size whose workers have K roots each; about (G+1)/C*P cross the network."""
