@@ -36,6 +36,7 @@ from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import StepRecord
 from lockstep.lanes import share
 from lockstep.optim.noise.watch import NoiseWatch
+from lockstep.run.body_passes import BodyPass
 from lockstep.run.totals import Visit
 from lockstep.script.place import Places, StepPlace
 from lockstep.script.turns import LaneLoop, SeenBatch
@@ -120,6 +121,7 @@ class StepLoop:
         self._engine, self._guard, self.moving, self._events = engine, guard, moving, events
         self._hear = hear
         self.stage = Stage.OUTSIDE
+        self.body_pass = BodyPass()
         self.visits: list[Visit] = []
         self._loops_since_step = 0
         self._loop = 0
@@ -178,13 +180,17 @@ class StepLoop:
             yield from self._own_lanes(batch, "evaluation")
         self.stage = Stage.OUTSIDE
 
+    def begin_pass(self, body_pass: BodyPass) -> None:
+        """The next step is this pass over a body of `run.steps`."""
+        self.body_pass = body_pass
+
     def misplaced(self) -> str | None:
         """Where the script is, if not in the lanes of a training step."""
         return None if self.stage is Stage.TRAINING else self.stage.value
 
     def say(self, text: str) -> bool:
         """In a training step, the first lane speaks for the batch, to all workers with the commit; else gives False."""
-        if self.stage is Stage.TRAINING and self.visits[-1].lane == self._first_lane:
+        if self.stage is Stage.TRAINING and self.visits[-1].lane == self._first_lane and self.body_pass.is_last:
             self.carried.say(text)
         return self.stage is Stage.TRAINING
 
@@ -329,7 +335,9 @@ class StepLoop:
         self._first_lane = next(n for n in range(num_lanes) if share(batch.num_samples, n, num_lanes, batch.least))
         for lane in sorted(batch.shares):
             # Evaluation loops between two steps are distinguished by their number.
-            numbers = (self.step, lane) if use == "lane" else (self.step, self._loops_since_step, lane)
+            # All passes over a body draw the same: see Note [Passes over a body] in body_passes.py.
+            first_pass = self.step - self.body_pass.number
+            numbers = (first_pass, lane) if use == "lane" else (self.step, self._loops_since_step, lane)
             set_generators(fold(self.state.steps.seed, use, *numbers))
             self.visits.append(Visit(self._loop, lane))
             self._events.emit(LaneBegan, lane, use != "evaluation", data=batch.shares[lane])
