@@ -64,6 +64,8 @@ class BucketSet:
         self._parameters = [one.parameter for one in named]
         self._order: list[int] | None = None
         self._arrivals: dict[torch.nn.Parameter, GradientArrival] = {}
+        self._most: dict[torch.nn.Parameter, int] = {}
+        """How often each has arrived in a lane at most."""
         self.number = 0
         """How often buckets have been laid out: what was recorded of lanes holds for one layout."""
         self._lay_out()
@@ -114,7 +116,7 @@ class BucketSet:
         self.must_fold = any(bucket.layout.converts for bucket in self.buckets)
         """Whether gradients must go through buckets even if there is nothing to add."""
         parameters = [bucket.parameters for bucket in self.buckets]
-        self.watch: BucketWatch = BucketWatch(parameters, self._on_arrival, self._on_full, self._arrivals)
+        self.watch: BucketWatch = BucketWatch(parameters, self._on_arrival, self._on_full, self._arrivals, self._most)
 
     def _specs(self) -> list[Spec]:
         return [Spec.of(one.name, one.parameter, one.model, self._options.reduce_dtype) for one in self._named]

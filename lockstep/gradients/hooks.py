@@ -6,7 +6,9 @@
 # on the bucket is watched through the one parameter whose last gradient arrived last, counting how often it
 # arrives in a lane (twice, if the user's code calls backward twice). When that hook fires, the bucket checks
 # that all its other gradients are there too. If the order was different this time, the bucket simply leaves
-# later, at the end of the lanes: never early, never never.
+# later, at the end of the lanes: never early, never never. Loops of one script may differ: a GAN's discriminator is
+# reached by two passes in its own loop and by one in the generator's. So in the first lane of each loop's first turn
+# buckets wait for the end, and the largest count of any loop is what fills a bucket, in later generations too.
 
 # Note [A backward inside a backward]
 # A re-entrant activation checkpoint runs a backward pass of its own in the middle of another one, as often as the lane
@@ -73,8 +75,8 @@ class GradientMark(NamedTuple):
 class BucketWatch:
     """Calls `on_arrival()` for every gradient it sees, and `on_full(bucket)` when a bucket should be full.
 
-    `buckets` holds the parameters of each bucket; `known` is what was learned of them in another layout. One owner, who
-    calls `close`.
+    `buckets` holds the parameters of each bucket; `known` is what was learned of them in another layout, and `most` how
+    often each has arrived in a lane at most, which is kept up to date. One owner, who calls `close`.
     """
 
     def __init__(
@@ -83,15 +85,18 @@ class BucketWatch:
         on_arrival: Callable[[], None],
         on_full: Callable[[int], None],
         known: Mapping[torch.nn.Parameter, GradientArrival] | None = None,
+        most: dict[torch.nn.Parameter, int] | None = None,
     ) -> None:
-        clock, known = count(1), known or {}
+        clock, known, most = count(1), known or {}, {} if most is None else most
         self._buckets = [
-            _BucketHooks([(p, known.get(p, GradientArrival())) for p in parameters], on_arrival, on_full, bucket, clock)
+            _BucketHooks(
+                [(p, known.get(p, GradientArrival())) for p in parameters], on_arrival, on_full, bucket, clock, most
+            )
             for bucket, parameters in enumerate(buckets)
         ]
 
     def lane_begins(self, closely: bool = False) -> None:
-        """`closely`: writes through `.data` to a gradient are looked for too."""
+        """`closely`: writes through `.data` to a gradient are looked for too, and no bucket is full before the end."""
         thread = threading.get_ident()
         for hooks in self._buckets:
             hooks.forget(thread, closely)
@@ -132,7 +137,9 @@ class _BucketHooks:
         on_full: Callable[[int], None],
         bucket: int,
         clock: Iterator[int],
+        most: dict[torch.nn.Parameter, int],
     ) -> None:
+        self._most = most
         self.parameters = [parameter for parameter, _ in known]
         self.learned = [arrival for _, arrival in known]
         self.counts = [arrival.times for arrival in self.learned]
@@ -157,7 +164,14 @@ class _BucketHooks:
         self._thread, self._closely = thread, closely
 
     def learn(self) -> None:
-        """In the first lane that reached this bucket: keeps the hook of the parameter that came last."""
+        """In the first lane that reached this bucket: keeps the hook of the parameter that came last.
+
+        Later, a loop in whose first turn that one arrives more often makes the bucket wait for it.
+        """
+        for place, times in enumerate(self.counts if self._closely or self._expected is None else ()):
+            if times > self._most.get(self.parameters[place], 0):
+                self._most[self.parameters[place]] = times
+                self._expected = self._expected and max(self._expected, times)
         if self._expected is None and any(self.counts):
             self.learned = [self._learned(place) for place in range(len(self.parameters))]
             self._settle()
@@ -187,7 +201,7 @@ class _BucketHooks:
         self.unhook()
         self._by_hand = any(arrival.by_hand for arrival in self.learned)
         waits = self._by_hand or any(arrival.is_nested for arrival in self.learned)
-        self._expected = 0 if waits else self.counts[last]
+        self._expected = 0 if waits else max(self.counts[last], self._most.get(self.parameters[last], 0))
         self._handles = [self._hook(last)]
 
     def _hook(self, place: int) -> torch.utils.hooks.RemovableHandle:
@@ -196,7 +210,7 @@ class _BucketHooks:
             self.counts[place] += 1
             self.last[place] = next(self._clock)
             self._seen[place] = GradientMark.of(parameter.grad, self._closely)
-            is_last = self.counts[place] == self._expected
+            is_last = self.counts[place] == self._expected and not self._closely
             if (is_last or self._expected is None) and _is_nested(self._thread):
                 self._nested[place], is_last = True, False
             self._on_arrival()

@@ -5,11 +5,12 @@
 # for each lane. In the lanes these calls are noted and do nothing. When the step is committed, every worker makes the
 # update, once: step() of every optimizer that run.replicate was given, then zero_grad(). A worker without lanes in a
 # batch runs no body and makes the same update: so it cannot be learned from the body, and what bodies may defer is
-# fixed. What else happens once for each batch (clipping, a schedule, logging) is given as a function, `update`.
+# fixed. What else happens once for each batch (clipping, a schedule, logging) is given as a function, `update`. A body
+# with several updates is given their optimizers: see Note [Passes over a body] in body_passes.py.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import MethodType
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lockstep.errors import BadArgument, Misuse
 from lockstep.gradients.autograd_graph import looking
+from lockstep.run.body_passes import BodyPass, OrderedUpdates
 from lockstep.script.body import IN_LANES, refused_in_body
 from lockstep.script.call_site import calling_frame
 from lockstep.script.unsaved import untracked
@@ -31,33 +33,45 @@ GIVE_UPDATE = "Give what happens once for each batch as a function: run.steps(lo
 class StepUpdate(Protocol):
     """What happens in a lane's body, and after the commit of its step."""
 
-    def lane(self, is_first_batch: bool) -> AbstractContextManager[None]:
+    @property
+    def num_passes(self) -> int:
+        """How many updates the body makes; it runs so many times for each lane."""
+
+    def lane(self, now: BodyPass, is_first_batch: bool) -> AbstractContextManager[None]:
         """Stands around the body of one lane. The body is looked at closely in the first batch."""
 
-    def perform(self) -> None:
-        """After the commit, on every worker: makes the update."""
+    def perform(self, number: int) -> None:
+        """After the commit of a pass, on every worker: makes its update."""
 
 
 def steps_of(
     batches: Iterable[Any],
     lanes: Callable[[Any], Iterator[Any]],
     trains: Callable[[], bool],
-    update: Callable[[], Any] | None,
+    update: Callable[[], Any] | Sequence[Optimizer] | None,
     models: Models,
+    begin_pass: Callable[[BodyPass], None],
 ) -> Iterator[Any]:
-    """The lanes of every batch, each with the update that the user gives, or that the body of the loop writes."""
-    if update is not None:
-        return _training_steps(batches, lanes, trains, OwnUpdate(update))
+    """The lanes of every batch, each with the update that the user gives, or that the body of the loop writes.
+
+    `begin_pass` is called before the lanes of each pass over the body.
+    """
+    if update is not None and not isinstance(update, Sequence):
+        return _training_steps(batches, lanes, trains, OwnUpdate(update), begin_pass)
     if not trains():
         return _evaluation_lanes(batches, lanes, trains)
     frame = calling_frame()
     if (why := refused_in_body(frame.f_code.co_filename, frame.f_lineno)) is not None:
         raise Misuse(why)
-    return _training_steps(batches, lanes, trains, DeferredUpdate(models))
+    return _training_steps(batches, lanes, trains, DeferredUpdate(models, update), begin_pass)
 
 
 def _training_steps(
-    batches: Iterable[Any], lanes: Callable[[Any], Iterator[Any]], trains: Callable[[], bool], update: StepUpdate
+    batches: Iterable[Any],
+    lanes: Callable[[Any], Iterator[Any]],
+    trains: Callable[[], bool],
+    update: StepUpdate,
+    begin_pass: Callable[[BodyPass], None],
 ) -> Iterator[Any]:
     """The lanes of every batch; after those of each the update is made."""
     is_first_batch, lanes = True, _with_numbers(batches, lanes)
@@ -67,10 +81,13 @@ def _training_steps(
                 "a loop over run.steps that trains has come to a batch with the model in eval mode, or with gradients "
                 "off: call model.train() before it, and evaluate in a loop of its own"
             )
-        for data in lanes(batch):
-            with update.lane(is_first_batch):
-                yield data
-        update.perform()
+        for number in range(update.num_passes):
+            begin_pass(now := BodyPass(number, update.num_passes))
+            for data in lanes(batch):
+                with update.lane(now, is_first_batch):
+                    yield data
+            begin_pass(BodyPass())
+            update.perform(number)
         is_first_batch = False
 
 
@@ -100,17 +117,22 @@ class OwnUpdate:
             raise BadArgument(f"run.steps takes a function without arguments as its update, not {update!r:.60}")
         self._update = update
 
-    def lane(self, is_first_batch: bool) -> AbstractContextManager[None]:
+    @property
+    def num_passes(self) -> int:
+        return 1
+
+    def lane(self, now: BodyPass, is_first_batch: bool) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def perform(self) -> None:
+    def perform(self, number: int) -> None:
         self._update()
 
 
 class DeferredUpdate:
     """What the body calls in its lanes is done after them. See Note [Deferred updates]."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, given: Sequence[Optimizer] | None) -> None:
+        """`given` are the optimizers of a body with several updates, in their order."""
         if not models.optimizers:
             raise Misuse(
                 "run.steps makes the updates of a run's optimizers: call run.replicate(model, optimizer) first"
@@ -120,12 +142,27 @@ class DeferredUpdate:
         self._optimizers = models.optimizers
         tracked = [one for one in models.tracked.values() if isinstance(one, LRScheduler)]
         self._schedulers = tracked + untracked(models.optimizers.values(), models.tracked.values())
+        self._ordered = None if given is None else OrderedUpdates(given, list(models.optimizers.values()))
         self._calls: Counter[str] = Counter()
 
+    @property
+    def num_passes(self) -> int:
+        return 1 if self._ordered is None else self._ordered.num_passes
+
     @contextmanager
-    def lane(self, is_first_batch: bool) -> Iterator[None]:
-        self._calls.clear()
+    def lane(self, now: BodyPass, is_first_batch: bool) -> Iterator[None]:
         before = [scheduler.last_epoch for scheduler in self._schedulers]
+        if self._ordered is not None:
+            with self._ordered.lane(now, _replaced, _zero_grad):
+                yield
+        else:
+            with self._one_update(is_first_batch):
+                yield
+        self._refuse_schedulers(before)
+
+    @contextmanager
+    def _one_update(self, is_first_batch: bool) -> Iterator[None]:
+        self._calls.clear()
         with ExitStack() as undo:
             if is_first_batch:
                 undo.enter_context(looking(lambda roots: self._refuse_backward()))
@@ -133,9 +170,12 @@ class DeferredUpdate:
                 undo.enter_context(_replaced(optimizer, "step", self._step(label)))
                 undo.enter_context(_replaced(optimizer, "zero_grad", _zero_grad))
             yield
-        self._check(before)
+        self._check()
 
-    def perform(self) -> None:
+    def perform(self, number: int) -> None:
+        if self._ordered is not None:
+            self._ordered.perform(number)
+            return
         for optimizer in self._optimizers.values():
             optimizer.step()
         for optimizer in self._optimizers.values():
@@ -156,11 +196,12 @@ class DeferredUpdate:
         if self._calls:
             raise Misuse(
                 f"a backward pass comes after step() of {next(iter(self._calls))} in one body of run.steps: it would "
-                "see the weights of before that update (as a GAN's generator after the discriminator's step). Write a "
+                "see the weights of before that update (as a GAN's generator after the discriminator's step). Give the "
+                "optimizers in the order of their updates, run.steps(loader, [optimizer_d, optimizer_g]), or write a "
                 "loop over run.lanes(batch) for each update, with its optimizer.step() after the loop."
             )
 
-    def _check(self, before: list[int]) -> None:
+    def _check(self) -> None:
         """After a body: what it has called is what is done for it after the commit."""
         for label in self._optimizers:
             if self._calls[label] != 1:
@@ -168,6 +209,8 @@ class DeferredUpdate:
                     f"a body of run.steps has called step() of {label} {self._calls[label]} times, and run.steps makes "
                     f"one update of every optimizer for each batch. {GIVE_UPDATE}"
                 )
+
+    def _refuse_schedulers(self, before: list[int]) -> None:
         for scheduler, epoch in zip(self._schedulers, before, strict=True):
             if scheduler.last_epoch != epoch:
                 raise Misuse(

@@ -42,6 +42,8 @@ class LaneLoops:
         self._stop_after, self._end = stop_after, end
         self._watch, self._shown_backward = RegistrationWatch(), ShownBackward(events)
         self._sites: set[Site] = set()
+        self._turns: set[tuple[Site, int]] = set()
+        """Those in which this worker has had lanes, with the passes over the body of each."""
         self._has_looked_for_schedulers = False
         self._has_noted_norms = False
 
@@ -76,8 +78,11 @@ class LaneLoops:
         self._look_at_models()
         if loop.is_step:
             self._begin_step(batch)
-        is_first_turn = loop.site not in self._sites
+        turn = loop.site, self._loop.body_pass.number
+        is_first_turn = turn not in self._turns
         self._sites.add(loop.site)
+        if batch.shares:
+            self._turns.add(turn)
         return self._watched(self._loop.training(batch, loop), is_first_turn)
 
     def _begin_step(self, batch: GlobalBatch) -> None:

@@ -3,7 +3,7 @@
 import io
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
@@ -241,15 +241,18 @@ class Run:
         whole = as_global_batch(batch, self._formation.generation, self._engine.min_samples)
         return self._lane_loops.begin(whole, train)
 
-    def steps(self, loader: Iterable[Any], update: Callable[[], Any] | None = None) -> Iterator[Any]:
+    def steps(
+        self, loader: Iterable[Any], update: Callable[[], Any] | Sequence[torch.optim.Optimizer] | None = None
+    ) -> Iterator[Any]:
         """The lanes of every batch of `loader`, in one loop, for a body that was written for one device.
 
         After the lanes of a batch `update()` is called, on every worker. Without one, step() and zero_grad() of the
         optimizers may stand in the body: they do nothing in the lanes, and are done once after the batch. With
-        `enumerate(loader)` the number of the batch comes along, with each of its lanes.
+        `enumerate(loader)` the number of the batch comes along, with each of its lanes. A body with several updates, as
+        a GAN's, runs once for each of them: `update` is then the list of their optimizers, in order.
         """
         self._loop.refuse_unless_outside("run.steps")
-        return steps_of(loader, self.lanes, self._lane_loops.trains, update, self._models)
+        return steps_of(loader, self.lanes, self._lane_loops.trains, update, self._models, self._loop.begin_pass)
 
     def backward(
         self, loss: torch.Tensor, weight: float | None = None, scaler: Any = None, reduction: str = "mean"
@@ -265,7 +268,10 @@ class Run:
                 f"run.backward {self._loop.stage.value}: write it inside `for x, y in run.lanes(batch):`, with the "
                 "model in training mode and gradients enabled"
             )
-        self._engine.record_loss(checked_loss(loss), checked_weight(weight, reduction))
+        checked = checked_loss(loss), checked_weight(weight, reduction)
+        if not self._loop.body_pass.counts:
+            return
+        self._engine.record_loss(*checked)
         try:
             (loss if scaler is None else scaler.scale(loss)).backward()
         except RuntimeError as error:

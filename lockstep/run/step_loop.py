@@ -36,6 +36,7 @@ from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import StepRecord
 from lockstep.lanes import share
 from lockstep.optim.noise.watch import NoiseWatch
+from lockstep.run.body_passes import BodyPass
 from lockstep.run.totals import Visit
 from lockstep.script.place import Places, StepPlace
 from lockstep.script.turns import LaneLoop, SeenBatch
@@ -121,6 +122,7 @@ class StepLoop:
         self._show = show
         """Called with what the lanes of a committed step have printed."""
         self.stage = Stage.OUTSIDE
+        self.body_pass = BodyPass()
         self.visits: list[Visit] = []
         self._loops_since_step = 0
         self._loop = 0
@@ -179,13 +181,17 @@ class StepLoop:
             yield from self._own_lanes(batch, "evaluation")
         self.stage = Stage.OUTSIDE
 
+    def begin_pass(self, body_pass: BodyPass) -> None:
+        """The next step is this pass over a body of `run.steps`."""
+        self.body_pass = body_pass
+
     def misplaced(self) -> str | None:
         """Where the script is, if not in the lanes of a training step."""
         return None if self.stage is Stage.TRAINING else self.stage.value
 
     def print(self, text: str) -> bool:
         """Whether a training step is under way. Then every worker shows what its first lane printed, at the commit."""
-        if self.stage is Stage.TRAINING and self.visits[-1].lane == self._first_lane:
+        if self.stage is Stage.TRAINING and self.visits[-1].lane == self._first_lane and self.body_pass.is_last:
             self.carried.print(text)
         return self.stage is Stage.TRAINING
 
@@ -330,7 +336,9 @@ class StepLoop:
         self._first_lane = next(n for n in range(num_lanes) if share(batch.num_samples, n, num_lanes, batch.least))
         for lane in sorted(batch.shares):
             # Evaluation loops between two steps are distinguished by their number.
-            numbers = (self.step, lane) if use == "lane" else (self.step, self._loops_since_step, lane)
+            # All passes over a body draw the same: see Note [Passes over a body] in body_passes.py.
+            first_pass = self.step - self.body_pass.number
+            numbers = (first_pass, lane) if use == "lane" else (self.step, self._loops_since_step, lane)
             set_generators(fold(self.state.steps.seed, use, *numbers))
             self.visits.append(Visit(self._loop, lane))
             self._events.emit(LaneBegan, lane, use != "evaluation", data=batch.shares[lane])

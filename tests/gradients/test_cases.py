@@ -222,11 +222,26 @@ def test_gradients_that_have_a_graph_themselves_are_taken_without_it(run: lockst
 def test_a_second_backward_after_the_reduction_says_what_to_write(run: lockstep.Run) -> None:
     model = net()
     run.replicate(model)
-    lane_gradients(run, model)
     with pytest.raises(Misuse, match="call backward once"):
+        for times in (1, 2):
+            for x, y in run.lanes((X, Y)):
+                for _ in range(times):
+                    F.cross_entropy(model(x), y).backward()
+            model.zero_grad()
+
+
+def test_a_loop_of_its_own_may_call_backward_more_often_than_another(run: lockstep.Run) -> None:
+    model = net()
+    expected = {name: 2 * grad for name, grad in plain_gradients(model).items()}
+    run.replicate(model)
+    for _ in range(3):
+        lane_gradients(run, model)
+        model.zero_grad()
         for x, y in run.lanes((X, Y)):
             F.cross_entropy(model(x), y).backward()
             F.cross_entropy(model(x), y).backward()
+        assert_close({name: p.grad for name, p in model.named_parameters()}, expected)
+        model.zero_grad()
 
 
 def test_an_extra_backward_under_no_sync_inside_a_lane_is_fine(run: lockstep.Run) -> None:

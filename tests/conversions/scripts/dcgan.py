@@ -8,8 +8,8 @@ import lockstep
 
 num_epochs, batch_size, nz = 2, 16, 8
 real_label, fake_label = 1.0, 0.0
-run = lockstep.start(lanes=4)
 torch.manual_seed(999)
+run = lockstep.start(lanes=4)
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 pictures = torch.tanh(torch.randn(50, 3, 8, 8, generator=torch.Generator().manual_seed(0)))
@@ -42,39 +42,36 @@ optimizerG = optim.Adam(netG.parameters(), lr=2e-3, betas=(0.5, 0.999))
 run.replicate(netD, optimizerD)
 run.replicate(netG, optimizerG)
 for epoch in run.epochs(num_epochs):
-    for i, batch in enumerate(dataloader):
+    for i, data in run.steps(enumerate(dataloader), [optimizerD, optimizerG]):
         netD.zero_grad()
-        for data in run.lanes(batch):
-            real = data[0].to(device)
-            label = torch.full((real.size(0),), real_label, device=device)
-            output = netD(real)
-            errD_real = criterion(output, label)
-            errD_real.backward()
-            D_x = output.mean().item()
+        real = data[0].to(device)
+        label = torch.full((real.size(0),), real_label, device=device)
+        output = netD(real)
+        errD_real = criterion(output, label)
+        errD_real.backward()
+        D_x = output.mean().item()
 
-            noise = torch.randn(real.size(0), nz, 1, 1, device=device)
-            fake = netG(noise)
-            label.fill_(fake_label)
-            output = netD(fake.detach())
-            errD_fake = criterion(output, label)
-            errD_fake.backward()
-            D_G_z1 = output.mean().item()
-            errD = errD_real + errD_fake
-            run.print(f"[{epoch}][{i}] D {errD.item():.4f} D(x) {D_x:.4f} D(G(z)) {D_G_z1:.4f}")
+        noise = torch.randn(real.size(0), nz, 1, 1, device=device)
+        fake = netG(noise)
+        label.fill_(fake_label)
+        output = netD(fake.detach())
+        errD_fake = criterion(output, label)
+        errD_fake.backward()
+        D_G_z1 = output.mean().item()
+        errD = errD_real + errD_fake
         optimizerD.step()
 
         netG.zero_grad()
-        for data in run.lanes(batch):
-            noise = torch.randn(len(data[0]), nz, 1, 1, device=device)
-            fake = netG(noise)
-            label = torch.full((len(data[0]),), real_label, device=device)
-            output = netD(fake)
-            errG = criterion(output, label)
-            errG.backward()
-            D_G_z2 = output.mean().item()
-            run.print(f"[{epoch}][{i}] G {errG.item():.4f} D(G(z)) {D_G_z2:.4f}")
+        label.fill_(real_label)
+        output = netD(fake)
+        errG = criterion(output, label)
+        errG.backward()
+        D_G_z2 = output.mean().item()
         optimizerG.step()
 
+        run.print(
+            f"[{epoch}][{i}] D {errD.item():.4f} G {errG.item():.4f} D(x) {D_x:.4f} D(G(z)) {D_G_z1:.4f} {D_G_z2:.4f}"
+        )
         if i % 2 == 0:
             torch.save(netG(fixed_noise).detach(), "made.pt")
     torch.save(netG.state_dict(), "netG.pt")
