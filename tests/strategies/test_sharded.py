@@ -132,7 +132,7 @@ def test_with_two_threads_each_no_tensor_is_cut_and_the_digest_is_the_same() -> 
 FUSED: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda groups: torch.optim.SGD(groups, 0.05, momentum=0.9, fused=True),
     "Adam": lambda groups: torch.optim.Adam(groups, 1e-2, amsgrad=True, fused=True),
-    "AdamW": lambda groups: torch.optim.AdamW(groups, 1e-2, fused=True),
+    "AdamW": lambda groups: torch.optim.AdamW(groups, torch.tensor(1e-2), fused=True),
     "Adagrad": lambda groups: torch.optim.Adagrad(groups, 1e-2, fused=True),
 }
 
