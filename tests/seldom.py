@@ -20,6 +20,8 @@ ALWAYS_RUN = {
     "test_one_of_five_goes_on_alone": 1,
     "test_buffers_and_random_numbers_survive_a_kill": 2,
     "test_twenty_workers_killed_at_random_cost_nothing": 1,
+    "test_a_step_that_is_skipped_leaves_the_state_untouched_on_every_worker": 2,
+    "test_in_a_slurm_job_a_signal_to_all_saves_and_ends_the_run_and_it_goes_on_from_there": 2,
     # a kill while others recover, join or are healed
     "test_a_step_that_some_hold_is_settled_although_another_dies": 2,
     "test_the_second_host_is_killed_after_the_first": 1,
@@ -54,6 +56,8 @@ ALWAYS_RUN = {
     "test_survivors_and_newcomers_of_any_history_go_on_together": 2,
     "test_resume_on_another_number_of_workers_ends_with_the_same_bits": 2,
     "test_a_slow_worker_is_named_with_its_cause_and_the_bits_stay_the_same": 2,
+    "test_buffers_that_are_written_without_a_sign_are_averaged_like_others": 2,
+    "test_inside_no_sync_every_lane_is_changed_alike": 3,
     # several hosts
     "test_when_a_worker_or_a_whole_host_is_killed_the_others_go_on_to_the_same_bits": 5,
     "test_when_a_link_falls_silent_the_larger_half_or_the_lowest_slot_goes_on_to_the_same_bits": 5,

@@ -36,7 +36,7 @@ class Net(nn.Module):
 
     def __init__(self, way: str) -> None:
         super().__init__()
-        self.blocks, self.head, self.way = nn.ModuleList([Block(), Block()]), nn.Linear(WIDTH, 3), way
+        self.blocks, self.head, self.way = nn.ModuleList([Block()]), nn.Linear(WIDTH, 3), way
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
@@ -92,7 +92,7 @@ def several_ways(ways: list[str], backend: str) -> dict[str, list[Any]]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "ways",
-    [["before", "graph breaks", "optimizer"], pytest.param(list(WAYS), marks=pytest.mark.soak)],
+    [["graph breaks", "optimizer"], pytest.param(list(WAYS), marks=pytest.mark.soak)],
     ids=["some", "all"],
 )
 def test_a_way_to_compile_has_the_bits_of_one_worker_on_two(ways: list[str]) -> None:

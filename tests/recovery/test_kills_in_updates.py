@@ -25,7 +25,7 @@ def test_the_undisturbed_sharded_run_ends_like_the_replicated_one() -> None:
     assert undisturbed(SHORT) == undisturbed(Training())
 
 
-@pytest.mark.parametrize(("worker", "point", "nth"), sampled(EVERY, 4, skip=1))
+@pytest.mark.parametrize(("worker", "point", "nth"), sampled(EVERY, 5, skip=1))
 def test_a_kill_at_any_point_of_an_update_costs_nothing(worker: int, point: str, nth: int) -> None:
     told = disturbed(SHORT, 3, Plan((Fault(worker, 3, point, nth),)))
     assert {sizes[-1] for sizes in told.values("sizes")} == {2}
