@@ -14,6 +14,19 @@ def digest_in(output: str) -> str:
     return found[0]
 
 
+def assert_resumed(found: tuple[int, str], calm: str, *steps: str) -> None:
+    """A run, of which `found` are the exit code and the output, has begun at one of these steps and come to its end.
+
+    Without any, at a step after the first.
+    """
+    code, output = found
+    assert (code, digest_in(output)) == (0, calm), output
+    if steps:
+        assert any(f"begins at step {step}" in output for step in steps), output
+    else:
+        assert "begins at step 0" not in output
+
+
 def await_file(path: Path, limit_s: float = 200.0) -> None:
     """A run has come to where it writes this file."""
     await_that(path.exists, lambda: f"{path.name} did not come", limit_s)

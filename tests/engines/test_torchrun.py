@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from engine_runs import SCRIPT, await_file, digest_in
+from engine_runs import SCRIPT, assert_resumed, await_file, digest_in
 from machines import INTERFACE, Machine, machines, worker_environment
 
 LIMIT_S = 250.0
@@ -49,9 +49,7 @@ def test_without_restarts_the_next_start_resumes(tmp_path: Path, calm: str) -> N
     code, output = torchrun(tmp_path, "--nproc-per-node", "2", kill="all:12")
     assert code == 1
     assert "digest" not in output
-    code, output = torchrun(tmp_path, "--nproc-per-node", "3")
-    assert (code, digest_in(output)) == (0, calm), output
-    assert "begins at step 10" in output
+    assert_resumed(torchrun(tmp_path, "--nproc-per-node", "3"), calm, "10")
 
 
 def test_an_agent_that_is_told_to_end_has_its_workers_save(tmp_path: Path, calm: str) -> None:
@@ -66,9 +64,7 @@ def test_an_agent_that_is_told_to_end_has_its_workers_save(tmp_path: Path, calm:
             agent.kill()
     assert agent.returncode != 0
     assert "SIGTERM has come: the run is saved and ends after the step" in output
-    code, output = torchrun(tmp_path, "--nproc-per-node", "3")
-    assert (code, digest_in(output)) == (0, calm), output
-    assert "begins at step 13" in output or "begins at step 14" in output
+    assert_resumed(torchrun(tmp_path, "--nproc-per-node", "3"), calm, "13", "14")
 
 
 @pytest.fixture
@@ -117,20 +113,11 @@ def test_two_agents_on_two_machines_come_to_the_bits_of_one_worker(
     assert digest_in("".join(output for _, output in found)) == calm
 
 
-def test_when_a_worker_on_one_machine_is_killed_both_agents_restart_and_the_run_resumes(
-    two: list[Machine], tmp_path: Path, calm: str
+@pytest.mark.parametrize("killed", ["1", "all"])
+def test_when_workers_on_two_machines_are_killed_both_agents_restart_and_the_run_resumes(
+    killed: str, two: list[Machine], tmp_path: Path, calm: str
 ) -> None:
-    found = agents(two, tmp_path, "--kill", "1:12")
-    assert [code for code, _ in found] == [0, 0], found
-    output = "".join(output for _, output in found)
-    assert digest_in(output) == calm
-    assert "begins at step 10" in output
-
-
-def test_when_all_workers_of_two_agents_are_killed_they_restart_and_the_run_resumes(
-    two: list[Machine], tmp_path: Path, calm: str
-) -> None:
-    found = agents(two, tmp_path, "--kill", "all:12")
+    found = agents(two, tmp_path, "--kill", f"{killed}:12")
     assert [code for code, _ in found] == [0, 0], found
     output = "".join(output for _, output in found)
     assert digest_in(output) == calm
