@@ -19,6 +19,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lockstep.data import GlobalBatch
 from lockstep.errors import BadArgument, Misuse
 from lockstep.gradients.autograd_graph import looking
 from lockstep.run.body_passes import BodyPass, OrderedUpdates
@@ -103,10 +104,22 @@ def _evaluation_lanes(
 
 
 def _with_numbers(batches: Iterable[Any], lanes: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iterator[Any]]:
-    """`lanes`; of batches that are enumerated, each with the number of its batch."""
+    """`lanes`; of batches that are enumerated, each with the number of its batch.
+
+    A pass that is taken up in its middle begins with the number that it would have without the interruption.
+    """
     if not isinstance(batches, enumerate):
         return lanes
-    return lambda numbered: ((numbered[0], data) for data in lanes(numbered[1]))
+    num_before: int | None = None
+
+    def lanes_with_number(numbered: tuple[int, Any]) -> Iterator[tuple[int, Any]]:
+        nonlocal num_before
+        number, batch = numbered
+        if num_before is None:
+            num_before = batch.position.step if isinstance(batch, GlobalBatch) and batch.position else 0
+        return ((number + num_before, data) for data in lanes(batch))
+
+    return lanes_with_number
 
 
 class OwnUpdate:

@@ -69,10 +69,11 @@ def test_the_difference_is_what_patch_takes_and_the_script_prints_its_losses_on_
 
 def test_functions_that_are_handed_model_and_loader_are_seen_through(tmp_path: Path) -> None:
     text = FUNCTIONS.replace("DIGEST", "print('weights', float(model.weight.double().sum()))")
+    text = text.replace("for data, target in train_loader", "for number, (data, target) in enumerate(train_loader)")
     converted = convert(text).text
     assert "run = lockstep.start()\n" in converted
     assert "    run.replicate(model, optimizer, scheduler=scheduler)\n" in converted
-    assert "    for data, target in run.steps(train_loader):\n" in converted
+    assert "    for number, (data, target) in run.steps(enumerate(train_loader)):\n" in converted
     assert "    for epoch in run.epochs(3):\n" in converted
     found = set()
     for workers in ("1", "2"):
@@ -86,7 +87,6 @@ def test_functions_that_are_handed_model_and_loader_are_seen_through(tmp_path: P
     ("before", "after", "why"),
     [
         ("zero_grad()\n", "zero_grad()\n            total += loss.item()\n", "would add up the lanes of one worker"),
-        ("for x, y in loader", "for i, (x, y) in enumerate(loader)", "enumerate would count lanes"),
         ("optimizer.step()", "clip_grad_norm_(model.parameters(), 1); optimizer.step()", "of the whole batch"),
         ("optimizer.step()", "optimizer.step(); scheduler.step()", r"`scheduler.step\(\)` happens once for each batch"),
         ("optimizer.step()", "pass", "never calls optimizer.step"),

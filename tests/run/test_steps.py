@@ -227,6 +227,37 @@ def test_batches_may_be_counted_and_each_prints_once() -> None:
         assert [one[1] for one in found if one[1]] == [said]  # on one worker
 
 
+def _counted(folder: Path, resumes: bool) -> list[int]:
+    """The numbers of the batches of two passes, counted from 1; after two batches of the second the run is saved."""
+    with lockstep.start(lanes=2, seed=3) as run:
+        model, optimizer = make(JOB)
+        run.replicate(model, optimizer)
+        loader = run.shard(loader_of(JOB))
+        seen: list[int] = []
+        num_batches = len(loader)
+        if resumes:
+            run.resume(folder / "saved")
+
+        def update() -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+            if not resumes and run.step == num_batches + 2:
+                run.save(folder / "saved")
+
+        for _ in run.epochs(2):
+            for number, (x, y) in run.steps(enumerate(loader, 1), update):
+                run.backward(F.cross_entropy(model(x), y) * number)
+                seen += [number] if number not in seen[-1:] else []
+        return [*seen, num_batches]
+
+
+def test_a_pass_that_is_resumed_goes_on_counting(tmp_path: Path) -> None:
+    *numbers, num_batches = _counted(tmp_path, resumes=False)
+    assert numbers == [*range(1, num_batches + 1)] * 2
+    assert num_batches > 3
+    assert _counted(tmp_path, resumes=True) == [*range(3, num_batches + 1), num_batches]
+
+
 def test_enumerate_is_refused(parts: Parts) -> None:
     with pytest.raises(Misuse, match="counts the lanes of this worker, not the batches"):
         for _, _ in enumerate(parts.run.steps(parts.batches)):

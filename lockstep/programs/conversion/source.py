@@ -112,7 +112,7 @@ def _optimizer(tree: ast.Module, loop: ast.For) -> ast.Assign:
     if not mine:
         raise CannotSee(Obstacle(loop.lineno, f"the loop never calls {assigned_name(made[0])}.step()"))
     if len({assigned_name(node) for node in mine}) > 1:
-        why = "the loop has several optimizers (a GAN?): write a loop over run.lanes(batch) for each update"
+        why = "the loop has several optimizers (a GAN?): write run.steps(loader, [optimizers in their order])"
         raise CannotSee(Obstacle(mine[1].lineno, why))
     if len(mine) > 1:
         why = f"{assigned_name(mine[0])} is made in several places: call run.replicate after them by hand"
@@ -138,13 +138,16 @@ def _scheduler(tree: ast.Module, optimizer: ast.Assign) -> ast.Assign | None:
 
 
 def _loader(tree: ast.Module, loop: ast.For) -> ast.Assign:
-    """The DataLoader that the loop reads; where the loop is in a function, the one that is passed by that name."""
-    if called_name(loop.iter) == "enumerate":
-        why = "enumerate would count lanes, not batches: loop over the loader itself, and count by run.step"
-        raise CannotSee(Obstacle(loop.lineno, why))
-    if not isinstance(loop.iter, ast.Name):
-        raise CannotSee(Obstacle(loop.lineno, f"the loop reads `{ast.unparse(loop.iter)}`, not a loader by its name"))
-    name = loop.iter.id
+    """The DataLoader that the loop reads; where the loop is in a function, the one that is passed by that name.
+
+    `enumerate` may stand around it: run.steps counts batches then.
+    """
+    read = loop.iter
+    if isinstance(read, ast.Call) and called_name(read) == "enumerate" and read.args:
+        read = read.args[0]
+    if not isinstance(read, ast.Name):
+        raise CannotSee(Obstacle(loop.lineno, f"the loop reads `{ast.unparse(read)}`, not a loader by its name"))
+    name = read.id
     loaders = [node for node in _assignments(tree) if called_name(node.value) == _LOADER]
     named = [node for node in loaders if assigned_name(node) == name]
     if len(named) != 1:
