@@ -102,10 +102,9 @@ def _load() -> tuple[Any | None, str]:
         import cudnn
 
         found, wanted = cudnn.backend_version(), torch.backends.cudnn.version()
-    except ModuleNotFoundError:
-        return None, ""
     except (ImportError, OSError, RuntimeError) as error:
-        return None, str(error)
+        is_missing = isinstance(error, ModuleNotFoundError) and error.name == "cudnn"
+        return None, "" if is_missing else str(error)
     return (cudnn, "") if found == wanted else (None, f"it has loaded cuDNN {found}, torch has {wanted}")
 
 

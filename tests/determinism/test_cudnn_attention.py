@@ -37,15 +37,22 @@ def test_a_front_end_of_another_cudnn_than_torchs_is_not_used_and_a_note_says_so
     assert "cannot be used: it has loaded cuDNN -1, torch has " in note
 
 
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("raise OSError('libcudnn.so.9: no such file')", "libcudnn.so.9: no such file"),
+        ("import a_package_that_it_needs", "No module named 'a_package_that_it_needs'"),
+    ],
+)
 def test_a_front_end_that_cannot_be_loaded_is_not_used_and_a_note_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "cudnn.py").write_text("raise OSError('libcudnn.so.9: no such file')")
+    (tmp_path / "cudnn.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "cudnn", raising=False)
     assert front_end() is None
     (note,) = front_end_note()
-    assert "cannot be used: libcudnn.so.9: no such file." in note
+    assert f"cannot be used: {why}." in note
 
 
 @pytest.mark.skipif(find_spec("cudnn") is not None, reason="the front end is installed")
