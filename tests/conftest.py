@@ -70,7 +70,7 @@ def _what_exists() -> dict[str, set[object]]:
     """What there is of this process; other processes may run other tests at the same time."""
     return {
         "processes": _descendants(),
-        "threads": {thread.name for thread in threading.enumerate() if thread.is_alive()} - LASTING_THREADS,
+        "threads": {thread.name for thread in threading.enumerate() if _may_end(thread)} - LASTING_THREADS,
         "environment variables": set(os.environ.items()) - {("PYTEST_CURRENT_TEST", _current_test())},
         "shared memory": set(_shared_memory()),
         "adoption of orphans": {_adopts_orphans()},
@@ -92,6 +92,11 @@ def _is_resource_tracker(process: psutil.Process) -> bool:
     with suppress(psutil.NoSuchProcess):
         return "resource_tracker" in " ".join(process.cmdline())
     return False
+
+
+def _may_end(thread: threading.Thread) -> bool:
+    """Not so a thread that Python did not start: torch's for backward passes on a GPU, known once Python ran in it."""
+    return thread.is_alive() and not isinstance(thread, threading._DummyThread)
 
 
 def _adopts_orphans() -> int:
