@@ -25,8 +25,8 @@ import lockstep
 from lockstep.programs.models import make_mlp
 
 NUM_LANES = 12
-WARM_UP, NUM_STEPS = 150, 150
-ROUNDS = 5
+WARM_UP, NUM_STEPS = 150, 100
+ROUNDS = 3
 
 
 def compute_for_ever() -> None:
