@@ -30,7 +30,7 @@ test: lint
 # a machine with GPUs often brings a torch of its own, and nothing can be installed.
 test-gpu:
 	PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}" \
-	  $$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m pytest -m gpu -rs
+	  $$(test -x $(BIN)/python && echo $(BIN)/python || echo $(PYTHON)) -m pytest -m gpu -rs --ignore=tests/integrations --ignore=tests/on_ray
 
 # The tests with real Slurm, Open MPI, MPICH and torchrun, which `make test` skips. What they need comes to build/engines;
 # nothing is installed. They need root, for machines of their own, and Debian's apt-get for Slurm.

@@ -7,8 +7,8 @@
 # scripts are the same everywhere, so the changes must be.
 
 # Note [A worker lost in an update]
-# Whoever has passed the first barrier makes its part and then waits at the second, so when a generation ends in an
-# update every survivor stands at one of the two. If any of them has passed the first, the update is made whole while
+# A worker that has passed the first barrier makes its part and then waits at the second, so when a generation ends in
+# an update every survivor stands at one of the two. If any of them has passed the first, the update is made whole while
 # the next generation forms: on each host one survivor makes what is missing (Note [The journal] in ledger.py), and all
 # go on behind the second barrier. If none has, they meet at the first one again.
 """

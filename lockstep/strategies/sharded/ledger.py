@@ -31,8 +31,8 @@ class Progress(IntEnum):
 class Ledger:
     """The marks of one worker's batches, and its journal, in memory that its neighbours see.
 
-    `number` counts the updates; a mark holds the number of its update, so none has to be cleared. Whoever updates a
-    batch, its worker or a neighbour, uses the ledger of the worker that it belongs to.
+    `number` counts the updates; a mark holds the number of its update, so none has to be cleared. The
+    worker that updates a batch, its own or a neighbour, uses the ledger of the worker that the batch belongs to.
     """
 
     def __init__(self, memory: torch.Tensor, num_batches: int) -> None:

@@ -4,7 +4,7 @@
 # The watch polls the sockets and reads nothing from them. The library notices a hang-up by itself, closes its socket,
 # and only then says whose it was. So the watch waits until the socket is closed before it reports. It also looks every
 # LOOK_S which sockets are closed: one may hang up and be closed while nobody polls, and its number be used again. While
-# a poll sleeps, the kernel keeps the sockets open: whoever closes them stops the watch first.
+# a poll sleeps, the kernel keeps the sockets open: their owner stops the watch before it closes them.
 """
 
 import os
