@@ -253,15 +253,17 @@ def _side(name: str, plan: GpuStepPlan, outcome: GpuOutcome) -> dict[str, Any]:
     times: Times = [1000 * seconds for seconds in outcome.seconds.get(name, ())]
     bases = {"plain_fused": FUSED, "plain_deterministic": DETERMINISTIC, "ddp": plan.ddp}
     peaks, evidence = outcome.peaks.get(name, {}), outcome.evidence.get(name, {})
+    numbers = {kind: evidence.get(kind, math.inf) for kind in ("gradients", "movement", "length")}
+    finite = {kind: value for kind, value in numbers.items() if math.isfinite(value)}  # JSON has no infinity
     row = {
         "side": name,
         "reason": None if times else outcome.reasons.get(name, "failed: it was never timed"),
         **spread("ms", times),
         "peak_reserved_bytes": peaks.get("reserved_bytes"),
         "peak_allocated_bytes": peaks.get("allocated_bytes"),
-        "gradients_apart": _finite(evidence.get("gradients")),
-        "movement_apart": _finite(evidence.get("movement")),
-        "movement_length": _finite(evidence.get("length")),
+        "gradients_apart": finite.get("gradients"),
+        "movement_apart": finite.get("movement"),
+        "movement_length": finite.get("length"),
         "digest": evidence.get("digest"),
         "remarks": outcome.remarks.get(name, []),
         "rounds_ms": times,
@@ -269,11 +271,6 @@ def _side(name: str, plan: GpuStepPlan, outcome: GpuOutcome) -> dict[str, Any]:
     for word, base in bases.items():
         row |= spread(f"ratio_to_{word}", ratios(outcome.seconds.get(name), outcome.seconds.get(base)))
     return row
-
-
-def _finite(value: float | None) -> float | None:
-    """JSON has no infinity."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def make_report(rows: Sequence[dict[str, Any]], machine: dict[str, Any], mps: bool, stopped: bool) -> dict[str, Any]:
@@ -303,7 +300,7 @@ def show_row(row: dict[str, Any], console: "Console") -> None:
 def _columns(ddp: str) -> Columns:
     return (
         ("side", lambda side: side["side"]),
-        ("ms", lambda side: (side["reason"] or "").partition(":")[0] or _spread_ms(side)),
+        ("ms", lambda side: _ms_or_reason(side)),
         ("÷ plain fused", lambda side: spread_cell(side, "ratio_to_plain_fused", 3)),
         (f"÷ {ddp}", lambda side: spread_cell(side, "ratio_to_ddp", 3)),
         ("GiB", lambda side: _number(side["peak_reserved_bytes"] if side["ms"] else None, 2**30, ".1f")),
@@ -311,8 +308,8 @@ def _columns(ddp: str) -> Columns:
     )
 
 
-def _spread_ms(side: dict[str, Any]) -> str:
-    return spread_cell(side, "ms", 2 if side["ms"] < 100 else 1)
+def _ms_or_reason(side: dict[str, Any]) -> str:
+    return side["reason"].partition(":")[0] if side["reason"] else spread_cell(side, "ms", 2 if side["ms"] < 100 else 1)
 
 
 def _number(value: float | None, unit: int, form: str) -> str:

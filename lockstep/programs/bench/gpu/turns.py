@@ -159,8 +159,8 @@ IN_BFLOAT16 = {"gradients": 0.25, "movement": 0.6}
 OF_LENGTH = 0.1
 """How far two sides may be apart after three steps: AdamW's mean of the gradients, the parameters, and their way."""
 
-EQUAL_BITS = {gpu.LOCKSTEP: (gpu.CAPTURED,), gpu.LOCKSTEP_COMPILED: (gpu.CAPTURED_COMPILED,)}
-"""What must hold the bits of a side: a graph runs the kernels that it was captured from, a flat update the same."""
+EQUAL_BITS = ((gpu.CAPTURED, gpu.LOCKSTEP), (gpu.CAPTURED_COMPILED, gpu.LOCKSTEP_COMPILED))
+"""Sides that must hold equal bits: a graph runs the kernels that it was captured from, a flat update the same."""
 
 
 def objection(side: str, distances: Mapping[str, float], reference: str, coarse: bool) -> str | None:
@@ -185,9 +185,8 @@ def objection_of_replicas(side: str, answers: Sequence[Words]) -> str | None:
 
 def objections_of_bits(digests: Mapping[str, str]) -> dict[str, str]:
     """Those of lockstep's other exact sides that hold other bits than lockstep, each with a sentence."""
-    pairs = [(side, base) for base, sides in EQUAL_BITS.items() for side in sides if {side, base} <= digests.keys()]
     return {
         side: f"{side} disagrees with {base}: both are exact, but after three steps their bits are not equal"
-        for side, base in pairs
-        if digests[side] != digests[base]
+        for side, base in EQUAL_BITS
+        if {side, base} <= digests.keys() and digests[side] != digests[base]
     }

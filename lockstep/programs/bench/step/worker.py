@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -83,7 +82,8 @@ def main(plan: CpuStepPlan, folder: Path) -> None:
         memory, sides = measured_sides(side_makers(workload, run, len(os.sched_getaffinity(0))), run.rank == 0)
         on_host = gathered({"base": base, **memory}, run.size)
         differences, refused = agree(plan, sides, comparable(workload, run.size), run, store)
-        rounds = [] if refused else _timed(plan, sides, run)
+        timed = lambda name: time_block(sides[name], plan.steps, run.rank == 0)  # noqa: E731
+        rounds = [] if refused else timed_rounds(plan.parts, plan, steps.SIDES, timed)
         if run.rank == 0:
             as_rows = {name: asdict(difference) for name, difference in differences.items()}
             parameters = count_parameters(sides[steps.LOCKSTEP].training.model)
@@ -159,16 +159,9 @@ def measured_sides(
         before = pss_bytes(settled=True)
         side = sides[name] = make()
         if is_first or not side.alone:
-            peak = peak_pss_bytes(partial(_two_steps, side))
-            memory[name] = max(0, peak - before - side.training.initial_bytes)
+            memory[name] = max(0, peak_pss_bytes(side) - before - side.training.initial_bytes)
         dist.barrier()
     return memory, sides
-
-
-def _two_steps(side: CpuSide) -> None:
-    with side.conditions():
-        for number in range(2):
-            side.training.step(number)
 
 
 def pss_bytes(settled: bool = False) -> int:
@@ -182,8 +175,8 @@ def pss_bytes(settled: bool = False) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
-def peak_pss_bytes(work: Callable[[], None]) -> int:
-    """The highest of many looks while `work` runs."""
+def peak_pss_bytes(side: CpuSide) -> int:
+    """The highest of many looks while the side does its first two steps."""
     done, highest = threading.Event(), [pss_bytes()]
 
     def look() -> None:
@@ -193,7 +186,9 @@ def peak_pss_bytes(work: Callable[[], None]) -> int:
     watcher = threading.Thread(target=look, name="lockstep-bench-memory")
     watcher.start()
     try:
-        work()
+        with side.conditions():
+            for number in range(2):
+                side.training.step(number)
     finally:
         done.set()
         watcher.join()
@@ -286,11 +281,6 @@ def agree(
 # -- timing -----------------------------------------------------------------------------------------------------
 
 
-def _timed(plan: CpuStepPlan, sides: Sides, run: Run) -> list[dict[str, float]]:
-    """Collective. For each round the milliseconds per step of every side, as the first worker saw them."""
-    return timed_rounds(plan.parts, plan, steps.SIDES, lambda name: time_block(sides[name], plan.steps, run.rank == 0))
-
-
 def time_block(side: CpuSide, num_steps: int, is_first: bool) -> float:
     """Collective. The median time of a step in ms; 0 on a worker that only waited, without computing.
 
@@ -300,19 +290,16 @@ def time_block(side: CpuSide, num_steps: int, is_first: bool) -> float:
     side.training.restart()
     gc.collect()
     dist.barrier()
-    median_s = 0.0
+    times_s = []
     if is_first or not side.alone:
         with side.conditions():
             side.training.step(0)
-            median_s = statistics.median(_time_step(side.training, number) for number in range(1, num_steps + 1))
+            for number in range(1, num_steps + 1):
+                began_s = time.perf_counter()
+                side.training.step(number)
+                times_s.append(time.perf_counter() - began_s)
     dist.barrier()
-    return 1000 * median_s
-
-
-def _time_step(side: TrainingSide, number: int) -> float:
-    began_s = time.perf_counter()
-    side.step(number)
-    return time.perf_counter() - began_s
+    return 1000 * statistics.median(times_s or [0.0])
 
 
 if __name__ == "__main__":
