@@ -44,20 +44,16 @@ class ParsedWord(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
 
 
-class SvgFile(click.ParamType):  # type: ignore[type-arg]
+def parse_svg_file(text: str) -> Path:
     """An .svg file that can be written, in a folder that exists."""
-
-    name = "file"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = Path(value)
-        if path.suffix.lower() != ".svg" or path.is_dir():
-            self.fail(f"{value!r} is not allowed: name a file that ends in .svg", param, ctx)
-        if not path.parent.is_dir():
-            self.fail(f"there is no folder {path.parent}: make it first, or name another", param, ctx)
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            self.fail(f"{value!r} cannot be written: name another place", param, ctx)
-        return path
+    path = Path(text)
+    if path.suffix.lower() != ".svg" or path.is_dir():
+        raise BadArgument(f"{text!r} is not allowed: name a file that ends in .svg")
+    if not path.parent.is_dir():
+        raise BadArgument(f"there is no folder {path.parent}: make it first, or name another")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise BadArgument(f"{text!r} cannot be written: name another place")
+    return path
 
 
 @click.group(name="bench")
@@ -239,7 +235,9 @@ def step_on_gpu(plans: tuple[gpu.GpuStepPlan, ...], mps: bool, as_json: bool) ->
     help="How lockstep adds: in shared memory, or over Gloo by the schedule of this name (ring, direct, ...).",
 )
 @click.option("--rounds", type=Whole(1), default=9, show_default=True, help="Blocks of each side.")
-@click.option("--svg", "picture", type=SvgFile(), help="Also draw times over sizes into this file.")
+@click.option(
+    "--svg", "picture", type=ParsedWord("file", parse_svg_file), help="Also draw times over sizes into this file."
+)
 @in_json
 def allreduce(
     workers: tuple[tuple[int, ...], ...],
