@@ -18,8 +18,8 @@ import lockstep
 from lockstep.data import GlobalBatch
 from lockstep.gradients.fingerprint import Drift, combined, fingerprints
 from lockstep.gradients.record import StepRecord, StepRequest
+from lockstep.programs.bench.report import quantile
 from lockstep.programs.bench.sides import LockstepSide, make_kit
-from lockstep.programs.bench.spread import quantile
 from lockstep.programs.models import reference_workload
 from lockstep.run.run import Run
 from lockstep.wire.generation import Generation

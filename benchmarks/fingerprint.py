@@ -15,7 +15,7 @@ import torch
 
 from lockstep.gradients.fingerprint import MOST_PARTS, fingerprints
 from lockstep.gradients.finite import first_bad
-from lockstep.programs.bench.spread import quantile
+from lockstep.programs.bench.report import quantile
 
 MiB = 2**20
 NUM_BYTES = 25 * MiB

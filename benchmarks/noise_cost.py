@@ -15,8 +15,8 @@ from dataclasses import replace
 
 import lockstep
 from lockstep.gradients.squares import SquaresPlan
+from lockstep.programs.bench.report import quantile
 from lockstep.programs.bench.sides import LockstepSide, make_kit
-from lockstep.programs.bench.spread import quantile
 from lockstep.programs.models import reference_workload
 
 PAIRS = 200

@@ -25,7 +25,7 @@ from lockstep.events import Event
 from lockstep.observe.history import READ, StepHistory
 from lockstep.observe.metrics import MetricsLog
 from lockstep.observe.timeline.part import PartWriter
-from lockstep.programs.bench.spread import quantile
+from lockstep.programs.bench.report import quantile
 from lockstep.programs.models import reference_workload
 from lockstep.run.run import Run
 

@@ -17,7 +17,7 @@ import torch
 
 from lockstep.optim.lamb import LAMB
 from lockstep.optim.lars import LARS
-from lockstep.programs.bench.spread import quantile
+from lockstep.programs.bench.report import quantile
 
 NUM_TENSORS = 300
 ROUNDS = 40

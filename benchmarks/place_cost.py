@@ -15,7 +15,7 @@ from paired_steps import Switch, Switches, paired, words
 
 import lockstep
 from lockstep.gradients.plan import Nowhere
-from lockstep.programs.bench.spread import quantile
+from lockstep.programs.bench.report import quantile
 from lockstep.programs.models import reference_workload
 from lockstep.run import lane_loops
 from lockstep.run.run import Run

@@ -12,8 +12,8 @@ import torch
 
 from lockstep.elastic.rendezvous import open_store
 from lockstep.lanes import Branch, Reduction, Root
-from lockstep.programs.bench.allreduce.worker import LockstepReduction, repetitions, time_each
-from lockstep.programs.bench.spread import quantile
+from lockstep.programs.bench.allreduce.worker import lockstep_side, repetitions, time_each
+from lockstep.programs.bench.report import quantile
 from lockstep.settings.environment import find_place, process_environment
 from lockstep.wire import Wire, in_shared_memory
 from lockstep.wire.schedules import one_root_each
@@ -32,7 +32,7 @@ def compare(wire: Wire, num_bytes: int) -> list[float]:
     """Collective. The ratio of every round."""
     reductions = {"tree": one_root_each(wire.world.size), "ranks": in_rank_order(wire.world.size)}
     sides = {
-        name: LockstepReduction(wire, lambda t, whole=whole: wire.reducer.reduce(whole, [t], t), num_bytes // 4)
+        name: lockstep_side(wire, lambda t, whole=whole: wire.reducer.reduce(whole, [t], t), num_bytes // 4)
         for name, whole in reductions.items()
     }
     for side in sides.values():

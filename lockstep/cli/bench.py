@@ -18,15 +18,7 @@ from lockstep.programs.bench.allreduce.sizes import parse_sizes
 from lockstep.programs.bench.gpu import plan as gpu
 from lockstep.programs.bench.launch import BenchStopped
 from lockstep.programs.bench.mps import multi_process_service
-from lockstep.programs.bench.plan import (
-    CPU,
-    CUDA,
-    DEVICES,
-    REFERENCES,
-    refuse_unless_gpu,
-    refuse_unless_on,
-    require_gpu,
-)
+from lockstep.programs.bench.plan import CPU, CUDA, REFERENCES, refuse_unless_gpu, require_gpu
 from lockstep.programs.bench.recovery import plan as recoveries
 from lockstep.programs.bench.rounds import BenchPart, Follow, show_progress
 from lockstep.programs.bench.step import plan as steps_on_cpu
@@ -52,20 +44,16 @@ class ParsedWord(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
 
 
-class SvgFile(click.ParamType):  # type: ignore[type-arg]
+def parse_svg_file(text: str) -> Path:
     """An .svg file that can be written, in a folder that exists."""
-
-    name = "file"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = Path(value)
-        if path.suffix.lower() != ".svg" or path.is_dir():
-            self.fail(f"{value!r} is not allowed: name a file that ends in .svg", param, ctx)
-        if not path.parent.is_dir():
-            self.fail(f"there is no folder {path.parent}: make it first, or name another", param, ctx)
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            self.fail(f"{value!r} cannot be written: name another place", param, ctx)
-        return path
+    path = Path(text)
+    if path.suffix.lower() != ".svg" or path.is_dir():
+        raise BadArgument(f"{text!r} is not allowed: name a file that ends in .svg")
+    if not path.parent.is_dir():
+        raise BadArgument(f"there is no folder {path.parent}: make it first, or name another")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise BadArgument(f"{text!r} cannot be written: name another place")
+    return path
 
 
 @click.group(name="bench")
@@ -74,7 +62,7 @@ def command() -> None:
 
 
 on_device = click.option(
-    "--device", type=click.Choice(DEVICES), default=CPU, show_default=True, help="Where the workers compute."
+    "--device", type=click.Choice((CPU, CUDA)), default=CPU, show_default=True, help="Where the workers compute."
 )
 under_mps = click.option("--mps", is_flag=True, help="On a GPU: let workers share it by NVIDIA's MPS.")
 in_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
@@ -178,12 +166,13 @@ def step(
     if device == CUDA and strategy != "replicated":
         raise BadArgument(f"--strategy {strategy} is for the CPU alone: leave --device {device} out")
     if device == CUDA:
-        each = tuple(flattened(lanes)) or (1,)
-        request = gpu.GpuStepRequest(sides, steps, rounds or gpu.ROUNDS, each, ranks_share_gpu)
-        step_on_gpu(gpu.make_plans(models, counts or [1], request), mps, as_json)
+        on_gpu = gpu.make_plans(
+            models, counts or [1], sides, flattened(lanes) or [1],
+            steps=steps, rounds=rounds or gpu.ROUNDS, ranks_share_gpu=ranks_share_gpu,
+        )  # fmt: skip
+        step_on_gpu(on_gpu, mps, as_json)
         return
     refuse_unless_gpu(device, sides=sides is not None, mps=mps, lanes=bool(lanes), ranks_share_gpu=ranks_share_gpu)
-    refuse_unless_on(device, models, [*REFERENCES, "all"])
     plans = steps_on_cpu.make_plans(models, counts or [2], steps, rounds or steps_on_cpu.ROUNDS, strategy)
     report_on(plans, lambda follow: steps_on_cpu.bench_steps(plans, follow), steps_on_cpu.show, as_json)
 
@@ -246,7 +235,9 @@ def step_on_gpu(plans: tuple[gpu.GpuStepPlan, ...], mps: bool, as_json: bool) ->
     help="How lockstep adds: in shared memory, or over Gloo by the schedule of this name (ring, direct, ...).",
 )
 @click.option("--rounds", type=Whole(1), default=9, show_default=True, help="Blocks of each side.")
-@click.option("--svg", "picture", type=SvgFile(), help="Also draw times over sizes into this file.")
+@click.option(
+    "--svg", "picture", type=ParsedWord("file", parse_svg_file), help="Also draw times over sizes into this file."
+)
 @in_json
 def allreduce(
     workers: tuple[tuple[int, ...], ...],

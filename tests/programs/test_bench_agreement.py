@@ -18,9 +18,9 @@ from lockstep.programs.bench.step.worker import (
     as_torch_comes,
     comparable,
     compare,
-    make_sides,
     process_group,
     refusal,
+    side_makers,
     take_evidence,
 )
 from lockstep.programs.models import mlp, reference_workload
@@ -117,7 +117,7 @@ def objections_of_workers(folder: str, drifting: int | None) -> str | None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     with start() as run:
         store = process_group(Path(folder) / "store", run)
-        sides = make_sides(SMALL, run, all_threads=1)
+        sides = {name: make() for name, make in side_makers(SMALL, run, all_threads=1).items()}
         if run.rank == drifting:
             sides[DDP].training.optimizer.param_groups[0]["lr"] = 0.1
         return agree(CpuStepPlan("mlp", 2, 1, 1), sides, comparable(SMALL, run.size), run, store)[1]

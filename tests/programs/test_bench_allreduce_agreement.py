@@ -13,8 +13,8 @@ from lockstep.programs.bench.allreduce.worker import (
     RIGHT,
     AllreduceSide,
     AllreduceSite,
-    LockstepReduction,
     first_wrong,
+    lockstep_side,
     object_to,
     open_gloo,
     reduce_by,
@@ -79,7 +79,7 @@ def _add_by_every_algorithm() -> dict[str, int]:
     found = {}
     with over_gloo(place.world, store, 20.0) as wire:
         for name in CATALOGUE["all_reduce"]:
-            side = LockstepReduction(wire, reduce_by(name, wire), num_elements=1003)
+            side = lockstep_side(wire, reduce_by(name, wire), num_elements=1003)
             found[name] = first_wrong(side, place.world.rank, place.world.size)
     return found
 

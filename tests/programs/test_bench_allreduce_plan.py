@@ -25,8 +25,8 @@ from lockstep.programs.bench.allreduce.sizes import USUAL, KiB, MiB, named, pars
 from lockstep.programs.bench.allreduce.worker import BLOCK_S, LEAST, MOST, repetitions, slowest
 from lockstep.programs.bench.launch import ResultsDiffer, accept
 from lockstep.programs.bench.plan import BenchResult
+from lockstep.programs.bench.report import quantile
 from lockstep.programs.bench.rounds import locate, order
-from lockstep.programs.bench.spread import quantile
 
 MACHINE = {"cores": 2, "cpu": "A Processor Of Some Length @ 2.00GHz", "torch": "2.13.0+cpu", "threads_per_worker": 1}
 

@@ -12,12 +12,11 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from lockstep.errors import BadArgument
-from lockstep.programs.bench.evidence import NUM_STEPS, Evidence
 from lockstep.programs.bench.gpu import child
 from lockstep.programs.bench.gpu import plan as gpu
 from lockstep.programs.bench.gpu.child import open_side
 from lockstep.programs.bench.gpu.turns import objection, objection_of_replicas, objections_of_bits
-from lockstep.programs.bench.sides import LoopSide, make_kit, plain_side
+from lockstep.programs.bench.sides import NUM_STEPS, Evidence, LoopSide, make_kit, plain_side
 from lockstep.programs.large_models import gpt10m
 from lockstep.programs.models import Batch, Workload, mlp, token_loss
 from lockstep.state.tensor_file import write_tensors

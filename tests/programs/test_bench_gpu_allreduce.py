@@ -20,7 +20,7 @@ from lockstep.programs.bench.allreduce.plan import (
     show,
 )
 from lockstep.programs.bench.allreduce.sizes import GiB, KiB, MiB, parse_sizes
-from lockstep.programs.bench.allreduce.worker import MemoryCopy, bytes_per_s, floor_ms, main_on_gpu, time_together
+from lockstep.programs.bench.allreduce.worker import bytes_per_s, copy_side, floor_ms, main_on_gpu, time_together
 from lockstep.programs.bench.launch import accept
 from lockstep.programs.bench.plan import BenchResult
 from lockstep.wire import in_process
@@ -75,7 +75,7 @@ def test_a_block_waits_for_the_device_before_and_after_its_operations() -> None:
 
 
 def test_memory_is_measured_in_bytes_read_and_written() -> None:
-    copy = MemoryCopy(KiB, torch.device("cpu"))
+    copy = copy_side(KiB, torch.device("cpu"))
     assert 0 < bytes_per_s(copy, lambda: None) < math.inf
 
 

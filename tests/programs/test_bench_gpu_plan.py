@@ -21,7 +21,6 @@ from lockstep.programs.bench.gpu.plan import (
     SIDES,
     GpuOutcome,
     GpuStepPlan,
-    GpuStepRequest,
     SpeedClaim,
     check_claims,
     drawn_order,
@@ -71,24 +70,24 @@ def test_a_gpu_plan_reaches_the_children_unchanged() -> None:
 
 
 def test_one_worker_has_every_side_and_several_have_ddp_over_gloo() -> None:
-    one, two = make_plans(("gpt10m",), (1, 2, 1), GpuStepRequest(rounds=1))
+    one, two = make_plans(("gpt10m",), (1, 2, 1), rounds=1)
     assert one.sides == SIDES
     assert two.sides[0] == two.ddp == gpu.DDP_GLOO
 
 
 def test_a_side_that_cannot_be_on_several_workers_is_refused_with_those_that_can() -> None:
     with pytest.raises(BadArgument, match="graph by hand cannot be measured on 2 workers: choose from ddp gloo, ddp"):
-        make_plans(("mlp",), (2,), GpuStepRequest((gpu.BY_HAND,)))
+        make_plans(("mlp",), (2,), (gpu.BY_HAND,))
 
 
 def test_a_batch_that_cannot_be_cut_evenly_is_refused_on_a_gpu_too() -> None:
     with pytest.raises(BadArgument, match=r"gpt10m, 16 samples, .* into 3 .* divides 16"):
-        make_plans(("gpt10m",), (3,), GpuStepRequest())
+        make_plans(("gpt10m",), (3,))
 
 
 def test_a_model_of_the_cpu_is_refused_with_those_of_the_gpu() -> None:
     with pytest.raises(BadArgument, match="'cnn' is not measured on a GPU: choose from mlp, gpt10m"):
-        make_plans(("cnn",), (1,), GpuStepRequest())
+        make_plans(("cnn",), (1,))
 
 
 def test_sides_are_read_with_any_spaces_around_their_words() -> None:
@@ -236,7 +235,7 @@ def test_mps_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     [
         (["step", "--mps"], "--mps is for a GPU alone: add --device cuda"),
         (["step", "--sides", "ddp"], "--sides is for a GPU alone: add --device cuda"),
-        (["step", "--model", "gpt10m"], "the model gpt10m is not measured with --device cpu"),
+        (["step", "--model", "gpt10m"], "the model 'gpt10m' is not measured with --device cpu"),
         (["step", "--device", "cuda", "--model", "wide"], "'wide' is not measured on a GPU"),
         (["allreduce", "--mps"], "--mps is for a GPU alone: add --device cuda"),
         (["allreduce", "--device", "cuda", "--algorithm", "ring"], "--algorithm ring is for the CPU"),

@@ -19,7 +19,8 @@ from marked import MARK, survivors
 from workers import on_workers
 
 from lockstep.errors import BadEnvironment
-from lockstep.programs.bench.gpu import child, children
+from lockstep.programs.bench import launch
+from lockstep.programs.bench.gpu import child
 from lockstep.programs.bench.gpu import plan as gpu
 from lockstep.programs.bench.gpu.children import JsonConnection, SideProcess, last_lines, meet, start_sides
 from lockstep.programs.bench.gpu.plan import GpuOutcome, GpuStepPlan
@@ -232,7 +233,7 @@ def measured(num_workers: int, sides: Sequence[str], folder: Path, mark: str) ->
 def test_a_real_side_is_timed_and_one_that_cannot_be_is_named(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(children, "subprocess", FORKING)
+    monkeypatch.setattr(launch, "subprocess", FORKING)
     with measured(1, (gpu.FUSED, gpu.BY_HAND), tmp_path_factory.mktemp("t"), "turns-1") as outcome:
         assert outcome.seconds.keys() == {gpu.FUSED}
         assert "the side 'graph by hand' is a CUDA graph" in outcome.reasons[gpu.BY_HAND]

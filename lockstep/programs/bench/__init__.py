@@ -1,9 +1,8 @@
 """Benchmarks on this machine, side by side with other libraries. One harness, and a folder for each subject.
 
 The harness: `plan` (what is measured, as values), `launch` (workers are started, and what worker 0 leaves is read),
-`rounds` (in which order, and how far), `spread` (medians, ratios), `table`, `machine` (where it was measured), `mps`
-(one GPU for several processes), and, with torch, `sides` (ways to train) and `evidence` (whether two ways compute the
-same).
+`rounds` (in which order, and how far), `report` (medians, ratios, tables), `machine` (where it was measured), `mps`
+(one GPU for several processes), and, with torch, `sides` (ways to train, and whether two of them compute the same).
 
 The subjects: `step` (a training step), `gpu` (the same on a GPU), `allreduce` and `recovery` (what a killed worker
 costs). In each of them `plan` defines what is measured and makes the report from the times, without torch.

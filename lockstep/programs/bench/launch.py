@@ -1,8 +1,9 @@
 """Launches the workers of a benchmark, and reads what worker 0 leaves. Without torch."""
 
 import shutil
+import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 from lockstep.errors import LockstepError
 from lockstep.launch.launch import Job, launch
 from lockstep.programs.bench.plan import BenchResult
-from lockstep.programs.bench.rounds import BenchPart, Follow, RoundLines, RoundsDone, locate
+from lockstep.programs.bench.rounds import BenchPart, Follow, RoundLines, locate
 
 
 class ResultsDiffer(LockstepError):  # noqa: N818
@@ -54,9 +55,15 @@ def bench_launched(plans: Sequence[LaunchedPlan], program: str, follow: Follow, 
 def _measure(plan: LaunchedPlan, program: str, follow: Follow, options: Mapping[str, Any]) -> BenchResult:
     follow(*locate(plan.parts, 0))
     with result_folder() as folder:
-        words, count = (plan.written(), str(folder)), plan.workers
+        words, count, messages = (plan.written(), str(folder)), plan.workers, list[str]()
         job = Job(program, folder, module=True, arguments=words, num_workers=count, lanes=count, **options)
-        run_to_end(job, lambda progress: follow(*locate(plan.parts, progress.done)))
+        show = RoundLines(lambda progress: follow(*locate(plan.parts, progress.done)))
+        outcome = launch(job, show=show, say=messages.append)
+        if outcome.exit_code:
+            # After an interrupt there is nothing to look up, and the folder that the launcher names goes away.
+            interrupted = outcome.failure is None
+            text = "✗ stopped; all workers have ended" if interrupted else "\n".join(messages)
+            raise BenchStopped(text, outcome.exit_code, interrupted)
         return accept(BenchResult.find(folder))
 
 
@@ -65,17 +72,6 @@ def accept(result: BenchResult) -> BenchResult:
     if result.refused is not None:
         raise ResultsDiffer(result.refused)
     return result
-
-
-def run_to_end(job: Job, follow: Callable[[RoundsDone], None]) -> None:
-    """Runs the job until no worker is left; raises `BenchStopped` if it did not succeed. Main thread only."""
-    messages: list[str] = []
-    outcome = launch(job, show=RoundLines(follow), say=messages.append)
-    if outcome.exit_code:
-        # After an interrupt there is nothing to look up, and the folder that the launcher names goes away.
-        interrupted = outcome.failure is None
-        text = "✗ stopped; all workers have ended" if interrupted else "\n".join(messages)
-        raise BenchStopped(text, outcome.exit_code, interrupted)
 
 
 @contextmanager
@@ -91,3 +87,16 @@ def result_folder() -> Iterator[Path]:
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def start_program(command: Sequence[str], environment: Mapping[str, str], output: Path) -> "subprocess.Popen[bytes]":
+    """Starts it in a session of its own: Ctrl-C reaches the benchmark alone, which ends everything in order."""
+    with output.open("wb") as file:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )

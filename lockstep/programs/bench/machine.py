@@ -7,12 +7,10 @@ from typing import Any
 
 import torch
 
-_CPUINFO = Path("/proc/cpuinfo")
-
 
 def describe_machine(device: str = "cpu") -> dict[str, Any]:
     """This machine and its software, as a worker sees them; also its GPU, if `device` is one."""
-    return {
+    found = {
         "cores": len(os.sched_getaffinity(0)),
         "cpu": _cpu(),
         "processor": platform.machine(),
@@ -20,22 +18,21 @@ def describe_machine(device: str = "cpu") -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "threads_per_worker": torch.get_num_threads(),
-        **({} if device == "cpu" else _gpu()),
     }
-
-
-def _gpu() -> dict[str, Any]:
-    return {
-        "gpu": torch.cuda.get_device_name(),
-        "gpus": torch.cuda.device_count(),
-        "gpu_bytes": torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory,
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
-    }
+    if device != "cpu":
+        found |= {
+            "gpu": torch.cuda.get_device_name(),
+            "gpus": torch.cuda.device_count(),
+            "gpu_bytes": torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory,
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+        }
+    return found
 
 
 def _cpu() -> str:
     """The processor's own name; Arm's kernels give none, there it is the kind of processor."""
-    lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines() if _CPUINFO.is_file() else []
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "") or platform.machine()

@@ -33,36 +33,21 @@ def multi_process_service(enabled: bool) -> Iterator[dict[str, str]]:
         variables = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
         for path in variables.values():
             Path(path).mkdir()
-        _start(program, variables)
+        if failure := _control([program, "-d"], variables, ""):  # its server starts with the first process
+            advice = "Leave --mps out, or end the service that runs already"
+            raise BadEnvironment(f"{CONTROL} did not start: {failure}. {advice}")
         try:
             yield variables
         finally:
             _control([program], variables, "quit\n")  # waits for the processes that still use it, which are ending
 
 
-def _start(program: str, variables: Mapping[str, str]) -> None:
-    """Starts the daemon; its server starts with the first process that connects."""
-    exit_code, output = _control([program, "-d"], variables, "")
-    if exit_code:
-        output = output.strip() or f"exit code {exit_code}"
-        raise BadEnvironment(
-            f"{CONTROL} did not start: {output}. Leave --mps out, or end the service that runs already"
-        )
-
-
-def _control(command: list[str], variables: Mapping[str, str], words: str) -> tuple[int, str]:
-    """The exit code of the command, and what it printed."""
+def _control(command: list[str], variables: Mapping[str, str], words: str) -> str | None:
+    """None if the command succeeds, otherwise what it printed, or its exit code."""
     environment = {**process_environment(), **variables}
     with tempfile.TemporaryFile("w+") as output:  # a daemon keeps its output open, and a pipe would wait for its end
         done = subprocess.run(
-            command,
-            env=environment,
-            input=words,
-            stdout=output,
-            stderr=output,
-            text=True,
-            timeout=ANSWER_S,
-            check=False,
-        )
+            command, env=environment, input=words, stdout=output, stderr=output, text=True, timeout=ANSWER_S
+        )  # fmt: skip
         output.seek(0)
-        return done.returncode, output.read()
+        return output.read().strip() or f"exit code {done.returncode}" if done.returncode else None

@@ -1,7 +1,7 @@
 """What benchmarks measure, as values. Without torch, so that a wrong argument is refused at once."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -9,8 +9,6 @@ from typing import Any, Self
 from lockstep.errors import BadArgument
 
 CPU, CUDA = "cpu", "cuda"
-DEVICES = (CPU, CUDA)
-
 NUM_BATCHES = 4  # how many different batches a model is trained on, over and over
 _RESULT = "result.json"
 
@@ -24,7 +22,6 @@ class BenchRecord:
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """What `written` wrote."""
         fields = json.loads(text)
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
 
@@ -63,9 +60,16 @@ REFERENCES = {
 }
 
 
-def models_named(words: Iterable[str], references: Mapping[str, ReferenceModel]) -> list[str]:
-    """Each once; "all" are all."""
-    return list(references) if "all" in words else list(dict.fromkeys(words))
+def models_named(words: Iterable[str], references: Mapping[str, ReferenceModel], where: str) -> list[str]:
+    """Each once; "all" are all. Raises if one is not measured there."""
+    names = list(dict.fromkeys(words))
+    odd = [name for name in names if name not in (*references, "all")]
+    if odd:
+        known = ", ".join(references)
+        raise BadArgument(
+            f"the model {odd[0]!r} is not measured {where}: choose from {known} or all, or another --device"
+        )
+    return list(references) if "all" in names else names
 
 
 def count_of(workers: int) -> str:
@@ -86,16 +90,6 @@ def refuse_unless_gpu(device: str, **given: bool) -> None:
     odd = [f"--{name.replace('_', '-')}" for name, is_given in given.items() if is_given]
     if device != CUDA and odd:
         raise BadArgument(f"{' and '.join(odd)} is for a GPU alone: add --device cuda, or leave it out")
-
-
-def refuse_unless_on(device: str, models: Sequence[str], allowed: Sequence[str]) -> None:
-    """Raises if a model is not measured on the device."""
-    odd = [model for model in models if model not in allowed]
-    if odd:
-        raise BadArgument(
-            f"the model {odd[0]} is not measured with --device {device}: choose from {', '.join(allowed)}, "
-            "or another --device"
-        )
 
 
 def require_gpu() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 if TYPE_CHECKING:
     from rich.console import Console
 
-_MARK = "bench-progress "
+_MARK = b"bench-progress "
 
 T = TypeVar("T")
 
@@ -20,17 +20,6 @@ class RoundsDone:
     done: int
     total: int
     doing: str = ""
-
-    def written(self) -> str:
-        return f"{_MARK}{self.done} {self.total}"
-
-    @classmethod
-    def read(cls, line: str) -> "RoundsDone | None":
-        """What `written` wrote; None for any other line of a worker's output."""
-        if not line.startswith(_MARK):
-            return None
-        done, total = line.removeprefix(_MARK).split()
-        return cls(int(done), int(total))
 
 
 class BenchPart(Protocol):
@@ -67,18 +56,8 @@ def timed_rounds(
     rounds = []
     for number in range(part.rounds):
         rounds.append({name: time_block(name) for name in order(sides, number)})
-        print(RoundsDone(before + number + 1, total).written(), flush=True)
+        print(f"{_MARK.decode()}{before + number + 1} {total}", flush=True)
     return rounds
-
-
-def locate(parts: Sequence[BenchPart], done: int) -> tuple[BenchPart, RoundsDone]:
-    """The part that rounds counted over all parts have reached, and the rounds of that part alone."""
-    rounds = parts[0].rounds
-    number = max(0, done - 1) // rounds
-    return parts[number], RoundsDone(done - number * rounds, rounds)
-
-
-# -- shown ------------------------------------------------------------------------------------------------------
 
 
 class RoundLines:
@@ -90,8 +69,16 @@ class RoundLines:
     def __call__(self, output: bytes) -> None:
         *lines, self._rest = (self._rest + output).split(b"\n")
         for line in lines:
-            if (progress := RoundsDone.read(line.decode(errors="replace"))) is not None:
-                self._follow(progress)
+            if line.startswith(_MARK):
+                done, total = map(int, line.removeprefix(_MARK).split())
+                self._follow(RoundsDone(done, total))
+
+
+def locate(parts: Sequence[BenchPart], done: int) -> tuple[BenchPart, RoundsDone]:
+    """The part that rounds counted over all parts have reached, and the rounds of that part alone."""
+    rounds = parts[0].rounds
+    number = max(0, done - 1) // rounds
+    return parts[number], RoundsDone(done - number * rounds, rounds)
 
 
 @contextmanager
@@ -101,26 +88,21 @@ def show_progress(console: "Console", parts: Sequence[BenchPart]) -> Iterator[Fo
     from rich.markup import escape  # takes longer to import than help may
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    def print_line(part: BenchPart, progress: RoundsDone) -> None:
+        if progress.doing or progress.done == progress.total:
+            line = f"{part.title}: {progress.doing or 'done'}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     if not console.is_terminal:
-        yield lambda part, progress: _print_line(console, part, progress)
+        yield print_line
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=sum(part.rounds for part in parts))
 
-        def follow(part: BenchPart, progress: RoundsDone) -> None:
+        def move_bar(part: BenchPart, progress: RoundsDone) -> None:
             before = sum(earlier.rounds for earlier in parts[: parts.index(part)])
-            bar.update(task, description=escape(_title(part, progress)), completed=before + progress.done)
+            title = f"{part.title}: {progress.doing}" if progress.doing else part.title
+            bar.update(task, description=escape(title), completed=before + progress.done)
 
-        yield follow
-
-
-def _print_line(console: "Console", part: BenchPart, progress: RoundsDone) -> None:
-    if progress.doing:
-        console.print(_title(part, progress), markup=False, highlight=False, soft_wrap=True)
-    elif progress.done == progress.total:
-        console.print(f"{part.title}: done", markup=False, highlight=False, soft_wrap=True)
-
-
-def _title(part: BenchPart, progress: RoundsDone) -> str:
-    return f"{part.title}: {progress.doing}" if progress.doing else part.title
+        yield move_bar

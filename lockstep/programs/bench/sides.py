@@ -1,4 +1,4 @@
-"""Ways to train that are measured against each other.
+"""Ways to train that are measured against each other, and what shows that two of them compute the same.
 
 # Note [The same for all]
 # Every side starts from the same weights, drawn on the CPU, and trains on the same batches, which are in memory (on a
@@ -6,10 +6,11 @@
 # The loss carries its own autocast.
 """
 
+import math
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -25,6 +26,14 @@ from lockstep.programs.bench.plan import NUM_BATCHES
 from lockstep.programs.models import Batch, Workload
 
 Forward = Callable[[Batch], Tensor]
+Named = Mapping[str, Tensor]
+
+NUM_STEPS = 3  # from so many steps evidence is taken
+
+
+def part_of(batch: Batch, number: int, parts: int) -> Batch:
+    own = share(len(batch[0]), number, parts)
+    return batch[0][own.start : own.stop], batch[1][own.start : own.stop]
 
 
 @dataclass(frozen=True)
@@ -42,12 +51,7 @@ class TrainingKit:
 
     def cut(self, rank: int, size: int) -> "TrainingKit":
         """The same with a worker's shares of the batches."""
-        own = [share(len(inputs), rank, size) for inputs, _ in self.batches]
-        cut = [
-            (x[part.start : part.stop], y[part.start : part.stop])
-            for part, (x, y) in zip(own, self.batches, strict=True)
-        ]
-        return replace(self, batches=cut)
+        return replace(self, batches=[part_of(batch, rank, size) for batch in self.batches])
 
 
 def make_kit(workload: Workload, device: torch.device | str = "cpu") -> TrainingKit:
@@ -88,17 +92,13 @@ class TrainingSide(ABC):
 
     def restart(self) -> None:
         """Resets weights and optimizer to their initial state, in place: captured graphs stay valid."""
+        holder: Any = getattr(self.optimizer, "optim", self.optimizer)  # inside of a ZeroRedundancyOptimizer
         with torch.no_grad():
             for name, value in self.model.state_dict().items():
                 value.copy_(self._initial[name])
-            for state in (state for optimizer in self.optimizers() for state in optimizer.state.values()):
-                for value in state.values():
-                    if isinstance(value, Tensor):
-                        value.zero_()
-
-    def optimizers(self) -> Iterable[Optimizer]:
-        """Those that hold the state."""
-        return (self.optimizer,)
+            for value in (value for state in holder.state.values() for value in state.values()):
+                if isinstance(value, Tensor):
+                    value.zero_()
 
     @property
     def initial_bytes(self) -> int:
@@ -106,13 +106,20 @@ class TrainingSide(ABC):
         return sum(getattr(value, "_local_tensor", value).nbytes for value in self._initial.values())
 
     def gradients(self) -> dict[str, Tensor]:
-        """What stands in `p.grad`, by name."""
+        """What stands in `p.grad`, by name. Collective where parameters are sharded."""
         named = ((name, parameter.grad) for name, parameter in self.model.named_parameters())
-        return {name: gradient.clone() for name, gradient in named if gradient is not None}
+        return {name: _whole(gradient.clone()) for name, gradient in named if gradient is not None}
 
     def movement(self) -> dict[str, Tensor]:
-        """How far each parameter is from its initial value, by name."""
-        return {name: value.detach() - self._initial[name] for name, value in self.model.named_parameters()}
+        """How far each parameter is from its initial value, by name. Collective where parameters are sharded."""
+        named = self.model.named_parameters()
+        return {name: _whole(value.detach() - self._initial[name]) for name, value in named}
+
+
+def _whole(tensor: Any) -> Tensor:
+    """A DTensor, as FSDP2's are, is gathered."""
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
 
 
 class LoopSide(TrainingSide):
@@ -128,21 +135,6 @@ class LoopSide(TrainingSide):
         if self._before is not None:
             self._before()
         self._forward(self.batch(number)).backward()
-
-
-class AccumulationSide(TrainingSide):
-    """The usual loop over `num_parts` parts of each batch, whose gradients torch adds up; fused AdamW."""
-
-    def __init__(self, kit: TrainingKit, forward: Forward, num_parts: int) -> None:
-        super().__init__(kit, AdamW(kit.model.parameters(), fused=True))
-        self._forward, self._num_parts = forward, num_parts
-
-    def compute(self, number: int) -> None:
-        inputs, targets = self.batch(number)
-        for part in range(self._num_parts):
-            own = share(len(inputs), part, self._num_parts)
-            loss = self._forward((inputs[own.start : own.stop], targets[own.start : own.stop]))
-            (loss * (len(own) / len(inputs))).backward()
 
 
 class LockstepSide(TrainingSide):
@@ -179,8 +171,9 @@ def plain_side(kit: TrainingKit) -> LoopSide:
 
 
 def ddp_side(
-    kit: TrainingKit, rank: int, size: int, group: ProcessGroup | None = None, *, compiled: bool = False
-) -> LoopSide:
+    kit: TrainingKit, rank: int, size: int, group: ProcessGroup | None = None, *,
+    compiled: bool = False, optimizer: Optimizer | None = None,
+) -> LoopSide:  # fmt: skip
     """DistributedDataParallel at its best: bucket views, a static graph, shares cut before. Collective.
 
     torch compiles no static graph. What is compiled is the model inside of DDP, which torch cuts at DDP's buckets.
@@ -190,13 +183,40 @@ def ddp_side(
     wrapped = DistributedDataParallel(
         kit.model, device_ids=ids, process_group=group, gradient_as_bucket_view=True, static_graph=not compiled
     )
-    forward = kit.forward(wrapped)
-    return LoopSide(
-        kit.cut(rank, size), torch.compile(forward) if compiled else forward, AdamW(kit.model.parameters(), fused=True)
-    )
+    forward = torch.compile(kit.forward(wrapped)) if compiled else kit.forward(wrapped)
+    return LoopSide(kit.cut(rank, size), forward, optimizer or AdamW(kit.model.parameters(), fused=True))
 
 
 def end_process() -> NoReturn:
     """Ends a worker without Python's shutdown, which can deadlock with torch's threads of a process group."""
     sys.stdout.flush()
     os._exit(0)
+
+
+# -- evidence: times of a wrong result mean nothing ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a side computed, by parameter: its gradients, and how far it went from the initial weights."""
+
+    gradients: Named
+    movement: Named
+
+
+def distance(actual: Named, expected: Named, of_zeros: float = math.inf) -> tuple[float, float]:
+    """‖actual − expected‖ / ‖expected‖ and ‖actual‖ / ‖expected‖ over all parameters, added up in float64.
+
+    Infinite where a parameter is missing or a number not finite. `of_zeros` is the first where there are only zeros.
+    """
+    if actual.keys() != expected.keys():
+        return math.inf, math.inf
+    apart = own = other = 0.0
+    for name, value in actual.items():
+        mine, theirs = value.double(), expected[name].to(value.device).double()
+        apart += float((mine - theirs).square().sum())
+        own += float(mine.square().sum())
+        other += float(theirs.square().sum())
+    if not math.isfinite(apart + own + other) or not other:
+        return (math.inf if apart else of_zeros), math.inf
+    return math.sqrt(apart / other), math.sqrt(own / other)

@@ -1,14 +1,17 @@
 """Draws loss curves as an SVG picture. Pure: numbers in, text out."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
+
+from lockstep.programs import svg
 
 WIDTH, HEIGHT = 760, 430
 LEFT, RIGHT, TOP, BOTTOM = 64, 740, 74, 376
 LETTER = 8
 """Wider than most letters of the legend."""
+INK = "#333333"
+MARKED: dict[str, svg.Attribute] = {"stroke": "#d33a2c", "stroke_dasharray": "3 3"}
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,7 @@ class LossCurve:
 class Style:
     colour: str
     width: float
-    dashes: str = ""
+    dashes: str | None = None
 
 
 # Note [Curves that coincide]
@@ -64,20 +67,15 @@ def draw(
 ) -> str:
     """A picture with axes, a legend, all curves and a line at each step of `marks`; values not finite leave a gap."""
     across, up = _axes(curves)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
-        f'height="{HEIGHT}" font-family="Helvetica, Arial, sans-serif" font-size="13" fill="#333333">',
-        f"<title>{escape(title)}</title>",
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-        _text(LEFT, 30, title, 'font-size="17" font-weight="bold"'),
-        _text(LEFT, 51, subtitle, 'fill="#666666"'),
+    shapes = [
+        svg.text(LEFT, 30, title, font_size=17, font_weight="bold", fill=INK),
+        svg.text(LEFT, 51, subtitle, font_size=13, fill="#666666"),
         *_grid(across, up, value_name),
-        *(_mark(across.at(step)) for step in marks),
+        *(svg.line((x, TOP), (x, BOTTOM), class_="mark", **MARKED) for x in map(across.at, marks)),
         *(_line(curve, style_of(place), across, up) for place, curve in enumerate(curves)),
         *_legend([curve.label for curve in curves]),
-        "</svg>",
     ]
-    return "\n".join(parts) + "\n"
+    return svg.document(WIDTH, HEIGHT, shapes, title)
 
 
 def style_of(place: int) -> Style:
@@ -92,25 +90,19 @@ def _axes(curves: Sequence[LossCurve]) -> tuple[Axis, Axis]:
     return Axis(0, last, LEFT, RIGHT), Axis(low, max(high, low + 1), BOTTOM, TOP)
 
 
-def _grid(across: Axis, up: Axis, value_name: str) -> list[str]:
-    parts = []
+def _grid(across: Axis, up: Axis, value_name: str) -> Iterator[str]:
     for value in ticks(up.low, up.high):
         y = up.at(value)
-        parts.append(f'<line x1="{LEFT}" y1="{y}" x2="{RIGHT}" y2="{y}" stroke="#e4e4e4"/>')
-        parts.append(_text(LEFT - 8, y + 4, f"{value:g}", 'text-anchor="end"'))
+        yield svg.line((LEFT, y), (RIGHT, y), stroke="#e4e4e4")
+        yield _text(LEFT - 8, y + 4, f"{value:g}", text_anchor="end")
     for value in ticks(across.low, across.high):
         x = across.at(value)
-        parts.append(f'<line x1="{x}" y1="{BOTTOM}" x2="{x}" y2="{BOTTOM + 5}" stroke="#333333"/>')
-        parts.append(_text(x, BOTTOM + 20, f"{value:g}", 'text-anchor="middle"'))
-    parts.append(f'<path d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}" fill="none" stroke="#333333"/>')
-    parts.append(_text((LEFT + RIGHT) / 2, HEIGHT - 14, "step", 'text-anchor="middle"'))
+        yield svg.line((x, BOTTOM), (x, BOTTOM + 5), stroke=INK)
+        yield _text(x, BOTTOM + 20, f"{value:g}", text_anchor="middle")
+    yield svg.polyline([(LEFT, TOP), (LEFT, BOTTOM), (RIGHT, BOTTOM)], stroke=INK)
+    yield _text((LEFT + RIGHT) / 2, HEIGHT - 14, "step", text_anchor="middle")
     middle = (TOP + BOTTOM) / 2
-    turned = f'text-anchor="middle" transform="rotate(-90 22 {middle})"'
-    return [*parts, _text(22, middle, value_name, turned)]
-
-
-def _mark(x: float) -> str:
-    return f'<line class="mark" x1="{x}" y1="{TOP}" x2="{x}" y2="{BOTTOM}" stroke="#d33a2c" stroke-dasharray="3 3"/>'
+    yield _text(22, middle, value_name, text_anchor="middle", transform=f"rotate(-90 22 {middle:g})")
 
 
 def _line(curve: LossCurve, style: Style, across: Axis, up: Axis) -> str:
@@ -119,27 +111,28 @@ def _line(curve: LossCurve, style: Style, across: Axis, up: Axis) -> str:
         if math.isfinite(value):
             words.append(f"{'L' if pen_down else 'M'}{across.at(step)} {up.at(value)}")
         pen_down = math.isfinite(value)
-    return f'<path class="curve" d="{"".join(words)}" {_stroke(style)}/>'
+    return svg.element("path", d="".join(words), class_="curve", fill="none", **_stroke(style))
 
 
-def _legend(labels: Sequence[str]) -> list[str]:
+def _legend(labels: Sequence[str]) -> Iterator[str]:
     width = 88 + LETTER * max(map(len, labels))
     left = RIGHT - width
-    parts = [f'<rect x="{left}" y="{TOP + 2}" width="{width}" height="{24 * len(labels) + 4}" fill="#ffffff"/>']
+    yield svg.rect(left, TOP + 2, width, 24 * len(labels) + 4, fill="#ffffff")
     for place, label in enumerate(labels):
         y = TOP + 16 + 24 * place
-        parts.append(f'<path d="M{left + 10} {y}H{left + 60}" {_stroke(style_of(place))}/>')
-        parts.append(_text(left + 70, y + 4, label, 'class="legend"'))
-    return parts
+        yield svg.line((left + 10, y), (left + 60, y), **_stroke(style_of(place)))
+        yield _text(left + 70, y + 4, label, class_="legend")
 
 
-def _stroke(style: Style) -> str:
-    dashes = f' stroke-dasharray="{style.dashes}"' if style.dashes else ""
-    return (
-        f'fill="none" stroke="{style.colour}" stroke-width="{style.width}" '
-        f'stroke-linejoin="round" stroke-linecap="butt"{dashes}'
-    )
+def _stroke(style: Style) -> dict[str, svg.Attribute]:
+    return {
+        "stroke": style.colour,
+        "stroke_width": style.width,
+        "stroke_dasharray": style.dashes,
+        "stroke_linejoin": "round",
+        "stroke_linecap": "butt",
+    }
 
 
-def _text(x: float, y: float, words: str, attributes: str) -> str:
-    return f'<text x="{x:g}" y="{y:g}" {attributes}>{escape(words)}</text>'
+def _text(x: float, y: float, words: str, **style: svg.Attribute) -> str:
+    return svg.text(x, y, words, font_size=13, fill=INK, **style)

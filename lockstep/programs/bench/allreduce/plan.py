@@ -9,9 +9,8 @@ from lockstep.errors import BadArgument
 from lockstep.programs.bench.allreduce.sizes import named
 from lockstep.programs.bench.launch import bench_launched
 from lockstep.programs.bench.plan import CPU, BenchRecord
+from lockstep.programs.bench.report import Columns, machine_line, ratios, show_notes, show_table, spread, times_of
 from lockstep.programs.bench.rounds import Follow
-from lockstep.programs.bench.spread import by_side, medians, ratios, spread
-from lockstep.programs.bench.table import Columns, machine_line, show_notes, show_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,9 +70,7 @@ def parse_algorithm(text: str) -> str:
     name = text.strip().replace("_", "-")
     if name == SHARED:
         return name
-    from lockstep.programs.explain.schedules.catalogue import (
-        CATALOGUE,  # takes seconds to import, and the default algorithm does not need it
-    )
+    from lockstep.programs.explain.schedules.catalogue import CATALOGUE  # takes seconds, and is seldom needed
 
     known = (SHARED, *CATALOGUE["all_reduce"])
     if name not in known:
@@ -121,31 +118,24 @@ def bench_allreduce(
     return {"bench": "allreduce", **measured, **about}
 
 
-Rounds = Sequence[Mapping[str, float]]  # for each round the time of every side
-
-
 def make_row(
-    part: AllreducePart, rounds: Rounds, p95: Mapping[str, float], counts: Mapping[str, int]
+    part: AllreducePart, rounds: Sequence[Mapping[str, float]], p95: Mapping[str, float], counts: Mapping[str, int]
 ) -> dict[str, Any]:
     """One size: medians over rounds, ratios, and the rounds themselves, in ms per operation and of the slowest worker.
 
     `p95` is of each side's single operations, and `counts` how many of them a block has.
     """
-    times = by_side(rounds, SIDES)
-    middle = medians(times)
+    row = {"workers": part.workers, "bytes": part.num_bytes, "rounds": part.rounds, **times_of(rounds, SIDES)}
+    times = row["rounds_ms"]
     return {
-        "workers": part.workers,
-        "bytes": part.num_bytes,
-        **middle,
+        **row,
         "lockstep_p95_ms": p95[LOCKSTEP],
         "gloo_p95_ms": p95[GLOO],
-        "bandwidth_gb_per_s": part.num_bytes / middle["lockstep_ms"] / 1e6,  # whatever had to be moved for it
-        "gloo_bandwidth_gb_per_s": part.num_bytes / middle["gloo_ms"] / 1e6,
+        "bandwidth_gb_per_s": part.num_bytes / row["lockstep_ms"] / 1e6,  # whatever had to be moved for it
+        "gloo_bandwidth_gb_per_s": part.num_bytes / row["gloo_ms"] / 1e6,
         **spread("ratio_to_gloo", ratios(times[GLOO], times[LOCKSTEP]), low=0.25, high=0.75),
-        "ratio_to_floor": middle["lockstep_ms"] / middle["floor_ms"],
-        "rounds": part.rounds,
+        "ratio_to_floor": row["lockstep_ms"] / row["floor_ms"],
         "repetitions": counts,
-        "rounds_ms": times,
     }
 
 
@@ -172,7 +162,6 @@ COLUMNS: Columns = (
     ("Gloo ÷ lockstep\n(quartiles)", _ratio_cell),
     ("lockstep\n÷ floor", lambda row: short(row["ratio_to_floor"])),
 )
-
 MEANING = (
     "All-reduce of float32 in place, algorithm {algorithm}. Milliseconds of the slowest worker:\n"
     "medians over rounds, and p95 of single operations. Gloo ÷ lockstep, made within rounds, says how\n"

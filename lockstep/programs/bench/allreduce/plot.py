@@ -26,6 +26,11 @@ class TimeCurve:
     side: str
     workers: int
     points: tuple[tuple[int, float], ...]
+    dashes: str | None
+
+    @property
+    def style(self) -> dict[str, svg.Attribute]:
+        return {"stroke": COLOURS[self.side], "stroke_width": 2, "stroke_dasharray": self.dashes}
 
 
 @dataclass(frozen=True)
@@ -42,8 +47,7 @@ class LogAxis:
 
 
 def draw(report: dict[str, Any]) -> str:
-    rows, machine = report["rows"], report["machine"]
-    curves, counts = curves_of(rows), _counts(rows)
+    curves, machine = curves_of(report["rows"]), report["machine"]
     across, up = _axes(curves)
     subtitle = f"{machine['cores']} cores, {machine['cpu']}, torch {machine['torch']}; medians of the slowest worker"
     title = f"All-reduce of float32 in place: lockstep ({report['algorithm']}), Gloo, and a copy"
@@ -52,21 +56,21 @@ def draw(report: dict[str, Any]) -> str:
         svg.text(LEFT, 52, subtitle, font_size=13, fill=PALE),
         *_sizes(across, [size for curve in curves for size, _ in curve.points]),
         *_decades(up),
-        *(shape for curve in curves for shape in _curve(curve, counts, across, up)),
-        *_legend(curves, counts),
+        *(shape for curve in curves for shape in _curve(curve, across, up)),
+        *_legend(curves),
     ]
     return svg.document(WIDTH, max(HEIGHT, TOP + LEGEND_STEP * (len(curves) + 1)), shapes, title)
 
 
 def curves_of(rows: Sequence[dict[str, Any]]) -> list[TimeCurve]:
     """The report's rows as curves, the sides of one number of workers together."""
-    return [
-        TimeCurve(
-            side, count, tuple(sorted((row["bytes"], row[f"{side}_ms"]) for row in rows if row["workers"] == count))
-        )
-        for count in _counts(rows)
-        for side in (GLOO, LOCKSTEP, FLOOR)
-    ]
+    found = []
+    for place, count in enumerate(dict.fromkeys(row["workers"] for row in rows)):
+        own, dashes = [row for row in rows if row["workers"] == count], DASHES[min(place, len(DASHES) - 1)]
+        for side in (GLOO, LOCKSTEP, FLOOR):
+            points = tuple(sorted((row["bytes"], row[f"{side}_ms"]) for row in own))
+            found.append(TimeCurve(side, count, points, dashes))
+    return found
 
 
 def decades(low: float, high: float) -> list[float]:
@@ -74,10 +78,6 @@ def decades(low: float, high: float) -> list[float]:
     first = math.floor(math.log10(low))
     last = max(first + 1, math.ceil(math.log10(high)))
     return [float(f"1e{power}") for power in range(first, last + 1)]
-
-
-def _counts(rows: Sequence[dict[str, Any]]) -> list[int]:
-    return list(dict.fromkeys(row["workers"] for row in rows))
 
 
 def _axes(curves: Sequence[TimeCurve]) -> tuple[LogAxis, LogAxis]:
@@ -113,21 +113,16 @@ def _decades(up: LogAxis) -> Iterator[str]:
     yield svg.text(22, middle, words, text_anchor="middle", font_size=13, fill=INK, transform=turned)
 
 
-def _curve(curve: TimeCurve, counts: Sequence[int], across: LogAxis, up: LogAxis) -> Iterator[str]:
+def _curve(curve: TimeCurve, across: LogAxis, up: LogAxis) -> Iterator[str]:
     points = [(across.at(size), up.at(ms)) for size, ms in curve.points]
-    yield svg.polyline(points, class_="curve", **_style(curve, counts))
+    yield svg.polyline(points, class_="curve", **curve.style)
     for x, y in points:
         yield svg.circle(x, y, 3, fill=COLOURS[curve.side])
 
 
-def _legend(curves: Sequence[TimeCurve], counts: Sequence[int]) -> Iterator[str]:
+def _legend(curves: Sequence[TimeCurve]) -> Iterator[str]:
     for place, curve in enumerate(curves):
         y = TOP + 8 + LEGEND_STEP * place
-        yield svg.line((LEGEND, y), (LEGEND + 34, y), **_style(curve, counts))
+        yield svg.line((LEGEND, y), (LEGEND + 34, y), **curve.style)
         words = f"{LABELS[curve.side]}, {curve.workers} workers"
         yield svg.text(LEGEND + 42, y + 4, words, class_="legend", font_size=13, fill=INK)
-
-
-def _style(curve: TimeCurve, counts: Sequence[int]) -> dict[str, svg.Attribute]:
-    dashes = DASHES[min(counts.index(curve.workers), len(DASHES) - 1)]
-    return {"stroke": COLOURS[curve.side], "stroke_width": 2, "stroke_dasharray": dashes}

@@ -3,16 +3,7 @@
     python -m lockstep.programs.bench.allreduce.worker PLAN FOLDER
 
 Each worker prints its progress, of which the launcher shows worker 0's; worker 0 leaves the result in FOLDER.
-
-# Note [The floor]
-# An all-reduce in place reads every worker's tensor once and writes every worker's tensor once: P bytes each, 2·W·P in
-# all. All workers copying P bytes at the same time read and write as much and do nothing else. It is a measure, not a
-# bound: a copy writes to memory that it has not read, which most processors fetch first, and it touches two tensors
-# where an all-reduce in place touches one. So an all-reduce of large tensors may be faster. Where the tensors fit into
-# caches the copy is faster than any exchange between cores can be; there the floor is far below, and means little.
-# Workers that share a GPU share its memory: there the floor is 2·W·P bytes at the speed of a copy, what one process
-# alone reads and writes in a second while it copies 1 GiB. Small tensors stay in the GPU's cache and may be below it,
-# and workers with a GPU each have W memories.
+docs/bench.md says what the floor is.
 """
 
 import gc
@@ -25,7 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,22 +24,14 @@ from torch.distributed import FileStore, PrefixStore, ProcessGroupGloo, Store  #
 
 from lockstep.elastic.rendezvous import open_store
 from lockstep.errors import naming_lost_worker
-from lockstep.programs.bench.allreduce.plan import (
-    FLOOR,
-    GLOO,
-    LOCKSTEP,
-    SHARED,
-    SIDES,
-    AllreducePart,
-    AllreducePlan,
-    make_row,
-)
+from lockstep.programs.bench.allreduce import plan as allreduces
+from lockstep.programs.bench.allreduce.plan import FLOOR, GLOO, LOCKSTEP, SHARED, AllreducePart, AllreducePlan
 from lockstep.programs.bench.allreduce.sizes import ELEMENT_BYTES
 from lockstep.programs.bench.machine import describe_machine
 from lockstep.programs.bench.plan import CPU, BenchResult
+from lockstep.programs.bench.report import quantile
 from lockstep.programs.bench.rounds import timed_rounds
 from lockstep.programs.bench.sides import end_process
-from lockstep.programs.bench.spread import quantile
 from lockstep.programs.explain.schedules.catalogue import Setting, find
 from lockstep.run.start import start
 from lockstep.settings.environment import find_place, process_environment
@@ -96,50 +79,33 @@ def main_on_gpu(plan: AllreducePlan, folder: Path, copy_bytes: int = COPY_BYTES)
 # -- sides ------------------------------------------------------------------------------------------------------
 
 
-class AllreduceSide(Protocol):
-    """One way to all-reduce, for one size; `tensor` holds the result of the operation."""
+@dataclass(frozen=True)
+class AllreduceSide:
+    """One way to all-reduce, for one size. `operate` leaves the sum in `tensor`. Collective, except for a copy."""
 
     tensor: Tensor
-
-    def operate(self) -> None:
-        """Collective, except for the floor."""
+    operate: Callable[[], object]
 
 
 Sides = Mapping[str, AllreduceSide]  # by name
 
 
-class LockstepReduction:
+def lockstep_side(wire: Wire, reduce: Reduce, num_elements: int, device: torch.device = ON_CPU) -> AllreduceSide:
     """In place, in memory of the wire, one lane for each worker: as a bucket of gradients is added."""
-
-    def __init__(self, wire: Wire, reduce: Reduce, num_elements: int, device: torch.device = ON_CPU) -> None:
-        self.tensor = wire.reducer.allocate(num_elements, torch.float32, device)
-        self._reduce = reduce
-
-    def operate(self) -> None:
-        self._reduce(self.tensor)
+    tensor = wire.reducer.allocate(num_elements, torch.float32, device)
+    return AllreduceSide(tensor, partial(reduce, tensor))
 
 
-class GlooReduction:
+def gloo_side(group: Any, num_elements: int, device: torch.device) -> AllreduceSide:
     """torch's own process group, called directly: without the Python layers of torch.distributed."""
-
-    def __init__(self, group: ProcessGroupGloo, num_elements: int, device: torch.device) -> None:
-        self.tensor = torch.empty(num_elements, device=device)
-        self._tensors = [self.tensor]
-        self._group: Any = group
-
-    def operate(self) -> None:
-        self._group.allreduce(self._tensors).wait()
+    tensors = [torch.empty(num_elements, device=device)]
+    return AllreduceSide(tensors[0], lambda: group.allreduce(tensors).wait())
 
 
-class MemoryCopy:
-    """See Note [The floor]."""
-
-    def __init__(self, num_elements: int, device: torch.device) -> None:
-        # Written, not only allocated: memory that was never written to may be one page, read over and over.
-        self.tensor, self._source = (torch.ones(num_elements, device=device) for _ in range(2))
-
-    def operate(self) -> None:
-        self.tensor.copy_(self._source)
+def copy_side(num_elements: int, device: torch.device) -> AllreduceSide:
+    """The floor. Written, not only allocated: memory that was never written to may be one page, read over and over."""
+    tensor, source = (torch.ones(num_elements, device=device) for _ in range(2))
+    return AllreduceSide(tensor, partial(tensor.copy_, source))
 
 
 def reduce_by(algorithm: str, wire: Wire) -> Reduce:
@@ -191,15 +157,15 @@ class AllreduceSite:
     def open_sides(self, num_bytes: int, reduce: Reduce) -> Iterator[dict[str, AllreduceSide]]:
         """The sides by name, each with memory of its own, which is freed afterwards."""
         num_elements = num_bytes // ELEMENT_BYTES
-        ours = LockstepReduction(self.wire, reduce, num_elements, self.device)
+        ours = lockstep_side(self.wire, reduce, num_elements, self.device)
         try:
-            yield {LOCKSTEP: ours, GLOO: GlooReduction(self.group, num_elements, self.device)}
+            yield {LOCKSTEP: ours, GLOO: gloo_side(self.group, num_elements, self.device)}
         finally:
             self.wire.reducer.release(ours.tensor)
 
     def blocks(self, part: AllreducePart, sides: Sides) -> dict[str, TimeBlock]:
         """What is timed, by name: the sides, and the floor."""
-        every = {**sides, FLOOR: MemoryCopy(part.num_bytes // ELEMENT_BYTES, self.device)}
+        every = {**sides, FLOOR: copy_side(part.num_bytes // ELEMENT_BYTES, self.device)}
         return {name: partial(time_each, side, self.wire.transport) for name, side in every.items()}
 
     def settle(self, blocks: Mapping[str, TimeBlock]) -> dict[str, int]:
@@ -212,7 +178,7 @@ class GpuSite(AllreduceSite):
 
     def __init__(self, wire: Wire, group: Any, device: torch.device, copy_bytes: int = COPY_BYTES) -> None:
         super().__init__(wire, group, device)
-        self._copied = MemoryCopy(copy_bytes // ELEMENT_BYTES, device) if wire.world.rank == 0 else None
+        self._copied = copy_side(copy_bytes // ELEMENT_BYTES, device) if wire.world.rank == 0 else None
 
     def wait(self) -> None:
         """Waits until the device has finished all its work. The wire waits first: it raises if a peer is lost."""
@@ -221,18 +187,19 @@ class GpuSite(AllreduceSite):
             torch.cuda.synchronize(self.device)
 
     def blocks(self, part: AllreducePart, sides: Sides) -> dict[str, TimeBlock]:
+        """The floor is computed from the memory's speed at this moment."""
         transport = self.wire.transport
+
+        def floor(_: int) -> OperationTimes:
+            speed = 0.0 if self._copied is None else bytes_per_s(self._copied, self.wait)
+            ms = floor_ms(part.num_bytes, part.workers, largest(speed, transport))
+            return OperationTimes(ms, [ms])
+
         timed = {name: partial(time_together, side, transport, self.wait) for name, side in sides.items()}
-        return {**timed, FLOOR: lambda count: self._floor(part)}
+        return {**timed, FLOOR: floor}
 
     def settle(self, blocks: Mapping[str, TimeBlock]) -> dict[str, int]:
         return {**super().settle({name: block for name, block in blocks.items() if name != FLOOR}), FLOOR: 1}
-
-    def _floor(self, part: AllreducePart) -> OperationTimes:
-        """Collective. Computed from the memory's speed at this moment. See Note [The floor]."""
-        speed = 0.0 if self._copied is None else bytes_per_s(self._copied, self.wait)
-        ms = floor_ms(part.num_bytes, part.workers, largest(speed, self.wire.transport))
-        return OperationTimes(ms, [ms])
 
 
 def repetitions(operation_s: float) -> int:
@@ -282,7 +249,7 @@ def largest(mine: float, transport: Transport) -> float:
     return max(float(theirs.view(torch.float64)) for theirs in exchange(transport, record))
 
 
-def bytes_per_s(copy: MemoryCopy, wait: Wait) -> float:
+def bytes_per_s(copy: AllreduceSide, wait: Wait) -> float:
     """Bytes read and bytes written, together."""
     copy.operate()
     wait()
@@ -306,27 +273,26 @@ def measure(plan: AllreducePlan, site: AllreduceSite) -> BenchResult:
             refused = object_to(part, sides, site.wire.transport)
             if refused is not None:
                 return BenchResult(refused, (), machine)
-            rows.append(_time_part(plan, part, sides, site))
+            rows.append(time_part(plan, part, sides, site))
     return BenchResult(None, tuple(rows), machine)
 
 
-def _time_part(plan: AllreducePlan, part: AllreducePart, sides: Sides, site: AllreduceSite) -> dict[str, Any]:
+def time_part(plan: AllreducePlan, part: AllreducePart, sides: Sides, site: AllreduceSite) -> dict[str, Any]:
     """Collective. The row of one size."""
     for side in sides.values():
         side.tensor.zero_()  # other sums would grow with every operation, until they are infinite
     gc.collect()
     blocks = site.blocks(part, sides)
-    counts = site.settle(blocks)
-    rounds = timed_rounds(plan.parts, part, SIDES, lambda name: blocks[name](counts[name]))
+    counts, names = site.settle(blocks), allreduces.SIDES
+    rounds = timed_rounds(plan.parts, part, names, lambda name: blocks[name](counts[name]))
     means = [{name: block.mean_ms for name, block in times.items()} for times in rounds]
-    p95 = {name: quantile([ms for times in rounds for ms in times[name].each_ms], 0.95) for name in SIDES}
-    return make_row(part, means, p95, counts)
+    p95 = {name: quantile([ms for times in rounds for ms in times[name].each_ms], 0.95) for name in names}
+    return allreduces.make_row(part, means, p95, counts)
 
 
 # -- agreement --------------------------------------------------------------------------------------------------
 
-COMPARED = (LOCKSTEP, GLOO)
-RIGHT = -1
+COMPARED, RIGHT = (LOCKSTEP, GLOO), -1
 _PERIOD = 251  # a prime: a slice that lands in another's place shows
 
 
@@ -334,9 +300,8 @@ def object_to(part: AllreducePart, sides: Sides, transport: Transport) -> str | 
     """Collective. The sentence that stops the benchmark, the same on every worker, or None if all sums are right."""
     rank = transport.world.rank
     firsts = torch.tensor([first_wrong(sides[name], rank, part.workers) for name in COMPARED])
-    return refusal(
-        part, [record.view(torch.int64).tolist() for record in exchange(transport, firsts.view(torch.uint8))]
-    )
+    everyone = exchange(transport, firsts.view(torch.uint8))
+    return refusal(part, [record.view(torch.int64).tolist() for record in everyone])
 
 
 def first_wrong(side: AllreduceSide, rank: int, num_workers: int) -> int:

@@ -6,6 +6,5 @@ commands; `turns` prepares, compares and times them, one at a time. `child` is w
 # Note [A process for each side]
 # Only one run of lockstep is active in a process, deterministic kernels and the choice of convolutions hold for a
 # whole process, and captured graphs keep their memory. So each side is alone in its process, as its user would have
-# it. All of them are there at the same time, and one computes while the others wait: blocks of all sides are
-# interleaved, as in one process.
+# it. All of them are there at the same time, and one computes while the others wait: blocks are interleaved.
 """

@@ -24,21 +24,11 @@ from torch.optim import AdamW
 from lockstep.determinism.process import settle_process
 from lockstep.errors import BadArgument, BadEnvironment
 from lockstep.gradients.fingerprint import combined, fingerprints
-from lockstep.programs.bench.evidence import NUM_STEPS, Evidence, distance
+from lockstep.programs.bench import sides
 from lockstep.programs.bench.gpu import plan as gpu
 from lockstep.programs.bench.gpu.children import SOCKET, JsonConnection, Words
 from lockstep.programs.bench.machine import describe_machine
-from lockstep.programs.bench.sides import (
-    AccumulationSide,
-    LockstepSide,
-    LoopSide,
-    TrainingKit,
-    TrainingSide,
-    ddp_side,
-    end_process,
-    make_kit,
-    plain_side,
-)
+from lockstep.programs.bench.sides import Evidence, Forward, TrainingKit, TrainingSide
 from lockstep.programs.large_models import LARGE_WORKLOADS
 from lockstep.programs.models import Workload, count_parameters
 from lockstep.run.start import start
@@ -54,26 +44,22 @@ WARM_STEPS = 12  # enough for everything that is learned or captured in the firs
 UNTIMED_STEPS = 3
 """At the beginning of a block. The memory that a block gave back at its end is taken again in the first of them."""
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    gpu.LOCKSTEP: {},
-    gpu.NOT_EXACT: {"exact": False},
-    gpu.CAPTURED: {},
-    gpu.LOCKSTEP_COMPILED: {},
-    gpu.NOT_EXACT_COMPILED: {"exact": False},
-    gpu.CAPTURED_COMPILED: {},
-}
-"""What each of lockstep's sides passes to `lockstep.start`."""
-
-CAPTURED = (gpu.CAPTURED, gpu.CAPTURED_COMPILED)
-DETERMINISTIC = (gpu.DETERMINISTIC, gpu.DDP_DETERMINISTIC, gpu.COMPILED_DETERMINISTIC)
-"""Sides without lockstep, with the settings that it makes."""
-
-MODES = {gpu.COMPILED: None, gpu.COMPILED_DETERMINISTIC: None, gpu.REDUCED: "reduce-overhead"}  # of torch.compile
-EXACT = (*DETERMINISTIC, gpu.LOCKSTEP, gpu.CAPTURED, gpu.LOCKSTEP_COMPILED, gpu.CAPTURED_COMPILED)
-"""Sides with deterministic kernels only."""
-
 
 # -- sides ------------------------------------------------------------------------------------------------------
+
+
+class AccumulationSide(TrainingSide):
+    """The usual loop over `num_parts` parts of each batch, whose gradients torch adds up; fused AdamW."""
+
+    def __init__(self, kit: TrainingKit, forward: Forward, num_parts: int) -> None:
+        super().__init__(kit, AdamW(kit.model.parameters(), fused=True))
+        self._forward, self._num_parts = forward, num_parts
+
+    def compute(self, number: int) -> None:
+        batch = self.batch(number)
+        for place in range(self._num_parts):
+            part = sides.part_of(batch, place, self._num_parts)
+            (self._forward(part) * (len(part[0]) / len(batch[0]))).backward()
 
 
 class GraphByHand(TrainingSide):
@@ -116,6 +102,11 @@ class GraphByHand(TrainingSide):
         self.optimizer.step()
 
 
+def is_exact(name: str) -> bool:
+    """Whether the side has deterministic kernels only: as lockstep has them, with it or without."""
+    return gpu.does(name, "deterministic") or (name in gpu.OF_LOCKSTEP and not gpu.does(name, "exact=False"))
+
+
 def open_side(
     name: str, workload: Workload, plan: gpu.GpuStepPlan, world: World, folder: Path, stack: ExitStack
 ) -> TrainingSide:
@@ -123,26 +114,26 @@ def open_side(
 
     Collective: workers meet in `folder`.
     """
-    device = plan.device
+    device, compiled = plan.device, gpu.does(name, "compile")
     if device == "cpu" and name in gpu.NEEDS_CUDA:
         raise BadArgument(f"the side {name!r} is a CUDA graph, and there is none on the CPU: leave it out of --sides")
-    torch.backends.cudnn.benchmark = name not in EXACT
+    torch.backends.cudnn.benchmark = not is_exact(name)
     if plan.ranks_share_gpu:
         take_environment({"NCCL_HOSTID": f"bench-{world.rank}"})
-    if name in OPTIONS:
+    if name in gpu.OF_LOCKSTEP:
         wire, lanes = "nccl" if plan.ranks_share_gpu else None, plan.lanes * world.size
-        run = stack.enter_context(start(seed=0, lanes=lanes, device=device, wire=wire, **OPTIONS[name]))
-        kit = make_kit(workload, run.device)
-        return LockstepSide(kit, run, captured=name in CAPTURED, compiled=name in gpu.COMPILING)
+        run = stack.enter_context(start(seed=0, lanes=lanes, device=device, wire=wire, exact=is_exact(name)))
+        kit = sides.make_kit(workload, run.device)
+        return sides.LockstepSide(kit, run, captured=gpu.does(name, "captured"), compiled=compiled)
     here = choose(device, world.local_rank, world.local_size, count_gpus())  # as lockstep places its workers
     if here.type == "cuda":
         torch.cuda.set_device(here)
-    if name in DETERMINISTIC:
+    if is_exact(name):
         stack.enter_context(settle_process(1, True, here))  # as lockstep does
-    if name in (gpu.DDP, gpu.DDP_DETERMINISTIC, gpu.DDP_GLOO, gpu.DDP_COMPILED):
+    if gpu.does(name, "ddp"):
         _open_process_group(name, here, world, folder / f"{name}.store")
-        return ddp_side(make_kit(workload, here), world.rank, world.size, compiled=name in gpu.COMPILING)
-    return _side_alone(name, make_kit(workload, here), plan.lanes)
+        return sides.ddp_side(sides.make_kit(workload, here), world.rank, world.size, compiled=compiled)
+    return _side_alone(name, sides.make_kit(workload, here), plan.lanes)
 
 
 def _open_process_group(name: str, device: torch.device, world: World, meeting: Path) -> None:
@@ -157,17 +148,17 @@ def _open_process_group(name: str, device: torch.device, world: World, meeting: 
 
 
 def _side_alone(name: str, kit: TrainingKit, lanes: int) -> TrainingSide:
-    forward, parameters = kit.forward(kit.model), list(kit.model.parameters())
-    if name in gpu.OF_LANES:
-        return AccumulationSide(kit, torch.compile(forward) if name in gpu.COMPILING else forward, lanes)
     if name == gpu.BY_HAND:
         return GraphByHand(kit)
-    if name == gpu.PLAIN:
-        return LoopSide(kit, forward, AdamW(parameters))
-    if name not in MODES:
-        return plain_side(kit)
-    begin = torch.compiler.cudagraph_mark_step_begin if name == gpu.REDUCED else None
-    return LoopSide(kit, torch.compile(forward, mode=MODES[name]), AdamW(parameters, fused=True), begin)
+    forward, mode, begin = kit.forward(kit.model), None, None
+    if name == gpu.REDUCED:
+        mode, begin = "reduce-overhead", torch.compiler.cudagraph_mark_step_begin
+    if gpu.does(name, "compile"):
+        forward = torch.compile(forward, mode=mode)
+    if name in gpu.OF_LANES:
+        return AccumulationSide(kit, forward, lanes)
+    optimizer = AdamW(kit.model.parameters(), fused=None if name == gpu.PLAIN else True)
+    return sides.LoopSide(kit, forward, optimizer, begin)
 
 
 # -- evidence ---------------------------------------------------------------------------------------------------
@@ -176,7 +167,7 @@ def _side_alone(name: str, kit: TrainingKit, lanes: int) -> TrainingSide:
 def train_from_start(side: TrainingSide) -> Evidence:
     """What the side computes in NUM_STEPS steps from the initial weights. Collective."""
     side.restart()
-    for number in range(NUM_STEPS):
+    for number in range(sides.NUM_STEPS):
         side.step(number)
     return evidence_now(side)
 
@@ -193,8 +184,9 @@ def compare(actual: Evidence, expected: Evidence) -> dict[str, float]:
 
     `length` is a quotient, 1 for equal ones. All are infinite where a parameter is missing or a number not finite.
     """
-    movement, length = distance(actual.movement, expected.movement)
-    return {"gradients": distance(actual.gradients, expected.gradients)[0], "movement": movement, "length": length}
+    movement, length = sides.distance(actual.movement, expected.movement)
+    gradients, _ = sides.distance(actual.gradients, expected.gradients)
+    return {"gradients": gradients, "movement": movement, "length": length}
 
 
 def tensors_of(evidence: Evidence) -> dict[str, Tensor]:
@@ -220,18 +212,13 @@ def digest(evidence: Evidence) -> str:
 
 
 class SideWorker:
-    """One side, which executes commands; all members of a side get the same ones."""
+    """One side, which executes commands; all members of a side get the same ones, `open` first."""
 
     def __init__(self, plan: gpu.GpuStepPlan, name: str, folder: Path, world: World, stack: ExitStack) -> None:
         self._plan, self._name, self._folder, self._world, self._stack = plan, name, folder, world, stack
         self._evidence_path = folder / "evidence.safetensors"
         self._on_gpu = plan.device != "cpu"  # a plan on the CPU is for trying things out
-        self._side: TrainingSide | None = None
-
-    @property
-    def side(self) -> TrainingSide:
-        assert self._side is not None, "asked to train before it was asked to open"
-        return self._side
+        self._side: Any = None
 
     def do(self, word: str, **options: Any) -> Words:
         tasks: list[Callable[..., Words]] = [self.open, self.prepare, self.write, self.compare, self.block]
@@ -249,20 +236,20 @@ class SideWorker:
     def prepare(self) -> Words:
         """Warms the side up."""
         self._train(WARM_STEPS)
-        if excuse := self.side.excuse():
+        if excuse := self._side.excuse():
             raise BadEnvironment(f"{self._name} cannot be measured here: {excuse}")
-        return {"parameters": count_parameters(self.side.model), "machine": describe_machine(self._plan.device)}
+        return {"parameters": count_parameters(self._side.model), "machine": describe_machine(self._plan.device)}
 
     def write(self) -> Words:
         """Writes this side's evidence into the folder, as the reference for the others."""
-        evidence = train_from_start(self.side)
+        evidence = train_from_start(self._side)
         if self._world.rank == 0:
             write_tensors(self._evidence_path, tensors_of(evidence))
         return {**compare(evidence, evidence), **self._digest(evidence)}
 
     def compare(self) -> Words:
         """How far this side is from the evidence in the folder. Only the first worker compares."""
-        actual, is_first = train_from_start(self.side), self._world.rank == 0
+        actual, is_first = train_from_start(self._side), self._world.rank == 0
         apart = compare(actual, evidence_from(load_file(str(self._evidence_path)))) if is_first else {}
         return {**apart, **self._digest(actual)}
 
@@ -282,14 +269,13 @@ class SideWorker:
     def _train(self, steps: int) -> None:
         """Returns when the device has done the steps."""
         for number in range(steps):
-            self.side.step(number)
+            self._side.step(number)
         if self._on_gpu:
             torch.cuda.synchronize()
 
     def _digest(self, evidence: Evidence) -> Words:
         """Only where bits are compared."""
-        compared = self._world.size > 1 or self._name in EXACT
-        return {"digest": digest(evidence) if compared else None}
+        return {"digest": digest(evidence) if self._world.size > 1 or is_exact(self._name) else None}
 
 
 def main(plan: gpu.GpuStepPlan, name: str, folder: Path) -> None:
@@ -305,4 +291,4 @@ def main(plan: gpu.GpuStepPlan, name: str, folder: Path) -> None:
 
 if __name__ == "__main__":
     main(gpu.GpuStepPlan.read(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
-    end_process()
+    sides.end_process()

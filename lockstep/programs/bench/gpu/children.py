@@ -15,6 +15,7 @@ from typing import Any
 
 from lockstep.errors import BadEnvironment
 from lockstep.programs.bench.gpu.plan import GpuStepPlan
+from lockstep.programs.bench.launch import start_program
 from lockstep.settings.environment import process_environment
 
 PROGRAM = "lockstep.programs.bench.gpu.child"
@@ -59,12 +60,11 @@ class JsonConnection:
     def receive(self, timeout_s: float | None = None) -> Words | None:
         """The next message of the other end; None if it is gone, or sends nothing for `timeout_s`."""
         self._connection.settimeout(timeout_s)
-        try:
+        with suppress(OSError):  # also a timeout
             line = self._lines.readline()
-        except OSError:  # also a timeout
-            return None
-        message: Words | None = json.loads(line) if line.endswith("\n") else None
-        return message
+            message: Words | None = json.loads(line) if line.endswith("\n") else None
+            return message
+        return None
 
     def close(self) -> None:
         self._lines.close()
@@ -77,28 +77,25 @@ class SideProcess:
     def __init__(self, name: str, process: "subprocess.Popen[bytes]", log: Path, num_members: int) -> None:
         self.name, self.process = name, process
         self.failure: str | None = None
+        self.connections: dict[int, JsonConnection] = {}  # by rank
         self._log, self._num_members = log, num_members
-        self._connections: dict[int, JsonConnection] = {}
 
     @property
-    def is_there(self) -> bool:
-        """Whether all its processes have connected."""
-        return len(self._connections) == self._num_members
-
-    def take(self, rank: int, connection: JsonConnection) -> None:
-        self._connections[rank] = connection
+    def is_awaited(self) -> bool:
+        """Whether some of its processes have not connected yet."""
+        return self.failure is None and len(self.connections) < self._num_members
 
     def send(self, **words: Any) -> None:
         """Sends the command to all its processes; returns at once."""
         if self.failure is None:
-            for connection in self._connections.values():
+            for connection in self.connections.values():
                 connection.send(**words)
 
     def answers(self) -> list[Words] | None:
         """The answers of its processes, by rank. If one does not answer, the side has failed: returns None."""
         if self.failure is not None:
             return None
-        received = [self._connections[rank].receive(ANSWER_S) for rank in sorted(self._connections)]
+        received = [self.connections[rank].receive(ANSWER_S) for rank in sorted(self.connections)]
         answers = [answer for answer in received if answer is not None]
         if len(answers) < self._num_members:
             self.fail(f"no answer within {ANSWER_S:g} s")
@@ -123,27 +120,24 @@ class SideProcess:
         """The notes of run.captured about work that it did not capture, each once."""
         return list(dict.fromkeys(line.strip() for line in _lines(self._log) if CAPTURING in line))
 
-    def dismiss(self, at_once: bool = False) -> None:
-        """Closes the connections: its processes end by themselves after their last command, or now if `at_once`."""
-        for connection in self._connections.values():
+    def dismiss(self) -> None:
+        """Closes the connections: its processes end by themselves after their last command."""
+        for connection in self.connections.values():
             connection.close()
-        self._connections.clear()
-        if at_once:
-            self._signal(signal.SIGTERM)
+        self.connections.clear()
 
     def end(self) -> None:
         """Ends all its processes."""
         self.dismiss()
         for signum in (None, signal.SIGTERM, signal.SIGKILL):
-            if signum is not None:
-                self._signal(signum)
+            self.signal(signum)
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(LEAVE_S)
                 return
 
-    def _signal(self, signum: signal.Signals) -> None:
+    def signal(self, signum: signal.Signals | None) -> None:
         """To the process and what it started in its group."""
-        if self.process.poll() is None:
+        if signum is not None and self.process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signum)
 
@@ -161,17 +155,21 @@ def _lines(log: Path) -> list[str]:
 @contextmanager
 def start_sides(plan: GpuStepPlan, folder: Path, variables: Mapping[str, str]) -> Iterator[list[SideProcess]]:
     """A child for every side, started all at once; those that could not start have failed. None is left afterwards."""
+    environment = {**process_environment(), **ON_THIS_HOST, **variables}
     with ExitStack() as stack:
         listener = stack.enter_context(_listen(folder / SOCKET))
         children: list[SideProcess] = []
         for number, name in enumerate(plan.sides):
-            children.append(_start(plan, name, folder, f"side-{number}", variables))
+            log = folder / f"side-{number}.log"
+            process = start_program(command(plan, name, folder, log.with_suffix("")), environment, log)
+            children.append(SideProcess(name, process, log, plan.workers))
             stack.callback(children[-1].end)
 
         def leave(kind: type[BaseException] | None, *_: object) -> None:
             """All children leave at the same time; after an exception, Ctrl-C above all, at once."""
             for child in children:
-                child.dismiss(at_once=kind is not None)
+                child.dismiss()
+                child.signal(None if kind is None else signal.SIGTERM)
 
         stack.push(leave)
         meet(listener, children, time.monotonic)
@@ -187,20 +185,6 @@ def _listen(path: Path) -> socket.socket:
         raise BadEnvironment(f"nobody can listen at {path}: {error}. Set TMPDIR to a short path") from error
     listener.listen(128)
     return listener
-
-
-def _start(plan: GpuStepPlan, name: str, folder: Path, place: str, variables: Mapping[str, str]) -> SideProcess:
-    log = folder / f"{place}.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command(plan, name, folder, folder / place),
-            env={**process_environment(), **ON_THIS_HOST, **variables},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,  # Ctrl-C reaches the benchmark alone, and what a child started ends with it
-        )
-    return SideProcess(name, process, log, plan.workers)
 
 
 def command(plan: GpuStepPlan, name: str, folder: Path, run_dir: Path) -> list[str]:
@@ -222,7 +206,7 @@ def meet(listener: socket.socket, children: Sequence[SideProcess], clock: Callab
         exits = {os.pidfd_open(child.process.pid): child for child in children}  # readable once it has ended
         for pidfd in exits:
             stack.callback(os.close, pidfd)
-        while waiting := [child for child in children if not child.is_there and child.failure is None]:
+        while waiting := [child for child in children if child.is_awaited]:
             watched = [fd for fd, child in exits.items() if child in waiting]
             ready, _, _ = select.select([listener.fileno(), *watched], [], [], max(0.0, deadline_s - clock()))
             if listener.fileno() in ready:
@@ -238,4 +222,4 @@ def _admit(listener: socket.socket, children: Mapping[str, SideProcess]) -> None
     if hello is None or hello.get("side") not in children:
         connection.close()
         return
-    children[hello["side"]].take(hello["rank"], connection)
+    children[hello["side"]].connections[hello["rank"]] = connection

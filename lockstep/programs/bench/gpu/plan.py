@@ -7,16 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import BadArgument
-from lockstep.programs.bench.plan import (
-    CUDA,
-    BenchRecord,
-    ReferenceModel,
-    count_of,
-    models_named,
-    refuse_unequal_shares,
-)
-from lockstep.programs.bench.spread import Times, ratios, spread
-from lockstep.programs.bench.table import Columns, show_notes, show_table, spread_cell
+from lockstep.programs.bench import plan as bench
+from lockstep.programs.bench.plan import CUDA, ReferenceModel, count_of
+from lockstep.programs.bench.report import Columns, Times, ratios, show_notes, show_table, spread, spread_cell
 from lockstep.programs.packages import require
 
 if TYPE_CHECKING:
@@ -33,11 +26,12 @@ CAPTURED = "lockstep captured"
 LOCKSTEP_COMPILED, NOT_EXACT_COMPILED = "lockstep compile", "exact=False compile"
 CAPTURED_COMPILED = "captured compile"
 
+OF_LOCKSTEP = (LOCKSTEP, NOT_EXACT, CAPTURED, LOCKSTEP_COMPILED, NOT_EXACT_COMPILED, CAPTURED_COMPILED)
 SIDES = (
     PLAIN, FUSED, DETERMINISTIC, DDP, DDP_DETERMINISTIC, COMPILED, COMPILED_DETERMINISTIC, DDP_COMPILED, REDUCED,
-    BY_HAND, LOCKSTEP, NOT_EXACT, CAPTURED, LOCKSTEP_COMPILED, NOT_EXACT_COMPILED, CAPTURED_COMPILED,
+    BY_HAND, *OF_LOCKSTEP,
 )  # fmt: skip
-"""The ways to train on one worker."""
+"""The ways to train on one worker. The words of a name say what a side does: see `does`."""
 
 OF_LANES = (ACCUMULATED, ACCUMULATED_COMPILED)
 """What lanes are held against where a worker carries several: a plain loop over as many parts of a batch."""
@@ -48,11 +42,6 @@ USUAL_OF_SEVERAL = (DDP_GLOO, LOCKSTEP, CAPTURED)
 
 SHARING_BY_NCCL = (DDP, LOCKSTEP, NOT_EXACT, CAPTURED)
 """Those of them that add by NCCL where each worker is a host of its own to it (`--ranks-share-gpu`)."""
-
-COMPILING = (
-    COMPILED, COMPILED_DETERMINISTIC, DDP_COMPILED, REDUCED, ACCUMULATED_COMPILED, LOCKSTEP_COMPILED,
-    NOT_EXACT_COMPILED, CAPTURED_COMPILED,
-)  # fmt: skip
 
 REFERENCES_IN_ORDER = (FUSED, DDP_GLOO, DDP)  # the others are compared with the first of them that is there
 NEEDS_CUDA = (REDUCED, BY_HAND, CAPTURED, CAPTURED_COMPILED)  # sides that are CUDA graphs, and nothing else
@@ -67,8 +56,13 @@ GPU_REFERENCES = {
 ROUNDS = 8
 
 
+def does(side: str, word: str) -> bool:
+    """Whether the side's name has the word: "compile", "captured", "deterministic", "ddp"."""
+    return word in side.split()
+
+
 @dataclass(frozen=True)
-class GpuStepPlan(BenchRecord):
+class GpuStepPlan(bench.BenchRecord):
     """One model on one number of workers. `sizes` are arguments of the workload, if it is not at its reference size.
 
     `lanes` are those of each worker. `ranks_share_gpu`: workers on one GPU add by NCCL, as hosts of their own to it.
@@ -91,7 +85,7 @@ class GpuStepPlan(BenchRecord):
             where = count_of(self.workers)
             raise BadArgument(f"{', '.join(odd)} cannot be measured on {where}: choose from {', '.join(allowed)}")
         divisor = f"a number of workers that divides {self.batch_size}"
-        refuse_unequal_shares(self.model, self.batch_size, self.workers, divisor)
+        bench.refuse_unequal_shares(self.model, self.batch_size, self.workers, divisor)
 
     @property
     def batch_size(self) -> int:
@@ -99,7 +93,7 @@ class GpuStepPlan(BenchRecord):
 
     @property
     def title(self) -> str:
-        return f"{self.model} on {count_of(self.workers)}{_with_lanes(self.lanes)}, {self.device}"
+        return f"{self.model} on {_where(self.workers, self.lanes)}, {self.device}"
 
     @property
     def ddp(self) -> str:
@@ -107,38 +101,21 @@ class GpuStepPlan(BenchRecord):
         return DDP_GLOO if DDP_GLOO in self.sides else DDP
 
 
-@dataclass(frozen=True)
-class GpuStepRequest:
-    """What is asked for besides models and workers; None: as is usual."""
+def make_plans(
+    models: Sequence[str], workers: Sequence[int], sides: Sequence[str] | None = None, lanes: Sequence[int] = (1,),
+    *, steps: int | None = None, rounds: int = ROUNDS, ranks_share_gpu: bool = False,
+) -> tuple[GpuStepPlan, ...]:  # fmt: skip
+    """A plan for every model on every number of workers and of lanes, each once; raises before anything runs."""
 
-    sides: tuple[str, ...] | None = None
-    steps: int | None = None
-    rounds: int = ROUNDS
-    lanes: tuple[int, ...] = (1,)
-    ranks_share_gpu: bool = False
+    def plan(model: str, count: int, each: int) -> GpuStepPlan:
+        usual = USUAL_OF_SEVERAL if count > 1 else _sides_on(count, each, False)
+        names = tuple(dict.fromkeys(sides or (SHARING_BY_NCCL if ranks_share_gpu else usual)))
+        about = {"lanes": each, "ranks_share_gpu": ranks_share_gpu}
+        return GpuStepPlan(model, count, names, steps or GPU_REFERENCES[model].steps, rounds, **about)  # type: ignore[arg-type]
 
-    def plan(self, model: str, workers: int, lanes: int) -> GpuStepPlan:
-        usual = USUAL_OF_SEVERAL if workers > 1 else _sides_on(workers, lanes, False)
-        sides = self.sides or (SHARING_BY_NCCL if self.ranks_share_gpu else usual)
-        steps = self.steps or GPU_REFERENCES[model].steps
-        return GpuStepPlan(
-            model,
-            workers,
-            tuple(dict.fromkeys(sides)),
-            steps,
-            self.rounds,
-            lanes=lanes,
-            ranks_share_gpu=self.ranks_share_gpu,
-        )
-
-
-def make_plans(models: Sequence[str], workers: Sequence[int], request: GpuStepRequest) -> tuple[GpuStepPlan, ...]:
-    """A plan for every model on every number of workers, each once; raises before anything runs."""
+    names = bench.models_named(models, GPU_REFERENCES, "on a GPU")
     return tuple(
-        request.plan(name, count, lanes)
-        for name in _known_models(models)
-        for count in dict.fromkeys(workers)
-        for lanes in dict.fromkeys(request.lanes)
+        plan(name, count, each) for name in names for count in dict.fromkeys(workers) for each in dict.fromkeys(lanes)
     )
 
 
@@ -148,17 +125,8 @@ def _sides_on(workers: int, lanes: int, ranks_share_gpu: bool) -> tuple[str, ...
     return SIDES if lanes == 1 else (*SIDES, *OF_LANES)
 
 
-def _with_lanes(lanes: int) -> str:
-    return "" if lanes == 1 else f", {lanes} lanes each"
-
-
-def _known_models(words: Sequence[str]) -> list[str]:
-    names = models_named(words, GPU_REFERENCES)
-    odd = [name for name in names if name not in GPU_REFERENCES]
-    if odd:
-        known = ", ".join(GPU_REFERENCES)
-        raise BadArgument(f"the model {odd[0]!r} is not measured on a GPU: choose from {known} or all")
-    return names
+def _where(workers: int, lanes: int) -> str:
+    return count_of(workers) if lanes == 1 else f"{count_of(workers)}, {lanes} lanes each"
 
 
 def require_packages(plans: Sequence[GpuStepPlan]) -> None:
@@ -226,13 +194,11 @@ CLAIMS = (
     SpeedClaim(NOT_EXACT_COMPILED, COMPILED, 1.01),
     SpeedClaim(LOCKSTEP_COMPILED, COMPILED_DETERMINISTIC, 1.01),
 )
-
 CLAIMS_OF_LANES = (
     SpeedClaim(LOCKSTEP, ACCUMULATED, 1.02),
     SpeedClaim(LOCKSTEP_COMPILED, ACCUMULATED_COMPILED, 1.02),
     SpeedClaim(CAPTURED_COMPILED, COMPILED, 1.2),
 )
-
 CLAIMS_OF_SEVERAL = (
     SpeedClaim(LOCKSTEP, DDP_GLOO, 1.0),
     SpeedClaim(CAPTURED, DDP_GLOO, 1.0),
@@ -243,7 +209,7 @@ CLAIMS_OF_SEVERAL = (
 def check_claims(plan: GpuStepPlan, seconds: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
     alone = CLAIMS if plan.lanes == 1 else CLAIMS_OF_LANES
     every = alone if plan.workers == 1 else CLAIMS_OF_SEVERAL
-    named = [claim for claim in every if claim.side in plan.sides and claim.base in plan.sides]
+    named = [claim for claim in every if {claim.side, claim.base} <= {*plan.sides}]
     return [claim.checked(seconds) for claim in named if claim.model in (None, plan.model)]
 
 
@@ -271,18 +237,12 @@ class GpuOutcome:
 
 def make_row(plan: GpuStepPlan, outcome: GpuOutcome) -> dict[str, Any]:
     """One model on one number of workers: every side, and whether the claims hold."""
+    asked = ("model", "workers", "lanes", "ranks_share_gpu", "device", "batch_size", "steps", "ddp")
     return {
-        "model": plan.model,
-        "workers": plan.workers,
-        "lanes": plan.lanes,
-        "ranks_share_gpu": plan.ranks_share_gpu,
-        "device": plan.device,
+        **{name: getattr(plan, name) for name in asked},
         "parameters": outcome.parameters,
-        "batch_size": plan.batch_size,
-        "steps": plan.steps,
         "rounds": max(map(len, outcome.seconds.values()), default=0),
         "reference": outcome.reference,
-        "ddp": plan.ddp,
         "sides": [_side(name, plan, outcome) for name in plan.sides],
         "claims": check_claims(plan, outcome.seconds),
     }
@@ -293,15 +253,17 @@ def _side(name: str, plan: GpuStepPlan, outcome: GpuOutcome) -> dict[str, Any]:
     times: Times = [1000 * seconds for seconds in outcome.seconds.get(name, ())]
     bases = {"plain_fused": FUSED, "plain_deterministic": DETERMINISTIC, "ddp": plan.ddp}
     peaks, evidence = outcome.peaks.get(name, {}), outcome.evidence.get(name, {})
+    numbers = {kind: evidence.get(kind, math.inf) for kind in ("gradients", "movement", "length")}
+    finite = {kind: value for kind, value in numbers.items() if math.isfinite(value)}  # JSON has no infinity
     row = {
         "side": name,
         "reason": None if times else outcome.reasons.get(name, "failed: it was never timed"),
         **spread("ms", times),
         "peak_reserved_bytes": peaks.get("reserved_bytes"),
         "peak_allocated_bytes": peaks.get("allocated_bytes"),
-        "gradients_apart": _finite(evidence.get("gradients")),
-        "movement_apart": _finite(evidence.get("movement")),
-        "movement_length": _finite(evidence.get("length")),
+        "gradients_apart": finite.get("gradients"),
+        "movement_apart": finite.get("movement"),
+        "movement_length": finite.get("length"),
         "digest": evidence.get("digest"),
         "remarks": outcome.remarks.get(name, []),
         "rounds_ms": times,
@@ -309,11 +271,6 @@ def _side(name: str, plan: GpuStepPlan, outcome: GpuOutcome) -> dict[str, Any]:
     for word, base in bases.items():
         row |= spread(f"ratio_to_{word}", ratios(outcome.seconds.get(name), outcome.seconds.get(base)))
     return row
-
-
-def _finite(value: float | None) -> float | None:
-    """JSON has no infinity."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 def make_report(rows: Sequence[dict[str, Any]], machine: dict[str, Any], mps: bool, stopped: bool) -> dict[str, Any]:
@@ -327,22 +284,23 @@ def is_whole(report: dict[str, Any]) -> bool:
 
 def show_row(row: dict[str, Any], console: "Console") -> None:
     size = f"{(row['parameters'] or 0) / 1e6:.1f} M parameters, batch {row['batch_size']}"
-    where = f"{count_of(row['workers'])}{_with_lanes(row['lanes'])}"
-    console.print(f"{row['model']}, {size}, {where}", style="bold", highlight=False)
+    console.print(f"{row['model']}, {size}, {_where(row['workers'], row['lanes'])}", style="bold", highlight=False)
     show_table(_columns(row["ddp"]), row["sides"], console)
     for side in row["sides"]:
         reasons = [] if side["reason"] is None else [f"! {side['side']} {side['reason']}"]
         for line in (*reasons, *(f"! {side['side']}: {remark}" for remark in side["remarks"])):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     for claim in row["claims"]:
-        console.print(_claim_line(claim), highlight=False)
+        holds = {True: "yes", False: "no", None: "not measured"}[claim["holds"]]
+        ratio = "" if claim["ratio"] is None else f" (ratio {claim['ratio']:.3f}, at most {claim['most']:g})"
+        console.print(f"{claim['claim']}: {holds}{ratio}", highlight=False)
     console.print()
 
 
 def _columns(ddp: str) -> Columns:
     return (
         ("side", lambda side: side["side"]),
-        ("ms", lambda side: (side["reason"] or "").partition(":")[0] or _spread_ms(side)),
+        ("ms", lambda side: _ms_or_reason(side)),
         ("÷ plain fused", lambda side: spread_cell(side, "ratio_to_plain_fused", 3)),
         (f"÷ {ddp}", lambda side: spread_cell(side, "ratio_to_ddp", 3)),
         ("GiB", lambda side: _number(side["peak_reserved_bytes"] if side["ms"] else None, 2**30, ".1f")),
@@ -350,18 +308,12 @@ def _columns(ddp: str) -> Columns:
     )
 
 
-def _spread_ms(side: dict[str, Any]) -> str:
-    return spread_cell(side, "ms", 2 if side["ms"] < 100 else 1)
+def _ms_or_reason(side: dict[str, Any]) -> str:
+    return side["reason"].partition(":")[0] if side["reason"] else spread_cell(side, "ms", 2 if side["ms"] < 100 else 1)
 
 
 def _number(value: float | None, unit: int, form: str) -> str:
     return "" if value is None else f"{value / unit:{form}}"
-
-
-def _claim_line(claim: dict[str, Any]) -> str:
-    holds = {True: "yes", False: "no", None: "not measured"}[claim["holds"]]
-    ratio = "" if claim["ratio"] is None else f" (ratio {claim['ratio']:.3f}, at most {claim['most']:g})"
-    return f"{claim['claim']}: {holds}{ratio}"
 
 
 def show_machine(report: dict[str, Any], console: "Console") -> None:

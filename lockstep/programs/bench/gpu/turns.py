@@ -1,24 +1,6 @@
-"""Prepares, compares and times the children, one at a time. Without torch.
-
-# Note [What agrees in bfloat16]
-# Three things are compared after three steps: the mean that AdamW keeps of the gradients, how far the parameters are
-# apart, and how far they went. The mean is the sharpest. AdamW divides by a gradient's own size, so a gradient that is
-# only rounding may turn a whole update around, and parameters end far apart where gradients are close.
-# Measured on small models, once in bfloat16 and once in float32, which round as differently as two kernels can:
-#
-#     relative distance of        gradients     parameters    length of the way
-#     the same (GPTs, MLP)        0.01 - 0.08   0.05 - 0.22   1.00
-#     the same (with BatchNorm)   0.07 - 0.17   0.28 - 0.45   1.00
-#     the first batch each time   1.0  - 1.8    0.50 - 1.33   0.98 - 1.30
-#     half of each batch          0.85 - 1.5    0.92 - 1.15   0.97 - 1.01
-#     a step left out             0.37 - 0.63   0.26 - 0.45   0.68 - 0.78
-#
-# In float32 another order of samples ends less than 0.001 apart. A deep ResNet with BatchNorm amplifies rounding until
-# nothing agrees, unless its residual branches start at zero: so they do.
-"""
+"""Prepares, compares and times the children, one at a time. Without torch. docs/bench.md says what must agree."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from lockstep.programs.bench.gpu import plan as gpu
@@ -26,10 +8,6 @@ from lockstep.programs.bench.gpu.children import SideProcess, Words, start_sides
 from lockstep.programs.bench.gpu.plan import GpuOutcome, GpuStepPlan
 from lockstep.programs.bench.launch import result_folder
 from lockstep.programs.bench.rounds import Follow, RoundsDone
-
-SLOW_TO_PREPARE = gpu.COMPILING
-"""They compile on the CPU for a minute, so they begin first, and the others prepare meanwhile."""
-
 
 Take = Callable[[dict[str, Any]], None]  # takes the row of a plan as soon as it is measured
 
@@ -41,20 +19,17 @@ def bench_gpu_steps(
 
     After Ctrl-C the report has what was measured until then, and is marked as stopped.
     """
-    rows: list[dict[str, Any]] = []
-    machine: dict[str, Any] = {}
-    stopped = False
-    for plan in plans:
-        try:
+    rows, machine, stopped = list[dict[str, Any]](), dict[str, Any](), False
+    try:
+        for plan in plans:
             outcome = measure(plan, follow, variables)
-        except KeyboardInterrupt:
-            stopped = True
-            break
-        machine, stopped = outcome.machine or machine, outcome.stopped
-        rows.append(gpu.make_row(plan, outcome))
-        take(rows[-1])
-        if stopped:
-            break
+            machine, stopped = outcome.machine or machine, outcome.stopped
+            rows.append(gpu.make_row(plan, outcome))
+            take(rows[-1])
+            if stopped:
+                break
+    except KeyboardInterrupt:
+        stopped = True
     return gpu.make_report(rows, machine, mps=bool(variables), stopped=stopped)
 
 
@@ -96,23 +71,24 @@ class SideTurns:
         self._follow(RoundsDone(0, self._plan.rounds, what))
 
     def _open(self) -> None:
-        """Every child makes its side; one that cannot is left out."""
+        """Every child makes its side, all at once; one that cannot is left out."""
         self._doing("making models and optimizers")
         for child in self._children:
             child.send(word="open")
         for child in self._children:
-            if (answers := child.answers()) is not None:
+            if answers := child.answers():
                 self._outcome.coarse = answers[0]["coarse"]
 
     def _prepare(self) -> None:
-        """Every child warms up. All but the slow ones do it one after the other, because of the GPU's memory."""
-        slow = [child for child in self._children if child.name in SLOW_TO_PREPARE]
+        """Every child warms up, one after the other because of the GPU's memory. Those that compile do that first and
+        meanwhile: it is a minute's work of the CPU."""
+        slow = [child for child in self._children if gpu.does(child.name, "compile")]
         for child in slow:
             child.send(word="prepare")
         for child in [*(child for child in self._children if child not in slow), *slow]:
             self._doing(f"warming up {child.name}")
             answers = child.answers() if child in slow else child.ask(word="prepare")
-            if answers is not None:
+            if answers:
                 self._outcome.parameters, self._outcome.machine = answers[0]["parameters"], answers[0]["machine"]
 
     def _agree(self) -> None:
@@ -122,7 +98,7 @@ class SideTurns:
         for child in self._left:
             if child.name not in self._outcome.evidence:
                 self._doing(f"comparing {child.name} with it")
-                if (answers := child.ask(word="compare")) is not None:
+                if answers := child.ask(word="compare"):
                     self._judge(child.name, answers)
         digests = {child.name: self._outcome.evidence[child.name]["digest"] for child in self._left}
         odd = objections_of_bits({name: digest for name, digest in digests.items() if digest is not None})
@@ -133,7 +109,7 @@ class SideTurns:
         while left := self._left:
             name = gpu.reference_among([child.name for child in left])
             answers = next(child for child in left if child.name == name).ask(word="write")
-            if answers is not None:
+            if answers:
                 self._outcome.reference = name
                 self._judge(name, answers)
                 return
@@ -163,13 +139,12 @@ class SideTurns:
     def _round(self, number: int) -> None:
         by_name = {child.name: child for child in self._left}
         for name in gpu.drawn_order(number, list(by_name)):
-            answers = by_name[name].ask(word="block", steps=self._plan.steps)
-            if answers is not None:
+            if answers := by_name[name].ask(word="block", steps=self._plan.steps):
                 self._outcome.seconds.setdefault(name, []).append(answers[0]["seconds"] / self._plan.steps)
                 self._note_peak(name, answers)
 
     def _note_peak(self, name: str, answers: Sequence[Words]) -> None:
-        """The most of any block, of all members of the side together."""
+        """The most of any block, of all members together."""
         peaks = self._outcome.peaks.setdefault(name, {})
         for kind in ("reserved_bytes", "allocated_bytes"):
             now = [answer[kind] for answer in answers]
@@ -179,34 +154,24 @@ class SideTurns:
 # -- agreement --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Tolerance:
-    """How far two sides may be apart. See Note [What agrees in bfloat16]."""
+IN_FLOAT32 = {"gradients": 1e-2, "movement": 5e-2}
+IN_BFLOAT16 = {"gradients": 0.25, "movement": 0.6}
+OF_LENGTH = 0.1
+"""How far two sides may be apart after three steps: AdamW's mean of the gradients, the parameters, and their way."""
 
-    gradients: float
-    movement: float
-    length: float = 0.1
-
-
-IN_FLOAT32 = Tolerance(gradients=1e-2, movement=5e-2)
-IN_BFLOAT16 = Tolerance(gradients=0.25, movement=0.6)
-
-EQUAL_BITS = {gpu.LOCKSTEP: (gpu.CAPTURED,), gpu.LOCKSTEP_COMPILED: (gpu.CAPTURED_COMPILED,)}
-"""What must hold the bits of a side: a graph runs the kernels that it was captured from, a flat update the same."""
+EQUAL_BITS = ((gpu.CAPTURED, gpu.LOCKSTEP), (gpu.CAPTURED_COMPILED, gpu.LOCKSTEP_COMPILED))
+"""Sides that must hold equal bits: a graph runs the kernels that it was captured from, a flat update the same."""
 
 
 def objection(side: str, distances: Mapping[str, float], reference: str, coarse: bool) -> str | None:
     """Why a side is not timed, or None if it agrees with the reference; `coarse`: the model computes in bfloat16."""
+    who, length = f"{side} disagrees with {reference} after three steps", distances["length"]
     most = IN_BFLOAT16 if coarse else IN_FLOAT32
-    who = f"{side} disagrees with {reference} after three steps"
-    if not distances["gradients"] <= most.gradients:
-        return (
-            f"{who}: its gradients are off by {distances['gradients']:.1e} of their size, more than {most.gradients:g}"
-        )
-    if not distances["movement"] <= most.movement:
-        return f"{who}: its parameters are off by {distances['movement']:.1e} of their way, more than {most.movement:g}"
-    if not abs(distances["length"] - 1) <= most.length:
-        return f"{who}: its parameters went {distances['length']:.3f} times as far, off by more than {most.length:g}"
+    for kind, what, of in (("gradients", "gradients", "size"), ("movement", "parameters", "way")):
+        if not distances[kind] <= most[kind]:
+            return f"{who}: its {what} are off by {distances[kind]:.1e} of their {of}, more than {most[kind]:g}"
+    if not abs(length - 1) <= OF_LENGTH:
+        return f"{who}: its parameters went {length:.3f} times as far, off by more than {OF_LENGTH:g}"
     return None
 
 
@@ -220,9 +185,8 @@ def objection_of_replicas(side: str, answers: Sequence[Words]) -> str | None:
 
 def objections_of_bits(digests: Mapping[str, str]) -> dict[str, str]:
     """Those of lockstep's other exact sides that hold other bits than lockstep, each with a sentence."""
-    pairs = [(side, base) for base, sides in EQUAL_BITS.items() for side in sides if {side, base} <= digests.keys()]
     return {
         side: f"{side} disagrees with {base}: both are exact, but after three steps their bits are not equal"
-        for side, base in pairs
-        if digests[side] != digests[base]
+        for side, base in EQUAL_BITS
+        if {side, base} <= digests.keys() and digests[side] != digests[base]
     }

@@ -1,10 +1,5 @@
 """What a recovery benchmark kills, and when, and the report that it makes from the times. Without torch.
 
-# Note [A run for every kill]
-# Every kill has a run of its own, and only one run is there at a time: no side computes while another is measured,
-# every kill finds all workers there, and the bits at the end of every disturbed run are compared with those of an
-# undisturbed one. In a round each side loses the same worker in the same step, at the same point of its own step.
-
 # Note [What counts as going on]
 # A step that was under way may still be committed after the kill, if the victim had done its part: that is no recovery.
 # So the clock stops at the first commit of a group that was formed after the kill, and only at a step that was not
@@ -22,8 +17,17 @@ from typing import TYPE_CHECKING, Any
 from lockstep.errors import BadArgument, LockstepError
 from lockstep.programs.bench.plan import NUM_BATCHES, REFERENCES
 from lockstep.programs.bench.recovery.log import CommitEntry, last_step
-from lockstep.programs.bench.spread import quantile, ratios, spread
-from lockstep.programs.bench.table import NONE, Columns, machine_line, show_notes, show_table, spread_cell
+from lockstep.programs.bench.report import (
+    NONE,
+    Columns,
+    machine_line,
+    quantile,
+    ratios,
+    show_notes,
+    show_table,
+    spread,
+    spread_cell,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,7 +68,7 @@ SIDES = (SURVIVORS, ANEW, SPARE, RESTART, RESTART_10)
 
 @dataclass(frozen=True)
 class RecoveryPlan:
-    """`kills` kills of each side, on one model. See Note [A run for every kill]."""
+    """`kills` kills of each side, on one model; every kill has a run of its own."""
 
     model: str
     workers: int
@@ -201,18 +205,26 @@ def make_report(
 ) -> dict[str, Any]:
     """`baseline_agrees`: whether its disturbed runs all ended with the bits of an undisturbed one; None if not run."""
     rows = [make_row(side, measured, steps[side.name]) for side in plan.sides]
+    claims = [
+        {"side": side.name, "title": side.title, "most_s": side.most_s, "median_s": row["next_median_s"],
+         "holds": row["next_median_s"] <= side.most_s}
+        for side, row in zip(plan.sides, rows, strict=True)
+        if side.most_s is not None
+    ]  # fmt: skip
+    killed = [
+        {"victim": each.kill.victim, "step": each.kill.step, "order": [side.name for side in each.order],
+         "recoveries": {name: asdict(recovery) for name, recovery in times.items()}}
+        for each, times in zip(rounds, measured, strict=True)
+    ]  # fmt: skip
     return {
         "bench": "recovery",
         "machine": machine,
-        "model": plan.model,
-        "workers": plan.workers,
-        "lanes": plan.lanes,
-        "kills": plan.kills,
+        **{name: getattr(plan, name) for name in ("model", "workers", "lanes", "kills")},
         "rows": rows,
-        "claims": [_claim(side, row) for side, row in zip(plan.sides, rows, strict=True) if side.most_s is not None],
+        "claims": claims,
         "lockstep_bits_agree": True,  # or there would be no report
         "baseline_bits_agree": baseline_agrees,
-        "rounds": [_round(each, times) for each, times in zip(rounds, measured, strict=True)],
+        "rounds": killed,
     }
 
 
@@ -241,19 +253,12 @@ def _quantiles(name: str, times_s: Sequence[float]) -> dict[str, float | None]:
     return {f"{name}_{word}_s": quantile(times_s, each) if times_s else None for word, each in fractions.items()}
 
 
-def _claim(side: RecoverySide, row: dict[str, Any]) -> dict[str, Any]:
-    median_s = row["next_median_s"]
-    times = {"most_s": side.most_s, "median_s": median_s, "holds": median_s <= side.most_s}
-    return {"side": side.name, "title": side.title, **times}
-
-
-def _round(each: KillRound, times: Measured) -> dict[str, Any]:
-    return {
-        "victim": each.kill.victim,
-        "step": each.kill.step,
-        "order": [side.name for side in each.order],
-        "recoveries": {name: asdict(recovery) for name, recovery in times.items()},
-    }
+def all_back(row: dict[str, Any]) -> str:
+    """The median, and of how many if some runs ended before all workers were back."""
+    if row["whole_median_s"] is None:
+        return NONE
+    few = "" if row["whole_reached"] == row["kills"] else f" ({row['whole_reached']}/{row['kills']})"
+    return f"{row['whole_median_s']:.2f}{few}"
 
 
 COLUMNS: Columns = (
@@ -261,7 +266,7 @@ COLUMNS: Columns = (
     ("next step\nmedian, s", lambda row: f"{row['next_median_s']:.2f}"),
     ("\np90", lambda row: f"{row['next_p90_s']:.2f}"),
     ("\nmax", lambda row: f"{row['next_max_s']:.2f}"),
-    ("all back\nmedian, s", lambda row: _all_back(row)),
+    ("all back\nmedian, s", all_back),
     ("steps\nlost", lambda row: str(row["steps_lost"])),
     ("restart ÷ this\n(range)", lambda row: spread_cell(row, "restart_ratio", 1) or NONE),
 )
@@ -277,14 +282,6 @@ def show(report: dict[str, Any], console: "Console") -> None:
         f"{report['model']} · {counts} of each side, in turn\n{machine_line(report['machine'])}",
         console,
     )
-
-
-def _all_back(row: dict[str, Any]) -> str:
-    """The median, and of how many if some runs ended before all workers were back."""
-    if row["whole_median_s"] is None:
-        return NONE
-    few = "" if row["whole_reached"] == row["kills"] else f" ({row['whole_reached']}/{row['kills']})"
-    return f"{row['whole_median_s']:.2f}{few}"
 
 
 def claim_line(claim: dict[str, Any]) -> str:

@@ -19,32 +19,19 @@ from lockstep.launch.orphans import OrphanGuard
 from lockstep.launch.process import await_end
 from lockstep.launch.process_stats import process_state
 from lockstep.launch.signals import SCALE, LauncherSignals
-from lockstep.programs.bench.launch import BenchStopped, ResultsDiffer, result_folder
+from lockstep.programs.bench.launch import BenchStopped, ResultsDiffer, result_folder, start_program
+from lockstep.programs.bench.recovery import log
 from lockstep.programs.bench.recovery import plan as kills
-from lockstep.programs.bench.recovery.log import (
-    TrainingResult,
-    TrainingTask,
-    last_step,
-    read_commits,
-    read_workers,
-    shut_gate,
-)
+from lockstep.programs.bench.recovery.log import TrainingResult, TrainingTask
 from lockstep.programs.bench.recovery.plan import KillRound, PlannedKill, RecoveryPlan, RecoverySide, RecoveryTimes
 from lockstep.programs.bench.rounds import Follow, RoundsDone
 from lockstep.settings.environment import process_environment
 
 WORKER = "lockstep.programs.bench.recovery.worker"
 
-VARIABLES = {
-    "GLOO_SOCKET_IFNAME": "lo",
-    "OMP_NUM_THREADS": "1",
-    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-}
-"""For all sides: connections stay on this host, and a worker has one thread. The last one is torchrun's.
-
-By default torchrun keeps one store for all attempts. Restarted workers then find the addresses of the dead ones in it,
-and fail or hang (https://github.com/pytorch/pytorch/issues/135712); with it, every attempt has a store of its own.
-"""
+VARIABLES = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""For all sides: connections stay on this host, a worker has one thread, and every attempt of torchrun has a store of
+its own: in one that is kept, restarted workers find the addresses of dead ones (docs/bench.md)."""
 
 START_S = 120.0  # how long workers may take to be ready
 STEPS_S = 240.0  # how long a run may take then
@@ -126,27 +113,30 @@ class RecoveryBench:
         return trial
 
 
+@dataclass(frozen=True)
 class Trials:
-    def __init__(
-        self, plan: RecoveryPlan, folder: Path, watch: "SignalWatch", guard: OrphanGuard, inherited: Mapping[str, str]
-    ) -> None:
-        self._plan, self._folder, self._watch, self._guard = plan, folder, watch, guard
-        self._environment = {**inherited, **VARIABLES}
+    """Runs the sides of a plan, one run at a time; their files are in `folder`."""
+
+    plan: RecoveryPlan
+    folder: Path
+    watch: "SignalWatch"
+    guard: OrphanGuard
+    inherited: Mapping[str, str]
 
     def run(self, side: RecoverySide, steps: int, kill: PlannedKill | None = None) -> TrialResult:
         """Raises `BenchStopped` if the run did not finish; its output is then kept."""
-        place, workers = self._folder / side.name, self._plan.workers
+        place, workers = self.folder / side.name, self.plan.workers
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
-        command = command_of(side, self._plan, TrainingTask(self._plan.model, steps, str(place), side.save_every))
-        launcher = start_launcher(command, self._environment, place / "output.log", self._guard)
-        with shut_gate(place) as open_gate, launcher as program:
-            trial = Trial(side, program, place, self._watch)
+        command = command_of(side, self.plan, TrainingTask(self.plan.model, steps, str(place), side.save_every))
+        launcher = start_launcher(command, {**self.inherited, **VARIABLES}, place / "output.log", self.guard)
+        with log.shut_gate(place) as open_gate, launcher as program:
+            trial = Trial(side, program, place, self.watch)
             trial.make_ready(workers)
             open_gate()
             killed_s = None if kill is None else trial.carry_out(kill)
             trial.wait_for("the end of the run", STEPS_S, lambda: program.exit_code is not None)
-        commits = read_commits(place)
+        commits = log.read_commits(place)
         recovery = None if killed_s is None else kills.recovery_from(commits, killed_s, workers)
         return TrialResult(TrainingResult.find(place), kills.usual_step_s(commits), recovery)
 
@@ -163,16 +153,16 @@ class Trial:
     def make_ready(self, num_workers: int) -> None:
         """Returns when all workers wait at the gate, and all spares are warm."""
         everyone, quiet = set(range(num_workers)), Quiet()
-        self.wait_for("the workers", START_S, lambda: read_workers(self.place).keys() == everyone)
-        for pid in read_workers(self.place).values():
+        self.wait_for("the workers", START_S, lambda: log.read_workers(self.place).keys() == everyone)
+        for pid in log.read_workers(self.place).values():
             self.program.note(pid)
         self.wait_for("the spare", START_S, lambda: are_warm(self.program.pid, self.side.spares, quiet))
 
     def carry_out(self, kill: PlannedKill) -> float:
         """Kills the victim; returns when that was."""
-        victim = read_workers(self.place)[kill.victim]
-        self.wait_for(f"step {kill.step}", STEPS_S, lambda: last_step(read_commits(self.place)) >= kill.step)
-        self.watch.rest(kill.fraction * kills.usual_step_s(read_commits(self.place)))
+        victim = log.read_workers(self.place)[kill.victim]
+        self.wait_for(f"step {kill.step}", STEPS_S, lambda: log.last_step(log.read_commits(self.place)) >= kill.step)
+        self.watch.rest(kill.fraction * kills.usual_step_s(log.read_commits(self.place)))
         killed_s = time.monotonic()
         os.kill(victim, signal.SIGKILL)
         return killed_s
@@ -208,8 +198,7 @@ class LauncherProcess:
 
     def __init__(self, process: "subprocess.Popen[bytes]", output: Path, guard: OrphanGuard) -> None:
         self.pid, self.output = process.pid, output
-        self._process, self._guard = process, guard
-        self._noted: set[int] = set()
+        self._process, self._guard, self._noted = process, guard, set[int]()
         self.note(process.pid)
 
     @property
@@ -218,9 +207,8 @@ class LauncherProcess:
 
     def note(self, group: int) -> None:
         """The guard kills the process group if this process ends: for workers that would outlive their launcher."""
-        if group not in self._noted:
-            self._noted.add(group)
-            self._guard.note(group)
+        self._noted.add(group)
+        self._guard.note(group)
 
     def end(self) -> None:
         """Both launchers end their workers when they get SIGTERM; what does not end is killed."""
@@ -230,7 +218,10 @@ class LauncherProcess:
             await_end([self.pid], END_S)
             family += [pid for pid in descendants(self.pid) if pid not in family]
             if not await_end(family, 1.0):
-                kill_all(family)
+                for pid in family:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                await_end(family, 1.0)
             self._process.wait()
         for group in self._noted:
             self._guard.clear(group)
@@ -244,16 +235,7 @@ def start_launcher(
 
     They are also ended if this process is killed: by the guard, which knows of the launcher and of those noted.
     """
-    with output.open("wb") as file:
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for the driver alone, which ends everything in order
-        )
-    program = LauncherProcess(process, output, guard)
+    program = LauncherProcess(start_program(command, environment, output), output, guard)
     try:
         yield program
     finally:
@@ -306,13 +288,6 @@ def are_warm(launcher_pid: int, num_spares: int, quiet: Quiet) -> bool:
     sleeping = [pid for pid, state in spares.items() if state is not None and state.state == "S"]
     loaded = [pid for pid in sleeping if "libtorch_python" in _read(pid, "maps")] if is_quiet else []
     return len(loaded) == len(spares) == num_spares
-
-
-def kill_all(pids: Sequence[int]) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    await_end(pids, 1.0)
 
 
 def descendants(pid: int) -> list[int]:

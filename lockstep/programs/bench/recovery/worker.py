@@ -11,7 +11,7 @@ whole. It imports only a few small files of lockstep, so that a restarted worker
 import hashlib
 import os
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -24,11 +24,6 @@ from lockstep.programs.bench.sides import TrainingSide, ddp_side, end_process, m
 from lockstep.programs.models import reference_workload
 from lockstep.settings.environment import process_environment
 from lockstep.state.tensor_file import memory_of
-
-if TYPE_CHECKING:
-    from lockstep.run.run import Run
-
-_RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
 
 def main(task: TrainingTask) -> None:
@@ -49,14 +44,9 @@ def main(task: TrainingTask) -> None:
                     kit.workload.loss(kit.model, lane_batch).backward()
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-                committed(run.step, run.rank, run.size, generation(run))
+                committed(run.step, run.rank, run.size, run.guard.generation.world.generation)
         if run.rank == 0:
             TrainingResult(run.digest(), describe_machine()).leave(task.place)
-
-
-def generation(run: "Run") -> int:
-    """How many times the group of workers was formed, the first included."""
-    return run.guard.generation.world.generation
 
 
 def main_of_baseline(task: TrainingTask) -> None:
@@ -64,22 +54,23 @@ def main_of_baseline(task: TrainingTask) -> None:
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     side = ddp_side(make_kit(reference_workload(task.model)), rank, size)
-    done = _load(task, side)
-    restarts = int(process_environment()[_RESTARTS])
+    checkpoint, save_every = task.place / "checkpoint.pt", task.save_every or 1
+    done = _load(checkpoint, side)
+    restarts = int(process_environment()["TORCHELASTIC_RESTART_COUNT"])
     with open_log(task.place, rank) as committed:
         pass_gate(task.place)
         for step in range(done + 1, task.steps + 1):
             side.step(step - 1)
             if rank == 0:
                 committed(step, rank, size, restarts)
-                _save(task, side, step)
+                if step % save_every == 0:
+                    _save(checkpoint, side, step)
     if rank == 0:
         TrainingResult(_digest(side), {}).leave(task.place)
 
 
-def _load(task: TrainingTask, side: TrainingSide) -> int:
+def _load(path: Path, side: TrainingSide) -> int:
     """Loads the checkpoint, if there is one; returns how many steps it has seen."""
-    path = task.place / "checkpoint.pt"
     if not path.exists():
         return 0
     saved = torch.load(path, weights_only=True)
@@ -88,10 +79,7 @@ def _load(task: TrainingTask, side: TrainingSide) -> int:
     return int(saved["step"])
 
 
-def _save(task: TrainingTask, side: TrainingSide, step: int) -> None:
-    if task.save_every is None or step % task.save_every:
-        return
-    path = task.place / "checkpoint.pt"
+def _save(path: Path, side: TrainingSide, step: int) -> None:
     unfinished = path.with_suffix(".unfinished")
     torch.save({"model": side.model.state_dict(), "optimizer": side.optimizer.state_dict(), "step": step}, unfinished)
     os.replace(unfinished, path)
@@ -102,8 +90,7 @@ def _digest(side: TrainingSide) -> str:
     sha256 = hashlib.sha256()
     states = [side.model.state_dict(), *side.optimizer.state_dict()["state"].values()]
     for tensor in (value for state in states for value in state.values() if torch.is_tensor(value)):
-        whole = tensor.detach().contiguous()
-        sha256.update(memory_of(whole))
+        sha256.update(memory_of(tensor.detach().contiguous()))
     return sha256.hexdigest()
 
 

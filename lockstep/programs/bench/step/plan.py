@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.programs.bench.launch import bench_launched
 from lockstep.programs.bench.plan import REFERENCES, BenchRecord, count_of, models_named, refuse_unequal_shares
+from lockstep.programs.bench.report import (
+    Columns,
+    machine_line,
+    ratios,
+    show_notes,
+    show_table,
+    spread,
+    spread_cell,
+    times_of,
+)
 from lockstep.programs.bench.rounds import Follow
-from lockstep.programs.bench.spread import by_side, medians, ratios, spread
-from lockstep.programs.bench.table import Columns, machine_line, show_notes, show_table, spread_cell
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,18 +27,23 @@ WORKER = "lockstep.programs.bench.step.worker"
 LOCKSTEP, DDP, ON_BACKEND = "lockstep", "ddp", "ddp_on_lockstep"
 ZERO, FSDP = "ddp_zero", "fsdp2"
 ONE_THREAD, ALL_THREADS = "plain_one_thread", "plain_all_threads"
-SIDES = (LOCKSTEP, DDP, ZERO, FSDP, ON_BACKEND, ONE_THREAD, ALL_THREADS)
+HEADINGS = {
+    LOCKSTEP: "lockstep", DDP: "DDP", ZERO: "DDP +\nZeRO", FSDP: "FSDP2", ON_BACKEND: "DDP on\nlockstep",
+    ONE_THREAD: "plain,\n1 thread", ALL_THREADS: "plain,\nall threads", "base": "Python\nand torch",
+}  # fmt: skip
+SIDES = tuple(name for name in HEADINGS if name != "base")
 ROUNDS = 2 * len(SIDES)
 """In so many rounds every side stands twice in every place of the order."""
 
 RATIOS = {
-    "speedup_over_ddp": (DDP, LOCKSTEP),
-    "speedup_over_ddp_zero": (ZERO, LOCKSTEP),
-    "speedup_over_fsdp2": (FSDP, LOCKSTEP),
-    "speedup_of_ddp_on_lockstep": (DDP, ON_BACKEND),
-    "lockstep_over_plain_one_thread": (LOCKSTEP, ONE_THREAD),
-    "lockstep_over_plain_all_threads": (LOCKSTEP, ALL_THREADS),
+    "speedup_over_ddp": (DDP, LOCKSTEP, "DDP ÷\nlockstep"),
+    "speedup_over_ddp_zero": (ZERO, LOCKSTEP, "DDP + ZeRO\n÷ lockstep"),
+    "speedup_over_fsdp2": (FSDP, LOCKSTEP, "FSDP2 ÷\nlockstep"),
+    "speedup_of_ddp_on_lockstep": (DDP, ON_BACKEND, "DDP ÷\nDDP on it"),
+    "lockstep_over_plain_one_thread": (LOCKSTEP, ONE_THREAD, "lockstep ÷\n1 thread"),
+    "lockstep_over_plain_all_threads": (LOCKSTEP, ALL_THREADS, "lockstep ÷\nall threads"),
 }
+"""By key: which side's time is divided by which, and the heading."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +77,7 @@ def make_plans(
     """A plan for every model on every number of workers, each once; raises before anything runs."""
     return tuple(
         CpuStepPlan(name, count, steps or REFERENCES[name].steps, rounds, strategy)
-        for name in models_named(models, REFERENCES)
+        for name in models_named(models, REFERENCES, "with --device cpu")
         for count in dict.fromkeys(workers)
     )
 
@@ -83,26 +96,18 @@ def make_row(
 
     `memory`: what each worker holds for each side, and as its "base", by rank.
     """
-    times = by_side(rounds, SIDES)
     about = {"parameters": parameters, "batch_size": REFERENCES[plan.model].batch_size}
-    row = {**asdict(plan), **about, "difference_from_lockstep": differences, "rounds_ms": times, **medians(times)}
+    row = {**asdict(plan), **about, "difference_from_lockstep": differences, **times_of(rounds, SIDES)}
     row["memory"] = {side: {"worker_bytes": max(each), "host_bytes": sum(each)} for side, each in memory.items()}
-    for name, (above, below) in RATIOS.items():
-        row |= spread(name, ratios(times[above], times[below]))
+    for name, (above, below, _) in RATIOS.items():
+        row |= spread(name, ratios(row["rounds_ms"][above], row["rounds_ms"][below]))
     return row
 
 
 SUBJECT: Columns = (("model", lambda row: row["model"]), ("workers", lambda row: str(row["workers"])))
-HEADINGS = {
-    "base": "Python\nand torch", LOCKSTEP: "lockstep", DDP: "DDP", ZERO: "DDP +\nZeRO", FSDP: "FSDP2",
-    ON_BACKEND: "DDP on\nlockstep", ONE_THREAD: "plain,\n1 thread", ALL_THREADS: "plain,\nall threads",
-}  # fmt: skip
-RATIO_HEADINGS = {
-    "speedup_over_ddp": "DDP ÷\nlockstep", "speedup_over_ddp_zero": "DDP + ZeRO\n÷ lockstep",
-    "speedup_over_fsdp2": "FSDP2 ÷\nlockstep", "speedup_of_ddp_on_lockstep": "DDP ÷\nDDP on it",
-    "lockstep_over_plain_one_thread": "lockstep ÷\n1 thread",
-    "lockstep_over_plain_all_threads": "lockstep ÷\nall threads",
-}  # fmt: skip
+RATIO_COLUMNS: Columns = [
+    (heading, partial(spread_cell, name=name, decimals=2, between="\n{}")) for name, (_, _, heading) in RATIOS.items()
+]
 
 
 def memory_cell(row: Mapping[str, Any], side: str) -> str:
@@ -119,22 +124,12 @@ def columns(cell: Callable[..., str], sides: Iterable[str]) -> Columns:
     return (*SUBJECT, *((HEADINGS[side], partial(cell, side=side)) for side in sides))
 
 
-RATIO_COLUMNS: Columns = (
-    *SUBJECT,
-    *(
-        (heading, partial(spread_cell, name=name, decimals=2, between="\n{}"))
-        for name, heading in RATIO_HEADINGS.items()
-    ),
-)
-
-
 def show(report: dict[str, Any], console: "Console") -> None:
     rows = report["rows"]
     show_table(columns(time_cell, SIDES), rows, console)
     console.print()
-    show_table(RATIO_COLUMNS, rows, console)
-    strategies = {row["strategy"] for row in rows} - {"replicated"}
-    for strategy in sorted(strategies):
+    show_table((*SUBJECT, *RATIO_COLUMNS), rows, console)
+    for strategy in sorted({row["strategy"] for row in rows} - {"replicated"}):
         console.print(f"lockstep's side has the strategy {strategy}.")
     console.print()
     show_table(columns(memory_cell, ("base", *SIDES)), rows, console)

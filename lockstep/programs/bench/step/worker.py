@@ -2,15 +2,7 @@
 
     python -m lockstep.programs.bench.step.worker PLAN FOLDER
 
-Worker 0 prints its progress and leaves the result in FOLDER.
-
-# Note [What agrees]
-# Sums in another order differ by rounding. The gradient of the first step shows that sharply: about 1e-6 of
-# its size, for each parameter. AdamW divides by the gradient's own size, so where a gradient is itself only
-# rounding its update may have any sign. After some steps, therefore, only the movement of all parameters together
-# is compared, and more loosely: two sides that trained on different data end about as far apart as they moved.
-# A model with BatchNorm normalises each share by itself: lockstep's lanes and DDP's ranks are the same
-# shares and must agree; the plain loop, on the whole batch, computes something else.
+Worker 0 prints its progress and leaves the result in FOLDER. docs/bench.md says what must agree, and why.
 """
 
 import gc
@@ -18,42 +10,48 @@ import math
 import os
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.optim import AdamW
 
-from lockstep.programs.bench.evidence import NUM_STEPS, Evidence, distance
 from lockstep.programs.bench.machine import describe_machine
 from lockstep.programs.bench.plan import BenchResult
 from lockstep.programs.bench.rounds import timed_rounds
-from lockstep.programs.bench.sides import LockstepSide, TrainingSide, ddp_side, end_process, make_kit, plain_side
-from lockstep.programs.bench.step.peak import peak_pss_bytes, settled_pss_bytes
-from lockstep.programs.bench.step.plan import (
-    ALL_THREADS,
-    DDP,
-    FSDP,
-    LOCKSTEP,
-    ON_BACKEND,
-    ONE_THREAD,
-    SIDES,
-    ZERO,
-    CpuStepPlan,
-    make_row,
+from lockstep.programs.bench.sides import (
+    NUM_STEPS,
+    Evidence,
+    LockstepSide,
+    LoopSide,
+    TrainingKit,
+    TrainingSide,
+    ddp_side,
+    distance,
+    end_process,
+    make_kit,
+    plain_side,
 )
-from lockstep.programs.bench.step.sharded_sides import fsdp_side, zero_side
-from lockstep.programs.models import Workload, count_parameters, reference_workload
+from lockstep.programs.bench.step import plan as steps
+from lockstep.programs.bench.step.plan import CpuStepPlan
+from lockstep.programs.models import GptBlock, Residual, Workload, count_parameters, reference_workload
 from lockstep.run.run import Run
 from lockstep.run.start import start
+from lockstep.wire.shared.once import return_freed_memory
 
 GRADIENT_TOLERANCE = 1e-4
 MOVEMENT_TOLERANCE = 5e-2
+_PSS = Path("/proc/self/smaps_rollup")
 
 
 @dataclass(frozen=True)
@@ -80,15 +78,16 @@ def main(plan: CpuStepPlan, folder: Path) -> None:
     with start(seed=0, device="cpu", strategy=plan.strategy) as run:
         store = process_group(folder / "store", run)
         workload = reference_workload(plan.model)
-        base = settled_pss_bytes()
+        base = pss_bytes(settled=True)
         memory, sides = measured_sides(side_makers(workload, run, len(os.sched_getaffinity(0))), run.rank == 0)
         on_host = gathered({"base": base, **memory}, run.size)
         differences, refused = agree(plan, sides, comparable(workload, run.size), run, store)
-        rounds = [] if refused else _timed(plan, sides, run)
+        timed = lambda name: time_block(sides[name], plan.steps, run.rank == 0)  # noqa: E731
+        rounds = [] if refused else timed_rounds(plan.parts, plan, steps.SIDES, timed)
         if run.rank == 0:
             as_rows = {name: asdict(difference) for name, difference in differences.items()}
-            parameters = count_parameters(sides[LOCKSTEP].training.model)
-            rows = () if refused else (make_row(plan, rounds, parameters, as_rows, on_host),)
+            parameters = count_parameters(sides[steps.LOCKSTEP].training.model)
+            rows = () if refused else (steps.make_row(plan, rounds, parameters, as_rows, on_host),)
             BenchResult(refused, rows, describe_machine()).leave(folder)
 
 
@@ -99,54 +98,38 @@ def process_group(path: Path, run: Run) -> Store:
     return store
 
 
+# -- sides ------------------------------------------------------------------------------------------------------
+
+
 def side_makers(workload: Workload, run: Run, all_threads: int) -> dict[str, Callable[[], CpuSide]]:
     """How each side is made, by name, with its own copy of the same model. Collective, but for those alone."""
-    rank, size = run.rank, run.size
-    group = lambda backend: dist.new_group(backend=backend)  # noqa: E731
-    kit = partial(make_kit, workload)
+    ddp = lambda backend: ddp_side(make_kit(workload), run.rank, run.size, dist.new_group(backend=backend))  # noqa: E731
     return {
-        LOCKSTEP: lambda: CpuSide(LockstepSide(kit(), run), threads=None),
-        DDP: lambda: CpuSide(ddp_side(kit(), rank, size, group("gloo"))),
-        ZERO: lambda: CpuSide(zero_side(kit(), rank, size, group("gloo"))),
-        FSDP: lambda: CpuSide(fsdp_side(kit(), rank, size)),
-        ON_BACKEND: lambda: CpuSide(ddp_side(kit(), rank, size, group("lockstep"))),
-        ONE_THREAD: lambda: CpuSide(plain_side(kit()), 1, alone=True),
-        ALL_THREADS: lambda: CpuSide(plain_side(kit()), all_threads, alone=True),
+        steps.LOCKSTEP: lambda: CpuSide(LockstepSide(make_kit(workload), run), threads=None),
+        steps.DDP: lambda: CpuSide(ddp("gloo")),
+        steps.ZERO: lambda: CpuSide(zero_side(make_kit(workload), run.rank, run.size)),
+        steps.FSDP: lambda: CpuSide(fsdp_side(make_kit(workload), run.rank, run.size)),
+        steps.ON_BACKEND: lambda: CpuSide(ddp("lockstep")),
+        steps.ONE_THREAD: lambda: CpuSide(plain_side(make_kit(workload)), 1, alone=True),
+        steps.ALL_THREADS: lambda: CpuSide(plain_side(make_kit(workload)), all_threads, alone=True),
     }
 
 
-def make_sides(workload: Workload, run: Run, all_threads: int) -> dict[str, CpuSide]:
-    """Collective. All sides by name."""
-    return {name: make() for name, make in side_makers(workload, run, all_threads).items()}
+def zero_side(kit: TrainingKit, rank: int, size: int) -> LoopSide:
+    """Collective. DDP as in `ddp_side`, with an update that is divided by parameters, which are then broadcast."""
+    group = dist.new_group(backend="gloo")
+    optimizer = ZeroRedundancyOptimizer(kit.model.parameters(), AdamW, process_group=group, fused=True)
+    return ddp_side(kit, rank, size, group, optimizer=optimizer)
 
 
-def measured_sides(
-    makers: Mapping[str, Callable[[], CpuSide]], is_first: bool
-) -> tuple[dict[str, int], dict[str, CpuSide]]:
-    """Collective. All sides, and the memory that each takes in its first two steps, without the initial weights."""
-    memory, sides = dict.fromkeys(makers, 0), {}
-    for name, make in makers.items():
-        before = settled_pss_bytes()
-        side = sides[name] = make()
-        if is_first or not side.alone:
-            peak = peak_pss_bytes(partial(_two_steps, side))
-            memory[name] = max(0, peak - before - side.training.initial_bytes)
-        dist.barrier()
-    return memory, sides
-
-
-def _two_steps(side: CpuSide) -> None:
-    with side.conditions():
-        for number in range(2):
-            side.training.step(number)
-
-
-def gathered(memory: Mapping[str, int], num_workers: int) -> dict[str, list[int]]:
-    """Collective. The numbers of every worker, by rank."""
-    mine = torch.tensor(list(memory.values()))
-    everyone = [torch.zeros_like(mine) for _ in range(num_workers)]
-    dist.all_gather(everyone, mine)
-    return {name: [int(numbers[place]) for numbers in everyone] for place, name in enumerate(memory)}
+def fsdp_side(kit: TrainingKit, rank: int, size: int) -> LoopSide:
+    """Collective. `fully_shard` of every block, or, where there are none, of every layer with parameters; over Gloo."""
+    mesh = init_device_mesh("cpu", (size,))
+    of_kind = lambda kind: [module for module in kit.model.modules() if isinstance(module, kind)]  # noqa: E731
+    for module in of_kind(GptBlock | Residual) or of_kind(nn.Linear | nn.Embedding):
+        fully_shard(module, mesh=mesh)
+    fully_shard(kit.model, mesh=mesh)
+    return LoopSide(kit.cut(rank, size), kit.forward(kit.model), AdamW(kit.model.parameters(), fused=True))
 
 
 @contextmanager
@@ -162,6 +145,62 @@ def as_torch_comes(threads: int) -> Iterator[None]:
     finally:
         torch.set_num_threads(threads_before)
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+
+
+# -- memory -----------------------------------------------------------------------------------------------------
+
+
+def measured_sides(
+    makers: Mapping[str, Callable[[], CpuSide]], is_first: bool
+) -> tuple[dict[str, int], dict[str, CpuSide]]:
+    """Collective. All sides, and the memory that each takes in its first two steps, without the initial weights."""
+    memory, sides = dict.fromkeys(makers, 0), {}
+    for name, make in makers.items():
+        before = pss_bytes(settled=True)
+        side = sides[name] = make()
+        if is_first or not side.alone:
+            memory[name] = max(0, peak_pss_bytes(side) - before - side.training.initial_bytes)
+        dist.barrier()
+    return memory, sides
+
+
+def pss_bytes(settled: bool = False) -> int:
+    """What this process holds now; of a page that several hold, its share. `settled`: freed memory is returned first.
+
+    The workers' peaks are added up for the host, so that is an upper bound.
+    """
+    if settled:
+        return_freed_memory()
+    lines = _PSS.read_text(encoding="utf-8").splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
+def peak_pss_bytes(side: CpuSide) -> int:
+    """The highest of many looks while the side does its first two steps."""
+    done, highest = threading.Event(), [pss_bytes()]
+
+    def look() -> None:
+        while not done.wait(0.002):
+            highest[0] = max(highest[0], pss_bytes())
+
+    watcher = threading.Thread(target=look, name="lockstep-bench-memory")
+    watcher.start()
+    try:
+        with side.conditions():
+            for number in range(2):
+                side.training.step(number)
+    finally:
+        done.set()
+        watcher.join()
+    return max(highest[0], pss_bytes())
+
+
+def gathered(memory: Mapping[str, int], num_workers: int) -> dict[str, list[int]]:
+    """Collective. The numbers of every worker, by rank."""
+    mine = torch.tensor(list(memory.values()))
+    everyone = [torch.zeros_like(mine) for _ in range(num_workers)]
+    dist.all_gather(everyone, mine)
+    return {name: [int(numbers[place]) for numbers in everyone] for place, name in enumerate(memory)}
 
 
 # -- agreement --------------------------------------------------------------------------------------------------
@@ -190,10 +229,10 @@ def take_evidence(side: CpuSide) -> Evidence:
 
 
 def comparable(workload: Workload, num_workers: int) -> tuple[str, ...]:
-    """The sides that must agree with lockstep. See Note [What agrees]."""
-    per_share = workload.per_share_statistics and num_workers > 1
-    in_shares = (DDP, ZERO, FSDP, ON_BACKEND)
-    return in_shares if per_share else (*in_shares, ONE_THREAD, ALL_THREADS)
+    """The sides that must agree with lockstep: where shares are normalised by themselves, only those that cut them."""
+    in_shares = (steps.DDP, steps.ZERO, steps.FSDP, steps.ON_BACKEND)
+    whole = () if workload.per_share_statistics and num_workers > 1 else (steps.ONE_THREAD, steps.ALL_THREADS)
+    return (*in_shares, *whole)
 
 
 def compare(side: Evidence, reference: Evidence) -> StepDifference:
@@ -229,7 +268,7 @@ def agree(
     plan: CpuStepPlan, sides: Sides, names: tuple[str, ...], run: Run, store: Store
 ) -> tuple[dict[str, StepDifference], str | None]:
     """Collective. How far each side is from lockstep on this worker, and the first objection of any worker."""
-    reference = take_evidence(sides[LOCKSTEP])
+    reference = take_evidence(sides[steps.LOCKSTEP])
     here = [name for name in names if run.rank == 0 or not sides[name].alone]
     differences = {name: compare(take_evidence(sides[name]), reference) for name in here}
     objections = (refusal(name, differences[name], plan.model, run.rank) for name in here)
@@ -242,14 +281,7 @@ def agree(
 # -- timing -----------------------------------------------------------------------------------------------------
 
 
-def _timed(plan: CpuStepPlan, sides: Sides, run: Run) -> list[dict[str, float]]:
-    """Collective. For each round the milliseconds per step of every side, as the first worker saw them."""
-    return timed_rounds(
-        plan.parts, plan, SIDES, lambda name: time_block(sides[name], plan.steps, run.rank == 0, dist.barrier)
-    )
-
-
-def time_block(side: CpuSide, steps: int, is_first: bool, barrier: Callable[[], None]) -> float:
+def time_block(side: CpuSide, num_steps: int, is_first: bool) -> float:
     """Collective. The median time of a step in ms; 0 on a worker that only waited, without computing.
 
     One step goes ahead untimed, for caches and threads. The garbage of others is collected before; then
@@ -257,20 +289,17 @@ def time_block(side: CpuSide, steps: int, is_first: bool, barrier: Callable[[], 
     """
     side.training.restart()
     gc.collect()
-    barrier()
-    median_s = 0.0
+    dist.barrier()
+    times_s = []
     if is_first or not side.alone:
         with side.conditions():
             side.training.step(0)
-            median_s = statistics.median(_time_step(side.training, number) for number in range(1, steps + 1))
-    barrier()
-    return 1000 * median_s
-
-
-def _time_step(side: TrainingSide, number: int) -> float:
-    began_s = time.perf_counter()
-    side.step(number)
-    return time.perf_counter() - began_s
+            for number in range(1, num_steps + 1):
+                began_s = time.perf_counter()
+                side.training.step(number)
+                times_s.append(time.perf_counter() - began_s)
+    dist.barrier()
+    return 1000 * statistics.median(times_s or [0.0])
 
 
 if __name__ == "__main__":
