@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: venv demo test test-gpu test-engines test-ray test-integrations lint bench soak clean
+.PHONY: venv demo test test-gpu test-engines test-ray test-integrations test-wheel lint bench soak clean
 
 venv: .venv/.made
 
@@ -55,6 +55,11 @@ test-integrations:
 	$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
 	$(INTEGRATIONS)/bin/python -m pip install --quiet --disable-pip-version-check -e ".[test,notebook,transformers,lightning]" -r tests/integrations/requirements.txt
 	$(INTEGRATIONS)/bin/python -m pytest -m integrations -rs tests/integrations
+
+# Builds the wheel and tries it in new environments, with the Pythons 3.11, 3.12 and 3.13 that are found, or those named
+# in PYTHONS. An environment needs 2 GiB for a while.
+test-wheel:
+	$(PYTHON) tests/wheel.py $(PYTHONS)
 
 soak: venv
 	$(BIN)/python -m pytest -m soak

@@ -24,13 +24,16 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lockstep.data import GlobalBatch, ShardedLoader
 from lockstep.errors import BadArgument, BadEnvironment, Misuse
+from lockstep.integrations.callbacks import CallbackAttributes
 from lockstep.integrations.evaluation import Division
+from lockstep.integrations.lane_attributes import LaneAttributes
 from lockstep.integrations.passes import NextPass
 from lockstep.integrations.training_arguments import check_arguments
 from lockstep.run.run import Run
 
 try:
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers.trainer_callback import ExportableState
     from transformers.trainer_pt_utils import find_batch_size
 except ImportError as error:
     raise BadEnvironment(
@@ -43,6 +46,7 @@ CHECKPOINT = "lockstep"
 PRIVATE = (
     "_get_num_items_in_batch", "_init_training_state", "_prepare_for_training", "_run_epoch", "_finalize_training",
     "_save_checkpoint", "_load_rng_state", "_track_num_input_tokens", "_get_collator_with_removed_columns",
+    "_get_train_sampler",
 )  # fmt: skip
 
 
@@ -50,29 +54,52 @@ class TrainerProgress:
     """How far the Trainer has come, as something that a run tracks: a worker that joins, or resumes, has it too.
 
     `state` are fields of the Trainer's state, `loss` what it has added up since it last logged. Its inner loop sets
-    `loss` anew when it begins, so what was loaded is put there in the first step after that.
+    `loss` anew when it begins, so what was loaded is put there in the first step after that. `callbacks` are what the
+    callbacks keep: see Note [Attributes of callbacks] in callbacks.py. A callback may begin anew in `on_train_begin`
+    and `on_epoch_begin`, so what was loaded is put there after these too.
     """
 
     def __init__(self, trainer: "LockstepTrainer") -> None:
         self._trainer = trainer
         self._loaded: dict[str, Any] | None = None
+        self._has_joined = not trainer.run.guard.is_member
+        self._stateful = [one for one in trainer.callback_handler.callbacks if _keeps_itself(one)]
+        known = (trainer, trainer.model, trainer.args, trainer.run)
+        callbacks = trainer.callback_handler.callbacks
+        self._attributes = CallbackAttributes(callbacks, known, _keeps_itself, trainer.run.guard.note)
+        self._loaded_callbacks: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
         state, trainer = self._trainer.state, self._trainer
         kept = {name: getattr(state, name) for name in _STATE}
         kept["log_history"] = [_without_times(entry) for entry in state.log_history]
         loss = self._loaded or {name: float(getattr(trainer, name, 0.0)) for name in _LOSS}
-        return {"state": json.dumps(kept), "loss": loss}
+        return {"state": json.dumps(kept), "loss": loss, "callbacks": self._loaded_callbacks or self._of_callbacks()}
+
+    def _of_callbacks(self) -> dict[str, Any]:
+        return {"stateful": [_kept_state(one) for one in self._stateful], "attributes": self._attributes.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, value in json.loads(state["state"]).items():
             setattr(self._trainer.state, name, value)
         self._loaded = dict(state["loss"])
+        self._loaded_callbacks = dict(state["callbacks"])
+        self.put_callbacks(says=True)
+
+    def put_callbacks(self, *, says: bool = False) -> None:
+        """The callbacks have what was loaded, until the first step."""
+        if self._loaded_callbacks is not None:
+            for callback, state in zip(self._stateful, self._loaded_callbacks["stateful"], strict=False):
+                _put_state(callback, state)
+            self._attributes.put(self._loaded_callbacks["attributes"], says=says)
 
     def take_up(self) -> None:
-        """The inner loop has begun."""
+        """The inner loop has begun. The step that a worker joins in was begun by the others' callbacks too."""
         if self._loaded is not None:
             trainer, loaded = self._trainer, self._loaded
+            if self._has_joined:
+                self.put_callbacks()
+            self._loaded_callbacks = None
             trainer._tr_loss.fill_(loaded["_tr_loss"])
             trainer._total_loss_scalar = loaded["_total_loss_scalar"]
             trainer._globalstep_last_logged = int(loaded["_globalstep_last_logged"])
@@ -80,8 +107,40 @@ class TrainerProgress:
             self._loaded = None
 
 
-_STATE = ("global_step", "epoch", "best_metric", "best_global_step")
+class AfterTrainBegin(TrainerCallback):  # type: ignore[misc]
+    """Stands after the user's callbacks."""
+
+    def __init__(self, progress: TrainerProgress) -> None:
+        self._progress = progress
+
+    def on_train_begin(self, *args: Any, **options: Any) -> None:
+        self._progress.put_callbacks()
+
+
+def _keeps_itself(callback: Any) -> bool:
+    return isinstance(callback, ExportableState) or callable(getattr(callback, "load_state_dict", None))
+
+
+def _kept_state(callback: Any) -> Any:
+    return callback.state()["attributes"] if isinstance(callback, ExportableState) else callback.state_dict()
+
+
+def _put_state(callback: Any, state: Mapping[str, Any]) -> None:
+    if not isinstance(callback, ExportableState):
+        callback.load_state_dict(state)
+        return
+    for name, value in state.items():
+        setattr(callback, name, value)
+
+
+_STATE = ("global_step", "epoch", "best_metric", "best_global_step", "best_model_checkpoint")
 _LOSS = ("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged", "_initial_global_step")
+
+
+_KEEP = (
+    "Keep a lane's value in self.run.carried, and add up those of self.run.carried_by_lane after the step, in "
+    "on_step_end of a callback"
+)
 
 
 def _without_times(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,6 +166,7 @@ class LockstepTrainer(Trainer):  # type: ignore[misc]
         self._loader: ShardedLoader | None = None
         self._prepared: tuple[nn.Module, Any] | None = None
         self._division = Division(run)
+        self._in_lanes = LaneAttributes(self, "compute_loss", _KEEP)
 
     # -- data -----------------------------------------------------------------------------------------------
 
@@ -116,10 +176,12 @@ class LockstepTrainer(Trainer):  # type: ignore[misc]
             raise ValueError("Trainer: training requires a train_dataset.")
         dataset, args = self.train_dataset, self.args
         collator = self._get_collator_with_removed_columns(self.data_collator, description="Training")
+        sampler = self._own_sampler()
         loader: DataLoader[Any] = DataLoader(
             dataset,
             batch_size=self._train_batch_size,
-            shuffle=None if isinstance(dataset, IterableDataset) else True,
+            shuffle=None if isinstance(dataset, IterableDataset) or sampler is not None else True,
+            sampler=sampler,
             collate_fn=collator,
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory and torch.cuda.is_available(),
@@ -131,6 +193,11 @@ class LockstepTrainer(Trainer):  # type: ignore[misc]
         self._loader = self.run.shard(loader)
         return self._loader
 
+    def _own_sampler(self) -> Any:
+        """That of a subclass; the Trainer's own would draw from a seed of its own."""
+        is_own = type(self)._get_train_sampler is not Trainer._get_train_sampler
+        return self._get_train_sampler() if is_own else None
+
     def num_examples(self, dataloader: Any) -> int:
         if isinstance(dataloader, ShardedLoader):
             return len(dataloader.dataset)
@@ -138,7 +205,7 @@ class LockstepTrainer(Trainer):  # type: ignore[misc]
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | None:
         """By what the loss of a lane, or of a batch that is evaluated, is divided: a global batch has its lanes."""
-        if isinstance(batch_samples[0], GlobalBatch):
+        if not batch_samples or isinstance(batch_samples[0], GlobalBatch):
             return None
         counted: torch.Tensor | None = super()._get_num_items_in_batch(batch_samples, device)
         return counted
@@ -157,18 +224,29 @@ class LockstepTrainer(Trainer):  # type: ignore[misc]
         trial: Any,
     ) -> tuple[int, int]:  # fmt: skip
         """Model, optimizer and scheduler are the run's; a worker that joins has its state when this returns."""
+        if self._loader is None:
+            raise Misuse(
+                "get_train_dataloader has made a loader that the run does not know: give the Trainer a train_dataset "
+                "and a data_collator; a sampler comes from _get_train_sampler"
+            )
         super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, None, trial)
         self._prepared = super()._prepare_for_training(max_steps, self._loader, None)
         optimizer: Any = getattr(self.optimizer, "optimizer", self.optimizer)  # Accelerate's wrapper has the real one
         self._progress = TrainerProgress(self)
+        self.add_callback(AfterTrainBegin(self._progress))
         tracked = {"scheduler": self.lr_scheduler, "trainer": self._progress}
         if self.accelerator.scaler is not None:
             tracked["scaler"] = self.accelerator.scaler
         self.run.replicate(self.model, optimizer, **tracked)
         if resume_from_checkpoint is not None:
             self.run.resume(_checked_checkpoint(resume_from_checkpoint))
-        step = self.run.step  # a worker that joins is admitted here
+        self._began_at = step = self.run.step  # a worker that joins is admitted here
         self._show_place()
+        if step and isinstance(self.train_dataset, IterableDataset):
+            self.run.guard.note(
+                "the data have no length, so the epochs that the Trainer logs from here on count max_steps as one "
+                "epoch, and differ from those of a training that was not resumed; losses and weights do not"
+            )
         return divmod(step, num_update_steps_per_epoch)
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
@@ -177,8 +255,10 @@ class LockstepTrainer(Trainer):  # type: ignore[misc]
 
     def _run_epoch(self, **options: Any) -> None:
         """The loader goes on by itself after the batches that were trained on."""
-        if options["steps_trained_in_current_epoch"] and options["resume_from_checkpoint"] is None:
-            options["resume_from_checkpoint"] = CHECKPOINT  # a worker that has joined counts on like a resumed one
+        if options["steps_trained_in_current_epoch"]:
+            if options["resume_from_checkpoint"] is None:
+                options["resume_from_checkpoint"] = CHECKPOINT  # a worker that has joined counts on like a resumed one
+            self._progress.put_callbacks()
         options["train_dataloader"] = NextPass(options["train_dataloader"])
         with patch("transformers.trainer.skip_first_batches", lambda loader, num_batches: loader):
             super()._run_epoch(**options)
@@ -190,10 +270,12 @@ class LockstepTrainer(Trainer):  # type: ignore[misc]
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
         for lane in self.run.lanes(inputs):
+            before = self._in_lanes.now()
             prepared = self._prepare_inputs(lane)
             tokens = self._get_num_items_in_batch([prepared], self.args.device)
             with self.compute_loss_context_manager():
                 loss = self.compute_loss(model, prepared, num_items_in_batch=tokens if tokens else None)
+            self._in_lanes.check(before)
             weight = None if tokens is None else float(tokens)
             self.run.backward(loss, weight=weight, scaler=self.accelerator.scaler)
         self._show_place()
@@ -221,7 +303,8 @@ class LockstepTrainer(Trainer):  # type: ignore[misc]
         every worker.
         """
         options = (prediction_loss_only, ignore_keys, metric_key_prefix)
-        if getattr(dataloader, "batch_sampler", None) is None or self.args.batch_eval_metrics:
+        has_no_length = isinstance(dataloader.dataset, IterableDataset) or dataloader.batch_sampler is None
+        if has_no_length or self.args.batch_eval_metrics:
             return super().evaluation_loop(dataloader, description, *options)
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         self.model.eval()
@@ -250,7 +333,7 @@ class LockstepTrainer(Trainer):  # type: ignore[misc]
             os.makedirs(folder, exist_ok=True)
             self.run.save(os.path.join(folder, CHECKPOINT))
             super()._save_checkpoint(model, trial)
-        if self.state.best_global_step:
+        if self.state.best_global_step and self.state.best_global_step > self._began_at:
             best = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.best_global_step}")
             self.state.best_model_checkpoint = best
 

@@ -28,7 +28,7 @@ from lockstep.integrations.lightning.refused import PRIVATE
 pytestmark = [pytest.mark.integrations, pytest.mark.timeout(300)]
 
 HERE = Path(__file__).parent
-SCRIPT = HERE / "lightning_script.py"
+SCRIPT, COUNTING = HERE / "lightning_script.py", HERE / "counting_script.py"
 EXAMPLES = HERE.parent.parent / "examples"
 TRAINER, FABRIC = EXAMPLES / "21_lightning.py", EXAMPLES / "22_fabric.py"
 Train = Callable[..., list[str]]
@@ -91,6 +91,28 @@ def test_a_fit_goes_on_from_a_checkpoint_of_lightning_on_another_number_of_worke
     assert torch.load(checkpoint, weights_only=True)["global_step"] == 8
     assert train(3, TRAINER, tmp_path / "rest", checkpoint) == alone
     assert train(1, TRAINER, tmp_path / "last", tmp_path / "epoch=2-step=12.ckpt") == alone
+
+
+@pytest.fixture(scope="module")
+def counted(train: Train, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], Path]:
+    """What callbacks with attributes come to on one worker, and where their checkpoints are."""
+    folder = tmp_path_factory.mktemp("counted")
+    return train(1, COUNTING, folder), folder
+
+
+def test_the_attributes_of_callbacks_go_on_where_a_worker_joins(
+    train: Train, counted: tuple[list[str], Path], tmp_path: Path
+) -> None:
+    calm, _ = counted
+    assert calm[0].startswith("CAME TO [11, 11, 11, 3]")
+    assert train(3, COUNTING, tmp_path, fault="replace 1 at 6", options=("--no-copies",)) == calm
+
+
+def test_the_attributes_of_callbacks_go_on_where_a_fit_is_resumed(
+    train: Train, counted: tuple[list[str], Path], tmp_path: Path
+) -> None:
+    calm, folder = counted
+    assert train(2, COUNTING, tmp_path, folder / "step=6.ckpt") == calm
 
 
 def test_a_loop_of_fabric_comes_to_the_same_on_several_workers_and_with_a_kill(train: Train) -> None:
@@ -189,6 +211,17 @@ class OwnReduction(Scores):
         return super().training_step(batch, batch_idx)
 
 
+class Collecting(Scores):
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.losses.append(float(loss))
+        return loss
+
+
 class Counting(Scores):
     def __init__(self) -> None:
         super().__init__()
@@ -208,6 +241,7 @@ class Counting(Scores):
         (Moving, "on_before_batch_transfer"),
         (OwnReduction, "reduce_fx=median"),
         (Counting, "torchmetrics"),
+        (Collecting, "training_step has changed self.losses"),
     ],
 )
 def test_a_module_that_cannot_be_exact_is_refused_before_an_update(

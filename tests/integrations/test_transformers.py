@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ pytest.importorskip("transformers", reason="transformers is not installed: make 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 from trainer_script import Text, seen
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
@@ -26,6 +27,7 @@ from lockstep.integrations.transformers import PRIVATE, LockstepTrainer
 pytestmark = [pytest.mark.integrations, pytest.mark.timeout(300)]
 
 SCRIPT = Path(__file__).with_name("trainer_script.py")
+STOPPING = Path(__file__).with_name("stopping_script.py")
 Train = Callable[..., str]
 
 
@@ -40,12 +42,13 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Train:
         options: tuple[str, ...] = (),
         folder: Path,
         checkpoint: str = "",
+        script: Path = SCRIPT,
         **variables: str,
     ) -> str:
         words = [str(folder), *([checkpoint] if checkpoint else [])]
         command = [
             sys.executable, "-m", "lockstep", "run", "-n", str(workers), *options,
-            "--run-dir", str(tmp_path_factory.mktemp("run")), str(SCRIPT), *words,
+            "--run-dir", str(tmp_path_factory.mktemp("run")), str(script), *words,
         ]  # fmt: skip
         environ = os.environ | variables | ({"LOCKSTEP_FAULT": fault} if fault else {})
         done = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=folder)
@@ -92,6 +95,29 @@ def test_a_training_goes_on_from_a_checkpoint_of_the_trainer_on_other_workers(
         checkpoint = tmp_path / "whole" / f"checkpoint-{step}"
         assert (checkpoint / "model.safetensors").exists()
     assert train(2, folder=tmp_path / "rest", checkpoint=str(tmp_path / "whole" / "checkpoint-6")) == alone
+
+
+@pytest.fixture(scope="module")
+def stopped(train: Train, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """What early stopping comes to on one worker, and where the checkpoints are."""
+    folder = tmp_path_factory.mktemp("stopped")
+    return train(1, folder=folder, script=STOPPING), folder
+
+
+def test_early_stopping_ends_at_the_same_step_with_a_worker_that_joins(
+    train: Train, stopped: tuple[str, Path], tmp_path: Path
+) -> None:
+    calm, _ = stopped
+    assert calm.startswith("CAME TO 12 2 ")  # of 36 steps
+    options = ("--no-copies",)
+    assert train(3, folder=tmp_path, script=STOPPING, fault="replace 1 at 7", options=options) == calm
+
+
+def test_early_stopping_ends_at_the_same_step_in_a_training_that_is_resumed(
+    train: Train, stopped: tuple[str, Path], tmp_path: Path
+) -> None:
+    calm, folder = stopped
+    assert train(2, folder=tmp_path, script=STOPPING, checkpoint=str(folder / "checkpoint-8")) == calm
 
 
 # -- against the plain Trainer, and bad input ---------------------------------------------------------------------
@@ -184,6 +210,61 @@ def test_a_checkpoint_of_another_trainer_is_refused(tmp_path: Path) -> None:
     with lockstep.start() as run, pytest.raises(BadArgument, match="no checkpoint of lockstep"):
         trainer = LockstepTrainer(run, model=Scores(), args=_arguments(tmp_path), train_dataset=Text(8))
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+class AddingUp(LockstepTrainer):
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        self.losses = [*getattr(self, "losses", ()), 1.0]
+        return super().compute_loss(model, inputs, *args, **options)
+
+
+class OwnLoader(LockstepTrainer):
+    def get_train_dataloader(self) -> Any:
+        return DataLoader(Text(8), batch_size=4)
+
+
+@pytest.mark.parametrize(("kind", "words"), [(AddingUp, "self.losses"), (OwnLoader, "_get_train_sampler")])
+def test_what_a_subclass_cannot_do_exactly_is_refused_by_name(
+    tmp_path: Path, kind: type[LockstepTrainer], words: str
+) -> None:
+    with lockstep.start(device="cpu") as run, pytest.raises(Misuse, match=words):
+        kind(run, model=Scores(), args=_arguments(tmp_path, max_steps=1), train_dataset=Text(8)).train()
+
+
+class InOrder(LockstepTrainer):
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return SequentialSampler(self.train_dataset)
+
+
+class Recorded(Text):
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.read: list[int] = []
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        self.read.append(index)
+        return super().__getitem__(index)
+
+
+def test_the_sampler_of_a_subclass_gives_the_order(tmp_path: Path) -> None:
+    with lockstep.start(device="cpu") as run:
+        data, args = Recorded(8), _arguments(tmp_path, max_steps=2, per_device_train_batch_size=4)
+        InOrder(run, model=Scores(), args=args, train_dataset=data).train()
+    assert data.read == list(range(8))
+
+
+class Stream(IterableDataset[dict[str, torch.Tensor]]):
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        return (Text(8)[index] for index in range(8))
+
+
+def test_a_stream_begins_again_when_it_ends_before_the_last_step(tmp_path: Path) -> None:
+    with lockstep.start(device="cpu") as run:
+        args = _arguments(tmp_path, max_steps=5, per_device_train_batch_size=4)
+        trainer = LockstepTrainer(run, model=Scores(), args=args, train_dataset=Stream())
+        trainer.train()
+        assert trainer.state.global_step == run.step == 5
+        assert trainer.evaluate(Stream())["eval_loss"] == trainer.evaluate(Text(8))["eval_loss"]
 
 
 def test_hyperparameter_search_is_refused(tmp_path: Path) -> None:

@@ -1,14 +1,16 @@
 """A script as a user of Hugging Face's Trainer writes it: FOLDER [CHECKPOINT]. Prints what the training came to."""
 
+import copy
 import hashlib
 import os
 import signal
 import sys
 from contextlib import suppress
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset
-from transformers import EvalPrediction, GPT2Config, GPT2LMHeadModel, TrainingArguments
+from transformers import EvalPrediction, GPT2Config, GPT2LMHeadModel, TrainerCallback, TrainingArguments
 
 import lockstep
 from lockstep.integrations.transformers import LockstepTrainer
@@ -46,6 +48,32 @@ def scores(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return logits
 
 
+class Watching(TrainerCallback):
+    """Counts, and keeps an average of the weights, in attributes of its own; a part begins anew with each epoch."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.steps, self.in_epoch, self.average = 0, 0, copy.deepcopy(model)
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.begun = 0
+
+    def on_epoch_begin(self, *_: Any, **__: Any) -> None:
+        self.in_epoch = 0
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self.begun += 1
+
+    def on_step_end(self, *_: Any, model: Any, **__: Any) -> None:
+        self.steps, self.in_epoch = self.steps + 1, self.in_epoch + 1
+        with torch.no_grad():
+            for mean, now in zip(self.average.parameters(), model.parameters(), strict=True):
+                mean.lerp_(now, 0.1)
+
+    def came_to(self) -> list[Any]:
+        norm = sum(float(parameter.double().square().sum()) for parameter in self.average.parameters())
+        return [self.steps, self.in_epoch, self.begun, norm]
+
+
 def main(folder: str, checkpoint: str | None = None) -> None:
     run = lockstep.start(lanes=4, seed=0)
     torch.manual_seed(0)
@@ -66,9 +94,10 @@ def main(folder: str, checkpoint: str | None = None) -> None:
         use_cpu=True,
         disable_tqdm=True,
     )
+    watching = Watching(model)
     trainer = LockstepTrainer(
         run, model=model, args=args, train_dataset=Text(70), eval_dataset=Text(28), compute_metrics=seen,
-        preprocess_logits_for_metrics=scores,
+        preprocess_logits_for_metrics=scores, callbacks=[watching],
     )  # fmt: skip
     came_to = trainer.train(resume_from_checkpoint=checkpoint)
     logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -76,7 +105,16 @@ def main(folder: str, checkpoint: str | None = None) -> None:
         entry[name] for name in ("eval_loss", "eval_of") for entry in trainer.state.log_history if name in entry
     ]
     predicted = trainer.predict(Text(21)).metrics["test_of"]
-    run.print("CAME TO", trainer.state.global_step, came_to.training_loss, logged, evaluated, predicted, run.digest())
+    run.print(
+        "CAME TO",
+        trainer.state.global_step,
+        came_to.training_loss,
+        logged,
+        evaluated,
+        predicted,
+        run.digest(),
+        watching.came_to(),
+    )
 
 
 if __name__ == "__main__":

@@ -171,9 +171,26 @@ def test_several_runs_lie_over_each_other(browser: Browser, seen: Seen, tmp_path
         browser.value("document.querySelector('[data-chart=loss]').focus()")
         browser.press("End")  # the other run is longer
         told = browser.value("document.activeElement.parentElement.querySelector('output').textContent")
-        assert told == "step 400k: run –, other 1.5"
+        assert told == "step 400k: run: –, other: 1.5"
         browser.value("document.querySelector('input[value=t]').click()")
         browser.wait_for("document.querySelector('[data-chart=loss]').getAttribute('aria-label').includes(' s')")
+
+
+def test_a_mark_stands_inside_of_its_chart_although_the_curve_ends_before_it(browser: Browser, tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = [
+        {"at": 100.0 + step, "step": step, "loss": 1.5, "samples": 9, "seconds": 1.0} for step in range(9)
+    ]
+    lines.append({"at": 120.0, "step": 20, "kind": "GenerationFormed", "joined": [1]})
+    (tmp_path / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with PageServer([tmp_path]) as server:
+        browser.size(1200, 900)
+        browser.open(server.address)
+        browser.wait_for("document.querySelector('[data-chart=loss] .mark')")
+        end, width = browser.value(
+            "[Number(document.querySelector('[data-chart=loss] .mark').getAttribute('x1')), "
+            "document.querySelector('[data-chart=loss]').viewBox.baseVal.width]"
+        )
+    assert end < width
 
 
 def test_the_report_needs_no_server_and_holds_no_markup_of_the_run(seen: Seen, tmp_path: Path) -> None:

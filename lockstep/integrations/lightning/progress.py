@@ -6,20 +6,28 @@
 # go the way of a checkpoint of Lightning's, whose restart depends on the hook in which it was saved.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+
+from lockstep.integrations.callbacks import CallbackAttributes
 
 _METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 _FLAGS = ("_restarting", "_resuming_from_checkpoint", "_loaded_from_state_dict")
 
 
 class FitProgress:
-    """The counters of a Trainer's fit, the state of its callbacks, and what was logged in the epoch under way."""
+    """The counters of a Trainer's fit, the state of its callbacks, and what was logged in the epoch under way.
 
-    def __init__(self, trainer: Any) -> None:
+    `note` says what begins anew.
+    """
+
+    def __init__(self, trainer: Any, note: Callable[[str], None]) -> None:
         self._trainer = trainer
+        known = (trainer, trainer.lightning_module)
+        self._attributes = CallbackAttributes(trainer.callbacks, known, _keeps_itself, note)
+        self._to_put: Sequence[Mapping[str, Any]] | None = None
         self._loaded: dict[str, Any] | None = None
         self._logged: dict[str, Any] = {}
         self.is_by_checkpoint = False
@@ -33,6 +41,7 @@ class FitProgress:
             "counters": {name: _completed(counter.state_dict()) for name, counter in self._counters().items()},
             "stepped": epoch_loop._batches_that_stepped,
             "callbacks": {callback.state_key: callback.state_dict() for callback in trainer.callbacks},
+            "attributes": self._attributes.state() if self._to_put is None else list(self._to_put),
             "metrics": {name: dict(getattr(trainer._logger_connector, name)) for name in _METRICS},
             "logged": self._logged_in_epoch(),
         }
@@ -40,6 +49,8 @@ class FitProgress:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         trainer, self._loaded = self._trainer, dict(state)
         self._logged = dict(state["logged"])
+        self._to_put = state["attributes"]
+        self._attributes.put(self._to_put, says=True)
         if self.is_by_checkpoint:
             return
         self._count_on()
@@ -60,7 +71,15 @@ class FitProgress:
             for count in (started.total, started.current):
                 count.ready = count.started = count.completed + 1
             self._trainer.fit_loop._data_fetcher.fetched = counters["batch_progress"].current.ready
+        if self._to_put is not None and self._trainer.fit_loop.epoch_loop.batch_progress.current.ready > 0:
+            self._attributes.put(self._to_put)  # hooks at the beginning of a fit or an epoch may have begun anew
         self._loaded = None
+
+    def lanes_begin(self) -> None:
+        """The batch that a worker joins in was begun by the others' callbacks too."""
+        if self._to_put is not None and not self.is_by_checkpoint:
+            self._attributes.put(self._to_put)
+        self._to_put = None
 
     def log_on(self) -> None:
         """After what lanes have logged was logged: what was logged in this epoch before this worker came counts too."""
@@ -106,6 +125,12 @@ class FitProgress:
         sizes = {key: getattr(metric, "cumulated_batch_size", torch.tensor(0)) for key, metric in counted.items()}
         logged = {key: {"value": metric.value, "size": sizes[key]} for key, metric in counted.items()}
         return {"epoch": epoch.processed, **self._logged, **logged}
+
+
+def _keeps_itself(callback: Any) -> bool:
+    """Whether its class has a state_dict of its own, by which Lightning keeps it."""
+    base = next(kind for kind in type(callback).__mro__ if kind.__name__ == "Callback")
+    return type(callback).state_dict is not base.state_dict  # type: ignore[attr-defined]
 
 
 def _completed(state: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 
 from lockstep.data import GlobalBatch, ShardedLoader, num_samples
 from lockstep.errors import BadArgument, Misuse
+from lockstep.integrations.lane_attributes import LaneAttributes
 from lockstep.integrations.lightning.logged import LaneLog
 from lockstep.integrations.lightning.progress import FitProgress
 from lockstep.integrations.lightning.refused import check_module, check_optimizers, check_trainer
@@ -124,6 +126,7 @@ class TrainerLanes(ShownPlace):
         self._progress: FitProgress | None = None
         self._log: LaneLog | None = None
         self._loader: LaneLoader | None = None
+        self._attributes: LaneAttributes | None = None
         self.show_place()
 
     # -- before the training --------------------------------------------------------------------------------
@@ -132,8 +135,7 @@ class TrainerLanes(ShownPlace):
         trainer, module = self._trainer, self.lightning_module
         check_trainer(trainer)
         if trainer.training:
-            base = next(kind for kind in type(module).__mro__ if kind.__name__ == "LightningModule")
-            check_module(module, base)
+            check_module(module, lightning_class(module))
         super().setup_environment()  # type: ignore[misc]
 
     def barrier(self, name: str | None = None) -> None:
@@ -153,7 +155,9 @@ class TrainerLanes(ShownPlace):
             raise Misuse("a run has one fit: start another script, or another run, for a second one")
         trainer, run = self._trainer, self.run
         check_optimizers(self.optimizers, self.lr_scheduler_configs)
-        self._progress, self._log = FitProgress(trainer), LaneLog(run, self.lightning_module)
+        self._progress, self._log = FitProgress(trainer, run.guard.note), LaneLog(run, self.lightning_module)
+        of_lightning = vars(lightning_class(self.lightning_module)())
+        self._attributes = LaneAttributes(self.lightning_module, "training_step", _LOG, of_lightning)
         trainer.fit_loop._skip_backward = self.lightning_module.automatic_optimization
         for callback in trainer.checkpoint_callbacks:
             callback._enable_version_counter = False  # what a worker sees on the disk depends on its moment
@@ -198,9 +202,10 @@ class TrainerLanes(ShownPlace):
         """The lanes of a training batch, for manual optimization; `self.log` works inside, and comes together after."""
         assert self._log is not None
         assert self._progress is not None
+        self._progress.lanes_begin()
         before = _num_metric_updates(self.lightning_module)
         for lane in self.run.lanes(batch):
-            with self._log.lane(num_samples(lane)):
+            with self._in_lanes(), self._log.lane(num_samples(lane)):
                 yield self.batch_to_device(self.precision_plugin.convert_input(lane))
             if _num_metric_updates(self.lightning_module) != before:
                 raise Misuse(
@@ -210,6 +215,14 @@ class TrainerLanes(ShownPlace):
         self.show_place()
         self._log.give()
         self._progress.log_on()
+
+    @contextmanager
+    def _in_lanes(self) -> Iterator[None]:
+        """See Note [Kept in a lane] in lane_attributes.py."""
+        assert self._attributes is not None
+        before = self._attributes.now()
+        yield
+        self._attributes.check(before)
 
     def training_step(self, batch: HeldBatch, *args: Any) -> Any:
         """All lanes of the batch, forward and backward; gives the loss of the batch."""
@@ -270,6 +283,14 @@ class TrainerLanes(ShownPlace):
     @property
     def _trainer(self) -> Any:
         return self.lightning_module.trainer
+
+
+_LOG = "Use self.log, whose values come together over all lanes, or on_train_batch_end"
+
+
+def lightning_class(module: Any) -> Any:
+    """Lightning's own class, of which the user's is one."""
+    return next(kind for kind in type(module).__mro__ if kind.__name__ == "LightningModule")
 
 
 def _num_metric_updates(module: nn.Module) -> int:

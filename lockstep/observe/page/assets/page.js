@@ -152,7 +152,8 @@
     svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     const series = plan.isStacked ? stacked(visible(chart)) : visible(chart);
     const marks = plan.marks.filter((mark) => mark[plan.axis] !== null && mark[plan.axis] !== undefined);
-    const xs = extent(series.flatMap((one) => one.x));
+    const drawn = extent(series.flatMap((one) => one.x));
+    const xs = drawn && extent([...drawn, ...marks.map((mark) => mark[plan.axis])]); // a mark is never outside of the frame
     const held = (value) => !plan.isLog || value > 0;
     const ys = extent(series.flatMap((one) => [...one.y, ...(one.low || []), ...(one.high || [])]).filter((y) => y !== null && held(y)));
     chart.series = series;
@@ -272,7 +273,7 @@
       const isThere = one.x.length > 0 && at >= one.x[0] && at <= one.x[one.x.length - 1];
       const value = isThere ? one.y[place] : null;
       const interval = one.low && !plan.isStacked && value !== null ? ` (${plan.write(one.low[place])} to ${one.high[place] === null ? "∞" : plan.write(one.high[place])})` : "";
-      return `${chart.plan.series.length > 1 ? `${one.name} ` : ""}${plan.write(value)}${interval}`;
+      return `${chart.plan.series.length > 1 ? `${one.name}: ` : ""}${plan.write(value)}${interval}`;
     });
     return `${plan.axis === "t" ? "at" : "step"} ${across(at, plan.axis)}: ${values.join(", ")}`;
   }
