@@ -18,9 +18,9 @@ def test_a_run_that_has_come_to_its_end_makes_the_code_of_a_lost_worker_good(
 
 
 def test_a_run_that_has_not_come_to_its_end_is_named(tmp_path: Path) -> None:
-    told = CliRunner().invoke(command, [str(tmp_path / "run-7")])
-    assert told.exit_code == 1
-    assert "run-7 has not come to its end" in told.output
+    result = CliRunner().invoke(command, [str(tmp_path / "run-7")])
+    assert result.exit_code == 1
+    assert "run-7 has not come to its end" in result.output
 
 
 def test_a_code_that_is_none_is_refused(tmp_path: Path) -> None:

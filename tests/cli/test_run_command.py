@@ -38,8 +38,8 @@ def launched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Job]:
 
 @pytest.mark.parametrize("typed", TYPED)
 def test_the_command_that_goes_on_starts_the_same_job_in_the_same_folder_from_its_checkpoint(launched, typed):
-    told = CliRunner().invoke(cli.command, typed)
-    line = told.stderr.strip()
+    result = CliRunner().invoke(cli.command, typed)
+    line = result.stderr.strip()
     assert line.startswith("to go on: lockstep run ")
     words = shlex.split(line.removeprefix("to go on: lockstep run "))
     assert CliRunner().invoke(cli.command, words).exit_code == 130
@@ -63,9 +63,9 @@ def test_a_strategy_that_does_not_exist_is_refused_with_those_that_do_before_any
 
 
 def test_a_strategy_is_passed_on_to_the_workers_and_stands_in_the_command_that_goes_on(launched):
-    told = CliRunner().invoke(cli.command, ["--strategy", "replicated", "train.py"])
+    result = CliRunner().invoke(cli.command, ["--strategy", "replicated", "train.py"])
     assert launched[0].variables_of_all({})["LOCKSTEP_STRATEGY"] == "replicated"
-    assert " --strategy replicated " in told.stderr
+    assert " --strategy replicated " in result.stderr
 
 
 HUGE = "9" * 5000
@@ -114,8 +114,8 @@ def test_options_of_a_cluster_are_refused_without_one_and_what_a_cluster_has_not
         ("--on", "ray", "--gpus-per-worker", "-1", "train.py"): "give a number, 0 or more",
     }
     for words, sentence in refused.items():
-        told = CliRunner().invoke(cli.command, words)
-        assert sentence in f"{told.stderr}{told.exception}", words
+        result = CliRunner().invoke(cli.command, words)
+        assert sentence in f"{result.stderr}{result.exception}", words
     assert launched == []
 
 
@@ -123,9 +123,9 @@ def test_a_cluster_without_ray_is_a_sentence_that_names_the_extra(launched, monk
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "lockstep.launch.ray_pool", raising=False)
     monkeypatch.delitem(sys.modules, "lockstep.launch.ray_cluster", raising=False)
-    told = CliRunner().invoke(cli.command, ["--on", "ray", "train.py"])
-    assert isinstance(told.exception, BadEnvironment)
-    assert "pip install 'torch-lockstep[ray]'" in str(told.exception)
+    result = CliRunner().invoke(cli.command, ["--on", "ray", "train.py"])
+    assert isinstance(result.exception, BadEnvironment)
+    assert "pip install 'torch-lockstep[ray]'" in str(result.exception)
 
 
 def test_the_command_that_goes_on_names_the_cluster_and_what_each_worker_needs_of_it(launched, monkeypatch):

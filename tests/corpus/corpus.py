@@ -106,8 +106,8 @@ def verdict(shape: str, result: Result) -> str:
     """What a disturbed run came to, compared with the calm one; fails where something is wrong in silence."""
     if result.exit_code and result.refusals:
         return "refused"
-    told = f"{shape} ended with {result.exit_code}:\n{result.shown}"
-    assert result.exit_code == 0, told
+    outcome = f"{shape} ended with {result.exit_code}:\n{result.shown}"
+    assert result.exit_code == 0, outcome
     assert result.digests == calm(shape).digests, f"{shape} has other bits than undisturbed:\n{result.shown}"
     assert set(result.extra) == set(calm(shape).extra), f"{shape} shows something else:\n{result.shown}"
     return "same, newcomer left" if result.left else "same"

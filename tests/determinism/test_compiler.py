@@ -86,13 +86,13 @@ def test_what_is_compiled_is_told_and_what_may_cost_the_bits_is_said_once() -> N
     wrapper = torch._TorchCompileInductorWrapper
     own, wrapper.__call__ = wrapper.__call__, lambda self, graph, inputs, **_: graph.forward  # no compiler is needed
     said: list[str] = []
-    told: list[str] = []
-    with settled_compiler(), watched_compiler(said.append, told.append):
+    result: list[str] = []
+    with settled_compiler(), watched_compiler(said.append, result.append):
         for _ in range(2):
             torch._dynamo.reset()
             torch.compile(lambda x: x * 2, dynamic=True)(torch.ones(3, 3))
     wrapper.__call__ = own
-    assert len(told) == 2
+    assert len(result) == 2
     assert len(said) == 1
 
 

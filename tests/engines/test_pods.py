@@ -67,8 +67,8 @@ def test_when_all_pods_are_lost_those_that_are_started_again_resume(tmp_path: Pa
 def test_a_pod_that_is_told_to_end_leaves_and_one_that_is_started_again_joins(tmp_path: Path, calm: str) -> None:
     """An eviction: Kubernetes sends SIGTERM, and starts the index again, since it did not end with 0."""
     roster = {"LOCKSTEP_ROSTER": str(tmp_path / "roster"), "LOCKSTEP_SECRET": "pods"}
-    told = ("--pace-s", "5", "--wait-at", "12")
-    with indexed_job(3, tmp_path, SCRIPT, *told, environ={**THREE, **roster}) as pods:
+    result = ("--pace-s", "5", "--wait-at", "12")
+    with indexed_job(3, tmp_path, SCRIPT, *result, environ={**THREE, **roster}) as pods:
         await_file(tmp_path / "reached")
         pods[1].tell()
         (tmp_path / "go").touch()

@@ -152,7 +152,7 @@ def main(args: argparse.Namespace) -> None:
     compute = run.captured(lane, optimizer if args.update else None) if args.captured else lane
     faults.watch(run)
     losses = train(run, model, optimizer, scheduler, scaler, compute, args, faults)
-    told = {
+    result = {
         "digest": run.digest(),
         "losses": losses,
         "workers": run.size,
@@ -162,7 +162,7 @@ def main(args: argparse.Namespace) -> None:
         "memory": torch.cuda.memory_allocated(),
         "on_default_stream": torch.cuda.current_stream() == torch.cuda.default_stream(),
     }
-    run.print(json.dumps(told))
+    run.print(json.dumps(result))
 
 
 def train(run: Run, model, optimizer, scheduler, scaler, compute, args, faults: Script) -> list[float | None]:

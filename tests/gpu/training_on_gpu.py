@@ -62,7 +62,7 @@ def main(num_processes: int, checkpoint: str | None) -> None:
     model.eval()
     evaluated = [x.device.type for x, _ in run.lanes(whole)]
     total = run.total(torch.ones(2, device=run.device))
-    told = {
+    result = {
         "device": str(run.device),
         "same_parameters": before == [id(parameter) for parameter in model.parameters()],
         "parameters": sorted({parameter.device.type for parameter in model.parameters()}),
@@ -78,7 +78,7 @@ def main(num_processes: int, checkpoint: str | None) -> None:
         "warnings": warnings_of_a_product(run),
         "digest": run.digest(),
     }
-    run.print(json.dumps(told))
+    run.print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -84,9 +84,9 @@ def test_a_change_after_the_backward_pass_is_refused_by_name_in_the_first_step(
     change: Callable[[nn.Module], None], num_workers: int, lanes: int
 ) -> None:
     found = outcomes(num_workers, changed_after_backward, change, lanes)
-    told = [outcome for outcome in found if outcome.error == "Misuse"]
-    assert told
-    assert all(REFUSED.match(outcome.message) for outcome in told)
+    result = [outcome for outcome in found if outcome.error == "Misuse"]
+    assert result
+    assert all(REFUSED.match(outcome.message) for outcome in result)
     assert all(outcome.error in ("Misuse", "WorkerLost") for outcome in found)
 
 

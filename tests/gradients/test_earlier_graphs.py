@@ -63,9 +63,9 @@ def judged(judge: nn.Module, x: Tensor, wanted: float) -> Tensor:
 @pytest.mark.parametrize(("num_workers", "lanes"), [(1, LANES), (2, LANES), (3, LANES), (4, LANES), (1, 1), (2, 1)])
 def test_a_graph_of_one_loop_is_refused_in_the_next(num_workers: int, lanes: int) -> None:
     found = outcomes(num_workers, gan, lanes, "graph")
-    told = [outcome for outcome in found if outcome.error == "Misuse"]
-    assert told
-    assert all(REFUSED.match(outcome.message) for outcome in told)
+    result = [outcome for outcome in found if outcome.error == "Misuse"]
+    assert result
+    assert all(REFUSED.match(outcome.message) for outcome in result)
     assert all(outcome.error in ("Misuse", "WorkerLost") for outcome in found)
 
 
@@ -177,9 +177,9 @@ def kept_later(backward: Callable[[lockstep.Run, Tensor], None]) -> None:
 
 
 def test_an_error_of_torchs_graph_carries_a_hint() -> None:
-    with pytest.raises(RuntimeError, match="a second time") as told:
+    with pytest.raises(RuntimeError, match="a second time") as raised:
         kept_later(lambda run, loss: run.backward(loss))
-    (note,) = told.value.__notes__
+    (note,) = raised.value.__notes__
     assert "A graph made in one loop over run.lanes, or in one lane, cannot be used in another" in note
 
 

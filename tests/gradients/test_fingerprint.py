@@ -225,17 +225,17 @@ def test_the_guilty_and_the_names_are_told() -> None:
 
 
 def test_several_guilty_are_told_by_their_slots() -> None:
-    told = Drift((0, 2), 1, ("w",)).sentence(400, slots=[4, 5, 7])
-    assert told.startswith(
+    result = Drift((0, 2), 1, ("w",)).sentence(400, slots=[4, 5, 7])
+    assert result.startswith(
         "! step 400: workers 4 and 7 have drifted from the majority: different bits in w; healed from worker 5"
     )
 
 
 def test_a_drift_without_majority_says_what_to_do() -> None:
-    told = Drift((), None, ("w",)).sentence(400)
-    assert "they differ in w; no majority" in told
-    assert "Resume from a checkpoint of before step 400." in told
-    assert told.endswith("If the script itself does it, `lockstep verify SCRIPT` shows where.")
+    result = Drift((), None, ("w",)).sentence(400)
+    assert "they differ in w; no majority" in result
+    assert "Resume from a checkpoint of before step 400." in result
+    assert result.endswith("If the script itself does it, `lockstep verify SCRIPT` shows where.")
 
 
 @pytest.mark.cuda

@@ -106,8 +106,8 @@ def test_a_finding_survives_its_record(
 ) -> None:
     step = StepPlan(0, 100, Assignment.even(num_lanes, num_workers))
     lane, name = data.draw(st.integers(0, num_lanes - 1)), data.draw(st.sampled_from(NAMES))
-    told = LaneFinding.of(lane, BadGradient(name, kind, count), step)  # type: ignore[arg-type]
-    assert unpack(pack(told, NAMES), NAMES, step) == told
+    result = LaneFinding.of(lane, BadGradient(name, kind, count), step)  # type: ignore[arg-type]
+    assert unpack(pack(result, NAMES), NAMES, step) == result
 
 
 def test_every_record_has_the_same_size() -> None:
@@ -119,8 +119,8 @@ def test_nothing_found_survives_its_record() -> None:
 
 
 def test_a_lane_knows_its_worker_and_its_samples() -> None:
-    told = LaneFinding.of(5, BadGradient("head.bias", "inf", 2), StepPlan(0, 64, Assignment.even(8, 4)))
-    assert (told.worker, told.samples) == (2, range(40, 48))
+    result = LaneFinding.of(5, BadGradient("head.bias", "inf", 2), StepPlan(0, 64, Assignment.even(8, 4)))
+    assert (result.worker, result.samples) == (2, range(40, 48))
 
 
 def test_finite_lanes_need_no_verdict() -> None:

@@ -280,7 +280,7 @@ def test_another_value_is_refused_with_what_is_allowed(bad: Any) -> None:
 
 @pytest.mark.parametrize(("name", "dtype"), REDUCE_DTYPES.items())
 def test_a_dtype_may_be_told_by_its_name(name: str, dtype: torch.dtype) -> None:
-    by_name, by_itself = (resolve(Options(reduce_dtype=told), Overrides(), World()) for told in (name, dtype))
+    by_name, by_itself = (resolve(Options(reduce_dtype=result), Overrides(), World()) for result in (name, dtype))
     assert by_name.reduce_dtype is by_itself.reduce_dtype is dtype
 
 
@@ -295,5 +295,5 @@ def _start_by_rank() -> None:
 
 
 def test_a_newcomer_is_told_the_dtype() -> None:
-    told = _terms(resolve(Options(reduce_dtype="bfloat16"), Overrides(), World()))
-    assert json.loads(json.dumps(told))["reduce_dtype"] == "torch.bfloat16"
+    result = _terms(resolve(Options(reduce_dtype="bfloat16"), Overrides(), World()))
+    assert json.loads(json.dumps(result))["reduce_dtype"] == "torch.bfloat16"

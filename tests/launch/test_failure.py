@@ -213,9 +213,9 @@ def test_a_worker_alone_has_no_others_to_tell_of():
 
 
 def test_workers_that_failed_for_their_own_reasons_are_not_called_fine():
-    told = failure_message(failure_with(), 0, LOG, num_failed_too=3)
-    assert "3 other workers failed too." in told
-    assert "fine" not in told
+    result = failure_message(failure_with(), 0, LOG, num_failed_too=3)
+    assert "3 other workers failed too." in result
+    assert "fine" not in result
 
 
 def test_out_of_memory_is_said_where_the_kernel_says_it():

@@ -300,8 +300,8 @@ def test_a_late_call_is_told_with_who_waits_where():
 
 def test_a_worker_that_never_called_start_is_told_so():
     looks = {0: waiting_in(Collective.START, 0), 1: WorkerView("pid 101", StatusRow(), "S")}
-    told = late_message(Late(0, 0, "lockstep.start", 10.3, None, (0,), (1,)), looks, {}, BEGAN_S)
-    assert told.splitlines() == [
+    result = late_message(Late(0, 0, "lockstep.start", 10.3, None, (0,), (1,)), looks, {}, BEGAN_S)
+    assert result.splitlines() == [
         "! lockstep.start is late: 10.3 s",
         "    waiting: 0 (lockstep.start)    missing: 1 (sleeping, state S, has not called lockstep.start)",
     ]
@@ -310,10 +310,10 @@ def test_a_worker_that_never_called_start_is_told_so():
 def test_workers_of_whom_none_works_are_told_with_their_places_up_to_four():
     looks = {slot: look(slot, Phase.COMPUTING) for slot in range(6)}
     place = Frame(str(Path("train.py").absolute()), 88, "<module>", "lock.acquire()")
-    told = late_message(Idle(1, 12, tuple(range(6)), 10.2), looks, {0: place}, BEGAN_S + 10.2).splitlines()
-    assert told[0] == "! step 12 does not get on: all 6 workers do nothing, since 10 s"
-    assert told[1].startswith("    0 (sleeping, state S, since 10.2 s; train.py:88 lock.acquire()), 1 (sleeping")
-    assert told[1].endswith(", and 2 more")
+    result = late_message(Idle(1, 12, tuple(range(6)), 10.2), looks, {0: place}, BEGAN_S + 10.2).splitlines()
+    assert result[0] == "! step 12 does not get on: all 6 workers do nothing, since 10 s"
+    assert result[1].startswith("    0 (sleeping, state S, since 10.2 s; train.py:88 lock.acquire()), 1 (sleeping")
+    assert result[1].endswith(", and 2 more")
 
 
 def test_hung_workers_are_told_in_one_line():
@@ -327,8 +327,8 @@ def test_hung_workers_are_told_in_one_line():
 
 def test_many_who_wait_are_told_as_runs_of_numbers():
     looks = {slot: look(slot, Phase.REDUCING) for slot in range(10)} | {4: look(4, Phase.OUTSIDE, "R")}
-    told = late_message(Late(1, 5, STEP, 61.0, None, (0, 1, 2, 3, 5, 6, 9), (4,)), looks, {}, BEGAN_S)
-    assert "waiting: 0-3 5 6 9 (reduce, bucket 2 of 3)    missing: 4 (running, state R, since 0.0 s)" in told
+    result = late_message(Late(1, 5, STEP, 61.0, None, (0, 1, 2, 3, 5, 6, 9), (4,)), looks, {}, BEGAN_S)
+    assert "waiting: 0-3 5 6 9 (reduce, bucket 2 of 3)    missing: 4 (running, state R, since 0.0 s)" in result
 
 
 def test_the_place_is_the_innermost_call_in_user_code(tmp_path):

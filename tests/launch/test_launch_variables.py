@@ -38,14 +38,14 @@ def test_a_joiner_counts_itself_into_the_world_and_knows_the_endpoints():
 
 def test_a_script_that_looks_for_torchrun_finds_none_not_even_an_outer_one():
     outer = dict.fromkeys(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"), "7")
-    told = {**JOB.variables_of_all(outer), **JOB.variables_of_one(FOUNDER, 2, 4321, 4322)}
-    assert not outer.keys() & told.keys()
+    result = {**JOB.variables_of_all(outer), **JOB.variables_of_one(FOUNDER, 2, 4321, 4322)}
+    assert not outer.keys() & result.keys()
 
 
 def test_the_variables_of_torch_distributed_are_set_where_they_are_asked_for():
-    told = replace(JOB, torch_distributed=True).variables_of_one(JOINER, 2, 4321, 4322)
+    result = replace(JOB, torch_distributed=True).variables_of_one(JOINER, 2, 4321, 4322)
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    assert [told[name] for name in names] == ["5", "5", "6", "6", "127.0.0.1", "4322"]
+    assert [result[name] for name in names] == ["5", "5", "6", "6", "127.0.0.1", "4322"]
 
 
 @given(st.lists(st.tuples(st.integers(0, 255), st.integers(1, 65535))).map(tuple))

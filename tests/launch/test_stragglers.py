@@ -341,9 +341,9 @@ def test_a_slow_worker_is_told_in_two_lines_with_what_to_do():
 
 
 def test_between_two_workers_the_other_is_one():
-    told = slow_message(Slow(0, 2.0, 40, SlowCause.COMPUTE, 0.004, 0.002, 0.5, 1))
-    assert "2.0 times the other for 40 steps, in compute (its lanes 4.0 ms a step, other 2.0 ms); " in told
-    assert "the other waits 50 % of its time\n" in told
+    result = slow_message(Slow(0, 2.0, 40, SlowCause.COMPUTE, 0.004, 0.002, 0.5, 1))
+    assert "2.0 times the other for 40 steps, in compute (its lanes 4.0 ms a step, other 2.0 ms); " in result
+    assert "the other waits 50 % of its time\n" in result
 
 
 @pytest.mark.parametrize("cause", SlowCause)

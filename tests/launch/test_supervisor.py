@@ -98,8 +98,8 @@ class Stage:
 
     def players(self, number: int) -> list[Player]:
         """The next workers that come, or that say once more that they are here; by slot."""
-        told: list[dict[str, Any]] = [json.loads(self._here.readline()) for _ in range(number)]
-        return sorted((Player(self.folder, **one) for one in told), key=lambda player: player.slot)
+        result: list[dict[str, Any]] = [json.loads(self._here.readline()) for _ in range(number)]
+        return sorted((Player(self.folder, **one) for one in result), key=lambda player: player.slot)
 
     def player(self) -> Player:
         return self.players(1)[0]

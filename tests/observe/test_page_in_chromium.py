@@ -170,8 +170,8 @@ def test_several_runs_lie_over_each_other(browser: Browser, seen: Seen, tmp_path
         assert browser.value("document.querySelectorAll('#runs tbody tr').length") == 2
         browser.value("document.querySelector('[data-chart=loss]').focus()")
         browser.press("End")  # the other run is longer
-        told = browser.value("document.activeElement.parentElement.querySelector('output').textContent")
-        assert told == "step 400k: run: –, other: 1.5"
+        result = browser.value("document.activeElement.parentElement.querySelector('output').textContent")
+        assert result == "step 400k: run: –, other: 1.5"
         browser.value("document.querySelector('input[value=t]').click()")
         browser.wait_for("document.querySelector('[data-chart=loss]').getAttribute('aria-label').includes(' s')")
 

@@ -42,15 +42,15 @@ def test_every_measurement_is_a_line_and_other_events_are_none(tmp_path: Path) -
 
 def test_a_line_has_the_numbers_and_what_follows_from_them(tmp_path: Path) -> None:
     recorder(tmp_path)(measured(7, lanes=4))
-    told = json.loads(lines_in(tmp_path)[0])
-    assert (told["step"], told["lanes"], told["optimizer"], told["preconditioned"]) == (7, 4, "sgd", None)
-    assert (told["plain"]["critical_batch"], told["plain"]["sure"], told["plain"]["batch"]) == (812, True, 256)
+    result = json.loads(lines_in(tmp_path)[0])
+    assert (result["step"], result["lanes"], result["optimizer"], result["preconditioned"]) == (7, 4, "sgd", None)
+    assert (result["plain"]["critical_batch"], result["plain"]["sure"], result["plain"]["batch"]) == (812, True, 256)
 
 
 def test_what_is_infinite_is_null_in_the_record() -> None:
     nothing_known = NoiseScale().noise
-    told = json.loads(line_of(measured(1, nothing_known)))["plain"]
-    assert (told["high"], told["critical_batch"], told["low"]) == (None, None, 0.0)
+    result = json.loads(line_of(measured(1, nothing_known)))["plain"]
+    assert (result["high"], result["critical_batch"], result["low"]) == (None, None, 0.0)
 
 
 @given(

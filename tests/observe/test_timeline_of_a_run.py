@@ -102,10 +102,10 @@ def test_the_account_of_the_run_fits_in_ten_lines_and_adds_up(run: Launch) -> No
     lines = explain(str(run.run_dir)).output.splitlines()
     assert len(lines) <= 10
     assert lines[-1].startswith("What would help: ")
-    told = json.loads(explain(str(run.run_dir), "--json").output)
-    assert told["workers"] == [0, 1]
-    assert sum(told["parts_s"].values()) == pytest.approx(told["step_s"], rel=0.01)
-    assert told["hidden_s"] > 0
+    result = json.loads(explain(str(run.run_dir), "--json").output)
+    assert result["workers"] == [0, 1]
+    assert sum(result["parts_s"].values()) == pytest.approx(result["step_s"], rel=0.01)
+    assert result["hidden_s"] > 0
     one = json.loads(explain(str(run.run_dir), "--step", "4", "--json").output)
     assert one["steps"] == [4]
 

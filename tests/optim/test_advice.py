@@ -104,9 +104,9 @@ def test_sgd_is_not_advised_from_preconditioned_noise() -> None:
 
 
 def test_json_carries_what_the_text_says() -> None:
-    told = json.loads(advised(64, optimizer="sgd", steps=900).to_json())
-    assert (told["critical_batch"], told["position"], told["warm_up_steps"]) == (4000, "below", 50)
-    assert [growth["rate"] for growth in told["growths"]] == [2, 4, 8]
+    result = json.loads(advised(64, optimizer="sgd", steps=900).to_json())
+    assert (result["critical_batch"], result["position"], result["warm_up_steps"]) == (4000, "below", 50)
+    assert [growth["rate"] for growth in result["growths"]] == [2, 4, 8]
 
 
 def test_too_few_measurements_are_refused_with_how_many_are_missing() -> None:
@@ -142,6 +142,6 @@ def _without_upper_end() -> Noise:
     ],
 )
 def test_nonsense_is_refused(wrong: dict[str, Any]) -> None:
-    told: dict[str, Any] = {"noise": noise(), "batch": 64, "lanes": 8, **wrong}
+    result: dict[str, Any] = {"noise": noise(), "batch": 64, "lanes": 8, **wrong}
     with pytest.raises(BadArgument):
-        advise(told.pop("noise"), **told)
+        advise(result.pop("noise"), **result)

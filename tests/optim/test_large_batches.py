@@ -43,8 +43,8 @@ def short_json() -> dict[str, Any]:
 @pytest.mark.soak
 @needs_digits
 def test_every_recipe_is_told_once_for_each_batch(short_json: dict[str, Any]) -> None:
-    told = [(row["recipe"], row["batch"]) for row in short_json["rows"]]
-    assert len(told) == len(set(told)) == 4 + 8
+    result = [(row["recipe"], row["batch"]) for row in short_json["rows"]]
+    assert len(result) == len(set(result)) == 4 + 8
 
 
 @pytest.mark.soak
@@ -62,10 +62,11 @@ def test_one_epoch_at_the_base_batch_learns_most_digits(short_json: dict[str, An
 @pytest.mark.soak
 @needs_digits
 def test_the_critical_batch_of_a_short_sweep_is_measured_and_predicted() -> None:
-    told = printed_by("critical_batch.py", "--seeds", "1", "--batches", "32,64,256", "--target", "1.0")
-    assert float(re.findall(r"measured: critical batch (\d+),", told)[0]) > 0
-    assert re.findall(r"^ +(\d+) ", told, re.MULTILINE) == 2 * ["32", "64", "256"]  # swept, and predicted from
-    assert told.splitlines()[-1].startswith("every prediction is within a factor of 2 of the measured critical batch: ")
+    result = printed_by("critical_batch.py", "--seeds", "1", "--batches", "32,64,256", "--target", "1.0")
+    assert float(re.findall(r"measured: critical batch (\d+),", result)[0]) > 0
+    assert re.findall(r"^ +(\d+) ", result, re.MULTILINE) == 2 * ["32", "64", "256"]  # swept, and predicted from
+    last = result.splitlines()[-1]
+    assert last.startswith("every prediction is within a factor of 2 of the measured critical batch: ")
 
 
 def row_of(rows: ModuleType, recipe: str, batch: int, *accuracies: float) -> Any:

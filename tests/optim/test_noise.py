@@ -98,8 +98,8 @@ def test_an_empty_lane_changes_nothing(lanes: dict[int, tuple[float, int]], whol
 def test_the_order_in_which_lanes_are_told_changes_no_bit(lanes: dict[int, tuple[float, int]], whole: float) -> None:
     there, back = list(lanes.items()), list(reversed(lanes.items()))
     first, second = (
-        measure({v: square for v, (square, _) in told}, {v: weight for v, (_, weight) in told}, whole)
-        for told in (there, back)
+        measure({v: square for v, (square, _) in result}, {v: weight for v, (_, weight) in result}, whole)
+        for result in (there, back)
     )
     assert first == second
 

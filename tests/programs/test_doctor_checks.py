@@ -216,10 +216,10 @@ def test_only_a_problem_changes_the_exit_code(facts: Facts, code: int) -> None:
 
 def test_lines_and_json_tell_the_same() -> None:
     diagnosis = diagnose(but(cores=Cores(2), threads="no"))
-    told, text = diagnosis.as_json(), "\n".join(diagnosis.lines())
-    assert (told["problems"], told["warnings"]) == (1, 1)
+    result, text = diagnosis.as_json(), "\n".join(diagnosis.lines())
+    assert (result["problems"], result["warnings"]) == (1, 1)
     assert "1 problem, 1 warning" in text
-    for finding in told["findings"]:
+    for finding in result["findings"]:
         assert finding["sentence"] in text
         assert finding["fix"] in text
 

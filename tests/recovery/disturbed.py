@@ -74,11 +74,11 @@ class Told:
 
 def disturbed(training: Training, num_workers: int, plan: Plan, *, others: Sequence[int] = ()) -> Told:
     """Trains on `num_workers` founders as `plan` has it; `others` end in a way that their test looks at itself."""
-    told = observed(training, num_workers, plan)
+    result = observed(training, num_workers, plan)
     digest, steps, used = undisturbed(training)
     dead = {fault.worker for fault in plan.faults} | set(plan.dying)
     left = {leaving.worker for leaving in plan.leavings} - dead
-    for number, outcome in enumerate(told.outcomes):
+    for number, outcome in enumerate(result.outcomes):
         if number in dead:
             assert outcome.killed_by == signal.SIGKILL, f"the fault of worker {number} never fired: {outcome}"
         elif number in left:
@@ -86,16 +86,16 @@ def disturbed(training: Training, num_workers: int, plan: Plan, *, others: Seque
         elif number not in others:
             assert outcome.value is not None, f"worker {number}: {outcome}"
             assert (outcome.value["digest"], outcome.value["steps"]) == (digest, steps), f"worker {number}"
-    assert told.used == used
-    return told
+    assert result.used == used
+    return result
 
 
 @cache
 def undisturbed(training: Training) -> tuple[str, int, Used]:
     """Digest, number of steps and samples of one worker that nothing happens to."""
-    told = observed(training, 1, Plan())
-    assert told.outcomes[0].value is not None, told.outcomes[0]
-    return told.outcomes[0].value["digest"], told.outcomes[0].value["steps"], told.used
+    result = observed(training, 1, Plan())
+    assert result.outcomes[0].value is not None, result.outcomes[0]
+    return result.outcomes[0].value["digest"], result.outcomes[0].value["steps"], result.used
 
 
 def observed(training: Training, num_workers: int, plan: Plan) -> Told:
@@ -121,11 +121,11 @@ def observed(training: Training, num_workers: int, plan: Plan) -> Told:
 def _work(number: int, training: Training, plan: Plan, ledger: Path, invitations: "Invitations") -> dict[str, Any]:
     continuity.LOOK_S = 0.0  # who is at the door is seen in the same step
     script = Script(plan.faults, number)
-    told: dict[str, list[Any]] = {"sizes": [], "digests": [], "said": []}
+    result: dict[str, list[Any]] = {"sizes": [], "digests": [], "said": []}
 
     def between(run: Run) -> None:
-        told["sizes"].append(run.size)
-        told["digests"].append(run.digest())
+        result["sizes"].append(run.size)
+        result["digests"].append(run.digest())
         invitations.send(run)
         if any((leaving.step, leaving.worker) == (run.step, number) for leaving in plan.leavings):
             os.kill(os.getpid(), signal.SIGUSR1)
@@ -133,14 +133,14 @@ def _work(number: int, training: Training, plan: Plan, ledger: Path, invitations
             plan.extra(number, work)
 
     run = training.start()
-    run._events.subscribe(lambda event: told["said"].append(event.text) if isinstance(event, Note) else None)
+    run._events.subscribe(lambda event: result["said"].append(event.text) if isinstance(event, Note) else None)
     work = Work(training, run, script.reach, between)
     script.watch(run)
     Writer(ledger, int(os.environ[SLOT]), run)
     work.train()
     while number in plan.dying:
         signal.pause()
-    return {"digest": f"{run.digest()} {run.noise}", "steps": run.step, "notes": work.notes, **told}
+    return {"digest": f"{run.digest()} {run.noise}", "steps": run.step, "notes": work.notes, **result}
 
 
 def _found(rank: int, num_workers: int, listener: socket.socket) -> None:

@@ -73,15 +73,15 @@ def test_a_worker_lost_between_two_exchanges_costs_nothing_while_there_is_one_fo
     point: str, worker: int
 ) -> None:
     """Of four workers the first carries no lane; when another is lost it carries one."""
-    told = outcomes(NUM_LANES + 1, _train, [Fault(worker, 1, point)])
-    assert told[worker].killed_by
-    assert [outcome.value for outcome in told if not outcome.killed_by] == _undisturbed().values("digest")
+    result = outcomes(NUM_LANES + 1, _train, [Fault(worker, 1, point)])
+    assert result[worker].killed_by
+    assert [outcome.value for outcome in result if not outcome.killed_by] == _undisturbed().values("digest")
 
 
 def test_too_few_workers_for_the_lanes_and_nobody_to_replace_the_lost_one_is_said() -> None:
-    told = observed(TRAINING, NUM_LANES, Plan((Fault(1, 1, "in forward"),)))
-    assert {told.outcomes[worker].error for worker in (0, 2)} == {"Misuse"}
-    assert "Start with lanes=2" in told.outcomes[0].message
+    result = observed(TRAINING, NUM_LANES, Plan((Fault(1, 1, "in forward"),)))
+    assert {result.outcomes[worker].error for worker in (0, 2)} == {"Misuse"}
+    assert "Start with lanes=2" in result.outcomes[0].message
 
 
 @pytest.mark.parametrize("worker", [0, pytest.param(1, marks=pytest.mark.soak)])
@@ -90,18 +90,18 @@ def test_those_who_are_left_wait_for_one_at_the_door_and_go_on_with_the_same_bit
     supervised: None, point: str, worker: int
 ) -> None:
     """The script draws before and after each step: one that comes in the middle of a step draws the same."""
-    told = observed(TRAINING, NUM_LANES, Plan((Fault(worker, 1, point),), (Arrival(1, 3),)))
-    assert told.outcomes[worker].killed_by
-    assert told.values("digest") == _undisturbed().values("digest")
-    assert told.values("notes") == _undisturbed().values("notes")
-    assert told.used == _undisturbed().used
+    result = observed(TRAINING, NUM_LANES, Plan((Fault(worker, 1, point),), (Arrival(1, 3),)))
+    assert result.outcomes[worker].killed_by
+    assert result.values("digest") == _undisturbed().values("digest")
+    assert result.values("notes") == _undisturbed().values("notes")
+    assert result.used == _undisturbed().used
 
 
 def test_one_that_is_left_alone_waits_for_two(supervised: None) -> None:
     plan = Plan((Fault(0, 1, "in forward"), Fault(2, 1, "in backward")), (Arrival(1, 3), Arrival(1, 4)))
-    told = observed(TRAINING, NUM_LANES, plan)
-    assert [outcome.killed_by is not None for outcome in told.outcomes] == [True, False, True, False, False]
-    assert told.values("digest") == _undisturbed().values("digest")
+    result = observed(TRAINING, NUM_LANES, plan)
+    assert [outcome.killed_by is not None for outcome in result.outcomes] == [True, False, True, False, False]
+    assert result.values("digest") == _undisturbed().values("digest")
 
 
 @pytest.mark.soak

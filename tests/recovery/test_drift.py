@@ -43,8 +43,8 @@ def _check_healed(seed: int) -> None:
     drift_every, victim, kind = chance.randint(1, 3), chance.randrange(3), KINDS[seed % 3]
     step = drift_every * chance.randint(1, 2)  # just before the workers compare
     plan = Plan(extra=partial(_flip, seed, kind, step, victim))
-    told = disturbed(_flips(drift_every), 3, plan)
-    for said in told.values("said"):
+    result = disturbed(_flips(drift_every), 3, plan)
+    for said in result.values("said"):
         said = [text for text in said if not text.startswith("BatchNorm sees")]
         assert len(said) == 1, said
         assert f"step {step}" in said[0]
@@ -64,8 +64,8 @@ def test_a_hundred_flipped_bits_are_found_named_and_healed() -> None:
 
 def test_of_two_workers_that_differ_none_can_be_healed_and_the_tensor_is_named() -> None:
     plan = Plan(extra=partial(_flip, 3, "parameter", 2, 1))
-    told = observed(_flips(1, "mlp"), 2, plan)
-    for outcome in told.outcomes:
+    result = observed(_flips(1, "mlp"), 2, plan)
+    for outcome in result.outcomes:
         assert outcome.error == "Misuse"
         assert "body." in outcome.message
 
@@ -74,5 +74,5 @@ def test_of_two_workers_that_differ_none_can_be_healed_and_the_tensor_is_named()
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_kill_while_a_drifted_worker_is_healed_costs_nothing(when: str, worker: int) -> None:
     plan = Plan((Fault(worker, 2, f"{when} heals"),), extra=partial(_flip, 3, "parameter", 2, 1))
-    told = disturbed(_flips(1, "mlp"), 4, plan)
-    assert told.outcomes[worker].killed_by == signal.SIGKILL
+    result = disturbed(_flips(1, "mlp"), 4, plan)
+    assert result.outcomes[worker].killed_by == signal.SIGKILL

@@ -38,5 +38,5 @@ def _two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("worker", "point", "nth"), sampled(MOMENTS, 5))
 def test_a_kill_in_the_middle_of_an_exchange_costs_nothing(worker: int, point: str, nth: int) -> None:
-    told = disturbed(OVER_HOSTS, 4, Plan((Fault(worker, 2, point, nth),)))
-    assert {sizes[-1] for sizes in told.values("sizes")} == {3}
+    result = disturbed(OVER_HOSTS, 4, Plan((Fault(worker, 2, point, nth),)))
+    assert {sizes[-1] for sizes in result.values("sizes")} == {3}

@@ -201,5 +201,5 @@ def _visit_a_vanishing_host(network: Network) -> list[str]:
 
 def test_a_visit_at_the_door_of_a_host_that_vanishes_comes_to_an_end() -> None:
     with hosts([1, 1]) as network:
-        told = network.on_workers(_visit_a_vanishing_host, network)[0]
-    assert len(told) == 2
+        result = network.on_workers(_visit_a_vanishing_host, network)[0]
+    assert len(result) == 2

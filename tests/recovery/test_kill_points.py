@@ -36,8 +36,8 @@ EVERY = [(worker, *point) for point in POINTS for worker in (0, 1, 2)]
 
 @pytest.mark.parametrize(("worker", "point", "nth"), sampled(EVERY, 9, skip=1))
 def test_a_kill_at_any_point_of_a_step_costs_nothing(worker: int, point: str, nth: int) -> None:
-    told = disturbed(SHORT, 3, Plan((Fault(worker, 2, point, nth),)))
-    assert {sizes[-1] for sizes in told.values("sizes")} == {2}
+    result = disturbed(SHORT, 3, Plan((Fault(worker, 2, point, nth),)))
+    assert {sizes[-1] for sizes in result.values("sizes")} == {2}
 
 
 @pytest.mark.parametrize("point", sampled(["before begins", "after computes", "after reduce", "after commits"], 2))
@@ -73,17 +73,17 @@ def test_a_kill_costs_nothing_on_any_wire(wire: str, worker: int, point: str, nt
 @pytest.mark.parametrize("workers", [(0, 1), (1, 2), (0, 2)])
 def test_two_killed_in_one_step_cost_nothing(workers: tuple[int, int], points: tuple[str, str]) -> None:
     faults = tuple(Fault(worker, 2, point) for worker, point in zip(workers, points, strict=True))
-    told = disturbed(SHORT, 3, Plan(faults))
-    assert [sizes[-1] for sizes in told.values("sizes")] == [1]
+    result = disturbed(SHORT, 3, Plan(faults))
+    assert [sizes[-1] for sizes in result.values("sizes")] == [1]
 
 
 @pytest.mark.parametrize("survivor", [0, 2, 4])
 def test_one_of_five_goes_on_alone(survivor: int) -> None:
     faults = tuple(Fault(worker, 2, "after reduce") for worker in range(5) if worker != survivor)
-    told = disturbed(SHORT, 5, Plan(faults))
-    assert [sizes[-1] for sizes in told.values("sizes")] == [1]
+    result = disturbed(SHORT, 5, Plan(faults))
+    assert [sizes[-1] for sizes in result.values("sizes")] == [1]
 
 
 def test_one_by_one_all_but_the_last_are_lost() -> None:
-    told = disturbed(SHORT, 4, Plan(tuple(Fault(worker, 1 + worker, "before waits") for worker in range(3))))
-    assert told.values("sizes") == [[4, 4, 3, 2, 1, 1, 1, 1]]
+    result = disturbed(SHORT, 4, Plan(tuple(Fault(worker, 1 + worker, "before waits") for worker in range(3))))
+    assert result.values("sizes") == [[4, 4, 3, 2, 1, 1, 1, 1]]

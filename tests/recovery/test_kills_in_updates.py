@@ -27,8 +27,8 @@ def test_the_undisturbed_sharded_run_ends_like_the_replicated_one() -> None:
 
 @pytest.mark.parametrize(("worker", "point", "nth"), sampled(EVERY, 5, skip=1))
 def test_a_kill_at_any_point_of_an_update_costs_nothing(worker: int, point: str, nth: int) -> None:
-    told = disturbed(SHORT, 3, Plan((Fault(worker, 3, point, nth),)))
-    assert {sizes[-1] for sizes in told.values("sizes")} == {2}
+    result = disturbed(SHORT, 3, Plan((Fault(worker, 3, point, nth),)))
+    assert {sizes[-1] for sizes in result.values("sizes")} == {2}
 
 
 @pytest.mark.parametrize(("point", "nth"), sampled([("in batch", 1), ("in batch", 2), ("in journal", 1)], 3))
@@ -54,8 +54,8 @@ def test_one_that_dies_while_it_finishes_for_another_costs_nothing(second: str) 
 
 def test_who_joins_after_a_kill_in_an_update_shares_the_memory_too() -> None:
     plan = Plan((Fault(0, 2, "in batch", 2), Fault(1, 6, "in batch", 2)), (Arrival(4, 0),))
-    told = disturbed(SHORT, 3, plan)
-    assert max(sizes[-1] for sizes in told.values("sizes")) == 2
+    result = disturbed(SHORT, 3, plan)
+    assert max(sizes[-1] for sizes in result.values("sizes")) == 2
 
 
 LENT = Training(lanes=3, options=SHARDED)
@@ -67,8 +67,8 @@ REDUCTIONS = [(worker, f"{when} reduce", nth) for when in ("before", "after") fo
 
 @pytest.mark.parametrize(("worker", "point", "nth"), sampled(REDUCTIONS, 4, skip=1))
 def test_a_kill_while_the_gradient_that_stands_once_is_added_costs_nothing(worker: int, point: str, nth: int) -> None:
-    told = disturbed(LENT, 3, Plan((Fault(worker, 3, point, nth),)))
-    assert {sizes[-1] for sizes in told.values("sizes")} == {2}
+    result = disturbed(LENT, 3, Plan((Fault(worker, 3, point, nth),)))
+    assert {sizes[-1] for sizes in result.values("sizes")} == {2}
 
 
 def _kill_some(seed: int, strategy: str, model: str) -> None:

@@ -13,21 +13,21 @@ WHEN = ["before", "after"]
 
 @pytest.mark.parametrize(("action", "when"), sampled([(action, when) for action in HOST for when in WHEN], 4, skip=1))
 def test_the_one_at_whose_door_all_meet_is_killed_at_any_action(action: str, when: str) -> None:
-    told = disturbed(SHORT, 4, Plan((Fault(2, 2, "before waits"), Fault(0, 2, f"{when} {action}"))))
-    assert {sizes[-1] for sizes in told.values("sizes")} == {2}
+    result = disturbed(SHORT, 4, Plan((Fault(2, 2, "before waits"), Fault(0, 2, f"{when} {action}"))))
+    assert {sizes[-1] for sizes in result.values("sizes")} == {2}
 
 
 @pytest.mark.parametrize(("action", "when"), sampled([(action, when) for action in GUEST for when in WHEN], 4, skip=1))
 def test_one_that_comes_to_the_door_is_killed_at_any_action(action: str, when: str) -> None:
-    told = disturbed(SHORT, 4, Plan((Fault(2, 2, "before waits"), Fault(3, 2, f"{when} {action}"))))
-    assert {sizes[-1] for sizes in told.values("sizes")} == {2}
+    result = disturbed(SHORT, 4, Plan((Fault(2, 2, "before waits"), Fault(3, 2, f"{when} {action}"))))
+    assert {sizes[-1] for sizes in result.values("sizes")} == {2}
 
 
 @pytest.mark.parametrize("action", ["GatherClaims", "SendDecision", "Open"])
 def test_the_second_host_is_killed_after_the_first(action: str) -> None:
     faults = (Fault(0, 2, "before waits"), Fault(1, 2, f"after {action}"))
-    told = disturbed(SHORT, 4, Plan(faults))
-    assert {sizes[-1] for sizes in told.values("sizes")} == {2}
+    result = disturbed(SHORT, 4, Plan(faults))
+    assert {sizes[-1] for sizes in result.values("sizes")} == {2}
 
 
 def test_the_host_is_killed_when_it_has_answered_one_and_not_the_other() -> None:
@@ -52,8 +52,8 @@ def test_a_kill_in_the_step_that_is_computed_again_costs_nothing(worker: int) ->
 
 def test_everyone_but_one_is_killed_while_recovering() -> None:
     faults = (Fault(3, 2, "before waits"), Fault(0, 2, "after SendDecision"), Fault(1, 2, "before Open"))
-    told = disturbed(SHORT, 4, Plan(faults))
-    assert [sizes[-1] for sizes in told.values("sizes")] == [1]
+    result = disturbed(SHORT, 4, Plan(faults))
+    assert [sizes[-1] for sizes in result.values("sizes")] == [1]
 
 
 @pytest.mark.soak

@@ -40,9 +40,9 @@ def test_a_worker_that_calls_exit_in_the_middle_of_training_is_the_one_that_is_t
     line = 1 + script.splitlines().index("    if rank == 1 and run.step == 12: sys.exit(3)")
     with launched_script(tmp_path, script, "-n", "3") as run:
         run.process.wait(60)
-        told = run.wait_for("^✗ ")
+        result = run.wait_for("^✗ ")
         assert run.process.returncode == 1, run.shown()
-    story = [line for _, line in run.lines[told:]]
+    story = [line for _, line in run.lines[result:]]
     assert story[0] == f"✗ worker 1 called sys.exit(3) at train.py:{line}, step 12"
     assert story[-1].startswith("  2 other workers were fine. Full log: ")
 
@@ -85,16 +85,16 @@ def test_a_worker_that_others_wait_for_in_start_or_in_total_is_named_with_its_li
         in_total = run.wait_for("is late: ", after=in_start + 1, within_s=60)
         (tmp_path / "orders").write_text("go on")
         run.wait_for("^digest ")
-    told = [line for _, line in run.lines]
-    assert re.fullmatch(r"! lockstep.start is late: \d\.\d s", told[in_start])
+    result = [line for _, line in run.lines]
+    assert re.fullmatch(r"! lockstep.start is late: \d\.\d s", result[in_start])
     assert re.fullmatch(
         r"    waiting: 0 \(lockstep.start\)    missing: 1 \(sleeping, state S, has not called lockstep.start; "
         r"train.py:\d+ rank == 1 and open\('orders'\).read\(\)\)",
-        told[in_start + 1],
+        result[in_start + 1],
     )
-    assert re.fullmatch(r"! run.total at step 2 is late: \d\.\d s", told[in_total])
+    assert re.fullmatch(r"! run.total at step 2 is late: \d\.\d s", result[in_total])
     assert re.match(
-        r"    waiting: 0 \(run.total\)    missing: 1 \(sleeping, .*; train.py:\d+ if run", told[in_total + 1]
+        r"    waiting: 0 \(run.total\)    missing: 1 \(sleeping, .*; train.py:\d+ if run", result[in_total + 1]
     )
 
 
@@ -103,9 +103,9 @@ def test_the_command_that_ctrl_c_ends_with_goes_on_with_the_run_although_no_fold
         run.wait_for("^step 5 ")
         run.process.send_signal(signal.SIGINT)
         assert run.process.wait(30) == 130
-        told = run.wait_for("to go on: lockstep run ")
+        result = run.wait_for("to go on: lockstep run ")
         assert re.search(r"saved as \S+$", run.lines[run.wait_for("saved as")][1])
-    _, *words = shlex.split(run.lines[told][1].partition("to go on: ")[2])
+    _, *words = shlex.split(run.lines[result][1].partition("to go on: ")[2])
     with launched_command(tmp_path, *words) as again:
         again.wait_for("going on from step-")
         first = again.wait_for("^step ")

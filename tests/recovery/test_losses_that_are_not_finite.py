@@ -29,23 +29,23 @@ def _poisoned(**changes: object) -> Training:
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 def test_lane_worker_and_step_of_the_first_one_are_said_and_no_later_one(num_workers: int) -> None:
-    told = disturbed(_poisoned(), num_workers, Plan())
-    assert told.values("said") == [[_sentence(worker=CARRIERS[num_workers])]] * num_workers
+    result = disturbed(_poisoned(), num_workers, Plan())
+    assert result.values("said") == [[_sentence(worker=CARRIERS[num_workers])]] * num_workers
 
 
 def test_the_sentence_names_who_computed_the_lane_when_another_was_lost_in_that_step() -> None:
-    told = disturbed(_poisoned(), 3, Plan((Fault(1, STEP, "before waits"),)))
-    assert told.values("said") == [[_sentence(worker=2)]] * 2
+    result = disturbed(_poisoned(), 3, Plan((Fault(1, STEP, "before waits"),)))
+    assert result.values("said") == [[_sentence(worker=2)]] * 2
 
 
 def test_losses_that_are_finite_are_not_spoken_of() -> None:
-    told = disturbed(Training(), 2, Plan())
-    assert told.values("said") == [[], []]
+    result = disturbed(Training(), 2, Plan())
+    assert result.values("said") == [[], []]
 
 
 def test_where_gradients_are_looked_at_losses_are_not_spoken_of() -> None:
-    told = disturbed(replace(_poisoned(), options=(("not_finite", "skip"),)), 2, Plan())
-    assert all("the loss of lane" not in text for said in told.values("said") for text in said)
+    result = disturbed(replace(_poisoned(), options=(("not_finite", "skip"),)), 2, Plan())
+    assert all("the loss of lane" not in text for said in result.values("said") for text in said)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

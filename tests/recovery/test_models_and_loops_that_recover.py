@@ -24,8 +24,8 @@ def test_two_kills_in_one_step_cost_a_transformer_nothing() -> None:
 
 
 def test_a_transformer_is_joined() -> None:
-    told = disturbed(GPT, 2, Plan(arrivals=(Arrival(1, 2),)))
-    assert {sizes[-1] for sizes in told.values("sizes")} == {3}
+    result = disturbed(GPT, 2, Plan(arrivals=(Arrival(1, 2),)))
+    assert {sizes[-1] for sizes in result.values("sizes")} == {3}
 
 
 @pytest.mark.parametrize("model", ["conv", pytest.param("gpt", marks=pytest.mark.soak)])
@@ -44,8 +44,8 @@ def test_a_kill_leaves_gradients_kept_over_two_steps_whole(step: int, point: str
 )
 def test_one_that_joins_has_the_gradients_that_are_kept(step: int) -> None:
     """It takes part from the step after the one in which it comes."""
-    told = disturbed(ACCUMULATING, 2, Plan(arrivals=(Arrival(step, 2),)))
-    assert {sizes[-1] for sizes in told.values("sizes")} == {3}
+    result = disturbed(ACCUMULATING, 2, Plan(arrivals=(Arrival(step, 2),)))
+    assert {sizes[-1] for sizes in result.values("sizes")} == {3}
 
 
 def test_the_one_with_the_kept_gradients_is_killed_when_it_has_given_them() -> None:
@@ -55,11 +55,11 @@ def test_the_one_with_the_kept_gradients_is_killed_when_it_has_given_them() -> N
 
 @pytest.mark.parametrize("step", [1, pytest.param(3, marks=pytest.mark.soak)])
 def test_one_that_joins_has_the_scheduler_and_what_else_is_tracked(step: int) -> None:
-    told = disturbed(AVERAGING, 2, Plan(arrivals=(Arrival(step, 2),)))
-    assert told.values("notes") == observed(AVERAGING, 1, Plan()).values("notes") * 3
+    result = disturbed(AVERAGING, 2, Plan(arrivals=(Arrival(step, 2),)))
+    assert result.values("notes") == observed(AVERAGING, 1, Plan()).values("notes") * 3
 
 
 @pytest.mark.parametrize("point", sampled(["after computes", "before update"], 2))
 def test_a_kill_leaves_what_is_tracked_as_it_was(point: str) -> None:
-    told = disturbed(AVERAGING, 3, Plan((Fault(1, 2, point),)))
-    assert told.values("notes") == observed(AVERAGING, 1, Plan()).values("notes") * 2
+    result = disturbed(AVERAGING, 3, Plan((Fault(1, 2, point),)))
+    assert result.values("notes") == observed(AVERAGING, 1, Plan()).values("notes") * 2

@@ -21,25 +21,25 @@ def _poisoned(policy: str, model: str = "conv") -> Training:
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 def test_a_step_that_is_skipped_leaves_the_state_untouched_on_every_worker(num_workers: int) -> None:
-    told = disturbed(_poisoned("skip"), num_workers, Plan())
-    for digests in told.values("digests"):
+    result = disturbed(_poisoned("skip"), num_workers, Plan())
+    for digests in result.values("digests"):
         assert digests[STEP] == digests[STEP + 1]
         assert len(set(digests)) == len(digests) - 1
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 def test_the_sentence_names_lane_worker_parameter_and_samples(num_workers: int) -> None:
-    told = disturbed(_poisoned("skip"), num_workers, Plan())
-    (sentence,) = {text for said in told.values("said") for text in said if not text.startswith("BatchNorm sees")}
+    result = disturbed(_poisoned("skip"), num_workers, Plan())
+    (sentence,) = {text for said in result.values("said") for text in said if not text.startswith("BatchNorm sees")}
     assert f"step {STEP}: gradient of lane {LANE} (worker {CARRIERS[num_workers]}) is not finite" in sentence
     assert re.search(r"first in \w+\.\w+ \(nan, \d+ elements?\), samples \d+-\d+ of the batch", sentence)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 def test_a_run_that_shall_stop_stops_on_every_worker(num_workers: int) -> None:
-    told = observed(_poisoned("stop"), num_workers, Plan())
-    assert [outcome.error for outcome in told.outcomes] == ["NotFinite"] * num_workers
-    assert len({outcome.message for outcome in told.outcomes}) == 1
+    result = observed(_poisoned("stop"), num_workers, Plan())
+    assert [outcome.error for outcome in result.outcomes] == ["NotFinite"] * num_workers
+    assert len({outcome.message for outcome in result.outcomes}) == 1
 
 
 def test_a_kill_in_a_step_that_is_skipped_costs_nothing() -> None:

@@ -33,8 +33,8 @@ def test_ten_kills_leave_no_socket_and_no_thread(wire: str) -> None:
     training = Training(epochs=8, options=(("wire", wire),))
     arrivals = tuple(Arrival(1 + 3 * death, 2) for death in range(10))
     faults = tuple(Fault(2 + death, 3 + 3 * death, "before waits") for death in range(10))
-    told = disturbed(training, 2, Plan(faults, arrivals, extra=partial(_note, training.steps - 1)))
+    result = disturbed(training, 2, Plan(faults, arrivals, extra=partial(_note, training.steps - 1)))
     for worker in (0, 1):
-        before, after = told.outcomes[worker].value["notes"]
+        before, after = result.outcomes[worker].value["notes"]
         assert after["descriptors"] <= before["descriptors"] + FEW
         assert after["wire threads"] <= 1

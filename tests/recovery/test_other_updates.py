@@ -26,8 +26,8 @@ def test_a_kill_that_leaves_one_worker_costs_nothing(other: Training) -> None:
 
 
 def test_a_worker_that_comes_goes_on_with_the_same_bits(other: Training) -> None:
-    told = disturbed(other, 2, Plan(arrivals=(Arrival(3, 2),)))
-    assert {sizes[-1] for sizes in told.values("sizes")} == {3}
+    result = disturbed(other, 2, Plan(arrivals=(Arrival(3, 2),)))
+    assert {sizes[-1] for sizes in result.values("sizes")} == {3}
 
 
 class Master(torch.optim.Optimizer):
@@ -49,5 +49,5 @@ def test_a_worker_that_comes_is_given_state_of_another_dtype_than_its_parameters
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(training.OPTIMIZERS, "master", Master)
-    told = disturbed(Training(optimizer="master"), 2, Plan(arrivals=(Arrival(3, 2),)))
-    assert {sizes[-1] for sizes in told.values("sizes")} == {3}
+    result = disturbed(Training(optimizer="master"), 2, Plan(arrivals=(Arrival(3, 2),)))
+    assert {sizes[-1] for sizes in result.values("sizes")} == {3}

@@ -33,8 +33,8 @@ def by_the_sampler(work: Work) -> None:
 
 def test_a_worker_that_comes_in_the_third_epoch_draws_what_the_others_draw(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(trainings.SCRIPTS, "remembering", by_the_sampler)
-    told = disturbed(Training(script="remembering", epochs=4), 2, Plan(arrivals=(Arrival(9, 2),)))
-    assert {sizes[-1] for sizes in told.values("sizes")} == {3}
+    result = disturbed(Training(script="remembering", epochs=4), 2, Plan(arrivals=(Arrival(9, 2),)))
+    assert {sizes[-1] for sizes in result.values("sizes")} == {3}
 
 
 JOB = Job(epochs=4)

@@ -23,12 +23,12 @@ def test_a_kill_costs_nothing_in_any_script(name: str, point: str) -> None:
 
 @pytest.mark.parametrize("name", TRAININGS)
 def test_any_script_is_joined(name: str) -> None:
-    told = disturbed(TRAININGS[name], 2, Plan(arrivals=(Arrival(1, 2),)))
-    assert {sizes[-1] for sizes in told.values("sizes")} == {3}
+    result = disturbed(TRAININGS[name], 2, Plan(arrivals=(Arrival(1, 2),)))
+    assert {sizes[-1] for sizes in result.values("sizes")} == {3}
 
 
 def test_a_run_that_shall_not_recover_raises_who_was_lost() -> None:
     training = Training(options=(("recover", False),))
-    told = observed(training, 3, Plan((Fault(1, 2, "before waits"),)))
-    assert [told.outcomes[rank].error for rank in (0, 2)] == ["WorkerLost", "WorkerLost"]
-    assert any("worker 1 was lost" in told.outcomes[rank].message for rank in (0, 2))  # who leaves is lost to the other
+    result = observed(training, 3, Plan((Fault(1, 2, "before waits"),)))
+    assert [result.outcomes[rank].error for rank in (0, 2)] == ["WorkerLost", "WorkerLost"]
+    assert any("worker 1 was lost" in result.outcomes[rank].message for rank in (0, 2))  # the other left

@@ -78,9 +78,9 @@ def test_after_a_loss_another_run_is_refused_on_all_workers_at_once() -> None:
     undisturbed = on_workers(1, _train, 1)[0]
     _, *others = sorted(outcomes(3, _after_a_loss), key=lambda outcome: outcome.killed_by is None)
     for outcome in others:
-        digest, told = outcome.value
+        digest, result = outcome.value
         assert digest == undisturbed
-        assert "workers have come or gone" in told
+        assert "workers have come or gone" in result
 
 
 def test_a_worker_that_is_alone_may_start_again_after_an_error() -> None:

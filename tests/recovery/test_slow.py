@@ -217,8 +217,8 @@ def undisturbed():
 @pytest.mark.parametrize("cause", CAUSES)
 def test_a_slow_worker_is_named_with_its_cause_and_the_bits_stay_the_same(cause, undisturbed):
     digests, said = watched(15, slow_in=cause)
-    (told,) = said
-    assert re.match(rf"! worker 1 is slow: [\d.]+ times the others for \d+ steps, in {cause} \(", told)
+    (result,) = said
+    assert re.match(rf"! worker 1 is slow: [\d.]+ times the others for \d+ steps, in {cause} \(", result)
     assert digests == [undisturbed] * 3
 
 
@@ -265,7 +265,7 @@ def test_a_launch_tells_of_its_slow_worker_alone(tmp_path, cause):
     assert f"digest {on_workers(1, train, 150, lane_s=0.0)[0]}\n" in shown
     warnings = [line for line in shown.splitlines() if line.startswith("!")]
     if cause:
-        (told,) = warnings
-        assert re.match(rf"! worker 1 is slow: [\d.]+ times the others for \d+ steps, in {cause} \(", told)
+        (result,) = warnings
+        assert re.match(rf"! worker 1 is slow: [\d.]+ times the others for \d+ steps, in {cause} \(", result)
     else:
         assert warnings == []

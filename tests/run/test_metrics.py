@@ -231,9 +231,9 @@ def test_a_sink_that_fails_is_named_once_and_training_goes_on(capsys: pytest.Cap
         run.log_to(lambda: 5)
         run.log({"loss": 1.0})
         run.log({"loss": 2.0})
-    told = capsys.readouterr().err
-    assert told.count("could not be written to a Failing: ConnectionError: no network") == 1
-    assert told.count("it has made a int") == 1
+    result = capsys.readouterr().err
+    assert result.count("could not be written to a Failing: ConnectionError: no network") == 1
+    assert result.count("it has made a int") == 1
 
 
 @pytest.mark.parametrize(

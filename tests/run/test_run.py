@@ -229,9 +229,9 @@ def test_closing_puts_threads_and_determinism_back() -> None:
 def test_exact_false_leaves_kernels_alone_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     with lockstep.start(exact=False):
         assert not torch.are_deterministic_algorithms_enabled()
-    told = capsys.readouterr().err
-    assert "not exact" in told
-    assert "exact=False: results may differ" in told
+    result = capsys.readouterr().err
+    assert "not exact" in result
+    assert "exact=False: results may differ" in result
 
 
 def _sync_with_two_lanes() -> None:

@@ -34,8 +34,8 @@ def noise_of(
     trained = model()
     optimizer = OPTIMIZERS[name](trained.parameters())
     run.replicate(trained, optimizer)
-    told: list[Any] = []
-    run._events.subscribe(lambda event: told.append(_listed(event)) if isinstance(event, NoiseMeasured) else None)
+    result: list[Any] = []
+    run._events.subscribe(lambda event: result.append(_listed(event)) if isinstance(event, NoiseMeasured) else None)
     if first and folder:
         run.resume(folder)
     x, y = data()
@@ -47,7 +47,7 @@ def noise_of(
         optimizer.zero_grad()
     if folder:
         run.save(folder)
-    return [told, list(dataclasses.astuple(run.noise))]
+    return [result, list(dataclasses.astuple(run.noise))]
 
 
 def _listed(event: NoiseMeasured) -> list[Any]:
@@ -78,7 +78,7 @@ def test_a_resumed_run_goes_on_with_its_noise(tmp_path: Path) -> None:
 
 
 def test_it_is_measured_in_every_so_many_steps_after_the_first() -> None:
-    assert [told[0] for told in alone("sgd")[0]] == [2, 4, 6, 8]
+    assert [result[0] for result in alone("sgd")[0]] == [2, 4, 6, 8]
 
 
 def test_one_lane_tells_nothing_of_noise() -> None:
@@ -97,9 +97,9 @@ def test_one_lane_tells_nothing_of_noise() -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_it_is_what_plain_torch_computes_from_the_lanes_gradients(name: str) -> None:
-    told, _ = alone(name)
+    result, _ = alone(name)
     plain, seen = by_hand(name)
-    for step, _, family, smoothed, preconditioned in told:
+    for step, _, family, smoothed, preconditioned in result:
         assert family == ("sgd" if name == "sgd" else "adam")
         assert smoothed == pytest.approx(list(dataclasses.astuple(plain[step])), rel=1e-4)
         if name == "sgd":

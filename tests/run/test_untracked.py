@@ -76,11 +76,11 @@ def disagreement(what: str) -> str:
 
 def test_a_batch_with_another_content_on_another_worker_is_refused_in_the_first_step() -> None:
     assert on_workers(3, disagreement, "nothing") == ["", "", ""]
-    assert all("the batch" in told for told in on_workers(3, disagreement, "data"))
+    assert all("the batch" in result for result in on_workers(3, disagreement, "data"))
 
 
 def test_models_with_different_numbers_of_buffers_are_told_so() -> None:
-    assert all("number of buffers in the models" in told for told in on_workers(3, disagreement, "buffers"))
+    assert all("number of buffers in the models" in result for result in on_workers(3, disagreement, "buffers"))
 
 
 def test_two_global_batches_at_once_are_refused_with_what_to_write() -> None:

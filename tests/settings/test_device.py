@@ -176,20 +176,20 @@ def test_reading_the_switches_starts_no_cuda() -> None:
 
 
 def save_then_resume_with_precision(path: str, before: str, after: str) -> list[str]:
-    told: list[str] = []
+    result: list[str] = []
     with lockstep.start() as run:
-        run._events.subscribe(lambda event: told.append(getattr(event, "text", "")))
+        run._events.subscribe(lambda event: result.append(getattr(event, "text", "")))
         torch.set_float32_matmul_precision(before)
         run.replicate(nn.Linear(2, 2))
         run.save(path)
         torch.set_float32_matmul_precision(after)
         run.resume(path)
-    return [text for text in told if "bits may differ" in text]
+    return [text for text in result if "bits may differ" in text]
 
 
 def test_a_resume_with_another_precision_says_once_that_bits_may_differ(tmp_path) -> None:
-    ((told,),) = on_workers(1, save_then_resume_with_precision, str(tmp_path / "saved"), "highest", "high")
-    assert "torch.get_float32_matmul_precision() was highest, is high" in told
+    ((result,),) = on_workers(1, save_then_resume_with_precision, str(tmp_path / "saved"), "highest", "high")
+    assert "torch.get_float32_matmul_precision() was highest, is high" in result
 
 
 def test_a_resume_with_the_same_precision_says_nothing_of_bits(tmp_path) -> None:
@@ -288,18 +288,18 @@ def test_the_other_texts_of_torch_are_known_too(warning: str, named: str, shown:
 
 def use_what_torch_warns_of() -> list[str]:
     """`put_` without `accumulate` has no deterministic kernel on any device."""
-    told: list[str] = []
+    result: list[str] = []
     warnings.simplefilter("always")
     with lockstep.start() as run:
-        run._events.subscribe(lambda event: told.append(getattr(event, "text", "")))
+        run._events.subscribe(lambda event: result.append(getattr(event, "text", "")))
         for _ in range(2):
             torch.zeros(3).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
-    return [text for text in told if "deterministic" in text]
+    return [text for text in result if "deterministic" in text]
 
 
 def test_a_run_names_an_operator_that_torch_itself_warns_of() -> None:
-    ((told,),) = on_workers(1, use_what_torch_warns_of)
-    assert told.startswith("put_ has no deterministic kernel: results may differ in the last bits from run to run")
+    ((result,),) = on_workers(1, use_what_torch_warns_of)
+    assert result.startswith("put_ has no deterministic kernel: results may differ in the last bits from run to run")
 
 
 # -- models and optimizers -------------------------------------------------------------------------------------------

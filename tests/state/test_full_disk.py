@@ -106,13 +106,13 @@ def with_full_output(*words: str, folder: Path, popen: Any = Forked, **variables
 @pytest.mark.parametrize("words", [("--help",), ("--version",), ("run", "--help")])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_output_that_cannot_be_written_is_one_sentence_and_exit_code_3(tmp_path, words, unbuffered):
-    told = with_full_output(*words, folder=tmp_path, popen=subprocess.Popen, PYTHONUNBUFFERED=unbuffered)
-    assert told == (3, "✗ the output cannot be written: No space left on device\n")
+    result = with_full_output(*words, folder=tmp_path, popen=subprocess.Popen, PYTHONUNBUFFERED=unbuffered)
+    assert result == (3, "✗ the output cannot be written: No space left on device\n")
 
 
 def test_a_report_that_cannot_be_written_is_one_sentence_and_exit_code_3(tmp_path):
-    told = with_full_output("explain", "allreduce", "--json", folder=tmp_path)
-    assert told == (3, "✗ the output cannot be written: No space left on device\n")
+    result = with_full_output("explain", "allreduce", "--json", folder=tmp_path)
+    assert result == (3, "✗ the output cannot be written: No space left on device\n")
 
 
 def test_a_run_whose_output_cannot_be_written_ends_its_workers_in_order(tmp_path):

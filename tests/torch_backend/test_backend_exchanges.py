@@ -255,9 +255,9 @@ def _expanded() -> str:
 
 
 def test_a_tensor_whose_elements_share_memory_is_not_written_and_all_ranks_say_so() -> None:
-    told = on_workers(2, _expanded)
-    assert told[0] == told[1]
-    assert told[0].startswith("all_reduce on worker 1: a tensor whose elements share memory, as after expand(), ")
+    result = on_workers(2, _expanded)
+    assert result[0] == result[1]
+    assert result[0].startswith("all_reduce on worker 1: a tensor whose elements share memory, as after expand(), ")
 
 
 def _other_device() -> str:
@@ -269,9 +269,10 @@ def _other_device() -> str:
 
 
 def test_a_tensor_on_another_device_is_refused_on_all_ranks() -> None:
-    told = on_workers(2, _other_device)
-    assert told[0] == told[1]
-    assert 'broadcast on worker 1: a tensor on meta; "lockstep" is for the CPU: use gloo, or nccl for a GPU' in told[0]
+    result = on_workers(2, _other_device)
+    sentence = 'broadcast on worker 1: a tensor on meta; "lockstep" is for the CPU: use gloo, or nccl for a GPU'
+    assert result[0] == result[1]
+    assert sentence in result[0]
 
 
 def _random_sequence(seed: int, num_operations: int) -> None:
@@ -420,9 +421,9 @@ def _objects() -> list[object]:
     with joined() as group:
         everyone: list[object] = [None] * group.size
         dist.all_gather_object(everyone, {"rank": group.rank})
-        told: list[object] = [group.rank]
-        dist.broadcast_object_list(told, src=1)
-        return [*everyone, *told]
+        result: list[object] = [group.rank]
+        dist.broadcast_object_list(result, src=1)
+        return [*everyone, *result]
 
 
 def test_objects_are_gathered_and_broadcast() -> None:

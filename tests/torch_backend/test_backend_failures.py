@@ -97,8 +97,8 @@ def _in_a_subgroup() -> str:
 
 
 def test_members_of_a_subgroup_are_named_by_their_global_ranks() -> None:
-    told = on_workers(3, _in_a_subgroup)
-    assert "worker 0 has 1, worker 2 has 3" in told[0]
+    result = on_workers(3, _in_a_subgroup)
+    assert "worker 0 has 1, worker 2 has 3" in result[0]
 
 
 def _die(what: str) -> None:
@@ -139,19 +139,19 @@ def _after_a_death() -> list[str]:
     with joined() as group:
         if group.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        told = []
+        result = []
         for _ in range(2):
             with pytest.raises(RuntimeError) as error:
                 dist.all_reduce(torch.ones(2))
             assert isinstance(error.value, PeerGone)
             assert isinstance(error.value, dist.DistBackendError)
-            told.append(str(error.value))
-        return told
+            result.append(str(error.value))
+        return result
 
 
 def test_after_a_death_every_operation_fails_with_the_same_sentence() -> None:
-    told = outcomes(2, _after_a_death)[0].value
-    assert told[0] == told[1]
+    result = outcomes(2, _after_a_death)[0].value
+    assert result[0] == result[1]
 
 
 def test_an_interrupt_is_raised_once_and_later_operations_say_that_it_ended_the_group() -> None:

@@ -100,19 +100,19 @@ def test_what_gloo_can_reduce_is_reduced_to_the_same(num_workers: int) -> None:
 
 def _refusals() -> list[str]:
     with joined():
-        told = []
+        result = []
         for name, dtype in sorted(IMPOSSIBLE, key=str):
             with pytest.raises(ValueError, match="is not defined for") as error:
                 dist.group.WORLD.allreduce([sample(0, 5, dtype)], asked(name)).wait()
-            told.append(str(error.value))
+            result.append(str(error.value))
         dist.all_reduce(value := torch.ones(1))
         assert value.item() == 2
-        return told
+        return result
 
 
 def test_a_reduction_that_makes_no_sense_is_refused_by_name_and_the_group_goes_on() -> None:
-    for told in on_workers(2, _refusals):
-        assert told[0] == (
+    for result in on_workers(2, _refusals):
+        assert result[0] == (
             "all_reduce on worker 0: AVG is not defined for bool. Nothing was exchanged, and the group can be used on."
         )
 
@@ -125,8 +125,9 @@ def _premul_sum() -> str:
 
 
 def test_a_sum_with_factors_is_refused_with_what_there_is() -> None:
-    told = on_workers(2, _premul_sum)[0]
-    assert "the reduction PREMUL_SUM is not known here; known are SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR" in told
+    result = on_workers(2, _premul_sum)[0]
+    known = "SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR"
+    assert f"the reduction PREMUL_SUM is not known here; known are {known}" in result
 
 
 def _same_bits() -> bool:

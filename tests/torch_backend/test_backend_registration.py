@@ -35,10 +35,10 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> list[subprocess.Completed
         )
         for rank, script in enumerate(scripts)
     ]
-    told = [process.communicate(timeout=60) for process in processes]
+    result = [process.communicate(timeout=60) for process in processes]
     return [
         subprocess.CompletedProcess([], process.returncode, *texts)
-        for process, texts in zip(processes, told, strict=True)
+        for process, texts in zip(processes, result, strict=True)
     ]
 
 

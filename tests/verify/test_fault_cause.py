@@ -116,8 +116,8 @@ def with_norms(run: RunTrace, *norms: float) -> RunTrace:
 
 @pytest.mark.parametrize(("norms", "is_sum"), [((12.0, 16.0), True), ((10.5, 14.0), True), ((3.0, 4.0), False)])
 def test_a_first_gradient_larger_by_the_number_of_lanes_means_a_sum(norms: tuple[float, float], is_sum: bool) -> None:
-    told = explain_sum(with_norms(make_run(1), 3.0, 4.0), with_norms(make_run(1), *norms))
-    assert ('run.backward(loss, reduction="sum")' in told) is is_sum
+    result = explain_sum(with_norms(make_run(1), 3.0, 4.0), with_norms(make_run(1), *norms))
+    assert ('run.backward(loss, reduction="sum")' in result) is is_sum
 
 
 def test_traces_without_gradients_say_nothing_of_sums() -> None:

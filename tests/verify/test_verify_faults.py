@@ -68,9 +68,9 @@ def verify(folder: Path, text: str, *options: str) -> tuple[int, list[str]]:
 
 def report(folder: Path, text: str, *options: str) -> tuple[int, dict[str, Any]]:
     exit_code, lines = verify(folder, text, "--json", *options)
-    told = [line for line in lines if line.startswith("{")]
-    assert told, lines
-    return exit_code, json.loads(told[-1])
+    result = [line for line in lines if line.startswith("{")]
+    assert result, lines
+    return exit_code, json.loads(result[-1])
 
 
 def faults(folder: Path, text: str) -> dict[str, dict[str, Any]]:

@@ -176,18 +176,18 @@ def _memory(opened: Opened, size: int, dtype: torch.dtype, made_here: bool) -> t
 
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_sums_in_opened_memory_have_the_brackets_of_the_tree(num_workers: int) -> None:
-    for told in on_workers(num_workers, add, [num_workers, 7]):
-        assert told["wrong"] == []
-        assert told["open"] == 0
+    for result in on_workers(num_workers, add, [num_workers, 7]):
+        assert result["wrong"] == []
+        assert result["open"] == 0
 
 
 def test_a_worker_without_lanes_is_given_the_sum_too() -> None:
-    assert [told["wrong"] for told in on_workers(3, add, [6], [0, 1, 5])] == [[], [], []]
+    assert [result["wrong"] for result in on_workers(3, add, [6], [0, 1, 5])] == [[], [], []]
 
 
 def test_places_of_memory_that_was_allocated_here_are_asked_for_once() -> None:
-    for told in on_workers(2, add, [2]):
-        assert told["asked"][:3] == [1, 0, 0]
+    for result in on_workers(2, add, [2]):
+        assert result["asked"][:3] == [1, 0, 0]
 
 
 def add_in_grown_memory() -> list[bool]:
@@ -252,10 +252,10 @@ def disagree() -> str:
 
 
 def test_buckets_of_different_sizes_are_refused_before_anything_is_added() -> None:
-    for told in on_workers(2, disagree):
-        assert "the bucket to reduce" in told
-        assert "100 elements of float32" in told
-        assert "101 elements of float32" in told
+    for result in on_workers(2, disagree):
+        assert "the bucket to reduce" in result
+        assert "100 elements of float32" in result
+        assert "101 elements of float32" in result
 
 
 def after_closing() -> str:

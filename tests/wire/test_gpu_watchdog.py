@@ -60,10 +60,10 @@ def test_a_worker_that_died_is_named_to_those_who_wait_for_their_gpu() -> None:
 
 
 def test_a_worker_whose_gpu_is_silent_for_too_long_is_named_by_all() -> None:
-    told = [outcome.value for outcome in outcomes(3, wait_for_a_peer, "silent", 1.0)]
-    assert [told[rank]["rank"] for rank in (0, 2)] == [1, 1]
+    result = [outcome.value for outcome in outcomes(3, wait_for_a_peer, "silent", 1.0)]
+    assert [result[rank]["rank"] for rank in (0, 2)] == [1, 1]
     # Whoever noticed first has left since: the others saw that, and whom it accused.
-    assert "its GPU has been silent for 1 s" in [value["cause"] for value in told]
+    assert "its GPU has been silent for 1 s" in [value["cause"] for value in result]
 
 
 def test_between_hosts_the_one_that_a_connection_reports_lost_is_named() -> None:

@@ -108,11 +108,11 @@ def _refused_by_gloo() -> list[Any]:
 
 
 def test_what_a_backend_refuses_is_no_lost_worker() -> None:
-    for told, numbers in on_workers(2, _refused_by_gloo):
+    for result, numbers in on_workers(2, _refused_by_gloo):
         assert re.match(
             r"the all-reduce of 3 elements of int16 between worker \d and \d by Gloo failed: Invalid scalar type\. "
             r"No worker is gone, and trying again would fail alike: the run ends\.",
-            told,
+            result,
         )
         assert numbers == [2.0] * 3
 

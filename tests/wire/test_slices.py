@@ -143,9 +143,9 @@ def test_who_waits_for_its_gpu_is_told_who_is_gone() -> None:
     waiting.fail(PeerGone(2, "its process has ended"))
     waiting.fail(PeerGone(1, "later"))
     assert freed
-    with pytest.raises(PeerGone) as told:
+    with pytest.raises(PeerGone) as raised:
         waiting.wait(Done())
-    assert told.value.rank == 2
+    assert raised.value.rank == 2
 
 
 def test_buffers_are_given_back_only_when_the_gpu_has_done_what_was_queued_behind_an_abort() -> None:
@@ -180,9 +180,9 @@ def test_a_collective_that_was_aborted_names_the_worker_whose_loss_aborted_it() 
     waiting.fail(PeerGone(2, "its process has ended"))
     reducer = SliceReducer(Aborted(), waiting, Executor(InProcess(World())))
     value = torch.ones(3)
-    with pytest.raises(PeerGone) as told:
+    with pytest.raises(PeerGone) as raised:
         reducer.reduce(reduction(Assignment.even(3, 3), (0, 1, 2)), [value], value)
-    assert told.value.rank == 2
+    assert raised.value.rank == 2
 
 
 def test_a_dtype_that_nccl_does_not_add_is_refused_by_name() -> None:

@@ -290,11 +290,11 @@ class Simulation:
             return Liveness.UNREACHABLE
         if not self.workers[uid].is_there:
             return Liveness.DEAD
-        told = self.workers[uid].published
-        if told is None:
+        result = self.workers[uid].published
+        if result is None:
             return Liveness.NEW
-        is_later = told.id.generation > worker.machine.formed.id.generation
-        return Liveness.ELSEWHERE if is_later and worker.uid not in told.uids else Liveness.ALIVE
+        is_later = result.id.generation > worker.machine.formed.id.generation
+        return Liveness.ELSEWHERE if is_later and worker.uid not in result.uids else Liveness.ALIVE
 
     def _do_probe(self, worker: Worker, uid: str) -> None:
         worker.knocks.discard(uid)
@@ -496,7 +496,7 @@ class Simulation:
 
     def story(self, last: int = 400) -> str:
         """The moves up to here, without the delivery of messages."""
-        told = [
+        result = [
             f"{index:4} " + " ".join(str(word) for word in words if word is not None)
             for index, words in enumerate(self.history)
             if "deliver" not in words
@@ -507,7 +507,7 @@ class Simulation:
             f"silent {sorted(worker.machine.silent)}, does {list(worker.todo)[:2]}"
             for worker in self.present
         ]
-        return "\n".join([*told[-last:], *stages])
+        return "\n".join([*result[-last:], *stages])
 
 
 def settled(simulation: Simulation, step: int) -> bool:
