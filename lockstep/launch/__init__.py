@@ -8,8 +8,8 @@ Decide (pure, tested without a process):
 Do:
 - `launch`     runs a `job` to its end with a `supervisor`, which performs what was decided, and a `watchdog`
 - `pool`       the seam: all that the supervisor and the watchdog need of the workers. `local_pool` is the variant of
-  this host, made of `process`, `replacements`, `output` and `orphans`; `ray_pool` that of a `ray_cluster`, whose
-  actors each hold a `hosted_worker`
+  this host, made of `process`, `replacements`, `output` and `orphans`; `ray_pool` that of a `ray_cluster`, where
+  each `ray_worker` holds a `hosted_worker`
 - `worker`, `spare`  what the processes run; `identity` is which worker a process is
 - `status`, `failure`, `control`, `stacks`, `exits`   what workers and launcher show and say to each other
 - `signals`, `process_stats`, `memory`, `traceback_lines`, `folder`   what the launcher reads and keeps on this host

@@ -1,8 +1,7 @@
-"""The pool of `lockstep run --on ray`: each worker is a process beside a Ray actor, on any node of a cluster.
+"""The pool of `lockstep run --on ray`: each worker is a process beside a Ray actor (`ray_worker`), on any node.
 
-An actor holds the worker's resources, starts its process (`HostedWorker`) and answers the launcher's questions. The
-launcher keeps one question for news open at each actor; its answers end the wait in `wait`. So the supervisor sees a
-worker of another host as it sees one of this host, about a tenth of a second later.
+The launcher keeps one question for news open at each actor; its answers end the wait in `wait`. So the supervisor sees
+a worker of another host as it sees one of this host, about a tenth of a second later.
 
 # Note [What dies with what]
 # The actors belong to the launcher's Ray job: when the launcher ends, in whatever way, Ray ends them. A worker's
@@ -19,36 +18,26 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import ray
-from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayTaskError
 
 from lockstep.errors import BadEnvironment
 from lockstep.launch.failure import RAISED, Failure
-from lockstep.launch.hosted_worker import (
-    GLOO_INTERFACE,
-    HostedWorker,
-    StartedWorker,
-    WorkerNews,
-    WorkerOrder,
-    interface_of,
-    is_loopback,
-    moved,
-)
+from lockstep.launch.hosted_worker import StartedWorker, WorkerNews, WorkerOrder, is_loopback, moved
 from lockstep.launch.job import RESUME, Job
-from lockstep.launch.output import Log, Logs
-from lockstep.launch.pool import ExitStatus, OpenPool, WorkerEvent, free_port, speaking_slot
+from lockstep.launch.output import Logs
+from lockstep.launch.pool import ExitStatus, OpenPool, WorkerEvent, speaking_slot
 from lockstep.launch.process_stats import Activity
 from lockstep.launch.ray_cluster import RayRequest, connected, waiting_message, why_lost
+from lockstep.launch.ray_worker import ACTOR, ActorPlace, PendingStack, RayWorker, Reservation, kill_actors
 from lockstep.launch.signals import SCALE, LauncherSignals
 from lockstep.launch.status import StatusRow
-from lockstep.launch.traceback_lines import Frame
 from lockstep.settings.environment import ADDRESS, make_secret, process_environment
 from lockstep.settings.environments.lockstep_run import SECRET
 
@@ -63,102 +52,6 @@ STACK_S = 1.0
 
 _OF_THE_USER = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONPATH")
 """Variables of the launcher that workers get, besides those of lockstep. Others are the node's own."""
-_OF_RAY = ("OMP_NUM_THREADS",)
-"""Ray sets these for its actors, after the number of their cores: it must not change the bits."""
-
-
-@dataclass(frozen=True)
-class ActorPlace:
-    """Where an actor is: the address of its node, and two ports that are free there."""
-
-    address: str
-    ports: tuple[int, int]
-
-
-class WorkerActor:
-    """What runs in a Ray actor. Its methods may run at the same time."""
-
-    def __init__(self) -> None:
-        self._hosted: HostedWorker | None = None
-
-    def place(self) -> ActorPlace:
-        return ActorPlace(ray.util.get_node_ip_address(), (free_port(), free_port()))
-
-    def start(self, order: WorkerOrder) -> StartedWorker:
-        inherited = {name: value for name, value in process_environment().items() if name not in _OF_RAY}
-        interface = interface_of(ray.util.get_node_ip_address())
-        self._hosted = HostedWorker(order, {**({GLOO_INTERFACE: interface} if interface else {}), **inherited})
-        return self._hosted.started
-
-    def news(self, within_s: float) -> WorkerNews:
-        assert self._hosted is not None
-        return self._hosted.news(within_s)
-
-    def send(self, signum: int) -> None:
-        if self._hosted is not None:
-            self._hosted.send(signal.Signals(signum))
-
-    def end(self) -> None:
-        if self._hosted is not None:
-            self._hosted.end()
-
-    def end_and_join(self, within_s: float) -> WorkerNews | None:
-        """The last news, after nothing of the worker is left."""
-        if self._hosted is None:
-            return None
-        self._hosted.end()
-        self._hosted.join(within_s)
-        return self._hosted.news(0.0)
-
-    def set_given_up(self, slot: int, is_given_up: bool) -> None:
-        if self._hosted is not None:
-            (self._hosted.give_up if is_given_up else self._hosted.restore)(slot)
-
-    def stack(self, within_s: float) -> Frame | None:
-        return None if self._hosted is None else self._hosted.stack(within_s)
-
-
-@dataclass(eq=False)
-class Reservation:
-    """An actor that has no worker yet; `place` is None until the cluster has found one."""
-
-    actor: Any
-    asked_s: float
-    endpoints: tuple[str, ...] = ()
-    place: ActorPlace | None = None
-    error: BaseException | None = None
-    is_reported: bool = False
-
-
-@dataclass(eq=False)
-class RayWorker:
-    """A worker as the launcher sees it."""
-
-    slot: int
-    actor: Any
-    place: ActorPlace
-    log: Log
-    id: str = ""
-    """Empty until its process runs."""
-    row: StatusRow = field(default_factory=StatusRow)
-    raw_row: StatusRow = field(default_factory=StatusRow)
-    """The same on its own host's clock."""
-    offset_ns: int = 0
-    state: str = ""
-    activity: Activity | None = None
-    report: Failure | None = None
-    unreached_since_s: float | None = None
-
-
-@dataclass(frozen=True)
-class PendingStack:
-    """See `StackQuery`."""
-
-    future: "Future[Frame | None]"
-
-    def answer(self) -> Frame | None:
-        is_there = self.future.done() and self.future.exception() is None
-        return self.future.result() if is_there else None
 
 
 class RayPool:
@@ -227,12 +120,12 @@ class RayPool:
         try:
             is_whole = self._await_places(founders)
         except BaseException:
-            _kill(founder.actor for founder in founders)
+            kill_actors(founder.actor for founder in founders)
             raise
         if is_whole:
             self._found(founders)
         else:
-            _kill(founder.actor for founder in founders)
+            kill_actors(founder.actor for founder in founders)
 
     def replace(self, slot: int, endpoints: tuple[str, ...], num_workers: int) -> None:
         self._num_workers = num_workers
@@ -248,7 +141,7 @@ class RayPool:
         """There are none: a spare would hold the resources of a worker."""
 
     def _reserve(self, endpoints: tuple[str, ...] = ()) -> Reservation:
-        actor = _ACTOR.options(**self._request.options()).remote()
+        actor = ACTOR.options(**self._request.options()).remote()
         reservation = Reservation(actor, time.monotonic(), endpoints)
         self._ask(actor.place.remote(), partial(self._take_place, reservation))
         return reservation
@@ -364,7 +257,7 @@ class RayPool:
                 name,
             )
             self._events.append(WorkerEvent(slot, name, report, ExitStatus("3"), now_s))
-        _kill([actor])
+        kill_actors([actor])
 
     def _report_waiting(self, reservations: Collection[Reservation]) -> None:
         due_s = time.monotonic() - UNPLACED_S
@@ -496,7 +389,7 @@ class RayPool:
         status = ExitStatus("SIGKILL", is_killed=True, reason=why_lost(error))
         self._events.append(WorkerEvent(worker.slot, worker.id, worker.report, status, time.monotonic()))
         del self._workers[worker.slot]
-        _kill([worker.actor])
+        kill_actors([worker.actor])
 
     def _clear_away(self, worker: RayWorker, future: "Future[WorkerNews | None]") -> None:
         """Writes the last output of a worker, and gives its resources back."""
@@ -505,7 +398,7 @@ class RayPool:
             last = None if future.exception() is not None else future.result()
             if last is not None:
                 self._take_news(worker, last)
-            _kill([worker.actor])
+            kill_actors([worker.actor])
 
     # -- what is known of them -----------------------------------------------------------------------------------
 
@@ -553,7 +446,7 @@ class RayPool:
 
     def _cancel(self, slot: int) -> None:
         if slot in self._reserved:
-            _kill([self._reserved.pop(slot).actor])
+            kill_actors([self._reserved.pop(slot).actor])
 
     def _end_now(self, workers: Collection[RayWorker]) -> None:
         """Kills the workers and waits until nothing of them, and of those that ended before, is left."""
@@ -563,7 +456,7 @@ class RayPool:
         deadline_s = time.monotonic() + 2 * END_S
         while self._past and (left_s := deadline_s - time.monotonic()) > 0:
             self._turn(min(left_s, 1.0))
-        _kill(worker.actor for worker in self._past)
+        kill_actors(worker.actor for worker in self._past)
         self._past = []
 
 
@@ -576,12 +469,3 @@ def pool_for(options: Mapping[str, Any]) -> OpenPool:
         placement=options.get("--placement", "pack"),
     )
     return partial(RayPool, request=request)
-
-
-_ACTOR = ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=8)(WorkerActor)
-
-
-def _kill(actors: Iterable[Any]) -> None:
-    for actor in actors:
-        with suppress(RayError, ValueError):  # it is gone already
-            ray.kill(actor, no_restart=True)

@@ -1,6 +1,7 @@
 """Rosters: their homes, who founds, who joins, and what a worker says that may do neither."""
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -203,7 +204,7 @@ def test_of_two_halves_the_one_that_asks_first_wins_and_wins_again(opened: Open)
 
 
 def test_a_witness_that_does_not_answer_is_not_waited_for_long(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster, "WITNESS_S", 0.05)
+    monkeypatch.setattr(roster, "HOME_S", 0.05)
     over = threading.Event()
     with closing(Worker(opened)) as worker:
         monkeypatch.setattr(worker.roster, "elect", lambda name, text: str(over.wait(5.0)))
@@ -285,6 +286,27 @@ def test_a_coordinator_that_cannot_write_says_so_once_and_goes_on(
         threading.Event().wait(0.2)
         assert len(worker.notes) == 1
         assert "Training goes on" in worker.notes[0]
+
+
+def test_members_that_change_and_end_do_not_wait_for_a_home_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("HOME_S", "CLOSE_S"):
+        monkeypatch.setattr(roster, limit, 0.05)
+    over = tmp_path / "roster" / "over"
+    worker = Worker(lambda: open_home(str(over.parent), SECRET))
+    os.mkfifo(over)  # a worker that reads the roster waits for this file's writer
+    worker.roster.publish(1, ["a:1"])
+    with open(over, "w"):  # opens when the thread of the signs of life reads it, and keeps that waiting
+        worker.roster.publish(2, ["a:1", "b:1"])
+        worker.roster.end("it ended after step 5")
+        worker.close()
+    assert worker.notes == [
+        "the roster the roster does not know that the run is over: it does not answer within 0.05 s"
+    ]
+    for thread in threading.enumerate():
+        if thread.name in ("lockstep-roster", "lockstep-witness"):
+            thread.join()
 
 
 # -- founding ---------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import lockstep
 
 NUM_STEPS = 48
+SAVED_EVERY = 5
 
 
 def parse() -> argparse.Namespace:
@@ -40,7 +41,7 @@ def main() -> None:
     run.replicate(model, optimizer)
     samples = TensorDataset(torch.randn(160, 12), torch.randint(0, 4, (160,)))
     loader = run.shard(DataLoader(samples, batch_size=28, shuffle=True))  # six batches, the last has 20
-    began = run.checkpoints(arguments.folder / "checkpoints", every_steps=5, keep=3)
+    began = run.checkpoints(arguments.folder / "checkpoints", every_steps=SAVED_EVERY, keep=3)
     run.print(f"begins at step {began}")
     for _ in run.epochs(NUM_STEPS // 6):
         for batch in loader:
@@ -51,10 +52,17 @@ def main() -> None:
             if run.step >= max(int(kill_at), arguments.wait_at or 0):
                 pause(arguments)
             if began == 0 and run.step == int(kill_at) and number in ("all", str(run.rank)):
+                await_checkpoint(arguments.folder, run.step)
                 os.kill(os.getpid(), signal.SIGKILL)
             if began == 0 and run.step == arguments.wait_at and run.rank == 0:
-                wait_for_the_test(arguments.folder)
+                wait_for_the_test(arguments.folder, run.step)
     run.print(f"step {run.step} digest {run.digest()}")
+
+
+def await_checkpoint(folder: Path, step: int) -> None:
+    """The newest checkpoint is written in the background: else it would depend on the load whether there is one."""
+    while not (folder / "checkpoints" / f"step-{step // SAVED_EVERY * SAVED_EVERY:08d}").exists():
+        time.sleep(0.05)
 
 
 def pause(arguments: argparse.Namespace) -> None:
@@ -63,7 +71,8 @@ def pause(arguments: argparse.Namespace) -> None:
         time.sleep(0.05)
 
 
-def wait_for_the_test(folder: Path) -> None:
+def wait_for_the_test(folder: Path, step: int) -> None:
+    await_checkpoint(folder, step)
     (folder / "reached").touch()
     while not (folder / "go").exists():
         time.sleep(0.05)

@@ -5,6 +5,7 @@ it has started. What is run on a machine, of short life, has processes of its ow
 """
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ ENGINES = ROOT / "build/engines"
 
 # The shell stays as process 1, because it waits for orphans, which daemons do not.
 _BOOT = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && "$@"; exit $?'
+_LOGGED_IN = ("env", "-i", "HOME=/root", "PATH=/usr/bin:/bin:/usr/sbin:/sbin")
 _OF_LAUNCHERS = ("SLURM_", "OMPI_", "PMI", "LOCKSTEP_", "PET_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "MASTER_")
 _UNSHARED = ("unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
 
@@ -64,6 +66,27 @@ def machines(names: Sequence[str], folder: Path) -> Iterator[tuple[list[Machine]
         )
 
 
+def remote_shell(reached: Sequence[Machine], path: Path) -> Path:
+    """A program that does what `ssh NAME COMMAND` does, for these machines; it hands on no variables.
+
+    Each call has a folder of its own for temporary files: processes of two machines, or of two calls, may have the same
+    number.
+    """
+    commands = {machine.name: shlex.join(machine.command(*_LOGGED_IN)) for machine in reached}
+    cases = [f'{name}) {command} "TMPDIR=$own" sh -c "$*";;' for name, command in commands.items()]
+    lines = [
+        "#!/bin/sh",
+        'while [ "$1" = -x ]; do shift; done',  # the option that Hydra gives to ssh
+        f"own=$(mktemp -d {shlex.quote(str(path.parent))}/tmp-XXXXXX)",
+        'name="$1"; shift',
+        *('case "$name" in', *cases, "*) exit 255;;", "esac"),
+        "code=$?; [ $code = 137 ] && exit 255; exit $code",  # a machine that is gone
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    path.chmod(0o755)
+    return path
+
+
 def engine(name: str) -> Path:
     """The folder of an engine that `install.py` has brought. Skips the test where it is not."""
     folder = ENGINES / name
@@ -84,4 +107,4 @@ def worker_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
     }
 
 
-__all__ = ["ENGINES", "INTERFACE", "ROOT", "Machine", "engine", "machines", "worker_environment"]
+__all__ = ["ENGINES", "INTERFACE", "ROOT", "Machine", "engine", "machines", "remote_shell", "worker_environment"]

@@ -160,14 +160,16 @@ class Cluster:
 
 
 @contextmanager
-def cluster(folder: Path, num_nodes: int = 3) -> Iterator[Cluster]:
-    """A cluster whose nodes `n1`, `n2` and so on are idle. Skips the test where Slurm or machines cannot be had."""
+def cluster(folder: Path, num_nodes: int = 3, more: str = "") -> Iterator[Cluster]:
+    """A cluster whose nodes `n1`, `n2` and so on are idle; `more` is added to its settings.
+
+    Skips the test where Slurm or machines cannot be had.
+    """
     root, names = engine("slurm"), [f"n{number}" for number in range(1, num_nodes + 1)]
     with ExitStack() as stack:
         (login, *nodes), network = stack.enter_context(machines(["login", *names], folder))
-        (folder / "slurm.conf").write_text(
-            _CONFIGURATION.format(folder=folder, libraries=root / LIBRARIES, nodes=f"n[1-{num_nodes}]")
-        )
+        usual = _CONFIGURATION.format(folder=folder, libraries=root / LIBRARIES, nodes=f"n[1-{num_nodes}]")
+        (folder / "slurm.conf").write_text(f"{usual}{more}\n")
         slurm = Cluster(root, folder, login, dict(zip(names, nodes, strict=True)), network)
         stack.callback(slurm.close)
         slurm.start_controller()

@@ -80,6 +80,21 @@ def test_without_its_options_srun_ends_nobody_when_a_task_is_killed(slurm: Clust
     assert (code, digest_in(output)) == (137, calm), output
 
 
+def test_where_the_cluster_ends_a_step_with_its_first_lost_task_the_option_of_srun_keeps_the_others(
+    tmp_path: Path, calm: str
+) -> None:
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    with cluster(folder, more="KillOnBadExit=1") as slurm:
+        code, output = slurm.run("srun", "-N", "3", "-n", "3", *python(tmp_path, "--kill", "1:12"))
+        assert code == 137, output
+        assert "digest" not in output
+        assert_resumed(slurm.run("srun", "-N", "2", "-n", "2", *python(tmp_path)), calm)
+        (tmp_path / "kept").mkdir()
+        code, output = slurm.run(*SRUN, *python(tmp_path / "kept", "--kill", "1:12"))
+        assert (code, digest_in(output)) == (137, calm), output
+
+
 # -- exit codes -------------------------------------------------------------------------------------------------------
 
 BATCH = """\
@@ -136,6 +151,20 @@ def test_lockstep_finished_gives_a_job_that_lost_all_tasks_their_code(slurm: Clu
     assert (found["JobState"], found["ExitCode"]) == ("FAILED", "137:0"), (tmp_path / "job.out").read_text()
 
 
+def test_lockstep_finished_gives_a_job_that_lost_a_node_the_code_0(
+    own_slurm: Cluster, tmp_path: Path, calm: str
+) -> None:
+    batch(tmp_path, "--wait-at", "12")
+    job = sbatch(own_slurm, tmp_path, "-N", "3", "-n", "3", "--no-kill", "--no-requeue")
+    await_file(tmp_path / "reached")
+    own_slurm.cut_power("n3")  # the script itself runs on the first node
+    (tmp_path / "go").touch()
+    found = await_state(own_slurm, job, "COMPLETED", "FAILED", "NODE_FAIL")
+    output = (tmp_path / "job.out").read_text()
+    assert digest_in(output) == calm, output
+    assert (found["JobState"], found["ExitCode"]) == ("COMPLETED", "0:0"), output
+
+
 # -- signals ----------------------------------------------------------------------------------------------------------
 
 
@@ -159,6 +188,12 @@ def signalled(slurm: Cluster, name: str, folder: Path, *command: str) -> str:
 def test_a_signal_to_a_step_saves_and_ends_the_run(name: str, slurm: Cluster, tmp_path: Path, calm: str) -> None:
     output = signalled(slurm, name, tmp_path, *SRUN, *python(tmp_path))
     assert f"SIG{name} has come: the run is saved and ends after the step" in output
+    assert_resumed(slurm.run("srun", "-N", "2", "-n", "2", *python(tmp_path)), calm, "13", "14")
+
+
+def test_a_signal_to_a_step_without_options_saves_and_ends_the_run(slurm: Cluster, tmp_path: Path, calm: str) -> None:
+    output = signalled(slurm, "TERM", tmp_path, "srun", "-N", "3", "-n", "3", *python(tmp_path))
+    assert "SIGTERM has come: the run is saved and ends after the step" in output
     assert_resumed(slurm.run("srun", "-N", "2", "-n", "2", *python(tmp_path)), calm, "13", "14")
 
 
@@ -219,6 +254,19 @@ def test_when_a_node_is_lost_the_other_jobs_of_an_array_come_to_the_same_bits(
     assert digest_in((tmp_path / "job.out").read_text()) == calm
 
 
+def test_when_a_job_of_an_array_is_killed_the_others_come_to_the_same_bits(
+    slurm: Cluster, tmp_path: Path, calm: str
+) -> None:
+    batch(tmp_path, "--pace-s", "5", text=ARRAY)
+    job = sbatch(slurm, tmp_path, "-n", "1", "--array=0-2", "--no-requeue")
+    await_words(tmp_path / "job.out", "3 workers now")
+    assert slurm.run("scancel", "--signal=KILL", "--full", f"{job}_1")[0] == 0
+    await_words(tmp_path / "job.out", "2 workers now")
+    (tmp_path / "hurry").touch()
+    await_over(slurm, job)
+    assert digest_in((tmp_path / "job.out").read_text()) == calm
+
+
 def test_when_all_jobs_of_an_array_are_killed_those_of_the_next_one_resume(
     slurm: Cluster, tmp_path: Path, calm: str
 ) -> None:
@@ -254,11 +302,23 @@ def runs_again(slurm: Cluster, job: str) -> bool:
 # -- lockstep run inside a job ----------------------------------------------------------------------------------------
 
 
+def launch(folder: Path) -> tuple[str, ...]:
+    words = (sys.executable, "-m", "lockstep", "run", "-n", "2", "--run-dir", str(folder / "run"))
+    return ("srun", "-n", "1", *words, str(SCRIPT), str(folder))
+
+
 @SIGNALS
 def test_a_signal_to_lockstep_run_inside_a_step_saves_and_ends_its_run(
     name: str, slurm: Cluster, tmp_path: Path, calm: str
 ) -> None:
-    launch = (sys.executable, "-m", "lockstep", "run", "-n", "2", "--run-dir", str(tmp_path / "run"))
-    command = ("srun", "-n", "1", *launch, str(SCRIPT), str(tmp_path))
-    signalled(slurm, name, tmp_path, *command)
-    assert_resumed(slurm.run(*command), calm, "13", "14")
+    signalled(slurm, name, tmp_path, *launch(tmp_path))
+    assert_resumed(slurm.run(*launch(tmp_path)), calm, "13", "14")
+
+
+@pytest.mark.parametrize("killed", ["1", "all"])
+def test_lockstep_run_inside_a_step_replaces_workers_that_are_killed(
+    killed: str, slurm: Cluster, tmp_path: Path, calm: str
+) -> None:
+    code, output = slurm.run(*launch(tmp_path), "--kill", f"{killed}:12")
+    assert (code, digest_in(output)) == (0, calm), output
+    assert "killed by SIGKILL" in output

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 from engine_runs import SCRIPT, assert_resumed, await_file, digest_in
 from machines import INTERFACE, Machine, machines, worker_environment
@@ -136,3 +137,19 @@ def test_when_a_machine_is_lost_the_agent_of_the_other_goes_on_alone_if_it_may(
     assert found[0][0] == 0, found
     assert digest_in(found[0][1]) == calm
     assert "begins at step 10" in found[0][1]
+
+
+def test_agents_on_two_machines_that_are_told_to_end_have_their_workers_save(
+    two: list[Machine], tmp_path: Path, calm: str
+) -> None:
+    def tell(started: Agents) -> None:
+        await_file(tmp_path / "reached")
+        for machine in started:
+            found = psutil.Process(machine.pid).children(recursive=True)
+            next(process for process in found if process.cmdline()[1:3] == list(TORCHRUN[1:3])).terminate()
+        (tmp_path / "go").touch()
+
+    found = agents(two, tmp_path, "--wait-at", "12", meanwhile=tell)
+    assert 0 not in [code for code, _ in found]
+    assert "SIGTERM has come: the run is saved and ends after the step" in "".join(output for _, output in found)
+    assert_resumed(torchrun(tmp_path, "--nproc-per-node", "3"), calm, "13", "14")

@@ -49,3 +49,22 @@ def test_a_worker_that_is_killed_comes_back_on_its_host(tmp_path: Path, killed: 
             run.wait_for(rf"worker {killed} .*was killed by SIGKILL", within_s=60)
             run.await_workers(2, within_s=START_S)
             assert run.finish(within_s=START_S) == alone
+
+
+def test_a_calm_run_over_hosts_and_one_whose_workers_are_all_killed_have_the_bits_of_one_worker(tmp_path: Path) -> None:
+    with launched(tmp_path / "alone", "-n", "1", epochs=EPOCHS, pause_s=0.0) as one:
+        alone = one.finish()
+    with hosts([1, 1]) as network:
+        inside = tuple(("ip", "netns", "exec", namespace) for namespace in network.namespaces)
+        with ray_cluster(1, 1, inside=inside, ips=network.addresses) as cluster:
+            with launched_on(cluster, tmp_path / "calm", "-n", "2", epochs=EPOCHS, pause_s=0.0) as run:
+                assert run.finish(within_s=START_S) == alone
+            folder = tmp_path / "ray"
+            with launched_on(cluster, folder, "-n", "2", "--checkpoint-every", "2 steps", epochs=EPOCHS) as run:
+                run.wait_for(r"^step 9 workers 2$", within_s=START_S)
+                for worker in workers_of(folder).values():
+                    worker.kill()
+                again = run.wait_for("all 2 workers start again", within_s=60)
+                first = run.wait_for(r"^step \d+ workers 2$", after=again, within_s=START_S)
+                assert int(run.lines[first][1].split()[1]) > 3, "it began at a checkpoint"
+                assert run.finish(within_s=START_S) == alone

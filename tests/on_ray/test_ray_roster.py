@@ -7,15 +7,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from ray_clusters import joined, needs_ray, ray_cluster
+from ray_clusters import RayCluster, joined, needs_ray, ray_cluster
 
 pytestmark = needs_ray
 
 
 @pytest.fixture(scope="module")
-def actor() -> Iterator[Any]:
-    """The module, in a process that belongs to a cluster."""
-    with ray_cluster(1) as cluster, joined(cluster):
+def cluster() -> Iterator[RayCluster]:
+    with ray_cluster(1, 4) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def actor(cluster: RayCluster) -> Iterator[Any]:
+    """The module, in a process that belongs to the cluster."""
+    with joined(cluster):
         yield importlib.import_module("lockstep.elastic.roster.ray_actor")
 
 
@@ -45,6 +51,12 @@ def test_a_roster_whose_actor_is_gone_is_an_error_that_names_it(actor: Any) -> N
             ray.get(home._actor.entries.remote())
     with pytest.raises(ConnectionError, match="ray://gone is gone"):
         home.entries()
+
+
+def test_a_roster_is_not_lost_with_a_node(actor: Any, cluster: RayCluster) -> None:
+    homes = [actor.RayHome(f"kept-{number}") for number in range(4)]
+    cluster.kill_node(1)
+    assert [home.put_first("elected", "a") for home in homes] == ["a"] * 4
 
 
 def test_a_name_that_is_none_is_refused(actor: Any) -> None:

@@ -3,7 +3,8 @@
 # Note [Who keeps the actor]
 # An actor that is made here is detached: it outlives the process that made it, as a roster must, until the cluster ends
 # or `ray.kill` ends it. Ray Train's controller makes its own (`lockstep/ray`), which ends with it. The actor is not
-# restarted: a roster that has forgotten who was first would elect twice.
+# restarted: a roster that has forgotten who was first would elect twice. It is on the head, without which there is no
+# cluster: on any other node it would be lost with that node, and no replacement could find the members.
 """
 
 import logging
@@ -18,6 +19,8 @@ from lockstep.launch.folder import check_name
 from lockstep.launch.ray_cluster import NAMESPACE, first_line
 
 ANSWER_S = 10.0
+HEAD = "node:__internal_head__"
+"""A resource that Ray gives the head alone."""
 START_S = 120.0
 """How long an actor that was just made may take to answer: Ray starts a process for it."""
 
@@ -41,7 +44,7 @@ class RosterActor:
 def make_actor(name: str, lifetime: str | None = "detached") -> Any:
     """The actor of this name, made if there is none. See Note [Who keeps the actor]."""
     check_name(name)
-    remote = ray.remote(num_cpus=0, max_restarts=0)(RosterActor)
+    remote = ray.remote(num_cpus=0, max_restarts=0, resources={HEAD: 0.001})(RosterActor)
     return remote.options(name=name, namespace=NAMESPACE, get_if_exists=True, lifetime=lifetime).remote()
 
 

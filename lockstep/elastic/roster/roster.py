@@ -38,8 +38,10 @@ LOOK_S = 0.2
 PATIENCE_S = 8.0
 """How soon a worker that cannot reach living members gives up."""
 
-WITNESS_S = 8.0
-"""How long the home of a witness may take to answer: a folder on a host that is gone never does."""
+HOME_S = 8.0
+"""How long the home may take to answer a member that waits for it: a folder on a host that is gone never does."""
+CLOSE_S = 30.0
+"""How long the thread of the signs of life may take to end: longer than any home but a folder takes to give up."""
 
 MEMBERS, OVER, FOUNDER, SECRET, HALF = "members", "over", "founder", "secret", "half"
 
@@ -126,22 +128,27 @@ class Roster:
 
         See Note [Witness].
         """
-        text, found = json.dumps(sorted(members)), queue.SimpleQueue[str | OSError]()
+        text = json.dumps(sorted(members))
+        return self._elect_in_time(f"{HALF}/{generation}", text) == text
+
+    def _elect_in_time(self, name: str, text: str) -> str:
+        """As `elect`, but not for longer than HOME_S. May raise OSError."""
+        found = queue.SimpleQueue[str | OSError]()
 
         def ask() -> None:
             try:
-                found.put(self.elect(f"{HALF}/{generation}", text))
+                found.put(self.elect(name, text))
             except OSError as error:
                 found.put(error)
 
         threading.Thread(target=ask, name="lockstep-witness", daemon=True).start()
         try:
-            first = found.get(timeout=WITNESS_S)
+            first = found.get(timeout=HOME_S)
         except queue.Empty:
-            raise TimeoutError(f"it does not answer within {WITNESS_S:g} s") from None
+            raise TimeoutError(f"it does not answer within {HOME_S:g} s") from None
         if isinstance(first, OSError):
             raise first
-        return first == text
+        return first
 
     def _entries(self) -> dict[str, str]:
         try:
@@ -173,7 +180,7 @@ class Roster:
         """The run is over: a worker that comes later has nothing to do."""
         self.rest()
         try:
-            self.elect(OVER, text)
+            self._elect_in_time(OVER, text)
         except OSError as error:
             self.note(f"the roster {self.name} does not know that the run is over: {error}")
 
@@ -181,8 +188,9 @@ class Roster:
         self._is_closed = True
         self._wake.set()
         if self._beats is not None:
-            self._beats.join()
-        self._home.close()
+            self._beats.join(CLOSE_S)
+        if self._beats is None or not self._beats.is_alive():  # else it hangs in the home, and ends with this process
+            self._home.close()
 
     def _beat(self) -> None:
         """See Note [Signs of life]."""
@@ -201,18 +209,22 @@ class Roster:
                 has_failed = True
 
     def _write(self) -> None:
+        """The lock is not held while the home is asked: a member that publishes or rests would wait for the home."""
+        record = self._record
+        if record is None or self._is_closed:
+            return
+        entries = self._own_entries()
+        written = MemberRecord.from_json(entries[MEMBERS]) if MEMBERS in entries else NOBODY
+        if written.founding > record.founding:
+            self.superseded_by = written.founding
+        if written.age > record.age or OVER in entries:
+            return  # others have gone on since
+        counted = replace(record, beat=max(record.beat, written.beat) + 1)
         with self._lock:
-            record = self._record
-            if record is None or self._is_closed:
-                return
-            entries = self._own_entries()
-            written = MemberRecord.from_json(entries[MEMBERS]) if MEMBERS in entries else NOBODY
-            if written.founding > record.founding:
-                self.superseded_by = written.founding
-            if written.age > record.age or OVER in entries:
-                return  # others have gone on since
-            self._record = replace(record, beat=max(record.beat, written.beat) + 1)
-            self._home.put(self._prefix + MEMBERS, self._record.to_json())
+            if self._record is not record:
+                return  # the next turn writes what was published since
+            self._record = counted
+        self._home.put(self._prefix + MEMBERS, counted.to_json())
 
 
 @dataclass(frozen=True)
