@@ -7,10 +7,15 @@
 # batch runs no body and makes the same update: so it cannot be learned from the body, and what bodies may defer is
 # fixed. What else happens once for each batch (clipping, a schedule, logging) is given as a function, `update`. A body
 # with several updates is given their optimizers: see Note [Passes over a body] in body_passes.py.
+
+# Note [Weights after a deferred step]
+# In the rest of the body, after its last step(), the weights are still those of before. An average of weights or a
+# checkpoint that is taken there would be an old one, taken once for each lane of this worker. So until the body ends,
+# operations are looked at: one that reads or writes a weight is refused.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import MethodType
 from typing import Any, Protocol
@@ -18,6 +23,8 @@ from typing import Any, Protocol
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from lockstep.data import GlobalBatch
 from lockstep.errors import BadArgument, Misuse
@@ -152,7 +159,7 @@ class DeferredUpdate:
             )
         if any(isinstance(one, torch.amp.GradScaler) for one in models.tracked.values()):
             raise Misuse(f"run.steps cannot defer a GradScaler's update, which looks at gradients. {GIVE_UPDATE}")
-        self._optimizers = models.optimizers
+        self._models, self._optimizers = models, models.optimizers
         tracked = [one for one in models.tracked.values() if isinstance(one, LRScheduler)]
         self._schedulers = tracked + untracked(models.optimizers.values(), models.tracked.values())
         self._ordered = None if given is None else OrderedUpdates(given, list(models.optimizers.values()))
@@ -180,7 +187,7 @@ class DeferredUpdate:
             if is_first_batch:
                 undo.enter_context(looking(lambda roots: self._refuse_backward()))
             for label, optimizer in self._optimizers.items():
-                undo.enter_context(_replaced(optimizer, "step", self._step(label)))
+                undo.enter_context(_replaced(optimizer, "step", self._step(label, undo)))
                 undo.enter_context(_replaced(optimizer, "zero_grad", _zero_grad))
             yield
         self._check()
@@ -194,13 +201,17 @@ class DeferredUpdate:
         for optimizer in self._optimizers.values():
             optimizer.zero_grad()
 
-    def _step(self, label: str) -> Callable[..., None]:
+    def _step(self, label: str, body: ExitStack) -> Callable[..., None]:
+        """What stands in the place of an optimizer's step until `body` is closed."""
+
         def step(_: Optimizer, closure: Any = None) -> None:
             if closure is not None:
                 raise Misuse(
                     f"run.steps cannot defer optimizer.step(closure), which computes a batch again. {IN_LANES}"
                 )
             self._calls[label] += 1
+            if self._calls[label] == 1 and len(self._calls) == len(self._optimizers):
+                body.enter_context(WeightsAreOld(self._models))
 
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # torch's schedulers look for it
         return step
@@ -230,6 +241,40 @@ class DeferredUpdate:
                     f"{type(scheduler).__name__}.step() was called in a body of run.steps, which runs once for each "
                     f"lane. {GIVE_UPDATE}"
                 )
+
+
+class WeightsAreOld(TorchDispatchMode):
+    """While it is entered, an operation on a weight is refused. See Note [Weights after a deferred step]."""
+
+    def __init__(self, models: Models) -> None:
+        super().__init__()
+        self._models = models
+        self._weights: dict[int, str] | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        options = kwargs or {}
+        for tensor in tree_leaves((args, options)):
+            if isinstance(tensor, torch.Tensor) and (name := self._name(tensor)) is not None:
+                raise Misuse(
+                    f"{name} is used after step() in a body of run.steps, and the update is made after the last lane "
+                    "of the batch: an average of weights or a checkpoint would see those of before, once for each "
+                    f"lane. {GIVE_UPDATE}"
+                )
+        return func(*args, **options)
+
+    def _name(self, tensor: torch.Tensor) -> str | None:
+        """The weight in whose memory the tensor stands; looked for only if there is an operation at all."""
+        if self._weights is None:
+            weights = {_memory(named.parameter): named.name for named in self._models.parameters()}
+            self._weights = {memory: name for memory, name in weights.items() if memory}
+        return self._weights.get(_memory(tensor))
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """What tells tensors of different memory apart; 0 where there is none."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
 def _zero_grad(_: Optimizer, set_to_none: bool = True) -> None:

@@ -282,6 +282,43 @@ def test_clipping_in_the_body_is_refused(parts: Parts) -> None:
             parts.optimizer.step()
 
 
+def _average_by_hand(model: nn.Module, average: dict[str, torch.Tensor]) -> None:
+    for name, parameter in model.named_parameters():
+        average.setdefault(name, torch.zeros_like(parameter.data)).lerp_(parameter.data, 0.1)
+
+
+def _average_by_foreach(model: nn.Module, average: dict[str, torch.Tensor]) -> None:
+    kept = [average.setdefault(name, torch.zeros(one.shape)) for name, one in model.named_parameters()]
+    torch._foreach_lerp_(kept, [one.detach() for one in model.parameters()], 0.1)
+
+
+def _keep(model: nn.Module, average: dict[str, torch.Tensor]) -> None:
+    average.update(model.state_dict())
+
+
+@pytest.mark.parametrize("look", [_average_by_hand, _average_by_foreach, _keep])
+def test_weights_that_are_read_after_the_step_in_a_body_are_refused(parts: Parts, look: Any) -> None:
+    with pytest.raises(
+        Misuse, match=r"weight is used after step\(\) in a body of run\.steps.*run\.steps\(loader, update\)"
+    ):
+        for x in parts.run.steps(parts.batches):
+            parts.backward(x)
+            parts.optimizer.step()
+            look(parts.model, {})
+
+
+def test_what_is_no_weight_may_be_read_after_the_step_and_weights_before_it(parts: Parts) -> None:
+    losses = []
+    for x in parts.run.steps(parts.batches):
+        loss = parts.model(x).mean() + sum(one.square().sum() for one in parts.model.parameters())
+        parts.run.backward(loss)
+        parts.optimizer.step()
+        parts.optimizer.zero_grad()
+        losses.append(loss.detach() * 2)
+    assert parts.run.step == len(parts.batches)
+    assert torch.stack(losses).isfinite().all()
+
+
 @pytest.mark.parametrize("times", [0, 2])
 def test_a_body_that_does_not_make_one_update_is_refused(parts: Parts, times: int) -> None:
     with pytest.raises(Misuse, match=rf"has called step\(\) of optimizer {times} times"):
