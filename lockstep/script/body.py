@@ -2,12 +2,13 @@
 
 # Note [Bodies run once for each lane]
 # The body of `for x, y in run.steps(loader)` was written for a whole batch, and runs once for each lane that this
-# worker carries, and again where a step is redone. What it computes from the lane is right. What it counts or adds up
-# by itself would depend on the workers: that is refused where the source shows it.
+# worker carries, and again where a step is redone. What it computes from the lane is right. What it counts, adds up or
+# hands on to the next lane by itself would depend on the workers: that is refused where the source shows it. A name
+# that the body sets before it changes it is the lane's own (`loss = a` and then `loss += b`).
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from lockstep.script.dependence import parsed
 
@@ -26,14 +27,32 @@ def refused_in_body(path: str, line: int) -> str | None:
             f"enumerate around run.steps (line {loop.lineno}) counts the lanes of this worker, not the batches: write "
             "run.steps(enumerate(loader)), or count by run.step"
         )
-    for node in _own_statements(loop.body):
-        if isinstance(node, ast.AugAssign):
-            return (
-                f"`{ast.unparse(node)}` (line {node.lineno}) is in the body of run.steps, which runs once for each "
-                "lane of this worker: the sum would depend on the workers. run.loss is the mean over the batch. "
-                f"{IN_LANES}"
-            )
+    node = _first_carried(loop)
+    if node is None:
+        return None
+    what = "the sum" if isinstance(node, ast.AugAssign) else "what it goes on from"
+    return (
+        f"`{ast.unparse(node)}` (line {node.lineno}) is in the body of run.steps, which runs once for each lane of "
+        f"this worker: {what} would depend on the workers. run.loss is the mean over the batch. {IN_LANES}"
+    )
+
+
+def _first_carried(loop: ast.For) -> ast.AugAssign | ast.Assign | None:
+    """The first statement of the body that goes on from what the lane before has left."""
+    own = _names([loop.target], ast.Store)
+    for node in _own_statements(loop.body):  # a statement comes before the names in it
+        if isinstance(node, ast.AugAssign) and not (isinstance(node.target, ast.Name) and node.target.id in own):
+            return node
+        if isinstance(node, ast.Assign) and (_names(node.targets, ast.Store) & _names([node.value], ast.Load)) - own:
+            return node
+        own |= _names([node], ast.Store) if isinstance(node, ast.Name) else set()
     return None
+
+
+def _names(nodes: Sequence[ast.AST], how: type[ast.expr_context]) -> set[str]:
+    """The names that are set, or read, in these."""
+    within = [child for node in nodes for child in ast.walk(node)]
+    return {child.id for child in within if isinstance(child, ast.Name) and isinstance(child.ctx, how)}
 
 
 def _loop_at(path: str, line: int) -> ast.For | None:

@@ -39,7 +39,7 @@ def _explicit(lanes: int) -> str:
 def _plain_body(lanes: int, dies: tuple[int, int] | None = None, strategy: str = "replicated") -> str:
     """Worker 1 is killed in step `dies[0]`, in its lane `dies[1]`, counted from 0."""
     run = lockstep.start(lanes=lanes, seed=3, strategy=strategy)
-    me, seen = run.rank, 0
+    me, seen = run.rank, list[int]()
     model, optimizer = make(JOB)
     run.replicate(model, optimizer)
     loader = run.shard(loader_of(JOB))
@@ -49,8 +49,8 @@ def _plain_body(lanes: int, dies: tuple[int, int] | None = None, strategy: str =
             loss = F.cross_entropy(model(x), y)
             loss.backward()
             optimizer.step()
-            seen = seen + 1
-            if me == 1 and dies is not None and run.step == dies[0] and seen > dies[1]:
+            seen.append(run.step)  # by this worker, which only this test may do
+            if me == 1 and dies is not None and run.step == dies[0] and len(seen) > dies[1]:
                 os.kill(os.getpid(), signal.SIGKILL)
     return run.digest()
 
@@ -197,6 +197,28 @@ def test_a_sum_in_the_body_is_refused_with_its_line(parts: Parts) -> None:
     with pytest.raises(Misuse, match=r"`total \+= .*` \(line \d+\).*the sum would depend on the workers"):
         for x in parts.run.steps(parts.batches):
             total += float(parts.model(x).mean())
+
+
+def test_what_goes_on_from_the_lane_before_is_refused_with_its_line(parts: Parts) -> None:
+    best, average = 1e9, 0.0
+    with pytest.raises(Misuse, match=r"`best = min\(best, .*` \(line \d+\).*what it goes on from would depend"):
+        for x in parts.run.steps(parts.batches):
+            best = min(best, float(parts.model(x).mean()))
+    with pytest.raises(Misuse, match=r"`average = 0\.9 \* average .*` \(line \d+\)"):
+        for x in parts.run.steps(parts.batches):
+            average = 0.9 * average + 0.1 * float(parts.model(x).mean())
+
+
+def test_what_the_body_has_set_itself_may_be_added_to(parts: Parts) -> None:
+    for x in parts.run.steps(parts.batches):
+        loss = parts.model(x).mean()
+        loss += 0.1
+        x = x * 2
+        loss = loss + parts.model(x).square().mean()
+        parts.run.backward(loss)
+        parts.optimizer.step()
+        parts.optimizer.zero_grad()
+    assert parts.run.step == len(parts.batches)
 
 
 def _numbered(dies: bool) -> tuple[str, list[str]]:
@@ -384,15 +406,15 @@ def _numbers(*models: nn.Module) -> list[float]:
 def _gan(order: list[int] | None, lanes: int = 4, dies: tuple[int, int] | None = None) -> list[Any]:
     """Worker 1 is killed in step `dies[0]`, in its lane `dies[1]`."""
     run = lockstep.start(lanes=lanes)
-    me, seen, draws = run.rank, 0, []
+    me, seen, draws = run.rank, list[int](), []
     judge, maker, of_judge, of_maker = _gan_parts()
     run.replicate(judge, of_judge)
     run.replicate(maker, of_maker)
     loader = run.shard(_gan_data())
     for _ in run.epochs(3):
         for (row,) in run.steps(loader, None if order is None else [(of_judge, of_maker)[one] for one in order]):
-            seen = seen + 1
-            if me == 1 and dies is not None and run.step == dies[0] and seen > dies[1]:
+            seen.append(run.step)  # by this worker, which only this test may do
+            if me == 1 and dies is not None and run.step == dies[0] and len(seen) > dies[1]:
                 os.kill(os.getpid(), signal.SIGKILL)
             draws.append((run.step // 2, float(torch.rand(()))))
             judge.zero_grad()
