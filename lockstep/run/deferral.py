@@ -159,7 +159,7 @@ class DeferredUpdate:
             )
         if any(isinstance(one, torch.amp.GradScaler) for one in models.tracked.values()):
             raise Misuse(f"run.steps cannot defer a GradScaler's update, which looks at gradients. {GIVE_UPDATE}")
-        self._models, self._optimizers = models, models.optimizers
+        self._optimizers, self._after_step = models.optimizers, WeightsAreOld(models)
         tracked = [one for one in models.tracked.values() if isinstance(one, LRScheduler)]
         self._schedulers = tracked + untracked(models.optimizers.values(), models.tracked.values())
         self._ordered = None if given is None else OrderedUpdates(given, list(models.optimizers.values()))
@@ -211,7 +211,7 @@ class DeferredUpdate:
                 )
             self._calls[label] += 1
             if self._calls[label] == 1 and len(self._calls) == len(self._optimizers):
-                body.enter_context(WeightsAreOld(self._models))
+                body.enter_context(self._after_step)
 
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # torch's schedulers look for it
         return step
@@ -249,7 +249,8 @@ class WeightsAreOld(TorchDispatchMode):
     def __init__(self, models: Models) -> None:
         super().__init__()
         self._models = models
-        self._weights: dict[int, str] | None = None
+        self._first: tuple[torch.Tensor, int] | None = None
+        self._weights: dict[int, str] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -265,10 +266,12 @@ class WeightsAreOld(TorchDispatchMode):
         return func(*args, **options)
 
     def _name(self, tensor: torch.Tensor) -> str | None:
-        """The weight in whose memory the tensor stands; looked for only if there is an operation at all."""
-        if self._weights is None:
-            weights = {_memory(named.parameter): named.name for named in self._models.parameters()}
+        """The weight in whose memory the tensor stands. Weights are found again when the first has other memory."""
+        if self._first is None or _memory(self._first[0]) != self._first[1]:
+            parameters = self._models.parameters()
+            weights = {_memory(named.parameter): named.name for named in parameters}
             self._weights = {memory: name for memory, name in weights.items() if memory}
+            self._first = parameters[0].parameter, _memory(parameters[0].parameter)
         return self._weights.get(_memory(tensor))
 
 

@@ -311,7 +311,8 @@ def _average_by_hand(model: nn.Module, average: dict[str, torch.Tensor]) -> None
 
 def _average_by_foreach(model: nn.Module, average: dict[str, torch.Tensor]) -> None:
     kept = [average.setdefault(name, torch.zeros(one.shape)) for name, one in model.named_parameters()]
-    torch._foreach_lerp_(kept, [one.data for one in model.parameters()], 0.1)
+    with torch.no_grad():
+        torch._foreach_lerp_(kept, list(model.parameters()), 0.1)
 
 
 def _keep(model: nn.Module, average: dict[str, torch.Tensor]) -> None:
