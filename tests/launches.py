@@ -55,10 +55,17 @@ class Forked(subprocess.Popen[Any]):
         pipes, start_new_session = rest[:6], rest[11]
         sys.stdout.flush()
         sys.stderr.flush()
+        leads, has_come = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             gc.freeze()  # the process looks only through what it has made itself
-            _never_return(args, env, cwd, (pipes[0], pipes[3], pipes[5]), set(pass_fds), start_new_session)
+            if start_new_session:
+                os.setsid()
+            os.close(has_come)
+            _never_return(args, env, cwd, (pipes[0], pipes[3], pipes[5]), set(pass_fds))
+        os.close(has_come)
+        os.read(leads, 1)  # as subprocess does: when this returns, the process leads its group and can be ended by it
+        os.close(leads)
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
@@ -92,13 +99,11 @@ def start_lockstep(
 
 
 def _never_return(
-    args: Sequence[str], env: Mapping[str, str] | None, cwd: Any, streams: Sequence[int], kept: set[int], leads: bool
+    args: Sequence[str], env: Mapping[str, str] | None, cwd: Any, streams: Sequence[int], kept: set[int]
 ) -> None:
     """This process is the program, and ends with it."""
     code = 1
     try:
-        if leads:
-            os.setsid()
         _forget_parent(streams, kept)
         _take_environment(os.environ.copy() if env is None else env)
         if cwd is not None:

@@ -184,6 +184,8 @@ def test_all_are_ended_without_an_event_and_may_be_started_again(stage):
     assert stage.pool.wait(0.0) == []
     assert not any(map(psutil.pid_exists, pids))
     assert not set(stage.start(2).values()) & set(ids.values())
+    stage.wait_until(lambda: all(slot in stage.pool.rows() for slot in (0, 1)))
+    assert not {stage.pool.row(slot).pid for slot in (0, 1)} & set(pids)
 
 
 def test_the_output_of_the_member_with_rank_0_is_shown_and_everybodys_is_in_the_logs(stage):
