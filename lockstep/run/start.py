@@ -1,9 +1,7 @@
 """`lockstep.start()`: finds the other workers, opens the wire, and makes the run."""
 
 import atexit
-import hashlib
 import os
-import platform
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -18,7 +16,7 @@ from lockstep import strategies
 from lockstep.chance import fold, set_generators
 from lockstep.determinism.compiler import watched_compiler
 from lockstep.determinism.cudnn_attention import front_end_note
-from lockstep.determinism.hardware import gpu_name, hardware
+from lockstep.determinism.hardware import gpu_name
 from lockstep.determinism.operators import named_once
 from lockstep.determinism.process import settle_process
 from lockstep.elastic.entrance import Entrance, find_entrance
@@ -29,32 +27,17 @@ from lockstep.elastic.opener import WireOpener
 from lockstep.elastic.recovery import Recovery
 from lockstep.elastic.rendezvous import open_store
 from lockstep.elastic.roster import RunIsOver
-from lockstep.errors import BadArgument, BadEnvironment, Disagreement, advise, naming_lost_worker
-from lockstep.events import (
-    Closed,
-    Copied,
-    Events,
-    GenerationFormed,
-    GraphCompiled,
-    NoiseMeasured,
-    Started,
-    StepBegan,
-    StepCommitted,
-    Wait,
-)
+from lockstep.errors import BadArgument, BadEnvironment, advise, naming_lost_worker
+from lockstep.events import Events, GraphCompiled, Started, Wait
 from lockstep.launch.control import Control
 from lockstep.launch.status import NoStatus, StatusReader, StatusWriter
-from lockstep.observe.console import SHOWN, Console
-from lockstep.observe.finish import Finish, FinishMark
-from lockstep.observe.history import READ as HISTORY
-from lockstep.observe.history import StepHistory
-from lockstep.observe.recorder import Recorder
 from lockstep.run import active
 from lockstep.run.context import Context
-from lockstep.run.faults import FaultWatch
+from lockstep.run.readers import subscribe_readers
 from lockstep.run.run import Run
 from lockstep.run.signals import handled
 from lockstep.run.status_report import StatusReport
+from lockstep.run.terms import agree, leave_unless_same, refuse_difference, terms
 from lockstep.run.wait_watch import WaitWatch
 from lockstep.settings.device import choose, count_gpus, in_words, sharing
 from lockstep.settings.environment import (
@@ -69,17 +52,11 @@ from lockstep.settings.environment import (
 from lockstep.settings.environments.stop_signals import stop_signals
 from lockstep.settings.options import BETWEEN_GPUS, Options, Settings, lanes_note, resolve, wire_on
 from lockstep.state.progress import DataProgress
-from lockstep.verify.trace import READ as TRACED
-from lockstep.verify.trace import Dump, Trace
-from lockstep.version import VERSION
-from lockstep.wire import Agreement, Proposal, Wire, WireOptions, in_process, open_wire
+from lockstep.wire import Wire, WireOptions, in_process, open_wire
 from lockstep.wire.choice import bucket_bytes as suitable_bucket_bytes
 from lockstep.wire.generation import Generation
 from lockstep.wire.network.deadline import do_nothing
 from lockstep.world import World
-
-WITNESS = "a roster that can be written"
-"""All workers have one, or none has: see Note [Witness] in elastic/roster/roster.py."""
 
 NCCL_LEFT_TO_US = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
 """See Note [When NCCL waits for ever] in wire/cuda/nccl.py."""
@@ -186,7 +163,7 @@ def _found(
         store = open_store(place, settings.timeout_s, active.next_meeting(), _say) if world.size > 1 else None
         watch = do_nothing if can_recover else None
         opened = in_process(world) if store is None else open_wire(opener.options, world, store, watch)
-        _agree(opened, settings, entrance.has_witness)
+        agree(opened, settings, entrance.has_witness)
     settings = _with_bucket_bytes(settings, opened)
     context = replace(context, settings=settings)
     slots, elasticity = tuple(range(world.size)), None
@@ -196,7 +173,7 @@ def _found(
             members = gather_founders(place, endpoint, store)
         slots = tuple(member.slot for member in members)
         recovery = Recovery(
-            founded(endpoint.member, members), endpoint, opener, opened, _terms(settings, entrance.has_witness),
+            founded(endpoint.member, members), endpoint, opener, opened, terms(settings, entrance.has_witness),
             no_members, entrance.roster,
         )  # fmt: skip
         elasticity = Elasticity(recovery, False, _control(overrides, settings), place.port)
@@ -217,22 +194,20 @@ def _join(
     """A worker that comes later: alone until it is admitted. See Note [Newcomers] in elastic/formation.py."""
     place, directory = entrance.place, entrance.directory
     assert directory is not None
-    terms = _terms_of(directory)
-    _leave_unless_same(terms["run"])
-    given = replace(overrides, lanes=terms["lanes"], seed=terms["seed"], threads=terms["threads"], assignment=None)
-    settings = replace(resolve(replace(options, assignment=None), given, World()), bucket_bytes=terms["bucket_bytes"])
-    by_hand = None if terms["assignment"] is None else tuple(map(tuple, terms["assignment"]))
-    settings = replace(settings, wire=terms["wire"], algorithm=terms["algorithm"], by_hand=by_hand)
+    theirs = _terms_of(directory)
+    leave_unless_same(theirs["run"])
+    given = replace(overrides, lanes=theirs["lanes"], seed=theirs["seed"], threads=theirs["threads"], assignment=None)
+    settings = replace(resolve(replace(options, assignment=None), given, World()), bucket_bytes=theirs["bucket_bytes"])
+    by_hand = None if theirs["assignment"] is None else tuple(map(tuple, theirs["assignment"]))
+    settings = replace(settings, wire=theirs["wire"], algorithm=theirs["algorithm"], by_hand=by_hand)
     slot = place.world.local_rank if place.slot is None else place.slot
-    settings = _with_device(settings, options, overrides, slot, terms["num_founders"])
-    own_terms = _terms(settings, entrance.has_witness)
-    _refuse_difference(terms, own_terms, place)
+    settings = _with_device(settings, options, overrides, slot, theirs["num_founders"])
+    mine = terms(settings, entrance.has_witness)
+    refuse_difference(theirs, mine, place)
     context = _context(settings, strategy, overrides, status, place, undo)
     wire, endpoint = in_process(World()), entrance.open_endpoint(fresh=True)
     opener = _opener(settings, place.world.on_one_host)
-    recovery = Recovery(
-        joining(endpoint.member)[0], endpoint, opener, wire, own_terms, directory.members, entrance.roster
-    )
+    recovery = Recovery(joining(endpoint.member)[0], endpoint, opener, wire, mine, directory.members, entrance.roster)
     elasticity = Elasticity(recovery, True, _control(overrides, settings), place.port)
     return _make_run(context, Generation(wire, (0,), settings.assignment), elasticity, place)
 
@@ -294,36 +269,11 @@ def _opener(settings: Settings, on_one_host: bool) -> WireOpener:
 
 
 def _make_run(context: Context, generation: Generation, elasticity: Elasticity | None, place: LaunchPlace) -> Run:
-    overrides, events, undo = context.overrides, context.events, context.undo
+    events, undo = context.events, context.undo
     run = Run(context, generation, elasticity)
     if isinstance(context.status, WaitWatch):
         context.status.watch(lambda: run.guard.generation.wire, context.settings.timeout_s)
-    events.subscribe(
-        Console(
-            sys.stderr,
-            lambda: run.is_first,
-            launcher_reports=overrides.status_fd is not None,
-            run_dir=overrides.run_dir,
-            has_failed=lambda: run.failed,
-        ),
-        *SHOWN,
-    )
-    if overrides.run_dir is not None:
-        events.subscribe(Recorder(overrides.run_dir, lambda: run.is_first, events.note), NoiseMeasured)
-        history = StepHistory(overrides.run_dir, lambda: run.is_first, lambda: _lanes_of(run), events.note)
-        events.subscribe(history, *HISTORY)
-        mark = FinishMark(overrides.run_dir, lambda: run.is_first, lambda: _finish(run), events.note)
-        events.subscribe(mark, Started, Closed)
-    if overrides.trace_dir is not None:
-        trace = Trace(overrides.trace_dir, place.world.rank, run.sources, is_replacement=not run.guard.is_member)
-        events.subscribe(trace, *TRACED)
-    if overrides.timeline:
-        _show_timeline(run, overrides)
-    if overrides.fault is not None and overrides.run_dir is not None:
-        watch = FaultWatch(overrides.fault, run.guard, context.status, place.world.rank, overrides.run_dir)
-        events.subscribe(watch, StepBegan, StepCommitted, GenerationFormed, Copied)
-    if overrides.dump_path is not None and place.world.rank == 0:
-        events.subscribe(Dump(overrides.dump_path, run.state), Closed)
+    subscribe_readers(run, context, place)
     _close_at_exit(run, undo)
     if context.settings.exact:
         undo.enter_context(named_once(events.note))
@@ -332,25 +282,6 @@ def _make_run(context: Context, generation: Generation, elasticity: Elasticity |
     undo.enter_context(handled(run.guard.signals, asked, events.note))
     set_generators(fold(context.settings.seed, "outside"))
     return run
-
-
-def _show_timeline(run: Run, overrides: Overrides) -> None:
-    if overrides.run_dir is None:
-        raise BadEnvironment("LOCKSTEP_TIMELINE is set, and LOCKSTEP_RUN_DIR is not: a timeline needs a folder")
-    run.timeline(steps=None)
-
-
-def _lanes_of(run: Run) -> dict[int, int]:
-    """How many lanes each worker carries now, by slot."""
-    generation = run.guard.generation
-    return dict(zip(generation.slots, map(len, generation.assignment.lanes_of), strict=True))
-
-
-def _finish(run: Run) -> Finish | None:
-    """The end of the run, if it is one: nothing has failed, and no signal has ended it or this worker's part in it."""
-    if run.failed or run.guard.formation.is_stopped or not run.guard.is_member:
-        return None
-    return Finish(run.step, run.size)
 
 
 def _status(place: LaunchPlace, overrides: Overrides) -> StatusWriter | NoStatus:
@@ -384,48 +315,6 @@ def _can_recover(settings: Settings, place: LaunchPlace) -> bool:
     return settings.recover and not alone and place.launcher != "torchrun"
 
 
-def _facts(settings: Settings) -> dict[str, Any]:
-    """What must be equal on all workers, now and later."""
-    return {
-        **settings.facts(),
-        "version of lockstep": VERSION,
-        "version of torch": torch.__version__,
-        "version of Python": platform.python_version(),
-        "digest of the script": _script_digest(),
-        **hardware(settings.device),
-    }
-
-
-def _terms(settings: Settings, has_witness: bool = False) -> dict[str, Any]:
-    """What newcomers learn before they can ask to be admitted, and must have alike."""
-    facts = {**_facts(settings), WITNESS: has_witness}
-    return {**facts, "num_founders": settings.num_founders, "run": active.num_before()}
-
-
-def _agree(wire: Wire, settings: Settings, has_witness: bool) -> None:
-    """Collective. Refuses workers that were started with different settings, with the first difference."""
-    facts = {**_facts(settings), WITNESS: has_witness}
-    Agreement(wire.transport, Proposal({"operation": "lockstep.start", **facts})).check()
-
-
-def _leave_unless_same(run: int) -> None:
-    """See Note [Several runs of one script] in active.py."""
-    if run != active.num_before():
-        print(
-            f"  note: a worker cannot join: the others are in run {run + 1} of the script (lockstep.start() was called "
-            "as often), and it is in another. They go on without it.",
-            file=sys.stderr,
-            flush=True,
-        )
-        raise SystemExit(0)
-
-
-def _refuse_difference(theirs: dict[str, Any], mine: dict[str, Any], place: LaunchPlace) -> None:
-    for name, value in mine.items():
-        if theirs[name] != value:
-            raise Disagreement(name, place.world.rank, str(value), 0, str(theirs[name]))
-
-
 def _with_device(
     settings: Settings, options: Options, overrides: Overrides, local_rank: int, num_founders: int
 ) -> Settings:
@@ -448,14 +337,6 @@ def _checked_strategy(strategy: object) -> strategies.Strategy:
     if not callable(getattr(strategy, "engine", None)):
         raise BadArgument(f"strategy takes an object of lockstep.strategies, or its string form, not {strategy!r:.60}")
     return cast(strategies.Strategy, strategy)
-
-
-def _script_digest() -> str:
-    """Of the script's own file; its imports are not looked at."""
-    try:
-        return hashlib.blake2b(Path(sys.argv[0]).read_bytes(), digest_size=8).hexdigest()
-    except OSError:  # an interactive session, or a module
-        return "unknown"
 
 
 def _device_in_words(options: Options, overrides: Overrides, settings: Settings, wire: Wire) -> str:

@@ -18,7 +18,7 @@ import lockstep
 from lockstep.errors import BadArgument
 from lockstep.gradients import bucket_set
 from lockstep.gradients.layout import Spec, make_layout
-from lockstep.run.start import _terms
+from lockstep.run.terms import terms
 from lockstep.settings.environment import Overrides
 from lockstep.settings.options import REDUCE_DTYPES, Options, resolve
 from lockstep.world import World
@@ -295,5 +295,5 @@ def _start_by_rank() -> None:
 
 
 def test_a_newcomer_is_told_the_dtype() -> None:
-    result = _terms(resolve(Options(reduce_dtype="bfloat16"), Overrides(), World()))
+    result = terms(resolve(Options(reduce_dtype="bfloat16"), Overrides(), World()))
     assert json.loads(json.dumps(result))["reduce_dtype"] == "torch.bfloat16"

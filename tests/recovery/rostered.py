@@ -13,7 +13,7 @@ import torch
 from training import Job, loader_of, make, train_step
 
 import lockstep
-from lockstep.run import start
+from lockstep.run import terms
 
 PACE_S = 0.03
 BEYOND = 15
@@ -48,7 +48,7 @@ def main(folder: Path, checkpoints: str | None) -> None:
 
 def pretend() -> None:
     """This worker is of another version, or has another time, if a variable says so."""
-    start.VERSION = os.environ.get("OTHER_VERSION", start.VERSION)
+    terms.VERSION = os.environ.get("OTHER_VERSION", terms.VERSION)
     ahead_s, right = float(os.environ.get("CLOCK_AHEAD_S", "0")), time.time
     time.time = lambda: right() + ahead_s
 

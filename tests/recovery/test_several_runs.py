@@ -15,7 +15,7 @@ from workers import on_workers, outcomes
 import lockstep
 from lockstep.errors import BadEnvironment
 from lockstep.run import active
-from lockstep.run.start import _leave_unless_same
+from lockstep.run.terms import leave_unless_same
 
 
 def _train(seed: int, victim: int | None = None) -> str:
@@ -96,8 +96,8 @@ def test_a_worker_that_is_alone_may_start_again_after_an_error() -> None:
 def test_a_worker_that_comes_while_the_others_are_in_a_later_run_leaves_with_a_note(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    _leave_unless_same(active.num_before())
+    leave_unless_same(active.num_before())
     with pytest.raises(SystemExit) as left:
-        _leave_unless_same(active.num_before() + 1)
+        leave_unless_same(active.num_before() + 1)
     assert left.value.code == 0
     assert "a worker cannot join: the others are in run" in capsys.readouterr().err

@@ -1,0 +1,70 @@
+"""What all workers of a run must have alike, and how a worker that differs is refused."""
+
+import hashlib
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lockstep.determinism.hardware import hardware
+from lockstep.errors import Disagreement
+from lockstep.run import active
+from lockstep.settings.environment import LaunchPlace
+from lockstep.settings.options import Settings
+from lockstep.version import VERSION
+from lockstep.wire import Agreement, Proposal, Wire
+
+WITNESS = "a roster that can be written"
+"""All workers have one, or none has: see Note [Witness] in elastic/roster/roster.py."""
+
+
+def terms(settings: Settings, has_witness: bool = False) -> dict[str, Any]:
+    """What newcomers learn before they can ask to be admitted, and must have alike."""
+    facts = {**_facts(settings), WITNESS: has_witness}
+    return {**facts, "num_founders": settings.num_founders, "run": active.num_before()}
+
+
+def agree(wire: Wire, settings: Settings, has_witness: bool) -> None:
+    """Collective. Refuses workers that were started with different settings, with the first difference."""
+    facts = {**_facts(settings), WITNESS: has_witness}
+    Agreement(wire.transport, Proposal({"operation": "lockstep.start", **facts})).check()
+
+
+def leave_unless_same(run: int) -> None:
+    """See Note [Several runs of one script] in active.py."""
+    if run != active.num_before():
+        print(
+            f"  note: a worker cannot join: the others are in run {run + 1} of the script (lockstep.start() was called "
+            "as often), and it is in another. They go on without it.",
+            file=sys.stderr,
+            flush=True,
+        )
+        raise SystemExit(0)
+
+
+def refuse_difference(theirs: dict[str, Any], mine: dict[str, Any], place: LaunchPlace) -> None:
+    for name, value in mine.items():
+        if theirs[name] != value:
+            raise Disagreement(name, place.world.rank, str(value), 0, str(theirs[name]))
+
+
+def _facts(settings: Settings) -> dict[str, Any]:
+    """What must be equal on all workers, now and later."""
+    return {
+        **settings.facts(),
+        "version of lockstep": VERSION,
+        "version of torch": torch.__version__,
+        "version of Python": platform.python_version(),
+        "digest of the script": _script_digest(),
+        **hardware(settings.device),
+    }
+
+
+def _script_digest() -> str:
+    """Of the script's own file; its imports are not looked at."""
+    try:
+        return hashlib.blake2b(Path(sys.argv[0]).read_bytes(), digest_size=8).hexdigest()
+    except OSError:  # an interactive session, or a module
+        return "unknown"
