@@ -92,8 +92,8 @@ def several_ways(ways: list[str], backend: str) -> dict[str, list[Any]]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "ways",
-    [["graph breaks", "optimizer"], pytest.param(list(WAYS), marks=pytest.mark.soak)],
-    ids=["some", "all"],
+    [["graph breaks"], pytest.param(list(WAYS), marks=pytest.mark.soak)],
+    ids=["one", "all"],
 )
 def test_a_way_to_compile_has_the_bits_of_one_worker_on_two(ways: list[str]) -> None:
     alone = on_workers(1, several_ways, ways, "aot_eager", limit_s=400)[0]

@@ -115,6 +115,7 @@ def test_five_workers_and_chosen_buckets_give_the_same_digest(wire: str) -> None
     assert on_workers(5, _digest_on, wire, GPT) == [alone] * 5
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("algorithm", [pytest.param("direct", marks=pytest.mark.soak), "oneshot"])
 def test_the_algorithm_does_not_change_the_digest(algorithm: str) -> None:
     alone = digest_alone(CONV)

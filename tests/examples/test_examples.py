@@ -118,6 +118,7 @@ def test_a_scale_that_is_too_large_makes_two_workers_skip_steps_and_then_train(s
     assert losses[-1] < losses[0] / 2
 
 
+@pytest.mark.soak
 def test_the_generated_points_come_nearer_to_the_circle(shell: Shell):
     (printed,) = shell(alone("08_two_optimizers"))
     away = numbers_after("away", printed)
@@ -177,6 +178,7 @@ def test_the_grown_batch_has_eight_times_the_rate_and_a_warm_up_is_missed_until_
     assert numbers_after("findings with the schedule:", printed) == [0]
 
 
+@pytest.mark.soak
 def test_the_adviser_is_sure_of_the_critical_batch_in_the_end(shell: Shell):
     (printed,) = shell(alone("16_adviser"))
     assert re.findall(r"sure (\w+)", printed)[-1] == "True"

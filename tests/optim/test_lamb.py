@@ -74,12 +74,14 @@ def test_the_limit_on_the_ratio_makes_a_difference() -> None:
     assert not np.array_equal(free[0], limited[0])
 
 
+@pytest.mark.soak
 @needs_optax
 def test_optax_agrees() -> None:
     options = {**LAMB_SETTINGS, "betas": (0.8, 0.95)}
     assert_close(by_lamb(start(0), 0, 0.01, NUM_STEPS, options), optax_says("lamb"))
 
 
+@pytest.mark.soak
 @needs_optax
 def test_optax_agrees_on_the_defaults() -> None:
     assert_close(by_lamb(start(0), 0, 0.01, NUM_STEPS, {}), optax_says("lamb without decay"))

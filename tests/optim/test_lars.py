@@ -108,6 +108,7 @@ def test_groups_have_options_of_their_own() -> None:
     assert_close([param.detach().numpy() for param in params], [first, b - 0.25 * h])
 
 
+@pytest.mark.soak
 @needs_optax
 @pytest.mark.parametrize("case", ["lars", "lars with nesterov"])
 def test_optax_agrees_by_the_joint_norm(case: str) -> None:
@@ -115,6 +116,7 @@ def test_optax_agrees_by_the_joint_norm(case: str) -> None:
     assert_close(by_lars(start(0), 0, [0.3] * NUM_STEPS, options), optax_says(case))
 
 
+@pytest.mark.soak
 @needs_optax
 def test_optax_agrees_by_default_where_nothing_decays() -> None:
     assert_close(by_lars(start(0), 0, [0.3] * NUM_STEPS, {}), optax_says("lars without decay"))

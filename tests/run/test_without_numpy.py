@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from safetensors.torch import load_file
 
 import lockstep
@@ -64,6 +65,7 @@ print(json.dumps([went_on_from, resumed, equal, "numpy" in sys.modules]))
 """
 
 
+@pytest.mark.soak
 def test_a_run_without_numpy_saves_resumes_and_dumps(tmp_path: Path) -> None:
     words = [sys.executable, "-c", HIDE + SCRIPT, str(tmp_path)]
     ended = subprocess.run(words, capture_output=True, text=True, timeout=120)

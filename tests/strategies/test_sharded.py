@@ -66,7 +66,7 @@ class Wide(nn.Module):
 MODELS: dict[str, Callable[[], nn.Module]] = {"wide": Wide, "gpt": Gpt, "conv": Convolutional}
 BATCHES = [
     (torch.randn(21, 12, generator=g), torch.randint(0, 5, (21,), generator=g))
-    for g in map(torch.Generator().manual_seed, range(4))
+    for g in map(torch.Generator().manual_seed, range(3))
 ]
 
 Between = Callable[[Run, nn.Module, torch.optim.Optimizer, int], None]
@@ -165,7 +165,7 @@ def test_a_kernel_that_is_given_one_batch_after_the_other_has_the_bits_of_replic
     ((alone, _),) = on_workers(1, _fused_digest, "replicated", optimizer)
     for digest, num_batches in on_workers(2, _fused_digest, "sharded:gradients", optimizer):
         assert digest == alone
-        assert num_batches >= 3 * 4  # in all updates but the first, for each worker
+        assert num_batches >= (len(BATCHES) - 1) * 4  # in all updates but the first, for each worker
 
 
 def test_every_optimizer_of_torch_is_known_or_refused() -> None:

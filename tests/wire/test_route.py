@@ -3,7 +3,7 @@
 import math
 from collections import deque
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.wire.route import FANOUT, Route, route_of
@@ -65,6 +65,7 @@ class Played:
         self.moved = True
 
 
+@settings(max_examples=40)
 @given(HOSTS)
 def test_every_worker_has_every_record_where_its_route_says(hosts: Hosts) -> None:
     played = Played(hosts)
@@ -74,6 +75,7 @@ def test_every_worker_has_every_record_where_its_route_says(hosts: Hosts) -> Non
         assert [buffer[place] for place in played.routes[rank].places] == ranks
 
 
+@settings(max_examples=40)
 @given(HOSTS)
 def test_no_worker_has_more_messages_than_its_tree_and_the_rounds_between_hosts(hosts: Hosts) -> None:
     played, rounds = Played(hosts), math.ceil(math.log2(len(hosts)))
