@@ -9,7 +9,7 @@
 # the first step only: what was written so then counts as written by every lane of a module in training mode.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -110,18 +110,26 @@ class LaneBuffers:
     @torch.no_grad()
     def end_lane(self, last: bool) -> None:
         """Keeps what the lane wrote; unless it was the last one here, puts the starting values back."""
-        indices = list(self._changed_now())
-        found = [self.slots[index].read().detach() for index in indices]
-        for index, value in zip(indices, found, strict=True):
-            _refuse_other_shape(self.slots[index], value, self._starts[index].value)
+        found = self._found()
         if last:
-            self._put_tensors_back(indices)
+            self._put_tensors_back(found)
         else:
-            copies = [torch.empty_like(value) for value in found]
-            copy_together(copies, found)
-            found = copies
-            self._start_again(indices)
-        self._lanes.append(dict(zip(indices, found, strict=True)))
+            found = _copied(found)
+            self._start_again(list(found))
+        self._lanes.append(found)
+
+    @torch.no_grad()
+    def written_values(self) -> dict[int, torch.Tensor]:
+        """Copies of what is written since the step began; where one lane is all there is, since any step did."""
+        return _copied(self._found())
+
+    @torch.no_grad()
+    def set_written(self, values: Mapping[int, torch.Tensor]) -> None:
+        """Buffers are as they were when `written_values` gave these; graphs made since then stay valid."""
+        indices = sorted({*self._found(), *values})
+        self._put_tensors_back(indices)
+        places = [self._starts[index].tensor.data for index in indices]  # of which no graph counts the versions
+        copy_together(places, [values.get(index, self._starts[index].value) for index in indices])
 
     def written(self) -> list[int]:
         """Which buffers the lane under way has written to so far, by their signs: no value is looked at."""
@@ -166,6 +174,13 @@ class LaneBuffers:
             total = roots[0] if roots else torch.empty_like(group.lane_part(starts, {}, 1.0, is_lowest=False))
             wire.reducer.reduce(reduction, roots, total)
             group.write(total, [start.tensor for start in self._starts])
+
+    def _found(self) -> dict[int, torch.Tensor]:
+        """What the lane under way has written, where it stands."""
+        found = {index: self.slots[index].read().detach() for index in self._changed_now()}
+        for index, value in found.items():
+            _refuse_other_shape(self.slots[index], value, self._starts[index].value)
+        return found
 
     def _changed_now(self) -> Iterator[int]:
         """Which buffers have changed since the step began, or since they were put back."""
@@ -214,6 +229,12 @@ class LaneBuffers:
                 top = stack.pop()
                 stack[-1].add_(top)
         return stack
+
+
+def _copied(tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    copies = {index: torch.empty_like(tensor) for index, tensor in tensors.items()}
+    copy_together(list(copies.values()), list(tensors.values()))
+    return copies
 
 
 def buffer_places(modules: Sequence[torch.nn.Module]) -> set[BufferKey]:

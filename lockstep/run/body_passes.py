@@ -7,11 +7,12 @@
 # after the commit; in the second pass those between the first step() and the second, with the new weights. A pass is a
 # step of the run like any other, redone where a worker is lost. Both draw the same random numbers, so that what the
 # body makes (a GAN's noise) is the same in both, as in the plain loop. What does not count is computed for nothing:
-# forward passes twice. How many updates there are is given, not learned: a worker without lanes makes them too.
+# forward passes twice. Buffers that these write (BatchNorm's averages) are set back, so each forward pass of the body
+# moves them once. How many updates there are is given, not learned: a worker without lanes makes them too.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +21,12 @@ import torch
 from torch.optim import Optimizer
 
 from lockstep.errors import BadArgument, Misuse
+from lockstep.gradients.buffers import LaneBuffers
+
+LOOP_FOR_EACH = (
+    "Write a loop over run.lanes(batch) for each update instead, with its optimizer.step(), and what else happens once "
+    "for each batch, after the loop."
+)
 
 
 @dataclass
@@ -34,6 +41,11 @@ class BodyPass:
     def counts(self) -> bool:
         """Whether a backward pass now belongs to the update of this pass."""
         return self.num_steps == self.number
+
+    @property
+    def counted(self) -> bool:
+        """Whether what counts in this pass is over, and more of the body comes."""
+        return self.num_steps == self.number + 1 < self.num_passes
 
     @property
     def is_last(self) -> bool:
@@ -56,23 +68,40 @@ class OrderedUpdates:
         return len(self._optimizers)
 
     @contextmanager
-    def lane(self, now: BodyPass, replaced: Callable[..., Any], zero_grad: Callable[..., None]) -> Iterator[None]:
+    def lane(
+        self,
+        now: BodyPass,
+        replaced: Callable[..., Any],
+        zero_grad: Callable[..., None],
+        after_steps: AbstractContextManager[Any],
+        buffers: LaneBuffers,
+    ) -> Iterator[None]:
         """Stands around the body of one lane in the pass `now`.
 
         `replaced` puts a function in the place of an optimizer's step(), and `zero_grad` in that of its zero_grad().
+        `after_steps` stands around what comes after the last step().
         """
         now.num_steps = 0
+        before = buffers.written_values()
         with ExitStack() as undo:
+
+            def stepped() -> None:
+                if now.counts:
+                    buffers.set_written(before)
+                elif now.counted:
+                    undo.callback(buffers.set_written, buffers.written_values())
+                if now.num_steps == self.num_passes:
+                    undo.enter_context(after_steps)
+
             undo.enter_context(_counting_backward(now))
             for number, optimizer in enumerate(self._optimizers):
-                undo.enter_context(replaced(optimizer, "step", partial(_step, now, number)))
+                undo.enter_context(replaced(optimizer, "step", partial(_step, now, number, stepped)))
                 undo.enter_context(replaced(optimizer, "zero_grad", zero_grad))
             yield
         if now.num_steps != self.num_passes:
             raise Misuse(
                 f"a body of run.steps has called step() of {now.num_steps} optimizers, and was given "
-                f"{self.num_passes}: every lane of every batch must make all updates. Write a loop over "
-                "run.lanes(batch) for each update instead, with its optimizer.step() after the loop."
+                f"{self.num_passes}: every lane of every batch must make all updates. {LOOP_FOR_EACH}"
             )
 
     def perform(self, number: int) -> None:
@@ -81,7 +110,8 @@ class OrderedUpdates:
             optimizer.zero_grad()
 
 
-def _step(now: BodyPass, number: int, _: Optimizer, closure: Any = None) -> None:
+def _step(now: BodyPass, number: int, stepped: Callable[[], None], _: Optimizer, closure: Any = None) -> None:
+    """In the place of the step() of the optimizer with this number."""
     if closure is not None:
         raise Misuse("run.steps cannot defer optimizer.step(closure), which computes a batch again")
     if number != now.num_steps:
@@ -90,6 +120,7 @@ def _step(now: BodyPass, number: int, _: Optimizer, closure: Any = None) -> None
             f"{now.num_steps + 1} was due: give the optimizers in the order in which the body steps them, each once"
         )
     now.num_steps += 1
+    stepped()
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 from lockstep.data import GlobalBatch
 from lockstep.errors import BadArgument, Misuse
 from lockstep.gradients.autograd_graph import looking
+from lockstep.gradients.buffers import LaneBuffers
 from lockstep.run.body_passes import BodyPass, OrderedUpdates
 from lockstep.script.body import IN_LANES, refused_in_body
 from lockstep.script.call_site import calling_frame
@@ -36,6 +37,14 @@ from lockstep.script.unsaved import untracked
 from lockstep.state.models import Models
 
 GIVE_UPDATE = "Give what happens once for each batch as a function: run.steps(loader, update)."
+GIVE_AFTER = (
+    "Give it as a function after the optimizers, which is called once for each batch, after the update: "
+    "run.steps(loader, [optimizer, function])."
+)
+
+
+Update = Callable[[], Any] | Optimizer | Sequence[Optimizer | Callable[[], Any]] | None
+"""What a user gives to `run.steps`."""
 
 
 class StepUpdate(Protocol):
@@ -56,22 +65,24 @@ def steps_of(
     batches: Iterable[Any],
     lanes: Callable[[Any], Iterator[Any]],
     trains: Callable[[], bool],
-    update: Callable[[], Any] | Sequence[Optimizer] | None,
+    update: Update,
     models: Models,
+    buffers: Callable[[], LaneBuffers],
     begin_pass: Callable[[BodyPass], None],
 ) -> Iterator[Any]:
     """The lanes of every batch, each with the update that the user gives, or that the body of the loop writes.
 
     `begin_pass` is called before the lanes of each pass over the body.
     """
-    if update is not None and not isinstance(update, Sequence):
-        return _training_steps(batches, lanes, trains, OwnUpdate(update), begin_pass)
+    given = [] if update is None else [update] if isinstance(update, Optimizer) else update
+    if not isinstance(given, Sequence):
+        return _training_steps(batches, lanes, trains, OwnUpdate(given), begin_pass)
     if not trains():
         return _evaluation_lanes(batches, lanes, trains)
     frame = calling_frame()
     if (why := refused_in_body(frame.f_code.co_filename, frame.f_lineno)) is not None:
         raise Misuse(why)
-    return _training_steps(batches, lanes, trains, DeferredUpdate(models, update), begin_pass)
+    return _training_steps(batches, lanes, trains, DeferredUpdate(models, buffers, given), begin_pass)
 
 
 def _training_steps(
@@ -129,12 +140,25 @@ def _with_numbers(batches: Iterable[Any], lanes: Callable[[Any], Iterator[Any]])
     return lanes_with_number
 
 
+def _functions(given: Sequence[Any]) -> Sequence[Callable[[], Any]]:
+    for one in given:
+        if isinstance(one, Optimizer) or not callable(one):
+            raise BadArgument(
+                "run.steps takes a list of optimizers in the order of their updates, and after them of functions that "
+                f"are called once for each batch, not {type(one).__name__} there"
+            )
+    return given
+
+
 class OwnUpdate:
     """The user's function. Its optimizers are not to step in the lanes, which the run itself refuses."""
 
     def __init__(self, update: Callable[[], Any]) -> None:
         if not callable(update):
-            raise BadArgument(f"run.steps takes a function without arguments as its update, not {update!r:.60}")
+            raise BadArgument(
+                "run.steps takes a function without arguments as its update, or the optimizers of the body in the "
+                f"order of their updates, not {update!r:.60}"
+            )
         self._update = update
 
     @property
@@ -151,18 +175,22 @@ class OwnUpdate:
 class DeferredUpdate:
     """What the body calls in its lanes is done after them. See Note [Deferred updates]."""
 
-    def __init__(self, models: Models, given: Sequence[Optimizer] | None) -> None:
-        """`given` are the optimizers of a body with several updates, in their order."""
+    def __init__(self, models: Models, buffers: Callable[[], LaneBuffers], given: Sequence[Any]) -> None:
+        """`given` are the optimizers of the body in the order of their updates, and what is called after a batch."""
         if not models.optimizers:
             raise Misuse(
                 "run.steps makes the updates of a run's optimizers: call run.replicate(model, optimizer) first"
             )
         if any(isinstance(one, torch.amp.GradScaler) for one in models.tracked.values()):
             raise Misuse(f"run.steps cannot defer a GradScaler's update, which looks at gradients. {GIVE_UPDATE}")
-        self._optimizers, self._after_step = models.optimizers, WeightsAreOld(models)
+        self._optimizers, self._buffers = models.optimizers, buffers
         tracked = [one for one in models.tracked.values() if isinstance(one, LRScheduler)]
         self._schedulers = tracked + untracked(models.optimizers.values(), models.tracked.values())
-        self._ordered = None if given is None else OrderedUpdates(given, list(models.optimizers.values()))
+        optimizers = [one for one in given if isinstance(one, Optimizer)]
+        self._functions = _functions(given[len(optimizers) :])
+        ordered = OrderedUpdates(optimizers, list(models.optimizers.values())) if optimizers else None
+        self._ordered = ordered if ordered is not None and ordered.num_passes > 1 else None
+        self._after_step = WeightsAreOld(models)
         self._calls: Counter[str] = Counter()
 
     @property
@@ -173,7 +201,7 @@ class DeferredUpdate:
     def lane(self, now: BodyPass, is_first_batch: bool) -> Iterator[None]:
         before = [scheduler.last_epoch for scheduler in self._schedulers]
         if self._ordered is not None:
-            with self._ordered.lane(now, _replaced, _zero_grad):
+            with self._ordered.lane(now, _replaced, _zero_grad, self._after_step, self._buffers()):
                 yield
         else:
             with self._one_update(is_first_batch):
@@ -195,11 +223,13 @@ class DeferredUpdate:
     def perform(self, number: int) -> None:
         if self._ordered is not None:
             self._ordered.perform(number)
-            return
-        for optimizer in self._optimizers.values():
-            optimizer.step()
-        for optimizer in self._optimizers.values():
-            optimizer.zero_grad()
+        else:
+            for optimizer in self._optimizers.values():
+                optimizer.step()
+            for optimizer in self._optimizers.values():
+                optimizer.zero_grad()
+        for function in self._functions if number == self.num_passes - 1 else ():
+            function()
 
     def _step(self, label: str, body: ExitStack) -> Callable[..., None]:
         """What stands in the place of an optimizer's step until `body` is closed."""
@@ -239,7 +269,7 @@ class DeferredUpdate:
             if scheduler.last_epoch != epoch:
                 raise Misuse(
                     f"{type(scheduler).__name__}.step() was called in a body of run.steps, which runs once for each "
-                    f"lane. {GIVE_UPDATE}"
+                    f"lane. {GIVE_AFTER}"
                 )
 
 
@@ -261,7 +291,7 @@ class WeightsAreOld(TorchDispatchMode):
                 raise Misuse(
                     f"{name} is used after step() in a body of run.steps, and the update is made after the last lane "
                     "of the batch: an average of weights or a checkpoint would see those of before, once for each "
-                    f"lane. {GIVE_UPDATE}"
+                    f"lane. {GIVE_AFTER}"
                 )
         return func(*args, **options)
 

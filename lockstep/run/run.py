@@ -3,7 +3,7 @@
 import io
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
@@ -35,8 +35,9 @@ from lockstep.run.arguments import (
     clipped_parameters,
 )
 from lockstep.run.autosave import Autosave
+from lockstep.run.body_passes import LOOP_FOR_EACH
 from lockstep.run.context import Context
-from lockstep.run.deferral import steps_of
+from lockstep.run.deferral import Update, steps_of
 from lockstep.run.lane_loops import LaneLoops
 from lockstep.run.loaders import Loaders
 from lockstep.run.replication import join, place_on
@@ -242,17 +243,23 @@ class Run:
         return self._lane_loops.begin(whole, train)
 
     def steps(
-        self, loader: Iterable[Any], update: Callable[[], Any] | Sequence[torch.optim.Optimizer] | None = None
+        self,
+        loader: Iterable[Any],
+        update: Update = None,
     ) -> Iterator[Any]:
         """The lanes of every batch of `loader`, in one loop, for a body that was written for one device.
 
         After the lanes of a batch `update()` is called, on every worker. Without one, step() and zero_grad() of the
         optimizers may stand in the body: they do nothing in the lanes, and are done once after the batch. With
         `enumerate(loader)` the number of the batch comes along, with each of its lanes. A body with several updates, as
-        a GAN's, runs once for each of them: `update` is then the list of their optimizers, in order.
+        a GAN's, runs once for each of them: `update` is then the list of their optimizers, in order. Functions at the
+        end of that list are called after the updates of a batch.
         """
         self._loop.refuse_unless_outside("run.steps")
-        return steps_of(loader, self.lanes, self._lane_loops.trains, update, self._models, self._loop.begin_pass)
+        return steps_of(
+            loader, self.lanes, self._lane_loops.trains, update, self._models, lambda: self._engine.buffers,
+            self._loop.begin_pass,
+        )  # fmt: skip
 
     def backward(
         self, loss: torch.Tensor, weight: float | None = None, scaler: Any = None, reduction: str = "mean"
@@ -284,6 +291,10 @@ class Run:
 
         What a lane leaves here counts with its step. In an evaluation it lasts until the next training step.
         """
+        if self._loop.body_pass.num_passes > 1:
+            raise Misuse(
+                f"run.carried in a body of run.steps with several updates would be written for each. {LOOP_FOR_EACH}"
+            )
         return self._loop.carried.values
 
     @property

@@ -186,6 +186,11 @@ def _check_module(module: torch.nn.Module) -> None:
 
 def _check_optimizers(optimizers: Sequence[Optimizer]) -> None:
     for optimizer in optimizers:
+        if isinstance(optimizer, torch.nn.Module):
+            raise BadArgument(
+                "run.replicate takes one model: call it once for each, run.replicate(generator, optimizer_g) and "
+                "run.replicate(discriminator, optimizer_d)"
+            )
         if not isinstance(optimizer, Optimizer):
             raise BadArgument(
                 f"run.replicate takes torch.optim.Optimizers after the model, not {type(optimizer).__name__}; give "

@@ -90,6 +90,11 @@ def test_something_that_is_no_module_is_refused(run: lockstep.Run) -> None:
         run.replicate(torch.zeros(3))  # type: ignore[type-var]
 
 
+def test_a_second_model_has_a_replicate_of_its_own(run: lockstep.Run) -> None:
+    with pytest.raises(BadArgument, match="takes one model: call it once for each"):
+        run.replicate(nn.Linear(2, 2), nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
 def test_a_scheduler_given_by_position_says_to_give_it_by_name(run: lockstep.Run) -> None:
     model, optimizer = parts()
     with pytest.raises(BadArgument, match="scheduler=s"):

@@ -4,6 +4,7 @@ import io
 import os
 import signal
 from contextlib import redirect_stdout
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from training import Job, data, loader_of, make
 from workers import on_workers, outcomes
 
 import lockstep
-from lockstep.errors import Misuse
+from lockstep.errors import BadArgument, Misuse
 
 JOB = Job(model="conv", epochs=3)
 
@@ -288,7 +289,8 @@ def test_enumerate_is_refused(parts: Parts) -> None:
 
 def test_a_scheduler_in_the_body_is_refused(parts: Parts) -> None:
     with pytest.raises(
-        Misuse, match=r"StepLR\.step\(\) was called in a body of run\.steps.*run\.steps\(loader, update\)"
+        Misuse,
+        match=r"StepLR\.step\(\) was called in a body of run\.steps.*run\.steps\(loader, \[optimizer, function\]\)",
     ):
         for x in parts.run.steps(parts.batches):
             parts.backward(x)
@@ -319,12 +321,15 @@ def _keep(model: nn.Module, average: dict[str, torch.Tensor]) -> None:
     average.update(model.state_dict())
 
 
+@pytest.mark.parametrize("given", ["nothing", "the optimizer", "a list"])
 @pytest.mark.parametrize("look", [_average_by_hand, _average_by_foreach, _keep])
-def test_weights_that_are_read_after_the_step_in_a_body_are_refused(parts: Parts, look: Any) -> None:
+def test_weights_that_are_read_after_the_step_in_a_body_are_refused(parts: Parts, look: Any, given: str) -> None:
+    update: Any = {"nothing": None, "the optimizer": parts.optimizer, "a list": [parts.optimizer]}[given]
     with pytest.raises(
-        Misuse, match=r"weight is used after step\(\) in a body of run\.steps.*run\.steps\(loader, update\)"
+        Misuse,
+        match=r"weight is used after step\(\) in a body of run\.steps.*run\.steps\(loader, \[optimizer, function\]\)",
     ):
-        for x in parts.run.steps(parts.batches):
+        for x in parts.run.steps(parts.batches, update):
             parts.backward(x)
             parts.optimizer.step()
             look(parts.model, {})
@@ -389,9 +394,14 @@ def test_optimizers_are_as_before_after_the_loop(parts: Parts) -> None:
     assert parts.run.step == 3
 
 
-def _gan_parts() -> tuple[Any, ...]:
+def _gan_parts(with_norm: bool = False) -> tuple[Any, ...]:
     torch.manual_seed(5)
-    judge, maker = (nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, k)).double() for k in (1, 3))
+    judge, maker = (
+        nn.Sequential(
+            nn.Linear(3, 4), nn.BatchNorm1d(4) if with_norm else nn.Identity(), nn.Tanh(), nn.Linear(4, num_outputs)
+        ).double()
+        for num_outputs in (1, 3)
+    )
     return judge, maker, *(torch.optim.Adam(one.parameters(), 0.05) for one in (judge, maker))
 
 
@@ -401,14 +411,16 @@ def _gan_data() -> DataLoader[Any]:
 
 
 def _numbers(*models: nn.Module) -> list[float]:
-    return [float(value) for model in models for p in model.parameters() for value in p.detach().flatten()]
+    return [float(value) for model in models for one in model.state_dict().values() for value in one.flatten()]
 
 
-def _gan(order: list[int] | None, lanes: int = 4, dies: tuple[int, int] | None = None) -> list[Any]:
+def _gan(
+    order: list[int] | None, lanes: int = 4, dies: tuple[int, int] | None = None, with_norm: bool = False
+) -> list[Any]:
     """Worker 1 is killed in step `dies[0]`, in its lane `dies[1]`."""
     run = lockstep.start(lanes=lanes)
     me, seen, draws = run.rank, list[int](), []
-    judge, maker, of_judge, of_maker = _gan_parts()
+    judge, maker, of_judge, of_maker = _gan_parts(with_norm)
     run.replicate(judge, of_judge)
     run.replicate(maker, of_maker)
     loader = run.shard(_gan_data())
@@ -429,8 +441,8 @@ def _gan(order: list[int] | None, lanes: int = 4, dies: tuple[int, int] | None =
     return [run.digest(), _numbers(judge, maker), run.loss, run.step, draws if run.size == 1 else []]
 
 
-def _plain_gan() -> tuple[list[float], float]:
-    judge, maker, of_judge, of_maker = _gan_parts()
+def _plain_gan(with_norm: bool = False) -> tuple[list[float], float]:
+    judge, maker, of_judge, of_maker = _gan_parts(with_norm)
     for _ in range(3):
         for (row,) in _gan_data():
             judge.zero_grad()
@@ -459,10 +471,17 @@ def test_a_gan_with_two_updates_in_one_body_comes_to_what_the_plain_loop_does() 
         assert {found[0] for found in on_workers(num_workers, _gan, [0, 1])} == {digest}
 
 
+def test_each_forward_pass_of_a_body_with_two_updates_moves_the_averages_of_batch_norm_once() -> None:
+    ((_, numbers, *_),) = on_workers(1, _gan, [0, 1], lanes=1, with_norm=True)
+    assert numbers == pytest.approx(_plain_gan(with_norm=True)[0], abs=1e-9)
+    ((digest, *_),) = on_workers(1, _gan, [0, 1], with_norm=True)
+    assert {found[0] for found in on_workers(3, _gan, [0, 1], with_norm=True)} == {digest}
+
+
 @pytest.mark.parametrize("dies", [(4, 0), (5, 0)])
 def test_a_kill_in_either_pass_over_a_body_costs_nothing(dies: tuple[int, int]) -> None:
-    ((digest, *_),) = on_workers(1, _gan, [0, 1])
-    first, killed, last = outcomes(3, _gan, [0, 1], 4, dies)
+    ((digest, *_),) = on_workers(1, _gan, [0, 1], with_norm=True)
+    first, killed, last = outcomes(3, _gan, [0, 1], 4, dies, with_norm=True)
     assert killed.killed_by == signal.SIGKILL
     assert [first.value[0], last.value[0]] == [digest, digest]
 
@@ -487,6 +506,124 @@ def test_two_updates_in_one_body_are_refused_unless_their_order_is_given(
     (found,) = outcomes(1, _gan, order)
     assert found.error == error
     assert sentence in found.message
+
+
+def _averaged_gan() -> None:
+    run = lockstep.start(lanes=3)
+    judge, maker, of_judge, of_maker = _gan_parts()
+    run.replicate(judge, of_judge)
+    run.replicate(maker, of_maker)
+    average = dict(deepcopy(maker).named_parameters())
+    for (row,) in run.steps(run.shard(_gan_data()), [of_judge, of_maker]):
+        judge(row[:, :3]).square().mean().backward()
+        of_judge.step()
+        judge(maker(row[:, 3:])).square().mean().backward()
+        of_maker.step()
+        _average_by_hand(maker, average)
+
+
+def test_an_average_of_the_generator_in_a_body_with_two_updates_is_refused_before_anything_is_applied() -> None:
+    for found in outcomes(3, _averaged_gan):
+        assert found.error == "Misuse"
+        assert "weight is used after step() in a body of run.steps" in found.message
+        assert "run.steps(loader, [optimizer, function])" in found.message
+
+
+def _gan_with_functions() -> list[Any]:
+    """An average of the generator's weights, which follows what the plain loop has after its body."""
+    run = lockstep.start(lanes=4)
+    judge, maker, of_judge, of_maker = _gan_parts()
+    run.replicate(judge, of_judge)
+    run.replicate(maker, of_maker)
+    average, calls = _Average(maker), list[int]()
+    functions = [average.update, lambda: calls.append(run.step)]
+    for (row,) in run.steps(run.shard(_gan_data()), [of_judge, of_maker, *functions]):
+        judge(row[:, :3]).square().mean().backward()
+        of_judge.step()
+        judge(maker(row[:, 3:])).square().mean().backward()
+        of_maker.step()
+    return [run.digest(), average.numbers(), calls]
+
+
+class _Average:
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._copy = model, deepcopy(model)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        for kept, parameter in zip(self._copy.parameters(), self._model.parameters(), strict=True):
+            kept.lerp_(parameter, 0.3)
+
+    def numbers(self) -> list[float]:
+        return _numbers(self._copy)
+
+
+def test_functions_after_the_optimizers_are_called_once_for_each_batch_after_its_updates() -> None:
+    judge, maker, of_judge, of_maker = _gan_parts()
+    average = _Average(maker)
+    for (row,) in _gan_data():
+        judge.zero_grad()
+        judge(row[:, :3]).square().mean().backward()
+        of_judge.step()
+        maker.zero_grad()
+        judge(maker(row[:, 3:])).square().mean().backward()
+        of_maker.step()
+        average.update()
+    (alone,) = on_workers(1, _gan_with_functions)
+    assert alone[1] == pytest.approx(average.numbers(), abs=1e-9)
+    assert alone[2] == [2, 4, 6]
+    assert on_workers(3, _gan_with_functions) == [alone] * 3
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_a_scheduler_is_stepped_after_the_update_where_its_step_is_given(num_workers: int) -> None:
+    assert len({*on_workers(num_workers, _scheduled, False), *on_workers(1, _scheduled, True)}) == 1
+
+
+def _scheduled(by_lanes: bool) -> str:
+    run = lockstep.start(lanes=4)
+    model, optimizer = make(Job())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    run.replicate(model, optimizer, scheduler=scheduler)
+    x, y = data()
+    batches = [(x[n : n + 16], y[n : n + 16]) for n in (0, 16, 32, 48, 64)]
+    if by_lanes:
+        for batch in batches:
+            for inputs, targets in run.lanes(batch):
+                F.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+    else:
+        for inputs, targets in run.steps(batches, [optimizer, scheduler.step]):
+            F.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return run.digest()
+
+
+@pytest.mark.parametrize("order", ["function first", "a number"])
+def test_what_is_neither_optimizer_nor_function_or_stands_in_the_wrong_order_is_refused(
+    parts: Parts, order: str
+) -> None:
+    update: Any = [print, parts.optimizer] if order == "function first" else [parts.optimizer, 3]
+    with pytest.raises(BadArgument, match="a list of optimizers in the order of their updates, and after them"):
+        parts.run.steps(parts.batches, update)
+
+
+def _carrying_gan() -> None:
+    run = lockstep.start(lanes=2)
+    judge, maker, of_judge, of_maker = _gan_parts()
+    run.replicate(judge, of_judge)
+    run.replicate(maker, of_maker)
+    for _ in run.steps(run.shard(_gan_data()), [of_judge, of_maker]):
+        run.carried["seen"] = run.carried.get("seen", 0) + 1
+
+
+def test_what_lanes_carry_is_refused_in_a_body_with_two_updates() -> None:
+    (found,) = outcomes(1, _carrying_gan)
+    assert found.error == "Misuse"
+    assert "run.carried in a body of run.steps with several updates" in found.message
 
 
 def _rare_update() -> None:

@@ -41,8 +41,15 @@ optimizerG = optim.Adam(netG.parameters(), lr=2e-3, betas=(0.5, 0.999))
 
 run.replicate(netD, optimizerD)
 run.replicate(netG, optimizerG)
+
+
+def save_pictures():
+    if run.step % 4 == 2:  # every second batch; each has two updates
+        torch.save(netG(fixed_noise).detach(), "made.pt")
+
+
 for epoch in run.epochs(num_epochs):
-    for i, data in run.steps(enumerate(dataloader), [optimizerD, optimizerG]):
+    for i, data in run.steps(enumerate(dataloader), [optimizerD, optimizerG, save_pictures]):
         netD.zero_grad()
         real = data[0].to(device)
         label = torch.full((real.size(0),), real_label, device=device)
@@ -72,6 +79,4 @@ for epoch in run.epochs(num_epochs):
         run.print(
             f"[{epoch}][{i}] D {errD.item():.4f} G {errG.item():.4f} D(x) {D_x:.4f} D(G(z)) {D_G_z1:.4f} {D_G_z2:.4f}"
         )
-        if i % 2 == 0:
-            torch.save(netG(fixed_noise).detach(), "made.pt")
     torch.save(netG.state_dict(), "netG.pt")
