@@ -34,6 +34,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     arguments = parse()
     number, _, kill_at = arguments.kill.partition(":")
+    stops = arguments.kill != "none:0" or arguments.wait_at is not None
     run = lockstep.start(lanes=6)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 4))
@@ -49,19 +50,24 @@ def main() -> None:
                 run.backward(F.cross_entropy(model(x), y))
             optimizer.step()
             optimizer.zero_grad()
+            if began == 0 and stops:
+                await_checkpoint(arguments.folder, run.step - 1)
             if run.step >= max(int(kill_at), arguments.wait_at or 0):
                 pause(arguments)
             if began == 0 and run.step == int(kill_at) and number in ("all", str(run.rank)):
-                await_checkpoint(arguments.folder, run.step)
                 os.kill(os.getpid(), signal.SIGKILL)
             if began == 0 and run.step == arguments.wait_at and run.rank == 0:
-                wait_for_the_test(arguments.folder, run.step)
+                wait_for_the_test(arguments.folder)
     run.print(f"step {run.step} digest {run.digest()}")
 
 
 def await_checkpoint(folder: Path, step: int) -> None:
-    """The newest checkpoint is written in the background: else it would depend on the load whether there is one."""
-    while not (folder / "checkpoints" / f"step-{step // SAVED_EVERY * SAVED_EVERY:08d}").exists():
+    """Checkpoints are written in the background, one after the other: else the load would decide which are there.
+
+    That of a step is begun in the next one, so that of `step` is under way.
+    """
+    newest = step // SAVED_EVERY * SAVED_EVERY
+    while newest and not (folder / "checkpoints" / f"step-{newest:08d}").exists():
         time.sleep(0.05)
 
 
@@ -71,8 +77,7 @@ def pause(arguments: argparse.Namespace) -> None:
         time.sleep(0.05)
 
 
-def wait_for_the_test(folder: Path, step: int) -> None:
-    await_checkpoint(folder, step)
+def wait_for_the_test(folder: Path) -> None:
     (folder / "reached").touch()
     while not (folder / "go").exists():
         time.sleep(0.05)
