@@ -5,7 +5,12 @@
 # the callback anew, and what it then decides would be another training, or another number in a log. So the attributes
 # travel with the run: numbers, strings, tensors, lists and dicts of them, and objects that have a state_dict. If a
 # callback has changed something else (an open file, an object without a state_dict), it may not fit the rest: nothing
-# of that callback travels, and a note names it. A moment of a clock is a worker's own, and stays.
+# of that callback travels, and a note names it.
+
+# Note [Moments of a clock]
+# Workers compare what travels, and their clocks differ, so a moment (`self.began = time.time()`) is a worker's own, and
+# stays. It is known by its value: when an attribute has a new value, that was read from a clock if it lies between the
+# last look at the callbacks and now. Before the first look that is the life of the process.
 """
 
 import time
@@ -14,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import date, timedelta
 from typing import Any
 
+import psutil
 import torch
 
 from lockstep.errors import BadArgument
@@ -40,16 +46,22 @@ class CallbackAttributes:
         self._own = [one for one in own if not keeps_itself(one)]
         self._known, self._note = set(map(id, known)), note
         self._first = [{name: _look(value) for name, value in vars(one).items()} for one in self._own]
-        self._began = time.monotonic()
+        age_s = time.time() - psutil.Process().create_time() + 1
+        self._looked_at = time.time() - age_s, time.monotonic() - age_s
+        self._floats: dict[tuple[int, str], tuple[float, bool]] = {}
+        """By callback and name: the value of the last look, and whether it is a moment."""
+        self.state()
 
     def state(self) -> list[dict[str, Any]]:
         """By callback, in order: what travels, or the names of what cannot."""
-        return [self._of(one, first) for one, first in zip(self._own, self._first, strict=True)]
+        found = [self._of(one, first) for one, first in zip(self._own, self._first, strict=True)]
+        self._looked_at = time.time(), time.monotonic()
+        return found
 
     def _of(self, callback: Any, first: Mapping[str, str]) -> dict[str, Any]:
         values, parts, strange = {}, {}, []
         for name, value in vars(callback).items():
-            if id(value) in self._known or self._is_moment(value):
+            if id(value) in self._known or self._is_moment(callback, name, value):
                 continue
             if _is_value(value):
                 values[name] = value
@@ -76,11 +88,16 @@ class CallbackAttributes:
                     "cannot go on by itself. Give it a state_dict and a load_state_dict"
                 )
 
-    def _is_moment(self, value: Any) -> bool:
-        if isinstance(value, date | timedelta):
-            return True
-        now = time.monotonic()
-        return isinstance(value, float) and (1e9 < value < 4e9 or self._began - 60 < value <= now)
+    def _is_moment(self, callback: Any, name: str, value: Any) -> bool:
+        """See Note [Moments of a clock]."""
+        if not isinstance(value, float):
+            return isinstance(value, date | timedelta)
+        key = id(callback), name
+        if key not in self._floats or self._floats[key][0] != value:
+            now = time.time(), time.monotonic()
+            is_moment = any(before <= value <= after for before, after in zip(self._looked_at, now, strict=True))
+            self._floats[key] = value, is_moment
+        return self._floats[key][1]
 
 
 def _is_value(value: Any) -> bool:
