@@ -30,7 +30,7 @@ from lockstep.script.unsaved import restarted_iterator
 from lockstep.script.values import Changed, Values, changed_since, restarted_values, values
 from lockstep.state.models import Models
 from lockstep.state.progress import DataProgress
-from lockstep.wire.agreement import Facts, first_difference
+from lockstep.wire.agreement import OPERATION, Facts, first_difference
 
 LINE = "the line of run.lanes"
 LOOP = "the number of the loop in its turn"
@@ -110,7 +110,9 @@ def _named(difference: Disagreement, everyone: Sequence[Facts]) -> str:
 def _advice(difference: Disagreement, everyone: Sequence[Facts]) -> str:
     """What to write instead, and which counters of the script are elsewhere."""
     key = next((word for word in ("updates", "group") if difference.what.startswith(word)), difference.what)
-    usual = ADVICE.get("random" if is_of_streams(difference.what) else key, Disagreement.advice)
+    usual = ADVICE.get("random" if is_of_streams(difference.what) else key, difference.advice)
+    if difference.what == OPERATION:  # the other one is in no step, and has no place
+        return usual
     mine, theirs = everyone[difference.here], everyone[difference.there]
     names = [name for name in {**mine, **theirs} if name.startswith(COUNTER) and theirs.get(name) != mine.get(name)]
     values = [(name.removeprefix(COUNTER), *(f.get(name, "as at first") for f in (mine, theirs))) for name in names]

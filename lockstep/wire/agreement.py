@@ -27,6 +27,16 @@ def _nothing() -> Facts:
     return {}
 
 
+OPERATION = "operation"
+"""The first fact of every proposal: what the worker is about to do."""
+
+OTHER_WAY = (
+    "A script goes another way on some workers, or leaves a loop there, if it decides by something of a worker's own: "
+    "a clock, the loss of a lane, its rank. Decide by run.step, run.loss or run.total, which are the same on every "
+    "worker."
+)
+
+
 def first_difference(here: int, facts_of_all: Sequence[Facts]) -> Disagreement:
     """Names the first fact on which worker `here` and the first worker that has other facts differ."""
     mine = facts_of_all[here]
@@ -36,7 +46,8 @@ def first_difference(here: int, facts_of_all: Sequence[Facts]) -> Disagreement:
     sides = tuple(
         tuple(rank for rank, facts in enumerate(facts_of_all) if facts == one) for one in _distinct(facts_of_all)
     )
-    return Disagreement(name, here, mine.get(name, "nothing"), there, theirs.get(name, "nothing"), sides=sides)
+    advice = OTHER_WAY if name == OPERATION else Disagreement.advice
+    return Disagreement(name, here, mine.get(name, "nothing"), there, theirs.get(name, "nothing"), advice, sides)
 
 
 def _distinct(facts_of_all: Sequence[Facts]) -> list[Facts]:

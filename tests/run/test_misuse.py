@@ -383,6 +383,7 @@ def test_a_worker_that_ends_early_is_named_to_those_that_go_on() -> None:
     found = outcomes(2, _one_ends_early)
     assert found[0].error == "Disagreement"
     assert "worker 0 has training step, worker 1 has end of the run" in found[0].message
+    assert found[0].message.endswith("Decide by run.step, run.loss or run.total, which are the same on every worker.")
     assert found[1].error is None
 
 
