@@ -45,7 +45,7 @@ test-ray:
 	test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
 	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==$$(sed -n 's/^torch==//p' constraints.txt)"
 	$(RAY)/bin/python -m pip install --quiet --disable-pip-version-check -e ".[test,ray]"
-	PYTHONPATH="$(CURDIR)" $(RAY)/bin/python -m pytest -rs tests/on_ray
+	PYTHONPATH="$(CURDIR)" $(RAY)/bin/python -m pytest -rs tests/on_ray tests/launch/test_pool_conformance.py
 
 # The tests with other people's programs (Jupyter, TensorBoard, Weights & Biases, MLflow, transformers, Lightning), which
 # `make test` skips where these are missing. They come to an environment of their own, build/integrations.

@@ -124,7 +124,8 @@ class HostedWorker:
         self._report: Failure | None = None
         self._status: ExitStatus | None = None
         self._row, self._is_over = StatusRow(), False
-        self._activity, self._next_activity_s = Activity(), 0.0
+        self._activity: Activity | None = None
+        self._next_activity_s = 0.0
         self._is_ended = False
         self._thread = threading.Thread(target=self._run, name="lockstep-worker", daemon=True)
         self._thread.start()

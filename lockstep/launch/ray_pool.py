@@ -116,6 +116,7 @@ class RayPool:
         self._num_workers = num_workers
         self._extra = {} if resume is None else {RESUME: resume}
         self._given_up.clear()
+        self._rows.clear()
         founders = [self._reserve() for _ in range(num_workers)]
         try:
             is_whole = self._await_places(founders)
