@@ -3,15 +3,17 @@
 import difflib
 import importlib
 import importlib.util
+import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import click
+from click.core import ParameterSource
 
 from lockstep.cli.streams import complain, discard_output
 from lockstep.errors import BadArgument, BadEnvironment, LockstepError
@@ -275,6 +277,7 @@ def command(
     (check_module if module else check_script)(program)
     check_assignment(assignment, workers, settings["lanes"])
     check_workers(workers)
+    note_misplaced_workers(program, settings["arguments"])
     if checkpoint_every is not None:
         parse_every(checkpoint_every)
     job = Job(
@@ -367,6 +370,18 @@ def continuation(job: Job, engine: Mapping[str, Any] | None = None) -> str:
     flags += [] if job.rebalance is None else ["--rebalance" if job.rebalance else "--no-rebalance"]
     flags += ["--timeline"] * job.timeline + ["-m"] * job.module
     return shlex.join(["lockstep", "run", *options, *flags, job.program, *job.arguments])
+
+
+def note_misplaced_workers(program: str, arguments: Sequence[str]) -> None:
+    """Says it where `-n` stands after PROGRAM and not before it: the program gets it, which is seldom meant."""
+    context = click.get_current_context()
+    found = next((one for one in arguments if re.match(r"-n\d*$|--workers(=|$)", one)), None)
+    if found is not None and context.get_parameter_source("workers") is ParameterSource.DEFAULT:
+        click.echo(
+            f"  note: {found} stands after {program}, so it is the program's own. Options of lockstep come before it: "
+            f"{context.command_path} -n 2 {program}",
+            err=True,
+        )
 
 
 def check_script(program: str) -> None:

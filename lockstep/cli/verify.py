@@ -6,7 +6,15 @@ from typing import Any
 
 import click
 
-from lockstep.cli.run import Device, Whole, WorkerCounts, check_module, check_script, make_folder
+from lockstep.cli.run import (
+    Device,
+    Whole,
+    WorkerCounts,
+    check_module,
+    check_script,
+    make_folder,
+    note_misplaced_workers,
+)
 from lockstep.settings.limits import MOST_LANES, MOST_SEED, MOST_THREADS
 
 
@@ -72,6 +80,7 @@ def command(as_json: bool, run_dir: Path | None, program: str, module: bool, **o
     from lockstep.programs.verification.runs import Request
 
     (check_module if module else check_script)(program)
+    note_misplaced_workers(program, options["arguments"])
     folder = make_folder(run_dir, f"verify-{Path(program).stem}")
     request = Request(program=program, module=module, folder=folder, **options)
     sys.exit(present(request, as_json))

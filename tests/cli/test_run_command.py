@@ -54,6 +54,14 @@ def test_where_nothing_was_saved_no_command_is_told(launched, monkeypatch):
     assert CliRunner().invoke(cli.command, ["train.py"]).stderr == ""
 
 
+@pytest.mark.parametrize("found", ["-n", "-n3", "--workers=3"])
+def test_a_number_of_workers_after_the_program_is_noted_unless_there_is_one_before_it(launched, found):
+    note = f"  note: {found} stands after train.py, so it is the program's own."
+    assert note in CliRunner().invoke(cli.command, ["train.py", found, "3"]).stderr
+    assert "note" not in CliRunner().invoke(cli.command, ["-n", "2", "train.py", found, "3"]).stderr
+    assert "note" not in CliRunner().invoke(cli.command, ["train.py", "--num", "3"]).stderr
+
+
 def test_a_strategy_that_does_not_exist_is_refused_with_those_that_do_before_anything_is_launched(launched):
     refused = CliRunner().invoke(cli.command, ["--strategy", "local:8", "train.py"])
     assert refused.exit_code == 2
