@@ -217,11 +217,11 @@ def lose() -> dict[str, Any]:
     size = opened.world.size
     whole = reduction(Assignment.even(size, size), tuple(range(size)))
     value = opened.reducer.allocate(100, torch.float32, CPU).zero_()
-    opened.reducer.reduce(whole, [value], value)
-    opened.reducer.synchronize()
-    if opened.world.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    try:
+    try:  # a worker that is behind may learn of the loss in the first one
+        opened.reducer.reduce(whole, [value], value)
+        opened.reducer.synchronize()
+        if opened.world.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
         opened.reducer.reduce(whole, [value], value)  # the stream that waits is this very process
         opened.reducer.synchronize()
     except PeerGone as gone:
