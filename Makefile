@@ -21,10 +21,10 @@ lint: venv
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Three processes, since some tests wait; each takes one file after the other, in the order of tests/seldom.py. Tests start many processes of their own, so Python keeps
+# Two processes, each of which takes one file after the other, in the order of tests/seldom.py. Tests start many processes of their own, so Python keeps
 # the package compiled, even where a variable forbids it.
 test: lint
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # The tests that need a GPU, part of `make test` too. Without .venv it takes $(PYTHON), with the source tree as it is:
 # a machine with GPUs often brings a torch of its own, and nothing can be installed.

@@ -152,7 +152,7 @@ def test_a_run_stopped_on_two_workers_and_resumed_on_three_ends_with_the_digest_
 def test_a_run_that_left_between_checkpoints_goes_on_from_the_newest_and_ends_with_the_same_digest(shell: Shell):
     whole, _ = shell(alone("11_checkpoints", "kept"), on(2, "11_checkpoints", "kept-parts", "--stop-at", "25"))
     (second,) = shell(on(3, "11_checkpoints", "kept-parts"))
-    assert "going on from step 20" in second
+    assert re.search(r"going on from step 2[0-4]\n", second)  # due at 20; later if the one before was still written
     assert second.splitlines()[-2:] == whole.splitlines()[-2:]
 
 
