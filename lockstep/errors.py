@@ -57,6 +57,14 @@ class WorkerLost(LockstepError):  # noqa: N818
         return f"worker {self.rank} was lost during {self.during}, step {self.step}: {self.cause}"
 
 
+GO_THE_SAME_WAY = (
+    "A script goes another way on some workers, or leaves a loop there, if it decides by something of a worker's own: "
+    "a clock, the loss of a lane, its rank. Decide by run.step, run.loss or run.total, which are the same on every "
+    "worker."
+)
+"""The advice where workers are about to do different things."""
+
+
 @dataclass
 class Disagreement(LockstepError):  # noqa: N818
     """Two workers are about to do different things; nothing was exchanged."""

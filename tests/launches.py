@@ -55,17 +55,17 @@ class Forked(subprocess.Popen[Any]):
         pipes, start_new_session = rest[:6], rest[11]
         sys.stdout.flush()
         sys.stderr.flush()
-        leads, has_come = os.pipe()
+        ready, is_ready = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             gc.freeze()  # the process looks only through what it has made itself
             if start_new_session:
                 os.setsid()
-            os.close(has_come)
+            os.close(is_ready)
             _never_return(args, env, cwd, (pipes[0], pipes[3], pipes[5]), set(pass_fds))
-        os.close(has_come)
-        os.read(leads, 1)  # as subprocess does: when this returns, the process leads its group and can be ended by it
-        os.close(leads)
+        os.close(is_ready)
+        os.read(ready, 1)  # as subprocess does: when this returns, the process leads its group and can be ended by it
+        os.close(ready)
         self._child_created = True
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 

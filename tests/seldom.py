@@ -178,6 +178,7 @@ LONG_FILES = (
     "verify/test_verify_faults.py",
     "recovery/test_kill_points.py",
     "run/test_steps.py",
+    "run/test_body_passes.py",
     "exactness/test_same_bits.py",
     "exactness/test_resume_auto.py",
     "programs/test_bench_step.py",

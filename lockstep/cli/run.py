@@ -375,8 +375,9 @@ def continuation(job: Job, engine: Mapping[str, Any] | None = None) -> str:
 def note_misplaced_workers(program: str, arguments: Sequence[str]) -> None:
     """Says it where `-n` stands after PROGRAM and not before it: the program gets it, which is seldom meant."""
     context = click.get_current_context()
+    (workers,) = (option.name for option in context.command.params if "--workers" in option.opts)
     found = next((one for one in arguments if re.match(r"-n\d*$|--workers(=|$)", one)), None)
-    if found is not None and context.get_parameter_source("workers") is ParameterSource.DEFAULT:
+    if found is not None and context.get_parameter_source(str(workers)) is ParameterSource.DEFAULT:
         click.echo(
             f"  note: {found} stands after {program}, so it is the program's own. Options of lockstep come before it: "
             f"{context.command_path} -n 2 {program}",

@@ -120,7 +120,7 @@ class LaneBuffers:
 
     @torch.no_grad()
     def written_values(self) -> dict[int, torch.Tensor]:
-        """Copies of what is written since the step began; where one lane is all there is, since any step did."""
+        """Copies of the buffers that have changed since `begin_step`. Steps that are never redone do not call that."""
         return _copied(self._found())
 
     @torch.no_grad()

@@ -50,13 +50,23 @@ class CallbackAttributes:
         self._looked_at = time.time() - age_s, time.monotonic() - age_s
         self._floats: dict[tuple[int, str], tuple[float, bool]] = {}
         """By callback and name: the value of the last look, and whether it is a moment."""
-        self.state()
+        self._find_moments()
 
     def state(self) -> list[dict[str, Any]]:
         """By callback, in order: what travels, or the names of what cannot."""
-        found = [self._of(one, first) for one, first in zip(self._own, self._first, strict=True)]
-        self._looked_at = time.time(), time.monotonic()
-        return found
+        self._find_moments()
+        return [self._of(one, first) for one, first in zip(self._own, self._first, strict=True)]
+
+    def _find_moments(self) -> None:
+        """See Note [Moments of a clock]."""
+        now = time.time(), time.monotonic()
+        for callback in self._own:
+            for name, value in vars(callback).items():
+                key = id(callback), name
+                if isinstance(value, float) and (key not in self._floats or self._floats[key][0] != value):
+                    spans = zip(self._looked_at, now, strict=True)
+                    self._floats[key] = value, any(before <= value <= after for before, after in spans)
+        self._looked_at = now
 
     def _of(self, callback: Any, first: Mapping[str, str]) -> dict[str, Any]:
         values, parts, strange = {}, {}, []
@@ -89,15 +99,9 @@ class CallbackAttributes:
                 )
 
     def _is_moment(self, callback: Any, name: str, value: Any) -> bool:
-        """See Note [Moments of a clock]."""
-        if not isinstance(value, float):
-            return isinstance(value, date | timedelta)
-        key = id(callback), name
-        if key not in self._floats or self._floats[key][0] != value:
-            now = time.time(), time.monotonic()
-            is_moment = any(before <= value <= after for before, after in zip(self._looked_at, now, strict=True))
-            self._floats[key] = value, is_moment
-        return self._floats[key][1]
+        if isinstance(value, float):
+            return self._floats[id(callback), name][1]
+        return isinstance(value, date | timedelta)
 
 
 def _is_value(value: Any) -> bool:

@@ -43,8 +43,8 @@ class BodyPass:
         return self.num_steps == self.number
 
     @property
-    def counted(self) -> bool:
-        """Whether what counts in this pass is over, and more of the body comes."""
+    def has_counted(self) -> bool:
+        """Whether what counts in this pass is just over, and more of the body comes."""
         return self.num_steps == self.number + 1 < self.num_passes
 
     @property
@@ -82,13 +82,13 @@ class OrderedUpdates:
         `after_steps` stands around what comes after the last step().
         """
         now.num_steps = 0
-        before = buffers.written_values()
+        before = {} if now.number == 0 else buffers.written_values()
         with ExitStack() as undo:
 
             def stepped() -> None:
                 if now.counts:
                     buffers.set_written(before)
-                elif now.counted:
+                elif now.has_counted:
                     undo.callback(buffers.set_written, buffers.written_values())
                 if now.num_steps == self.num_passes:
                     undo.enter_context(after_steps)

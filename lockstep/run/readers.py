@@ -1,4 +1,4 @@
-"""Who reads the events of a run: the console, the files in its folder, and what tests of the run itself ask for."""
+"""Who reads the events of a run: the console, the files in its folder, and `lockstep verify`."""
 
 import sys
 

@@ -22,13 +22,12 @@ WITNESS = "a roster that can be written"
 
 def terms(settings: Settings, has_witness: bool = False) -> dict[str, Any]:
     """What newcomers learn before they can ask to be admitted, and must have alike."""
-    facts = {**_facts(settings), WITNESS: has_witness}
-    return {**facts, "num_founders": settings.num_founders, "run": active.num_before()}
+    return {**_facts(settings, has_witness), "num_founders": settings.num_founders, "run": active.num_before()}
 
 
 def agree(wire: Wire, settings: Settings, has_witness: bool) -> None:
     """Collective. Refuses workers that were started with different settings, with the first difference."""
-    facts = {**_facts(settings), WITNESS: has_witness}
+    facts = _facts(settings, has_witness)
     Agreement(wire.transport, Proposal({"operation": "lockstep.start", **facts})).check()
 
 
@@ -45,12 +44,13 @@ def leave_unless_same(run: int) -> None:
 
 
 def refuse_difference(theirs: dict[str, Any], mine: dict[str, Any], place: LaunchPlace) -> None:
+    """Refuses a newcomer whose terms are others; a member of another version may not know all of them."""
     for name, value in mine.items():
-        if theirs[name] != value:
-            raise Disagreement(name, place.world.rank, str(value), 0, str(theirs[name]))
+        if theirs.get(name) != value:
+            raise Disagreement(name, place.world.rank, str(value), 0, str(theirs.get(name, "nothing")))
 
 
-def _facts(settings: Settings) -> dict[str, Any]:
+def _facts(settings: Settings, has_witness: bool) -> dict[str, Any]:
     """What must be equal on all workers, now and later."""
     return {
         **settings.facts(),
@@ -59,6 +59,7 @@ def _facts(settings: Settings) -> dict[str, Any]:
         "version of Python": platform.python_version(),
         "digest of the script": _script_digest(),
         **hardware(settings.device),
+        WITNESS: has_witness,
     }
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lockstep.errors import Disagreement
+from lockstep.errors import GO_THE_SAME_WAY, Disagreement
 from lockstep.wire.exchange import exchange_texts, post
 from lockstep.wire.transport import Transport
 
@@ -30,12 +30,6 @@ def _nothing() -> Facts:
 OPERATION = "operation"
 """The first fact of every proposal: what the worker is about to do."""
 
-OTHER_WAY = (
-    "A script goes another way on some workers, or leaves a loop there, if it decides by something of a worker's own: "
-    "a clock, the loss of a lane, its rank. Decide by run.step, run.loss or run.total, which are the same on every "
-    "worker."
-)
-
 
 def first_difference(here: int, facts_of_all: Sequence[Facts]) -> Disagreement:
     """Names the first fact on which worker `here` and the first worker that has other facts differ."""
@@ -46,7 +40,7 @@ def first_difference(here: int, facts_of_all: Sequence[Facts]) -> Disagreement:
     sides = tuple(
         tuple(rank for rank, facts in enumerate(facts_of_all) if facts == one) for one in _distinct(facts_of_all)
     )
-    advice = OTHER_WAY if name == OPERATION else Disagreement.advice
+    advice = GO_THE_SAME_WAY if name == OPERATION else Disagreement.advice
     return Disagreement(name, here, mine.get(name, "nothing"), there, theirs.get(name, "nothing"), advice, sides)
 
 

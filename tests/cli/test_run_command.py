@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from lockstep.cli import run as cli
+from lockstep.cli import verify
 from lockstep.errors import BadEnvironment
 from lockstep.launch.launch import Job, LaunchOutcome
 from lockstep.settings.environment import STRATEGIES
@@ -52,6 +53,14 @@ def test_the_command_that_goes_on_starts_the_same_job_in_the_same_folder_from_it
 def test_where_nothing_was_saved_no_command_is_told(launched, monkeypatch):
     monkeypatch.setattr(cli, "launch", lambda job, **_: LaunchOutcome(130, None, 1.0))
     assert CliRunner().invoke(cli.command, ["train.py"]).stderr == ""
+
+
+def test_verify_notes_it_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    monkeypatch.setattr("lockstep.programs.verification.report.present", lambda request, as_json: 0)
+    assert "note: -n stands after train.py" in CliRunner().invoke(verify.command, ["train.py", "-n", "3"]).stderr
+    assert "note" not in CliRunner().invoke(verify.command, ["-n", "3", "train.py"]).stderr
 
 
 @pytest.mark.parametrize("found", ["-n", "-n3", "--workers=3"])
