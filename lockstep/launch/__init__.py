@@ -3,7 +3,7 @@
 Decide (pure, tested without a process):
 - `decisions`  what follows from an event: which worker is replaced, when all start again, when the run is over
 - `hangs`      which worker is stopped, late or hung; `stragglers`: which is slow, and with what
-- `messages`   the texts for the user
+- `events`     what the launcher does and sees, as values; `messages`: the texts for the user
 
 Do:
 - `launch`     runs a `job` to its end with a `supervisor`, which performs what was decided, and a `watchdog`

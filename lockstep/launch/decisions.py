@@ -15,7 +15,8 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from lockstep import events
+from lockstep.events import Event as ReportedEvent
+from lockstep.launch import events
 from lockstep.launch.failure import EXITED, Failure, first_failure
 from lockstep.launch.messages import count
 from lockstep.launch.status import Phase, StatusRow
@@ -74,7 +75,7 @@ Event = Finished | Failed | Rescaled | Condemned | Looked
 class Report:
     """Hand the event to its readers."""
 
-    event: events.Event
+    event: ReportedEvent
 
 
 @dataclass(frozen=True)

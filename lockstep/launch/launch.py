@@ -5,18 +5,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from lockstep.events import (
-    LAUNCHER,
-    Events,
-    LaunchBegan,
-    LaunchEnded,
-    OutputLost,
-    RanApart,
-    RunFailed,
-    RunInterrupted,
-    Subscriber,
-)
+from lockstep.events import Events, Subscriber
 from lockstep.launch.decisions import Over
+from lockstep.launch.events import LAUNCHER, LaunchBegan, LaunchEnded, OutputLost, RanApart, RunFailed, RunInterrupted
 from lockstep.launch.exits import CTRL_C, DONE, ENVIRONMENT, TERMINATED, USER_ERROR, WORKER_LOST
 from lockstep.launch.failure import Failure
 from lockstep.launch.job import Job

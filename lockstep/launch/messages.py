@@ -5,9 +5,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from lockstep.errors import explained
-from lockstep.events import (
+from lockstep.events import Event, Note
+from lockstep.launch.events import (
     CatchUpFound,
-    Event,
     HangFound,
     JoinerLost,
     JoinerMisplaced,
@@ -16,7 +16,6 @@ from lockstep.events import (
     LeavingAsked,
     MemberLost,
     NobodyStarted,
-    Note,
     OutputLost,
     RanApart,
     RunFailed,

@@ -5,16 +5,7 @@ import time
 from collections.abc import Callable
 
 from lockstep.errors import BadEnvironment
-from lockstep.events import (
-    LAUNCHER,
-    Events,
-    NobodyStarted,
-    RunRestarted,
-    WorkerExited,
-    WorkerNotStarted,
-    WorkersSeen,
-    WorkerStarted,
-)
+from lockstep.events import Events
 from lockstep.launch.decisions import (
     Condemned,
     Dismiss,
@@ -33,6 +24,15 @@ from lockstep.launch.decisions import (
     judge,
     member_lost,
     restarted_state,
+)
+from lockstep.launch.events import (
+    LAUNCHER,
+    NobodyStarted,
+    RunRestarted,
+    WorkerExited,
+    WorkerNotStarted,
+    WorkersSeen,
+    WorkerStarted,
 )
 from lockstep.launch.failure import EXITED, KILLED, Failure
 from lockstep.launch.hangs import HangDetector

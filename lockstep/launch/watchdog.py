@@ -8,7 +8,8 @@ import signal
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from lockstep.events import CatchUpFound, Event, HangFound, LateFound, SlowFound, StoppedFound
+from lockstep.events import Event
+from lockstep.launch.events import CatchUpFound, HangFound, LateFound, SlowFound, StoppedFound
 from lockstep.launch.hangs import HangDetector, Hung, Idle, Late, StoppedWorker, WorkerView
 from lockstep.launch.pool import StackQuery, WorkerPool
 from lockstep.launch.stragglers import CaughtUp, StragglerDetector

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.events import CheckpointSaved, Closed, Event, GenerationFormed, StepCommitted, WorkersSeen
+from lockstep.events import CheckpointSaved, Closed, Event, GenerationFormed, StepCommitted
+from lockstep.launch.events import WorkersSeen
 from lockstep.launch.status import Phase, StatusRow
 from lockstep.observe.json_lines import LineFile
 

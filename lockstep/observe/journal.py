@@ -11,7 +11,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from lockstep.events import Event, WorkersSeen
+from lockstep.events import Event
+from lockstep.launch.events import WorkersSeen
 from lockstep.launch.messages import message
 from lockstep.observe.json_lines import LineFile, read_lines
 

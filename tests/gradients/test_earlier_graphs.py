@@ -15,8 +15,8 @@ from workers import on_workers, outcomes
 
 import lockstep
 from lockstep.errors import Misuse, advise
-from lockstep.events import RunFailed
 from lockstep.gradients.autograd_graph import made_in
+from lockstep.launch.events import RunFailed
 from lockstep.launch.failure import Failure
 from lockstep.launch.messages import message as launcher_message
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import lockstep
 from lockstep.errors import Disagreement, Misuse, WorkerLost
-from lockstep.events import RunFailed
+from lockstep.launch.events import RunFailed
 from lockstep.launch.failure import (
     EXITED,
     KILLED,

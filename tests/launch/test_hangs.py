@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.events import HangFound
+from lockstep.launch.events import HangFound
 from lockstep.launch.hangs import (
     STEP,
     HangDetector,

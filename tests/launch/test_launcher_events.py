@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from launches import FORKING
 
-from lockstep.events import (
+from lockstep.events import Event
+from lockstep.launch import process
+from lockstep.launch.events import (
     LAUNCHER,
     CatchUpFound,
-    Event,
     LateFound,
     LaunchEnded,
     MemberLost,
@@ -23,7 +24,6 @@ from lockstep.events import (
     WorkersSeen,
     WorkerStarted,
 )
-from lockstep.launch import process
 from lockstep.launch.job import Job
 from lockstep.launch.launch import LaunchOutcome, launch
 from lockstep.launch.messages import message
