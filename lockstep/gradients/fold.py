@@ -26,6 +26,11 @@
 # that a lane leaves at its end are folded by the same few kernels, whatever their number. What a kernel does to one
 # element does not depend on the others, so the bits are those of one bucket after the other. A worker that is alone
 # leaves all buckets of its last lane until the end too: there is nobody to send them to meanwhile.
+
+# Note [Small gradients on a CPU]
+# On a CPU calling an operation costs more than a small gradient takes. So a bucket of small gradients is copied in one
+# call, then weighted and added as a whole: more passes over memory, which is in a cache, and a few calls instead of one
+# or two for each gradient.
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,21 +51,28 @@ Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 def fold_lane(buckets: Sequence[Bucket], weight: float, merges: int) -> None:
     """Takes the lane's gradients out of `p.grad`, weighted, onto the stacks; then merges their topmost entries."""
     taken = [(bucket, bucket.take_lane()) for bucket in buckets]
-    pushed = [(bucket, lane) for bucket, lane in taken if bucket.layout.converts or merges == 0]
-    added = [(bucket, lane) for bucket, lane in taken if not bucket.layout.converts and merges > 0]
+    pushed = [(bucket, lane) for bucket, lane in taken if merges == 0 or _goes_whole(bucket)]
+    added = [(bucket, lane) for bucket, lane in taken if merges > 0 and not _goes_whole(bucket)]
     _push(pushed, weight)
     _add_to_top(added, weight)
     _merge([bucket for bucket, _ in pushed], merges)
     _merge([bucket for bucket, _ in added], merges - 1)
 
 
+def _goes_whole(bucket: Bucket) -> bool:
+    """Whether the bucket's gradients are copied first, then weighted and added as one."""
+    layout = bucket.layout
+    are_small = layout.num_elements <= SMALL * len(layout.slots)
+    return layout.converts or (are_small and layout.device.type == "cpu")
+
+
 def _push(taken: Sequence[tuple[Bucket, Gradients]], weight: float) -> None:
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
     unweighted = []
     for bucket, lane in taken:
-        flat, layout = bucket.push(), bucket.layout
+        flat = bucket.push()
         reached = _present(flat.views, lane)
-        if layout.converts or layout.device.type != "cpu" or weight == 1.0:
+        if _goes_whole(bucket) or bucket.layout.device.type != "cpu" or weight == 1.0:
             if len(reached) < len(lane):
                 flat.whole.zero_()
             pairs += reached
