@@ -206,7 +206,7 @@ LONG_FILES = (
     "exactness/test_compiled_models.py",
     "data/test_loader_processes.py",
     "torch_backend/test_backend_training.py",
-    "gradients/test_sums.py",
+    "gradients/test_losses.py",
     "wire/test_between_hosts.py",
     "recovery/test_partitions.py",
     "torch_backend/test_backend_exchanges.py",

@@ -2,7 +2,7 @@
 
 - `layout`, `bucket`, `bucket_set`, `fold`   which parameter sits where in which bucket; how lanes get there
 - `hooks`                     when a bucket is full, and whether a gradient is still what arrived
-- `rules`, `autograd_graph`   what a lane may not do, and how it shows; backward passes as events
+- `rules`, `autograd_graph`, `loss_graph`   what a lane may not do, how it shows; backward passes as events
 - `plan`, `step`, `record`    a step as a value, a step in flight, what a worker reports of it to all others
 - `buffers`, `buffer_sum`, `batchnorm`   BatchNorm's statistics by lane; over the whole global batch
 - `health`, `finite`, `fingerprint`      replicas that drift, gradients that are not finite

@@ -1,19 +1,11 @@
 """What the graph below the root of a backward pass shows before the pass begins; and the pass itself, as events.
 
-# Note [A loss that is a sum]
-# Lanes are averaged by their samples. A loss that is a sum over the samples of its lane would be averaged too, and come
-# out as many times smaller as there are lanes. The graph shows it: from the root through arithmetic on single numbers
-# (additions, signs, factors of 1 and more) to an operator that adds up as many numbers as the lane has samples. Below a
-# division or a factor under 1 nothing is looked for: there a mean is made by hand. A sum over a parameter is a penalty.
-
 # Note [Numbers of graph nodes]
 # torch numbers the nodes of its graph in the order in which a thread makes them, so the number shows in which lane a
 # node was made. Numbers of two threads cannot be compared: a node that is numbered below one that it was made from
 # shows that several were at work (a graph made by a backward pass on a GPU), and then nothing is known.
 """
 
-import math
-import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,11 +27,7 @@ LEAF = 2**64 - 1
 """The number of the node that adds up a parameter's gradient."""
 MOST_SPANS = 64
 """How many loops over lanes are remembered."""
-SUM = 2
-"""The value of a loss operator's `reduction` that means a sum."""
 
-_PASSED = ("Add", "Sub", "Rsub", "Neg", "ToCopy", "Clone", "View", "ReshapeAlias", "Squeeze", "Unsqueeze", "Alias")
-_KIND = re.compile(r"(\w+)Backward\d*$")
 _NOTHING = nullcontext()
 
 
@@ -73,30 +61,13 @@ def made_in(spans: Sequence[Span], roots: Sequence[Node]) -> str | None:
         number = node._sequence_nr()
         if found is None and any(begin <= number < end for begin, end in spans):
             found = node.name()
-        for child in _children(node):
+        for child in children(node):
             if number < child._sequence_nr() < LEAF:
                 return None
             if child not in seen:
                 seen.add(child)
                 waiting.append(child)
     return found
-
-
-def summed_by(root: Node, num_samples: int) -> str | None:
-    """The operator that makes the root a sum over so many samples or more, in words; None if it shows none.
-
-    See Note [A loss that is a sum].
-    """
-    seen, waiting = {root}, [root]
-    while waiting:
-        node = waiting.pop()
-        if _is_sum(node, num_samples):
-            return _kind(node) if _reduction(node) != SUM else f'{_kind(node)} with reduction="sum"'
-        for term in _terms(node):
-            if term not in seen:
-                seen.add(term)
-                waiting.append(term)
-    return None
 
 
 def looking(look: Callable[[Sequence[Node]], None]) -> AbstractContextManager[None]:
@@ -174,57 +145,5 @@ def _roots(tensors: Any) -> list[Node]:
     return [node for node in nodes if node is not None]
 
 
-def _terms(node: Node) -> list[Node]:
-    """What is added up to make the one number that the node gives, if it is as simple as that."""
-    kind = _kind(node)
-    if kind in _PASSED:
-        return _children(node)
-    if kind == "Sum" and [_kind(child) for child in _children(node)] == ["Stack"]:  # of a few numbers
-        return _children(_children(node)[0])
-    if kind == "Mul":
-        edges = zip(node.next_functions, ("other", "self"), strict=False)
-        return [child for (child, _), factor in edges if child is not None and _factor(node, factor) >= 1]
-    return []
-
-
-def _is_sum(node: Node, num_samples: int) -> bool:
-    if _kind(node) != "Sum":
-        return bool(_reduction(node) == SUM)
-    shape = tuple(node._saved_self_sym_sizes)  # type: ignore[attr-defined]
-    is_of_few = math.prod(shape) < num_samples or [_kind(child) for child in _children(node)] == ["Stack"]
-    return not is_of_few and not _is_of_parameters(node, shape)
-
-
-def _is_of_parameters(node: Node, shape: tuple[int, ...]) -> bool:
-    """Whether only parameters of the shape that is summed are below, a few operations away."""
-    waiting, leaves = _children(node), []
-    for _ in range(8):
-        if waiting:
-            below = waiting.pop()
-            if below._sequence_nr() == LEAF:
-                leaves.append(tuple(below.variable.shape))  # type: ignore[attr-defined]
-            waiting += _children(below)
-    return not waiting and set(leaves) == {shape}
-
-
-def _factor(node: Node, name: str) -> float:
-    """The size of what a multiplication multiplies by; 0 where it cannot be read without computing it again."""
-    raw = getattr(node, f"_raw_saved_{name}", None)
-    if raw is not None and getattr(raw, "unpack_hook", raw) is not None:
-        return 0.0
-    value = getattr(node, f"_saved_{name}", None)
-    return 0.0 if value is None else float(abs(value))
-
-
-def _children(node: Node) -> list[Node]:
+def children(node: Node) -> list[Node]:
     return [child for child, _ in node.next_functions if child is not None]
-
-
-def _kind(node: Node) -> str:
-    """`Add` for AddBackward0."""
-    found = _KIND.match(node.name())
-    return found[1] if found else ""
-
-
-def _reduction(node: Node) -> Any:
-    return getattr(node, "_saved_reduction", None)

@@ -110,8 +110,9 @@ class StepRecord:
     `weights` and `losses` are by lane, None where none was reported, and so are `times_s`, what each lane took. `used`
     says which parameters had a gradient in some lane, `changed` which buffers were written to. `squares` are those of
     the lanes' gradients, in steps in which they are taken. `requests` are what a worker asks all to do after the step:
-    one worker is enough. `carries`: a lane has left something to be carried on. `health` is a worker's own few bytes,
-    of one size everywhere; of all, `healths` has them by rank.
+    one worker is enough. `carries`: a lane has left something to be carried on. `is_partial`: the loss of a lane was
+    seen to be a mean over something else than its samples. `health` is a worker's own few bytes, of one size
+    everywhere; of all, `healths` has them by rank.
     """
 
     weights: list[float | None]
@@ -122,6 +123,7 @@ class StepRecord:
     squares: list[float | None] = field(default_factory=list)
     requests: list[bool] = field(default_factory=lambda: [False] * len(StepRequest))
     carries: bool = False
+    is_partial: bool = False
     health: bytes = b""
     healths: list[bytes] = field(default_factory=list)
 
@@ -178,13 +180,13 @@ class StepRecord:
         ]
 
     def _flags(self) -> list[bool]:
-        return [self.carries, *self.requests, *self.used, *self.changed]
+        return [self.carries, self.is_partial, *self.requests, *self.used, *self.changed]
 
     def _take(self, columns: list[list[float | None]], flags: list[bool]) -> None:
         self.weights, self.losses, self.times_s, *squares = columns
         self.squares = list(chain.from_iterable(squares))
-        requests, used = 1 + len(self.requests), 1 + len(self.requests) + len(self.used)
-        self.carries, self.requests = flags[0], flags[1:requests]
+        requests, used = 2 + len(self.requests), 2 + len(self.requests) + len(self.used)
+        self.carries, self.is_partial, self.requests = flags[0], flags[1], flags[2:requests]
         self.used, self.changed = flags[requests:used], flags[used:]
 
     def lane_weights(self, shares: dict[int, int]) -> Weights:

@@ -14,9 +14,10 @@ import torch
 from torch.autograd.graph import Node
 
 from lockstep.errors import Misuse
-from lockstep.gradients.autograd_graph import LaneSpans, looking, summed_by
+from lockstep.gradients.autograd_graph import LaneSpans, looking
 from lockstep.gradients.bucket_set import BucketSet, NamedParameter
 from lockstep.gradients.fingerprint import fingerprints
+from lockstep.gradients.loss_graph import compared_by, partial_mean_by, summed_by
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.step import StepInFlight
 
@@ -36,7 +37,9 @@ class LaneRules:
         """Fingerprints of the parameters when a lane began that is looked at closely."""
         self._versions: list[tuple[int, int]] = []
         """Those of the parameters when the step began, if it has several lanes or workers."""
-        self._warned_of_sum = False
+        self._warned_of_sum = self._warned_of_part = self._warned_of_pairs = False
+        self.partial_mean: str | None = None
+        """What makes the loss of a lane of this worker a mean over something else than its samples, if it was seen."""
         self._first_turn = ExitStack()
 
     def begin_loop(self, look: Callable[[Sequence[Node]], None] | None = None) -> None:
@@ -83,12 +86,31 @@ class LaneRules:
                 "another lane: a graph made in one loop over run.lanes cannot be used in another, for lanes may be on "
                 "other workers by then. Compute it again in this loop, or detach it."
             )
-        is_unweighted = step.record.weights[step.lane] is None and not self._warned_of_sum
-        if self._closely and is_unweighted and len(roots) == 1 and len(step.plan.present) > 1:
-            self._warn_of_sum(step, roots[0])
+        if len(step.plan.present) == 1:
+            return
+        if not self._warned_of_pairs:
+            self._warn_of_pairs(step, roots)
+        if step.record.weights[step.lane] is None and len(roots) == 1:
+            if self._closely and not self._warned_of_sum:
+                self._warn_of_sum(step, roots[0])
+            if self.partial_mean is None:
+                self.partial_mean = partial_mean_by(roots[0], step.plan.shares[step.lane])
+
+    def warn_of_part(self) -> None:
+        """On every worker, at the end of a step in which one has seen it. See Note [A mean over a part]."""
+        if self._warned_of_part:
+            return
+        self._warned_of_part = True
+        seen = "" if self.partial_mean is None else f" ({self.partial_mean})"
+        self._note(
+            f"the loss of a lane is a mean over something else than its samples{seen}, and lanes are weighted by their "
+            "samples: unless every lane divides by as much, the gradient is not that of the whole batch's mean in a "
+            "plain loop. Write run.backward(loss, weight=...) with what the mean is divided by, such as "
+            "weight=int((y != -100).sum())."
+        )
 
     def _warn_of_sum(self, step: StepInFlight, root: Node) -> None:
-        """See Note [A loss that is a sum] in autograd_graph.py."""
+        """See Note [A loss that is a sum] in loss_graph.py."""
         found = summed_by(root, step.plan.shares[step.lane])
         if found is not None:
             self._warned_of_sum = True
@@ -96,6 +118,18 @@ class LaneRules:
                 f"the loss of lane {step.lane} is a sum over its samples ({found}), and lanes are averaged: the "
                 f"gradient is about 1/{len(step.plan.present)} of that of the whole batch. Write run.backward(loss, "
                 'reduction="sum") to have lanes added up, or make the loss a mean.'
+            )
+
+    def _warn_of_pairs(self, step: StepInFlight, roots: Sequence[Node]) -> None:
+        """See Note [Samples that are compared] in loss_graph.py."""
+        num_samples = step.plan.shares[step.lane]
+        found = compared_by(roots, num_samples)
+        if found is not None:
+            self._warned_of_pairs = True
+            self._note(
+                f"the loss of lane {step.lane} seems to compare samples with each other ({found}): each meets those of "
+                f"its own lane, {num_samples} of the {step.plan.num_samples} of the batch, on any number of workers. "
+                "That is another loss than on the whole batch; fewer lanes, or larger batches, come nearer to it."
             )
 
     def _changed_parameter(self) -> str | None:

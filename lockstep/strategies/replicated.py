@@ -212,6 +212,8 @@ class ReplicatedEngine(StepEngine):
         with naming_lost_worker(step.plan.step, "the end of the step"):
             record = self._exchange_records(step)
         step.weights = record.lane_weights(step.plan.shares)
+        if record.is_partial:
+            self.rules.warn_of_part()
         self._launch_rest(step, record)
         for number, launched in enumerate(step.launched):
             self._events.emit(WaitBegan, Wait.STEP, number, len(step.launched), step=step.plan.step)
@@ -374,7 +376,7 @@ class ReplicatedEngine(StepEngine):
     def _exchange_records(self, step: StepInFlight) -> StepRecord:
         step.agreement.check()
         mine = step.record
-        mine.health = step.health.packed()
+        mine.health, mine.is_partial = step.health.packed(), self.rules.partial_mean is not None
         if step.squares is not None:
             mine.squares = step.squares.of_lanes(step.plan.assignment.num_lanes)
         for lane, losses in step.losses.items():

@@ -21,7 +21,7 @@ NEEDS_FRONT_END = pytest.mark.skipif(find_spec("cudnn") is None, reason="needs n
         "gradients/test_fingerprint.py",
         "gradients/test_finite.py",
         "gradients/test_own_gradients.py",
-        "gradients/test_sums.py",
+        "gradients/test_losses.py",
         "state/test_exact_state.py",
         "wire/test_gpu_kernels.py",
     ],

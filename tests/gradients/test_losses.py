@@ -1,4 +1,4 @@
-"""Losses that are sums over samples: added up where the script says so, and a note where it does not."""
+"""Losses that are no mean over the samples of a lane: added up or weighted where the script says so, else a note."""
 
 import inspect
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from workers import apart, on_workers
 
 import lockstep
 from lockstep.errors import BadArgument, Misuse
-from lockstep.gradients.autograd_graph import summed_by
+from lockstep.gradients.loss_graph import compared_by, partial_mean_by, summed_by
 from lockstep.gradients.squares import KINDS, as_means, of_all
 from lockstep.optim.noise import measure
 
@@ -214,6 +214,60 @@ def test_a_mean_is_not_taken_for_a_sum(name: str) -> None:
     assert summed_by(root, 6) is None
 
 
+PADDED = torch.tensor([0, 1, -100, 3, 0, 1])
+TEXTS = torch.tensor([[0, 1, 2], [3, -100, 1]])
+"""Two samples: with three targets that count, and with two."""
+LAST_IGNORED = torch.tensor([[0, 1, -100], [3, 2, -100]])
+THREE_OF_FOUR = torch.tensor([True, False, True, True]).expand(6, 4)
+UNEVEN = torch.arange(24).reshape(6, 4) % 5 > 0
+BY_CLASS = torch.tensor([0.5, 1.0, 2.0, 1.0])
+
+
+def pictures() -> Tensor:
+    return out().reshape(2, 3, 4).transpose(1, 2)[:, :, :, None]
+
+
+PARTS: dict[str, tuple[int, Callable[[], Tensor], str]] = {
+    "padding": (6, lambda: F.cross_entropy(out(), PADDED), "over 5 of 6 targets"),
+    "scaled": (6, lambda: 1024 * F.cross_entropy(out(), PADDED) / 3, "over 5 of 6 targets"),
+    "smoothed": (6, lambda: F.cross_entropy(out(), PADDED, label_smoothing=0.1), "divided by 5"),
+    "texts": (2, lambda: F.cross_entropy(out(), TEXTS.flatten()) + PENALISED.abs().mean(), "over 5 of 6 targets"),
+    "pictures": (2, lambda: F.cross_entropy(pictures(), TEXTS[:, :, None]), "over 5 of 6 targets"),
+    "classes": (6, lambda: F.cross_entropy(out(), CLASSES, weight=BY_CLASS), "with weight=, the weights of classes"),
+    "masked": (6, lambda: (out() * UNEVEN).sum() / UNEVEN.sum(), "a sum of 24 numbers that is divided by 19"),
+    "masked, by a number": (6, lambda: (out() * UNEVEN).sum() / UNEVEN.sum().item(), "divided by 19"),
+    "weighted": (6, lambda: (out() * TARGET).sum() / TARGET.sum(), "a sum of 24 numbers that is divided by"),
+    "tokens": (6, lambda: F.cross_entropy(out(), PADDED, reduction="sum") / (PADDED >= 0).sum(), "divided by 5"),
+    "selected": (6, lambda: out()[UNEVEN].mean(), "a mean of 19 selected numbers"),
+    "by masked_select": (6, lambda: out().masked_select(UNEVEN).mean(), "a mean of 19 selected numbers"),
+}
+WHOLES: dict[str, tuple[int, Callable[[], Tensor]]] = {
+    **{name: (6, loss) for name, loss in (MEANS | SUMS).items() if name != "by tokens"},
+    "texts that all ignore their last target": (2, lambda: F.cross_entropy(out(), LAST_IGNORED.flatten())),
+    "divided by the samples and by accumulated batches": (6, lambda: out().sum() / (6 * 4)),
+    "divided by more than there is": (6, lambda: out().sum() / (24 * 7)),
+    "a temperature": (6, lambda: out().sum() / 0.07),
+    "a mean, divided": (6, lambda: out().mean() / 7),
+    "as many of each sample": (6, lambda: out()[THREE_OF_FOUR].mean()),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_mean_over_a_part_is_seen_with_its_count(name: str) -> None:
+    num_samples, loss, expected = PARTS[name]
+    root = loss().grad_fn
+    assert root is not None
+    assert expected in (partial_mean_by(root, num_samples) or "")
+
+
+@pytest.mark.parametrize("name", WHOLES)
+def test_a_mean_over_samples_is_not_taken_for_one_over_a_part(name: str) -> None:
+    num_samples, loss = WHOLES[name]
+    root = loss().grad_fn
+    assert root is not None
+    assert partial_mean_by(root, num_samples) is None
+
+
 def test_nothing_is_computed_again_to_look_at_a_factor() -> None:
     calls = []
 
@@ -296,3 +350,125 @@ def test_torchs_own_function_is_back_after_an_exception() -> None:
                 assert inspect.signature(torch.autograd.backward) == inspect.signature(own)
                 raise ZeroDivisionError
         assert torch.autograd.backward is own
+
+
+# -- a mean over a part ----------------------------------------------------------------------------------------
+
+TOKENS = torch.arange(13) % 4
+TOKENS[8:12] = -100  # lanes 4 and 5, of six
+
+
+def padded_step(weighted: bool, lanes: int = LANES) -> tuple[Tensor, float | None, list[str]]:
+    """The gradient and the loss of a step on padded targets; and what is said of means in two of them."""
+    said: list[str] = []
+    with lockstep.start(lanes=lanes, seed=0) as run:
+        run._events.subscribe(lambda event: said.append(event.text), lockstep.events.Note)
+        torch.manual_seed(1)
+        model = nn.Linear(12, 4)
+        run.replicate(model)
+        for _ in range(2):
+            model.zero_grad()
+            for x, y in run.lanes((X, TOKENS)):
+                loss = F.cross_entropy(model(x), y)
+                run.backward(loss, weight=int((y >= 0).sum()) if weighted else None)
+        loss_of_batch = run.loss
+    assert model.weight.grad is not None
+    return model.weight.grad, loss_of_batch, [text for text in said if "mean" in text]
+
+
+def test_a_mean_over_a_part_is_noted_once_and_a_weight_makes_it_that_of_the_batch() -> None:
+    torch.manual_seed(1)
+    model = nn.Linear(12, 4)
+    loss = F.cross_entropy(model(X), TOKENS)
+    loss.backward()
+    assert model.weight.grad is not None
+    plain = model.weight.grad
+    by_samples, _, (said,) = padded_step(weighted=False)
+    assert not torch.allclose(by_samples, plain)
+    assert "a mean over something else than its samples (cross_entropy or nll_loss over 0 of 2 targets)" in said
+    assert "weight=int((y != -100).sum())" in said
+    by_targets, found, nothing = padded_step(weighted=True)
+    torch.testing.assert_close(by_targets, plain)
+    assert found == pytest.approx(loss.item())  # a lane without any target has a loss that is not a number
+    assert nothing == []
+    alone, _, nothing = padded_step(weighted=False, lanes=1)
+    torch.testing.assert_close(alone, plain)
+    assert nothing == []
+
+
+def said_of_padding() -> list[str]:
+    return padded_step(weighted=False)[2]
+
+
+def test_every_worker_knows_of_a_mean_over_a_part_that_one_has_seen() -> None:
+    first, second, third = on_workers(3, said_of_padding)
+    assert [len(said) for said in (first, second, third)] == [1, 1, 1]
+    assert "than its samples, and lanes" in first[0]  # it carries no lane with padding
+    assert "over 0 of 2 targets" in third[0]
+
+
+# -- samples that are compared ---------------------------------------------------------------------------------
+
+OTHERS = torch.randn(6, 5)
+VIEWS = torch.randn(12, 5)
+SQUARE = torch.randn(5, 6, requires_grad=True)
+SAMPLES = torch.arange(6)
+
+
+def rows(x: Tensor = IN) -> Tensor:
+    return F.normalize(x @ W)
+
+
+COMPARED: dict[str, tuple[Callable[[], Tensor], str]] = {
+    "pairs": (lambda: F.cross_entropy(rows() @ rows(OTHERS).T / 0.1, SAMPLES), "the targets 0 to 5"),
+    "pairs, one side detached": (lambda: F.cross_entropy(rows() @ rows(OTHERS).detach().T, SAMPLES), "the targets 0"),
+    "two views": (lambda: (rows(VIEWS) @ rows(VIEWS).T).exp().mean(), "a product of two matrices, 12 x 4 and 4 x 12"),
+    "by einsum": (lambda: torch.einsum("nc,kc->nk", rows(), rows(OTHERS)).exp().mean(), "6 x 4 and 4 x 6"),
+    "distances": (lambda: torch.cdist(rows(), rows(OTHERS)).mean(), "distances of two matrices, 6 x 4 and 6 x 4"),
+    "statistics": (lambda: (rows().T @ rows(OTHERS)).square().mean(), "a product of two matrices, 4 x 6 and 6 x 4"),
+}
+APART: dict[str, Callable[[], Tensor]] = {
+    **MEANS,
+    "targets in order": lambda: F.cross_entropy(IN @ SQUARE, SAMPLES) + F.cross_entropy(out() @ SQUARE[:4], SAMPLES),
+    "targets in order, with a bias": lambda: F.cross_entropy(F.linear(out(), SQUARE[:4].T, SQUARE[4]), SAMPLES),
+    "as many features as samples": lambda: (out() @ SQUARE[:4] @ SQUARE.T).mean() + (IN @ SQUARE).mean(),
+    "a transposed weight": lambda: ((IN @ W) @ SQUARE[:4].detach().requires_grad_().clone()).mean(),
+    "attention": lambda: F.scaled_dot_product_attention(*(out().reshape(6, 1, 2, 2),) * 3).mean(),
+    "a product for each sample": lambda: (out().reshape(6, 2, 2) @ out().reshape(6, 2, 2)).mean(),
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_samples_that_are_compared_are_seen(name: str) -> None:
+    loss, expected = COMPARED[name]
+    root = loss().grad_fn
+    assert root is not None
+    assert expected in (compared_by([root], 6) or "")
+    assert compared_by([root], 1) is None
+
+
+@pytest.mark.parametrize("name", APART)
+def test_samples_that_are_not_compared_are_not_taken_for_it(name: str) -> None:
+    root = APART[name]().grad_fn
+    assert root is not None
+    assert compared_by([root], 6) is None
+
+
+def contrasted(lanes: int) -> list[str]:
+    said: list[str] = []
+    with lockstep.start(lanes=lanes, seed=0) as run:
+        run._events.subscribe(lambda event: said.append(event.text), lockstep.events.Note)
+        model = nn.Linear(12, 4)
+        run.replicate(model)
+        for _ in range(2):
+            for x in run.lanes(X):
+                scores = model(x) @ model(x + 0.1).T
+                run.backward(F.cross_entropy(scores, torch.arange(len(x))), weight=len(x))
+    return [text for text in said if "compare" in text]
+
+
+def test_a_contrastive_loss_is_noted_once_where_there_are_several_lanes() -> None:
+    (said,) = contrasted(LANES)
+    assert "the loss of lane 0 seems to compare samples with each other (cross_entropy with the targets 0 to 1)" in said
+    assert "2 of the 13 of the batch" in said
+    assert contrasted(1) == []
