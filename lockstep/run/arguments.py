@@ -73,7 +73,10 @@ def clipped_parameters(
     """The parameters whose gradient is clipped at `limit`: all of the models, where none are given."""
     models.require(what)
     if isinstance(limit, bool) or not isinstance(limit, int | float | torch.Tensor) or not limit > 0:
-        raise BadArgument(f"{what} takes a number above 0, not {limit!r:.60}")
+        hint = (
+            f": write {what}({parameters}, parameters), the number first" if isinstance(parameters, int | float) else ""
+        )
+        raise BadArgument(f"{what} takes a number above 0, not {limit!r:.60}{hint}")
     if parameters is None:
         return [named.parameter for named in models.parameters()]
     return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)

@@ -15,6 +15,7 @@ from lockstep.gradients.plan import StepPlan
 from lockstep.run.autosave import Autosave
 from lockstep.run.step_loop import StepLoop
 from lockstep.script.call_site import Site, calling_frame, site_of, whole_numbers
+from lockstep.script.lane_sums import untotalled
 from lockstep.script.turns import LaneLoop
 from lockstep.script.unsaved import is_fresh, untracked
 from lockstep.state.models import RegistrationWatch, refuse_new_parameters
@@ -44,6 +45,8 @@ class LaneLoops:
         self._sites: set[Site] = set()
         self._turns: set[tuple[Site, int]] = set()
         """Those in which this worker has had lanes, with the passes over the body of each."""
+        self._read: set[Site] = set()
+        """Those whose source was looked at."""
         self._has_looked_for_schedulers = False
         self._has_noted_norms = False
 
@@ -59,11 +62,13 @@ class LaneLoops:
     def begin(self, batch: GlobalBatch, train: bool | None) -> Iterator[Any]:
         """The lanes of a loop; `train` is what the script says of it, None where it says nothing."""
         frame = calling_frame()
+        site = site_of(frame)
+        self._note_sums(site)
         if train or (train is None and self.trains()):
-            return self._training(batch, LaneLoop(site_of(frame), whole_numbers(frame)))
+            return self._training(batch, LaneLoop(site, whole_numbers(frame)))
         if self._in_training_mode and self._engine.buffers.slots:
             # Forward passes in training mode without gradients move BatchNorm's statistics: they are averaged.
-            return self._training(batch, LaneLoop(site_of(frame), whole_numbers(frame), is_step=False))
+            return self._training(batch, LaneLoop(site, whole_numbers(frame), is_step=False))
         return self._evaluating(batch)
 
     def look_at_models(self) -> None:
@@ -133,6 +138,20 @@ class LaneLoops:
             if text:
                 self._events.note(text)
         self._has_noted_norms = True
+
+    def _note_sums(self, site: Site) -> None:
+        """Where there are several workers. See Note [Sums of one worker] in lane_sums.py."""
+        if site in self._read or self._guard.formation.generation.world.size == 1:
+            return
+        self._read.add(site)
+        found = untotalled(site.path, site.line)
+        if found is not None:
+            statement, name = found
+            self._events.note(
+                f"{statement} in {site.file} adds up what the lanes of one worker hold, and nothing totals it: another "
+                f"number of workers gives another number. run.total({name}) is that of all lanes, and run.loss the "
+                "loss of the batch."
+            )
 
     def _look_for_schedulers(self) -> None:
         """Once, when training begins: one that nobody tracks is named, and refused where it cannot be right."""

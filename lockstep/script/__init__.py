@@ -12,5 +12,6 @@ After a resume, or on a newcomer, the script starts from its top. What of it may
 - `dependence`      whether the training depends on such a variable, read from the source
 - `rhythm`          the order of loops and updates
 - `body`            what the body of a loop over `run.steps` may not do
+- `lane_sums`       what a loop over `run.lanes` adds up that nobody totals
 - `unsaved`         iterators and schedulers that start again
 """

@@ -39,17 +39,20 @@ def refused_in_body(path: str, line: int) -> str | None:
 
 def _first_carried(loop: ast.For) -> ast.AugAssign | ast.Assign | None:
     """The first statement of the body that goes on from what the lane before has left."""
-    own = _names([loop.target], ast.Store)
-    for node in _own_statements(loop.body):  # a statement comes before the names in it
+    own = names_in([loop.target], ast.Store)
+    for node in own_statements(loop.body):  # a statement comes before the names in it
         if isinstance(node, ast.AugAssign) and not (isinstance(node.target, ast.Name) and node.target.id in own):
             return node
-        if isinstance(node, ast.Assign) and (_names(node.targets, ast.Store) & _names([node.value], ast.Load)) - own:
+        if (
+            isinstance(node, ast.Assign)
+            and (names_in(node.targets, ast.Store) & names_in([node.value], ast.Load)) - own
+        ):
             return node
-        own |= _names([node], ast.Store) if isinstance(node, ast.Name) else set()
+        own |= names_in([node], ast.Store) if isinstance(node, ast.Name) else set()
     return None
 
 
-def _names(nodes: Sequence[ast.AST], how: type[ast.expr_context]) -> set[str]:
+def names_in(nodes: Sequence[ast.AST], how: type[ast.expr_context]) -> set[str]:
     """The names that are set, or read, in these."""
     within = [child for node in nodes for child in ast.walk(node)]
     return {child.id for child in within if isinstance(child, ast.Name) and isinstance(child.ctx, how)}
@@ -67,7 +70,7 @@ def _has_steps(loop: ast.For) -> bool:
     return any(isinstance(called, ast.Attribute) and called.attr == "steps" for called in calls)
 
 
-def _own_statements(nodes: list[ast.stmt]) -> Iterator[ast.AST]:
+def own_statements(nodes: list[ast.stmt]) -> Iterator[ast.AST]:
     """All that stands in these statements, except in functions and classes that they define."""
     for node in nodes:
         yield from _below(node)

@@ -50,7 +50,7 @@ class Function:
         With `in_calls`, being passed to a function beside an optimizer counts.
         """
         nodes = [node for part in (_repeated(self.node) if again else [self.node]) for node in ast.walk(part)]
-        tainted = _computed_from(nodes, name)
+        tainted = computed_from(nodes, name)
         places = (self._decides(node, tainted) or _goes_into(node, tainted, name, in_calls) for node in nodes)
         return min(filter(None, places), key=lambda dependence: dependence.line, default=None)
 
@@ -115,7 +115,7 @@ def _repeated(root: ast.AST) -> list[ast.AST]:
     return loops or ([] if isinstance(root, ast.Module) else [root])
 
 
-def _computed_from(nodes: Iterable[ast.AST], name: str) -> set[str]:
+def computed_from(nodes: Iterable[ast.AST], name: str) -> set[str]:
     """The name, and all names that are assigned something in which one of them is mentioned, or where a test that
     mentions one of them decides."""
     tainted = {name}

@@ -397,6 +397,15 @@ def test_a_limit_that_is_no_positive_number_is_refused(limit: Any) -> None:
                 clip(limit)
 
 
+def test_arguments_in_the_order_of_torch_are_refused_with_the_order_that_is_right() -> None:
+    with lockstep.start() as run:
+        model = nn.Linear(2, 2)
+        run.replicate(model, torch.optim.SGD(model.parameters(), 0.1))
+        clip: Any = run.clip_grad_norm_
+        with pytest.raises(BadArgument, match=r"write run.clip_grad_norm_\(0.5, parameters\), the number first"):
+            clip(model.parameters(), 0.5)
+
+
 # -- bad input ----------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,122 @@
+"""What a loop over `run.lanes`, or an evaluation by `run.steps`, adds up that nobody totals, as its source shows it.
+
+# Note [Sums of one worker]
+# A worker computes its own lanes. What a script adds up in a loop over them (`correct += ...`, a list of losses, a
+# meter) is that worker's part, and on one worker the whole: a number that is right there, and wrong without a word on
+# more. The source shows it: something that the loop's body goes on from, that is read after the loop, and that is in no
+# call which totals. A function that returns it may have a caller that totals: there any such call in the file will do.
+"""
+
+import ast
+from collections.abc import Iterator
+
+from lockstep.script.body import names_in, own_statements
+from lockstep.script.dependence import computed_from, parsed
+
+_TOTALS = frozenset({"total", "all_reduce", "reduce", "all_gather", "gather", "gather_for_metrics"})
+_LANES = frozenset({"lanes", "steps"})
+_GROWS = frozenset({"append", "extend", "add"})
+_RESULTS = frozenset({"avg", "mean", "sum", "count", "value", "compute", "result", "average", "global_avg", "median"})
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def untotalled(path: str, line: int) -> tuple[str, str] | None:
+    """What the loop over lanes at this line adds up for its worker alone: the statement and its line, and the name."""
+    tree = parsed(path)
+    if tree is None:
+        return None
+    function = _function_at(tree, line)
+    for loop in (node for node in _loops(function) if _stands_at(node, line)):
+        for statement, name in _sums(loop):
+            if _is_read_outside(function, loop, statement, name) and not _is_totalled(tree, function, name):
+                return f"`{ast.unparse(statement):.100}` (line {statement.lineno})", name
+    return None
+
+
+def _function_at(tree: ast.Module, line: int) -> ast.AST:
+    """The innermost function around a line; the module where there is none."""
+    around = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS) and _spans(node, line)]
+    return max(around, key=lambda node: node.lineno) if around else tree
+
+
+def _spans(node: ast.stmt, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def _loops(function: ast.AST) -> list[ast.For]:
+    return [node for node in ast.walk(function) if isinstance(node, ast.For) and _LANES & _called(node.iter)]
+
+
+def _stands_at(loop: ast.For, line: int) -> bool:
+    return loop.lineno <= line <= (loop.iter.end_lineno or loop.lineno)
+
+
+def _called(node: ast.AST) -> set[str]:
+    """The names of the methods that are called in it."""
+    return {method for one in ast.walk(node) if isinstance(one, ast.Call) and (method := _method(one))}
+
+
+def _method(call: ast.Call) -> str | None:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else None
+
+
+def _sums(loop: ast.For) -> Iterator[tuple[ast.stmt, str]]:
+    """The statements of the body that go on from the lane before, and the name of what they change."""
+    own = names_in([loop.target], ast.Store)
+    for node in own_statements(loop.body):
+        name = _changed(node)
+        if name is not None and name not in own:
+            assert isinstance(node, ast.stmt)
+            yield node, name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            own.add(node.id)
+
+
+def _changed(node: ast.AST) -> str | None:
+    """The name of what a statement adds to."""
+    if isinstance(node, ast.AugAssign):
+        return _name(node.target)
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        name = _name(node.targets[0])
+        is_sum = isinstance(node.value, ast.BinOp | ast.Call) and name in names_in([node.value], ast.Load)
+        return name if is_sum and _adds(node.value) else None
+    call = node.value if isinstance(node, ast.Expr) else None
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.args:
+        return _name(call.func.value) if call.func.attr in {*_GROWS, "update"} else None
+    return None
+
+
+def _adds(value: ast.expr) -> bool:
+    if isinstance(value, ast.BinOp):
+        return isinstance(value.op, ast.Add)
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in ("min", "max")
+
+
+def _name(node: ast.expr) -> str | None:
+    """A variable; of `totals["right"]` the one in front."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _is_read_outside(function: ast.AST, loop: ast.For, statement: ast.stmt, name: str) -> bool:
+    inside = {id(node) for node in ast.walk(loop)}
+    reads = [
+        node
+        for node in ast.walk(function)
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load) and id(node) not in inside
+    ]
+    if not isinstance(statement, ast.Expr) or "update" not in _called(statement):
+        return bool(reads)
+    results = [one for one in ast.walk(function) if isinstance(one, ast.Attribute) and one.attr in _RESULTS]
+    return any(_name(one.value) == name for one in results)  # a meter; a progress bar has none
+
+
+def _is_totalled(tree: ast.Module, function: ast.AST, name: str) -> bool:
+    tainted = computed_from(list(ast.walk(function)), name)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _method(node) in _TOTALS]
+    within = {id(node) for node in ast.walk(function)}
+    if any(id(call) in within and tainted & names_in([call], ast.Load) for call in calls):
+        return True
+    returns = [node for node in ast.walk(function) if isinstance(node, ast.Return) and node.value is not None]
+    return bool(calls) and any(tainted & names_in([node], ast.Load) for node in returns)

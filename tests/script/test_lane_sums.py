@@ -1,0 +1,202 @@
+"""What a loop over lanes adds up that nobody totals is found in its source, and noted on several workers."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from workers import on_workers
+
+import lockstep
+from lockstep.script.lane_sums import untotalled
+
+FORGOTTEN = {
+    "a sum": """
+        right = 0
+        for x, y in run.lanes(batch):
+            right += (model(x).argmax(1) == y).sum().item()
+        print(right / 100)
+    """,
+    "a sum, by assignment": """
+        right = 0
+        for x, y in run.lanes(batch):
+            right = right + (model(x).argmax(1) == y).sum()
+        run.print(right)
+    """,
+    "a list": """
+        right = []
+        for x, y in run.lanes(batch):
+            if len(x):
+                right.append(model(x))
+        print(torch.cat(right).mean())
+    """,
+    "an entry": """
+        right = {"all": 0.0}
+        for x, y in run.lanes(batch):
+            right["all"] += model(x).mean().item()
+        run.log(right)
+    """,
+    "the worst": """
+        right = 0.0
+        for x, y in run.lanes(batch):
+            right = max(right, model(x).max().item())
+        print(right)
+    """,
+    "a meter": """
+        right = AverageMeter()
+        for x, y in run.lanes(batch):
+            right.update(model(x).mean().item(), len(x))
+        print(right.avg)
+    """,
+    "a metric": """
+        for x, y in run.lanes(batch):
+            right.update(model(x), y)
+        print(right.compute())
+    """,
+    "in a function": """
+        def evaluate(run, model, batch):
+            right = 0
+            for x, y in run.lanes(
+                batch, train=False
+            ):
+                right += model(x).sum()
+            return right / 10
+        print(evaluate(run, model, batch))
+    """,
+    "by steps": """
+        right = 0
+        for x, y in run.steps(loader):
+            right += model(x).sum()
+        print(right)
+    """,
+    "one of two": """
+        right, count = 0, 0
+        for x, y in run.lanes(batch):
+            count += len(x)
+            right += model(x).sum()
+        print(right / run.total(count))
+    """,
+}
+FINE = {
+    "totalled": """
+        right = 0
+        for x, y in run.lanes(batch):
+            right += (model(x).argmax(1) == y).sum().item()
+        print(run.total(right) / 100)
+    """,
+    "totalled by another name": """
+        right = count = 0
+        for x, y in run.lanes(batch):
+            right += model(x).sum()
+            count += len(x)
+        sums = torch.tensor([right, count])
+        right, count = run.total(sums)
+        print(right / count)
+    """,
+    "totalled by the caller": """
+        def evaluate(run, model, batch):
+            right = 0
+            for x, y in run.lanes(batch):
+                right += model(x).sum()
+            return right
+        print(run.total(evaluate(run, model, batch)))
+    """,
+    "by torch.distributed": """
+        right = torch.zeros(1)
+        for x, y in run.lanes(batch):
+            right += model(x).sum()
+        dist.all_reduce(right)
+        print(right)
+    """,
+    "the lane's own": """
+        for x, y in run.lanes(batch):
+            loss = model(x).mean()
+            loss += model(y).mean()
+            x += 1
+            loss.backward()
+        print(loss)
+    """,
+    "a progress bar": """
+        for x, y in run.lanes(batch):
+            bar.update(len(x))
+        bar.close()
+    """,
+    "never read": """
+        right = 0
+        for x, y in run.lanes(batch):
+            right += 1
+    """,
+    "over batches": """
+        right = 0
+        for batch in loader:
+            for x, y in run.lanes(batch):
+                model(x).mean().backward()
+            right += run.loss
+        print(right)
+    """,
+    "a state that is replaced": """
+        right = None
+        for x, y in run.lanes(batch):
+            right = model(x, right)
+        print(right)
+    """,
+}
+
+
+def found_in(source: str, tmp_path: Path) -> tuple[str, str] | None:
+    text = "if True:" + source
+    path = tmp_path / "script.py"
+    path.write_text(text)
+    line = next(number for number, one in enumerate(text.splitlines(), 1) if "in run." in one)
+    return untotalled(str(path), line)
+
+
+@pytest.mark.parametrize("name", FORGOTTEN)
+def test_what_nobody_totals_is_found_by_its_name(name: str, tmp_path: Path) -> None:
+    found = found_in(FORGOTTEN[name], tmp_path)
+    assert found is not None
+    statement, variable = found
+    assert variable == "right"
+    assert "right" in statement
+    assert "(line " in statement
+
+
+@pytest.mark.parametrize("name", FINE)
+def test_what_is_right_on_any_number_of_workers_is_not(name: str, tmp_path: Path) -> None:
+    assert found_in(FINE[name], tmp_path) is None
+
+
+def test_a_source_that_cannot_be_read_shows_nothing(tmp_path: Path) -> None:
+    assert untotalled(str(tmp_path / "not there"), 1) is None
+    assert untotalled("<stdin>", 1) is None
+
+
+def evaluated(totals: bool) -> list[str]:
+    said: list[str] = []
+    with lockstep.start(lanes=4, seed=0) as run:
+        run._events.subscribe(lambda event: said.append(event.text), lockstep.events.Note)
+        model = nn.Linear(3, 2)
+        run.replicate(model)
+        model.eval()
+        if totals:
+            count = 0
+            for x in run.lanes(torch.ones(8, 3)):
+                count += len(x)
+            assert run.total(count) == 8
+            return said
+        seen = 0
+        for _ in range(2):
+            for x in run.lanes(torch.ones(8, 3)):
+                seen += len(x)
+        assert seen == 2 * 8 // run.size
+    return said
+
+
+def test_it_is_noted_once_and_only_where_there_are_several_workers() -> None:
+    assert on_workers(1, evaluated, False) == [[]]
+    assert on_workers(2, evaluated, True) == [[], []]
+    for said in on_workers(2, evaluated, False):
+        (note,) = said
+        assert "`seen += len(x)` (line" in note
+        assert "test_lane_sums.py adds up what the lanes of one worker hold" in note
+        assert "run.total(seen) is that of all lanes" in note
