@@ -120,7 +120,7 @@ class Guard:
         self.formation.rebalance()
         self.formation.await_company()
         self._ask()
-        return self._carried(batch)
+        return self.for_own_lanes(batch)
 
     def _end(self) -> NoReturn:
         """All workers have agreed to end here because of a signal."""
@@ -130,7 +130,7 @@ class Guard:
             raise KeyboardInterrupt
         raise SystemExit(TERMINATED)
 
-    def _carried(self, batch: GlobalBatch) -> GlobalBatch:
+    def for_own_lanes(self, batch: GlobalBatch) -> GlobalBatch:
         """The batch with the shares of the lanes that are carried here now, by whichever worker when it was loaded."""
         present = present_lanes(batch.num_samples, self.generation.assignment.num_lanes, batch.least)
         lanes = [lane for lane in self.generation.lanes if lane in present]

@@ -20,6 +20,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import Enum
 from typing import Any, NoReturn, Protocol
 
@@ -38,6 +39,8 @@ from lockstep.lanes import share
 from lockstep.optim.noise.watch import NoiseWatch
 from lockstep.run.body_passes import BodyPass
 from lockstep.run.totals import Visit
+from lockstep.script.call_site import Site
+from lockstep.script.lane_sums import spoilt_by_a_loss
 from lockstep.script.place import Places, StepPlace
 from lockstep.script.turns import LaneLoop, SeenBatch
 from lockstep.state.carried import Carried
@@ -83,6 +86,9 @@ class StepGuard(Protocol):
     def begin(self, batch: GlobalBatch) -> GlobalBatch:
         """Before a step: workers may come and go now. Gives the batch, for the lanes that this worker carries now."""
 
+    def for_own_lanes(self, batch: GlobalBatch) -> GlobalBatch:
+        """The batch, for the lanes that this worker carries now: others may have carried them when it was loaded."""
+
     def prepared(self) -> None:
         """After `reduce`, before the commit: this worker has done its part of the step."""
 
@@ -124,6 +130,7 @@ class StepLoop:
         self.stage = Stage.OUTSIDE
         self.body_pass = BodyPass()
         self.visits: list[Visit] = []
+        self._noted_sums: set[Site] = set()
         self._loops_since_step = 0
         self._loop = 0
         self._first_lane = 0
@@ -148,7 +155,7 @@ class StepLoop:
         visited = len(self.visits)
         with self._own_generators() as outside:
             while True:
-                del self.visits[visited:]
+                self.visits[visited:] = [replace(visit, counts=False) for visit in self.visits[visited:]]
                 generation = self._guard.generation
                 place = self._place(batch, outside)
                 try:
@@ -157,7 +164,9 @@ class StepLoop:
                         break
                 except (WorkerLost, Disagreement) as failure:
                     outside.restore()
-                    if self._guard.recover(failure):
+                    is_committed = self._guard.recover(failure)
+                    self._note_sums(loop.site)
+                    if is_committed:
                         break
                 batch = batch.reload(self._guard.generation.lanes)  # See Note [The same step again]
             self.state.steps.loss = self._conclude(generation.slots)
@@ -178,7 +187,7 @@ class StepLoop:
         """Yields the data of each lane. Nothing is exchanged, nothing counted."""
         self._enter(Stage.EVALUATING)
         with self._own_generators():
-            yield from self._own_lanes(batch, "evaluation")
+            yield from self._own_lanes(self._guard.for_own_lanes(batch), "evaluation")
         self.stage = Stage.OUTSIDE
 
     def begin_pass(self, body_pass: BodyPass) -> None:
@@ -286,6 +295,19 @@ class StepLoop:
         due = self.places.looped(loop)
         if due is not None:
             self._guard.refuse(_out_of_rhythm(f"the loop at {loop.site}", due, self.step))
+
+    def _note_sums(self, site: Site) -> None:
+        """A worker was lost. See Note [Sums that a loss spoils] in lane_sums.py."""
+        found = None if site in self._noted_sums else spoilt_by_a_loss(site.path, site.line)
+        self._noted_sums.add(site)
+        if found is not None:
+            statement, name = found
+            self._guard.note(
+                f"{statement} in {site.file} is done once for each lane that is computed: those of step {self.step} "
+                f"may be in it twice, and what a lost worker had counted is not. `{name}` is right again when the "
+                "script begins it anew. A list with one entry for each lane, given to run.total after the lanes of "
+                "each step, counts every lane once, whatever happens."
+            )
 
     def _refuse_changed_data(self, batch: GlobalBatch) -> None:
         """What a loop wrote to the lanes of a loaded batch stays where they are: another loop cannot rely on it."""

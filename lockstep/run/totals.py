@@ -15,10 +15,11 @@ from lockstep.wire.exchange import exchange_texts
 
 @dataclass(frozen=True)
 class Visit:
-    """A lane that this worker computed, in the `loop`-th use of run.lanes."""
+    """A lane that this worker computed, in the `loop`-th use of run.lanes; it `counts` unless its step was undone."""
 
     loop: int
     lane: int
+    counts: bool = True
 
 
 def total_of(value: Any, visits: Sequence[Visit], wire: Wire, step: int) -> Any:
@@ -57,12 +58,14 @@ def _total_of_tensors(value: torch.Tensor, wire: Wire) -> torch.Tensor:
 
 def _total_of_lanes(values: Sequence[float], visits: Sequence[Visit], wire: Wire) -> float:
     if len(values) > len(visits):
+        num_lanes = sum(visit.counts for visit in visits)
         raise BadArgument(
-            f"run.total was given {len(values)} values, but this worker has computed {len(visits)} lanes since the "
+            f"run.total was given {len(values)} values, but this worker has computed {num_lanes} lanes since the "
             "last training step began: give one value per lane"
         )
     places = visits[len(visits) - len(values) :]
-    mine = [[visit.loop, visit.lane, value] for visit, value in zip(places, values, strict=True)]
+    pairs = [(visit, value) for visit, value in zip(places, values, strict=True) if visit.counts]
+    mine = [[visit.loop, visit.lane, value] for visit, value in pairs]
     everyone = exchange_texts(wire.transport, json.dumps(mine))
     total = 0
     for _, _, value in sorted(entry for text in everyone for entry in json.loads(text)):

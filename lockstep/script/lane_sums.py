@@ -5,10 +5,16 @@
 # meter) is that worker's part, and on one worker the whole: a number that is right there, and wrong without a word on
 # more. The source shows it: something that the loop's body goes on from, that is read after the loop, and that is in no
 # call which totals. A function that returns it may have a caller that totals: there any such call in the file will do.
+
+# Note [Sums that a loss spoils]
+# When a worker is lost in a training step, the step is computed again: what its lanes have added to a sum of the script
+# is in it twice. What the lost worker had added up is gone with it, and its copy has what its original had. Parameters
+# are right, and such a sum is not, until the script begins it anew. What `run.carried` holds counts with its step.
 """
 
 import ast
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from lockstep.script.body import names_in, own_statements
 from lockstep.script.dependence import computed_from, parsed
@@ -22,15 +28,38 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 def untotalled(path: str, line: int) -> tuple[str, str] | None:
     """What the loop over lanes at this line adds up for its worker alone: the statement and its line, and the name."""
+    found = ((one.words, one.name) for one in _sums_at(path, line) if not one.is_totalled)
+    return next(found, None)
+
+
+def spoilt_by_a_loss(path: str, line: int) -> tuple[str, str] | None:
+    """The same of what a loss leaves wrong. A list of one entry for each lane is not: run.total knows which count."""
+    found = ((one.words, one.name) for one in _sums_at(path, line) if not (one.is_list and one.is_totalled))
+    return next(found, None)
+
+
+@dataclass(frozen=True)
+class LaneSum:
+    """What the body of a loop over lanes adds up, and is read after the loop."""
+
+    name: str
+    words: str
+    """The statement and its line."""
+    is_list: bool
+    is_totalled: bool
+
+
+def _sums_at(path: str, line: int) -> Iterator[LaneSum]:
     tree = parsed(path)
     if tree is None:
-        return None
+        return
     function = _function_at(tree, line)
     for loop in (node for node in _loops(function) if _stands_at(node, line)):
         for statement, name in _sums(loop):
-            if _is_read_outside(function, loop, statement, name) and not _is_totalled(tree, function, name):
-                return f"`{ast.unparse(statement):.100}` (line {statement.lineno})", name
-    return None
+            if _is_read_outside(function, loop, statement, name):
+                words = f"`{ast.unparse(statement):.100}` (line {statement.lineno})"
+                is_list = isinstance(statement, ast.Expr) and bool(_called(statement) & _GROWS)
+                yield LaneSum(name, words, is_list, _is_totalled(tree, function, name))
 
 
 def _function_at(tree: ast.Module, line: int) -> ast.AST:
