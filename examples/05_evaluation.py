@@ -28,7 +28,7 @@ def clouds(num_points: int) -> TensorDataset:
 @torch.no_grad()
 def evaluate(run: Run, model: nn.Module, loader: DataLoader) -> None:
     model.eval()
-    num_samples, losses = 0, []
+    num_samples, losses, leads = 0, [], []
     confusion = torch.zeros(NUM_CLASSES, NUM_CLASSES, dtype=torch.long, device=run.device)
     for batch in loader:
         for x, y in run.lanes(batch):
@@ -36,11 +36,14 @@ def evaluate(run: Run, model: nn.Module, loader: DataLoader) -> None:
             num_samples += len(x)
             confusion.index_put_((y, scores.argmax(1)), torch.ones_like(y), accumulate=True)
             losses.append(F.cross_entropy(scores, y, reduction="sum"))
+            best, second = scores.topk(2).values.T
+            leads.append(best - second)
     model.train()
     num_samples = run.total(num_samples)  # whole numbers are exact in any order
     confusion = run.total(confusion)
     loss = run.total(losses) / num_samples  # one number for each lane: they are added in the order of the lanes
-    run.print(f"samples {num_samples}  right {int(confusion.trace())}  loss {loss!r}")
+    lead = torch.cat(run.gather(leads)).median()  # of every sample: a median is no sum
+    run.print(f"samples {num_samples}  right {int(confusion.trace())}  loss {loss!r}  median lead {lead:.4f}")
     run.print(f"rows: true class, columns: answer  {confusion.tolist()}")
 
 

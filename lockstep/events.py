@@ -132,6 +132,7 @@ class Wait(StrEnum):
     RESUME = "run.resume"
     CHECKPOINTS = "run.checkpoints"
     TOTAL = "run.total"
+    GATHER = "run.gather"
     EXCHANGE = "an exchange between steps"
     STATISTICS = "synchronised batch norm"
     UPDATE = "optimizer.step()"

@@ -51,6 +51,7 @@ CALLS: Mapping[int, str] = {
     Collective.RESUME: "run.resume",
     Collective.CHECKPOINTS: "run.checkpoints",
     Collective.TOTAL: "run.total",
+    Collective.GATHER: "run.gather",
     Collective.EXCHANGE: "an exchange between steps",
     Collective.STATISTICS: STEP,
     Collective.END: "the end of the run",

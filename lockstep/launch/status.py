@@ -72,6 +72,7 @@ class Collective(IntEnum):
     RESUME = 3
     CHECKPOINTS = 4
     TOTAL = 5
+    GATHER = 10
     STATISTICS = 6
     """Synchronised batch norm, in the middle of a lane."""
     END = 7

@@ -3,7 +3,7 @@
 import io
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from lockstep.capture.captures import Captures
 from lockstep.chance import Generators
 from lockstep.data import ShardedLoader
-from lockstep.data.device import DeviceMover
+from lockstep.data.device import DeviceMover, to_device
 from lockstep.elastic.formation import Elasticity, Formation
 from lockstep.elastic.guard import Guard
 from lockstep.elastic.shown_waits import shown
@@ -43,7 +43,7 @@ from lockstep.run.loaders import Loaders
 from lockstep.run.replication import join, place_on
 from lockstep.run.step_loop import Stage, StepLoop, as_global_batch
 from lockstep.run.timeline import RunTimeline
-from lockstep.run.totals import total_of
+from lockstep.run.totals import gathered, total_of
 from lockstep.run.updates import UntrackedOptimizers, UpdateHooks
 from lockstep.script.place import Places
 from lockstep.state.carried import Carried
@@ -371,14 +371,16 @@ class Run:
         Whole numbers are exact. For floats give a list with one number per lane computed: they are added in
         lane order, so that the sum has the same bits on any number of workers.
         """
-        self._loop.refuse_unless_outside("run.total")
-        try:
-            with naming_lost_worker(self._loop.step, "run.total"):
-                return total_of(value, self._loop.visits, self._shown_wire(Wait.TOTAL), self._loop.step)
-        except Disagreement as failure:
-            self._autosave.rescue(self.guard.exclude(failure, "run.total"))
-        except WorkerLost as lost:
-            self._autosave.rescue(lost)
+        return self._of_all_lanes(Wait.TOTAL, total_of, value)
+
+    def gather(self, values: Sequence[Any]) -> list[Any]:
+        """Collective. What all lanes have given, on every worker, in the order of loops and lanes.
+
+        `values` has one entry for each lane that this worker has computed: numbers, strings, tensors, and dicts, lists
+        and tuples of them. Tensors are on `run.device` afterwards.
+        """
+        entries = self._of_all_lanes(Wait.GATHER, gathered, values)
+        return [to_device(entry, self.device) for entry in entries]
 
     def digest(self) -> str:
         """SHA-256 over parameters, buffers and optimizer state, by name. Any worker may call it alone."""
@@ -489,6 +491,17 @@ class Run:
         self.close()
 
     # -- inside ---------------------------------------------------------------------------------------------
+
+    def _of_all_lanes(self, wait: Wait, collect: Callable[..., Any], values: Any) -> Any:
+        """A collective call with what this worker has after its lanes."""
+        self._loop.refuse_unless_outside(wait.value)
+        try:
+            with naming_lost_worker(self._loop.step, wait.value):
+                return collect(values, self._loop.visits, self._shown_wire(wait), self._loop.step)
+        except Disagreement as failure:
+            self._autosave.rescue(self.guard.exclude(failure, wait.value))
+        except WorkerLost as lost:
+            self._autosave.rescue(lost)
 
     def _shown_wire(self, wait: Wait) -> Wire:
         """The present wire, for a collective call of the user's script."""

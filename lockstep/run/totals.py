@@ -1,4 +1,4 @@
-"""Adds up what lanes found, for evaluation: every lane once, in an order that does not depend on the workers."""
+"""What lanes found, added up or gathered: every lane once, in an order that does not depend on the workers."""
 
 import json
 import math
@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from lockstep.errors import BadArgument
+from lockstep.state.snapshot import Tensors, from_bytes, pack, to_bytes, unpack
 from lockstep.wire import Agreement, Proposal, Wire, exchange
-from lockstep.wire.exchange import exchange_texts
+from lockstep.wire.exchange import exchange_bytes, exchange_texts
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,24 @@ def total_of(value: Any, visits: Sequence[Visit], wire: Wire, step: int) -> Any:
     if isinstance(value, torch.Tensor):
         return _total_of_tensors(value, wire)
     if isinstance(value, list | tuple):
-        return _total_of_lanes([_number(item) for item in value], visits, wire)
+        return _total_of_lanes(_of_lanes("run.total", [_number(item) for item in value], visits), wire)
     numbers = [json.loads(text) for text in exchange_texts(wire.transport, json.dumps(value))]
     return math.fsum(numbers) if isinstance(value, float) else sum(numbers)
+
+
+def gathered(values: Any, visits: Sequence[Visit], wire: Wire, step: int) -> list[Any]:
+    """Collective. What all lanes have given, in the order of loops and lanes; tensors are on the CPU."""
+    if not isinstance(values, list | tuple):
+        raise BadArgument(f"run.gather takes a list with one entry for each lane, not {type(values).__name__}")
+    tensors: Tensors = {}
+    mine = [
+        [visit.loop, visit.lane, pack(value, f"entry {number} of run.gather", tensors)]
+        for number, (visit, value) in enumerate(_of_lanes("run.gather", values, visits))
+    ]
+    Agreement(wire.transport, Proposal({"operation": "run.gather", "step": step})).check()
+    everyone = [from_bytes(theirs) for theirs in exchange_bytes(wire.transport, to_bytes(mine, tensors))]
+    entries = [(loop, lane, value, held) for given, held in everyone for loop, lane, value in given]
+    return [unpack(value, held) for *_, value, held in sorted(entries, key=lambda entry: entry[:2])]
 
 
 def _kind(value: Any) -> str:
@@ -56,21 +72,25 @@ def _total_of_tensors(value: torch.Tensor, wire: Wire) -> torch.Tensor:
     return summed.view(value.shape).to(value.device)
 
 
-def _total_of_lanes(values: Sequence[float], visits: Sequence[Visit], wire: Wire) -> float:
-    if len(values) > len(visits):
-        num_lanes = sum(visit.counts for visit in visits)
-        raise BadArgument(
-            f"run.total was given {len(values)} values, but this worker has computed {num_lanes} lanes since the "
-            "last training step began: give one value per lane"
-        )
-    places = visits[len(visits) - len(values) :]
-    pairs = [(visit, value) for visit, value in zip(places, values, strict=True) if visit.counts]
-    mine = [[visit.loop, visit.lane, value] for visit, value in pairs]
+def _total_of_lanes(values: Sequence[tuple[Visit, float]], wire: Wire) -> float:
+    mine = [[visit.loop, visit.lane, value] for visit, value in values]
     everyone = exchange_texts(wire.transport, json.dumps(mine))
     total = 0
     for _, _, value in sorted(entry for text in everyone for entry in json.loads(text)):
         total += value
     return total
+
+
+def _of_lanes(what: str, values: Sequence[Any], visits: Sequence[Visit]) -> list[tuple[Visit, Any]]:
+    """The values with their lanes, the last ones that this worker has computed, without those of undone steps."""
+    if len(values) > len(visits):
+        num_lanes = sum(visit.counts for visit in visits)
+        raise BadArgument(
+            f"{what} was given {len(values)} values, but this worker has computed {num_lanes} lanes since the "
+            "last training step began: give one value per lane"
+        )
+    places = visits[len(visits) - len(values) :]
+    return [(visit, value) for visit, value in zip(places, values, strict=True) if visit.counts]
 
 
 def _number(item: Any) -> float:

@@ -199,4 +199,4 @@ def test_it_is_noted_once_and_only_where_there_are_several_workers() -> None:
         (note,) = said
         assert "`seen += len(x)` (line" in note
         assert "test_lane_sums.py adds up what the lanes of one worker hold" in note
-        assert "run.total(seen) is that of all lanes" in note
+        assert "run.total(seen) is that of all lanes, run.gather of a list has the entries of all" in note
