@@ -130,7 +130,7 @@ class StepLoop:
         self.stage = Stage.OUTSIDE
         self.body_pass = BodyPass()
         self.visits: list[Visit] = []
-        self._noted_sums: set[Site] = set()
+        self._noted_sums: set[tuple[Site, bool]] = set()
         self._loops_since_step = 0
         self._loop = 0
         self._first_lane = 0
@@ -164,10 +164,10 @@ class StepLoop:
                         break
                 except (WorkerLost, Disagreement) as failure:
                     outside.restore()
-                    is_committed = self._guard.recover(failure)
-                    self._note_sums(loop.site)
-                    if is_committed:
+                    if self._guard.recover(failure):
+                        self._note_sums(loop.site, is_committed=True)
                         break
+                self._note_sums(loop.site)
                 batch = batch.reload(self._guard.generation.lanes)  # See Note [The same step again]
             self.state.steps.loss = self._conclude(generation.slots)
         self.stage = Stage.OUTSIDE
@@ -296,18 +296,28 @@ class StepLoop:
         if due is not None:
             self._guard.refuse(_out_of_rhythm(f"the loop at {loop.site}", due, self.step))
 
-    def _note_sums(self, site: Site) -> None:
-        """A worker was lost. See Note [Sums that a loss spoils] in lane_sums.py."""
-        found = None if site in self._noted_sums else spoilt_by_a_loss(site.path, site.line)
-        self._noted_sums.add(site)
-        if found is not None:
-            statement, name = found
-            self._guard.note(
-                f"{statement} in {site.file} is done once for each lane that is computed: those of step {self.step} "
-                f"may be in it twice, and what a lost worker had counted is not. `{name}` is right again when the "
-                "script begins it anew. A list with one entry for each lane, given to run.total after the lanes of "
-                "each step, counts every lane once, whatever happens."
+    def _note_sums(self, site: Site, is_committed: bool = False) -> None:
+        """After a loss. See Note [Sums that a loss spoils] in lane_sums.py."""
+        if (site, is_committed) in self._noted_sums:
+            return
+        self._noted_sums.add((site, is_committed))
+        found = spoilt_by_a_loss(site.path, site.line, is_committed)
+        if found is None:
+            return
+        statement, name = found
+        if is_committed:
+            advice = (
+                f"The lanes of a lost worker had been computed in step {self.step}: what they counted is not in it."
             )
+        else:
+            advice = (
+                f"Those of step {self.step} may be in it twice, and what a lost worker had counted is not. A list with "
+                "one entry for each lane, given to run.total after the lanes of each step, counts every lane once."
+            )
+        self._guard.note(
+            f"{statement} in {site.file} is done once for each lane that a worker computes. {advice} `{name}` is right "
+            "again when the script begins it anew."
+        )
 
     def _refuse_changed_data(self, batch: GlobalBatch) -> None:
         """What a loop wrote to the lanes of a loaded batch stays where they are: another loop cannot rely on it."""

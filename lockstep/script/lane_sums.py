@@ -32,9 +32,14 @@ def untotalled(path: str, line: int) -> tuple[str, str] | None:
     return next(found, None)
 
 
-def spoilt_by_a_loss(path: str, line: int) -> tuple[str, str] | None:
-    """The same of what a loss leaves wrong. A list of one entry for each lane is not: run.total knows which count."""
-    found = ((one.words, one.name) for one in _sums_at(path, line) if not (one.is_list and one.is_totalled))
+def spoilt_by_a_loss(path: str, line: int, is_committed: bool) -> tuple[str, str] | None:
+    """The same of what a loss leaves wrong.
+
+    Where a step is computed again run.total knows which entries of a list count; where it was committed all the same,
+    those of the lost worker are gone.
+    """
+    sums = _sums_at(path, line)
+    found = ((one.words, one.name) for one in sums if is_committed or not (one.is_list and one.is_totalled))
     return next(found, None)
 
 

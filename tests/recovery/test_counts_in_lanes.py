@@ -51,7 +51,7 @@ def test_a_list_by_lane_is_totalled_as_without_a_loss_and_a_sum_is_named(loops: 
     for outcome in survivors:
         (note,) = outcome.value[3]
         assert "`seen += len(x)` (line" in note
-        assert "those of step 2 may be in it twice" in note
+        assert "Those of step 2 may be in it twice" in note
         assert "A list with one entry for each lane" in note
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from workers import on_workers
 
 import lockstep
-from lockstep.script.lane_sums import untotalled
+from lockstep.script.lane_sums import spoilt_by_a_loss, untotalled
 
 FORGOTTEN = {
     "a sum": """
@@ -143,12 +143,16 @@ FINE = {
 }
 
 
-def found_in(source: str, tmp_path: Path) -> tuple[str, str] | None:
+def place_of(source: str, tmp_path: Path) -> tuple[str, int]:
+    """The file that it is written to, and the line of its loop."""
     text = "if True:" + source
     path = tmp_path / "script.py"
     path.write_text(text)
-    line = next(number for number, one in enumerate(text.splitlines(), 1) if "in run." in one)
-    return untotalled(str(path), line)
+    return str(path), next(number for number, one in enumerate(text.splitlines(), 1) if "in run." in one)
+
+
+def found_in(source: str, tmp_path: Path) -> tuple[str, str] | None:
+    return untotalled(*place_of(source, tmp_path))
 
 
 @pytest.mark.parametrize("name", FORGOTTEN)
@@ -169,6 +173,29 @@ def test_what_is_right_on_any_number_of_workers_is_not(name: str, tmp_path: Path
 def test_a_source_that_cannot_be_read_shows_nothing(tmp_path: Path) -> None:
     assert untotalled(str(tmp_path / "not there"), 1) is None
     assert untotalled("<stdin>", 1) is None
+
+
+TOTALLED_LIST = """
+        right = []
+        for x, y in run.lanes(batch):
+            right.append(int((model(x).argmax(1) == y).sum()))
+        print(run.total(right))
+    """
+
+
+def test_a_loss_spoils_sums_and_where_the_step_was_committed_lists_too(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("sum", "own", "list")]
+    for folder in folders:
+        folder.mkdir()
+    sources = FINE["totalled"], FINE["the lane's own"], TOTALLED_LIST
+    a_sum, own, a_list = (place_of(source, folder) for source, folder in zip(sources, folders, strict=True))
+    for is_committed in (False, True):
+        found = spoilt_by_a_loss(*a_sum, is_committed)
+        assert found is not None
+        assert found[1] == "right"
+        assert spoilt_by_a_loss(*own, is_committed) is None
+    assert spoilt_by_a_loss(*a_list, is_committed=False) is None
+    assert spoilt_by_a_loss(*a_list, is_committed=True) is not None
 
 
 def evaluated(totals: bool) -> list[str]:
