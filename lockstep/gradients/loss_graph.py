@@ -126,7 +126,7 @@ def _counted_targets(node: Node, num_samples: int) -> str | None:
     """For the mean of cross_entropy or nll_loss: what it was divided by, unless that is the same for every sample."""
     if _kind(node) not in ("NllLoss", "NllLoss2D") or _reduction(node) != MEAN:
         return None
-    if getattr(node, "_saved_weight", None) is not None:
+    if _saved(node, "weight") is not None:
         return "cross_entropy or nll_loss with weight=, the weights of classes"
     target, ignored = _saved(node, "target"), getattr(node, "_saved_ignore_index", None)
     if target is None or ignored is None:
@@ -250,8 +250,11 @@ def _reduction(node: Node) -> Any:
 
 
 def _saved(node: Node, name: str) -> Any:
-    """What a node has saved under a name; None where it cannot be read without computing it again."""
+    """What a node has saved under a name; None where it was freed, or cannot be read without computing it again."""
     raw = getattr(node, f"_raw_saved_{name}", None)
     if raw is not None and getattr(raw, "unpack_hook", raw) is not None:
         return None
-    return getattr(node, f"_saved_{name}", None)
+    try:
+        return getattr(node, f"_saved_{name}", None)
+    except RuntimeError:  # a backward pass has gone through it
+        return None

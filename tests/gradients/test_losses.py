@@ -454,6 +454,15 @@ def test_samples_that_are_not_compared_are_not_taken_for_it(name: str) -> None:
     assert compared_by([root], 6) is None
 
 
+@pytest.mark.parametrize("name", [*PARTS, *COMPARED])
+def test_a_graph_that_a_pass_has_gone_through_is_looked_at_without_an_error(name: str) -> None:
+    loss = PARTS[name][1]() if name in PARTS else COMPARED[name][0]()
+    loss.backward()
+    assert loss.grad_fn is not None
+    partial_mean_by(loss.grad_fn, 6)
+    compared_by([loss.grad_fn], 6)
+
+
 def contrasted(lanes: int) -> list[str]:
     said: list[str] = []
     with lockstep.start(lanes=lanes, seed=0) as run:
