@@ -146,11 +146,10 @@ class LaneLoops:
         self._read.add(site)
         found = untotalled(site.path, site.line)
         if found is not None:
-            statement, name = found
             self._events.note(
-                f"{statement} in {site.file} adds up what the lanes of one worker hold, and nothing totals it: another "
-                f"number of workers gives another number. run.total({name}) is that of all lanes, run.gather of a list "
-                "has the entries of all, and run.loss is the loss of the batch."
+                f"{found.words} in {site.file} adds up what the lanes of one worker hold, and nothing totals it: "
+                f"another number of workers gives another number. run.total({found.name}) is that of all lanes, "
+                "run.gather of a list has the entries of all, and run.loss is the loss of the batch."
             )
 
     def _look_for_schedulers(self) -> None:

@@ -304,7 +304,6 @@ class StepLoop:
         found = spoilt_by_a_loss(site.path, site.line, is_committed)
         if found is None:
             return
-        statement, name = found
         if is_committed:
             advice = (
                 f"The lanes of a lost worker had been computed in step {self.step}: what they counted is not in it."
@@ -315,8 +314,8 @@ class StepLoop:
                 "one entry for each lane, given to run.total after the lanes of each step, counts every lane once."
             )
         self._guard.note(
-            f"{statement} in {site.file} is done once for each lane that a worker computes. {advice} `{name}` is right "
-            "again when the script begins it anew."
+            f"{found.words} in {site.file} is done once for each lane that a worker computes. {advice} `{found.name}` "
+            "is right again when the script begins it anew."
         )
 
     def _refuse_changed_data(self, batch: GlobalBatch) -> None:

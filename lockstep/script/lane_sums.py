@@ -26,23 +26,6 @@ _RESULTS = frozenset({"avg", "mean", "sum", "count", "value", "compute", "result
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def untotalled(path: str, line: int) -> tuple[str, str] | None:
-    """What the loop over lanes at this line adds up for its worker alone: the statement and its line, and the name."""
-    found = ((one.words, one.name) for one in _sums_at(path, line) if not one.is_totalled)
-    return next(found, None)
-
-
-def spoilt_by_a_loss(path: str, line: int, is_committed: bool) -> tuple[str, str] | None:
-    """The same of what a loss leaves wrong.
-
-    Where a step is computed again run.total knows which entries of a list count; where it was committed all the same,
-    those of the lost worker are gone.
-    """
-    sums = _sums_at(path, line)
-    found = ((one.words, one.name) for one in sums if is_committed or not (one.is_list and one.is_totalled))
-    return next(found, None)
-
-
 @dataclass(frozen=True)
 class LaneSum:
     """What the body of a loop over lanes adds up, and is read after the loop."""
@@ -52,6 +35,21 @@ class LaneSum:
     """The statement and its line."""
     is_list: bool
     is_totalled: bool
+
+
+def untotalled(path: str, line: int) -> LaneSum | None:
+    """What the loop over lanes at this line adds up for its worker alone."""
+    return next((one for one in _sums_at(path, line) if not one.is_totalled), None)
+
+
+def spoilt_by_a_loss(path: str, line: int, is_committed: bool) -> LaneSum | None:
+    """What of it a loss leaves wrong.
+
+    Where a step is computed again run.total knows which entries of a list count; where it was committed all the same,
+    those of the lost worker are gone.
+    """
+    sums = _sums_at(path, line)
+    return next((one for one in sums if is_committed or not (one.is_list and one.is_totalled)), None)
 
 
 def _sums_at(path: str, line: int) -> Iterator[LaneSum]:
@@ -146,9 +144,14 @@ def _is_read_outside(function: ast.AST, loop: ast.For, statement: ast.stmt, name
     return any(_name(one.value) == name for one in results)  # a meter; a progress bar has none
 
 
+def _totals(call: ast.Call) -> bool:
+    """Not `run.total(0)`, a barrier, nor `scores.gather(1, y)`, which selects."""
+    return _method(call) in _TOTALS and bool(call.args) and not isinstance(call.args[0], ast.Constant)
+
+
 def _is_totalled(tree: ast.Module, function: ast.AST, name: str) -> bool:
     tainted = computed_from(list(ast.walk(function)), name)
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _method(node) in _TOTALS]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _totals(node)]
     within = {id(node) for node in ast.walk(function)}
     if any(id(call) in within and tainted & names_in([call], ast.Load) for call in calls):
         return True

@@ -8,7 +8,7 @@ from torch import nn
 from workers import on_workers
 
 import lockstep
-from lockstep.script.lane_sums import spoilt_by_a_loss, untotalled
+from lockstep.script.lane_sums import LaneSum, spoilt_by_a_loss, untotalled
 
 FORGOTTEN = {
     "a sum": """
@@ -68,6 +68,14 @@ FORGOTTEN = {
         for x, y in run.steps(loader):
             right += model(x).sum()
         print(right)
+    """,
+    "beside a barrier and a selection": """
+        def evaluate(run, model, batch):
+            right = 0
+            for x, y in run.lanes(batch):
+                right += model(x).gather(1, y).sum()
+            run.total(0)
+            return right
     """,
     "one of two": """
         right, count = 0, 0
@@ -151,7 +159,7 @@ def place_of(source: str, tmp_path: Path) -> tuple[str, int]:
     return str(path), next(number for number, one in enumerate(text.splitlines(), 1) if "in run." in one)
 
 
-def found_in(source: str, tmp_path: Path) -> tuple[str, str] | None:
+def found_in(source: str, tmp_path: Path) -> LaneSum | None:
     return untotalled(*place_of(source, tmp_path))
 
 
@@ -159,10 +167,9 @@ def found_in(source: str, tmp_path: Path) -> tuple[str, str] | None:
 def test_what_nobody_totals_is_found_by_its_name(name: str, tmp_path: Path) -> None:
     found = found_in(FORGOTTEN[name], tmp_path)
     assert found is not None
-    statement, variable = found
-    assert variable == "right"
-    assert "right" in statement
-    assert "(line " in statement
+    assert found.name == "right"
+    assert "right" in found.words
+    assert "(line " in found.words
 
 
 @pytest.mark.parametrize("name", FINE)
@@ -192,7 +199,7 @@ def test_a_loss_spoils_sums_and_where_the_step_was_committed_lists_too(tmp_path:
     for is_committed in (False, True):
         found = spoilt_by_a_loss(*a_sum, is_committed)
         assert found is not None
-        assert found[1] == "right"
+        assert found.name == "right"
         assert spoilt_by_a_loss(*own, is_committed) is None
     assert spoilt_by_a_loss(*a_list, is_committed=False) is None
     assert spoilt_by_a_loss(*a_list, is_committed=True) is not None
