@@ -59,11 +59,15 @@ class Network:
         counted: dict[str, Any] = json.loads(shown)[0]
         return counted
 
-    def _place(self, rank: int, interface: str) -> None:
-        """Moves this process to its host, and tells it what torchrun would."""
-        host, local_rank = self._seat(rank)
+    def enter(self, rank: int) -> None:
+        """Moves this process to the host of the worker."""
+        host, _ = self._seat(rank)
         _enter(self.namespaces[host])
-        os.environ |= {
+
+    def variables(self, rank: int, interface: str = INTERFACE) -> dict[str, str]:
+        """What torchrun would tell the worker."""
+        host, local_rank = self._seat(rank)
+        return {
             "RANK": str(rank),
             "WORLD_SIZE": str(sum(self.workers_of)),
             "LOCAL_RANK": str(local_rank),
@@ -72,6 +76,10 @@ class Network:
             "MASTER_PORT": str(PORT),
             "GLOO_SOCKET_IFNAME": interface,
         }
+
+    def _place(self, rank: int, interface: str) -> None:
+        self.enter(rank)
+        os.environ |= self.variables(rank, interface)
 
     def _seat(self, rank: int) -> tuple[int, int]:
         seats = [(host, local) for host, workers in enumerate(self.workers_of) for local in range(workers)]
@@ -129,7 +137,7 @@ def _skip_unless_allowed() -> None:
     for command in ("ip", "tc"):
         if shutil.which(command) is None:
             pytest.skip(f"network namespaces need the command {command} (package iproute2)")
-    probe = f"{PREFIX}-{os.getpid()}-probe"
+    probe = f"{PREFIX}-{os.getpid()}-probe{next(_numbers)}"
     tried = subprocess.run(["ip", "netns", "add", probe], check=False, capture_output=True, text=True)
     _remove([probe])
     if tried.returncode != 0:

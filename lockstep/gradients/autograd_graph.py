@@ -76,8 +76,25 @@ def looking(look: Callable[[Sequence[Node]], None]) -> AbstractContextManager[No
     Not of those that stand inside of another one.
     """
 
-    look_at_roots = torch.compiler.disable(lambda tensors: look(_roots(tensors)))
-    return AroundBackward(look_at_roots, lambda: None).inside()
+    def look_at_roots(tensors: Any) -> None:
+        with _waiting_unwatched():
+            look(_roots(tensors))
+
+    return AroundBackward(torch.compiler.disable(look_at_roots), lambda: None).inside()
+
+
+@contextmanager
+def _waiting_unwatched() -> Iterator[None]:
+    """Inside, torch does not warn of waits for a GPU: who looks at values waits for them, and the script has not."""
+    mode = torch.cuda.get_sync_debug_mode() if torch.cuda.is_initialized() else 0
+    if mode == 0:
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("default")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 class ShownBackward:

@@ -58,7 +58,11 @@ from lockstep.wire.generation import Generation
 from lockstep.wire.network.deadline import do_nothing
 from lockstep.world import World
 
-NCCL_LEFT_TO_US = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+NCCL_LEFT_TO_US = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+}
 """See Note [When NCCL waits for ever] in wire/cuda/nccl.py."""
 
 
@@ -246,7 +250,8 @@ def _context(
     """Sets this process up for the run; `undo` puts it back."""
     undo.enter_context(settle_process(settings.threads, settings.exact, settings.device))
     if settings.wire in ("nccl", BETWEEN_GPUS):
-        undo.enter_context(with_variable(*NCCL_LEFT_TO_US))
+        for variable in NCCL_LEFT_TO_US.items():
+            undo.enter_context(with_variable(*variable))
     events = Events(worker=place.world.rank if place.slot is None else place.slot)
     progress = DataProgress()
     if isinstance(status, StatusWriter | WaitWatch):  # somebody reads it

@@ -99,7 +99,13 @@ MODELS = {"gpt": Gpt, "resnet": ResNet, "bf16": Gpt, "half": Half}
 
 def as_a_host_of_its_own() -> None:
     """NCCL takes one GPU of one host for one worker: each worker is a host of its own to it."""
-    os.environ |= {"NCCL_HOSTID": f"test-{os.getpid()}", "NCCL_SOCKET_IFNAME": "lo"}
+    os.environ["NCCL_HOSTID"] = f"test-{os.getpid()}"
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+
+
+def started_as() -> int:
+    """The number that this worker's launcher gave it: run.rank is another one after a loss."""
+    return int(os.environ.get("LOCKSTEP_RANK") or os.environ["RANK"])
 
 
 def die_once_while_connecting(mark: str) -> None:
@@ -115,11 +121,11 @@ def die_once_while_connecting(mark: str) -> None:
 
 def script_faults(run: Run, args: argparse.Namespace) -> Script:
     """What is to happen to this worker; nothing happens to one that takes another's place, unless it is said so."""
-    started_as, is_new = int(os.environ["LOCKSTEP_RANK"]), not run.guard.is_member
-    if (is_new and args.kill_joining) or (started_as == args.kill_reforming and not is_new):
+    is_new = not run.guard.is_member
+    if (is_new and args.kill_joining) or (started_as() == args.kill_reforming and not is_new):
         die_once_while_connecting("connecting")
     worker, step, point = args.fault.split(":")
-    return Script([] if is_new else [Fault(int(worker), int(step), point)], started_as)
+    return Script([] if is_new else [Fault(int(worker), int(step), point)], started_as())
 
 
 def main(args: argparse.Namespace) -> None:
@@ -167,14 +173,13 @@ def main(args: argparse.Namespace) -> None:
 
 def train(run: Run, model, optimizer, scheduler, scaler, compute, args, faults: Script) -> list[float | None]:
     losses = []
-    started_as = os.environ["LOCKSTEP_RANK"]  # run.rank is another one after a loss
     for step in range(run.step, args.steps):
         torch.manual_seed(step)
         number = 21 if step % 5 == 4 else args.batch  # uneven lanes now and then
         batch = model.data(number)
         for x, y in run.lanes(batch):
             kept = compute(x, y)  # noqa: F841  as who logs a loss does, until the next lane has been recorded
-            if args.kill == f"{started_as}:{step}" and args.kill_in == "lanes":
+            if args.kill == f"{started_as()}:{step}" and args.kill_in == "lanes":
                 os.kill(os.getpid(), signal.SIGKILL)
         losses.append(run.loss)
         if scaler is not None:
@@ -188,7 +193,7 @@ def train(run: Run, model, optimizer, scheduler, scaler, compute, args, faults: 
             scaler.update()
         scheduler.step()
         optimizer.zero_grad()
-        if args.kill == f"{started_as}:{step}":
+        if args.kill == f"{started_as()}:{step}":
             os.kill(os.getpid(), signal.SIGKILL)
         if args.pause_s:
             time.sleep(args.pause_s)

@@ -71,21 +71,21 @@ def test_slices_are_scattered_and_gathered_with_the_bits_of_torch(lines: Outcome
 def test_a_killed_worker_is_named_by_all_others(lines: Outcome, killed: Wanted) -> None:
     found = lines(killed)
     assert len(found) == 2
-    assert all(re.search("worker 1 at (49|50): its process has ended", line) for line in found)
+    assert all(re.search("worker 1 at (49|50): its process has ended", line) for line in found), found
 
 
 @pytest.mark.parametrize("killed", [run("SIGKILL", 3, *HOSTS)], ids=str)
 def test_a_killed_worker_of_another_host_is_named_by_all_others(lines: Outcome, killed: Wanted) -> None:
     found = lines(killed)
     assert len(found) == 2
-    assert all(re.search("worker 1 at (49|50): ", line) for line in found)
+    assert all(re.search("worker 1 at (49|50): ", line) for line in found), found
 
 
 @pytest.mark.parametrize("stopped", [run("SIGSTOP", 3)], ids=str)
 def test_a_worker_that_is_silent_for_too_long_is_named(lines: Outcome, stopped: Wanted) -> None:
     found = lines(stopped)
     assert len(found) == 2
-    assert all(re.search("worker 1 at (49|50): ", line) for line in found)
+    assert all(re.search("worker 1 at (49|50): ", line) for line in found), found
     assert any("its GPU has been silent for 10 s" in line for line in found)
 
 

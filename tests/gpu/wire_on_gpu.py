@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from datetime import timedelta
 from functools import partial
 
 import torch
@@ -144,8 +145,8 @@ def conform(wire: Wire) -> str:
     return f"{wrong}"
 
 
-def lose(wire: Wire, sign: signal.Signals) -> str:
-    """Worker 1 is killed or stopped in the middle; the others say whom they miss."""
+def lose(wire: Wire, sign: signal.Signals, store: TCPStore) -> str:
+    """Worker 1 is killed or stopped in the middle; the others say whom they miss, and stay until both know."""
     whole = reduction(Assignment.even(wire.world.size, wire.world.size), tuple(range(wire.world.size)))
     value = wire.reducer.allocate(1 << 20, torch.float32, DEVICE).zero_()
     for number in range(100_000):
@@ -155,6 +156,8 @@ def lose(wire: Wire, sign: signal.Signals) -> str:
             wire.sequence.submit(lambda: wire.reducer.reduce(whole, [value], value)).result()
             wire.reducer.synchronize()
         except PeerGone as gone:
+            store.set(f"knows {wire.world.rank}", "")
+            store.wait([f"knows {other}" for other in range(wire.world.size) if other != 1], timedelta(seconds=20))
             return f"worker {gone.rank} at {number}: {gone.cause}"
     return "nobody was missed"
 
@@ -194,7 +197,7 @@ def opened(kind: str, world: World, store: TCPStore, timeout_s: float, *, exact:
 def work(rank: int, arguments: argparse.Namespace, port: int) -> None:
     # NCCL takes one GPU of one host for one worker: each worker is a host of its own to it, and they talk over sockets.
     os.environ |= {"NCCL_HOSTID": f"test-{rank}", "NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
-    os.environ |= dict([NCCL_LEFT_TO_US])
+    os.environ |= NCCL_LEFT_TO_US
     faulthandler.dump_traceback_later(HANGS_S, exit=True)
     torch.cuda.set_device(0)
     store = TCPStore("127.0.0.1", port, is_master=False)
@@ -205,7 +208,7 @@ def work(rank: int, arguments: argparse.Namespace, port: int) -> None:
         world, exact = placed(rank, size, 1, hosts), not arguments.native
         with opened(arguments.wire, world, store, TIMEOUT_S.get(mode, 60.0), exact=exact) as wire:
             modes = {"add": partial(add, exact=exact), "conform": conform}
-            report = modes[mode](wire) if mode in modes else lose(wire, signal.Signals[mode])
+            report = modes[mode](wire) if mode in modes else lose(wire, signal.Signals[mode], store)
     sys.stdout.write(f"{rank}: {report}\n")  # as a whole, beside those of others
     sys.stdout.flush()
     os._exit(0)  # a thread that was left behind in NCCL is not waited for

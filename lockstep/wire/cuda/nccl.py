@@ -1,11 +1,14 @@
 """NCCL's collectives, in a group of one generation.
 
 # Note [When NCCL waits for ever]
-# NCCL notices a dead peer late or never, and torch's watchdog would end this process then. So that watchdog is off
-# (lockstep/run sets TORCH_NCCL_ASYNC_ERROR_HANDLING=0) and its own limit of time never comes, the connections for
-# messages notice a lost peer, lockstep's watchdog one that is silent (gpu.py), and the group is aborted: all that waits
-# in its stream ends. An abort first frees the kernels, and then closes connections, for which it may wait if a peer is
-# stopped: so it has a thread of its own, which is waited for a moment, and no longer.
+# NCCL notices a dead peer at once, late or never, and torch's watchdog would end this process then. So that watchdog
+# only looks on (lockstep/run sets TORCH_NCCL_ASYNC_ERROR_HANDLING=0) and its own limit of time never comes, the
+# connections for messages notice a lost peer, lockstep's watchdog one that is silent (gpu.py), and the group is
+# aborted: all that waits in its stream ends. An abort first frees the kernels, and then closes connections, for which
+# it may wait if a peer is stopped: so it has a thread of its own, which is waited for a moment, and no longer. That
+# thread lets go of the group too, which waits for torch's watchdog: and this one, if NCCL has told it of the loss
+# first, would sleep for a minute to let all workers write down what they did (TORCH_NCCL_DUMP_ON_TIMEOUT), and another
+# thread of torch's end the process after that (TORCH_NCCL_ENABLE_MONITORING). Both are off.
 
 # Note [A communicator is made on a thread]
 # NCCL makes a communicator in a call that returns when all workers have come, and nothing ends it: not an abort, since
@@ -97,9 +100,10 @@ class NcclGroup:
             is_made = self._connected
         self._settled.set()
         if group is not None and is_made:
-            aborting = threading.Thread(target=group.abort, name="lockstep-nccl-abort", daemon=True)
-            aborting.start()
-            aborting.join(ABORT_S)
+            held, aborted = [group], threading.Event()
+            del group
+            threading.Thread(target=_abort, args=(held, aborted), name="lockstep-nccl-abort", daemon=True).start()
+            aborted.wait(ABORT_S)
 
     def _make(self, group: Any) -> None:
         """The first collective makes the communicator. It must not begin before all have a part in the wire."""
@@ -140,6 +144,15 @@ class NcclGroup:
             return WireError(f"NCCL's {what} on worker {self.world.rank}", words[:MOST_WORDS])
         suspect = self.world.peers[0] if self.world.peers else self.world.rank
         return PeerGone(suspect, f"NCCL failed: {str(error).splitlines()[0]}")
+
+
+def _abort(held: list[Any], aborted: threading.Event) -> None:
+    """Aborts the one group that is held, and lets go of it. See Note [When NCCL waits for ever]."""
+    group = held.pop()
+    try:
+        group.abort()
+    finally:
+        aborted.set()
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
