@@ -40,8 +40,9 @@ WORK = {
     "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args", "weight_decay", "adam_beta1",
     "adam_beta2", "adam_epsilon", "optim_target_modules", "gradient_accumulation_steps",
     "average_tokens_across_devices", "max_grad_norm", "label_smoothing_factor", "bf16", "fp16", "bf16_full_eval",
-    "fp16_full_eval", "tf32", "gradient_checkpointing", "gradient_checkpointing_kwargs", "torch_compile",
-    "torch_compile_backend", "torch_compile_mode", "use_liger_kernel", "liger_kernel_config", "use_cache",
+    "fp16_full_eval", "tf32", "gradient_checkpointing", "gradient_checkpointing_kwargs",
+    "activation_checkpointing", "activation_checkpointing_kwargs", "torch_compile", "torch_compile_backend",
+    "torch_compile_mode", "use_liger_kernel", "liger_kernel_config", "use_cache",
     "neftune_noise_alpha", "logging_strategy", "logging_steps", "logging_first_step", "log_on_each_node",
     "logging_nan_inf_filter", "log_level", "log_level_replica", "disable_tqdm", "report_to", "run_name", "project",
     "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "eval_strategy", "eval_steps", "eval_delay",
@@ -65,7 +66,8 @@ def check_arguments(args: Any) -> None:
     for field in fields(args):
         value = getattr(args, field.name)
         value = getattr(value, "value", value)  # of an enumeration
-        if field.name not in WORK and not _is_unused(value, field.default):
+        is_off = value is False and field.default is None and field.name not in REFUSED
+        if field.name not in WORK and not is_off and not _is_unused(value, field.default):
             advice = REFUSED.get(field.name, "this version of lockstep does not know it")
             raise BadArgument(f"TrainingArguments({field.name}={value!r}) cannot be used under lockstep: {advice}")
     optimizer = str(getattr(args.optim, "value", args.optim))

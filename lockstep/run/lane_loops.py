@@ -15,6 +15,7 @@ from lockstep.gradients.plan import StepPlan
 from lockstep.run.autosave import Autosave
 from lockstep.run.step_loop import StepLoop
 from lockstep.script.call_site import Site, calling_frame, site_of, whole_numbers
+from lockstep.script.lane_state import LaneState, notes_on
 from lockstep.script.lane_sums import untotalled
 from lockstep.script.turns import LaneLoop
 from lockstep.script.unsaved import is_fresh, untracked
@@ -46,7 +47,7 @@ class LaneLoops:
         self._turns: set[tuple[Site, int]] = set()
         """Those in which this worker has had lanes, with the passes over the body of each."""
         self._read: set[Site] = set()
-        """Those whose source was looked at."""
+        """Those whose source, and whose first lane, were looked at."""
         self._has_looked_for_schedulers = False
         self._has_noted_norms = False
 
@@ -63,13 +64,17 @@ class LaneLoops:
         """The lanes of a loop; `train` is what the script says of it, None where it says nothing."""
         frame = calling_frame()
         site = site_of(frame)
+        is_step = train or (train is None and self.trains())
+        # Forward passes in training mode without gradients move BatchNorm's statistics: they are averaged.
+        if is_step or (self._in_training_mode and self._engine.buffers.slots):
+            lanes = self._training(batch, LaneLoop(site, whole_numbers(frame), is_step=bool(is_step)))
+        else:
+            lanes = self._evaluating(batch)
+        if site in self._read or not batch.shares or batch.num_samples == 0:
+            return lanes
+        self._read.add(site)
         self._note_sums(site)
-        if train or (train is None and self.trains()):
-            return self._training(batch, LaneLoop(site, whole_numbers(frame)))
-        if self._in_training_mode and self._engine.buffers.slots:
-            # Forward passes in training mode without gradients move BatchNorm's statistics: they are averaged.
-            return self._training(batch, LaneLoop(site, whole_numbers(frame), is_step=False))
-        return self._evaluating(batch)
+        return self._looked_at(lanes, LaneState(frame, site, self._models.modules.values()), bool(is_step))
 
     def look_at_models(self) -> None:
         """The next loop looks whether the models have parameters and buffers that the engine does not know."""
@@ -139,12 +144,24 @@ class LaneLoops:
                 self._events.note(text)
         self._has_noted_norms = True
 
+    def _looked_at(self, lanes: Iterator[Any], state: LaneState, is_step: bool) -> Iterator[Any]:
+        """The lanes; after the first one, notes say what it has kept. See Note [Kept by a lane] in lane_state.py."""
+        try:
+            yield next(lanes)
+        except StopIteration:
+            return
+        for text in notes_on(state, is_step, self._loop.state.steps.num_lanes, self._has_peers):
+            self._events.note(text)
+        del state
+        yield from lanes
+
+    @property
+    def _has_peers(self) -> bool:
+        return self._guard.formation.generation.world.size > 1
+
     def _note_sums(self, site: Site) -> None:
         """Where there are several workers. See Note [Sums of one worker] in lane_sums.py."""
-        if site in self._read or self._guard.formation.generation.world.size == 1:
-            return
-        self._read.add(site)
-        found = untotalled(site.path, site.line)
+        found = untotalled(site.path, site.line) if self._has_peers else None
         if found is not None:
             self._events.note(
                 f"{found.words} in {site.file} adds up what the lanes of one worker hold, and nothing totals it: "

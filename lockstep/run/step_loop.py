@@ -289,6 +289,8 @@ class StepLoop:
             if value.depends is not None:
                 self._guard.refuse(f"{value} {KEEP_IN_STATE}")
             self._guard.note(f"{value} {KEEP_TENSORS}")
+        for attribute in self.places.renewed_attributes():
+            self._guard.note(f"{attribute}")
         anew = self.places.wrapped(batch)
         if anew is not None:
             self._guard.refuse(_begins_anew(anew, batch, self.step))

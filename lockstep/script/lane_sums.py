@@ -15,13 +15,13 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from lockstep.script.body import names_in, own_statements
 from lockstep.script.dependence import computed_from, parsed
+from lockstep.script.goes_on import GROWS, LANES, called, in_words
 
 _TOTALS = frozenset({"total", "all_reduce", "reduce", "all_gather", "gather", "gather_for_metrics"})
-_LANES = frozenset({"lanes", "steps"})
-_GROWS = frozenset({"append", "extend", "add"})
 _RESULTS = frozenset({"avg", "mean", "sum", "count", "value", "compute", "result", "average", "global_avg", "median"})
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -39,7 +39,7 @@ class LaneSum:
 
 def untotalled(path: str, line: int) -> LaneSum | None:
     """What the loop over lanes at this line adds up for its worker alone."""
-    return next((one for one in _sums_at(path, line) if not one.is_totalled), None)
+    return next((one for one in sums_at(path, line) if not one.is_totalled), None)
 
 
 def spoilt_by_a_loss(path: str, line: int, is_committed: bool) -> LaneSum | None:
@@ -48,11 +48,12 @@ def spoilt_by_a_loss(path: str, line: int, is_committed: bool) -> LaneSum | None
     Where a step is computed again run.total knows which entries of a list count; where it was committed all the same,
     those of the lost worker are gone.
     """
-    sums = _sums_at(path, line)
+    sums = sums_at(path, line)
     return next((one for one in sums if is_committed or not (one.is_list and one.is_totalled)), None)
 
 
-def _sums_at(path: str, line: int) -> Iterator[LaneSum]:
+def sums_at(path: str, line: int) -> Iterator[LaneSum]:
+    """All that the loop over lanes at this line adds up."""
     tree = parsed(path)
     if tree is None:
         return
@@ -60,9 +61,25 @@ def _sums_at(path: str, line: int) -> Iterator[LaneSum]:
     for loop in (node for node in _loops(function) if _stands_at(node, line)):
         for statement, name in _sums(loop):
             if _is_read_outside(function, loop, statement, name):
-                words = f"`{ast.unparse(statement):.100}` (line {statement.lineno})"
-                is_list = isinstance(statement, ast.Expr) and bool(_called(statement) & _GROWS)
-                yield LaneSum(name, words, is_list, _is_totalled(tree, function, name))
+                is_list = isinstance(statement, ast.Expr) and bool(called(statement) & GROWS)
+                yield LaneSum(name, in_words(statement), is_list, _is_totalled(tree, function, name))
+
+
+def changed_by_lanes(path: str, line: int) -> dict[str, str]:
+    """Variables from which the body of the loop at this line goes on, read after it or not; each with its statement."""
+    tree = parsed(path)
+    loops = [] if tree is None else [loop for loop in _loops(_function_at(tree, line)) if _stands_at(loop, line)]
+    return {name: in_words(statement) for loop in loops for statement, name in _sums(loop)}
+
+
+@lru_cache(maxsize=32)
+def totalled_names(path: str) -> frozenset[str]:
+    """The variables and attributes of the file that are in a call which totals."""
+    tree = parsed(path)
+    calls = [] if tree is None else [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _totals(node)]
+    inside = [node for call in calls for node in ast.walk(call)]
+    names = [node.id for node in inside if isinstance(node, ast.Name)]
+    return frozenset(names + [node.attr for node in inside if isinstance(node, ast.Attribute)])
 
 
 def _function_at(tree: ast.Module, line: int) -> ast.AST:
@@ -76,16 +93,11 @@ def _spans(node: ast.stmt, line: int) -> bool:
 
 
 def _loops(function: ast.AST) -> list[ast.For]:
-    return [node for node in ast.walk(function) if isinstance(node, ast.For) and _LANES & _called(node.iter)]
+    return [node for node in ast.walk(function) if isinstance(node, ast.For) and LANES & called(node.iter)]
 
 
 def _stands_at(loop: ast.For, line: int) -> bool:
     return loop.lineno <= line <= (loop.iter.end_lineno or loop.lineno)
-
-
-def _called(node: ast.AST) -> set[str]:
-    """The names of the methods that are called in it."""
-    return {method for one in ast.walk(node) if isinstance(one, ast.Call) and (method := _method(one))}
 
 
 def _method(call: ast.Call) -> str | None:
@@ -114,7 +126,7 @@ def _changed(node: ast.AST) -> str | None:
         return name if is_sum and _adds(node.value) else None
     call = node.value if isinstance(node, ast.Expr) else None
     if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.args:
-        return _name(call.func.value) if call.func.attr in {*_GROWS, "update"} else None
+        return _name(call.func.value) if call.func.attr in {*GROWS, "update"} else None
     return None
 
 
@@ -138,7 +150,7 @@ def _is_read_outside(function: ast.AST, loop: ast.For, statement: ast.stmt, name
         for node in ast.walk(function)
         if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load) and id(node) not in inside
     ]
-    if not isinstance(statement, ast.Expr) or "update" not in _called(statement):
+    if not isinstance(statement, ast.Expr) or "update" not in called(statement):
         return bool(reads)
     results = [one for one in ast.walk(function) if isinstance(one, ast.Attribute) and one.attr in _RESULTS]
     return any(_name(one.value) == name for one in results)  # a meter; a progress bar has none

@@ -21,6 +21,7 @@ from lockstep.data.contents import contents, sampled_contents
 from lockstep.errors import Disagreement
 from lockstep.gradients.fingerprint import combined, fingerprints
 from lockstep.script import rhythm
+from lockstep.script.attributes import ModelAttributes, Renewed
 from lockstep.script.call_site import calling_frame, whole_numbers
 from lockstep.script.counters import Moment, Number, OutOfStep, ScriptCounters, out_of_step
 from lockstep.script.random_streams import Streams, is_detail_of_streams, is_of_streams, tolerated
@@ -177,7 +178,7 @@ class Places:
         self._gone_on: set[int] | None = None
         """The loaders on which a step has trained since a snapshot was loaded; None if none was."""
         self._models, self._progress = models, progress
-        self._groups = Groups(models)
+        self._groups, self._attributes = Groups(models), ModelAttributes(models)
 
     @property
     def begins_turn(self) -> bool:
@@ -205,6 +206,10 @@ class Places:
         now, saved = values(calling_frame()), self._saved_values
         self._first_values, self._saved_values = self._first_values or now, []
         return restarted_values(saved, now)
+
+    def renewed_attributes(self) -> list[Renewed]:
+        """Those of models and optimizers that start again after a resume, although they were put back."""
+        return self._attributes.begin()
 
     def wrapped(self, batch: GlobalBatch) -> str | None:
         """What starts again around a pass that goes on in its middle. See Note [Iterators that start again]."""
@@ -256,6 +261,7 @@ class Places:
             "rhythm": list(self.rhythm.history),
             "numbers": [number.to_json() for number in self._counters.learned(whole_numbers(frame))],
             "values": [] if self._first_values is None else changed_since(self._first_values, values(frame)),
+            "attributes": self._attributes.changed(),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -268,6 +274,7 @@ class Places:
         self._gone_on = set()
         self._saved_values = [tuple(saved) for saved in state.get("values", ())]
         self._expected = [Number(*saved) for saved in state.get("numbers", ())]
+        self._attributes.load(state.get("attributes", {}))
 
     def generators_loaded(self) -> None:
         """A snapshot has set the generators outside of lanes: their states do not come from draws of this script."""

@@ -4,9 +4,9 @@
 # A best loss starts again like a counter when the script runs from the top (Note [Numbers of the script] in
 # counters.py), but its right value cannot be computed: it is the one it had. So a snapshot has, as text, the plain
 # values in the script's variables that have changed since training began: numbers, strings, and lists, tables and
-# objects of the script's own classes that hold such. Where one of them is another after a resume, and the training
-# depends on it, the script is refused. Values that never change are not compared, such as the time at which the script
-# was started.
+# objects of the script's own classes that hold such; of modules, a loss of the script's own, those that go on from an
+# earlier value. Where one of them is another after a resume, and the training depends on it, the script is refused.
+# Values that never change are not compared, such as the time at which the script was started.
 #
 # An untracked average of the weights starts again too. Of tensors, by themselves, in lists and tables, in modules and
 # in objects of the script, a snapshot has a digest of some elements. Where they are others after a resume a note is
@@ -31,6 +31,7 @@ from lockstep.data.contents import contents
 from lockstep.launch.traceback_lines import is_users
 from lockstep.script.call_site import Site, look_into
 from lockstep.script.dependence import Dependence, function_at
+from lockstep.script.goes_on import attributes_that_go_on
 
 Values = Mapping[tuple[str, str], Mapping[str, str]]
 """Values as text by their names, for each function, or class of attributes: `(path, function)`."""
@@ -130,6 +131,8 @@ def _text(value: Any, depth: int) -> str | None:
         return None
     if isinstance(value, dict):
         return _text_of_table(value, depth)
+    if isinstance(value, torch.nn.Module):
+        return _text_of_table(_carried_attributes(value), depth)
     if isinstance(value, _MANY):
         texts = [text for one in value if (text := _text(one, depth - 1)) is not None]
         ordered = sorted(texts) if isinstance(value, set | frozenset) else texts
@@ -142,6 +145,14 @@ def _text_of_table(table: Mapping[Any, Any], depth: int) -> str | None:
     texts = {name: _text(one, depth - 1) for name, one in list(table.items())}
     known = [f"{name}={text}" for name, text in texts.items() if text is not None]
     return f"({', '.join(known)})" if known else None
+
+
+def _carried_attributes(module: torch.nn.Module) -> dict[str, Any]:
+    """Of a loss of the script's own, say: numbers that its code, or the script, goes on from."""
+    kinds = (type(module).__module__, "__main__")
+    files = [getattr(sys.modules.get(kind), "__file__", None) for kind in kinds]
+    carried = {name for file in files if file is not None and is_users(file) for name in attributes_that_go_on(file)}
+    return {name: value for name, value in vars(module).items() if name in carried}
 
 
 def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:

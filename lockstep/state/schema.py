@@ -237,7 +237,7 @@ LATER: Mapping[str, Check] = {
             "rhythm": _list_of(_text),
             "numbers": _list_of(_row(_text, _text, _text, _or_bool(_integer), _by_name(_integer))),
         },
-        {"values": _list_of(_row(_text, _text, _text, _text))},
+        {"values": _list_of(_row(_text, _text, _text, _text)), "attributes": _by_name(_row(_packed(), _packed()))},
     ),
     "on_probation": _list_of(_text),
 }

@@ -16,6 +16,9 @@ from expected import ALWAYS, ANEW, said_of
 
 NUM_RANDOM = 1000
 TELLING = {
+    "an_annealed_loss": ("resumed",),
+    "an_annealed_temperature": ("joined", "resumed"),
+    "an_optimizer_of_its_own": ("resumed",),
     "counted_by_run_step": ("resumed",),
     "early_stopping": ("joined", "resumed"),
     "early_stopping_tracked": ("resumed",),

@@ -200,7 +200,7 @@ def test_an_argument_that_cannot_work_is_refused_by_its_name(tmp_path: Path, arg
 
 def test_every_argument_works_or_is_refused_by_name() -> None:
     names = {field.name for field in fields(TrainingArguments)}
-    assert names == WORK | set(REFUSED)
+    assert names <= WORK | set(REFUSED)  # an earlier version has fewer
     assert not WORK & set(REFUSED)
 
 

@@ -1,0 +1,130 @@
+"""Statements that go on from what their own last run has left: `n += 1`, `h = f(h)`, `seen.append(x)`. Pure.
+
+What a function sets first and then changes is its own, and does not go on from an earlier call.
+"""
+
+import ast
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+
+from lockstep.script.body import own_statements
+from lockstep.script.dependence import parsed
+
+GROWS = frozenset({"append", "extend", "add"})
+LANES = frozenset({"lanes", "steps"})
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_NO_STEP = frozenset({"copy_", "zero_", "fill_", "detach_", "requires_grad_", "cpu_", "resize_", "set_", "__init__"})
+"""Methods of tensors whose result does not go on from the tensor's value."""
+
+
+@lru_cache(maxsize=32)
+def attributes_that_go_on(path: str) -> Mapping[str, str]:
+    """Attributes, of whatever object, from which the file's code goes on; each with the statement in words."""
+    tree = parsed(path)
+    found: dict[str, str] = {}
+    for function in (*_functions(tree), *([] if tree is None else [tree])):
+        for statement, target in _statements(function.body):
+            if isinstance(target, ast.Attribute) and not _is_set_before(function, statement, target):
+                found.setdefault(target.attr, in_words(statement))
+    return found
+
+
+@lru_cache(maxsize=32)
+def outer_names_that_go_on(path: str) -> Mapping[str, str]:
+    """The same for variables that stand outside of the function: global ones, and those of a function around it."""
+    tree = parsed(path)
+    found: dict[str, str] = {}
+    for function in _functions(tree):
+        outer, own = _declared_outside(function), _own_names(function)
+        for statement, target in _statements(function.body):
+            if isinstance(target, ast.Name) and (target.id in outer or target.id not in own):
+                found.setdefault(target.id, in_words(statement))
+    return found
+
+
+def gone_on_from(node: ast.AST) -> ast.expr | None:
+    """What the statement goes on from: of `totals["right"] += 1` it is `totals`."""
+    if isinstance(node, ast.AugAssign):
+        return _bare(node.target)
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        target = _bare(node.targets[0])
+        is_read = isinstance(target, ast.Name | ast.Attribute) and _is_read(target, node.value)
+        return target if is_read else None
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        return _changed_in_place(node.value)
+    return None
+
+
+def called(node: ast.AST) -> set[str]:
+    """The names of the methods that are called in it."""
+    calls = [one.func for one in ast.walk(node) if isinstance(one, ast.Call)]
+    return {method.attr for method in calls if isinstance(method, ast.Attribute)}
+
+
+def in_words(statement: ast.stmt) -> str:
+    return f"`{ast.unparse(statement):.100}` (line {statement.lineno})"
+
+
+def _changed_in_place(call: ast.Call) -> ast.expr | None:
+    """What a call of methods like `append` and `mul_` changes: of `self.mean.mul_(0.9).add_(x)` it is `self.mean`."""
+    methods, inner = [], call
+    while isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute):
+        methods.append(inner.func.attr)
+        owner, inner = inner.func.value, inner.func.value  # type: ignore[assignment]
+    if not methods or not isinstance(_bare(owner), ast.Name | ast.Attribute):
+        return None
+    steps = [method for method in methods if method.endswith("_") and method not in _NO_STEP]
+    return _bare(owner) if steps or (methods[0] in GROWS and call.args) else None
+
+
+def _bare(node: ast.expr) -> ast.expr:
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node
+
+
+def _is_read(target: ast.Name | ast.Attribute, value: ast.expr) -> bool:
+    written = ast.unparse(target)
+    same = [node for node in ast.walk(value) if isinstance(node, type(target))]
+    return any(isinstance(node.ctx, ast.Load) and ast.unparse(node) == written for node in same)
+
+
+def _functions(tree: ast.Module | None) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    nodes = () if tree is None else ast.walk(tree)
+    return (node for node in nodes if isinstance(node, _FUNCTIONS) and node.name != "__init__")
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.expr]]:
+    for node in own_statements(body):
+        target = gone_on_from(node)
+        if target is not None:
+            assert isinstance(node, ast.stmt)
+            yield node, target
+
+
+def _is_set_before(function: ast.AST, statement: ast.stmt, target: ast.Attribute) -> bool:
+    """In a loop over lanes, it would have to be in its body."""
+    written = ast.unparse(target)
+    loops = [node for node in ast.walk(function) if isinstance(node, ast.For) and LANES & called(node.iter)]
+    within = next((loop for loop in reversed(loops) if statement in ast.walk(loop)), function)
+    return any(
+        isinstance(node, ast.Assign)
+        and node.lineno < statement.lineno
+        and any(ast.unparse(one) == written for one in node.targets)
+        and not _is_read(target, node.value)
+        for node in ast.walk(within)
+    )
+
+
+def _declared_outside(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    nodes = own_statements(function.body)
+    return {name for node in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
+
+
+def _own_names(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """Its arguments, and what it sets."""
+    arguments = [node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)]
+    nodes = own_statements(function.body)
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}.union(
+        arguments
+    )

@@ -1,0 +1,219 @@
+"""What the code of a lane keeps for the next one, found by looking at the script's objects before and after a lane.
+
+# Note [Kept by a lane]
+# A forward pass may leave something behind from which the next one goes on: a counter in an attribute of a module that
+# a temperature is computed from, a hidden state, a global number, a metric that is fed. Lanes on other workers do not
+# see it, so it is another thing on another number of workers, and it moves once for each lane where a plain loop moves
+# it once for each batch. Values alone do not show it, since scripts keep much that is only looked at (the attention of
+# the last batch); and the source alone does not show what runs. So both must: a value that is another one after the
+# first lane, and a statement that goes on from it. A module that is no part of torch, nor of the script (a metric of a
+# library) is known by its whole numbers: it counts what it was fed.
+
+# Note [Buffers that are no averages]
+# After a step a buffer of a replicated model is the mean of what the lanes have made of it, and a whole number advances
+# as in one lane. That is right for running averages, which is what the layers of torch have. A queue of keys, a sum or
+# a codebook that a module of the script's own writes in its forward pass is another thing than in a plain loop. And the
+# buffers of a module that the run was not given move by the lanes of their worker.
+"""
+
+import gc
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from lockstep.launch.traceback_lines import is_users
+from lockstep.script.call_site import Site, look_into
+from lockstep.script.goes_on import attributes_that_go_on, outer_names_that_go_on
+from lockstep.script.lane_sums import changed_by_lanes, sums_at, totalled_names
+
+_MANY = (list, tuple, dict, set, deque)
+_MOST_ITEMS, _MOST_NAMED = 100, 3
+_ELSEWHERE = (Optimizer, DataLoader, Dataset, Sampler, ModuleType, type)
+"""Types that are no objects of a lane, or whose state is looked at in other ways."""
+
+
+@dataclass(frozen=True)
+class KeptPlace:
+    """Where a value stands: a variable, or an attribute of an object whose variable or class is `holder`."""
+
+    holder: str
+    name: str
+    owner: int
+    """The object's id."""
+    file: str
+    """That of the variable, or of the object's class."""
+
+
+class LaneState:
+    """Marks of what a lane of the loop at `site` may keep, taken before it; asked for changes after it.
+
+    `replicated` are the models of the run.
+    """
+
+    def __init__(self, frame: FrameType, site: Site, replicated: Iterable[nn.Module]) -> None:
+        self._frame, self._site = frame, site
+        self._replicated = {id(module) for model in replicated for module in model.modules()}
+        self._modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+        self._buffers = [dict(_buffer_marks(module)) for module in self._modules]
+        self._marks = self._look()
+
+    def kept(self, *, by_models: bool) -> list[str]:
+        """What the lane has kept, in words: modules of replicated models, or else others. See Note [Kept by a lane].
+
+        Of what others keep, sums that the loop shows, and what is totalled, are left out.
+        """
+        path = self._site.path
+        sums, totalled = {one.name for one in sums_at(path, self._site.line)}, totalled_names(path)
+        now = self._look()
+        changed = [place for place, mark in self._marks.items() if place in now and now[place] != mark]
+        wanted = [place for place in changed if (place.owner in self._replicated) == by_models]
+        if not by_models:
+            wanted = [one for one in wanted if not {one.holder, one.name} & sums and one.name not in totalled]
+        return list(dict.fromkeys(filter(None, map(self._statement, wanted))))
+
+    def buffers(self, *, of_models: bool) -> list[str]:
+        """Buffers that the lane has written. See Note [Buffers that are no averages]."""
+        found = []
+        for module, before in zip(self._modules, self._buffers, strict=True):
+            if (id(module) in self._replicated) == of_models and not (of_models and _is_torchs(module)):
+                now = dict(_buffer_marks(module))
+                found += [f"{name} of {type(module).__name__}" for name in before if before[name] != now.get(name)]
+        return list(dict.fromkeys(found))
+
+    def _statement(self, place: KeptPlace) -> str | None:
+        """The statement that goes on from it, in words; None if no source shows one."""
+        if not is_users(place.file):
+            return f"`{place.name}` of {place.holder}"
+        here = self._site.path
+        if place.owner:
+            for path in (place.file, here):
+                if place.name in attributes_that_go_on(path):
+                    return f"{attributes_that_go_on(path)[place.name]} of {Site(path, 0).file}"
+            return None
+        statements = dict(outer_names_that_go_on(place.file))
+        if place.file == here:
+            statements |= changed_by_lanes(here, self._site.line)
+        return f"{statements[place.name]} of {Site(here, 0).file}" if place.name in statements else None
+
+    def _look(self) -> dict[KeptPlace, Any]:
+        """What stands where, as marks."""
+        variables = _variables(self._frame)
+        named = [(name, one) for _, values in variables for name, one in values.items()]
+        objects = {id(one): (name, one) for name, one in [*((type(m).__name__, m) for m in self._modules), *named]}
+        marks = {}
+        for file, values in variables:
+            marks.update({KeptPlace("", name, 0, file): mark for name, mark in _marked(values, only_whole=False)})
+        for owner, (holder, one) in objects.items():
+            for file, attributes in self._attributes(one):
+                found = _marked(attributes, only_whole=not is_users(file))
+                marks.update({KeptPlace(holder, name, owner, file): mark for name, mark in found})
+        return marks
+
+    def _attributes(self, one: Any) -> list[tuple[str, Mapping[str, Any]]]:
+        """Those of an object of the script, and of its class; of another package's, those of a module of its own."""
+        file = _file_of(type(one))
+        if file is None or isinstance(one, _ELSEWHERE) or _is_torchs(one):
+            return []
+        own = (file, getattr(one, "__dict__", {}))
+        if is_users(file):
+            return [own, (file, vars(type(one)))]
+        return [own] if isinstance(one, nn.Module) and id(one) not in self._replicated else []
+
+
+def notes_on(state: LaneState, is_step: bool, num_lanes: int, has_peers: bool) -> Iterator[str]:
+    """What a user should know of what the first lane of a loop has kept."""
+    if is_step and num_lanes > 1:
+        own = state.kept(by_models=True)
+        if own:
+            yield (
+                f"a lane keeps something for the next one, by {_listed(own)}: it moves once for each lane of this "
+                "worker, not once for each batch. If the loss depends on it, another number of workers gives other "
+                "bits. Change it after the loop over lanes, compute it from run.step, or keep it for each lane in "
+                "run.carried."
+            )
+        written = state.buffers(of_models=True)
+        if written:
+            yield (
+                f"lanes write {_listed(written)}: after a step such a buffer is the mean of what the lanes have made "
+                "of it, and a whole number advances as in one lane. That is right for a running average, and not for "
+                'a sum, a queue or a table: docs/lanes.md, "Buffers that lanes write".'
+            )
+        strange = state.buffers(of_models=False)
+        if strange:
+            yield (
+                f"lanes write {_listed(strange)}, and run.replicate was not given that module: each worker moves its "
+                "buffers by its own lanes. Give it to run.replicate too, or call its eval() before."
+            )
+    others = state.kept(by_models=False) if has_peers else []
+    if others:
+        yield (
+            f"a lane keeps something for the next one, by {_listed(others)}: a worker computes its own lanes only, so "
+            "another number of workers gives another value. run.total adds up what all lanes hold, run.gather has the "
+            "values of all, run.carried keeps something for each lane; what counts batches goes after the loop."
+        )
+
+
+def _listed(words: Sequence[str]) -> str:
+    return ", ".join(words[:_MOST_NAMED]) + (
+        f" and {len(words) - _MOST_NAMED} more" if len(words) > _MOST_NAMED else ""
+    )
+
+
+def _variables(frame: FrameType) -> list[tuple[str, Mapping[str, Any]]]:
+    """The variables of the script's calls, and of its files, by file."""
+    found: list[tuple[str, Mapping[str, Any]]] = []
+    for (path, name), values in look_into(frame, dict).items():
+        if not any(type(one.get("self")).__name__ == name for file, one in found if file == path):
+            found.append((path, values))  # and not the attributes of `self`, which is a variable
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and isinstance(module, ModuleType) and is_users(file):
+            found.append((file, dict(vars(module))))
+    return found
+
+
+def _marked(values: Mapping[str, Any], *, only_whole: bool) -> Iterator[tuple[str, Any]]:
+    for name, value in list(values.items()):
+        mark = _mark(value, only_whole)
+        if mark is not None and not name.startswith("__"):
+            yield name, mark
+
+
+def _mark(value: Any, only_whole: bool = False) -> Any:
+    """Something that is another one when the value has changed; None where it is not looked at."""
+    if type(value) is int:
+        return value
+    if only_whole:
+        return None
+    if isinstance(value, int | float | complex):
+        return repr(value)
+    if isinstance(value, torch.Tensor):
+        return id(value), None if value.is_inference() else value._version
+    if isinstance(value, _MANY):
+        inner: Sequence[Any] = list(value.values() if isinstance(value, dict) else value)[:_MOST_ITEMS]
+        return len(value), *(repr(_mark(one)) for one in inner if not isinstance(one, _MANY))
+    return None
+
+
+def _buffer_marks(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Kernels of torch's layers write statistics without a sign, and count the batches by an ordinary addition."""
+    for name, buffer in module._buffers.items():
+        if buffer is not None and not buffer.is_inference():
+            yield name, (id(buffer), buffer._version)
+
+
+def _file_of(kind: type) -> str | None:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file if isinstance(file, str) else None
+
+
+def _is_torchs(thing: Any) -> bool:
+    return type(thing).__module__.split(".")[0] == "torch"

@@ -1,0 +1,229 @@
+"""What the code of a lane keeps for the next one is noted by its name."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from workers import on_workers
+
+import lockstep
+from lockstep import Run
+from lockstep.errors import Misuse
+
+X, Y = torch.linspace(-1, 1, 24).view(8, 3), torch.arange(8) % 2
+
+
+def notes(num_workers: int, script: Callable[[Run], None], lanes: int = 4) -> list[str]:
+    """What the first worker noted."""
+
+    def job() -> list[str]:
+        said: list[str] = []
+        with lockstep.start(lanes=lanes, seed=0) as run:
+            run._events.subscribe(lambda event: said.append(event.text), lockstep.events.Note)
+            script(run)
+        return [text for text in said if "BatchNorm sees" not in text]
+
+    return list(on_workers(num_workers, job)[0])
+
+
+def train(run: Run, model: nn.Module, *, steps: int = 2) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.replicate(model, optimizer)
+    for _ in range(steps):
+        for x, y in run.lanes((X, Y)):
+            run.backward(F.cross_entropy(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class Annealed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.calls = nn.Linear(3, 2), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.inner(x) / math.exp(-0.1 * self.calls)
+
+
+class Remembers(nn.Linear):
+    """What it keeps is only looked at."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.shown, self.size = x, len(x)
+        return super().forward(x)
+
+
+class Queue(nn.Linear):
+    queue: Tensor
+    place: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.register_buffer("queue", torch.zeros(8, 2))
+        self.register_buffer("place", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        self.queue[: len(x)] = out.detach()
+        self.place += len(x)
+        return out
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_counter_of_the_model_is_noted_on_any_number_of_workers(num_workers: int) -> None:
+    (note,) = notes(num_workers, lambda run: train(run, Annealed()))
+    assert note.startswith("a lane keeps something for the next one, by `self.calls += 1` (line")
+    assert "of test_lane_state.py: it moves once for each lane of this worker" in note
+    assert "run.carried" in note
+
+
+def test_what_is_only_looked_at_is_not_noted() -> None:
+    assert notes(2, lambda run: train(run, Remembers(3, 2))) == []
+
+
+def test_one_lane_is_what_a_plain_loop_is() -> None:
+    assert notes(1, lambda run: train(run, Annealed()), lanes=1) == []
+    assert notes(1, lambda run: train(run, Queue()), lanes=1) == []
+
+
+def test_buffers_that_are_no_averages_are_noted() -> None:
+    (note,) = notes(1, lambda run: train(run, Queue()))
+    assert note.startswith("lanes write queue of Queue, place of Queue: after a step such a buffer is the mean")
+    assert "docs/lanes.md" in note
+
+
+def test_statistics_of_torchs_layers_are_averages() -> None:
+    assert notes(1, lambda run: train(run, nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))) == []
+
+
+def test_a_module_that_the_run_was_not_given_is_noted_if_lanes_write_its_buffers() -> None:
+    def script(run: Run, frozen: bool) -> None:
+        model, teacher = nn.Linear(3, 2), nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run.replicate(model, optimizer)
+        if frozen:
+            teacher.eval()
+        for x, _ in run.lanes((X, Y)):
+            run.backward(F.mse_loss(model(x), teacher(x).detach()))
+        optimizer.step()
+
+    (note,) = notes(2, lambda run: script(run, frozen=False))
+    assert note.startswith("lanes write num_batches_tracked of BatchNorm1d, and run.replicate was not given that")
+    assert notes(2, lambda run: script(run, frozen=True)) == []
+
+
+class Accuracy:
+    def __init__(self) -> None:
+        self.right = self.seen = 0
+
+    def __call__(self, scores: Tensor, y: Tensor) -> None:
+        self.right += int((scores.argmax(1) == y).sum())
+        self.seen += len(y)
+
+
+class Evaluation:
+    """As trainers are written: what is added up is in attributes."""
+
+    def __init__(self, run: Run, *, totals: bool) -> None:
+        self.run, self.totals, self.model = run, totals, nn.Linear(3, 2)
+        run.replicate(self.model)
+
+    def __call__(self) -> None:
+        self.right = self.weight = 0
+        self.model.eval()
+        for x, y in self.run.lanes((X, Y)):
+            self.count(self.model(x), y)
+        if self.totals:
+            assert 0 <= self.run.total(self.weight) <= 8
+
+    def count(self, scores: Tensor, y: Tensor) -> None:
+        if self.totals:
+            self.weight += len(y)
+        else:
+            self.right += int((scores.argmax(1) == y).sum())
+
+
+def test_sums_in_attributes_are_noted_on_several_workers() -> None:
+    assert notes(1, lambda run: Evaluation(run, totals=False)()) == []
+    (note,) = notes(2, lambda run: Evaluation(run, totals=False)())
+    assert "by `self.right += int((scores.argmax(1) == y).sum())` (line" in note
+    assert "a worker computes its own lanes only" in note
+    assert "run.total adds up what all lanes hold" in note
+
+
+def test_sums_in_attributes_that_are_totalled_are_not() -> None:
+    assert notes(2, lambda run: Evaluation(run, totals=True)()) == []
+
+
+def test_a_metric_that_is_called_is_noted() -> None:
+    def script(run: Run) -> None:
+        model, accuracy = nn.Linear(3, 2), Accuracy()
+        run.replicate(model)
+        model.eval()
+        for x, y in run.lanes((X, Y)):
+            accuracy(model(x), y)
+
+    (note,) = notes(2, script)
+    assert "by `self.right += " in note
+    assert "`self.seen += len(y)`" in note
+
+
+drawn = 0
+
+
+def weight() -> float:
+    global drawn
+    drawn += 1
+    return 1 / drawn
+
+
+def test_a_global_number_and_a_variable_of_the_loop_are_noted_on_several_workers() -> None:
+    def outside(run: Run) -> None:
+        model = nn.Linear(3, 2)
+        run.replicate(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for x, y in run.lanes((X, Y)):
+            run.backward(weight() * F.cross_entropy(model(x), y))
+
+    def inside(run: Run) -> None:
+        model, turns = nn.Linear(3, 2), 0
+        run.replicate(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for x, y in run.lanes((X, Y)):
+            turns = turns + 1
+            run.backward(F.cross_entropy(model(x), y) / turns)
+
+    assert [notes(1, script) for script in (outside, inside)] == [[], []]
+    (first,), (second,) = (notes(2, script) for script in (outside, inside))
+    assert "by `drawn += 1` (line" in first
+    assert "by `turns = turns + 1` (line" in second
+
+
+def test_a_loop_that_is_left_by_break_is_refused_as_it_was() -> None:
+    def script(run: Run) -> None:
+        model = nn.Linear(3, 2)
+        run.replicate(model)
+        for _ in run.lanes((X, Y)):
+            break
+        with pytest.raises(Misuse, match="was left by break"):
+            run.lanes((X, Y))
+
+    assert notes(2, script) == []
+
+
+def lanes_of(run: Run) -> Iterator[tuple[Tensor, Tensor]]:
+    yield from run.lanes((X, Y))
+
+
+def test_a_loop_through_a_generator_of_the_scripts_is_looked_at_too() -> None:
+    def script(run: Run) -> None:
+        model, accuracy = nn.Linear(3, 2), Accuracy()
+        run.replicate(model)
+        model.eval()
+        for x, y in lanes_of(run):
+            accuracy(model(x), y)
+
+    (note,) = notes(2, script)
+    assert "by `self.right += " in note
