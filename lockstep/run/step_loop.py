@@ -50,7 +50,8 @@ from lockstep.wire.generation import Generation
 
 KEEP_IN_STATE = "Keep it in an object with a state_dict and give it to run.replicate(..., name=object)."
 KEEP_TENSORS = (
-    "If they are to go on, keep them in an object with a state_dict and give it to run.replicate(..., name=object)."
+    "If they are to go on, make them buffers of a replicated model, or keep them in an object with a state_dict and "
+    "give it to run.replicate(..., name=object)."
 )
 COUNT_BY_STEP = (
     "Count by run.step and run.epochs, which go on after a resume, or keep the number in an object with a state_dict "
@@ -288,7 +289,7 @@ class StepLoop:
         for value in self.places.restarted_values():
             if value.depends is not None:
                 self._guard.refuse(f"{value} {KEEP_IN_STATE}")
-            self._guard.note(f"{value} {KEEP_TENSORS}")
+            self._guard.note(f"{value} {KEEP_TENSORS if value.is_of_tensors else KEEP_IN_STATE}")
         for attribute in self.places.renewed_attributes():
             self._guard.note(f"{attribute}")
         anew = self.places.wrapped(batch)

@@ -40,9 +40,10 @@ class Dependence:
 
 @dataclass(frozen=True)
 class Function:
-    """The source of a function, or class; of a module, what is outside of functions too."""
+    """The source of a function, or class, of a file; of a module, what is outside of functions too."""
 
     node: ast.AST
+    file: ast.Module | None = None
 
     def dependence(self, name: str, *, again: bool = False, in_calls: bool = True) -> Dependence | None:
         """Where the training depends on `name` first, if it does; with `again`, only in what is done more than once.
@@ -50,9 +51,25 @@ class Function:
         With `in_calls`, being passed to a function beside an optimizer counts.
         """
         nodes = [node for part in (_repeated(self.node) if again else [self.node]) for node in ast.walk(part)]
-        tainted = computed_from(nodes, name)
+        readers = self._readers(name)
+        module = next((reader for reader in readers if isinstance(reader, ast.ClassDef)), None)
+        if module is not None:
+            return Dependence(module.lineno, f"is read in {module.name}")
+        tainted = computed_from(nodes, name).union(*(computed_from(nodes, reader.name) for reader in readers))
         places = (self._decides(node, tainted) or _goes_into(node, tainted, name, in_calls) for node in nodes)
         return min(filter(None, places), key=lambda dependence: dependence.line, default=None)
+
+    def _readers(self, name: str) -> "list[ast.FunctionDef | ast.ClassDef]":
+        """Functions, and modules of torch's kind, that read the variable where it stands: outside of them."""
+        around = self.file if "." in name and self.file is not None else self.node
+        found: dict[str, ast.FunctionDef | ast.ClassDef] = {}
+        definitions = [node for node in ast.walk(around) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        while True:
+            names = {name, *found}
+            new = {one.name: one for one in definitions if one is not self.node and _reads(one, names)}
+            if new.keys() <= found.keys():
+                return list(found.values())
+            found |= new
 
     def _decides(self, node: ast.AST, tainted: set[str]) -> Dependence | None:
         if not isinstance(node, _TESTED) or not _mentions(node.test, tainted):
@@ -94,9 +111,9 @@ def function_at(path: str, name: str) -> Function | None:
     """The function, or class, `name` of a file; the whole file for `<module>`."""
     tree = parsed(path)
     if tree is None or name == "<module>":
-        return None if tree is None else Function(tree)
+        return None if tree is None else Function(tree, tree)
     definitions = [node for node in ast.walk(tree) if isinstance(node, _DEFINES) and node.name == name]
-    return Function(definitions[-1]) if definitions else None
+    return Function(definitions[-1], tree) if definitions else None
 
 
 @lru_cache(maxsize=32)
@@ -124,6 +141,18 @@ def computed_from(nodes: Iterable[ast.AST], name: str) -> set[str]:
         if new <= tainted:
             return tainted
         tainted |= new
+
+
+def _reads(definition: ast.FunctionDef | ast.ClassDef, names: set[str]) -> bool:
+    """Whether it reads one of the names, and does not set it: of a class, whether it is a module that does."""
+    if isinstance(definition, ast.ClassDef):
+        is_module = any("Module" in ast.unparse(base) for base in definition.bases)
+        methods = [one for one in definition.body if isinstance(one, ast.FunctionDef) and one.name != "__init__"]
+        return is_module and any(_reads(method, names) for method in methods)
+    own = {node.arg for node in ast.walk(definition.args) if isinstance(node, ast.arg)}
+    own |= {n.id for n in ast.walk(definition) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    free = {name for name in names if name.split(".")[0] not in own}
+    return any(_mentions(statement, free) for statement in definition.body)
 
 
 def _assigned_by(node: ast.AST, tainted: set[str]) -> list[str]:
@@ -231,11 +260,11 @@ def _targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> list[str]:
 
 
 def _written(node: ast.AST) -> str | None:
-    """A variable, or an attribute of `self`, as counters are named."""
+    """A variable; an attribute of `self` by its name alone, as counters are named, others as `args.beta`."""
     if isinstance(node, ast.Name):
         return node.id
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
-        return node.attr
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return node.attr if node.value.id == "self" else f"{node.value.id}.{node.attr}"
     return None
 
 

@@ -15,12 +15,13 @@
 
 import hashlib
 import sys
+from argparse import Namespace
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from numbers import Number
-from types import FrameType
+from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ _MANY = (list, tuple, deque, set, frozenset, dict)
 class Changed:
     """A value that is another one than when the snapshot was taken.
 
-    `depends` is where the training depends on it; None for tensors, of which that is not known.
+    `depends` is where the training depends on it; None for tensors, and for what the loop itself does not show.
     """
 
     file: str
@@ -61,15 +62,16 @@ class Changed:
     before: str
     depends: Dependence | None
 
+    @property
+    def is_of_tensors(self) -> bool:
+        return self.name.startswith(_TENSORS)
+
     def __str__(self) -> str:
-        if self.depends is None:
-            return (
-                f"the tensors in `{self.name}` ({self.file}) had changed in training, and begin anew: none is tracked."
-            )
-        return (
-            f"`{self.name}` ({self.file}) is {self.value} and was {self.before} when the snapshot was taken. It "
-            f"{self.depends.how} ({self.file}:{self.depends.line})."
-        )
+        if self.is_of_tensors:
+            name = self.name.removeprefix(_TENSORS)
+            return f"tensors in `{name}` ({self.file}) had changed in training, and begin anew: nothing saves them."
+        words = f"`{self.name}` ({self.file}) is {self.value} and was {self.before} when the snapshot was taken."
+        return words if self.depends is None else f"{words} It {self.depends.how} ({self.file}:{self.depends.line})."
 
 
 def values(frame: FrameType) -> Values:
@@ -101,8 +103,8 @@ def restarted_values(saved: Iterable[tuple[str, str, str, str]], now: Values) ->
             continue
         is_number = not value.startswith(("(", "["))
         depends = None if variable != name else source.dependence(name, again=True, in_calls=is_number)
-        if depends is not None or variable != name:
-            changed.append(Changed(file, variable, value, before, depends))
+        if depends is not None or variable != name or "." in name:
+            changed.append(Changed(file, name, value, before, depends))
     return changed
 
 
@@ -111,12 +113,25 @@ def _plain_ones(variables: Mapping[str, Any]) -> dict[str, str]:
     for name, value in list(variables.items()):
         if type(value) in (int, bool) or name == "self" or name.startswith("__"):
             continue
+        plain |= {f"{name}.{key}": repr(one) for key, one in _settings(value)}
         text, tensors = _text(value, _MOST_DEPTH), list(_tensors(value, _MOST_DEPTH))
         if text is not None:
             plain[name] = _short(text)
         if tensors:
             plain[_TENSORS + name] = _digest(tensors)
     return plain
+
+
+def _settings(value: Any) -> Iterator[tuple[str, int | float]]:
+    """Numbers in arguments, in a class, or in a file of the script's own: `args.beta`, `Config.beta`, `config.beta`."""
+    file = getattr(
+        value if isinstance(value, ModuleType) else sys.modules.get(getattr(value, "__module__", "")), "__file__", None
+    )
+    is_own = isinstance(value, type | ModuleType) and isinstance(file, str) and is_users(file)
+    if is_own or isinstance(value, Namespace | SimpleNamespace):
+        for name, one in list(vars(value).items()):
+            if type(one) in (int, float) and not name.startswith("__"):
+                yield name, one
 
 
 def _text(value: Any, depth: int) -> str | None:
@@ -161,7 +176,9 @@ def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
         if _can_be_read(value):
             yield value
     elif isinstance(value, torch.nn.Module):
-        yield from filter(_can_be_read, chain(value.parameters(), value.buffers()))
+        inside = (one for module in value.modules() for one in _carried_attributes(module).values())
+        tensors = (one for one in inside if isinstance(one, torch.Tensor))
+        yield from filter(_can_be_read, chain(value.parameters(), value.buffers(), tensors))
     elif depth > 0 and isinstance(value, list | tuple | deque | dict) and len(value) <= _MOST_ITEMS:
         for one in list(value.values() if isinstance(value, dict) else value):
             yield from _tensors(one, depth - 1)

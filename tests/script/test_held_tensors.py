@@ -68,7 +68,7 @@ def resumed(folder: Path, make: str, update: str) -> str:
 @pytest.mark.parametrize("how", HELD)
 def test_an_average_of_the_weights_that_nobody_tracks_is_told_after_a_resume(tmp_path: Path, how: str) -> None:
     shown = resumed(tmp_path, *HELD[how])
-    assert "the tensors in `ema` (train.py) had changed in training, and begin anew" in shown
+    assert "tensors in `ema` (train.py) had changed in training, and begin anew" in shown
     assert "give it to run.replicate(..., name=object)" in shown
     assert shown.count("begin anew") == 1, shown
 
@@ -84,4 +84,4 @@ def test_a_newcomer_says_that_its_average_begins_anew(tmp_path: Path, slot: int)
     with launch(tmp_path, script, "-n", "3", "--no-copies", **variables) as run:
         assert run.finish() == 0, run.shown()
     log = (run.run_dir / f"worker-{slot}.log").read_text()
-    assert "the tensors in `ema` (train.py) had changed in training, and begin anew" in run.shown() + log, log
+    assert "tensors in `ema` (train.py) had changed in training, and begin anew" in run.shown() + log, log

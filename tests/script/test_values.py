@@ -1,15 +1,20 @@
 """Values of the script that begin anew when it runs from the top."""
 
+import math
 import sys
+from argparse import Namespace
 from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from lockstep.script.dependence import function_at
 from lockstep.script.values import changed_since, restarted_values, values
 
+LIMIT = 7
 SCRIPT = """
 best, history, flag = float("inf"), [], True
 def look():
@@ -109,6 +114,74 @@ def test_one_that_goes_into_the_loss_is(tmp_path: Path) -> None:
     loop = "for batch in loader:\n    loss = best * f(batch)\n    loss.backward()\n    best *= 0.99\n"
     (sentence,) = refused(tmp_path, loop)
     assert "It goes into loss.backward()" in sentence
+
+
+READ_ELSEWHERE = {
+    "a function": ("def penalty(x):\n    return best * x\n", "loss(batch) + penalty(batch)", "goes into"),
+    "a function by another": (
+        "def penalty(x):\n    return best * x\ndef total(x):\n    return penalty(x)\n", "total(batch)", "goes into",
+    ),
+    "a module": (
+        "class Net(nn.Module):\n    def forward(self, x):\n        return best * x\n", "model(batch)", "is read in Net",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ_ELSEWHERE)
+def test_one_that_a_function_or_a_module_reads_is(name: str, tmp_path: Path) -> None:
+    definition, loss, how = READ_ELSEWHERE[name]
+    loop = f"{definition}for batch in loader:\n    ({loss}).backward()\n    best *= 0.99\n"
+    (sentence,) = refused(tmp_path, loop)
+    assert f"It {how}" in sentence
+
+
+def test_nor_one_that_a_function_has_of_its_own_or_only_shows(tmp_path: Path) -> None:
+    own = "def penalty(best):\n    return best\ndef show():\n    print(best)\n"
+    loop = f"{own}for batch in loader:\n    penalty(batch).backward()\n    best *= 0.99\n    show()\n"
+    assert refused(tmp_path, loop) == []
+
+
+class Config:
+    beta, name, is_on = 0.5, "x", True
+
+
+def test_numbers_in_arguments_classes_and_files_of_the_script_are_values_of_their_own() -> None:
+    args, space = Namespace(beta=0.25, path="x", steps=3), SimpleNamespace(beta=0.75)
+    here, config, library = sys.modules[__name__], Config, math
+    texts = next(found for (_, function), found in values(sys._getframe()).items() if function.startswith("test_numb"))
+    assert {name: text for name, text in texts.items() if "." in name} == {
+        "args.beta": "0.25", "args.steps": "3", "space.beta": "0.75", "config.beta": "0.5", "here.LIMIT": "7",
+    }  # fmt: skip
+    assert (args, space, here, config, library) is not None
+
+
+def test_such_a_number_is_refused_where_the_loop_shows_that_it_matters_and_else_named(tmp_path: Path) -> None:
+    (path := tmp_path / "train.py").write_text("for b in loader:\n    (a.beta * f(b)).backward()\n    a.beta *= 0.9\n")
+    now = {(str(path), "<module>"): {"a.beta": "1.0", "a.other": "1.0"}}
+    saved = [("train.py", "<module>", name, "0.5") for name in ("a.beta", "a.other")]
+    matters, other = restarted_values(saved, now)
+    assert "`a.beta` (train.py) is 1.0 and was 0.5 when the snapshot was taken. It goes into" in str(matters)
+    assert other.depends is None
+    assert str(other) == "`a.other` (train.py) is 1.0 and was 0.5 when the snapshot was taken."
+
+
+class Factored(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor, self.shown = 0.5, 1.5
+
+    def anneal(self) -> None:
+        self.factor *= 0.9
+
+
+def test_of_a_module_of_the_script_the_numbers_count_from_which_its_code_goes_on() -> None:
+    criterion, layer = Factored(), torch.nn.Dropout(0.5)
+    texts = next(
+        found for (_, function), found in values(sys._getframe()).items() if function.startswith("test_of_a_m")
+    )
+    assert texts["criterion"] == "(factor=0.5)"
+    assert "layer" not in texts
+    assert (criterion, layer) is not None
 
 
 def test_nor_one_from_which_something_was_made_before_training(tmp_path: Path) -> None:
