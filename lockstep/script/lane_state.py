@@ -21,6 +21,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -198,7 +199,7 @@ def _mark(value: Any, only_whole: bool = False) -> Any:
     if isinstance(value, torch.Tensor):
         return id(value), None if value.is_inference() else value._version
     if isinstance(value, _MANY):
-        inner: Sequence[Any] = list(value.values() if isinstance(value, dict) else value)[:_MOST_ITEMS]
+        inner = islice(value.values() if isinstance(value, dict) else value, _MOST_ITEMS)
         return len(value), *(repr(_mark(one)) for one in inner if not isinstance(one, _MANY))
     return None
 
