@@ -46,8 +46,9 @@ class LaneLoops:
         self._sites: set[Site] = set()
         self._turns: set[tuple[Site, int]] = set()
         """Those in which this worker has had lanes, with the passes over the body of each."""
-        self._read: set[Site] = set()
-        """Those whose source, and whose first lane, were looked at."""
+        self._read: set[tuple[Site, bool]] = set()
+        """Those whose source, and whose first lane, were looked at, and whether there were several workers then."""
+        self._noted: set[str] = set()
         self._has_looked_for_schedulers = False
         self._has_noted_norms = False
 
@@ -70,11 +71,11 @@ class LaneLoops:
             lanes = self._training(batch, LaneLoop(site, whole_numbers(frame), is_step=bool(is_step)))
         else:
             lanes = self._evaluating(batch)
-        if site in self._read or not batch.shares or batch.num_samples == 0:
+        if (site, self._has_peers) in self._read or not batch.shares:
             return lanes
-        self._read.add(site)
+        self._read.add((site, self._has_peers))
         self._note_sums(site)
-        return self._looked_at(lanes, LaneState(frame, site, self._models.modules.values()), bool(is_step))
+        return self._looked_at(lanes, lambda: LaneState(frame, site, self._models.modules.values()), bool(is_step))
 
     def look_at_models(self) -> None:
         """The next loop looks whether the models have parameters and buffers that the engine does not know."""
@@ -144,15 +145,19 @@ class LaneLoops:
                 self._events.note(text)
         self._has_noted_norms = True
 
-    def _looked_at(self, lanes: Iterator[Any], state: LaneState, is_step: bool) -> Iterator[Any]:
+    def _looked_at(self, lanes: Iterator[Any], look: Callable[[], LaneState], is_step: bool) -> Iterator[Any]:
         """The lanes; after the first one, notes say what it has kept. See Note [Kept by a lane] in lane_state.py."""
-        try:
-            yield next(lanes)
-        except StopIteration:
+        for lane in lanes:
+            state = look()
+            yield lane
+            break
+        else:
             return
         for text in notes_on(state, is_step, self._loop.state.steps.num_lanes, self._has_peers):
-            self._events.note(text)
-        del state
+            if text not in self._noted:
+                self._noted.add(text)
+                self._events.note(text)
+        del state, look  # they hold the script's own frame
         yield from lanes
 
     @property

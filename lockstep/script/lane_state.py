@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -84,7 +85,8 @@ class LaneState:
         """Buffers that the lane has written. See Note [Buffers that are no averages]."""
         found = []
         for module, before in zip(self._modules, self._buffers, strict=True):
-            if (id(module) in self._replicated) == of_models and not (of_models and _is_torchs(module)):
+            is_average = of_models and (_is_torchs(module) or isinstance(module, _NormBase))
+            if (id(module) in self._replicated) == of_models and not is_average:
                 now = dict(_buffer_marks(module))
                 found += [f"{name} of {type(module).__name__}" for name in before if before[name] != now.get(name)]
         return list(dict.fromkeys(found))
@@ -102,7 +104,7 @@ class LaneState:
         statements = dict(outer_names_that_go_on(place.file))
         if place.file == here:
             statements |= changed_by_lanes(here, self._site.line)
-        return f"{statements[place.name]} of {Site(here, 0).file}" if place.name in statements else None
+        return f"{statements[place.name]} of {Site(place.file, 0).file}" if place.name in statements else None
 
     def _look(self) -> dict[KeptPlace, Any]:
         """What stands where, as marks."""
@@ -125,7 +127,7 @@ class LaneState:
             return []
         own = (file, getattr(one, "__dict__", {}))
         if is_users(file):
-            return [own, (file, vars(type(one)))]
+            return [(file, vars(type(one))), own]
         return [own] if isinstance(one, nn.Module) and id(one) not in self._replicated else []
 
 

@@ -81,6 +81,33 @@ def test_a_counter_of_the_model_is_noted_on_any_number_of_workers(num_workers: i
     assert "run.carried" in note
 
 
+class CountedByClass(nn.Linear):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        type(self).calls += 1
+        return super().forward(x)
+
+
+class CountedFromClass(nn.Linear):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [CountedByClass, CountedFromClass])
+def test_a_counter_of_its_class_is_noted_too(kind: type[nn.Linear]) -> None:
+    def script(run: Run) -> None:
+        model = kind(3, 2)
+        model(X)
+        train(run, model)
+
+    (note,) = notes(1, script)
+    assert "calls += 1` (line" in note
+
+
 def test_what_is_only_looked_at_is_not_noted() -> None:
     assert notes(2, lambda run: train(run, Remembers(3, 2))) == []
 
@@ -96,8 +123,13 @@ def test_buffers_that_are_no_averages_are_noted() -> None:
     assert "docs/lanes.md" in note
 
 
-def test_statistics_of_torchs_layers_are_averages() -> None:
-    assert notes(1, lambda run: train(run, nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))) == []
+class OwnNorm(nn.BatchNorm1d):
+    pass
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, OwnNorm])
+def test_statistics_of_torchs_layers_are_averages(norm: type[nn.BatchNorm1d]) -> None:
+    assert notes(1, lambda run: train(run, nn.Sequential(nn.Linear(3, 4), norm(4), nn.Linear(4, 2)))) == []
 
 
 def test_a_module_that_the_run_was_not_given_is_noted_if_lanes_write_its_buffers() -> None:
