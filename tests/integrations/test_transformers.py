@@ -73,6 +73,13 @@ def test_a_trainer_comes_to_the_same_on_any_number_of_workers(
     assert train(workers, folder=tmp_path) == alone
 
 
+def test_activations_that_are_computed_again_give_the_same_bits(
+    train: Train, alone: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECOMPUTES", "1")
+    assert train(2, folder=tmp_path) == alone
+
+
 @pytest.mark.parametrize("slot", [0, 1])
 @pytest.mark.parametrize(("kind", "options"), [("kill", ()), ("replace", ("--no-copies",))])
 def test_a_killed_worker_costs_nothing_whether_a_copy_or_a_new_process_replaces_it(

@@ -93,6 +93,7 @@ def main(folder: str, checkpoint: str | None = None) -> None:
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
+        gradient_checkpointing="RECOMPUTES" in os.environ,
     )
     watching = Watching(model)
     trainer = LockstepTrainer(
