@@ -51,6 +51,10 @@ class Note(Event):
     one_worker: bool = False
 
 
+KEPT_BY_LANE = "a lane keeps something for the next one"
+"""How a Note begins that may explain why two runs differ: `lockstep verify` repeats it."""
+
+
 @dataclass
 class GraphCompiled(Event):
     """torch.compile has been given a graph: what of it bears on the bits, in words."""

@@ -31,6 +31,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from lockstep.events import KEPT_BY_LANE
 from lockstep.launch.traceback_lines import is_users
 from lockstep.script.call_site import Site, look_into
 from lockstep.script.goes_on import attributes_that_go_on, outer_names_that_go_on
@@ -137,7 +138,7 @@ def notes_on(state: LaneState, is_step: bool, num_lanes: int, has_peers: bool) -
         own = state.kept(by_models=True)
         if own:
             yield (
-                f"a lane keeps something for the next one, by {_listed(own)}: it moves once for each lane of this "
+                f"{KEPT_BY_LANE}, by {_listed(own)}: it moves once for each lane of this "
                 "worker, not once for each batch. If the loss depends on it, another number of workers gives other "
                 "bits. Change it after the loop over lanes, compute it from run.step, or keep it for each lane in "
                 "run.carried."
@@ -158,7 +159,7 @@ def notes_on(state: LaneState, is_step: bool, num_lanes: int, has_peers: bool) -
     others = state.kept(by_models=False) if has_peers else []
     if others:
         yield (
-            f"a lane keeps something for the next one, by {_listed(others)}: a worker computes its own lanes only, so "
+            f"{KEPT_BY_LANE}, by {_listed(others)}: a worker computes its own lanes only, so "
             "another number of workers gives another value. run.total adds up what all lanes hold, run.gather has the "
             "values of all, run.carried keeps something for each lane; what counts batches goes after the loop."
         )

@@ -30,6 +30,7 @@ class DifferenceCause(StrEnum):
     RANDOM = "random numbers"
     BUFFER = "a buffer"
     RANK = "code that depends on the rank"
+    KEPT = "something that a lane keeps for the next one"
     CARRIED = "state that a script carries for its samples by hand"
     UNTRACKED = "state that the run does not know"
     COUNT = "a count of the script's own"
@@ -161,6 +162,9 @@ def _judge_gradient(case: Case, story: str, only_rounding: bool) -> LikelyCause:
     if only_rounding and not case.reproducible:
         why = "so some operator adds in an order that varies."
         return LikelyCause(DifferenceCause.OPERATOR, f"{story}. {case.again}, {why}")
+    kept = case.difference.left.run.kept or case.difference.right.run.kept
+    if kept and not only_rounding and case.reproducible:
+        return LikelyCause(DifferenceCause.KEPT, f"{story}. {case.again}, and a note says: {kept[0]}")
     return case.by_worker_or_chance(
         story,
         ", so it depends on the worker: look in the forward pass and the loss for run.rank, run.size, or a value of "

@@ -53,7 +53,8 @@ class WorkerTrace:
 class RunTrace:
     """One run: its workers, its lanes by (step, lane), and torch's warnings of nondeterministic operators.
 
-    `norms` has the size of each parameter's gradient, over all lanes, by step; `compiled` what torch.compile was given.
+    `norms` has the size of each parameter's gradient, over all lanes, by step; `compiled` what torch.compile was given;
+    `kept` the notes on what lanes keep for the next lane.
     """
 
     label: str
@@ -62,6 +63,7 @@ class RunTrace:
     warnings: tuple[str, ...] = ()
     norms: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     compiled: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -126,6 +128,7 @@ def _run(label: str, entries: list[list[Entry]], workers: list[WorkerTrace]) -> 
         warnings=tuple(dict.fromkeys(e["text"] for e in everything if e["kind"] == "nondeterministic")),
         norms={e["step"]: e["norms"] for e in everything if e["kind"] == "step"},
         compiled=tuple(dict.fromkeys(e["text"] for e in everything if e["kind"] == "compiled")),
+        kept=tuple(dict.fromkeys(e["text"] for e in everything if e["kind"] == "kept")),
     )
 
 

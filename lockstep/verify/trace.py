@@ -1,7 +1,7 @@
 """Writes what a worker computed, step by step and lane by lane, as digests (see evidence.py); and its final state.
 
 A JSON object per line; `kind` is "start", "state" (after `step` updates), "lane", "step" (the gradient of all lanes),
-"nondeterministic", "compiled" (a graph), "end".
+"nondeterministic", "compiled" (a graph), "kept" (what a lane keeps for the next), "end".
 """
 
 import json
@@ -16,6 +16,7 @@ import torch
 
 from lockstep.chance import Generators
 from lockstep.events import (
+    KEPT_BY_LANE,
     Closed,
     Copied,
     Event,
@@ -24,6 +25,7 @@ from lockstep.events import (
     LaneBegan,
     LaneEnded,
     LaneGradients,
+    Note,
     Started,
     StepBegan,
     StepCommitted,
@@ -57,6 +59,7 @@ READ = (
     LaneBegan,
     LaneGradients,
     LaneEnded,
+    Note,
 )
 """The events that a trace reads."""
 
@@ -94,6 +97,8 @@ class Trace:
                 self._generation = event.generation
             case GraphCompiled(text):
                 self._write(kind="compiled", text=text)
+            case Note(text) if text.startswith(KEPT_BY_LANE):
+                self._write(kind="kept", text=text)
             case Copied(slot):
                 self._file.close()
                 self._rank = slot

@@ -82,6 +82,16 @@ def test_a_gradient_is_judged_by_size_by_a_second_run_and_by_warnings(
     )
 
 
+def test_what_a_lane_keeps_for_the_next_one_is_named_if_the_bits_come_again() -> None:
+    right = replace(with_lane(TWO, 1, 3, gradients=gradients(5.0)), kept=("a lane keeps n",))
+    said = verdict(ONE, right, again=ONE)
+    assert said.cause is DifferenceCause.KEPT
+    assert "A second run with 1 worker gave the same bits again, and a note says: a lane keeps n" in said.explanation
+    assert verdict(ONE, right, again=with_state(ONE, 1, "bias")).cause is DifferenceCause.RANDOM
+    near = replace(with_lane(TWO, 1, 3, gradients=gradients(1.0 + 1e-6)), kept=("a lane keeps n",))
+    assert verdict(ONE, near, again=ONE).cause is DifferenceCause.RANK
+
+
 @pytest.mark.parametrize("reproducible", [True, False])
 def test_a_gradient_that_differs_by_rounding_in_a_compiled_model_is_the_compilers(reproducible: bool) -> None:
     right = replace(with_lane(TWO, 1, 3, gradients=gradients(1.0 + 1e-6)), compiled=("7 operators · dynamic shapes",))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lockstep.events import (
+    KEPT_BY_LANE,
     Closed,
     Copied,
     GenerationFormed,
@@ -16,6 +17,7 @@ from lockstep.events import (
     LaneBegan,
     LaneEnded,
     LaneGradients,
+    Note,
     Started,
     StepBegan,
     StepCommitted,
@@ -94,6 +96,12 @@ def test_torchs_warning_of_a_nondeterministic_operator_is_kept_once_and_still_sh
     monkeypatch.setattr(warnings, "showwarning", lambda *warning: shown.append(warning))
     assert traced(tmp_path, *step(warn_twice)).warnings == ("put_ is not deterministic",)
     assert len(shown) == 2
+
+
+def test_a_note_on_what_a_lane_keeps_is_in_the_trace_and_others_are_not(tmp_path: Path) -> None:
+    kept = f"{KEPT_BY_LANE}, by `n += 1`"
+    run = traced(tmp_path, *step(Note(kept), Note("BatchNorm sees 4 samples"), Note(kept)))
+    assert run.kept == (kept,)
 
 
 def test_what_was_compiled_is_kept_once(tmp_path: Path) -> None:
