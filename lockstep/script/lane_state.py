@@ -209,7 +209,7 @@ def _mark(value: Any, only_whole: bool = False) -> Any:
 
 def _buffer_marks(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Kernels of torch's layers write statistics without a sign, and count the batches by an ordinary addition."""
-    for name, buffer in module._buffers.items():
+    for name, buffer in vars(module).get("_buffers", {}).items():  # one that was not made to its end has none
         if buffer is not None and not buffer.is_inference():
             yield name, (id(buffer), buffer._version)
 

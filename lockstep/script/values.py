@@ -176,6 +176,8 @@ def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
         if _can_be_read(value):
             yield value
     elif isinstance(value, torch.nn.Module):
+        if "_parameters" not in vars(value):  # it was not made to its end
+            return
         inside = (one for module in value.modules() for one in _carried_attributes(module).values())
         tensors = (one for one in inside if isinstance(one, torch.Tensor))
         yield from filter(_can_be_read, chain(value.parameters(), value.buffers(), tensors))

@@ -108,6 +108,12 @@ def test_a_counter_of_its_class_is_noted_too(kind: type[nn.Linear]) -> None:
     assert "calls += 1` (line" in note
 
 
+def test_a_module_that_was_not_made_to_its_end_does_no_harm() -> None:
+    half = Annealed.__new__(Annealed)
+    assert notes(1, lambda run: train(run, nn.Linear(3, 2))) == []
+    assert isinstance(half, nn.Module)
+
+
 def test_what_is_only_looked_at_is_not_noted() -> None:
     assert notes(2, lambda run: train(run, Remembers(3, 2))) == []
 
