@@ -61,6 +61,7 @@ from lockstep.world import World
 NCCL_LEFT_TO_US = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
 }
 """See Note [When NCCL waits for ever] in wire/cuda/nccl.py."""

@@ -78,4 +78,5 @@ def test_a_worker_lost_on_this_host_or_on_another_costs_nothing(outcome: Outcome
     got = outcome(killed)
     assert got["codes"] == [-9 if rank == lost else 0 for rank in range(3)], "the fault never fired"
     assert got["workers"] == 2
+    assert "waiting for other workers" not in got["said"], got["said"]
     assert [got[what] for what in ("digest", "losses")] == [outcome(ALONE)[what] for what in ("digest", "losses")]

@@ -7,8 +7,10 @@
 # aborted: all that waits in its stream ends. An abort first frees the kernels, and then closes connections, for which
 # it may wait if a peer is stopped: so it has a thread of its own, which is waited for a moment, and no longer. That
 # thread lets go of the group too, which waits for torch's watchdog: and this one, if NCCL has told it of the loss
-# first, would sleep for a minute to let all workers write down what they did (TORCH_NCCL_DUMP_ON_TIMEOUT), and another
-# thread of torch's end the process after that (TORCH_NCCL_ENABLE_MONITORING). Both are off.
+# first, would sleep for a minute to let all workers write down what they did, and another thread of torch's end the
+# process after that. So nothing is written down (TORCH_NCCL_DUMP_ON_TIMEOUT), the time for it is none
+# (TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC; the watchdog takes it in any case), and the other thread ends nothing
+# (TORCH_NCCL_ENABLE_MONITORING).
 
 # Note [A communicator is made on a thread]
 # NCCL makes a communicator in a call that returns when all workers have come, and nothing ends it: not an abort, since
@@ -100,10 +102,11 @@ class NcclGroup:
             is_made = self._connected
         self._settled.set()
         if group is not None and is_made:
-            held, aborted = [group], threading.Event()
+            held = [group]
             del group
-            threading.Thread(target=_abort, args=(held, aborted), name="lockstep-nccl-abort", daemon=True).start()
-            aborted.wait(ABORT_S)
+            aborting = threading.Thread(target=_let_go, args=(held,), name="lockstep-nccl-abort", daemon=True)
+            aborting.start()
+            aborting.join(ABORT_S)
 
     def _make(self, group: Any) -> None:
         """The first collective makes the communicator. It must not begin before all have a part in the wire."""
@@ -146,13 +149,9 @@ class NcclGroup:
         return PeerGone(suspect, f"NCCL failed: {str(error).splitlines()[0]}")
 
 
-def _abort(held: list[Any], aborted: threading.Event) -> None:
+def _let_go(held: list[Any]) -> None:
     """Aborts the one group that is held, and lets go of it. See Note [When NCCL waits for ever]."""
-    group = held.pop()
-    try:
-        group.abort()
-    finally:
-        aborted.set()
+    held.pop().abort()
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
