@@ -1,4 +1,8 @@
-"""Which of Hugging Face's `TrainingArguments` work under lockstep. Each is listed: a new one is refused until it is."""
+"""Which of Hugging Face's `TrainingArguments` work under lockstep. Each is listed.
+
+One that is not is new: it is taken as long as it is not asked for (its default, nothing, or `False` where the default
+says nothing), and else refused.
+"""
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -66,7 +70,7 @@ def check_arguments(args: Any) -> None:
     for field in fields(args):
         value = getattr(args, field.name)
         value = getattr(value, "value", value)  # of an enumeration
-        is_off = value is False and field.default is None and field.name not in REFUSED
+        is_off = value is False and field.default is None and field.name not in REFUSED  # a new one, filled in
         if field.name not in WORK and not is_off and not _is_unused(value, field.default):
             advice = REFUSED.get(field.name, "this version of lockstep does not know it")
             raise BadArgument(f"TrainingArguments({field.name}={value!r}) cannot be used under lockstep: {advice}")
