@@ -286,12 +286,15 @@ class StepLoop:
             if number.depends is not None:
                 self._guard.refuse(f"{number} {COUNT_BY_STEP}")
             self._guard.note(f"{number} Nothing that trains seems to depend on it. {COUNT_BY_STEP}")
-        for value in self.places.restarted_values():
+        at_start = batch.position is not None and batch.position.step == 0
+        for attribute in self.places.renewed_attributes(at_start):
+            if attribute.goes_on:
+                self._guard.refuse(f"{attribute}")
+            self._guard.note(f"{attribute}")
+        for value in self.places.restarted_values(at_start):
             if value.depends is not None:
                 self._guard.refuse(f"{value} {KEEP_IN_STATE}")
             self._guard.note(f"{value} {KEEP_TENSORS if value.is_of_tensors else KEEP_IN_STATE}")
-        for attribute in self.places.renewed_attributes():
-            self._guard.note(f"{attribute}")
         anew = self.places.wrapped(batch)
         if anew is not None:
             self._guard.refuse(_begins_anew(anew, batch, self.step))

@@ -10,11 +10,18 @@ After a resume, or on a newcomer, the script starts from its top. What of it may
 - `counters`        whole numbers that count steps, batches or passes
 - `values`          other plain values, and untracked tensors
 - `attributes`      numbers in the attributes of models and optimizers, which are put back
-- `dependence`      whether the training depends on such a variable, read from the source
 - `rhythm`          the order of loops and updates
+- `unsaved`         iterators and schedulers that start again
+
+Lanes are computed by any worker. What their code may not do, or is told about:
+
 - `body`            what the body of a loop over `run.steps` may not do
 - `lane_sums`       what a loop over `run.lanes` adds up that nobody totals
 - `lane_state`      what the code of a lane keeps for the next lane
-- `goes_on`         statements that go on from what they have left, read from the source
-- `unsaved`         iterators and schedulers that start again
+
+What both read from the source:
+
+- `dependence`      whether the training depends on a variable
+- `goes_on`         statements that go on from what they have left
+- `owners`          whose code an object runs, and from which of its attributes that code goes on
 """

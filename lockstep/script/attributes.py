@@ -6,7 +6,9 @@
 # ones, and nothing would show it: a worker that joins would compute its lanes with them, and so would a run that is
 # resumed. So a snapshot has the numbers that have changed since training began, and they are put back when it is
 # loaded. Only then: a script that computes a number anew in every turn is not disturbed. One that has its first value
-# again when training goes on was set below `run.replicate`: a note names it.
+# again when training goes on was set since, below `run.replicate` or at the top of an epoch. If the script's code goes
+# on from it (`self.tau *= 0.9`), that is wrong, and it is refused; but at the start of a pass over a loader, what the
+# source sets before each pass is as it should be. What no code goes on from may be computed: a note names it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lockstep.script.owners import carried_attributes, is_torchs
 from lockstep.state.models import Models
 from lockstep.state.snapshot import Json, pack, unpack
 
@@ -30,11 +33,13 @@ class Renewed:
     name: str
     value: Number
     before: Number
+    goes_on: bool
+    """Whether the script's code goes on from it: then it is not computed anew."""
 
     def __str__(self) -> str:
         return (
-            f"{self.name} is {self.value} and was {self.before} when the snapshot was taken: the script sets it anew, "
-            "below run.replicate. Set it above, compute it from run.step, or register it as a buffer."
+            f"{self.name} is {self.value} and was {self.before} when the snapshot was taken: it was put back, and the "
+            "script has set it anew. Compute it from run.step, or set it above run.replicate only."
         )
 
 
@@ -48,15 +53,18 @@ class ModelAttributes:
         self._loaded: dict[str, tuple[Number, Number]] = {}
         """The first number and that of the snapshot, until training goes on."""
 
-    def begin(self) -> list[Renewed]:
-        """Training is about to begin, or to go on. Returns what has its first value again."""
+    def begin(self, *, at_start: bool) -> list[Renewed]:
+        """Training is about to begin, or to go on, at the start of a pass or within one. Returns what has its first
+        value again and should not."""
         loaded, self._loaded = self._loaded, {}
         if self._first is not None and not loaded:
             return []
         now = self._now()
         self._first = now | {name: first for name, (first, _) in loaded.items()} if self._first is None else self._first
-        pairs = [(name, first, before) for name, (first, before) in loaded.items() if name in now]
-        return [Renewed(name, first, before) for name, first, before in pairs if _same(now[name], first)]
+        renewed = {name: pair for name, pair in loaded.items() if name in now and _same(now[name], pair[0])}
+        carried = self._carried(over_passes=at_start) if renewed else set()
+        meant = self._carried(over_passes=False) - carried if renewed else set()
+        return [Renewed(name, *pair, name in carried) for name, pair in renewed.items() if name not in meant]
 
     def changed(self) -> Json:
         """The part of a snapshot: the first number and that of now, by name."""
@@ -75,6 +83,10 @@ class ModelAttributes:
     def _now(self) -> dict[str, Number]:
         return {name: getattr(holder, key) for name, holder, key in self._places()}
 
+    def _carried(self, *, over_passes: bool) -> set[str]:
+        places = self._places()
+        return {name for name, holder, key in places if key in carried_attributes(holder, over_passes=over_passes)}
+
     def _places(self) -> Iterator[tuple[str, Any, str]]:
         """Every number in an attribute: its name, who holds it, and the attribute."""
         for label, model in self._models.modules.items():
@@ -82,14 +94,14 @@ class ModelAttributes:
                 holder = f"{label}.{path}".replace("_orig_mod.", "").removesuffix("._orig_mod").rstrip(".")
                 yield from ((f"{holder}.{key}", module, key) for key in _numbers(module, _attributes_of_module()))
         for label, optimizer in self._models.optimizers.items():
-            if not _is_torchs(optimizer):
+            if not is_torchs(optimizer):
                 yield from (
                     (f"{label}.{key}", optimizer, key) for key in _numbers(optimizer, _attributes_of_optimizer())
                 )
 
 
 def _numbers(holder: Any, of_torch: frozenset[str]) -> list[str]:
-    is_hidden = _is_torchs(holder)
+    is_hidden = is_torchs(holder)
     return [
         key
         for key, value in vars(holder).items()
@@ -99,10 +111,6 @@ def _numbers(holder: Any, of_torch: frozenset[str]) -> list[str]:
 
 def _same(one: Number, other: Number) -> bool:
     return repr(one) == repr(other)
-
-
-def _is_torchs(holder: Any) -> bool:
-    return type(holder).__module__.split(".")[0] in ("torch", "lockstep")
 
 
 @cache

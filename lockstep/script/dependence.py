@@ -24,7 +24,7 @@ TRAINS = frozenset(
 _BARS = ("bar", "tqdm", "prog")
 _OPTIMIZER = re.compile(r"optim|sched|(^|_)opt(_|\d|$)")
 _RATES = frozenset({"lr", "weight_decay", "momentum", "betas", "alpha", "eps"})
-_LOOPS = (ast.For, ast.While)
+LOOPS = (ast.For, ast.While)
 _TESTED = (ast.If, ast.While, ast.IfExp)
 _ASSIGNS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
 _DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -63,10 +63,12 @@ class Function:
         """Functions, and modules of torch's kind, that read the variable where it stands: outside of them."""
         around = self.file if "." in name and self.file is not None else self.node
         found: dict[str, ast.FunctionDef | ast.ClassDef] = {}
-        definitions = [node for node in ast.walk(around) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        methods = {id(one) for node in ast.walk(around) if isinstance(node, ast.ClassDef) for one in node.body}
+        nodes = [node for node in ast.walk(around) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        definitions = [node for node in nodes if node is not self.node and id(node) not in methods]
         while True:
             names = {name, *found}
-            new = {one.name: one for one in definitions if one is not self.node and _reads(one, names)}
+            new = {one.name: one for one in definitions if _reads(one, names)}
             if new.keys() <= found.keys():
                 return list(found.values())
             found |= new
@@ -88,19 +90,22 @@ class Function:
         return next(iter(behind), None)
 
     def _loops(self) -> list[ast.For | ast.While]:
-        return [node for node in ast.walk(self.node) if isinstance(node, _LOOPS)]
+        return [node for node in ast.walk(self.node) if isinstance(node, LOOPS)]
 
     def is_reset(self, name: str) -> bool:
         """Whether a loop sets the name to its first value again: as its own variable, or inside of it."""
         inside = (node for loop in self._loops() for node in ast.walk(loop))
         return self.is_loop_variable(name) or any(_sets_constant(node, name) for node in inside)
 
-    def is_carried(self, name: str) -> bool:
+    def is_carried(self, name: str, *, over_passes: bool = False) -> bool:
         """Whether a turn of a loop may read what an earlier one left in the name: no loop that sets it does so first.
 
-        What no loop sets by its name, but has changed, was changed inside: it is carried too.
+        With `over_passes`, a turn of the loops around a pass over a loader, where there are such. What no loop sets by
+        its name, but has changed, was changed inside: it is carried too.
         """
         loops = [loop for loop in self._loops() if _sets(loop, name)]
+        if over_passes:
+            loops = [one for one in loops if any(other is not one and other in ast.walk(one) for other in loops)]
         return not loops or any(not _is_target(loop, name) and _is_read_first(loop.body, name) for loop in loops)
 
     def is_loop_variable(self, name: str) -> bool:
@@ -128,7 +133,7 @@ def _repeated(root: ast.AST) -> list[ast.AST]:
     """What is done more than once: loops, and functions without any, except those that make an object."""
     if isinstance(root, ast.ClassDef):
         return [part for method in root.body for part in _repeated(method) if getattr(method, "name", "") != "__init__"]
-    loops: list[ast.AST] = [node for node in ast.walk(root) if isinstance(node, _LOOPS)]
+    loops: list[ast.AST] = [node for node in ast.walk(root) if isinstance(node, LOOPS)]
     return loops or ([] if isinstance(root, ast.Module) else [root])
 
 
@@ -149,10 +154,16 @@ def _reads(definition: ast.FunctionDef | ast.ClassDef, names: set[str]) -> bool:
         is_module = any("Module" in ast.unparse(base) for base in definition.bases)
         methods = [one for one in definition.body if isinstance(one, ast.FunctionDef) and one.name != "__init__"]
         return is_module and any(_reads(method, names) for method in methods)
-    own = {node.arg for node in ast.walk(definition.args) if isinstance(node, ast.arg)}
-    own |= {n.id for n in ast.walk(definition) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    own = own_names(definition)
     free = {name for name in names if name.split(".")[0] not in own}
     return any(_mentions(statement, free) for statement in definition.body)
+
+
+def own_names(function: ast.AST) -> set[str]:
+    """The arguments of a function and what it sets, those of functions inside of it too."""
+    nodes = list(ast.walk(function))
+    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return stored | {node.arg for node in nodes if isinstance(node, ast.arg)}
 
 
 def _assigned_by(node: ast.AST, tainted: set[str]) -> list[str]:

@@ -8,23 +8,26 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from lockstep.script.body import own_statements
-from lockstep.script.dependence import parsed
+from lockstep.script.dependence import LOOPS, own_names, parsed
 
 GROWS = frozenset({"append", "extend", "add"})
-LANES = frozenset({"lanes", "steps"})
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_NO_STEP = frozenset({"copy_", "zero_", "fill_", "detach_", "requires_grad_", "cpu_", "resize_", "set_", "__init__"})
+_LANES = frozenset({"lanes", "steps"})
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_NO_STEP = frozenset({"copy_", "zero_", "fill_", "detach_", "requires_grad_", "resize_", "set_"})
 """Methods of tensors whose result does not go on from the tensor's value."""
 
 
 @lru_cache(maxsize=32)
-def attributes_that_go_on(path: str) -> Mapping[str, str]:
-    """Attributes, of whatever object, from which the file's code goes on; each with the statement in words."""
+def attributes_that_go_on(path: str, *, over_passes: bool = False) -> Mapping[str, str]:
+    """Attributes, of whatever object, from which the file's code goes on; each with the statement in words.
+
+    With `over_passes`, those that no pass over a loader begins anew.
+    """
     tree = parsed(path)
     found: dict[str, str] = {}
     for function in (*_functions(tree), *([] if tree is None else [tree])):
         for statement, target in _statements(function.body):
-            if isinstance(target, ast.Attribute) and not _is_set_before(function, statement, target):
+            if isinstance(target, ast.Attribute) and not _is_set_before(function, statement, target, over_passes):
                 found.setdefault(target.attr, in_words(statement))
     return found
 
@@ -35,7 +38,7 @@ def outer_names_that_go_on(path: str) -> Mapping[str, str]:
     tree = parsed(path)
     found: dict[str, str] = {}
     for function in _functions(tree):
-        outer, own = _declared_outside(function), _own_names(function)
+        outer, own = _declared_outside(function), own_names(function)
         for statement, target in _statements(function.body):
             if isinstance(target, ast.Name) and (target.id in outer or target.id not in own):
                 found.setdefault(target.id, in_words(statement))
@@ -45,9 +48,9 @@ def outer_names_that_go_on(path: str) -> Mapping[str, str]:
 def gone_on_from(node: ast.AST) -> ast.expr | None:
     """What the statement goes on from: of `totals["right"] += 1` it is `totals`."""
     if isinstance(node, ast.AugAssign):
-        return _bare(node.target)
+        return bare(node.target)
     if isinstance(node, ast.Assign) and len(node.targets) == 1:
-        target = _bare(node.targets[0])
+        target = bare(node.targets[0])
         is_read = isinstance(target, ast.Name | ast.Attribute) and _is_read(target, node.value)
         return target if is_read else None
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
@@ -61,26 +64,32 @@ def called(node: ast.AST) -> set[str]:
     return {method.attr for method in calls if isinstance(method, ast.Attribute)}
 
 
+def lane_loops(function: ast.AST) -> list[ast.For]:
+    """The loops over `run.lanes` and `run.steps` in it."""
+    return [node for node in ast.walk(function) if isinstance(node, ast.For) and _LANES & called(node.iter)]
+
+
+def bare(node: ast.expr) -> ast.expr:
+    """Of `totals["right"]` what stands in front."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node
+
+
 def in_words(statement: ast.stmt) -> str:
     return f"`{ast.unparse(statement):.100}` (line {statement.lineno})"
 
 
 def _changed_in_place(call: ast.Call) -> ast.expr | None:
     """What a call of methods like `append` and `mul_` changes: of `self.mean.mul_(0.9).add_(x)` it is `self.mean`."""
-    methods, inner = [], call
-    while isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute):
-        methods.append(inner.func.attr)
-        owner, inner = inner.func.value, inner.func.value  # type: ignore[assignment]
-    if not methods or not isinstance(_bare(owner), ast.Name | ast.Attribute):
-        return None
-    steps = [method for method in methods if method.endswith("_") and method not in _NO_STEP]
-    return _bare(owner) if steps or (methods[0] in GROWS and call.args) else None
-
-
-def _bare(node: ast.expr) -> ast.expr:
-    while isinstance(node, ast.Subscript):
-        node = node.value
-    return node
+    methods: list[str] = []
+    owner: ast.expr = call
+    while isinstance(owner, ast.Call) and isinstance(owner.func, ast.Attribute):
+        methods.append(owner.func.attr)
+        owner = owner.func.value
+    steps = [one for one in methods if one.endswith("_") and not one.endswith("__") and one not in _NO_STEP]
+    is_changed = bool(steps) or (bool(call.args) and methods[:1] != [] and methods[0] in GROWS)
+    return bare(owner) if is_changed and isinstance(bare(owner), ast.Name | ast.Attribute) else None
 
 
 def _is_read(target: ast.Name | ast.Attribute, value: ast.expr) -> bool:
@@ -91,7 +100,7 @@ def _is_read(target: ast.Name | ast.Attribute, value: ast.expr) -> bool:
 
 def _functions(tree: ast.Module | None) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     nodes = () if tree is None else ast.walk(tree)
-    return (node for node in nodes if isinstance(node, _FUNCTIONS) and node.name != "__init__")
+    return (node for node in nodes if isinstance(node, FUNCTIONS) and node.name != "__init__")
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.expr]]:
@@ -102,11 +111,14 @@ def _statements(body: list[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.expr]]:
             yield node, target
 
 
-def _is_set_before(function: ast.AST, statement: ast.stmt, target: ast.Attribute) -> bool:
-    """In a loop over lanes, it would have to be in its body."""
+def _is_set_before(function: ast.AST, statement: ast.stmt, target: ast.Attribute, over_passes: bool) -> bool:
+    """In a loop over lanes, or over batches, it would have to be in its body; `over_passes`, around those."""
     written = ast.unparse(target)
-    loops = [node for node in ast.walk(function) if isinstance(node, ast.For) and LANES & called(node.iter)]
-    within = next((loop for loop in reversed(loops) if statement in ast.walk(loop)), function)
+    loops = [node for node in ast.walk(function) if isinstance(node, LOOPS) and lane_loops(node)]
+    around = [loop for loop in reversed(loops) if statement in ast.walk(loop)]
+    if over_passes:
+        around = [loop for loop in around if not _is_over_lanes(loop)][1:]
+    within = around[0] if around else function
     return any(
         isinstance(node, ast.Assign)
         and node.lineno < statement.lineno
@@ -116,15 +128,10 @@ def _is_set_before(function: ast.AST, statement: ast.stmt, target: ast.Attribute
     )
 
 
+def _is_over_lanes(loop: ast.For | ast.While) -> bool:
+    return isinstance(loop, ast.For) and "lanes" in called(loop.iter)
+
+
 def _declared_outside(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     nodes = own_statements(function.body)
     return {name for node in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
-
-
-def _own_names(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
-    """Its arguments, and what it sets."""
-    arguments = [node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)]
-    nodes = own_statements(function.body)
-    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}.union(
-        arguments
-    )

@@ -21,6 +21,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from types import FrameType, ModuleType
 from typing import Any
@@ -36,6 +37,7 @@ from lockstep.launch.traceback_lines import is_users
 from lockstep.script.call_site import Site, look_into
 from lockstep.script.goes_on import attributes_that_go_on, outer_names_that_go_on
 from lockstep.script.lane_sums import changed_by_lanes, sums_at, totalled_names
+from lockstep.script.owners import file_of, is_torchs
 
 _MANY = (list, tuple, dict, set, deque)
 _MOST_ITEMS, _MOST_NAMED = 100, 3
@@ -73,12 +75,10 @@ class LaneState:
 
         Of what others keep, sums that the loop shows, and what is totalled, are left out.
         """
-        path = self._site.path
-        sums, totalled = {one.name for one in sums_at(path, self._site.line)}, totalled_names(path)
-        now = self._look()
-        changed = [place for place, mark in self._marks.items() if place in now and now[place] != mark]
-        wanted = [place for place in changed if (place.owner in self._replicated) == by_models]
+        wanted = [place for place in self._changed if (place.owner in self._replicated) == by_models]
         if not by_models:
+            path = self._site.path
+            sums, totalled = {one.name for one in sums_at(path, self._site.line)}, totalled_names(path)
             wanted = [one for one in wanted if not {one.holder, one.name} & sums and one.name not in totalled]
         return list(dict.fromkeys(filter(None, map(self._statement, wanted))))
 
@@ -86,11 +86,16 @@ class LaneState:
         """Buffers that the lane has written. See Note [Buffers that are no averages]."""
         found = []
         for module, before in zip(self._modules, self._buffers, strict=True):
-            is_average = of_models and (_is_torchs(module) or isinstance(module, _NormBase))
+            is_average = of_models and (is_torchs(module) or isinstance(module, _NormBase))
             if (id(module) in self._replicated) == of_models and not is_average:
                 now = dict(_buffer_marks(module))
                 found += [f"{name} of {type(module).__name__}" for name in before if before[name] != now.get(name)]
         return list(dict.fromkeys(found))
+
+    @cached_property
+    def _changed(self) -> list[KeptPlace]:
+        now = self._look()
+        return [place for place, mark in self._marks.items() if place in now and now[place] != mark]
 
     def _statement(self, place: KeptPlace) -> str | None:
         """The statement that goes on from it, in words; None if no source shows one."""
@@ -123,8 +128,8 @@ class LaneState:
 
     def _attributes(self, one: Any) -> list[tuple[str, Mapping[str, Any]]]:
         """Those of an object of the script, and of its class; of another package's, those of a module of its own."""
-        file = _file_of(type(one))
-        if file is None or isinstance(one, _ELSEWHERE) or _is_torchs(one):
+        file = file_of(type(one))
+        if file is None or isinstance(one, _ELSEWHERE) or is_torchs(one):
             return []
         own = (file, getattr(one, "__dict__", {}))
         if is_users(file):
@@ -212,12 +217,3 @@ def _buffer_marks(module: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, buffer in vars(module).get("_buffers", {}).items():  # one that was not made to its end has none
         if buffer is not None and not buffer.is_inference():
             yield name, (id(buffer), buffer._version)
-
-
-def _file_of(kind: type) -> str | None:
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return file if isinstance(file, str) else None
-
-
-def _is_torchs(thing: Any) -> bool:
-    return type(thing).__module__.split(".")[0] == "torch"

@@ -19,11 +19,10 @@ from functools import lru_cache
 
 from lockstep.script.body import names_in, own_statements
 from lockstep.script.dependence import computed_from, parsed
-from lockstep.script.goes_on import GROWS, LANES, called, in_words
+from lockstep.script.goes_on import FUNCTIONS, GROWS, bare, called, in_words, lane_loops
 
 _TOTALS = frozenset({"total", "all_reduce", "reduce", "all_gather", "gather", "gather_for_metrics"})
 _RESULTS = frozenset({"avg", "mean", "sum", "count", "value", "compute", "result", "average", "global_avg", "median"})
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def sums_at(path: str, line: int) -> Iterator[LaneSum]:
     if tree is None:
         return
     function = _function_at(tree, line)
-    for loop in (node for node in _loops(function) if _stands_at(node, line)):
+    for loop in (node for node in lane_loops(function) if _stands_at(node, line)):
         for statement, name in _sums(loop):
             if _is_read_outside(function, loop, statement, name):
                 is_list = isinstance(statement, ast.Expr) and bool(called(statement) & GROWS)
@@ -68,7 +67,7 @@ def sums_at(path: str, line: int) -> Iterator[LaneSum]:
 def changed_by_lanes(path: str, line: int) -> dict[str, str]:
     """Variables from which the body of the loop at this line goes on, read after it or not; each with its statement."""
     tree = parsed(path)
-    loops = [] if tree is None else [loop for loop in _loops(_function_at(tree, line)) if _stands_at(loop, line)]
+    loops = [] if tree is None else [loop for loop in lane_loops(_function_at(tree, line)) if _stands_at(loop, line)]
     return {name: in_words(statement) for loop in loops for statement, name in _sums(loop)}
 
 
@@ -84,16 +83,12 @@ def totalled_names(path: str) -> frozenset[str]:
 
 def _function_at(tree: ast.Module, line: int) -> ast.AST:
     """The innermost function around a line; the module where there is none."""
-    around = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS) and _spans(node, line)]
+    around = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS) and _spans(node, line)]
     return max(around, key=lambda node: node.lineno) if around else tree
 
 
 def _spans(node: ast.stmt, line: int) -> bool:
     return node.lineno <= line <= (node.end_lineno or node.lineno)
-
-
-def _loops(function: ast.AST) -> list[ast.For]:
-    return [node for node in ast.walk(function) if isinstance(node, ast.For) and LANES & called(node.iter)]
 
 
 def _stands_at(loop: ast.For, line: int) -> bool:
@@ -138,8 +133,7 @@ def _adds(value: ast.expr) -> bool:
 
 def _name(node: ast.expr) -> str | None:
     """A variable; of `totals["right"]` the one in front."""
-    while isinstance(node, ast.Subscript):
-        node = node.value
+    node = bare(node)
     return node.id if isinstance(node, ast.Name) else None
 
 

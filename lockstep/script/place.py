@@ -10,6 +10,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import FrameType
 from typing import Any
 
 import torch
@@ -199,17 +200,20 @@ class Places:
         expected, self._expected = self._expected, []
         return out_of_step(expected, loop.numbers, at) if expected else []
 
-    def restarted_values(self) -> list[Changed]:
+    def restarted_values(self, at_start: bool) -> list[Changed]:
         """The values of the script that start again after a resume. See Note [Values of the script] in values.py."""
         if self._first_values is not None and not self._saved_values:
             return []
-        now, saved = values(calling_frame()), self._saved_values
+        now, saved = self._values(calling_frame()), self._saved_values
         self._first_values, self._saved_values = self._first_values or now, []
-        return restarted_values(saved, now)
+        return restarted_values(saved, now, at_start=at_start)
 
-    def renewed_attributes(self) -> list[Renewed]:
+    def _values(self, frame: FrameType) -> Values:
+        return values(frame, self._models.modules.values())
+
+    def renewed_attributes(self, at_start: bool) -> list[Renewed]:
         """Those of models and optimizers that start again after a resume, although they were put back."""
-        return self._attributes.begin()
+        return self._attributes.begin(at_start=at_start)
 
     def wrapped(self, batch: GlobalBatch) -> str | None:
         """What starts again around a pass that goes on in its middle. See Note [Iterators that start again]."""
@@ -260,7 +264,7 @@ class Places:
             "owners": dict(self.streams.owners),
             "rhythm": list(self.rhythm.history),
             "numbers": [number.to_json() for number in self._counters.learned(whole_numbers(frame))],
-            "values": [] if self._first_values is None else changed_since(self._first_values, values(frame)),
+            "values": [] if self._first_values is None else changed_since(self._first_values, self._values(frame)),
             "attributes": self._attributes.changed(),
         }
 

@@ -14,17 +14,18 @@
 """
 
 import hashlib
-import sys
 from argparse import Namespace
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from numbers import Number
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -32,7 +33,7 @@ from lockstep.data.contents import contents
 from lockstep.launch.traceback_lines import is_users
 from lockstep.script.call_site import Site, look_into
 from lockstep.script.dependence import Dependence, function_at
-from lockstep.script.goes_on import attributes_that_go_on
+from lockstep.script.owners import carried_attributes, is_of_script
 
 Values = Mapping[tuple[str, str], Mapping[str, str]]
 """Values as text by their names, for each function, or class of attributes: `(path, function)`."""
@@ -44,7 +45,7 @@ _TENSORS = "tensors in "
 _SAMPLED = 32
 """How many elements of a tensor are read."""
 
-_ELSEWHERE = (torch.nn.Module, Optimizer, Dataset, Sampler, DataLoader)
+_ELSEWHERE = (nn.Module, Optimizer, Dataset, Sampler, DataLoader)
 """Types whose state is saved in other ways."""
 _MANY = (list, tuple, deque, set, frozenset, dict)
 
@@ -74,9 +75,14 @@ class Changed:
         return words if self.depends is None else f"{words} It {self.depends.how} ({self.file}:{self.depends.line})."
 
 
-def values(frame: FrameType) -> Values:
-    """The plain values in the variables of the script's own calls, and in the attributes of their `self`."""
-    return look_into(frame, _plain_ones)
+def values(frame: FrameType, models: Iterable[nn.Module] = ()) -> Values:
+    """The plain values in the variables of the script's own calls, and in the attributes of their `self`.
+
+    Of the `models` of the run, the numbers in attributes are left out: they are put back (see attributes.py).
+    """
+    return look_into(
+        frame, partial(_plain_ones, put_back={id(module) for model in models for module in model.modules()})
+    )
 
 
 def changed_since(first: Values, now: Values) -> list[list[str]]:
@@ -89,8 +95,11 @@ def changed_since(first: Values, now: Values) -> list[list[str]]:
     ]
 
 
-def restarted_values(saved: Iterable[tuple[str, str, str, str]], now: Values) -> list[Changed]:
-    """The values of a snapshot that are other ones `now`: tensors, and others on which the training depends."""
+def restarted_values(saved: Iterable[tuple[str, str, str, str]], now: Values, *, at_start: bool) -> list[Changed]:
+    """The values of a snapshot that are other ones `now`: tensors, and others on which the training depends.
+
+    `at_start`: a pass over a loader begins, and what the script sets before each of them is as it should be.
+    """
     here = {(Site(path, 0).file, function): path for path, function in now}
     changed = []
     for file, function, name, before in saved:
@@ -99,7 +108,7 @@ def restarted_values(saved: Iterable[tuple[str, str, str, str]], now: Values) ->
         if path is None or value is None or value == before:
             continue
         source, variable = function_at(path, function), name.removeprefix(_TENSORS)
-        if source is None or not source.is_carried(variable):
+        if source is None or not source.is_carried(variable, over_passes=at_start):
             continue
         is_number = not value.startswith(("(", "["))
         depends = None if variable != name else source.dependence(name, again=True, in_calls=is_number)
@@ -108,13 +117,13 @@ def restarted_values(saved: Iterable[tuple[str, str, str, str]], now: Values) ->
     return changed
 
 
-def _plain_ones(variables: Mapping[str, Any]) -> dict[str, str]:
+def _plain_ones(variables: Mapping[str, Any], put_back: Collection[int]) -> dict[str, str]:
     plain: dict[str, str] = {}
     for name, value in list(variables.items()):
         if type(value) in (int, bool) or name == "self" or name.startswith("__"):
             continue
         plain |= {f"{name}.{key}": repr(one) for key, one in _settings(value)}
-        text, tensors = _text(value, _MOST_DEPTH), list(_tensors(value, _MOST_DEPTH))
+        text, tensors = _text(value, _MOST_DEPTH, put_back), list(_tensors(value, _MOST_DEPTH))
         if text is not None:
             plain[name] = _short(text)
         if tensors:
@@ -124,18 +133,16 @@ def _plain_ones(variables: Mapping[str, Any]) -> dict[str, str]:
 
 def _settings(value: Any) -> Iterator[tuple[str, int | float]]:
     """Numbers in arguments, in a class, or in a file of the script's own: `args.beta`, `Config.beta`, `config.beta`."""
-    file = getattr(
-        value if isinstance(value, ModuleType) else sys.modules.get(getattr(value, "__module__", "")), "__file__", None
-    )
-    is_own = isinstance(value, type | ModuleType) and isinstance(file, str) and is_users(file)
-    if is_own or isinstance(value, Namespace | SimpleNamespace):
+    is_own_class = isinstance(value, type) and is_of_script(value)
+    is_own_file = isinstance(value, ModuleType) and is_users(str(getattr(value, "__file__", None) or "<none>"))
+    if is_own_class or is_own_file or isinstance(value, Namespace | SimpleNamespace):
         for name, one in list(vars(value).items()):
             if type(one) in (int, float) and not name.startswith("__"):
                 yield name, one
 
 
-def _text(value: Any, depth: int) -> str | None:
-    """The value as text, if it is plain."""
+def _text(value: Any, depth: int, put_back: Collection[int]) -> str | None:
+    """The value as text, if it is plain. Modules whose id is in `put_back` have no numbers."""
     if value is None or isinstance(value, str | bool):
         return repr(value)
     if isinstance(value, torch.Tensor):
@@ -145,29 +152,24 @@ def _text(value: Any, depth: int) -> str | None:
     if depth == 0 or (isinstance(value, _MANY) and len(value) > _MOST_ITEMS):
         return None
     if isinstance(value, dict):
-        return _text_of_table(value, depth)
-    if isinstance(value, torch.nn.Module):
-        return _text_of_table(_carried_attributes(value), depth)
+        return _text_of_table(value, depth, put_back)
+    if isinstance(value, nn.Module):
+        carried = carried_attributes(value)
+        if id(value) in put_back:
+            carried = {name: one for name, one in carried.items() if type(one) not in (int, float)}
+        return _text_of_table(carried, depth, put_back)
     if isinstance(value, _MANY):
-        texts = [text for one in value if (text := _text(one, depth - 1)) is not None]
+        texts = [text for one in value if (text := _text(one, depth - 1, put_back)) is not None]
         ordered = sorted(texts) if isinstance(value, set | frozenset) else texts
         return f"[{', '.join(ordered)}]" if len(texts) == len(value) else None
-    return _text_of_table(getattr(value, "__dict__", {}), depth) if _is_of_the_script(value) else None
+    return _text_of_table(getattr(value, "__dict__", {}), depth, put_back) if _is_of_the_script(value) else None
 
 
-def _text_of_table(table: Mapping[Any, Any], depth: int) -> str | None:
+def _text_of_table(table: Mapping[Any, Any], depth: int, put_back: Collection[int]) -> str | None:
     """Of the entries that are plain; None if there are none."""
-    texts = {name: _text(one, depth - 1) for name, one in list(table.items())}
+    texts = {name: _text(one, depth - 1, put_back) for name, one in list(table.items())}
     known = [f"{name}={text}" for name, text in texts.items() if text is not None]
     return f"({', '.join(known)})" if known else None
-
-
-def _carried_attributes(module: torch.nn.Module) -> dict[str, Any]:
-    """Of a loss of the script's own, say: numbers that its code, or the script, goes on from."""
-    kinds = (type(module).__module__, "__main__")
-    files = [getattr(sys.modules.get(kind), "__file__", None) for kind in kinds]
-    carried = {name for file in files if file is not None and is_users(file) for name in attributes_that_go_on(file)}
-    return {name: value for name, value in vars(module).items() if name in carried}
 
 
 def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
@@ -175,10 +177,10 @@ def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         if _can_be_read(value):
             yield value
-    elif isinstance(value, torch.nn.Module):
+    elif isinstance(value, nn.Module):
         if "_parameters" not in vars(value):  # it was not made to its end
             return
-        inside = (one for module in value.modules() for one in _carried_attributes(module).values())
+        inside = (one for module in value.modules() for one in carried_attributes(module).values())
         tensors = (one for one in inside if isinstance(one, torch.Tensor))
         yield from filter(_can_be_read, chain(value.parameters(), value.buffers(), tensors))
     elif depth > 0 and isinstance(value, list | tuple | deque | dict) and len(value) <= _MOST_ITEMS:
@@ -190,7 +192,7 @@ def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
 
 def _can_be_read(tensor: torch.Tensor) -> bool:
     """Whether it has elements, in plain memory."""
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    plain = type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer)
     return plain and tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 1
 
 
@@ -200,8 +202,7 @@ def _digest(tensors: Iterable[torch.Tensor]) -> str:
 
 def _is_of_the_script(value: Any) -> bool:
     """Whether it is an object of a class of the script, whose state is saved in no other way."""
-    file = getattr(sys.modules.get(type(value).__module__), "__file__", None)
-    return file is not None and is_users(file) and not isinstance(value, _ELSEWHERE)
+    return is_of_script(type(value)) and not isinstance(value, _ELSEWHERE)
 
 
 def _short(text: str) -> str:

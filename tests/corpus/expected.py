@@ -36,6 +36,10 @@ _TRACK = "give it a `state_dict`, and to `run.replicate`"
 
 ANEW = {
     "a_curriculum_by_progress": {"resumed": Said("does not give the samples again", "derive the order from the epoch")},
+    "a_temperature_for_each_epoch": dict.fromkeys(
+        ("joined", "resumed"),
+        Said("model.temperature is 2.0 and was .*Compute it from run.step", "compute it from `run.step`"),
+    ),
     "an_annealed_loss": dict.fromkeys(("joined", "resumed"), Said(f"`criterion`.*{_KEEP}", _TRACK)),
     "callbacks": dict.fromkeys(("joined", "resumed"), Said(f"`global_step`.*{_COUNTS}", _BY_STEP)),
     "counter_of_its_own": dict.fromkeys(("joined", "resumed"), Said(f"`steps`.*{_COUNTS}", _BY_STEP)),

@@ -16,6 +16,7 @@ from expected import ALWAYS, ANEW, said_of
 
 NUM_RANDOM = 1000
 TELLING = {
+    "a_temperature_for_each_epoch": ("resumed",),
     "an_annealed_loss": ("resumed",),
     "an_annealed_temperature": ("joined", "resumed"),
     "an_optimizer_of_its_own": ("resumed",),

@@ -64,6 +64,57 @@ def test_an_attribute_that_does_not_is_not(name: str, tmp_path: Path) -> None:
     assert not attributes_that_go_on(written(OWN_ATTRIBUTES[name], tmp_path))
 
 
+OF_A_PASS = """
+    def train(model, loader):
+        {before}
+        for epoch in run.epochs(3):
+            {each_epoch}
+            for batch in loader:
+                {each_batch}
+                for x in run.lanes(batch):
+                    model(x).sum().backward()
+                model.kept *= 0.9
+"""
+STEPS = """
+    def train(model, loader):
+        {before}
+        while run.step < 100:
+            {each_epoch}
+            for x in run.steps(loader):
+                {each_batch}
+                model.kept *= 0.9
+"""
+SETS = "model.kept = 2.0"
+
+
+@pytest.mark.parametrize("source", [OF_A_PASS, STEPS])
+@pytest.mark.parametrize(
+    ("where", "within", "over_passes"),
+    [("before", True, True), ("each_epoch", True, False), ("each_batch", False, False), ("nowhere", True, True)],
+)
+def test_where_an_attribute_is_set_says_how_far_it_is_carried(
+    source: str, where: str, within: bool, over_passes: bool, tmp_path: Path
+) -> None:
+    places = dict.fromkeys(("before", "each_epoch", "each_batch"), "pass") | {where: SETS}
+    path = written(source.format(**places), tmp_path)
+    assert bool(attributes_that_go_on(path)) == within
+    assert bool(attributes_that_go_on(path, over_passes=True)) == over_passes
+
+
+def test_a_statement_in_the_lanes_is_in_a_pass_too(tmp_path: Path) -> None:
+    source = OF_A_PASS.format(before="pass", each_epoch=SETS, each_batch="pass")
+    path = written(source.replace("model(x).sum().backward()", "model.kept *= 0.9"), tmp_path)
+    assert attributes_that_go_on(path)
+    assert not attributes_that_go_on(path, over_passes=True)
+
+
+def test_a_function_that_makes_one_pass_sets_it_for_that_pass(tmp_path: Path) -> None:
+    source = "def epoch():\n    model.kept = 2\n    for x in run.steps(loader):\n        model.kept *= 0.9"
+    path = written(source, tmp_path)
+    assert attributes_that_go_on(path)
+    assert not attributes_that_go_on(path, over_passes=True)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_variable_outside_of_the_function_that_goes_on_is_found(name: str, tmp_path: Path) -> None:
     assert list(outer_names_that_go_on(written(NAMES[name], tmp_path))) == ["kept"]

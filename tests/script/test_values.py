@@ -1,5 +1,6 @@
 """Values of the script that begin anew when it runs from the top."""
 
+import linecache
 import math
 import sys
 from argparse import Namespace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.script.dependence import function_at
+from lockstep.script.dependence import function_at, parsed
 from lockstep.script.values import changed_since, restarted_values, values
 
 LIMIT = 7
@@ -64,12 +65,12 @@ def test_tensors_modules_and_what_is_very_long_are_no_plain_values() -> None:
     assert (weights, module, long) is not None
 
 
-def refused(tmp_path: Path, loop: str, before: str = "1.0") -> list[str]:
+def refused(tmp_path: Path, loop: str, before: str = "1.0", *, at_start: bool = False) -> list[str]:
     """What is said after a resume of a script that begins with `best = 9.0` and was at `before`."""
     path = tmp_path / "train.py"
     path.write_text(f"best = 9.0\n{loop}")
     now = {(str(path), "<module>"): {"best": "9.0"}}
-    return [str(one) for one in restarted_values([("train.py", "<module>", "best", before)], now)]
+    return [str(one) for one in restarted_values([("train.py", "<module>", "best", before)], now, at_start=at_start)]
 
 
 EARLY = """
@@ -159,7 +160,7 @@ def test_such_a_number_is_refused_where_the_loop_shows_that_it_matters_and_else_
     (path := tmp_path / "train.py").write_text("for b in loader:\n    (a.beta * f(b)).backward()\n    a.beta *= 0.9\n")
     now = {(str(path), "<module>"): {"a.beta": "1.0", "a.other": "1.0"}}
     saved = [("train.py", "<module>", name, "0.5") for name in ("a.beta", "a.other")]
-    matters, other = restarted_values(saved, now)
+    matters, other = restarted_values(saved, now, at_start=False)
     assert "`a.beta` (train.py) is 1.0 and was 0.5 when the snapshot was taken. It goes into" in str(matters)
     assert other.depends is None
     assert str(other) == "`a.other` (train.py) is 1.0 and was 0.5 when the snapshot was taken."
@@ -184,6 +185,33 @@ def test_of_a_module_of_the_script_the_numbers_count_from_which_its_code_goes_on
     assert (criterion, layer) is not None
 
 
+def test_those_of_the_runs_own_models_are_left_to_others() -> None:
+    model, criterion = Factored(), Factored()
+    found = values(sys._getframe(), [model])
+    texts = next(one for (_, function), one in found.items() if function.startswith("test_those"))
+    assert "model" not in texts
+    assert texts["criterion"] == "(factor=0.5)"
+    assert criterion is not None
+
+
+EACH_PASS = """
+for epoch in run.epochs(3):
+    {sets}
+    for batch in loader:
+        (best * loss_of(batch)).backward()
+        best *= 0.9
+"""
+
+
+def test_at_the_start_of_a_pass_what_is_set_before_each_of_them_is_as_it_should_be(tmp_path: Path) -> None:
+    in_each, before_all = EACH_PASS.format(sets="best = 9.0"), EACH_PASS.format(sets="pass")
+    assert refused(tmp_path, in_each, at_start=True) == []
+    assert len(refused(tmp_path, in_each, at_start=False)) == 1
+    linecache.clearcache()
+    parsed.cache_clear()
+    assert len(refused(tmp_path, before_all, at_start=True)) == 1
+
+
 def test_nor_one_from_which_something_was_made_before_training(tmp_path: Path) -> None:
     loop = "optimizer = make(best)\nscheduler = StepLR(optimizer, 1)\nfor batch in loader:\n    best = best * 2\n"
     assert refused(tmp_path, loop) == []
@@ -193,11 +221,11 @@ def test_a_list_that_is_handed_to_a_function_beside_the_optimizer_is_not_taken_f
     path = tmp_path / "train.py"
     path.write_text("losses = []\nfor epoch in run.epochs(3):\n    train(model, optimizer, loader, losses)\n")
     now = {(str(path), "<module>"): {"losses": "[]", "rate": "0.1"}}
-    assert restarted_values([("train.py", "<module>", "losses", "[1.5]")], now) == []
+    assert restarted_values([("train.py", "<module>", "losses", "[1.5]")], now, at_start=False) == []
     path.write_text("rate = 0.1\nfor epoch in run.epochs(3):\n    train(model, optimizer, rate)\n    rate *= 0.9\n")
     (path2 := tmp_path / "later.py").write_text(path.read_text())
     now = {(str(path2), "<module>"): {"rate": "0.1"}}
-    assert len(restarted_values([("later.py", "<module>", "rate", "0.09")], now)) == 1
+    assert len(restarted_values([("later.py", "<module>", "rate", "0.09")], now, at_start=False)) == 1
 
 
 NESTED = """
