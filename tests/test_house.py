@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+import subprocess
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
@@ -48,6 +49,19 @@ CITED = re.compile(r"Note \[([^\]]+)\](?: in `?([\w/]+\.py))?")
 
 A_FILE_FOR_EACH = {"cli", "integrations", "settings/environments", "programs/explain/schedules"}
 """Rooms with a file for each command, trainer, launcher or schedule: a list of them would say nothing."""
+
+
+def test_nothing_that_a_run_has_written_is_committed() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "tests", "examples", "benchmarks"], cwd=ROOT, capture_output=True, text=True
+    )
+    if listed.returncode:
+        pytest.skip("this is no clone")
+    paths = [Path(line) for line in listed.stdout.splitlines()]
+    scripts = [path for path in paths if path.is_relative_to("tests/corpus/shapes")]
+    assert scripts
+    assert {path.suffix for path in scripts} == {".py"}
+    assert {path.suffix for path in paths} <= {".py", ".md", ".txt", ".json", ".yaml"}
 
 
 @cache
