@@ -32,7 +32,7 @@ from lockstep.launch.status import Collective, Phase, StatusRow
 from lockstep.launch.stragglers import Slow, SlowCause
 from lockstep.launch.traceback_lines import Frame
 
-_LONGEST = 300
+_LONGEST = 600
 _STATES = {"R": "running", "S": "sleeping", "D": "waiting for a disk", "T": "stopped", "t": "held by a debugger"}
 _MOST_TIMES = 100
 _MOST_NAMED = 4

@@ -48,7 +48,10 @@ from lockstep.state.run_state import RunState
 from lockstep.strategies.protocol import StepEngine
 from lockstep.wire.generation import Generation
 
-KEEP_IN_STATE = "Keep it in an object with a state_dict and give it to run.replicate(..., name=object)."
+KEEP_IN_STATE = (
+    "Keep it in an object with a state_dict and give it to run.replicate(..., name=object); what is set in one epoch "
+    "can be set in every epoch (`if epoch >= 3`)."
+)
 KEEP_TENSORS = (
     "If they are to go on, make them buffers of a replicated model, or keep them in an object with a state_dict and "
     "give it to run.replicate(..., name=object)."
@@ -288,9 +291,14 @@ class StepLoop:
             self._guard.note(f"{number} Nothing that trains seems to depend on it. {COUNT_BY_STEP}")
         at_start = batch.position is not None and batch.position.step == 0
         for attribute in self.places.renewed_attributes(at_start):
-            if attribute.goes_on:
+            if attribute.is_wrong:
                 self._guard.refuse(f"{attribute}")
             self._guard.note(f"{attribute}")
+        modes = self.places.other_modes(loop, at_start)
+        if modes is not None:
+            (self._guard.refuse if modes.is_wrong else self._guard.note)(f"{modes}")
+        for setting in self.places.unset_data_sets(at_start):
+            self._guard.refuse(f"{setting}")
         for value in self.places.restarted_values(at_start):
             if value.depends is not None:
                 self._guard.refuse(f"{value} {KEEP_IN_STATE}")

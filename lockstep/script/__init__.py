@@ -9,7 +9,9 @@ After a resume, or on a newcomer, the script starts from its top. What of it may
 
 - `counters`        whole numbers that count steps, batches or passes
 - `values`          other plain values, and untracked tensors
-- `attributes`      numbers in the attributes of models and optimizers, which are put back
+- `attributes`      plain values in the attributes of models and optimizers, which are put back
+- `modes`           which modules train and which parameters are frozen, which is put back
+- `data_sets`       settings of data sets
 - `rhythm`          the order of loops and updates
 - `unsaved`         iterators and schedulers that start again
 
@@ -23,5 +25,6 @@ What both read from the source:
 
 - `dependence`      whether the training depends on a variable
 - `goes_on`         statements that go on from what they have left
-- `owners`          whose code an object runs, and from which of its attributes that code goes on
+- `stores`          what the methods of a class store, and together with what
+- `owners`          whose code an object runs, and what that code does to its attributes
 """

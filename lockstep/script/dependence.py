@@ -27,6 +27,9 @@ _RATES = frozenset({"lr", "weight_decay", "momentum", "betas", "alpha", "eps"})
 LOOPS = (ast.For, ast.While)
 _TESTED = (ast.If, ast.While, ast.IfExp)
 _ASSIGNS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
+_READ_IN_STEPS = ("Module", "Dataset")
+"""Words in the names of classes whose objects compute, or read, what is trained on."""
+_OF_LOADERS = frozenset({"collate_fn", "transform", "target_transform", "batch_sampler", "sampler", "worker_init_fn"})
 _DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -52,15 +55,16 @@ class Function:
         """
         nodes = [node for part in (_repeated(self.node) if again else [self.node]) for node in ast.walk(part)]
         readers = self._readers(name)
-        module = next((reader for reader in readers if isinstance(reader, ast.ClassDef)), None)
-        if module is not None:
-            return Dependence(module.lineno, f"is read in {module.name}")
+        given = {node.id for node in ast.walk(self.node) for node in _given_to_loaders(node)}
+        used = next((one for one in readers if isinstance(one, ast.ClassDef) or one.name in given), None)
+        if used is not None:
+            return Dependence(used.lineno, f"is read in {used.name}")
         tainted = computed_from(nodes, name).union(*(computed_from(nodes, reader.name) for reader in readers))
         places = (self._decides(node, tainted) or _goes_into(node, tainted, name, in_calls) for node in nodes)
         return min(filter(None, places), key=lambda dependence: dependence.line, default=None)
 
     def _readers(self, name: str) -> "list[ast.FunctionDef | ast.ClassDef]":
-        """Functions, and modules of torch's kind, that read the variable where it stands: outside of them."""
+        """Functions, modules and data sets that read the variable where it stands: outside of them."""
         around = self.file if "." in name and self.file is not None else self.node
         found: dict[str, ast.FunctionDef | ast.ClassDef] = {}
         methods = {id(one) for node in ast.walk(around) if isinstance(node, ast.ClassDef) for one in node.body}
@@ -108,6 +112,10 @@ class Function:
             loops = [one for one in loops if any(other is not one and other in ast.walk(one) for other in loops)]
         return not loops or any(not _is_target(loop, name) and _is_read_first(loop.body, name) for loop in loops)
 
+    def is_set_in_loop(self, name: str) -> bool:
+        """Whether a loop sets the name itself, not only what it refers to."""
+        return any(_sets(loop, name) for loop in self._loops())
+
     def is_loop_variable(self, name: str) -> bool:
         return any(_is_target(loop, name) for loop in self._loops())
 
@@ -148,12 +156,18 @@ def computed_from(nodes: Iterable[ast.AST], name: str) -> set[str]:
         tainted |= new
 
 
+def _given_to_loaders(node: ast.AST) -> Iterator[ast.Name]:
+    """Functions that a call is given to read samples by, such as `collate_fn=pad`."""
+    keywords = [one for one in node.keywords if one.arg in _OF_LOADERS] if isinstance(node, ast.Call) else []
+    return (name for one in keywords for name in ast.walk(one.value) if isinstance(name, ast.Name))
+
+
 def _reads(definition: ast.FunctionDef | ast.ClassDef, names: set[str]) -> bool:
-    """Whether it reads one of the names, and does not set it: of a class, whether it is a module that does."""
+    """Whether it reads one of the names, and does not set it: of a class, if it is that of a module or a data set."""
     if isinstance(definition, ast.ClassDef):
-        is_module = any("Module" in ast.unparse(base) for base in definition.bases)
+        is_read_in_steps = any(kind in ast.unparse(base) for base in definition.bases for kind in _READ_IN_STEPS)
         methods = [one for one in definition.body if isinstance(one, ast.FunctionDef) and one.name != "__init__"]
-        return is_module and any(_reads(method, names) for method in methods)
+        return is_read_in_steps and any(_reads(method, names) for method in methods)
     own = own_names(definition)
     free = {name for name in names if name.split(".")[0] not in own}
     return any(_mentions(statement, free) for statement in definition.body)

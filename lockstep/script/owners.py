@@ -1,12 +1,25 @@
-"""Whose code an object runs (the script's, torch's, another package's), and from which attributes that code goes on."""
+"""Whose code an object runs (the script's, torch's, another package's), and what that code does to its attributes."""
 
 import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lockstep.launch.traceback_lines import is_users
 from lockstep.script.goes_on import attributes_that_go_on
+from lockstep.script.stores import Method, methods_of
+
+PLAIN = (int, float, bool, str, type(None))
+"""The types of values that are put back, and shown as they are."""
 
 _OWN = ("torch", "lockstep")
+_NO_SETTINGS = (nn.Module, Optimizer, Dataset, Sampler, DataLoader, torch.Tensor, type)
 
 
 def file_of(kind: type) -> str | None:
@@ -29,6 +42,22 @@ def carried_attributes(holder: Any, *, over_passes: bool = False) -> dict[str, A
     files = {file for file in (file_of(type(holder)), _file("__main__")) if file is not None and is_users(file)}
     carried = {name for file in files for name in attributes_that_go_on(file, over_passes=over_passes)}
     return {name: value for name, value in vars(holder).items() if name in carried}
+
+
+def are_settings(value: Any) -> bool:
+    """A dictionary, a namespace, a configuration of some library, or an object of the script's own."""
+    kind = type(value)
+    if isinstance(value, dict | Namespace | SimpleNamespace):
+        return True
+    is_own = is_of_script(kind) and not isinstance(value, _NO_SETTINGS)
+    return hasattr(value, "__dict__") and (is_own or kind.__name__.endswith("Config"))
+
+
+def own_methods(holder: Any) -> Iterator[Method]:
+    """The methods of an object's classes, as far as these are neither torch's nor lockstep's."""
+    for kind in type(holder).__mro__:
+        if kind.__module__.split(".")[0] not in _OWN and (file := file_of(kind)) is not None:
+            yield from methods_of(file, kind.__name__)
 
 
 def _file(module: str) -> str | None:

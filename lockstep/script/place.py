@@ -25,6 +25,8 @@ from lockstep.script import rhythm
 from lockstep.script.attributes import ModelAttributes, Renewed
 from lockstep.script.call_site import calling_frame, whole_numbers
 from lockstep.script.counters import Moment, Number, OutOfStep, ScriptCounters, out_of_step
+from lockstep.script.data_sets import DataSetSettings, Unset, texts_of_data_sets
+from lockstep.script.modes import ModelModes, OtherModes
 from lockstep.script.random_streams import Streams, is_detail_of_streams, is_of_streams, tolerated
 from lockstep.script.rhythm import Rhythm
 from lockstep.script.turns import LaneLoop, Turn
@@ -179,7 +181,9 @@ class Places:
         self._gone_on: set[int] | None = None
         """The loaders on which a step has trained since a snapshot was loaded; None if none was."""
         self._models, self._progress = models, progress
-        self._groups, self._attributes = Groups(models), ModelAttributes(models)
+        self._groups, self._attributes, self._modes = Groups(models), ModelAttributes(models), ModelModes(models)
+        self._data_sets = DataSetSettings(self._texts_of_data_sets)
+        progress.on_begin = self._training_begins
 
     @property
     def begins_turn(self) -> bool:
@@ -208,12 +212,31 @@ class Places:
         self._first_values, self._saved_values = self._first_values or now, []
         return restarted_values(saved, now, at_start=at_start)
 
+    def _training_begins(self) -> None:
+        """All that the script sets before its first epoch is set; what is set in epochs counts as a change."""
+        self._first_values = self._values(calling_frame())
+        self._attributes.note_first()
+        self._data_sets.note_first()
+
     def _values(self, frame: FrameType) -> Values:
         return values(frame, self._models.modules.values())
 
     def renewed_attributes(self, at_start: bool) -> list[Renewed]:
         """Those of models and optimizers that start again after a resume, although they were put back."""
         return self._attributes.begin(at_start=at_start)
+
+    def unset_data_sets(self, at_start: bool) -> list[Unset]:
+        """Settings of data sets that start again after a resume."""
+        return self._data_sets.begin(at_start=at_start)
+
+    def _texts_of_data_sets(self) -> dict[str, str]:
+        present = self._progress.present()
+        loaders = {number: one for number, one in self._progress.loaders.items() if one in present}
+        return texts_of_data_sets({number: loader.dataset for number, loader in loaders.items()})
+
+    def other_modes(self, loop: LaneLoop, at_start: bool) -> OtherModes | None:
+        """The modes of modules and parameters in this loop, if they are not those of before a resume."""
+        return self._modes.begin(str(loop.site), at_start=at_start) if loop.is_step else None
 
     def wrapped(self, batch: GlobalBatch) -> str | None:
         """What starts again around a pass that goes on in its middle. See Note [Iterators that start again]."""
@@ -258,6 +281,7 @@ class Places:
     def state(self) -> dict[str, Any]:
         """Its part of a snapshot, with the script's numbers as they are now."""
         frame = calling_frame()
+        put_back, compared = self._attributes.changed(in_evaluation=self._in_evaluation())
         return {
             "updates": dict(self.updates),
             "turns": self.turn.number + bool(self.turn.sites),
@@ -265,8 +289,16 @@ class Places:
             "rhythm": list(self.rhythm.history),
             "numbers": [number.to_json() for number in self._counters.learned(whole_numbers(frame))],
             "values": [] if self._first_values is None else changed_since(self._first_values, self._values(frame)),
-            "attributes": self._attributes.changed(),
+            "attributes": put_back,
+            "compared": compared,
+            "data_sets": self._data_sets.state(),
+            "modes": self._modes.state(),
         }
+
+    def _in_evaluation(self) -> bool:
+        """Whether a loader that is not trained on is being read."""
+        loaders, trained_on = self._progress.loaders, self._progress.trained_on
+        return any(loader.mid_pass for number, loader in loaders.items() if number not in trained_on)
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restores its part of a snapshot; an older one may have none."""
@@ -278,7 +310,9 @@ class Places:
         self._gone_on = set()
         self._saved_values = [tuple(saved) for saved in state.get("values", ())]
         self._expected = [Number(*saved) for saved in state.get("numbers", ())]
-        self._attributes.load(state.get("attributes", {}))
+        self._attributes.load(state.get("attributes", {}), state.get("compared", {}))
+        self._data_sets.load(state.get("data_sets", {}))
+        self._modes.load(state.get("modes", ()))
 
     def generators_loaded(self) -> None:
         """A snapshot has set the generators outside of lanes: their states do not come from draws of this script."""

@@ -4,13 +4,14 @@
 # A best loss starts again like a counter when the script runs from the top (Note [Numbers of the script] in
 # counters.py), but its right value cannot be computed: it is the one it had. So a snapshot has, as text, the plain
 # values in the script's variables that have changed since training began: numbers, strings, and lists, tables and
-# objects of the script's own classes that hold such; of modules, a loss of the script's own, those that go on from an
-# earlier value. Where one of them is another after a resume, and the training depends on it, the script is refused.
-# Values that never change are not compared, such as the time at which the script was started.
+# objects of the script's own classes that hold such; of functions and modules, as a loss, which one it is, and those
+# values of a module from which its code goes on. Where one of them is another after a resume, and the training depends
+# on it, the script is refused. Values that never change are not compared, such as the time at which the script was
+# started.
 #
 # An untracked average of the weights starts again too. Of tensors, by themselves, in lists and tables, in modules and
 # in objects of the script, a snapshot has a digest of some elements. Where they are others after a resume a note is
-# shown, and nothing is refused: they may be memory that is written in every step.
+# shown. They may be memory that is written in every step, so only a name that a loop sets anew can be refused.
 """
 
 import hashlib
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from numbers import Number
-from types import FrameType, ModuleType, SimpleNamespace
+from types import FrameType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -32,15 +33,16 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from lockstep.data.contents import contents
 from lockstep.launch.traceback_lines import is_users
 from lockstep.script.call_site import Site, look_into
+from lockstep.script.data_sets import text_of
 from lockstep.script.dependence import Dependence, function_at
-from lockstep.script.owners import carried_attributes, is_of_script
+from lockstep.script.owners import PLAIN, carried_attributes, is_of_script, is_torchs
 
 Values = Mapping[tuple[str, str], Mapping[str, str]]
 """Values as text by their names, for each function, or class of attributes: `(path, function)`."""
 
 _MOST_ITEMS = 1000
 _MOST_DEPTH = 3
-_MOST_TEXT = 60
+_MOST_TEXT = 100
 _TENSORS = "tensors in "
 _SAMPLED = 32
 """How many elements of a tensor are read."""
@@ -68,11 +70,17 @@ class Changed:
         return self.name.startswith(_TENSORS)
 
     def __str__(self) -> str:
+        name = self.name.removeprefix(_TENSORS)
         if self.is_of_tensors:
-            name = self.name.removeprefix(_TENSORS)
-            return f"tensors in `{name}` ({self.file}) had changed in training, and begin anew: nothing saves them."
-        words = f"`{self.name}` ({self.file}) is {self.value} and was {self.before} when the snapshot was taken."
-        return words if self.depends is None else f"{words} It {self.depends.how} ({self.file}:{self.depends.line})."
+            words = f"tensors in `{name}` ({self.file}) had changed in training, and begin anew: nothing saves them."
+        else:
+            words = f"`{self.name}` ({self.file}) is {self.value} and was {self.before} when the snapshot was taken."
+        subject = f"`{name}`" if self.is_of_tensors else "It"
+        return (
+            words
+            if self.depends is None
+            else f"{words} {subject} {self.depends.how} ({self.file}:{self.depends.line})."
+        )
 
 
 def values(frame: FrameType, models: Iterable[nn.Module] = ()) -> Values:
@@ -111,7 +119,8 @@ def restarted_values(saved: Iterable[tuple[str, str, str, str]], now: Values, *,
         if source is None or not source.is_carried(variable, over_passes=at_start):
             continue
         is_number = not value.startswith(("(", "["))
-        depends = None if variable != name else source.dependence(name, again=True, in_calls=is_number)
+        can_depend = variable == name or source.is_set_in_loop(variable)
+        depends = source.dependence(variable, again=True, in_calls=is_number) if can_depend else None
         if depends is not None or variable != name or "." in name:
             changed.append(Changed(file, name, value, before, depends))
     return changed
@@ -131,13 +140,14 @@ def _plain_ones(variables: Mapping[str, Any], put_back: Collection[int]) -> dict
     return plain
 
 
-def _settings(value: Any) -> Iterator[tuple[str, int | float]]:
-    """Numbers in arguments, in a class, or in a file of the script's own: `args.beta`, `Config.beta`, `config.beta`."""
+def _settings(value: Any) -> Iterator[tuple[str, int | float | bool | str]]:
+    """Numbers, truth values and words in arguments, in a class, or in a file of the script's own: `args.beta`,
+    `Config.beta`, `config.beta`."""
     is_own_class = isinstance(value, type) and is_of_script(value)
     is_own_file = isinstance(value, ModuleType) and is_users(str(getattr(value, "__file__", None) or "<none>"))
     if is_own_class or is_own_file or isinstance(value, Namespace | SimpleNamespace):
         for name, one in list(vars(value).items()):
-            if type(one) in (int, float) and not name.startswith("__"):
+            if type(one) in (int, float, bool, str) and not name.startswith("__"):
                 yield name, one
 
 
@@ -154,15 +164,21 @@ def _text(value: Any, depth: int, put_back: Collection[int]) -> str | None:
     if isinstance(value, dict):
         return _text_of_table(value, depth, put_back)
     if isinstance(value, nn.Module):
+        if is_torchs(value):
+            return text_of(value)
         carried = carried_attributes(value)
         if id(value) in put_back:
-            carried = {name: one for name, one in carried.items() if type(one) not in (int, float)}
-        return _text_of_table(carried, depth, put_back)
+            carried = {name: one for name, one in carried.items() if type(one) not in PLAIN}
+        return f"{type(value).__name__}{_text_of_table(carried, depth, put_back) or ''}"
+    if isinstance(value, FunctionType | partial):
+        return text_of(value)
     if isinstance(value, _MANY):
         texts = [text for one in value if (text := _text(one, depth - 1, put_back)) is not None]
         ordered = sorted(texts) if isinstance(value, set | frozenset) else texts
         return f"[{', '.join(ordered)}]" if len(texts) == len(value) else None
-    return _text_of_table(getattr(value, "__dict__", {}), depth, put_back) if _is_of_the_script(value) else None
+    if _is_of_the_script(value):
+        return _text_of_table(getattr(value, "__dict__", {}), depth, put_back)
+    return type(value).__qualname__ if hasattr(value, "state_dict") or callable(value) else None
 
 
 def _text_of_table(table: Mapping[Any, Any], depth: int, put_back: Collection[int]) -> str | None:

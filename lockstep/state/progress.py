@@ -64,6 +64,8 @@ class DataProgress:
     made: LoaderCounts = field(default_factory=LoaderCounts)
     in_epoch: bool = False
     on_epoch_end: Callable[[], None] | None = None
+    on_begin: Callable[[], None] | None = None
+    """Called once, when the script begins its first epoch, before anything of its body, or trains without epochs."""
     _resumed: LoaderCounts | None = None
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -124,6 +126,8 @@ class DataProgress:
         if self.made.before_training is not None:
             return
         self.made.before_training = self.made.total
+        if self.on_begin is not None:
+            self.on_begin()
         resumed, self._resumed = self._resumed, None
         if resumed is not None and resumed.before_training is not None:
             self._go_on_counting(resumed)

@@ -237,7 +237,13 @@ LATER: Mapping[str, Check] = {
             "rhythm": _list_of(_text),
             "numbers": _list_of(_row(_text, _text, _text, _or_bool(_integer), _by_name(_integer))),
         },
-        {"values": _list_of(_row(_text, _text, _text, _text)), "attributes": _by_name(_row(_packed(), _packed()))},
+        {
+            "values": _list_of(_row(_text, _text, _text, _text)),
+            "attributes": _by_name(_row(_packed(), _packed())),
+            "compared": _by_name(_row(_packed(), _packed())),
+            "data_sets": _by_name(_list_of(_text)),
+            "modes": _list_of(_row(_text, _list_of(_text), _list_of(_text), _truth)),
+        },
     ),
     "on_probation": _list_of(_text),
 }

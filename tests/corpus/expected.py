@@ -35,6 +35,16 @@ _KEEP = "Keep it in an object with a state_dict"
 _TRACK = "give it a `state_dict`, and to `run.replicate`"
 
 ANEW = {
+    "a_data_set_changed_once": dict.fromkeys(
+        ("joined", "resumed"),
+        Said(r"Transformed.transform \(the data set of loader 0\) is None and was flipped", "set it in every epoch"),
+    ),
+    "a_global_that_samples_depend_on": dict.fromkeys(
+        ("joined", "resumed"), Said("`strength`.*is read in Scaled.*set in every epoch", "set it in every epoch")
+    ),
+    "another_loss_once": dict.fromkeys(
+        ("joined", "resumed"), Said("`criterion`.*goes into.*set in every epoch", "set it in every epoch")
+    ),
     "a_curriculum_by_progress": {"resumed": Said("does not give the samples again", "derive the order from the epoch")},
     "a_temperature_for_each_epoch": dict.fromkeys(
         ("joined", "resumed"),

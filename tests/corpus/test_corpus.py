@@ -16,10 +16,14 @@ from expected import ALWAYS, ANEW, said_of
 
 NUM_RANDOM = 1000
 TELLING = {
+    "a_data_set_changed_once": ("resumed",),
+    "a_global_that_samples_depend_on": ("resumed",),
+    "a_switch_set_once": ("resumed",),
     "a_temperature_for_each_epoch": ("resumed",),
     "an_annealed_loss": ("resumed",),
     "an_annealed_temperature": ("joined", "resumed"),
     "an_optimizer_of_its_own": ("resumed",),
+    "another_loss_once": ("resumed",),
     "counted_by_run_step": ("resumed",),
     "early_stopping": ("joined", "resumed"),
     "early_stopping_tracked": ("resumed",),
@@ -30,6 +34,7 @@ TELLING = {
     "loader_made_in_each_epoch": ("resumed",),
     "look_ahead": ("resumed",),
     "masters_in_float32": ("joined", "resumed"),
+    "modes_set_once": ("joined", "resumed"),
     "sampler_that_remembers": ("joined",),
     "totals_of_lanes": ("joined",),
     "training_left_by_break": ("resumed",),

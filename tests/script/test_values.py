@@ -54,15 +54,15 @@ def test_what_a_value_is_does_not_depend_on_where_it_is_kept() -> None:
     assert texts["best"] == texts["tensor"] == "2.5"
     assert texts["queue"] == "[1, 2]"
     assert texts["table"] == "(a=[None, 'b'])"
-    assert texts["stopper"] == "(best=3.5)"
+    assert texts["stopper"] == "(best=3.5, module=Linear(in_features=1, out_features=1))"
     assert (best, tensor, queue, table, stopper) is not None
 
 
-def test_tensors_modules_and_what_is_very_long_are_no_plain_values() -> None:
-    weights, module, long = torch.zeros(2), torch.nn.Linear(1, 1), [0.5] * 5000
+def test_tensors_and_what_is_very_long_are_no_plain_values() -> None:
+    weights, long = torch.zeros(2), [0.5] * 5000
     texts = next(found for (_, function), found in values(sys._getframe()).items() if function.startswith("test_tens"))
-    assert not {"weights", "module", "long"} & set(texts)
-    assert (weights, module, long) is not None
+    assert not {"weights", "long"} & set(texts)
+    assert (weights, long) is not None
 
 
 def refused(tmp_path: Path, loop: str, before: str = "1.0", *, at_start: bool = False) -> list[str]:
@@ -150,8 +150,10 @@ def test_numbers_in_arguments_classes_and_files_of_the_script_are_values_of_thei
     args, space = Namespace(beta=0.25, path="x", steps=3), SimpleNamespace(beta=0.75)
     here, config, library = sys.modules[__name__], Config, math
     texts = next(found for (_, function), found in values(sys._getframe()).items() if function.startswith("test_numb"))
-    assert {name: text for name, text in texts.items() if "." in name} == {
-        "args.beta": "0.25", "args.steps": "3", "space.beta": "0.75", "config.beta": "0.5", "here.LIMIT": "7",
+    assert texts["here.LIMIT"] == "7"
+    assert {name: text for name, text in texts.items() if "." in name and not name.startswith("here.")} == {
+        "args.beta": "0.25", "args.steps": "3", "space.beta": "0.75", "config.beta": "0.5", "config.is_on": "True",
+        "args.path": "'x'", "config.name": "'x'",
     }  # fmt: skip
     assert (args, space, here, config, library) is not None
 
@@ -180,8 +182,8 @@ def test_of_a_module_of_the_script_the_numbers_count_from_which_its_code_goes_on
     texts = next(
         found for (_, function), found in values(sys._getframe()).items() if function.startswith("test_of_a_m")
     )
-    assert texts["criterion"] == "(factor=0.5)"
-    assert "layer" not in texts
+    assert texts["criterion"] == "Factored(factor=0.5)"
+    assert texts["layer"] == "Dropout(p=0.5, inplace=False)"
     assert (criterion, layer) is not None
 
 
@@ -189,9 +191,48 @@ def test_those_of_the_runs_own_models_are_left_to_others() -> None:
     model, criterion = Factored(), Factored()
     found = values(sys._getframe(), [model])
     texts = next(one for (_, function), one in found.items() if function.startswith("test_those"))
-    assert "model" not in texts
-    assert texts["criterion"] == "(factor=0.5)"
+    assert texts["model"] == "Factored"
+    assert texts["criterion"] == "Factored(factor=0.5)"
     assert criterion is not None
+
+
+READ_BY_SAMPLES = {
+    "a data set": "class Scaled(Dataset):\n    def __getitem__(self, index):\n        return best * index\n",
+    "a collate function": "def pad(samples):\n    return best * samples\nmade = DataLoader(data, collate_fn=pad)\n",
+    "a transform": "def change(x):\n    return best * x\nmade = Images(transform=Compose([change]))\n",
+}
+
+
+@pytest.mark.parametrize("reader", READ_BY_SAMPLES)
+def test_a_value_that_samples_depend_on_is_refused(tmp_path: Path, reader: str) -> None:
+    loop = "for batch in loader:\n    train(batch)\n    best *= 0.99\n"
+    assert refused(tmp_path, loop) == []
+    linecache.clearcache()
+    parsed.cache_clear()
+    (words,) = refused(tmp_path, READ_BY_SAMPLES[reader] + loop)
+    assert "It is read in" in words
+
+
+def test_tensors_are_refused_where_a_loop_sets_their_name_and_they_go_into_the_loss(tmp_path: Path) -> None:
+    sets = "for epoch in run.epochs(3):\n    if epoch == 1:\n        best = weigh()\n    loss(best).backward()\n"
+    found = {}
+    for name, loop in {"set": sets, "in place": sets.replace("best = weigh()", "best.mul_(2)")}.items():
+        (path := tmp_path / f"{name}.py").write_text(loop)
+        now = {(str(path), "<module>"): {"tensors in best": "one"}}
+        saved = [(path.name, "<module>", "tensors in best", "other")]
+        (found[name],) = restarted_values(saved, now, at_start=False)
+    assert "begin anew: nothing saves them. `best` goes into loss(best).backward()" in str(found["set"])
+    assert found["in place"].depends is None
+
+
+def test_functions_and_objects_are_known_by_their_kinds() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    scheduler, loss, file = torch.optim.lr_scheduler.StepLR(optimizer, 1), torch.nn.functional.mse_loss, sys.stdout
+    texts = next(found for (_, function), found in values(sys._getframe()).items() if function.startswith("test_func"))
+    assert (texts["optimizer"], texts["scheduler"]) == ("SGD", "StepLR")
+    assert texts["loss"].startswith("mse_loss (line ")
+    assert "file" not in texts
+    assert (scheduler, loss, file) is not None
 
 
 EACH_PASS = """

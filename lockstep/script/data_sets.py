@@ -1,0 +1,139 @@
+"""Settings of data sets, compared after a resume.
+
+# Note [Settings that are set once]
+# `if epoch == 3: train_set.transform = strong` is done once, and a process that starts later does not do it. What a
+# data set holds besides numbers cannot be put back, and what it computes from them neither. So a snapshot has, as text,
+# the settings of each loader's data set that have changed since training began, with those of before: plain values,
+# the kinds of functions and objects, the lengths of lists. They are read when a pass begins, since a script may set
+# others while it evaluates. Where one has an earlier text again when training goes on, the script is refused, unless it
+# had come back to an earlier one before, which is a rhythm of the script's own. What a data set stores while it reads a
+# sample is its own business, and is not looked at.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from lockstep.script.attributes import SET_AGAIN
+from lockstep.script.owners import PLAIN, are_settings, own_methods
+
+Texts = dict[str, str]
+
+_MANY = (list, tuple, dict, set, frozenset)
+_MOST_EARLIER, _MOST_PARTS = 16, 100
+_MOST_DEPTH = 4
+
+
+@dataclass(frozen=True)
+class Unset:
+    """A setting that has an earlier value again, although the script had changed it."""
+
+    name: str
+    value: str
+    before: str
+
+    def __str__(self) -> str:
+        return f"{self.name} is {self.value} and was {self.before} when the snapshot was taken. {SET_AGAIN}"
+
+
+class DataSetSettings:
+    """See Note [Settings that are set once]. `texts` reads the settings as they are now."""
+
+    def __init__(self, texts: Callable[[], Texts]) -> None:
+        self._texts = texts
+        self._history: dict[str, list[str]] = {}
+        """The texts before training and at the start of each pass, without repetition; the present one is last."""
+        self._alternates: set[str] = set()
+        self._saved: Mapping[str, Sequence[str]] = {}
+        """Those of the snapshot, until training goes on."""
+
+    def note_first(self) -> None:
+        """The script begins to train: what changes from now on is in a snapshot."""
+        self._note(self._texts())
+
+    def begin(self, *, at_start: bool) -> list[Unset]:
+        """A training loop begins, at the start of a pass or within one. Returns what has an earlier value again."""
+        if not at_start and not self._saved:
+            return []
+        now, saved, self._saved = self._texts(), self._saved, {}
+        unset = [Unset(name, now[name], texts[-1]) for name, texts in saved.items() if now.get(name) in texts[:-1]]
+        self._history |= {name: list(texts) for name, texts in saved.items()}
+        self._note(now)
+        return unset
+
+    def state(self) -> dict[str, list[str]]:
+        """Its part of a snapshot: the texts of what has changed and does not alternate."""
+        changed = {name: texts for name, texts in self._history.items() if len(texts) > 1}
+        return {name: list(texts) for name, texts in changed.items() if name not in self._alternates}
+
+    def load(self, saved: Mapping[str, Sequence[str]]) -> None:
+        self._saved = saved
+
+    def _note(self, now: Texts) -> None:
+        self._history = {name: texts for name, texts in self._history.items() if name in now}
+        for name, text in now.items():
+            texts = self._history.setdefault(name, [text])
+            if text in texts[:-1]:
+                self._alternates.add(name)
+            if texts[-1] != text:
+                self._history[name] = [texts[0], *texts[1:][-_MOST_EARLIER:], text]
+
+
+def texts_of_data_sets(data_sets: Mapping[int, Any]) -> Texts:
+    """The settings of data sets, by the numbers of their loaders, and of those that they are made of."""
+    found: Texts = {}
+    for number, data_set in data_sets.items():
+        texts: Texts = {}
+        _add_texts(texts, type(data_set).__name__, data_set, _MOST_DEPTH)
+        found |= {f"{name} (the data set of loader {number})": text for name, text in texts.items()}
+    return found
+
+
+def _add_texts(found: Texts, name: str, holder: Any, depth: int) -> None:
+    hidden = {one for method in own_methods(holder) if method.is_inner for one in method.stores}
+    for key, value in list(getattr(holder, "__dict__", {}).items()):
+        if key in hidden:
+            continue
+        text = text_of(value)
+        if text is not None:
+            found[f"{name}.{key}"] = text
+        inner = value if isinstance(value, list | tuple) and len(value) <= _MOST_PARTS else [value]
+        for number, one in enumerate(inner):
+            if depth > 0 and (isinstance(one, Dataset) or are_settings(one)):
+                _add_texts(found, f"{name}.{key}{f'[{number}]' if inner is value else ''}", one, depth - 1)
+
+
+def text_of(value: Any) -> str | None:
+    """A plain value, the kind of a function or an object, or the length of a list; None for tensors."""
+    if type(value) in PLAIN:
+        return repr(value)
+    if isinstance(value, _MANY):
+        return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, torch.Tensor):
+        return None
+    if isinstance(value, partial):
+        return f"partial({', '.join(_parts(value))})"
+    if isinstance(value, FunctionType):
+        return f"{value.__qualname__} (line {value.__code__.co_firstlineno})"
+    if isinstance(value, MethodType | BuiltinFunctionType | type):
+        return value.__qualname__
+    if isinstance(value, nn.Module) and type(value).__module__.startswith("torch."):
+        return f"{type(value).__name__}({', '.join(_plain_attributes(value))})"
+    return type(value).__qualname__
+
+
+def _parts(one: "partial[Any]") -> Iterator[str]:
+    yield from (str(text_of(value)) for value in (one.func, *one.args))
+    yield from (f"{name}={text_of(value)}" for name, value in one.keywords.items())
+
+
+def _plain_attributes(module: nn.Module) -> Iterator[str]:
+    for name, value in vars(module).items():
+        if type(value) in PLAIN and not name.startswith("_") and name != "training":
+            yield f"{name}={value!r}"

@@ -1,0 +1,60 @@
+"""Which attributes the methods of a class store, and together with which others, read from the source. Pure."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from lockstep.script.dependence import parsed
+
+_INNER = frozenset({"forward", "__call__", "__getitem__", "__getitems__", "__iter__", "__next__"})
+_MAKES = frozenset({"__init__", "__post_init__", "__setstate__"})
+_REGISTERS = frozenset({"register_buffer", "register_parameter", "setattr"})
+
+
+@dataclass(frozen=True)
+class Method:
+    """What a method stores in `self`; `is_inner` if it computes a lane, or a sample, or is called by one that does."""
+
+    stores: frozenset[str]
+    registers: bool
+    """Whether it makes buffers, or stores under names that the source does not show."""
+    is_inner: bool
+
+
+@lru_cache(maxsize=256)
+def methods_of(path: str, name: str) -> tuple[Method, ...]:
+    """The methods of a class of a file, except those that make its objects."""
+    nodes = [] if (tree := parsed(path)) is None else ast.walk(tree)
+    found = next((node for node in nodes if isinstance(node, ast.ClassDef) and node.name == name), None)
+    methods = {} if found is None else {one.name: one for one in found.body if isinstance(one, ast.FunctionDef)}
+    inner = set(_INNER & methods.keys())
+    while new := {call for one in inner for call in _own_calls(methods[one]) if call in methods} - inner:
+        inner |= new
+    return tuple(
+        Method(frozenset(_stored(one)), bool(_REGISTERS & set(_calls(one))), name in inner)
+        for name, one in methods.items()
+        if name not in _MAKES
+    )
+
+
+def _stored(method: ast.FunctionDef) -> Iterator[str]:
+    for node in ast.walk(method):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
+            yield node.attr
+
+
+def _own_calls(method: ast.FunctionDef) -> Iterator[str]:
+    for node in ast.walk(method):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_self(node.func.value):
+            yield node.func.attr
+
+
+def _calls(method: ast.FunctionDef) -> Iterator[str]:
+    for node in ast.walk(method):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+            yield node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
