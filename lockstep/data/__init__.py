@@ -3,6 +3,7 @@
 - `loader`          what `run.shard` returns; `user_loader` checks which loaders it takes, and how large batches are
 - `samplers`, `order`    which indices each global batch has, the same on every worker
 - `passes`          where a pass begins, and whether it draws the same samples again
+- `identity`        what a data set is made of, so that workers with different ones are found
 - `fetch`           loading a global batch: from a data set with indices (`samples`), or from a `stream`
 - `inner_loader`    torch's loader, which runs the fetch; further lanes of a batch that was already handed out
 - `batch`, `structure`, `contents`    a global batch as one worker holds it; what it is made of; digests of it

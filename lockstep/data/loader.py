@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from lockstep.data.batch import GlobalBatch, Position
 from lockstep.data.device import DeviceMover
 from lockstep.data.fetch import Fetch, Loaded, Source
+from lockstep.data.identity import made_of
 from lockstep.data.inner_loader import Feed, LaneReload, disown_processes, inner_loader, process_ids, unpacked
 from lockstep.data.order import Keys, SampleOrder
 from lockstep.data.passes import Passes
@@ -95,6 +96,8 @@ class ShardedLoader:
         self._marks: deque[tuple[Position, str]] = deque(maxlen=MOST_MARKS)
         self._pass_number = 0
         self._running: weakref.ref[Pass] | None = None
+        self.made_of = made_of(loader.dataset)
+        """See Note [Another data set on each worker] in identity.py."""
         for note in notes(loader):
             say(note)
         self._say_growth()

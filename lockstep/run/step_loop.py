@@ -297,6 +297,8 @@ class StepLoop:
         modes = self.places.other_modes(loop, at_start)
         if modes is not None:
             (self._guard.refuse if modes.is_wrong else self._guard.note)(f"{modes}")
+        for other in self.places.other_data(batch):
+            (self._guard.refuse if other.is_wrong else self._guard.note)(f"{other}")
         for setting in self.places.unset_data_sets(at_start):
             self._guard.refuse(f"{setting}")
         for value in self.places.restarted_values(at_start):

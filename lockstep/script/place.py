@@ -17,7 +17,7 @@ import torch
 from torch.optim import Optimizer
 
 from lockstep.chance import Generators
-from lockstep.data import GlobalBatch, Position
+from lockstep.data import GlobalBatch, Position, ShardedLoader
 from lockstep.data.contents import contents, sampled_contents
 from lockstep.errors import Disagreement
 from lockstep.gradients.fingerprint import combined, fingerprints
@@ -44,11 +44,16 @@ CONTENTS = "the contents of the batch"
 EPOCH = "the epoch"
 UPDATES = "updates made by {label}"
 GROUP = "group {number} of {label}"
+DATA = "the data of loader {number} ({part})"
 LOADERS = "where the loaders stand (pass:batch)"
 STATE = "the state"
 ENTRY = "state of "
 COUNTER = "counter "
 
+SEED_DATA = (
+    "Seed what draws it (random_split(..., generator=torch.Generator().manual_seed(0))), or draw after lockstep.start; "
+    "sort what has no order (sorted(set(names)))."
+)
 ADVICE = {
     LINE: "They are in different loops of the script.",
     LOOP: "They have made different numbers of loops over run.lanes with this batch.",
@@ -57,6 +62,8 @@ ADVICE = {
     SAMPLES: "A sampler draws other samples on each worker: it must draw from torch's global generator, or from one of "
     "its own with a fixed seed, or derive the order from the epoch (set_epoch).",
     CONTENTS: "Every worker must hold the same whole batch: draw it alike everywhere, or let run.shard load it.",
+    "the data of loader": "The data set is another one on each worker: some samples would be trained on twice, others "
+    f"never. {SEED_DATA} Do not divide it by the rank: run.shard does.",
     EPOCH: "Count epochs by run.epochs.",
     "updates": "An optimizer.step() depends on the rank, or on a counter of the script's own (enumerate): count by "
     "run.step, which is the same on every worker and after a resume.",
@@ -68,6 +75,22 @@ ADVICE = {
     "random": "A worker drew, or seeded, where the others did not (`if run.rank == 0`), and now they draw different "
     "numbers. Draw alike on every worker, or from a generator of your own (torch.Generator, random.Random).",
 }
+
+
+@dataclass(frozen=True)
+class OtherData:
+    """Something of a data set that is not as in the snapshot; `is_wrong` if the run goes on in the middle of a pass."""
+
+    name: str
+    now: str
+    before: str
+    is_wrong: bool
+
+    def __str__(self) -> str:
+        words = f"{self.name} is {self.now}, and was {self.before} when the snapshot was taken"
+        if self.is_wrong:
+            return f"{words}: a pass cannot go on with other samples. {SEED_DATA}"
+        return f"{words}. If the data set was not changed on purpose, its order or split is drawn without a seed."
 
 
 @dataclass(frozen=True)
@@ -113,7 +136,8 @@ def _named(difference: Disagreement, everyone: Sequence[Facts]) -> str:
 
 def _advice(difference: Disagreement, everyone: Sequence[Facts]) -> str:
     """What to write instead, and which counters of the script are elsewhere."""
-    key = next((word for word in ("updates", "group") if difference.what.startswith(word)), difference.what)
+    beginnings = ("updates", "group", "the data of loader")
+    key = next((word for word in beginnings if difference.what.startswith(word)), difference.what)
     usual = ADVICE.get("random" if is_of_streams(difference.what) else key, difference.advice)
     if difference.what == OPERATION:  # the other one is in no step, and has no place
         return usual
@@ -183,6 +207,8 @@ class Places:
         self._models, self._progress = models, progress
         self._groups, self._attributes, self._modes = Groups(models), ModelAttributes(models), ModelModes(models)
         self._data_sets = DataSetSettings(self._texts_of_data_sets)
+        self._saved_data: dict[str, tuple[int, str]] = {}
+        """The loader's number and what its data set was made of, by name, until training goes on."""
         progress.on_begin = self._training_begins
 
     @property
@@ -225,14 +251,20 @@ class Places:
         """Those of models and optimizers that start again after a resume, although they were put back."""
         return self._attributes.begin(at_start=at_start)
 
+    def other_data(self, batch: GlobalBatch) -> list[OtherData]:
+        """What of the loaders' data sets is not as in the snapshot. See Note [Another data set on each worker]."""
+        saved, self._saved_data = self._saved_data, {}
+        now = self._data() if saved else {}
+        middle = None if _begins_pass(batch) else batch.loader
+        other = [(name, number) for name, (number, words) in saved.items() if now.get(name, words) != words]
+        return [OtherData(name, now[name], saved[name][1], number == middle) for name, number in other]
+
     def unset_data_sets(self, at_start: bool) -> list[Unset]:
         """Settings of data sets that start again after a resume."""
         return self._data_sets.begin(at_start=at_start)
 
     def _texts_of_data_sets(self) -> dict[str, str]:
-        present = self._progress.present()
-        loaders = {number: one for number, one in self._progress.loaders.items() if one in present}
-        return texts_of_data_sets({number: loader.dataset for number, loader in loaders.items()})
+        return texts_of_data_sets({number: loader.dataset for number, loader in self._present().items()})
 
     def other_modes(self, loop: LaneLoop, at_start: bool) -> OtherModes | None:
         """The modes of modules and parameters in this loop, if they are not those of before a resume."""
@@ -292,6 +324,7 @@ class Places:
             "attributes": put_back,
             "compared": compared,
             "data_sets": self._data_sets.state(),
+            "data": {str(number): dict(loader.made_of) for number, loader in self._present().items()},
             "modes": self._modes.state(),
         }
 
@@ -312,6 +345,11 @@ class Places:
         self._expected = [Number(*saved) for saved in state.get("numbers", ())]
         self._attributes.load(state.get("attributes", {}), state.get("compared", {}))
         self._data_sets.load(state.get("data_sets", {}))
+        self._saved_data = {
+            DATA.format(number=number, part=part): (int(number), words)
+            for number, made_of in state.get("data", {}).items()
+            for part, words in made_of.items()
+        }
         self._modes.load(state.get("modes", ()))
 
     def generators_loaded(self) -> None:
@@ -345,8 +383,20 @@ class Places:
             EPOCH: str(self._progress.epoch),
             **{UPDATES.format(label=label): str(count) for label, count in self.updates.items()},
             **self._groups.facts(),
+            **(self._data() if looks_at_all or _begins_pass(batch) else {}),
             LOADERS: " ".join(f"{position.epoch}:{position.step}" for position in positions),
         }
+
+    def _data(self) -> dict[str, str]:
+        return {
+            DATA.format(number=number, part=part): words
+            for number, loader in self._present().items()
+            for part, words in loader.made_of.items()
+        }
+
+    def _present(self) -> dict[int, ShardedLoader]:
+        present = self._progress.present()
+        return {number: loader for number, loader in self._progress.loaders.items() if loader in present}
 
     def _numbers(self) -> dict[str, str]:
         """Those of the script's numbers that have changed since it began to train."""
@@ -358,6 +408,10 @@ class Places:
         """The fingerprint of every tensor, so that the first that differs can be named."""
         held = self._models.held()
         return {f"{ENTRY}{name}": str(int(entry)) for name, entry in zip(sorted(held), fingerprints(held), strict=True)}
+
+
+def _begins_pass(batch: GlobalBatch) -> bool:
+    return batch.position is not None and batch.position.step == 0
 
 
 def _batch_facts(batch: GlobalBatch, looks_at_all: bool) -> dict[str, str]:

@@ -242,6 +242,7 @@ LATER: Mapping[str, Check] = {
             "attributes": _by_name(_row(_packed(), _packed())),
             "compared": _by_name(_row(_packed(), _packed())),
             "data_sets": _by_name(_list_of(_text)),
+            "data": _by_number(_by_name(_text)),
             "modes": _list_of(_row(_text, _list_of(_text), _list_of(_text), _truth)),
         },
     ),

@@ -20,6 +20,9 @@ ALWAYS = {
     "a_group_of_strangers": Said(
         "optimizer updates 1 tensor.* belong to no replicated model", "give its model to `run.replicate`"
     ),
+    "a_split_without_a_seed": Said(
+        r"workers disagree on the data of loader 0 \(Subset.indices\).*Seed what draws it", "seed the split"
+    ),
     "batches_drawn_after_an_evaluation": Said(
         "contents of the batch.*draw it alike everywhere", "evaluate on every worker, in lanes"
     ),

@@ -1,0 +1,82 @@
+"""What a data set is made of, as far as it shows without reading samples: equal on workers that have the same one.
+
+# Note [Another data set on each worker]
+# A worker loads its own lanes only, by their indices. If sample 17 is another one on each worker (a split, or an order,
+# that is drawn before the generators are seeded; a list made from a set; files divided by the rank), some samples are
+# trained on twice and others never, and nothing shows it. No sample is read to find that out: reading may open files
+# that processes of a loader must open for themselves. What does show it are the data set's attributes: indices, names
+# of files, labels, tensors. They are looked at before the first sample is read, and some of their elements are compared
+# between workers, and after a resume.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from lockstep.data.contents import sampled_contents
+
+MOST_ELEMENTS = 1000
+"""How many elements of a list are compared, at even distances."""
+
+_MOST_DEPTH, _MOST_PARTS, _MOST_INSIDE, _MOST_KEYS = 4, 100, 16, 10_000
+_PLAIN = (int, float, complex, bool, bytes, type(None))
+_NUMERIC = "biufcSU"
+"""The kinds of NumPy's dtypes whose elements are values, not objects."""
+
+
+def made_of(data_set: Any) -> dict[str, str]:
+    """What the data set holds, by the names of attributes: a glimpse, and a digest of some elements."""
+    return dict(_parts(type(data_set).__name__, data_set, _MOST_DEPTH))
+
+
+def _parts(name: str, holder: Any, depth: int) -> Iterator[tuple[str, str]]:
+    for key, value in list(getattr(holder, "__dict__", {}).items()):
+        words = _words(value)
+        if words is not None:
+            yield f"{name}.{key}", words
+        inner = value if isinstance(value, list | tuple) and len(value) <= _MOST_PARTS else [value]
+        for number, one in enumerate(inner):
+            if depth > 0 and isinstance(one, Dataset):
+                yield from _parts(f"{name}.{key}{f'[{number}]' if inner is value else ''}", one, depth - 1)
+
+
+def _words(value: Any) -> str | None:
+    """The value in words, if it is made of plain elements; None if it is not, or if it is empty or a single one."""
+    if isinstance(value, torch.Tensor):
+        is_readable = value.layout is torch.strided and not value.is_meta and value.numel() > 1
+        return f"{list(value.shape)} {sampled_contents(value)}" if is_readable else None
+    if _is_array(value):
+        return f"{list(value.shape)} {sampled_contents(value)}" if value.size > 1 else None
+    if isinstance(value, dict):
+        elements = sorted(map(_in_order, value.items()), key=repr) if len(value) <= _MOST_KEYS else []
+    elif isinstance(value, list | tuple | range):
+        elements = [_in_order(one) for one in value[:: max(1, -(-len(value) // MOST_ELEMENTS))]]
+    else:
+        return None
+    if len(elements) < 2 or any(one is None for one in elements):
+        return None
+    text = repr(elements)
+    first = ", ".join(map(str, elements[:3]))
+    return f"{len(value)}: {first}, ... {hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}"
+
+
+def _in_order(element: Any) -> Any:
+    """The element if it is plain, else None. Of a path the last two names count: hosts may hold it elsewhere."""
+    if isinstance(element, str | os.PathLike):
+        return "/".join(str(os.fspath(element)).split(os.sep)[-2:])
+    if isinstance(element, _PLAIN):
+        return repr(element)
+    if isinstance(element, torch.Tensor) or _is_array(element):
+        return sampled_contents(element) if not isinstance(element, torch.Tensor) or not element.is_meta else None
+    if isinstance(element, list | tuple) and len(element) <= _MOST_INSIDE:
+        inner = [_in_order(one) for one in element]
+        return None if any(one is None for one in inner) else inner
+    return None
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "tobytes") and getattr(getattr(value, "dtype", None), "kind", "O") in _NUMERIC
