@@ -22,7 +22,9 @@ from lockstep.data.contents import sampled_contents
 MOST_ELEMENTS = 1000
 """How many elements of a list are compared, at even distances."""
 
-_MOST_DEPTH, _MOST_PARTS, _MOST_INSIDE, _MOST_KEYS = 4, 100, 16, 10_000
+_MOST_ROWS, _MOST_COLUMNS = 100, 3
+"""The same of the rows of a table, which may have to be read from a disk."""
+_MOST_DEPTH, _MOST_PARTS, _MOST_INSIDE, _MOST_KEYS, _MOST_SHOWN = 4, 100, 16, 10_000, 60
 _PLAIN = (int, float, complex, bool, bytes, type(None))
 _NUMERIC = "biufcSU"
 """The kinds of NumPy's dtypes whose elements are values, not objects."""
@@ -51,17 +53,32 @@ def _words(value: Any) -> str | None:
         return f"{list(value.shape)} {sampled_contents(value)}" if is_readable else None
     if _is_array(value):
         return f"{list(value.shape)} {sampled_contents(value)}" if value.size > 1 else None
-    if isinstance(value, dict):
-        elements = sorted(map(_in_order, value.items()), key=repr) if len(value) <= _MOST_KEYS else []
-    elif isinstance(value, list | tuple | range):
-        elements = [_in_order(one) for one in value[:: max(1, -(-len(value) // MOST_ELEMENTS))]]
-    else:
-        return None
+    elements = _elements(value)
     if len(elements) < 2 or any(one is None for one in elements):
         return None
-    text = repr(elements)
-    first = ", ".join(map(str, elements[:3]))
-    return f"{len(value)}: {first}, ... {hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}"
+    first = ", ".join(map(str, elements[:3]))[:_MOST_SHOWN]
+    return f"{len(value)}: {first}, ... {hashlib.blake2b(repr(elements).encode(), digest_size=6).hexdigest()}"
+
+
+def _elements(value: Any) -> list[Any]:
+    """Some elements in a form that can be compared, and None for each that has none."""
+    if isinstance(value, dict):
+        return sorted(map(_in_order, value.items()), key=repr) if len(value) <= _MOST_KEYS else []
+    if isinstance(value, list | tuple | range):
+        return [_in_order(one) for one in value[:: _distance(len(value), MOST_ELEMENTS)]]
+    package = type(value).__module__.split(".")[0]
+    if package in ("pyarrow", "datasets") and hasattr(value, "column_names"):
+        columns = [value.column(number) for number in range(min(len(value.column_names), _MOST_COLUMNS))]
+        rows = range(0, len(value), _distance(len(value), _MOST_ROWS))
+        return [_in_order([column[row].as_py() for column in columns]) or "?" for row in rows]
+    if package == "pandas" and hasattr(value, "columns"):
+        rows = value.iloc[:: _distance(len(value), _MOST_ROWS), :_MOST_COLUMNS]
+        return [_in_order(row) or "?" for row in rows.itertuples(name=None)]
+    return []
+
+
+def _distance(size: int, most: int) -> int:
+    return max(1, -(-size // most))
 
 
 def _in_order(element: Any) -> Any:
