@@ -105,14 +105,22 @@ def test_a_weight_of_the_loss_that_the_script_raises_itself_is_not_known_to_work
     tmp_path: Path,
 ) -> None:
     loss = "(loss_of(model, x, y) + kept.sum() * model(x).square().mean())"
-    found = faults(tmp_path, script(begins="torch.zeros(2)", loss=loss, after_update="kept += 0.05"))
+    found = faults(tmp_path, script(begins="torch.zeros(2)", loss=loss, after_update="kept.add_(0.05)"))
     assert (found["kill"]["equal"], found["kill"]["first_step"]) == (True, None)
     assert [found[kind]["cause"] for kind in ("replace", "stop")] == [UNTRACKED] * 2
     assert "run.replicate" in found["replace"]["explanation"]
 
 
+def test_a_tensor_whose_name_the_loop_sets_is_told_in_the_words_of_the_run(tmp_path: Path) -> None:
+    loss = "(loss_of(model, x, y) + kept.sum() * model(x).square().mean())"
+    found = faults(tmp_path, script(begins="torch.zeros(2)", loss=loss, after_update="kept = kept + 0.05"))
+    assert found["replace"]["equal"] is True
+    assert found["replace"]["cause"].startswith("a worker that joins is sent away: tensors in `kept` (train.py) had ")
+    assert found["stop"]["cause"].startswith("Misuse: tensors in `kept` (train.py) had changed in training")
+
+
 def test_a_rate_made_by_hand_sends_newcomers_away_and_is_named_after_a_resume(tmp_path: Path) -> None:
-    rate = "kept *= 0.9; optimizer.param_groups[0]['lr'] = float(kept[0])"
+    rate = "kept.mul_(0.9); optimizer.param_groups[0]['lr'] = float(kept[0])"
     found = faults(tmp_path, script(begins="torch.full((2,), 0.01, dtype=torch.float64)", before_update=rate))
     assert found["replace"]["equal"] is True
     assert found["replace"]["cause"].startswith("a worker that joins is sent away: workers disagree on group 0 of ")
