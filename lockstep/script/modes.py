@@ -105,8 +105,9 @@ class ModelModes:
             for name, module in self._modules().items():
                 module.training = name not in last
             for named in self._models.parameters():
-                if named.parameter.is_leaf:
-                    named.parameter.requires_grad_(_of_parameter(named.name) not in last)
+                is_trained = _of_parameter(named.name) not in last
+                if named.parameter.requires_grad != is_trained and _can_be_trained(named.parameter):
+                    named.parameter.requires_grad_(is_trained)
 
     def _look(self) -> tuple[list[nn.Module], list[torch.Tensor]]:
         parameters: list[torch.Tensor] = [named.parameter for named in self._models.parameters()]
@@ -123,6 +124,10 @@ class ModelModes:
     def _modules(self) -> Mapping[str, nn.Module]:
         models = self._models.modules.items()
         return {name_of_module(label, path): one for label, model in models for path, one in model.named_modules()}
+
+
+def _can_be_trained(parameter: torch.Tensor) -> bool:
+    return parameter.is_leaf and (parameter.is_floating_point() or parameter.is_complex())
 
 
 def _of_parameter(name: str) -> str:

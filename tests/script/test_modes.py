@@ -86,14 +86,22 @@ def test_loops_with_a_rhythm_of_their_own_are_left_alone() -> None:
     assert found is not None, "each loop has modes of its own"
 
 
-def test_a_loop_that_the_snapshot_does_not_know_and_a_parameter_that_is_no_leaf() -> None:
-    model, modes = made()
+def test_a_loop_that_the_snapshot_does_not_know_is_not_compared() -> None:
+    _, modes = made()
     modes.begin("train.py:9", at_start=True)
     new, others = made()
-    new.eval()
     others.load(modes.state())
+    new.eval()
     assert others.begin("other.py:1", at_start=False) is None
     others.load([])
-    model[0].weight.requires_grad_(False)
-    assert modes.begin("train.py:9", at_start=False) is None
-    assert torch.is_grad_enabled()
+    assert others.begin("train.py:9", at_start=False) is None
+    assert not new.training
+
+
+def test_whole_numbers_that_came_later_need_no_gradient() -> None:
+    _, modes = made()
+    modes.begin("train.py:9", at_start=True)
+    new, others = made()
+    new.table = nn.Parameter(torch.arange(3), requires_grad=False)
+    others.load(modes.state())
+    assert not new.table.requires_grad
