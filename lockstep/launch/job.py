@@ -79,6 +79,7 @@ class Job:
         """The variables that every worker has: the user's, then the job's extra ones, then what the launch fixes."""
         kept = {name: value for name, value in inherited.items() if name not in _NOT_INHERITED}
         return {
+            "PYTHONHASHSEED": "0",  # a set of words has the same order on every worker, and after a resume
             "OMP_NUM_THREADS": "1",  # where neither the user nor the job sets another number
             "TORCH_CPP_LOG_LEVEL": "FATAL",  # its store logs a trace for every lost worker; ours is shorter
             **kept,

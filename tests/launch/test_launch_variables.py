@@ -78,6 +78,11 @@ def test_checkpoints_lie_in_the_folder_that_is_named_and_else_beside_the_logs():
     assert read_overrides({}).checkpoint_folder is None
 
 
+def test_a_set_of_words_has_one_order_on_all_workers_unless_the_user_wants_another() -> None:
+    assert JOB.variables_of_all({})["PYTHONHASHSEED"] == "0"
+    assert JOB.variables_of_all({"PYTHONHASHSEED": "random"})["PYTHONHASHSEED"] == "random"
+
+
 def test_torchs_own_log_is_quiet_unless_the_user_wants_it():
     assert JOB.variables_of_all({})["TORCH_CPP_LOG_LEVEL"] == "FATAL"
     assert JOB.variables_of_all({"TORCH_CPP_LOG_LEVEL": "INFO"})["TORCH_CPP_LOG_LEVEL"] == "INFO"
