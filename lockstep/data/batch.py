@@ -43,6 +43,11 @@ class GlobalBatch:
     def __post_init__(self) -> None:
         object.__setattr__(self, "shares", MappingProxyType(dict(self.shares)))
 
+    @property
+    def begins_pass(self) -> bool:
+        """Whether it is the first batch of a pass over a loader."""
+        return self.position is not None and self.position.step == 0
+
     @classmethod
     def cut(cls, batch: Any, num_lanes: int, lanes: Sequence[int], least: int = 1) -> "GlobalBatch":
         """The shares of `lanes`, cut from a batch that every worker holds whole."""

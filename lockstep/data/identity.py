@@ -26,6 +26,7 @@ _MOST_ROWS, _MOST_COLUMNS = 100, 3
 """The same of the rows of a table, which may have to be read from a disk."""
 _MOST_DEPTH, _MOST_PARTS, _MOST_INSIDE, _MOST_KEYS, _MOST_SHOWN = 4, 100, 16, 10_000, 60
 _PLAIN = (int, float, complex, bool, bytes, type(None))
+_OF_HUGGING_FACE = ("datasets", "Dataset")
 _NUMERIC = "biufcSU"
 """The kinds of NumPy's dtypes whose elements are values, not objects."""
 
@@ -40,19 +41,23 @@ def _parts(name: str, holder: Any, depth: int) -> Iterator[tuple[str, str]]:
         words = _words(value)
         if words is not None:
             yield f"{name}.{key}", words
-        inner = value if isinstance(value, list | tuple) and len(value) <= _MOST_PARTS else [value]
-        for number, one in enumerate(inner):
-            if depth > 0 and isinstance(one, Dataset):
-                yield from _parts(f"{name}.{key}{f'[{number}]' if inner is value else ''}", one, depth - 1)
+        for path, one in each_in(f"{name}.{key}", value):
+            if depth > 0 and (isinstance(one, Dataset) or (_package(one), type(one).__name__) == _OF_HUGGING_FACE):
+                yield from _parts(path, one, depth - 1)
+
+
+def each_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The elements of a short list with their names, or the value itself."""
+    if isinstance(value, list | tuple) and len(value) <= _MOST_PARTS:
+        yield from ((f"{name}[{number}]", one) for number, one in enumerate(value))
+    else:
+        yield name, value
 
 
 def _words(value: Any) -> str | None:
     """The value in words, if it is made of plain elements; None if it is not, or if it is empty or a single one."""
-    if isinstance(value, torch.Tensor):
-        is_readable = value.layout is torch.strided and not value.is_meta and value.numel() > 1
-        return f"{list(value.shape)} {sampled_contents(value)}" if is_readable else None
     if _is_array(value):
-        return f"{list(value.shape)} {sampled_contents(value)}" if value.size > 1 else None
+        return f"{list(value.shape)} {sampled_contents(value)}" if len(value.shape) > 0 else None
     elements = _elements(value)
     if len(elements) < 2 or any(one is None for one in elements):
         return None
@@ -66,12 +71,11 @@ def _elements(value: Any) -> list[Any]:
         return sorted(map(_in_order, value.items()), key=repr) if len(value) <= _MOST_KEYS else []
     if isinstance(value, list | tuple | range):
         return [_in_order(one) for one in value[:: _distance(len(value), MOST_ELEMENTS)]]
-    package = type(value).__module__.split(".")[0]
-    if package in ("pyarrow", "datasets") and hasattr(value, "column_names"):
+    if _package(value) in ("pyarrow", "datasets") and hasattr(value, "column") and hasattr(value, "column_names"):
         columns = [value.column(number) for number in range(min(len(value.column_names), _MOST_COLUMNS))]
         rows = range(0, len(value), _distance(len(value), _MOST_ROWS))
         return [_in_order([column[row].as_py() for column in columns]) or "?" for row in rows]
-    if package == "pandas" and hasattr(value, "columns"):
+    if _package(value) == "pandas" and hasattr(value, "columns"):
         rows = value.iloc[:: _distance(len(value), _MOST_ROWS), :_MOST_COLUMNS]
         return [_in_order(row) or "?" for row in rows.itertuples(name=None)]
     return []
@@ -87,13 +91,20 @@ def _in_order(element: Any) -> Any:
         return "/".join(str(os.fspath(element)).split(os.sep)[-2:])
     if isinstance(element, _PLAIN):
         return repr(element)
-    if isinstance(element, torch.Tensor) or _is_array(element):
-        return sampled_contents(element) if not isinstance(element, torch.Tensor) or not element.is_meta else None
+    if _is_array(element):
+        return sampled_contents(element)
     if isinstance(element, list | tuple) and len(element) <= _MOST_INSIDE:
         inner = [_in_order(one) for one in element]
         return None if any(one is None for one in inner) else inner
     return None
 
 
+def _package(value: Any) -> str:
+    return type(value).__module__.split(".")[0]
+
+
 def _is_array(value: Any) -> bool:
+    """Whether it is a tensor or an array whose elements can be read."""
+    if isinstance(value, torch.Tensor):
+        return value.layout is torch.strided and not value.is_meta
     return hasattr(value, "tobytes") and getattr(getattr(value, "dtype", None), "kind", "O") in _NUMERIC

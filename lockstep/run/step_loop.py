@@ -289,19 +289,11 @@ class StepLoop:
             if number.depends is not None:
                 self._guard.refuse(f"{number} {COUNT_BY_STEP}")
             self._guard.note(f"{number} Nothing that trains seems to depend on it. {COUNT_BY_STEP}")
-        at_start = batch.position is not None and batch.position.step == 0
-        for attribute in self.places.renewed_attributes(at_start):
-            if attribute.is_wrong:
-                self._guard.refuse(f"{attribute}")
-            self._guard.note(f"{attribute}")
-        modes = self.places.other_modes(loop, at_start)
-        if modes is not None:
-            (self._guard.refuse if modes.is_wrong else self._guard.note)(f"{modes}")
-        for other in self.places.other_data(batch):
-            (self._guard.refuse if other.is_wrong else self._guard.note)(f"{other}")
-        for setting in self.places.unset_data_sets(at_start):
-            self._guard.refuse(f"{setting}")
-        for value in self.places.restarted_values(at_start):
+        for found in self.places.set_anew(batch, loop):
+            if found.is_wrong:
+                self._guard.refuse(f"{found}")
+            self._guard.note(f"{found}")
+        for value in self.places.restarted_values(batch):
             if value.depends is not None:
                 self._guard.refuse(f"{value} {KEEP_IN_STATE}")
             self._guard.note(f"{value} {KEEP_TENSORS if value.is_of_tensors else KEEP_IN_STATE}")

@@ -20,13 +20,14 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from lockstep.data.identity import each_in
 from lockstep.script.attributes import SET_AGAIN
 from lockstep.script.owners import PLAIN, are_settings, own_methods
 
 Texts = dict[str, str]
 
 _MANY = (list, tuple, dict, set, frozenset)
-_MOST_EARLIER, _MOST_PARTS = 16, 100
+_MOST_EARLIER = 16
 _MOST_DEPTH = 4
 
 
@@ -37,6 +38,7 @@ class Unset:
     name: str
     value: str
     before: str
+    is_wrong = True
 
     def __str__(self) -> str:
         return f"{self.name} is {self.value} and was {self.before} when the snapshot was taken. {SET_AGAIN}"
@@ -103,10 +105,9 @@ def _add_texts(found: Texts, name: str, holder: Any, depth: int) -> None:
         text = text_of(value)
         if text is not None:
             found[f"{name}.{key}"] = text
-        inner = value if isinstance(value, list | tuple) and len(value) <= _MOST_PARTS else [value]
-        for number, one in enumerate(inner):
+        for path, one in each_in(f"{name}.{key}", value):
             if depth > 0 and (isinstance(one, Dataset) or are_settings(one)):
-                _add_texts(found, f"{name}.{key}{f'[{number}]' if inner is value else ''}", one, depth - 1)
+                _add_texts(found, path, one, depth - 1)
 
 
 def text_of(value: Any) -> str | None:

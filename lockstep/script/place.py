@@ -8,7 +8,7 @@
 # plan. A difference is named before anything is added.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
@@ -230,13 +230,11 @@ class Places:
         expected, self._expected = self._expected, []
         return out_of_step(expected, loop.numbers, at) if expected else []
 
-    def restarted_values(self, at_start: bool) -> list[Changed]:
+    def restarted_values(self, batch: GlobalBatch) -> list[Changed]:
         """The values of the script that start again after a resume. See Note [Values of the script] in values.py."""
-        if self._first_values is not None and not self._saved_values:
-            return []
-        now, saved = self._values(calling_frame()), self._saved_values
-        self._first_values, self._saved_values = self._first_values or now, []
-        return restarted_values(saved, now, at_start=at_start)
+        saved, self._saved_values = self._saved_values, []
+        now = self._values(calling_frame()) if saved else {}
+        return restarted_values(saved, now, at_start=batch.begins_pass)
 
     def _training_begins(self) -> None:
         """All that the script sets before its first epoch is set; what is set in epochs counts as a change."""
@@ -247,28 +245,26 @@ class Places:
     def _values(self, frame: FrameType) -> Values:
         return values(frame, self._models.modules.values())
 
-    def renewed_attributes(self, at_start: bool) -> list[Renewed]:
-        """Those of models and optimizers that start again after a resume, although they were put back."""
-        return self._attributes.begin(at_start=at_start)
+    def set_anew(self, batch: GlobalBatch, loop: LaneLoop) -> Iterator[Renewed | OtherModes | OtherData | Unset]:
+        """What the run put back or compares after a resume, and the script has as another. Those that are wrong cannot
+        be meant."""
+        at_start = batch.begins_pass
+        yield from self._attributes.begin(at_start=at_start)
+        modes = self._modes.begin(str(loop.site), at_start=at_start) if loop.is_step else None
+        yield from () if modes is None else (modes,)
+        yield from self._other_data(batch)
+        yield from self._data_sets.begin(at_start=at_start)
 
-    def other_data(self, batch: GlobalBatch) -> list[OtherData]:
+    def _other_data(self, batch: GlobalBatch) -> list[OtherData]:
         """What of the loaders' data sets is not as in the snapshot. See Note [Another data set on each worker]."""
         saved, self._saved_data = self._saved_data, {}
         now = self._data() if saved else {}
-        middle = None if _begins_pass(batch) else batch.loader
+        middle = None if batch.begins_pass else batch.loader
         other = [(name, number) for name, (number, words) in saved.items() if now.get(name, words) != words]
         return [OtherData(name, now[name], saved[name][1], number == middle) for name, number in other]
 
-    def unset_data_sets(self, at_start: bool) -> list[Unset]:
-        """Settings of data sets that start again after a resume."""
-        return self._data_sets.begin(at_start=at_start)
-
     def _texts_of_data_sets(self) -> dict[str, str]:
         return texts_of_data_sets({number: loader.dataset for number, loader in self._present().items()})
-
-    def other_modes(self, loop: LaneLoop, at_start: bool) -> OtherModes | None:
-        """The modes of modules and parameters in this loop, if they are not those of before a resume."""
-        return self._modes.begin(str(loop.site), at_start=at_start) if loop.is_step else None
 
     def wrapped(self, batch: GlobalBatch) -> str | None:
         """What starts again around a pass that goes on in its middle. See Note [Iterators that start again]."""
@@ -383,7 +379,7 @@ class Places:
             EPOCH: str(self._progress.epoch),
             **{UPDATES.format(label=label): str(count) for label, count in self.updates.items()},
             **self._groups.facts(),
-            **(self._data() if looks_at_all or _begins_pass(batch) else {}),
+            **(self._data() if looks_at_all or batch.begins_pass else {}),
             LOADERS: " ".join(f"{position.epoch}:{position.step}" for position in positions),
         }
 
@@ -408,10 +404,6 @@ class Places:
         """The fingerprint of every tensor, so that the first that differs can be named."""
         held = self._models.held()
         return {f"{ENTRY}{name}": str(int(entry)) for name, entry in zip(sorted(held), fingerprints(held), strict=True)}
-
-
-def _begins_pass(batch: GlobalBatch) -> bool:
-    return batch.position is not None and batch.position.step == 0
 
 
 def _batch_facts(batch: GlobalBatch, looks_at_all: bool) -> dict[str, str]:

@@ -49,6 +49,8 @@ ALIKE = {
     "a very large table": (dict.fromkeys(range(20_000), 1), dict.fromkeys(range(20_000), 2)),
     "a tensor without elements": (torch.zeros(3, device="meta"), torch.ones(3, device="meta")),
     "a sparse tensor": (torch.eye(3).to_sparse(), torch.eye(3).to_sparse()),
+    "sparse tensors": ([torch.eye(3).to_sparse()] * 2, [torch.eye(3).to_sparse()] * 3),
+    "a tensor of one number": (torch.tensor(1.0), torch.tensor(2.0)),
     "objects in an array": (np.array([object(), None]), np.array([None, object()])),
 }
 

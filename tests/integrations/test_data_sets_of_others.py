@@ -26,6 +26,15 @@ def test_a_split_of_hugging_faces_data_set_is_the_same_with_a_seed_and_another_w
     assert made_of(seeded.flatten_indices())["Dataset._data"] != made_of(other.flatten_indices())["Dataset._data"]
 
 
+def test_one_inside_of_a_data_set_of_the_script_is_looked_at() -> None:
+    datasets = pytest.importorskip("datasets", reason="make test-integrations brings datasets")
+    whole = datasets.Dataset.from_dict(TEXTS)
+    one, other = (made_of(Rows(whole.shuffle(seed=seed))) for seed in (0, 1))
+    assert one["Rows.table._indices"] != other["Rows.table._indices"]
+    assert one["Rows.table._data"] == other["Rows.table._data"]
+    assert made_of(Rows(whole.to_iterable_dataset())) == {}
+
+
 def test_a_table_of_pandas_in_another_order_is_another_one() -> None:
     pandas = pytest.importorskip("pandas", reason="make test-integrations brings pandas")
     table = pandas.DataFrame(TEXTS)
