@@ -75,15 +75,15 @@ class ModelAttributes:
         """The first value and that of the snapshot, until training goes on."""
         self._bound: Pairs = {}
         """The same, of those that are not put back."""
-        self._switches: list[tuple[str, dict[Any, Any], str]] = []
-        """Where truth values and words stand, when a pass began."""
+        self._switches: list[tuple[str, dict[Any, Any], str]] | None = None
+        """Where truth values and words stood when a pass began; looking for them in every step would cost too much."""
         self._in_training: list[Plain] = []
         """What they were when the last training loop began."""
 
     def begin(self, *, at_start: bool) -> list[Renewed]:
         """A training loop begins, at the start of a pass or within one. Returns what has its first value again after a
         resume and should not."""
-        if at_start or not self._switches:
+        if at_start or self._switches is None:
             places = [(name, _table(holder), key) for name, holder, key in self._places()]
             self._switches = [place for place in places if type(place[1][place[2]]) in (bool, str)]
         self._in_training = [table.get(key) for _, table, key in self._switches]
@@ -104,7 +104,7 @@ class ModelAttributes:
     def changed(self, *, in_evaluation: bool) -> tuple[Json, Json]:
         """The part of a snapshot, the first value and that of now by name: those to put back, and those to compare."""
         first, to_put_back, to_compare = self._first or {}, {}, {}
-        before = zip(self._switches, self._in_training, strict=True) if in_evaluation else ()
+        before = zip(self._switches or (), self._in_training, strict=True) if in_evaluation else ()
         in_training = {name: value for (name, _, _), value in before}
         for name, holder, key in self._places():
             now = in_training.get(name, _table(holder)[key])

@@ -193,6 +193,17 @@ def test_a_snapshot_in_an_evaluation_has_the_switches_of_the_training() -> None:
     assert attributes.changed(in_evaluation=False)[0]["model.phase"] == ["first", "evaluation"]
 
 
+def test_a_model_is_gone_through_once_for_each_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, looks = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), []
+    models = Models()
+    models.add(model, [], {})
+    attributes = ModelAttributes(models)
+    monkeypatch.setattr(model, "named_modules", lambda: looks.append(0) or iter([("", model)]))
+    for at_start in (True, False, False, False, True):
+        assert attributes.begin(at_start=at_start) == []
+    assert len(looks) == 2
+
+
 PASSES = """
 def train(model, run, loader):
     for epoch in run.epochs(3):
