@@ -1,4 +1,4 @@
-"""One copy of the model on a host: each worker updates its part, with the same bits as four copies.
+"""One copy of the optimizer state on a host: each worker updates its part, with the same bits as four copies.
 
     python examples/19_sharded.py
     lockstep run -n 4 examples/19_sharded.py
@@ -6,8 +6,8 @@
 
 The training is that of 02_lockstep.py with a wider model and clipped gradients. With `strategy=` the
 workers of a host hold parameters and AdamW's state once, in memory that all of them see, and each
-updates an equal part. The loop does not change. Look at the digest: it
-is the same under both strategies, on any number of workers.
+updates an equal part; on GPUs each has all parameters, and AdamW's state of its part. The loop does
+not change. Look at the digest: it is the same under both strategies, on any number of workers.
 """
 
 import torch
@@ -20,7 +20,7 @@ from lockstep.strategies import Sharded
 
 
 def main() -> None:
-    run = lockstep.start(lanes=8, strategy=Sharded("parameters"))
+    run = lockstep.start(lanes=8, strategy=Sharded("optimizer"))
     torch.manual_seed(0)
     x = torch.randn(1024, 20)
     loader = run.shard(DataLoader(TensorDataset(x, (x[:, 0] * x[:, 1] > 0).long()), batch_size=128, shuffle=True))

@@ -96,9 +96,16 @@ def step(run_dir: Path, step: int | None, wants_json: bool) -> None:
 @click.option(
     "--optimizer", default="adamw", show_default=True, help="Its name; one that does not exist lists those that do."
 )
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    default="cpu",
+    show_default=True,
+    help="cuda: what is on each worker's GPU, and in the memory of the host.",
+)
 @click.option("--json", "wants_json", is_flag=True, help="Print one JSON object instead of the table.")
 def memory(
-    model: str, workers: int, lanes: int | None, strategy: str | None, optimizer: str, wants_json: bool
+    model: str, workers: int, lanes: int | None, strategy: str | None, optimizer: str, device: str, wants_json: bool
 ) -> None:  # fmt: skip
     """Say before a run what its workers will hold in memory, part by part, under each strategy."""
     from lockstep.programs.memory import account, table
@@ -106,8 +113,14 @@ def memory(
 
     base, sizes = base_memory(), sizes_of(model, optimizer)
     on_host = account.WorkersOnHost(workers, lanes or workers)
-    names = account.STRATEGIES if strategy is None else dict.fromkeys((account.REPLICATED, strategy))
-    accounts = [account.make_account(sizes, on_host, name, base) for name in names]
+    there = account.STRATEGIES if device == "cpu" else account.ON_GPUS
+    names = there if strategy is None else dict.fromkeys((account.REPLICATED, strategy))
+    accounts = [
+        account.make_account(sizes, on_host, name, base)
+        if device == "cpu"
+        else account.make_gpu_account(sizes, on_host, name)
+        for name in names
+    ]
     if wants_json:
         click.echo(json.dumps(table.as_json(accounts)))
         return

@@ -41,8 +41,8 @@ class Wire:
     """A transport for small messages, the reducer that adds buckets, and the queue of its reductions.
 
     `how` describes what carries the buckets, `link` how fast it is; there is no link in a world of one. The `store` is
-    kept open as long as the wire. `host` is the memory that this worker shares with others on its host, if the wire
-    uses such memory. `shares_gpus`: several workers may have one GPU.
+    kept open as long as the wire. `host` is the memory that this worker shares with others on its host; over Gloo alone
+    there is none. `shares_gpus`: several workers may have one GPU.
     """
 
     transport: Transport
@@ -71,6 +71,9 @@ class Wire:
         self.transport.close()
         self.reducer.close()
         self.sequence.close()
+        if self.host is not None:
+            self.host.neighbours.close()
+            self.host.close()
 
     def __enter__(self) -> "Wire":
         return self
@@ -175,7 +178,7 @@ def in_gpu_memory(
         link = measure(reducer, transport, device=device)
         sequence = StreamQueue(device)
         opened.pop_all()
-    return Wire(transport, sequence, reducer, "GPU memory", link, store)
+    return Wire(transport, sequence, reducer, "GPU memory", link, store, shared.board.memory)
 
 
 def over_gpus(
@@ -227,7 +230,8 @@ def over_nccl(
         transport: Transport
         cpu_reducer: Reducer
         if world.on_one_host:
-            neighbours, transport, cpu_reducer = _on_host(world, own_store, timeout_s, watch, opened)
+            neighbours, transport, shared = _on_host(world, own_store, timeout_s, watch, opened)
+            cpu_reducer, memory = shared, shared.board.memory
             watchdog = GpuWatchdog(neighbours, group.abort, list)
         else:
             peers = RemotePeers(world, timeout_s)
@@ -238,6 +242,7 @@ def over_nccl(
 
             transport = _gloo(world, store, timeout_s, watch, opened, on_loss)
             cpu_reducer = Executor(transport)
+            _, memory = _host_memory(world, own_store, timeout_s, watch, opened)
             watchdog = GpuWatchdog(peers, group.abort, list)
         opened.callback(watchdog.close)
         group.connect(transport, watchdog)
@@ -246,7 +251,7 @@ def over_nccl(
         link = measure(reducer, transport, device=device)
         opened.pop_all()
     how = "NCCL" if exact else "NCCL's all-reduce"
-    return Wire(transport, sequence, reducer, how, link, store, shares_gpus=False)
+    return Wire(transport, sequence, reducer, how, link, store, memory, shares_gpus=False)
 
 
 def refuse_shared(gpus: Sequence[str]) -> None:
@@ -287,12 +292,7 @@ def over_hosts(
         sequence = ThreadQueue()
         opened.callback(sequence.close)
         transport = _gloo(world, store, timeout_s, watch, opened, sequence.fail)
-        hosts = hosts or find_hosts(world.rank, world.size, own_store)
-        members = next(ranks for ranks in hosts if world.rank in ranks)
-        neighbours = connect(world, members, own_store, timeout_s, watch or do_nothing)
-        opened.callback(neighbours.close)
-        memory = HostMemory(neighbours)
-        opened.callback(memory.close)
+        hosts, memory = _host_memory(world, own_store, timeout_s, watch, opened, hosts)
         network = Executor(transport)
         link = measure(network, transport)
         mailbox = open_mailbox(memory, world)
@@ -306,12 +306,27 @@ def _on_host(
     world: World, store: Store, timeout_s: float, watch: Callable[[], None] | None, opened: ExitStack
 ) -> tuple[Neighbours, Mailbox, SharedMemoryReducer]:
     """Collective. What the workers of one host share: connections, messages, and the reducer for the CPU."""
-    neighbours = connect(world, range(world.size), store, timeout_s, watch or do_nothing)
+    _, memory = _host_memory(world, store, timeout_s, watch, opened, (tuple(range(world.size)),))
+    transport = open_mailbox(memory, world)
+    return memory.neighbours, transport, SharedMemoryReducer(open_board(memory), Executor(transport), world.rank)
+
+
+def _host_memory(
+    world: World,
+    store: Store,
+    timeout_s: float,
+    watch: Callable[[], None] | None,
+    opened: ExitStack,
+    hosts: Hosts | None = None,
+) -> tuple[Hosts, HostMemory]:
+    """Collective. The workers of each host, found out unless they are given, and the memory of this one's."""
+    hosts = hosts or find_hosts(world.rank, world.size, store)
+    members = next(ranks for ranks in hosts if world.rank in ranks)
+    neighbours = connect(world, members, store, timeout_s, watch or do_nothing)
     opened.callback(neighbours.close)
     memory = HostMemory(neighbours)
     opened.callback(memory.close)
-    transport = open_mailbox(memory, world)
-    return neighbours, transport, SharedMemoryReducer(open_board(memory), Executor(transport), world.rank)
+    return hosts, memory
 
 
 def _gloo(

@@ -132,7 +132,12 @@ def main(args: argparse.Namespace) -> None:
     if args.wire == "nccl":
         as_a_host_of_its_own()
     run = lockstep.start(
-        lanes=args.lanes, reduce_dtype=args.reduce_dtype, drift_every=10, noise_every=7, wire=args.wire
+        lanes=args.lanes,
+        reduce_dtype=args.reduce_dtype,
+        drift_every=10,
+        noise_every=7,
+        wire=args.wire,
+        strategy="sharded:optimizer" if args.sharded else "replicated",
     )
     faults = script_faults(run, args)
     model = MODELS[args.model]()
@@ -166,6 +171,7 @@ def main(args: argparse.Namespace) -> None:
         "updates": any(update._graphs for update in run._captures._updates.values()),
         "noise": repr(run.noise),
         "memory": torch.cuda.memory_allocated(),
+        "state_on": sorted({v.device.type for s in optimizer.state.values() for v in s.values() if v.dim()}),
         "on_default_stream": torch.cuda.current_stream() == torch.cuda.default_stream(),
     }
     run.print(json.dumps(result))
@@ -216,6 +222,6 @@ if __name__ == "__main__":
     parser.add_argument("--kill-joining", action="store_true", help="the first that joins, likewise")
     parser.add_argument("--pause-s", type=float, default=0.0)
     parser.add_argument("--memory-of-others", dest="wire", action="store_const", const="gpu")
-    for flag in ("captured", "update", "scaler", "waits", "breaks"):
+    for flag in ("captured", "update", "scaler", "waits", "breaks", "sharded"):
         parser.add_argument(f"--{flag}", action="store_true")
     main(parser.parse_args())

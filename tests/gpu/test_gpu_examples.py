@@ -11,9 +11,7 @@ from together import Outcome, RunPool, Together, Wanted
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(500)]
 
 LIMIT_S = 240.0
-CPU_ONLY = {"19_sharded"}
-"""Sharded strategies are for workers on CPUs; on a GPU they are refused by name."""
-EXAMPLES = sorted({path.stem for path in (REPOSITORY / "examples").glob("[0-9]*.py")} - CPU_ONLY)
+EXAMPLES = sorted(path.stem for path in (REPOSITORY / "examples").glob("[0-9]*.py"))
 ARGUMENTS = {
     "10_save_resume": ["checkpoint"],
     "11_checkpoints": ["checkpoints"],

@@ -198,6 +198,71 @@ def test_a_worker_joins_over_nccl_and_the_bits_stay(outcome: Outcome, replaced: 
     assert got["digest"] == outcome(ALONE["resnet"])["digest"]
 
 
+SHARDED = ("--sharded",)
+
+
+@pytest.mark.parametrize(
+    ("model", "several"),
+    [
+        *(("gpt", run(n, "gpt", *SHARDED)) for n in (1, 2, 4)),
+        ("resnet", run(3, "resnet", *SHARDED)),
+        ("bf16", run(4, "bf16", *SHARDED, "--captured")),
+        ("gpt", run(3, "gpt", *SHARDED, *NCCL)),
+        ("resnet", run(4, "resnet", *SHARDED, *NCCL)),
+    ],
+    ids=str,
+)
+def test_optimizer_state_that_is_divided_on_a_gpu_gives_the_same_bits(
+    outcome: Outcome, model: str, several: Wanted
+) -> None:
+    got, want = outcome(several), outcome(ALONE[model])
+    assert got["workers"] == int(several[0])
+    assert got["state_on"] == (["cuda"] if several[0] == "1" else ["cpu"])  # as `optimizer.state` shows it
+    assert [got[what] for what in ("digest", "losses", "noise")] == [
+        want[what] for what in ("digest", "losses", "noise")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("one", "three"),
+    [(run(1, *words), run(3, *words, *SHARDED)) for words in (("half",), ("gpt", "--scaler"))],
+    ids=str,
+)
+def test_divided_state_in_half_precision_and_under_a_scaler_keeps_the_promise(
+    outcome: Outcome, one: Wanted, three: Wanted
+) -> None:
+    assert outcome(three)["digest"] == outcome(one)["digest"]
+
+
+@pytest.mark.parametrize("captured", [run(2, "gpt", *SHARDED, "--captured", "--update")], ids=str)
+def test_an_update_of_divided_state_is_not_recorded_and_the_reason_is_named(outcome: Outcome, captured: Wanted) -> None:
+    got = outcome(captured)
+    assert "AdamW.step runs as it is, because it keeps" in got["said"]
+    assert got["digest"] == outcome(ALONE_UPDATED)["digest"]
+
+
+@pytest.mark.parametrize(
+    "killed",
+    [
+        run(3, "resnet", *SHARDED, *wire, "--fault", f"{worker}:4:{point}")
+        for wire in ((), NCCL)
+        for worker, point in enumerate(("in batch", "before store", "before gather"))
+    ],
+    ids=str,
+)
+def test_a_kill_inside_of_an_update_of_divided_state_costs_nothing(outcome: Outcome, killed: Wanted) -> None:
+    got, (worker, *_) = outcome(killed), killed[-1].split(":")
+    assert re.search(rf"worker {worker} \(pid \d+\) was killed by SIGKILL", got["said"]), "the fault never fired"
+    assert got["digest"] == outcome(ALONE["resnet"])["digest"]
+
+
+@pytest.mark.parametrize("replaced", [run(2, "resnet", *SHARDED, "--kill", "1:10", "--pause-s", "0.4")], ids=str)
+def test_who_takes_the_place_of_one_killed_has_its_part_of_the_state(outcome: Outcome, replaced: Wanted) -> None:
+    got = outcome(replaced)
+    assert got["workers"] == 2
+    assert got["digest"] == outcome(ALONE["resnet"])["digest"]
+
+
 @pytest.mark.parametrize("waits", [run(1, "gpt", "--captured", "--waits")], ids=str)
 def test_a_lane_that_waits_for_the_gpu_runs_as_it_is_and_the_line_is_named(outcome: Outcome, waits: Wanted) -> None:
     got = outcome(waits)

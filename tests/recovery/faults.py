@@ -12,7 +12,8 @@ are `before NAME` and `after NAME` of
 - update, the optimizer's step (told by the script), and `in loader`, inside the data set (told by the data set);
 - under a sharded strategy: meets and part, the two barriers of an update; batch, the update of a batch, and `in
   journal`, `in batch` and `before done`, when its journal is written, when some of its elements are, and when all are;
-  finish, what a survivor does for one that is lost.
+  finish, what a survivor does for one that is lost; on GPUs store, when a worker's part goes to the memory of the host,
+  and gather, when the parameters come from the others.
 """
 
 import os
@@ -30,6 +31,8 @@ from lockstep.events import Event, LaneBegan, Wait, WaitBegan
 from lockstep.run.run import Run
 from lockstep.strategies.sharded.engine import ShardedEngine
 from lockstep.strategies.sharded.ledger import Ledger, Progress
+from lockstep.strategies.sharded.on_gpu import GpuOptimizer
+from lockstep.strategies.sharded.on_host import HostOptimizer
 from lockstep.strategies.sharded.optimizer import ShardedOptimizer
 from lockstep.wire.shared import semaphores
 
@@ -96,9 +99,12 @@ class Script:
         for owner, name, point in (
             (ShardedEngine, "_meet", "meets"),
             (ShardedEngine, "after_update", "part"),
-            (ShardedOptimizer, "finish_all", "finish"),
-            (ShardedOptimizer, "_begin", "batch begins"),
-            (ShardedOptimizer, "_end", "batch ends"),
+            (HostOptimizer, "finish_all", "finish"),
+            (HostOptimizer, "_begin", "batch begins"),
+            (HostOptimizer, "_end", "batch ends"),
+            (GpuOptimizer, "finish_all", "finish"),
+            (GpuOptimizer, "_store", "store"),
+            (GpuOptimizer, "_gather", "gather"),
         ):
             self._around(owner, name, point)
         mark, restore = Ledger.mark, ShardedOptimizer._restore_groups

@@ -19,6 +19,7 @@ from workers import Outcome, fork, gather
 
 import lockstep
 from lockstep.elastic.recovery import LeftOut
+from lockstep.strategies import Strategy
 from lockstep.strategies.sharded.optimizer import ShardedOptimizer
 
 MODELS["wide"] = lambda: nn.Sequential(nn.Linear(12, 40_000), nn.ReLU(), nn.Linear(40_000, 5))
@@ -55,7 +56,7 @@ class Scene:
     job: Job = JOB
     mbit_per_s: int | None = None
     roster: str = ""
-    strategy: str = "replicated"
+    strategy: str | Strategy = "replicated"
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from hosts_faults import (
     silence_link,
     silence_link_later,
 )
+from own_parameters import AsOnGpus
 from torch.distributed import DistError  # type: ignore[attr-defined]
 from training import Job, digest_after
 from workers import Outcome, on_workers
@@ -53,25 +54,32 @@ def alone() -> dict[Job, list[Any]]:
 
 # -- the dead: their kernels say so ----------------------------------------------------------------------------
 
-KILLS = {
-    f"{fault.deed.__name__} {fault.rank}, {wire}": Scene(workers_of, wire, fault)
-    for wire in ("gloo", "hierarchical")
-    for workers_of, fault in [
-        ((2, 1), Fault(kill_worker, 0, 0)),
-        ((2, 1), Fault(kill_worker, 2, 1)),
-        ((2, 2), Fault(kill_host, 0, 0)),
-        ((2, 2), Fault(kill_host, 3, 1)),
-    ]
-} | {
-    f"{fault.deed.__name__} {fault.rank}, sharded": Scene(
-        workers_of, "hierarchical", fault, strategy="sharded:parameters"
-    )
-    for workers_of, fault in [
-        ((2, 1), Fault(kill_worker_in_update, 0, 0)),
-        ((1, 2), Fault(kill_worker_in_update, 2, 1)),
-        ((2, 2), Fault(kill_host, 3, 1)),
-    ]
-}
+KILLS = (
+    {
+        f"{fault.deed.__name__} {fault.rank}, {wire}": Scene(workers_of, wire, fault)
+        for wire in ("gloo", "hierarchical")
+        for workers_of, fault in [
+            ((2, 1), Fault(kill_worker, 0, 0)),
+            ((2, 1), Fault(kill_worker, 2, 1)),
+            ((2, 2), Fault(kill_host, 0, 0)),
+            ((2, 2), Fault(kill_host, 3, 1)),
+        ]
+    }
+    | {
+        f"{fault.deed.__name__} {fault.rank}, sharded": Scene(
+            workers_of, "hierarchical", fault, strategy="sharded:parameters"
+        )
+        for workers_of, fault in [
+            ((2, 1), Fault(kill_worker_in_update, 0, 0)),
+            ((1, 2), Fault(kill_worker_in_update, 2, 1)),
+            ((2, 2), Fault(kill_host, 3, 1)),
+        ]
+    }
+    | {
+        f"{fault.deed.__name__} {fault.rank}, as on GPUs": Scene(workers_of, "hierarchical", fault, strategy=AsOnGpus())
+        for workers_of, fault in [((2, 1), Fault(kill_worker_in_update, 1, 0)), ((2, 2), Fault(kill_host, 3, 1))]
+    }
+)
 
 
 def _asked_for(request: pytest.FixtureRequest, test: Callable[..., None]) -> list[str]:

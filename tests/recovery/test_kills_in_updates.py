@@ -9,6 +9,8 @@ from faults import Fault, sampled
 from test_random_kills import _arm
 from trainings import Training
 
+from lockstep.strategies import Strategy
+
 SHARDED = (("strategy", "sharded:parameters"),)
 SHORT = Training(options=SHARDED)
 
@@ -71,7 +73,7 @@ def test_a_kill_while_the_gradient_that_stands_once_is_added_costs_nothing(worke
     assert {sizes[-1] for sizes in result.values("sizes")} == {2}
 
 
-def _kill_some(seed: int, strategy: str, model: str) -> None:
+def _kill_some(seed: int, strategy: str | Strategy, model: str) -> None:
     """All but one of four workers, at random moments of random steps."""
     chance = random.Random(seed)
     victims = chance.sample(range(4), 3)

@@ -137,8 +137,12 @@ class _Place:
     parameter: Tensor
 
     def square(self, gradient: Tensor) -> Tensor:
-        """A complex number is two real ones, as torch's optimizers have it."""
-        state = {name: _as_real(value) for name, value in self.state[self.parameter].items()}
+        """A complex number is two real ones, as torch's optimizers have it. Divided state is on the host: read here."""
+        device = gradient.device
+        state = {
+            name: _as_real(value.to(device) if isinstance(value, Tensor) and value.dim() else value)
+            for name, value in self.state[self.parameter].items()
+        }
         return self.kind(self.group, state, _as_real(self.parameter.detach())).square(_as_real(gradient))
 
 

@@ -1,9 +1,10 @@
-"""What each part of a training takes on one host: by each worker, and once for all of them. Pure arithmetic.
+"""What each part of a training takes: of each worker, or of its GPU, and once on the host. Pure arithmetic.
 
 # Note [What is not in an account]
 # Temporary memory inside of operators, what an update needs besides its state (torch's foreach updates make copies),
-# and what the C library keeps of freed memory. Data loaders have processes of their own. Activations are those of one
-# lane at the end of its forward pass, where the inputs are known.
+# what the C library, or torch's allocator for GPUs, keeps of freed memory, and what CUDA itself takes in each process.
+# Data loaders have processes of their own. Activations are those of one lane at the end of its forward pass, where the
+# inputs are known.
 """
 
 from collections.abc import Sequence
@@ -14,10 +15,12 @@ from lockstep.gradients.layout import Layout, Spec, make_layout
 from lockstep.lanes import Assignment, reduction
 from lockstep.strategies.sharded import plan
 from lockstep.strategies.sharded.gradients import NUM_BUFFERS
+from lockstep.strategies.sharded.rounds import buffer_bytes
 
 REPLICATED = "replicated"
 SHARDED = ("sharded:optimizer", "sharded:gradients", "sharded:parameters")
 STRATEGIES = (REPLICATED, *SHARDED)
+ON_GPUS = STRATEGIES[:2]
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,25 @@ class MemoryAccount:
     def worker_bytes(self) -> float:
         return self.host_bytes / self.num_workers
 
+    def shares(self, part: MemoryPart) -> tuple[float | None, float | None]:
+        """What a worker and the host hold of a part."""
+        return part.per_worker(self.num_workers), part.on_host(self.num_workers)
+
+
+class GpuMemoryAccount(MemoryAccount):
+    """The same for workers on GPUs: a part is, for each worker, on its GPU, and once in the memory of the host."""
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(part.once for part in self.parts)
+
+    @property
+    def worker_bytes(self) -> float:
+        return sum(part.each or 0 for part in self.parts)
+
+    def shares(self, part: MemoryPart) -> tuple[float | None, float | None]:
+        return part.each, part.once
+
 
 def make_account(sizes: ModelSizes, workers: WorkersOnHost, strategy: str, base: BaseMemory) -> MemoryAccount:
     """What a training takes under the strategy, all workers on one host. Raises for a strategy that is not there."""
@@ -122,6 +144,22 @@ def make_account(sizes: ModelSizes, workers: WorkersOnHost, strategy: str, base:
         MemoryPart("activations of a lane", _activations(sizes, workers)),
     )
     return MemoryAccount(strategy, workers.num_workers, parts)
+
+
+def make_gpu_account(sizes: ModelSizes, workers: WorkersOnHost, strategy: str) -> GpuMemoryAccount:
+    """What a training takes on the GPU of each worker, and in the memory of the host that they share."""
+    if strategy not in ON_GPUS:
+        raise BadArgument(f"on GPUs a strategy is one of {', '.join(ON_GPUS)}, not {strategy!r:.60}")
+    count, held, state = workers.num_workers, sizes.parameter_bytes, sizes.state_bytes
+    is_divided = strategy != REPLICATED and count > 1
+    parts = (
+        MemoryPart("parameters", held, held if is_divided else 0),
+        *_gradients(make_layout(sizes.specs), workers, is_once=False),
+        MemoryPart("optimizer state", -(-state // count) if is_divided else state, 2 * state if is_divided else 0),
+        MemoryPart("buffer for parameters", buffer_bytes(held) if is_divided else 0),
+        MemoryPart("activations of a lane", _activations(sizes, workers)),
+    )
+    return GpuMemoryAccount(strategy, count, parts)
 
 
 def _held(name: str, num_bytes: int, is_once: bool) -> MemoryPart:

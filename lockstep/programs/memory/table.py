@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lockstep.programs.memory.account import REPLICATED, MemoryAccount
+from lockstep.programs.memory.account import REPLICATED, GpuMemoryAccount, MemoryAccount
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,7 +13,7 @@ _UNKNOWN = "?"
 
 
 def show(accounts: Sequence[MemoryAccount], title: str, console: "Console") -> None:
-    """MiB of each worker, with its share of what stands once, and of the host."""
+    """MiB of each worker, with its share of what stands once, and of the host; or of each worker's GPU."""
     from rich import box
     from rich.table import Table
 
@@ -24,7 +24,8 @@ def show(accounts: Sequence[MemoryAccount], title: str, console: "Console") -> N
     table.add_column("MiB", no_wrap=True)
     for account in accounts:
         heading = account.strategy.replace(":", ":\n") if ":" in account.strategy else f"\n{account.strategy}"
-        table.add_column(f"{heading}\nworker", justify="right")
+        worker = "GPU" if isinstance(account, GpuMemoryAccount) else "worker"
+        table.add_column(f"{heading}\n{worker}", justify="right")
         table.add_column("\n\nhost", justify="right")
     for number, part in enumerate(accounts[0].parts):
         table.add_row(part.name, *(cell for account in accounts for cell in _cells(account, number)))
@@ -46,8 +47,8 @@ def as_json(accounts: Sequence[MemoryAccount]) -> dict[str, Any]:
 
 
 def _cells(account: MemoryAccount, number: int) -> tuple[str, str]:
-    part = account.parts[number]
-    return _mib(part.per_worker(account.num_workers)), _mib(part.on_host(account.num_workers))
+    worker, host = account.shares(account.parts[number])
+    return _mib(worker), _mib(host)
 
 
 def _totals(account: MemoryAccount) -> tuple[str, str]:
@@ -55,15 +56,21 @@ def _totals(account: MemoryAccount) -> tuple[str, str]:
 
 
 def _remarks(accounts: Sequence[MemoryAccount]) -> list[str]:
-    whole = accounts[0].host_bytes
+    is_gpu = isinstance(accounts[0], GpuMemoryAccount)
+    taken = [account.worker_bytes if is_gpu else account.host_bytes for account in accounts]
+    where = " on each GPU" if is_gpu else ""
     lines = [
-        f"{account.strategy} takes {account.host_bytes / whole:.2f} of {REPLICATED}."
-        for account in accounts[1:]
+        f"{account.strategy} takes {mine / taken[0]:.2f} of {REPLICATED}{where}."
+        for account, mine in zip(accounts[1:], taken[1:], strict=True)
         if accounts[0].strategy == REPLICATED
     ]
     if any(part.each is None for part in accounts[0].parts):
         lines.append("Activations are not known: they depend on what the model is given.")
-    return [*lines, "Not counted: what operators and updates need for a moment, loaders, freed memory that is kept."]
+    others = ", CUDA itself" if is_gpu else ""
+    return [
+        *lines,
+        f"Not counted: what operators and updates need for a moment, loaders, freed memory that is kept{others}.",
+    ]
 
 
 def _mib(num_bytes: float | None) -> str:

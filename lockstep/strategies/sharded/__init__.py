@@ -1,7 +1,8 @@
 """Sharded data parallelism: what plain data parallelism holds on every worker is held once, and each updates a part.
 
-`plan` says who updates what, `once` where it is held, `gradients` where their sum stands, `ledger` how far each worker
-has come, `optimizer` makes the user's optimizer update `chunks` (a `fused` one in one call), `engine` ties them to a
+`plan` says who updates what, `once` what a host holds, `gradients` where their sum stands, `ledger` how far each worker
+has come. `optimizer` makes the user's optimizer update `chunks`: `on_host`, where all workers map one memory (a `fused`
+one in one call), or `on_gpu`, where each has its parameters, which are gathered in `rounds`. `engine` ties them to a
 step.
 """
 
@@ -20,8 +21,9 @@ LEVELS = ("optimizer", "gradients", "parameters")
 class Sharded:
     """`level` names what is held once: "optimizer", "gradients" or "parameters"; each includes those before it.
 
-    The workers of one host share memory, in which parameters and optimizer state stand once whatever the level: it
-    costs less than to copy them. "gradients" has the sum of the gradients there too; "parameters" is the same.
+    On CPUs the workers of a host share memory, in which parameters and optimizer state stand once whatever the level:
+    it costs less than to copy them. "gradients" has the sum of the gradients there too; "parameters" is the same. On
+    GPUs there is "optimizer": the state is divided among the workers of a host, and each has all parameters.
     """
 
     level: str

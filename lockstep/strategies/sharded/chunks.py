@@ -49,7 +49,7 @@ class ChunkTensor:
         """What its update writes to."""
         return [self.tensor, *self.held.values()] if self.chunk.num_elements else []
 
-    def enter(self, optimizer: Optimizer) -> None:
+    def enter(self, optimizer: Optimizer, numbers: "NumberCopies") -> None:
         """The optimizer has a state for `tensor`, if it has one for the parameter, and `tensor.grad` is set."""
         gradient = self.parameter.grad
         assert gradient is not None
@@ -57,15 +57,14 @@ class ChunkTensor:
             self.tensor.grad = part_of(_dense(gradient, self.parameter), self.chunk, self.is_whole)
         state = optimizer.state.get(self.parameter)
         if state:
-            optimizer.state[self.tensor] = self._filled(state)
+            optimizer.state[self.tensor] = self._filled(state, numbers)
 
-    def _filled(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def _filled(self, state: Mapping[str, Any], numbers: "NumberCopies") -> dict[str, Any]:
         if not self._state:
-            self._state = {key: self.held[key] if key in self.held else _copy(state[key]) for key in state}
-        else:
-            for key, form in self.schema.items():
-                if form is None:
-                    _set_number(self._state, key, state[key])
+            self._state = dict(self.held)
+        for key, form in self.schema.items():
+            if form is None:
+                numbers.add(self._state, key, state[key])
         return self._state
 
     def leave(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -85,6 +84,28 @@ class ChunkTensor:
         return {key: state[key] for key, form in self.schema.items() if form is None}
 
 
+@dataclass
+class NumberCopies:
+    """Numbers that go from one state to another. Those in tensors go together when `apply` is called."""
+
+    _targets: list[torch.Tensor] = field(default_factory=list)
+    _sources: list[torch.Tensor] = field(default_factory=list)
+
+    def add(self, state: dict[str, Any], key: str, value: Any) -> None:
+        there = state.get(key)
+        if not isinstance(value, torch.Tensor):
+            state[key] = value
+        elif isinstance(there, torch.Tensor):
+            self._targets.append(there)
+            self._sources.append(value)
+        else:
+            state[key] = value.clone()
+
+    def apply(self) -> None:
+        if self._targets:
+            torch._foreach_copy_(self._targets, self._sources)
+
+
 @dataclass(frozen=True)
 class TensorBatch:
     """Chunks that are journaled and updated together; `memory` is what their update writes to."""
@@ -102,12 +123,6 @@ def part_of(tensor: torch.Tensor, chunk: UpdateChunk, is_whole: bool) -> torch.T
     return tensor.detach() if is_whole else flat(tensor.detach())[chunk.start : chunk.stop]
 
 
-def take_numbers(state: dict[str, Any], numbers: Mapping[str, Any]) -> None:
-    """The numbers that an update of a chunk has left are those of its parameter."""
-    for key, value in numbers.items():
-        _set_number(state, key, value)
-
-
 def check_state(optimizer: Optimizer, state: Mapping[str, Any], schema: Schema) -> None:
     """Raises if the optimizer keeps something else for a parameter than was found out."""
     if set(state) != set(schema):
@@ -115,17 +130,6 @@ def check_state(optimizer: Optimizer, state: Mapping[str, Any], schema: Schema) 
             f"{type(optimizer).__name__} keeps {sorted(state)} for a parameter, and {sorted(schema)} was expected: its "
             'update cannot be divided among workers. Start with strategy="replicated".'
         )
-
-
-def _set_number(state: dict[str, Any], key: str, value: Any) -> None:
-    if isinstance(value, torch.Tensor) and isinstance(state.get(key), torch.Tensor):
-        state[key].copy_(value)
-    else:
-        state[key] = _copy(value)
-
-
-def _copy(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _dense(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

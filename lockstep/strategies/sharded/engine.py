@@ -13,6 +13,7 @@
 # go on behind the second barrier. If none has, they meet at the first one again.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from lockstep.gradients.step import StepInFlight
 from lockstep.strategies.protocol import EngineOptions, Replicas
 from lockstep.strategies.replicated import ReplicatedEngine
 from lockstep.strategies.sharded.gradients import NUM_BUFFERS, OnceBucket, once_buckets
+from lockstep.strategies.sharded.on_gpu import GpuOptimizer
+from lockstep.strategies.sharded.on_host import HostOptimizer
 from lockstep.strategies.sharded.once import TOKEN_BYTES, Form, OnceTensors, hold_once
 from lockstep.strategies.sharded.optimizer import ShardedOptimizer, check_known
 from lockstep.wire import Wire
@@ -86,6 +89,7 @@ class ShardedEngine(ReplicatedEngine):
 
     def __init__(self, options: EngineOptions, generation: Generation, events: Events, shares_gradients: bool) -> None:
         self._shares_gradients = shares_gradients
+        self._on_gpu = False
         self._parameters_once: OnceTensors | None = None
         self._sharded: dict[int, ShardedOptimizer] = {}
         self._under_way: UpdateUnderWay | None = None
@@ -94,12 +98,7 @@ class ShardedEngine(ReplicatedEngine):
         super().__init__(options, generation, events)
 
     def hold(self, replicas: Replicas, generation: Generation) -> None:
-        for named in replicas.parameters:
-            if named.parameter.device.type != "cpu":
-                raise BadArgument(
-                    f"parameter {named.name} is on {named.parameter.device}: sharding holds parameters once in the "
-                    'memory of the host, so they must be on the CPU. Start with device="cpu", or strategy="replicated".'
-                )
+        self._on_gpu = self._are_on_gpu(replicas)
         self._use(generation.wire)
         super().hold(replicas, generation)
 
@@ -109,6 +108,21 @@ class ShardedEngine(ReplicatedEngine):
         step = self._in_flight()
         for bucket in self._once_buckets(step):
             bucket.lend(len(step.fold.lanes) == 1)
+
+    def _are_on_gpu(self, replicas: Replicas) -> bool:
+        """Whether the parameters are on a GPU; raises where this strategy cannot hold them."""
+        kinds = {named.parameter.device.type: named.name for named in replicas.parameters}
+        if kinds.keys() <= {"cpu"}:
+            return False
+        if len(kinds) > 1:
+            where = " and ".join(f"{name} on {kind}" for kind, name in sorted(kinds.items()))
+            raise BadArgument(f"parameters are on different devices ({where}): a sharded strategy needs all on one")
+        if self._shares_gradients:
+            raise BadArgument(
+                f"parameter {next(iter(kinds.values()))} is on a GPU, where optimizer state can be divided, but not "
+                'gradients or parameters: start with strategy="sharded:optimizer", or with device="cpu"'
+            )
+        return True
 
     def _use(self, wire: Wire) -> None:
         if wire.host is None and wire.world.size > 1:
@@ -177,6 +191,8 @@ class ShardedEngine(ReplicatedEngine):
             )
         if self._under_way is None:
             check_known(optimizer)
+            if self._on_gpu and self._wire.world.size == 1:
+                return self._hold_alone(optimizer)
             self._under_way = UpdateUnderWay(optimizer)
         update = self._under_way
         if update.optimizer is not optimizer:
@@ -187,11 +203,14 @@ class ShardedEngine(ReplicatedEngine):
             self._of(optimizer).begin_own()
         else:
             self._of(optimizer).begin_nothing()
+        return None
 
     def after_update(self, optimizer: Optimizer) -> None:
         """Collective. Afterwards parameters and optimizer state are new, on every worker."""
-        update, sharded = self._under_way, self._of(optimizer)
-        assert update is not None
+        update = self._under_way
+        if update is None:
+            return
+        sharded = self._of(optimizer)
         if not update.is_own_done:
             if update.has_begun:
                 sharded.end_own()
@@ -208,7 +227,8 @@ class ShardedEngine(ReplicatedEngine):
         """See Note [A worker lost in an update]."""
         self._use(wire)
         update = self._under_way
-        token = bytes(TOKEN_BYTES) if self._parameters_once is None else self._parameters_once.token
+        sharded = None if update is None else self._sharded.get(id(update.optimizer))
+        token = bytes(TOKEN_BYTES) if sharded is None else sharded.token
         mine = _POSITION.pack(update is not None, update is not None and update.has_begun, token)
         records = {**exchange_with_peers(wire.transport, lambda: mine), wire.world.rank: mine}
         positions = {rank: _POSITION.unpack(record) for rank, record in sorted(records.items())}
@@ -220,6 +240,7 @@ class ShardedEngine(ReplicatedEngine):
                 self._of(update.optimizer).finish_all()
         exchange_with_peers(wire.transport, lambda: b"\0")
         if update is not None:
+            self._of(update.optimizer).restore()
             update.is_complete = True
 
     def close(self) -> None:
@@ -234,16 +255,21 @@ class ShardedEngine(ReplicatedEngine):
 
     def _meet(self, optimizer: Optimizer) -> None:
         """Collective. The first barrier: all that the update needs is held once, and every worker has come."""
+        was_healed = False
         while True:
             mine = self._proposal(optimizer)
             with self._events.waiting(Wait.UPDATE):
                 others = exchange_with_peers(self._wire.transport, mine.pack)
             proposals = {self._wire.world.rank: mine} | {rank: _unpacked(other) for rank, other in others.items()}
             missing = max(proposal.missing for proposal in proposals.values())
-            if missing is Missing.NOTHING:
-                self._refuse_difference(proposals)
+            if missing is not Missing.NOTHING:
+                self._provide(missing, optimizer)
+            elif len(set(proposals.values())) == 1:
                 return
-            self._provide(missing, optimizer)
+            elif was_healed or not self._heal(optimizer, proposals):
+                self._refuse_difference(proposals)
+            else:
+                was_healed = True
 
     def _proposal(self, optimizer: Optimizer) -> UpdateProposal:
         missing = self._missing(optimizer)
@@ -252,17 +278,23 @@ class ShardedEngine(ReplicatedEngine):
         return UpdateProposal(missing, self._of(optimizer).look())
 
     def _missing(self, optimizer: Optimizer) -> Missing:
-        once, sharded = self._parameters_once, self._sharded.get(id(optimizer))
-        parameters = self.replicas.parameters
-        if once is None or len(once.views) != len(parameters):
+        sharded = self._sharded.get(id(optimizer))
+        if not self._on_gpu and not self._holds_parameters():
             return Missing.PARAMETERS
-        for named in parameters:
-            view = once.views.get(named.name)
-            if view is None or named.parameter.data_ptr() != view.data_ptr():
-                return Missing.PARAMETERS
         if sharded is None or sharded.is_stale():
             return Missing.STATE
-        return Missing.NOTHING if sharded.wire is self._wire else Missing.PLAN
+        return Missing.PLAN if sharded.needs_plan(self._wire) else Missing.NOTHING
+
+    def _holds_parameters(self) -> bool:
+        """Whether the parameters are those that are held once."""
+        once, parameters = self._parameters_once, self.replicas.parameters
+        if once is None or len(once.views) != len(parameters):
+            return False
+        views = (once.views.get(named.name) for named in parameters)
+        return all(
+            view is not None and named.parameter.data_ptr() == view.data_ptr()
+            for named, view in zip(parameters, views, strict=True)
+        )
 
     def _provide(self, missing: Missing, optimizer: Optimizer) -> None:
         """Collective. Afterwards the workers of a host hold once what was missing."""
@@ -270,11 +302,14 @@ class ShardedEngine(ReplicatedEngine):
             return self._of(optimizer).follow(self._wire)
         if missing is Missing.PARAMETERS:
             self._hold_parameters()
-        assert self._parameters_once is not None
         if id(optimizer) in self._sharded:
             self._of(optimizer).close()
         names: dict[torch.Tensor, str] = {named.parameter: named.name for named in self.replicas.parameters}
-        self._sharded[id(optimizer)] = ShardedOptimizer(optimizer, names, self._parameters_once, self._wire)
+        if self._on_gpu:
+            self._sharded[id(optimizer)] = GpuOptimizer(optimizer, names, self._wire)
+        else:
+            assert self._parameters_once is not None
+            self._sharded[id(optimizer)] = HostOptimizer(optimizer, names, self._parameters_once, self._wire)
         return_freed_memory()  # the tensors that were this worker's own
         return None
 
@@ -289,15 +324,39 @@ class ShardedEngine(ReplicatedEngine):
             sharded.close()
         self._sharded = {}
 
+    def _hold_alone(self, optimizer: Optimizer) -> None:
+        """The only worker of all makes its updates on its GPU as without sharding."""
+        sharded = self._sharded.pop(id(optimizer), None)
+        if isinstance(sharded, GpuOptimizer):
+            sharded.dissolve()
+
+    def _heal(self, optimizer: Optimizer, proposals: Mapping[int, UpdateProposal]) -> bool:
+        """Whether those that differ from a majority have again the parameters that their last update left.
+
+        Only where each worker has its own parameters: a flipped bit may have changed some.
+        """
+        sharded = self._of(optimizer)
+        (usual, count), *_ = Counter(proposals.values()).most_common()
+        if not isinstance(sharded, GpuOptimizer) or 2 * count <= len(proposals):
+            return False
+        odd = sorted(rank for rank, one in proposals.items() if one != usual)
+        if self._wire.world.rank in odd:
+            sharded.reset_parameters()
+        self._events.note(
+            f"! before optimizer.step(): the parameters of worker {', '.join(map(str, odd))} differ from those of the "
+            "others, and are again what the last update has left. If the script itself changes them, `lockstep verify "
+            "SCRIPT` shows where."
+        )
+        return True
+
     def _refuse_difference(self, proposals: Mapping[int, UpdateProposal]) -> None:
-        """Raises on every worker if scripts have changed parameters or state differently. Nothing is applied then."""
+        """Raises on every worker: scripts have changed parameters or state differently. Nothing is applied."""
         here = self._wire.world.rank
-        other = next((rank for rank, one in proposals.items() if one != proposals[here]), None)
-        if other is not None:
-            raise Disagreement(
-                "what scripts have written to parameters or optimizer state before optimizer.step()",
-                here, str(proposals[here]), other, str(proposals[other]),
-            )  # fmt: skip
+        other = next(rank for rank, one in proposals.items() if one != proposals[here])
+        raise Disagreement(
+            "what scripts have written to parameters or optimizer state before optimizer.step()",
+            here, str(proposals[here]), other, str(proposals[other]),
+        )  # fmt: skip
 
 
 def _unpacked(record: bytes) -> UpdateProposal:

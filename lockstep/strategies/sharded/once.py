@@ -17,19 +17,21 @@ from lockstep.wire.shared.once import PAGE_BYTES, OnceMemory
 from lockstep.wire.shared.segments import allocate
 
 TOKEN_BYTES = 8
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a tensor looks like: dense, perhaps not contiguous."""
+    """What a tensor looks like: dense, perhaps not contiguous. `device` is where a worker that updates it has it."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+    device: torch.device = CPU
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "Form":
-        return cls(tuple(tensor.shape), dense_stride(tensor), tensor.dtype)
+        return cls(tuple(tensor.shape), dense_stride(tensor), tensor.dtype, tensor.device)
 
     @property
     def num_bytes(self) -> int:
@@ -53,7 +55,7 @@ class OnceTensors:
     """Tensors by name, in one memory of this host. `token` is the same on all workers that share that memory."""
 
     def __init__(self, memory: OnceMemory, forms: Mapping[str, Form]) -> None:
-        self._memory = memory
+        self.memory = memory
         self.token = bytes(memory.shared[:TOKEN_BYTES].tolist())
         places = list(zip(forms.items(), offsets(list(forms.values())), strict=False))
         self._spans = {
@@ -67,26 +69,26 @@ class OnceTensors:
 
     def written(self, names: Iterable[str]) -> list[slice]:
         """The bytes of the named tensors, in whole pages, to which this worker's script has written."""
-        found = self._memory.written()
+        found = self.memory.written()
         spans = [self._spans[name] for name in names] if found else []
         return [part for span in spans for written in found if (part := _common(span, written))]
 
     def changed(self, written: Sequence[slice]) -> list[slice]:
         """Those of them that are not what all workers see: a script may have written what stood there."""
-        return [span for span in written if self._memory.differs(span)]
+        return [span for span in written if self.memory.differs(span)]
 
     def digest(self, changes: Sequence[slice]) -> bytes:
         """Of what this worker's script has written there."""
         digest = hashlib.sha256()
         for change in changes:
             digest.update(f"{change.start} {change.stop} ".encode())
-            digest.update(_content(self._memory.view[change]))
+            digest.update(_content(self.memory.view[change]))
         return digest.digest()
 
     def forget(self, written: Sequence[slice]) -> None:
         """In these bytes the views show what all workers see."""
         for span in written:
-            self._memory.forget(span)
+            self.memory.forget(span)
 
     def publish(self, name: str, start: int, stop: int, changes: Sequence[slice]) -> None:
         """Elements `start` to `stop` of a tensor: where this worker's script has changed them, all see that."""

@@ -1,14 +1,14 @@
-"""An optimizer of the user whose update is divided among the workers of a host.
+"""An optimizer of the user whose update is divided among the workers of a host: what is alike wherever tensors stand.
 
 # Note [The user's own optimizer]
-# The optimizer stays the user's object, and its own `step` makes every update. For the time of a batch its groups hold
-# chunks instead of parameters, and its state has the chunks' state: views of memory that the host holds once. Between
-# updates the groups hold the parameters, and `optimizer.state` has whole tensors, as without sharding.
+# The optimizer stays the user's object, and its own `step` makes every update. For the time of an update its groups
+# hold chunks instead of parameters, and its state has the chunks' state. Between updates the groups hold the
+# parameters, and `optimizer.state` has whole tensors, as without sharding: views of memory that the host holds.
 """
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
@@ -16,16 +16,13 @@ from typing import Any, cast
 import torch
 from torch.optim import Optimizer
 
-from lockstep.errors import BadArgument, Misuse
+from lockstep.errors import BadArgument
 from lockstep.optim import LAMB, LARS
-from lockstep.strategies.sharded import plan
-from lockstep.strategies.sharded.chunks import ChunkTensor, Schema, TensorBatch, check_state, part_of, take_numbers
-from lockstep.strategies.sharded.fused import KernelByBatches, is_fused
-from lockstep.strategies.sharded.ledger import Ledger, Progress, num_bytes, open_ledgers, release_ledger
-from lockstep.strategies.sharded.once import Form, OnceTensors, hold_once
-from lockstep.strategies.sharded.plan import Batch, Batching, UpdateChunk
+from lockstep.strategies.sharded.chunks import ChunkTensor, NumberCopies, Schema, check_state
+from lockstep.strategies.sharded.ledger import Ledger, release_ledger
+from lockstep.strategies.sharded.once import Form, OnceTensors
+from lockstep.strategies.sharded.plan import UpdateChunk
 from lockstep.wire import Wire
-from lockstep.wire.shared.once import return_freed_memory
 
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad,
@@ -54,125 +51,83 @@ def unhooked_step(optimizer: Optimizer) -> Callable[[Optimizer], Any]:
     return cast(Callable[[Optimizer], Any], step.__wrapped__ if getattr(step, "hooked", False) else step)
 
 
-class ShardedOptimizer:
+class ShardedOptimizer(ABC):
     """Who updates what of one optimizer, in one generation.
 
     The order of calls in an update is: `look`; after the first barrier `begin_own`, the optimizer's own `step`,
-    `end_own`; after the second, `conclude`. `finish_all` is called while a generation forms.
+    `end_own`; after the second, `conclude`. `finish_all`, and then `restore`, are called while a generation forms.
     """
 
-    def __init__(
-        self, optimizer: Optimizer, names: Mapping[torch.Tensor, str], parameters: OnceTensors, wire: Wire
-    ) -> None:
-        """Collective. The optimizer's state is held once afterwards."""
+    def __init__(self, optimizer: Optimizer, names: Mapping[torch.Tensor, str], wire: Wire) -> None:
         self.optimizer, self.wire = optimizer, wire
-        self._parameters = parameters
         self._group_of, self._owned = _grouped(optimizer)
         self._names = [names[parameter] for parameter in self._owned]
         self._by_tensor = type(optimizer) not in ELEMENTWISE
-        self._is_fused = is_fused(optimizer)
         self._schemas = _schemas(optimizer)
-        self._state = hold_once(wire, self._forms(), self._state_tensors())
-        self._show_state([number for number in range(len(self._owned)) if self._has_state(number)])
-        self._written: tuple[list[slice], list[slice]] = [], []
-        self._changes: tuple[list[slice], list[slice]] = [], []
+        self._own = 0
+        """This worker's place among those of its host."""
         self._ledgers: list[Ledger] = []
-        self._deal()
-
-    def _deal(self) -> None:
-        """Collective. Divides the elements among the workers of this host."""
-        members = self.wire.host_members
-        self._own = members.index(self.wire.world.rank)
-        self._batches = [
-            [TensorBatch.of([self._tensor_of(chunk) for chunk in batch]) for batch in own]
-            for own in self._divided(len(members))
-        ]
-        sizes = [
-            num_bytes(len(own), [[tensor.nbytes for tensor in batch.memory] for batch in own]) for own in self._batches
-        ]
-        self._ledgers = open_ledgers(self.wire, sizes, [len(own) for own in self._batches])
-        self._batch_of = {
-            id(one.tensor): number for number, batch in enumerate(self._batches[self._own]) for one in batch.chunks
-        }
         self._number = 1
+        """That of the next update in this generation."""
         self._groups: list[list[torch.Tensor]] | None = None
         """The parameters of each group, while the groups hold chunks."""
         self._numbers: dict[int, dict[str, Any]] = {}
 
-    def _divided(self, num_workers: int) -> list[list[Batch]]:
-        """The batches of each worker of this host."""
-        sizes = [parameter.numel() for parameter in self._owned]
-        batching = self._batching()
-        if self._by_tensor:
-            return plan.whole(sizes, num_workers, batching)
-        if torch.get_num_threads() > 1:  # see Note [Cuts that no kernel notices] in plan.py
-            return plan.whole(sizes, num_workers, batching, with_empty=True)
-        return plan.cut(sizes, num_workers, batching)
+    @property
+    @abstractmethod
+    def token(self) -> bytes:
+        """The same on all workers that share the memory in which this one holds something."""
 
-    def _batching(self) -> Batching:
-        """Where one kernel updates batches, each stands in one call of it: a group, a dtype."""
-        if not self._is_fused:
-            return plan.ALIKE
-        kinds = list(zip(self._group_of, (parameter.dtype for parameter in self._owned), strict=True))
-        return Batching(plan.KERNEL_ELEMENTS, [kinds.index(kind) for kind in kinds])
+    @property
+    @abstractmethod
+    def _shown(self) -> OnceTensors:
+        """The state tensors that `optimizer.state` has between updates."""
 
-    def _tensor_of(self, chunk: UpdateChunk) -> ChunkTensor:
-        number, name = chunk.parameter, self._names[chunk.parameter]
-        return ChunkTensor(
-            chunk, self._owned[number], self._group_of[number], self._schemas[number], self._by_tensor,
-            part_of(self._parameters.shared[name], chunk, self._by_tensor),
-            {key: part_of(self._state.shared[f"{name}/{key}"], chunk, self._by_tensor) for key in self._held(number)},
-        )  # fmt: skip
+    @abstractmethod
+    def _deal(self) -> None:
+        """Collective. Divides the elements among the workers of this host."""
+
+    @abstractmethod
+    def _tensor_of(self, chunk: UpdateChunk) -> ChunkTensor: ...
+
+    @abstractmethod
+    def look(self) -> bytes:
+        """Notes what this worker's script has changed since the last update; gives a digest of it."""
+
+    @abstractmethod
+    def begin_own(self) -> None:
+        """Before `optimizer.step`: this worker's part of the update, or all of it that is not left to that call."""
+
+    @abstractmethod
+    def end_own(self) -> None:
+        """`optimizer.step` has made the rest of this worker's part."""
+
+    @abstractmethod
+    def finish_all(self) -> None:
+        """Makes what the workers of this host have not done of the update."""
+
+    @abstractmethod
+    def restore(self) -> None:
+        """Others may have made this worker's part: what this one holds itself is new too. Not collective."""
+
+    @abstractmethod
+    def conclude(self) -> None:
+        """All workers have made their part: parameters and `optimizer.state` are new on this one. May be collective."""
 
     def follow(self, wire: Wire) -> None:
         """Collective. The same memory, divided among the workers of another generation."""
         self.close()
         self.wire = wire
+        self._number, self._groups, self._numbers = 1, None, {}
         self._deal()
 
     def close(self) -> None:
         """No update of it is under way, or will be in this generation."""
         release_ledger(self.wire, self._ledgers[self._own])
 
-    def is_stale(self) -> bool:
-        """Whether the optimizer has other parameters, or other state tensors, than those that are held once."""
-        group_of, owned = _grouped(self.optimizer)
-        if group_of != self._group_of or any(one is not two for one, two in zip(owned, self._owned, strict=True)):
-            return True
-        return any(
-            key not in schema or (schema[key] is not None and value is not self._state.views[f"{name}/{key}"])
-            for parameter, name, schema in zip(owned, self._names, self._schemas, strict=True)
-            for key, value in self.optimizer.state.get(parameter, {}).items()
-        )
-
-    def look(self) -> bytes:
-        """Notes what this worker's script has changed since the last update; gives a digest of it."""
-        self._written = self._parameters.written(self._names), self._state.written(self._state.views)
-        self._changes = self._parameters.changed(self._written[0]), self._state.changed(self._written[1])
-        return self._parameters.digest(self._changes[0]) + self._state.digest(self._changes[1])
-
-    # -- this worker's part ---------------------------------------------------------------------------------
-
-    def begin_own(self) -> None:
-        """Updates this worker's batches, all but the last, which waits for `optimizer.step` itself."""
-        step, last = unhooked_step(self.optimizer), len(self._batches[self._own]) - 1
-        if self._can_update_together():
-            self._update_together(step, last)
-        else:
-            for number in range(last):
-                self._update(step, self._own, number)
-        if last >= 0:
-            self._begin(self._own, last)
-        else:
-            self._enter(())
-
-    def end_own(self) -> None:
-        """`optimizer.step` has updated the last batch."""
-        last = len(self._batches[self._own]) - 1
-        if last >= 0:
-            self._end(self._own, last)
-        else:
-            self._leave(())
+    def needs_plan(self, wire: Wire) -> bool:
+        """Whether it is divided among the workers of another generation."""
+        return self.wire is not wire
 
     def begin_nothing(self) -> None:
         """Others have made the update of this worker too; `optimizer.step` advances this worker's numbers."""
@@ -181,108 +136,27 @@ class ShardedOptimizer:
     def end_nothing(self) -> None:
         self._leave(self._empty)
 
-    @cached_property
-    def _empty(self) -> list[ChunkTensor]:
-        """See Note [Empty chunks] in plan.py."""
-        empty = [] if self._by_tensor else [UpdateChunk(number, 0, 0) for number in range(len(self._owned))]
-        return [self._tensor_of(chunk) for chunk in empty]
-
-    def finish_all(self) -> None:
-        """Makes what the workers of this host have not done of the update. See Note [The journal] in ledger.py."""
-        step = unhooked_step(self.optimizer)
-        numbers = dict(self._numbers)
-        for member, batches in enumerate(self._batches):
-            for number in range(len(batches)):
-                if self._ledgers[member].progress(number, self._number) is not Progress.DONE:
-                    self._update(step, member, number)
-        self._numbers = numbers
-
-    def conclude(self) -> None:
-        """All workers have made their part: `optimizer.state` is whole, and views show the new values."""
-        updated = [number for number, parameter in enumerate(self._owned) if parameter.grad is not None]
-        new = [number for number in updated if self._schemas[number] and not self._has_state(number)]
-        self._show_state(new)
-        for number, values in self._numbers.items():
-            take_numbers(self.optimizer.state[self._owned[number]], values)
-        self._parameters.forget(self._written[0])
-        self._state.forget(self._written[1])
-        self._numbers = {}
-        self._number += 1
-        if new:
-            return_freed_memory()  # the state that the optimizer has made itself
-
     def give_up(self) -> None:
         """The groups hold the parameters, whatever has happened."""
         if self._groups is not None:
             self._restore_groups()
 
-    # -- one batch ------------------------------------------------------------------------------------------
+    def is_stale(self) -> bool:
+        """Whether the optimizer has other parameters, or other state tensors, than those that are held once."""
+        group_of, owned = _grouped(self.optimizer)
+        if group_of != self._group_of or any(one is not two for one, two in zip(owned, self._owned, strict=True)):
+            return True
+        return any(
+            key not in schema or (schema[key] is not None and value is not self._shown.views[f"{name}/{key}"])
+            for parameter, name, schema in zip(owned, self._names, self._schemas, strict=True)
+            for key, value in self.optimizer.state.get(parameter, {}).items()
+        )
 
-    def _can_update_together(self) -> bool:
-        """Whether the kernel updates memory that is held once: in its first update an optimizer makes its own state."""
-        updated = (number for number, parameter in enumerate(self._owned) if parameter.grad is not None)
-        is_there = (self._has_state(number) for number in updated if self._schemas[number])
-        return self._is_fused and is_fused(self.optimizer) and all(is_there)
-
-    def _update_together(self, step: Callable[[Optimizer], Any], num_batches: int) -> None:
-        """Updates this worker's first batches. See Note [One call, many batches] in fused.py."""
-        chunks = [one for batch in self._batches[self._own][:num_batches] for one in batch.chunks]
-        self._enter(chunks)
-        try:
-            with KernelByBatches(self._batch_of, self._updating):
-                step(self.optimizer)
-        except BaseException:
-            self.give_up()
-            raise
-        self._leave(chunks)
-        self._publish_rest(num_batches)
-
-    def _publish_rest(self, num_batches: int) -> None:
-        """Batches that the kernel was not given have no gradient; a script may have changed them nevertheless."""
-        for number, batch in enumerate(self._batches[self._own][:num_batches]):
-            if self._ledgers[self._own].progress(number, self._number) is Progress.UNTOUCHED:
-                if any(one.is_updated for one in batch.chunks):
-                    raise Misuse(
-                        f"{type(self.optimizer).__name__} has made an update without its fused kernel: the run cannot "
-                        'go on. Make it with fused=False, or start with strategy="replicated".'
-                    )
-                with self._updating(number):
-                    pass
-
-    @contextmanager
-    def _updating(self, number: int) -> Iterator[None]:
-        """Around the update of one of this worker's batches."""
-        assert self._ledgers[self._own].progress(number, self._number) is Progress.UNTOUCHED
-        self._prepare(self._own, number)
-        yield
-        self._ledgers[self._own].mark(number, self._number, Progress.DONE)
-
-    def _update(self, step: Callable[[Optimizer], Any], member: int, number: int) -> None:
-        self._begin(member, number)
-        try:
-            step(self.optimizer)
-        except BaseException:
-            self.give_up()
-            raise
-        self._end(member, number)
-
-    def _begin(self, member: int, number: int) -> None:
-        self._prepare(member, number)
-        self._enter(self._batches[member][number].chunks)
-
-    def _prepare(self, member: int, number: int) -> None:
-        """The batch can be put back if its update is cut off. See Note [The journal] in ledger.py."""
-        ledger, batch = self._ledgers[member], self._batches[member][number]
-        if ledger.progress(number, self._number) is Progress.BEGUN:
-            ledger.read(number, batch.memory)
-        if len(self._ledgers) > 1:  # else nobody would read it
-            ledger.write(number, batch.memory)
-        ledger.mark(number, self._number, Progress.BEGUN)
-        self._publish(batch.chunks)
-
-    def _end(self, member: int, number: int) -> None:
-        self._leave(self._batches[member][number].chunks)
-        self._ledgers[member].mark(number, self._number, Progress.DONE)
+    @cached_property
+    def _empty(self) -> list[ChunkTensor]:
+        """See Note [Empty chunks] in plan.py."""
+        empty = [] if self._by_tensor else [UpdateChunk(number, 0, 0) for number in range(len(self._owned))]
+        return [self._tensor_of(chunk) for chunk in empty]
 
     def _enter(self, batch: Sequence[ChunkTensor]) -> None:
         """See Note [The user's own optimizer]."""
@@ -291,10 +165,12 @@ class ShardedOptimizer:
         self._groups = [group["params"] for group in groups]
         for group in groups:
             group["params"] = []
+        numbers = NumberCopies()
         for one in batch:
             if one.is_updated:
-                one.enter(self.optimizer)
+                one.enter(self.optimizer, numbers)
                 groups[one.group]["params"].append(one.tensor)
+        numbers.apply()
 
     def _leave(self, batch: Sequence[ChunkTensor]) -> None:
         for one in batch:
@@ -307,16 +183,6 @@ class ShardedOptimizer:
         for group, parameters in zip(self.optimizer.param_groups, self._groups, strict=True):
             group["params"] = parameters
         self._groups = None
-
-    def _publish(self, batch: Sequence[ChunkTensor]) -> None:
-        """What the scripts have changed, all workers see from now on."""
-        of_parameters, of_state = self._changes
-        for one in batch if of_parameters or of_state else ():
-            chunk, name = one.chunk, self._names[one.chunk.parameter]
-            self._parameters.publish(name, chunk.start, chunk.stop, of_parameters)
-            for key, held in one.held.items():
-                stop = held.numel() if self._by_tensor else chunk.stop
-                self._state.publish(f"{name}/{key}", chunk.start, stop, of_state)
 
     # -- the state between updates ----------------------------------------------------------------------------
 
@@ -350,9 +216,18 @@ class ShardedOptimizer:
             state, name = self.optimizer.state[self._owned[number]], self._names[number]
             for key, form in self._schemas[number].items():
                 if form is not None:
-                    state[key] = self._state.views[f"{name}/{key}"]
+                    state[key] = self._shown.views[f"{name}/{key}"]
                 else:
                     state.setdefault(key, None)
+
+    def _take_numbers(self) -> None:
+        """What the update of this worker's chunks has left belongs to the parameters."""
+        copies = NumberCopies()
+        for number, values in self._numbers.items():
+            for key, value in values.items():
+                copies.add(self.optimizer.state[self._owned[number]], key, value)
+        copies.apply()
+        self._numbers = {}
 
 
 def _grouped(optimizer: Optimizer) -> tuple[list[int], list[torch.Tensor]]:
@@ -368,7 +243,7 @@ def _schemas(optimizer: Optimizer) -> list[Schema]:
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
             form = Form.of(parameter)
-            kind = (number, form if type(optimizer) not in ELEMENTWISE else form.dtype)
+            kind = (number, form if type(optimizer) not in ELEMENTWISE else (form.dtype, form.device))
             if kind not in found:
                 found[kind] = _state_after_update(optimizer, group, _stand_in(optimizer, form))
             schemas.append(_schema(optimizer, found[kind], form))
@@ -378,8 +253,8 @@ def _schemas(optimizer: Optimizer) -> list[Schema]:
 def _stand_in(optimizer: Optimizer, form: Form) -> torch.Tensor:
     """A tensor whose update creates the same state: of two elements, or, if the shape matters, like the parameter."""
     if type(optimizer) in ELEMENTWISE:
-        return torch.zeros(2, dtype=form.dtype)
-    return torch.empty_strided(form.shape, form.stride, dtype=form.dtype).zero_()
+        return torch.zeros(2, dtype=form.dtype, device=form.device)
+    return torch.empty_strided(form.shape, form.stride, dtype=form.dtype, device=form.device).zero_()
 
 
 def _state_after_update(optimizer: Optimizer, group: Mapping[str, Any], tensor: torch.Tensor) -> dict[str, Any]:
@@ -392,7 +267,10 @@ def _state_after_update(optimizer: Optimizer, group: Mapping[str, Any], tensor: 
 
 def _schema(optimizer: Optimizer, state: Mapping[str, Any], form: Form) -> Schema:
     if type(optimizer) in ELEMENTWISE:  # the stand-in has two elements in one dimension
-        return {key: replace(form, dtype=value.dtype) if _has_elements(value) else None for key, value in state.items()}
+        return {
+            key: replace(form, dtype=value.dtype, device=value.device) if _has_elements(value) else None
+            for key, value in state.items()
+        }
     return {key: Form.of(value) for key, value in state.items()}
 
 

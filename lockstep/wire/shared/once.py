@@ -8,8 +8,10 @@
 """
 
 import ctypes
+import fcntl
 import mmap
 import os
+import struct
 from contextlib import suppress
 from itertools import pairwise
 
@@ -28,6 +30,12 @@ _SWAPPED, _OF_A_FILE = 62, 61
 _DONT_NEED = 4
 """MADV_DONTNEED: a private mapping shows the file again."""
 
+_SCAN = 0xC0606610
+"""PAGEMAP_SCAN, of Linux 6.7 on: the kernel itself looks for pages of a kind, and passes over what was never read."""
+_SCAN_BYTES, _FILE, _PRESENT_OR_SWAPPED = 96, 1 << 2, 1 << 3 | 1 << 4
+_REGION = struct.Struct("<3Q")
+_MOST_REGIONS = 512
+
 
 class OnceMemory:
     """Bytes in shared memory, mapped as `shared` and as `view`. See Note [A view that may be written]."""
@@ -39,8 +47,10 @@ class OnceMemory:
 
     def written(self) -> list[slice]:
         """The bytes, in whole pages, of which this worker has pages of its own."""
-        entries = _page_entries(self.view)
-        return _runs(((entries < 0) | _bit(entries, _SWAPPED)) & ~_bit(entries, _OF_A_FILE))
+        try:
+            return _scanned(self.view)
+        except OSError:  # an older kernel
+            return _read_entries(self.view)
 
     def differs(self, span: slice) -> bool:
         """Whether these bytes are others in `view` than in `shared`."""
@@ -64,6 +74,42 @@ def return_freed_memory() -> None:
 def check_page_table() -> None:
     """Raises if this process cannot read its own page table."""
     _page_entries(torch.zeros(1, dtype=torch.uint8))
+
+
+def _scanned(memory: torch.Tensor) -> list[slice]:
+    """The bytes of pages that are present, or swapped out, and not those of the file."""
+    begin, end = memory.data_ptr(), memory.data_ptr() + -(-memory.nbytes // PAGE_BYTES) * PAGE_BYTES
+    regions, found = bytearray(_MOST_REGIONS * _REGION.size), list[slice]()
+    place = ctypes.addressof(ctypes.c_char.from_buffer(regions))
+    start, file = begin, os.open(PAGE_TABLE, os.O_RDONLY | os.O_CLOEXEC)  # each time: a forked process has its own
+    try:
+        while start < end:
+            asked = (_SCAN_BYTES, 0, start, end, 0, place, _MOST_REGIONS, 0, _FILE, _FILE, _PRESENT_OR_SWAPPED, _FILE)
+            answer = bytearray(struct.pack("<12Q", *asked))
+            for number in range(fcntl.ioctl(file, _SCAN, answer)):
+                first, last, _ = _REGION.unpack_from(regions, number * _REGION.size)
+                found.append(slice(first - begin, last - begin))
+            start = struct.unpack_from("<Q", answer, 32)[0]
+    finally:
+        os.close(file)
+    return _joined(found)
+
+
+def _joined(parts: list[slice]) -> list[slice]:
+    """Neighbours together."""
+    whole: list[slice] = []
+    for part in parts:
+        if whole and whole[-1].stop == part.start:
+            whole[-1] = slice(whole[-1].start, part.stop)
+        else:
+            whole.append(part)
+    return whole
+
+
+def _read_entries(memory: torch.Tensor) -> list[slice]:
+    """The same, page by page, where the kernel cannot be asked."""
+    entries = _page_entries(memory)
+    return _runs(((entries < 0) | _bit(entries, _SWAPPED)) & ~_bit(entries, _OF_A_FILE))
 
 
 def _page_entries(memory: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,23 @@
+"""The sharded strategy of GPUs, for parameters on the CPU: a machine without a GPU runs the same code."""
+
+from lockstep.events import Events
+from lockstep.strategies import EngineOptions, Sharded, StepEngine
+from lockstep.strategies.sharded.engine import ShardedEngine
+from lockstep.wire.generation import Generation
+
+
+class OwnParameters(ShardedEngine):
+    """Every worker has its own parameters, and the state of its own chunks."""
+
+    def _are_on_gpu(self, *_: object) -> bool:
+        return True
+
+
+class AsOnGpus(Sharded):
+    """Divides optimizer state as on GPUs."""
+
+    def __init__(self) -> None:
+        super().__init__("optimizer")
+
+    def engine(self, options: EngineOptions, generation: Generation, events: Events) -> StepEngine:
+        return OwnParameters(options, generation, events, shares_gradients=False)

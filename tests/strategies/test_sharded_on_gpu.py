@@ -1,0 +1,191 @@
+"""Optimizer state that is divided among workers which have their own parameters, as on GPUs, with tensors on the CPU.
+
+There is no GPU here: `tests/gpu` has the digests of one. All else is real: workers, shared memory.
+"""
+
+import pytest
+import torch
+from own_parameters import AsOnGpus
+from test_sharded import (
+    MODELS,
+    Between,
+    _different,
+    _digest,
+    _digests,
+    _digests_between,
+    _nothing,
+    _saved_and_resumed,
+    _two_models,
+    replicated,
+)
+from torch import nn
+from workers import on_workers, outcomes
+
+import lockstep
+from lockstep.errors import BadArgument
+from lockstep.events import Events, Note
+from lockstep.gradients.bucket_set import BucketOptions, NamedParameter
+from lockstep.gradients.health import HealthPlan
+from lockstep.gradients.squares import SquaresPlan
+from lockstep.lanes import Assignment
+from lockstep.run.run import Run
+from lockstep.strategies import EngineOptions, Replicas, Sharded
+from lockstep.strategies.sharded import rounds
+from lockstep.wire import in_process
+from lockstep.wire.generation import Generation
+
+__all__ = ["replicated"]
+
+
+def _digests_in_many_rounds() -> dict[str, str]:
+    rounds.BUFFER_BYTES = 3000  # they cut chunks
+    return _digests(AsOnGpus())
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_every_optimizer_on_gpus_has_the_digest_of_replicated(replicated: dict[str, str], num_workers: int) -> None:
+    for found in on_workers(num_workers, _digests_in_many_rounds, limit_s=300.0):
+        assert found == replicated
+
+
+def _between() -> dict[str, str]:
+    return _digests_between(AsOnGpus())
+
+
+def test_what_a_script_does_before_an_update_on_gpus_is_done_once() -> None:
+    plain = on_workers(1, _digests_between, "replicated")[0]
+    for found in on_workers(3, _between):
+        assert found == plain
+
+
+def _two() -> list[str]:
+    return _two_models(AsOnGpus())
+
+
+def test_two_optimizers_in_turn_on_gpus_have_the_digest_of_replicated() -> None:
+    assert on_workers(3, _two) == on_workers(1, _two_models, "replicated") * 3
+
+
+def _resumed(path: str, until: int) -> str:
+    return _saved_and_resumed(AsOnGpus(), path, until)
+
+
+def test_a_checkpoint_goes_on_where_state_is_divided_and_back(tmp_path: object) -> None:
+    straight = on_workers(1, _saved_and_resumed, "replicated", f"{tmp_path}/straight", 6)
+    mixed = f"{tmp_path}/mixed"
+    on_workers(3, _resumed, mixed, 2)
+    on_workers(2, _saved_and_resumed, "sharded:parameters", mixed, 4)
+    assert on_workers(2, _resumed, mixed, 6) == straight * 2
+
+
+# -- what a worker holds ------------------------------------------------------------------------------------------
+
+
+def _held_by_this_worker() -> tuple[int, int, bool]:
+    """Elements of state that stand in memory of this worker's own, those of the whole, and whether all are shown."""
+    with lockstep.start(lanes=3, seed=1, strategy=AsOnGpus()) as run:
+        torch.manual_seed(3)
+        net = nn.Linear(100, 97)
+        updates = torch.optim.AdamW(net.parameters(), 1e-2)
+        run.replicate(net, updates)
+        for _ in range(2):
+            for lane in run.lanes(torch.randn(6, 100)):
+                run.backward(net(lane).square().mean())
+            updates.step()
+        sharded = run._engine._of(updates)
+        own = sum(held.numel() for chunk in sharded._chunks for held in chunk.held.values())
+        whole = 2 * sum(parameter.numel() for parameter in net.parameters())
+        is_shown = all(updates.state[one]["exp_avg"].shape == one.shape for one in net.parameters())
+        return own, whole, is_shown
+
+
+def test_each_worker_keeps_its_part_of_the_state_and_shows_all_of_it() -> None:
+    found = on_workers(3, _held_by_this_worker)
+    assert sum(own for own, _, _ in found) == found[0][1]
+    assert max(own for own, _, _ in found) < 0.5 * found[0][1]
+    assert all(is_shown for _, _, is_shown in found)
+
+
+# -- refused ------------------------------------------------------------------------------------------------------
+
+
+def _with(between: Between) -> str:
+    return _digest(AsOnGpus(), "wide", "AdamW", between)
+
+
+def test_workers_that_have_changed_their_own_parameters_differently_are_refused() -> None:
+    for outcome in outcomes(2, _with, _different):
+        assert (outcome.error, "written to parameters" in outcome.message) == ("Disagreement", True)
+
+
+def _flipped() -> tuple[str, list[str]]:
+    """A bit of one worker's parameters is another one before the last update; the digest, and what was noted."""
+    notes: list[str] = []
+
+    def flip(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+        if step == 0:
+            run._events.subscribe(lambda event: notes.append(event.text), Note)
+        if step == 2 and run.rank == 1:
+            model.get_parameter("first.weight").data.view(torch.int32)[3, 5] ^= 1 << 20
+
+    return _digest(AsOnGpus(), "wide", "AdamW", flip), notes
+
+
+def test_one_of_three_whose_parameters_have_changed_is_named_and_gets_back_what_its_host_holds() -> None:
+    want = on_workers(1, _digest, "replicated", "wide", "AdamW")[0]
+    for digest, notes in on_workers(3, _flipped):
+        assert digest == want
+        assert [note for note in notes if "the parameters of worker 1 differ" in note], notes
+
+
+HELD: list[torch.Tensor] = []
+
+
+def _write_to_old_state(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """It keeps what optimizer.state had after the first update."""
+    if step == 1:
+        HELD.extend(optimizer.state[one]["exp_avg"] for one in model.parameters())
+    if step == 2:
+        for tensor in HELD:
+            tensor.data.zero_()
+
+
+def test_a_write_to_a_state_tensor_of_an_earlier_update_is_refused_by_name() -> None:
+    for outcome in outcomes(2, _with, _write_to_old_state):
+        assert (outcome.error, "AdamW.state had before the last update" in outcome.message) == ("Misuse", True)
+
+
+def _with_gaps() -> str:
+    class Gaps(MODELS["wide"]):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.second.weight = nn.Parameter(torch.randn(5, 200)[:, :97])
+
+    MODELS["gaps"] = Gaps
+    return _digest(AsOnGpus(), "gaps", "AdamW", _nothing)
+
+
+def test_a_parameter_with_gaps_in_memory_is_refused_by_its_name() -> None:
+    outcome, _ = outcomes(2, _with_gaps)
+    assert (outcome.error, "parameter second.weight" in outcome.message) == ("BadArgument", True)
+
+
+@pytest.mark.parametrize(
+    ("level", "devices", "refused"),
+    [
+        ("gradients", ["meta"], 'strategy="sharded:optimizer"'),
+        ("parameters", ["meta"], 'strategy="sharded:optimizer"'),
+        ("optimizer", ["cpu", "meta"], "p0 on cpu and p1 on meta"),
+    ],
+)
+def test_what_cannot_be_divided_on_a_gpu_is_refused_with_what_can(level: str, devices: list[str], refused: str) -> None:
+    """Any device that is not the CPU stands for a GPU here."""
+    generation = Generation(in_process(), (0,), Assignment.even(1, 1))
+    options = EngineOptions(BucketOptions(), HealthPlan(), SquaresPlan())
+    engine = Sharded(level).engine(options, generation, Events())
+    named = [
+        NamedParameter(f"p{number}", nn.Parameter(torch.zeros(3, device=device)), 0)
+        for number, device in enumerate(devices)
+    ]
+    with pytest.raises(BadArgument, match=refused):
+        engine.hold(Replicas(named), generation)
