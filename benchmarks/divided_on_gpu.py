@@ -3,8 +3,8 @@
     python benchmarks/divided_on_gpu.py [WORKERS] [ROUNDS]
 
 In each round (3) it starts `lockstep run -n WORKERS` (4) under `replicated` and under `sharded:optimizer`, in turn, and
-prints medians over all rounds: a step and its update in ms, what a worker's tensors take at most, and what the GPU holds
-in all. The digests must be equal. DDP with ZeroRedundancyOptimizer is not there: on one GPU it would go over sockets.
+prints medians over all rounds: a step and its update in ms, what a worker's tensors take at most, and what the GPU
+holds in all. The digests must be equal. DDP with ZeroRedundancyOptimizer is not there: on one GPU it would go over sockets.
 """
 
 import json
@@ -80,10 +80,9 @@ def main(workers: int, rounds: int) -> None:
     print(f"{rows['replicated'][0]['parameters'] / 1e6:.1f} million parameters, AdamW, {workers} workers on one GPU")
     for strategy, each in rows.items():
         middle = {key: statistics.median(row[key] for row in each) for key in each[0] if key != "digest"}
-        print(
-            f"{strategy:20} step {middle['step_ms']:6.1f} ms, its update {middle['update_ms']:5.1f} ms, "
-            f"a worker's tensors {middle['worker_bytes'] / 2**20:6.0f} MiB, the GPU {middle['gpu_bytes'] / 2**20:6.0f} MiB"
-        )
+        worker, gpu = (middle[name] / 2**20 for name in ("worker_bytes", "gpu_bytes"))
+        print(f"{strategy:20} step {middle['step_ms']:6.1f} ms, its update {middle['update_ms']:5.1f} ms, ", end="")
+        print(f"a worker's tensors {worker:6.0f} MiB, the GPU {gpu:6.0f} MiB")
 
 
 if __name__ == "__main__":
