@@ -4,7 +4,8 @@
 
 In each round (3) it starts `lockstep run -n WORKERS` (4) under `replicated` and under `sharded:optimizer`, in turn, and
 prints medians over all rounds: a step and its update in ms, what a worker's tensors take at most, and what the GPU
-holds in all. The digests must be equal. DDP with ZeroRedundancyOptimizer is not there: on one GPU it would go over sockets.
+holds in all. The digests must be equal. DDP with ZeroRedundancyOptimizer is not there: on one GPU it would go over
+sockets.
 """
 
 import json

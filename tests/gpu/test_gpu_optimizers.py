@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 
 Launched = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -258,8 +258,13 @@ def _stand_in(optimizer: Optimizer, form: Form) -> torch.Tensor:
 
 
 def _state_after_update(optimizer: Optimizer, group: Mapping[str, Any], tensor: torch.Tensor) -> dict[str, Any]:
-    other = object.__new__(type(optimizer))
-    other.__dict__.update(vars(optimizer), param_groups=[{**group, "params": [tensor]}], state=defaultdict(dict))
+    """An optimizer may make its state when it is made itself (torch 2.11's Adagrad)."""
+    own, kind = {**group, "params": [tensor]}, cast(Any, type(optimizer))
+    if kind in ELEMENTWISE:
+        other = kind([own])
+    else:
+        other = object.__new__(type(optimizer))
+        other.__dict__.update(vars(optimizer), param_groups=[own], state=defaultdict(dict))
     tensor.grad = torch.zeros_like(tensor)
     unhooked_step(optimizer)(other)
     return dict(other.state[tensor])
