@@ -46,7 +46,7 @@ class Wide(nn.Module):
 
 
 def digest(name: str, strategy: str) -> str:
-    with lockstep.start(lanes=6, seed=1, strategy=strategy) as run:
+    with lockstep.start(lanes=6, seed=1, strategy=strategy, drift_every=2) as run:
         torch.manual_seed(3)
         model = Wide()
         optimizer = OPTIMIZERS[name](model.parameters())

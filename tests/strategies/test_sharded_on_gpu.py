@@ -30,7 +30,7 @@ from lockstep.gradients.squares import SquaresPlan
 from lockstep.lanes import Assignment
 from lockstep.run.run import Run
 from lockstep.strategies import EngineOptions, Replicas, Sharded
-from lockstep.strategies.sharded import rounds
+from lockstep.strategies.sharded import plan, rounds
 from lockstep.wire import in_process
 from lockstep.wire.generation import Generation
 
@@ -38,7 +38,7 @@ __all__ = ["replicated"]
 
 
 def _digests_in_many_rounds() -> dict[str, str]:
-    rounds.BUFFER_BYTES = 3000  # they cut chunks
+    rounds.BUFFER_BYTES = 4096  # they cut chunks
     return _digests(AsOnGpus())
 
 
@@ -104,6 +104,28 @@ def test_each_worker_keeps_its_part_of_the_state_and_shows_all_of_it() -> None:
     assert sum(own for own, _, _ in found) == found[0][1]
     assert max(own for own, _, _ in found) < 0.5 * found[0][1]
     assert all(is_shown for _, _, is_shown in found)
+
+
+@pytest.mark.parametrize("buffer_bytes", [4096, 1 << 20])
+def test_a_fingerprint_is_that_of_the_parameters_whoever_owns_them(
+    monkeypatch: pytest.MonkeyPatch, buffer_bytes: int
+) -> None:
+    """Hosts with different numbers of workers compare theirs."""
+    monkeypatch.setattr(rounds, "BUFFER_BYTES", buffer_bytes)
+    parameters = [torch.randn(700, 9), torch.randn(3), torch.randn(2049).bfloat16(), torch.randn(60, 50).double()]
+    sizes = [parameter.numel() for parameter in parameters]
+
+    def found(num_workers: int) -> bytes:
+        chunks = [[chunk for batch in own for chunk in batch] for own in plan.cut(sizes, num_workers)]
+        return rounds.ParameterRounds(in_process(), 0, parameters, chunks).fingerprint()
+
+    want = found(1)
+    assert [found(2), found(3), found(7)] == [want] * 3
+    for parameter in parameters:
+        last = parameter.view(torch.uint8).flatten()[-1:]
+        last ^= 1
+        assert found(2) != want
+        last ^= 1
 
 
 # -- refused ------------------------------------------------------------------------------------------------------

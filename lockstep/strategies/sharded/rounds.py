@@ -8,6 +8,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import torch
 
@@ -20,6 +21,7 @@ BUFFER_BYTES, FEWEST_ROUNDS, SMALL_BYTES = 64 << 20, 4, 1 << 20
 ALIGN_BYTES = 16
 ROWS = 256
 """Into how many parts the buffer is cut for a fingerprint."""
+UNIT_BYTES = 8 * ROWS
 
 
 @dataclass
@@ -49,29 +51,26 @@ class ParameterRounds:
         self, wire: Wire, own: int, parameters: Sequence[torch.Tensor], chunks: Sequence[Sequence[UpdateChunk]]
     ) -> None:
         self._wire, self._own, self._members = wire, own, range(len(chunks))
-        most_bytes = buffer_bytes(sum(map(_room, parameters))) // len(chunks)
-        pieces = [_pieces(parameters, owned, most_bytes) for owned in chunks]
-        lengths = [[sum(map(_room, views)) for views in owned] for owned in pieces]
-        num_rounds = max(map(len, pieces), default=0)
-        most = max((sum(ns[number] for ns in lengths if number < len(ns)) for number in range(num_rounds)), default=0)
-        unit = 8 * ROWS
-        self._buffer = wire.reducer.allocate(-(-most // unit) * unit, torch.uint8, parameters[0].device)
-        self._rounds = [self._round(number, pieces, lengths) for number in range(num_rounds)]
+        most_bytes = buffer_bytes(sum(map(_room, parameters)))
+        self._buffer = wire.reducer.allocate(most_bytes, torch.uint8, parameters[0].device)
+        whole = [UpdateChunk(number, 0, parameter.numel()) for number, parameter in enumerate(parameters)]
+        self._by_owner = self._made([_pieces(parameters, owned, most_bytes // len(chunks)) for owned in chunks])
+        self._in_order = self._made([_pieces(parameters, whole, most_bytes)])
         self._weights = torch.arange(1, 2 * ROWS, 2, device=parameters[0].device)
 
-    def _round(
-        self, number: int, pieces: Sequence[Sequence[list[torch.Tensor]]], lengths: Sequence[Sequence[int]]
-    ) -> Round:
-        found, begin = Round(), 0
-        for owned, nums_bytes in zip(pieces, lengths, strict=True):
-            views = owned[number] if number < len(owned) else []
-            end = begin + (nums_bytes[number] if number < len(owned) else 0)
+    def _made(self, pieces: Sequence[Sequence[list[torch.Tensor]]]) -> list[Round]:
+        """Rounds of the pieces of each member."""
+        return [self._round(pieces_now) for pieces_now in zip_longest(*pieces, fillvalue=list[torch.Tensor]())]
+
+    def _round(self, pieces: Sequence[list[torch.Tensor]]) -> Round:
+        found, end = Round(), 0
+        for views in pieces:
+            begin, places = end, []
+            for view in views:
+                places.append(self._buffer[end : end + view.nbytes].view(view.dtype))
+                end += _room(view)
             found.slices.append(range(begin, end))
             found.views.append(views)
-            places = []
-            for view in views:
-                places.append(self._buffer[begin : begin + view.nbytes].view(view.dtype))
-                begin += _room(view)
             found.places.append(places)
         return found
 
@@ -81,18 +80,21 @@ class ParameterRounds:
         Returns when this worker's GPU is done. Raises PeerGone if a worker is lost: the parameters are undefined then.
         """
         others = [member for member in self._members if member != self._own]
-        for one in self._rounds:
+        for one in self._by_owner:
             one.copy([self._own], out=False)
             self._wire.reducer.all_gather(self._buffer[: one.slices[-1].stop], one.slices)
             one.copy(others, out=True)
         self._wire.reducer.synchronize()
 
     def fingerprint(self) -> bytes:
-        """Of this worker's parameters: another one if any word of 64 bits is. See Note [Every flipped bit shows]."""
+        """Of this worker's parameters, whoever owns them: another one if any word of 64 bits is.
+
+        See Note [Every flipped bit shows] in gradients/fingerprint.py.
+        """
         total = torch.zeros_like(self._weights)
-        for one in self._rounds:
+        for one in self._in_order:
             self._buffer.zero_()
-            one.copy(self._members, out=False)
+            one.copy([0], out=False)
             total = total * 3 + self._buffer.view(torch.int64).view(ROWS, -1).sum(1)
         return int((total * self._weights).sum().item()).to_bytes(8, "little", signed=True)
 
@@ -101,8 +103,8 @@ class ParameterRounds:
 
 
 def buffer_bytes(parameter_bytes: int) -> int:
-    """How large the buffer for so many bytes of parameters is at most."""
-    return min(BUFFER_BYTES, max(SMALL_BYTES, parameter_bytes // FEWEST_ROUNDS))
+    """How large the buffer for so many bytes of parameters is: the same on all hosts."""
+    return min(BUFFER_BYTES, max(SMALL_BYTES, parameter_bytes // FEWEST_ROUNDS)) // UNIT_BYTES * UNIT_BYTES
 
 
 def _pieces(
