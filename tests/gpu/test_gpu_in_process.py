@@ -24,6 +24,7 @@ NEEDS_FRONT_END = pytest.mark.skipif(find_spec("cudnn") is None, reason="needs n
         "gradients/test_losses.py",
         "state/test_exact_state.py",
         "wire/test_gpu_kernels.py",
+        "wire/test_pinned.py",
     ],
 )
 def test_in_a_process_that_sees_the_gpu(gpu: None, file: str) -> None:

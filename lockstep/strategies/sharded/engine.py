@@ -306,7 +306,9 @@ class ShardedEngine(ReplicatedEngine):
             self._of(optimizer).close()
         names: dict[torch.Tensor, str] = {named.parameter: named.name for named in self.replicas.parameters}
         if self._on_gpu:
-            self._sharded[id(optimizer)] = GpuOptimizer(optimizer, names, self._wire)
+            self._sharded[id(optimizer)] = sharded = GpuOptimizer(optimizer, names, self._wire)
+            if not sharded.is_pinned:
+                self._events.note("the memory of the host could not be pinned: updates take longer", one_worker=True)
         else:
             assert self._parameters_once is not None
             self._sharded[id(optimizer)] = HostOptimizer(optimizer, names, self._parameters_once, self._wire)

@@ -43,10 +43,12 @@ class GpuOptimizer(ShardedOptimizer):
         """The parameters as the last update has left them."""
         forms = self._forms()
         self._state, self._next = hold_once(wire, forms, self._state_tensors()), map_once(wire, forms, {})
-        for once in (self._values, self._state, self._next) if self._owned[0].is_cuda else ():
-            pin(once.memory.shared)
         self._show_state(self._with_state())
+        self.is_pinned = True
+        """Whether copies between the GPU and the memory of the host are as fast as they can be."""
         if self._owned[0].is_cuda:
+            memories = [once.memory.shared for once in (self._values, self._state, self._next)]
+            self.is_pinned = all(pin(memory) for memory in memories)
             torch.cuda.empty_cache()  # whole state tensors that were this worker's own
         self._written: list[slice] = []
         self._is_restored = False
