@@ -1,7 +1,8 @@
 """Sharded strategies: the bits of the replicated one, whatever the optimizer, and whatever a script does between."""
 
+import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from itertools import chain
 from pathlib import Path
@@ -19,6 +20,7 @@ from workers import on_workers, outcomes
 import lockstep
 from lockstep.errors import BadArgument
 from lockstep.run.run import Run
+from lockstep.strategies import Strategy
 from lockstep.strategies.sharded import plan
 from lockstep.strategies.sharded.fused import KernelByBatches
 from lockstep.strategies.sharded.optimizer import BY_TENSOR, ELEMENTWISE
@@ -76,7 +78,7 @@ def _nothing(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step:
     """Between the gradient and the update."""
 
 
-def _digest(strategy: str, model: str, optimizer: str, between: Between = _nothing, **options: Any) -> str:
+def _digest(strategy: str | Strategy, model: str, optimizer: str, between: Between = _nothing, **options: Any) -> str:
     with lockstep.start(lanes=4, seed=1, strategy=strategy, **options) as run:
         torch.manual_seed(3)
         net = MODELS[model]()
@@ -91,10 +93,42 @@ def _digest(strategy: str, model: str, optimizer: str, between: Between = _nothi
         return run.digest()
 
 
-def _digests(strategy: str) -> dict[str, str]:
-    cases = [("wide", name) for name in OPTIMIZERS]
-    cases += [(model, name) for model in ("gpt", "conv") for name in ("AdamW fused", "SGD with momentum", "LAMB")]
-    return {f"{model}, {name}": _digest(strategy, model, name) for model, name in cases}
+def _side_by_side(strategy: str | Strategy, cases: Sequence[tuple[str, str, Between]]) -> dict[str, str]:
+    """A digest for each model with an optimizer and what is done between, all trained in one run."""
+    with lockstep.start(lanes=4, seed=1, strategy=strategy) as run:
+        trained = []
+        for model, optimizer, between in cases:
+            torch.manual_seed(3)
+            net = MODELS[model]()
+            updates = OPTIMIZERS[optimizer](net.parameters())
+            run.replicate(net, updates)
+            trained.append((f"{model}, {optimizer}, {between.__name__}", net, updates, between))
+        for step, batch in enumerate(BATCHES):
+            for x, y in run.lanes(batch):
+                run.backward(torch.stack([F.cross_entropy(net(x), y) for _, net, _, _ in trained]).sum())
+            for _, net, updates, between in trained:
+                between(run, net, updates, step)
+                updates.step()
+                updates.zero_grad()
+        return {name: _content(net, updates) for name, net, updates, _ in trained}
+
+
+def _content(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """A digest of what is trained."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        for value in (parameter.detach(), *dict(sorted(optimizer.state[parameter].items())).values()):
+            digest.update(value.contiguous().numpy().tobytes() if torch.is_tensor(value) else repr(value).encode())
+    return digest.hexdigest()
+
+
+def _digests(strategy: str | Strategy) -> dict[str, str]:
+    found = _side_by_side(strategy, [("wide", name, _nothing) for name in OPTIMIZERS])
+    for model in ("gpt", "conv"):
+        found |= _side_by_side(
+            strategy, [(model, name, _nothing) for name in ("AdamW fused", "SGD with momentum", "LAMB")]
+        )
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -252,23 +286,41 @@ def _split_groups(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, 
         optimizer.add_param_group({"params": [first["params"].pop()], "lr": 0.5})
 
 
+def _other_memory_format(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    weight = model.get_parameter("conv.weight")
+    if step == 1:
+        weight.data = weight.data.mul(1.5).contiguous()
+
+
 BETWEEN = [
     _scale_weights, _clamp_data, _write_the_same, _clip, _halve_momentum, _load_optimizer, _load_model, _replace_data,
     _freeze, _change_rate, _other_strides, _replace_gradient_data, _scale_gradient, _split_groups,
+    _other_memory_format,
 ]  # fmt: skip
 
 
-def _digests_between(strategy: str) -> dict[str, str]:
-    return {act.__name__: _digest(strategy, "wide", "AdamW", act) for act in BETWEEN}
+REPLACING = (_load_optimizer, _replace_data, _split_groups, _other_memory_format)
+"""After these, all that is held once is made again: what else is done stands in a run of its own."""
 
 
-def test_what_a_script_does_before_the_update_is_done_once() -> None:
-    plain = on_workers(1, _digests_between, "replicated")[0]
-    same = on_workers(1, _digest, "replicated", "wide", "AdamW")[0]
+def _digests_between(strategy: str | Strategy) -> dict[str, str]:
+    others = [act for act in BETWEEN if act not in REPLACING]
+    groups = ((_nothing, *others), REPLACING)
+    named = [_side_by_side(strategy, [("wide", "AdamW", act) for act in acts]) for acts in groups]
+    return {name.split(", ")[-1]: digest for found in named for name, digest in found.items()}
+
+
+@pytest.fixture(scope="module")
+def plain_between() -> dict[str, str]:
+    plain: dict[str, str] = on_workers(1, _digests_between, "replicated")[0]
     assert plain["_replace_gradient_data"] == plain["_scale_gradient"]
-    assert len({*plain.values(), same}) == len(BETWEEN) - 2  # all but two change numbers
+    assert len(set(plain.values())) == len(BETWEEN) - 2  # all but two change numbers
+    return plain
+
+
+def test_what_a_script_does_before_the_update_is_done_once(plain_between: dict[str, str]) -> None:
     for found in on_workers(3, _digests_between, "sharded:parameters"):
-        assert found == plain
+        assert found == plain_between
 
 
 def _segments_while_state_is_loaded() -> list[int]:
@@ -302,7 +354,7 @@ def test_workers_that_change_parameters_differently_are_refused_before_anything_
         assert "what scripts have written to parameters or optimizer state" in outcome.message
 
 
-def _two_models(strategy: str) -> list[str]:
+def _two_models(strategy: str | Strategy) -> list[str]:
     """A GAN: two optimizers in turn."""
     with lockstep.start(lanes=3, seed=1, strategy=strategy) as run:
         torch.manual_seed(3)
@@ -335,7 +387,7 @@ def test_two_optimizers_in_turn_have_the_digest_of_replicated() -> None:
 # -- checkpoints, other wires, clipping ---------------------------------------------------------------------------
 
 
-def _saved_and_resumed(strategy: str, path: str, until: int) -> str:
+def _saved_and_resumed(strategy: str | Strategy, path: str, until: int) -> str:
     """Trains up to `until` steps, from the checkpoint if there is one; leaves one."""
     with lockstep.start(lanes=4, seed=1, strategy=strategy) as run:
         torch.manual_seed(3)

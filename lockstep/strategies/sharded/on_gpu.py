@@ -133,7 +133,7 @@ class GpuOptimizer(ShardedOptimizer):
         self._store(self._own, self._chunks)
 
     def finish_all(self) -> None:
-        step, numbers = unhooked_step(self.optimizer), dict(self._numbers)
+        step = unhooked_step(self.optimizer)
         for member, part in enumerate(self._parts):
             if self._ledgers[member].progress(0, self._number) is not Progress.DONE:
                 chunks = [self._tensor_of(chunk) for chunk in part]
@@ -146,13 +146,12 @@ class GpuOptimizer(ShardedOptimizer):
                     raise
                 self._leave(chunks)
                 self._store(member, chunks)
-        self._numbers = numbers
 
     @torch.no_grad()
     def restore(self) -> None:
         """Reads the parameters from the host. What they were gathered from may be gone."""
         self._read(self._updated())
-        self._is_restored, self._is_on_gpu = True, False
+        self._is_restored = True
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
