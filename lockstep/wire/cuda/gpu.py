@@ -20,6 +20,8 @@ from lockstep.world import World
 
 LOOK_S = 0.5
 FREE_AGAIN_S = 0.02
+NAMING_S = 2.0
+"""How long it may take after a collective has failed until the connections say who is gone."""
 WAKE_S = 0.1
 """How long a watchdog between hosts may take to see that it is closed."""
 
@@ -67,6 +69,7 @@ class GpuWait:
         self._free = free
         self.failure: PeerGone | None = None
         """Who is gone, once that is known."""
+        self._is_known = threading.Event()
         self._since_s: float | None = None
 
     def wait(self, event: StreamEvent) -> None:
@@ -80,7 +83,13 @@ class GpuWait:
     def fail(self, failure: PeerGone) -> None:
         """Every wait, now or later, raises this. Any thread."""
         self.failure = self.failure or failure
+        self._is_known.set()
         self._free()
+
+    def named(self, gone: PeerGone) -> PeerGone:
+        """The error for a loss that a collective noticed first: which worker it was is known a moment later."""
+        self._is_known.wait(NAMING_S)
+        return self.failure or gone
 
     def has_waited_s(self) -> float:
         """For how long the wait under way has lasted; 0 if there is none."""

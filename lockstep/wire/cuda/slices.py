@@ -124,7 +124,8 @@ class SliceReducer(Reducer):
         try:
             yield
         except PeerGone as gone:
-            raise self._waiting.failure or gone from gone
+            is_closed_here = gone.rank == self._group.world.rank
+            raise (self._waiting.failure or gone if is_closed_here else self._waiting.named(gone)) from gone
 
     def _hand_over(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
         refuse_unless_added(total.dtype)
