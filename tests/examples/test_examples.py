@@ -35,6 +35,7 @@ def numbers_after(word: str, printed: str) -> list[float]:
         (3, "18_carried", ()),
         (3, "19_sharded", ()),
         (2, "20_timeline", ("traced",)),
+        (3, "23_wgan", ()),
     ],
 )
 def test_an_example_prints_the_same_on_several_workers_as_alone(shell: Shell, num_workers, example, arguments):
@@ -57,6 +58,7 @@ def test_an_example_prints_the_same_on_several_workers_as_alone(shell: Shell, nu
         "17_captured",
         "18_carried",
         "19_sharded",
+        "23_wgan",
     ],
 )
 def test_an_example_ends_with_the_digest_of_its_training(shell: Shell, example):
