@@ -11,7 +11,7 @@ from typing import Any
 from lockstep.errors import BadArgument
 
 _LEAVE = "lockstep does what it is for; leave it out"
-_SHARDED = 'use lockstep.start(strategy="sharded:parameters")'
+_SHARDED = 'use lockstep.start(strategy="sharded:optimizer")'
 
 REFUSED: Mapping[str, str] = {
     "deepspeed": "lockstep does what it would do",
