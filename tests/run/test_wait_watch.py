@@ -68,9 +68,8 @@ def test_whoever_hangs_is_named_and_the_others_end(where: str, guilty: int, plac
     found = outcomes(3, hangs, where, guilty, limit_s=20)
     others = [found[rank].value for rank in range(3) if rank != guilty]
     assert all(f"worker {guilty} was lost during" in str(said) for said in others), found
-    told_by = [said for said in others if "! waiting" in said]
-    assert len(told_by) == 1, others
-    assert f"! waiting for worker {guilty} {place} for " in told_by[0]
+    told_by = [said for said in others if f"! waiting for worker {guilty} {place} for " in said]
+    assert len(told_by) == 1, others  # on a slow machine another one may be late too, at another time
 
 
 def test_a_wait_is_told_when_it_is_long_and_again_when_it_is_twice_as_long() -> None:
