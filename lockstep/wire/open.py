@@ -71,7 +71,7 @@ class Wire:
         self.transport.close()
         self.reducer.close()
         self.sequence.close()
-        if self.host is not None:
+        if self.host is not None:  # between hosts over NCCL no reducer uses it, and closes it
             self.host.neighbours.close()
             self.host.close()
 

@@ -13,7 +13,7 @@ are `before NAME` and `after NAME` of
 - under a sharded strategy: meets and part, the two barriers of an update; batch, the update of a batch, and `in
   journal`, `in batch` and `before done`, when its journal is written, when some of its elements are, and when all are;
   finish, what a survivor does for one that is lost; on GPUs store, when a worker's part goes to the memory of the host,
-  and gather, when the parameters come from the others.
+  and gather, when the parameters come from the others, in each round.
 """
 
 import os
@@ -34,6 +34,7 @@ from lockstep.strategies.sharded.ledger import Ledger, Progress
 from lockstep.strategies.sharded.on_gpu import GpuOptimizer
 from lockstep.strategies.sharded.on_host import HostOptimizer
 from lockstep.strategies.sharded.optimizer import ShardedOptimizer
+from lockstep.strategies.sharded.rounds import ParameterRounds
 from lockstep.wire.shared import semaphores
 
 GUARD = {"begin": "begins", "prepared": "prepares", "committed": "commits", "recover": "recovers", "heal": "heals"}
@@ -105,6 +106,7 @@ class Script:
             (GpuOptimizer, "finish_all", "finish"),
             (GpuOptimizer, "_store", "store"),
             (GpuOptimizer, "_gather", "gather"),
+            (ParameterRounds, "_gather", "round"),
         ):
             self._around(owner, name, point)
         mark, restore = Ledger.mark, ShardedOptimizer._restore_groups

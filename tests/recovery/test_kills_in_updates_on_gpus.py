@@ -15,6 +15,7 @@ SHORT = Training(options=OPTIONS)
 POINTS = [
     ("before meets", 1), ("after meets", 1), ("in batch", 1), ("before store", 1), ("before done", 1),
     ("after store", 1), ("before part", 1), ("after part", 1), ("before gather", 1), ("after gather", 1),
+    ("after round", 1), ("before round", 2),
     ("before send in part", 1), ("after send in part", 1), ("after send in part", 2), ("after send in meets", 1),
 ]  # fmt: skip
 EVERY = [(worker, *point) for point in POINTS for worker in (0, 1, 2)]

@@ -19,7 +19,7 @@ from training import Job, data, make
 import lockstep
 from lockstep.gradients import bucket_set, layout
 from lockstep.run.run import Run
-from lockstep.strategies.sharded import plan
+from lockstep.strategies.sharded import plan, rounds
 
 NUM_SAMPLES = 173
 BATCH = 52
@@ -57,6 +57,7 @@ class Training:
         """Small models are given several buckets, the first one too, and several batches of an update."""
         bucket_set.make_layout = partial(layout.make_layout, first_bucket_bytes=BUCKET_BYTES)
         plan.GRANULE, plan.BATCH_ELEMENTS, plan.KERNEL_ELEMENTS = GRANULE, BATCH_ELEMENTS, KERNEL_ELEMENTS
+        rounds.ROWS, rounds.UNIT_BYTES, rounds.BUFFER_BYTES = 32, 256, 256
         usual = {"lanes": self.lanes, "seed": 3, "bucket_bytes": BUCKET_BYTES, "noise_every": 2}
         return lockstep.start(**usual | dict(self.options))
 

@@ -4,15 +4,13 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from divisible import OPTIMIZERS, Wide
 from torch import nn
 from training import Convolutional, Gpt
 from workers import on_workers, outcomes
@@ -24,46 +22,6 @@ from lockstep.strategies import Strategy
 from lockstep.strategies.sharded import plan
 from lockstep.strategies.sharded.fused import KernelByBatches
 from lockstep.strategies.sharded.optimizer import BY_TENSOR, ELEMENTWISE
-from lockstep.strategies.sharded.plan import GRANULE, cut, whole
-from lockstep.wire.shared.once import OnceMemory
-from lockstep.wire.shared.segments import allocate
-
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "SGD": lambda p: torch.optim.SGD(p, 0.05),
-    "SGD with momentum": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, dampening=0.1, weight_decay=1e-3),
-    "SGD fused": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, nesterov=True, fused=True),
-    "Adam with amsgrad": lambda p: torch.optim.Adam(p, 1e-2, amsgrad=True),
-    "AdamW": lambda p: torch.optim.AdamW(p, 1e-2),
-    "AdamW fused": lambda p: torch.optim.AdamW(p, 1e-2, fused=True),
-    "AdamW foreach": lambda p: torch.optim.AdamW(p, 1e-2, foreach=True),
-    "RMSprop": lambda p: torch.optim.RMSprop(p, 1e-3, momentum=0.5, centered=True),
-    "Adagrad": lambda p: torch.optim.Adagrad(p, 1e-2, initial_accumulator_value=0.1),
-    "Adadelta": lambda p: torch.optim.Adadelta(p),
-    "Adamax": lambda p: torch.optim.Adamax(p),
-    "NAdam": lambda p: torch.optim.NAdam(p),
-    "RAdam": lambda p: torch.optim.RAdam(p),
-    "ASGD": lambda p: torch.optim.ASGD(p),
-    "Rprop": lambda p: torch.optim.Rprop(p),
-    "LARS": lambda p: lockstep.optim.LARS(p, 1e-2),
-    "LAMB": lambda p: lockstep.optim.LAMB(p, 1e-2),
-    "Adafactor": lambda p: torch.optim.Adafactor(p),
-}
-
-
-class Wide(nn.Module):
-    """Tensors that are cut, with a rest that fills no vector; and some in channels_last."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 70, 3, padding=1).to(memory_format=torch.channels_last)
-        self.first, self.second = nn.Linear(70, 97), nn.Linear(97, 5)
-        self.scale = nn.Parameter(torch.tensor(1.5))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = F.relu(self.conv(x.view(-1, 3, 2, 2))).mean((2, 3))
-        out: torch.Tensor = self.second(torch.tanh(self.first(h))) * self.scale
-        return out
-
 
 MODELS: dict[str, Callable[[], nn.Module]] = {"wide": Wide, "gpt": Gpt, "conv": Convolutional}
 BATCHES = [
@@ -481,62 +439,3 @@ def test_a_wire_without_shared_memory_is_refused_with_those_that_have_it() -> No
 def test_an_unknown_level_is_refused_with_those_there_are(level: str) -> None:
     with pytest.raises(BadArgument, match="'optimizer', 'gradients', 'parameters'"):
         lockstep.strategies.Sharded(level)
-
-
-# -- the plan, and the memory -------------------------------------------------------------------------------------
-
-SIZES = st.lists(st.integers(0, 7 * GRANULE), min_size=1, max_size=9)
-
-
-@settings(deadline=None)
-@given(SIZES, st.integers(1, 9))
-def test_every_element_is_updated_by_one_worker_and_cuts_are_between_granules(sizes: list[int], workers: int) -> None:
-    for dealt in (cut(sizes, workers), whole(sizes, workers), whole(sizes, workers, with_empty=True)):
-        chunks = sorted((c for c in chain(*chain(*dealt)) if c.num_elements), key=lambda c: (c.parameter, c.start))
-        for number, size in enumerate(sizes):
-            own = [chunk for chunk in chunks if chunk.parameter == number]
-            assert [chunk.start for chunk in own] == [0, *(chunk.stop for chunk in own)][: len(own)]
-            assert sum(chunk.num_elements for chunk in own) == size
-            assert all(chunk.start % GRANULE == 0 for chunk in own)
-
-
-@settings(deadline=None)
-@given(SIZES, st.integers(1, 9))
-def test_every_worker_has_an_equal_part_and_a_chunk_of_every_tensor(sizes: list[int], workers: int) -> None:
-    dealt = cut(sizes, workers)
-    parts = [sum(chunk.num_elements for chunk in chain(*own)) for own in dealt]
-    assert max(parts) - min(parts) <= 2 * GRANULE
-    for own in dealt:
-        assert {chunk.parameter for chunk in chain(*own)} == set(range(len(sizes)))
-        assert all(chunk.num_elements for batch in own[:-1] for chunk in batch)
-
-
-def _memory(num_bytes: int) -> OnceMemory:
-    file = allocate(num_bytes)
-    try:
-        return OnceMemory(file, num_bytes)
-    finally:
-        os.close(file)
-
-
-def test_a_write_to_the_view_is_found_and_seen_by_nobody_else() -> None:
-    memory = _memory(5 * 4096)
-    memory.shared.fill_(7)
-    assert memory.written() == []
-    memory.view[2 * 4096 + 5] = 9
-    assert memory.written() == [slice(2 * 4096, 3 * 4096)]
-    assert int(memory.shared[2 * 4096 + 5]) == 7
-    memory.forget(slice(2 * 4096, 3 * 4096))
-    assert memory.written() == []
-    assert int(memory.view[2 * 4096 + 5]) == 7
-
-
-def test_a_page_that_is_written_with_what_stands_there_is_a_page_of_its_own_too() -> None:
-    memory = _memory(3 * 4096)
-    memory.view.fill_(0)
-    assert memory.written() == [slice(0, 3 * 4096)]
-    assert not memory.differs(slice(0, 3 * 4096))
-    memory.shared[0] = 1
-    assert int(memory.view[0]) == 0  # its own page still
-    memory.forget(slice(0, 4096))
-    assert int(memory.view[0]) == 1

@@ -159,6 +159,18 @@ def test_one_of_three_whose_parameters_have_changed_is_named_and_gets_back_what_
         assert [note for note in notes if "the parameters of worker 1 differ" in note], notes
 
 
+def _scaled_and_flipped(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """All workers change parameters, and one of them others too: what the last update left is not what all have."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5 if step == 2 and run.rank == 1 else 0.9)
+
+
+def test_parameters_that_cannot_be_healed_are_refused() -> None:
+    for outcome in outcomes(3, _with, _scaled_and_flipped):
+        assert (outcome.error, "written to parameters" in outcome.message) == ("Disagreement", True)
+
+
 HELD: list[torch.Tensor] = []
 
 

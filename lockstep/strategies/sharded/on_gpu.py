@@ -54,26 +54,16 @@ class GpuOptimizer(ShardedOptimizer):
         self._is_restored = False
         self._deal()
 
-    @property
-    def token(self) -> bytes:
-        return self._values.token
-
-    @property
-    def _shown(self) -> OnceTensors:
-        return self._state
-
-    def _deal(self) -> None:
-        members = self.wire.host_members
-        self._own = members.index(self.wire.world.rank)
+    def _divide(self, num_workers: int) -> None:
         sizes = [parameter.numel() for parameter in self._owned]
-        divide = plan.whole if self._by_tensor else plan.cut
-        dealt = [[chunk for batch in own for chunk in batch] for own in divide(sizes, len(members), _UNCUT)]
-        self._parts = dealt
-        self._chunks = [self._tensor_of(chunk) for chunk in dealt[self._own]]
+        divided = (plan.whole if self._by_tensor else plan.cut)(sizes, num_workers, _UNCUT)
+        self._parts = [[chunk for batch in own for chunk in batch] for own in divided]
+        """The chunks of each worker of this host."""
+        self._chunks = [self._tensor_of(chunk) for chunk in self._parts[self._own]]
         self._is_on_gpu = False
         """Whether the chunks have the state on the GPU."""
-        self._rounds = ParameterRounds(self.wire, self._own, self._owned, dealt)
-        self._ledgers = open_ledgers(self.wire, [num_bytes(1, ())] * len(members), [1] * len(members))
+        self._rounds = ParameterRounds(self.wire, self._own, self._owned, self._parts)
+        self._ledgers = open_ledgers(self.wire, [num_bytes(1, ())] * num_workers, [1] * num_workers)
         self._places = self._standing()
 
     def _tensor_of(self, chunk: UpdateChunk) -> ChunkTensor:
@@ -217,13 +207,6 @@ class GpuOptimizer(ShardedOptimizer):
         if self._owned[0].is_cuda:
             torch.cuda.current_stream(self._owned[0].device).synchronize()
 
-    def _updated(self) -> list[int]:
-        """The parameters that the update under way changes."""
-        return [number for number, parameter in enumerate(self._owned) if parameter.grad is not None]
-
-    def _with_state(self) -> list[int]:
-        return [number for number in range(len(self._owned)) if self._has_state(number)]
-
     def _standing(self) -> list[int]:
         """Where the parameters stand: a script may put others in their place."""
         return [parameter.data_ptr() for parameter in self._owned]
@@ -233,6 +216,6 @@ class GpuOptimizer(ShardedOptimizer):
             if Form.of(parameter).stride != parameter.stride():
                 raise BadArgument(
                     f"the elements of parameter {name} do not stand one after the other in memory: a sharded strategy "
-                    f"divides memory. Make it dense (parameter.data = parameter.data.contiguous()), or start with "
+                    "divides memory. Make it dense (parameter.data = parameter.data.contiguous()), or start with "
                     'strategy="replicated".'
                 )

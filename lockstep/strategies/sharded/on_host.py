@@ -30,25 +30,15 @@ class HostOptimizer(ShardedOptimizer):
         self._parameters = parameters
         self._is_fused = is_fused(optimizer)
         self._state = hold_once(wire, self._forms(), self._state_tensors())
-        self._show_state([number for number in range(len(self._owned)) if self._has_state(number)])
+        self._show_state(self._with_state())
         self._written: tuple[list[slice], list[slice]] = [], []
         self._changes: tuple[list[slice], list[slice]] = [], []
         self._deal()
 
-    @property
-    def token(self) -> bytes:
-        return self._parameters.token
-
-    @property
-    def _shown(self) -> OnceTensors:
-        return self._state
-
-    def _deal(self) -> None:
-        members = self.wire.host_members
-        self._own = members.index(self.wire.world.rank)
+    def _divide(self, num_workers: int) -> None:
         self._batches = [
             [TensorBatch.of([self._tensor_of(chunk) for chunk in batch]) for batch in own]
-            for own in self._divided(len(members))
+            for own in self._divided(num_workers)
         ]
         sizes = [
             num_bytes(len(own), [[tensor.nbytes for tensor in batch.memory] for batch in own]) for own in self._batches
@@ -127,8 +117,7 @@ class HostOptimizer(ShardedOptimizer):
 
     def conclude(self) -> None:
         """All workers have made their part: `optimizer.state` is whole, and views show the new values."""
-        updated = [number for number, parameter in enumerate(self._owned) if parameter.grad is not None]
-        new = [number for number in updated if self._schemas[number] and not self._has_state(number)]
+        new = [number for number in self._updated() if self._schemas[number] and not self._has_state(number)]
         self._show_state(new)
         self._take_numbers()
         self._parameters.forget(self._written[0])

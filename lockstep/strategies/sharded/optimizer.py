@@ -58,6 +58,9 @@ class ShardedOptimizer(ABC):
     `end_own`; after the second, `conclude`. `finish_all`, and then `restore`, are called while a generation forms.
     """
 
+    _state: OnceTensors
+    """What `optimizer.state` has between updates."""
+
     def __init__(self, optimizer: Optimizer, names: Mapping[torch.Tensor, str], wire: Wire) -> None:
         self.optimizer, self.wire = optimizer, wire
         self._group_of, self._owned = _grouped(optimizer)
@@ -74,18 +77,19 @@ class ShardedOptimizer(ABC):
         self._numbers: dict[int, dict[str, Any]] = {}
 
     @property
-    @abstractmethod
     def token(self) -> bytes:
-        """The same on all workers that share the memory in which this one holds something."""
+        """The same on all workers of a host that stand before, or in, the same update."""
+        return self._state.token
 
-    @property
-    @abstractmethod
-    def _shown(self) -> OnceTensors:
-        """The state tensors that `optimizer.state` has between updates."""
-
-    @abstractmethod
     def _deal(self) -> None:
         """Collective. Divides the elements among the workers of this host."""
+        members = self.wire.host_members
+        self._own = members.index(self.wire.world.rank)
+        self._divide(len(members))
+
+    @abstractmethod
+    def _divide(self, num_workers: int) -> None:
+        """Collective. The same, when this worker's place among them is known."""
 
     @abstractmethod
     def _tensor_of(self, chunk: UpdateChunk) -> ChunkTensor: ...
@@ -147,7 +151,7 @@ class ShardedOptimizer(ABC):
         if group_of != self._group_of or any(one is not two for one, two in zip(owned, self._owned, strict=True)):
             return True
         return any(
-            key not in schema or (schema[key] is not None and value is not self._shown.views[f"{name}/{key}"])
+            key not in schema or (schema[key] is not None and value is not self._state.views[f"{name}/{key}"])
             for parameter, name, schema in zip(owned, self._names, self._schemas, strict=True)
             for key, value in self.optimizer.state.get(parameter, {}).items()
         )
@@ -192,6 +196,13 @@ class ShardedOptimizer(ABC):
     def _has_state(self, parameter: int) -> bool:
         return bool(self.optimizer.state.get(self._owned[parameter]))
 
+    def _with_state(self) -> list[int]:
+        return [number for number in range(len(self._owned)) if self._has_state(number)]
+
+    def _updated(self) -> list[int]:
+        """The parameters that the update under way changes."""
+        return [number for number, parameter in enumerate(self._owned) if parameter.grad is not None]
+
     def _forms(self) -> dict[str, Form]:
         return {
             f"{name}/{key}": form
@@ -216,7 +227,7 @@ class ShardedOptimizer(ABC):
             state, name = self.optimizer.state[self._owned[number]], self._names[number]
             for key, form in self._schemas[number].items():
                 if form is not None:
-                    state[key] = self._shown.views[f"{name}/{key}"]
+                    state[key] = self._state.views[f"{name}/{key}"]
                 else:
                     state.setdefault(key, None)
 

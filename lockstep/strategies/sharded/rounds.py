@@ -79,12 +79,14 @@ class ParameterRounds:
 
         Returns when this worker's GPU is done. Raises PeerGone if a worker is lost: the parameters are undefined then.
         """
-        others = [member for member in self._members if member != self._own]
         for one in self._by_owner:
-            one.copy([self._own], out=False)
-            self._wire.reducer.all_gather(self._buffer[: one.slices[-1].stop], one.slices)
-            one.copy(others, out=True)
+            self._gather(one)
         self._wire.reducer.synchronize()
+
+    def _gather(self, one: Round) -> None:
+        one.copy([self._own], out=False)
+        self._wire.reducer.all_gather(self._buffer[: one.slices[-1].stop], one.slices)
+        one.copy([member for member in self._members if member != self._own], out=True)
 
     def fingerprint(self) -> bytes:
         """Of this worker's parameters, whoever owns them: another one if any word of 64 bits is.
