@@ -1,11 +1,11 @@
-"""Time and GPU memory of a step whose optimizer state is divided among the workers of a GPU: a GPT with AdamW.
+"""Time and GPU memory of a step under the sharded strategies, of workers that share a GPU: a GPT with AdamW.
 
     python benchmarks/divided_on_gpu.py [WORKERS] [ROUNDS]
 
-In each round (3) it starts `lockstep run -n WORKERS` (4) under `replicated` and under `sharded:optimizer`, in turn, and
-prints medians over all rounds: a step and its update in ms, what a worker's tensors take at most, and what the GPU
-holds in all. The digests must be equal. DDP with ZeroRedundancyOptimizer is not there: on one GPU it would go over
-sockets.
+In each round (3) it starts `lockstep run -n WORKERS` (4) under `replicated`, `sharded:optimizer` and
+`sharded:gradients`, in turn, and prints medians over all rounds: a step and its update in ms, what a worker's tensors
+take at most, and what the GPU holds in all. The digests must be equal. DDP with ZeroRedundancyOptimizer is not there:
+on one GPU it would go over sockets.
 """
 
 import json
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 STEPS, WARM_UP = 14, 4
-STRATEGIES = ("replicated", "sharded:optimizer")
+STRATEGIES = ("replicated", "sharded:optimizer", "sharded:gradients")
 
 
 def train(folder: Path) -> None:

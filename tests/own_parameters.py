@@ -14,10 +14,10 @@ class OwnParameters(ShardedEngine):
 
 
 class AsOnGpus(Sharded):
-    """Divides optimizer state as on GPUs."""
+    """Divides optimizer state as on GPUs, or gradients too."""
 
-    def __init__(self) -> None:
-        super().__init__("optimizer")
+    def __init__(self, level: str = "optimizer") -> None:
+        super().__init__(level)
 
     def engine(self, options: EngineOptions, generation: Generation, events: Events) -> StepEngine:
-        return OwnParameters(options, generation, events, shares_gradients=False)
+        return OwnParameters(options, generation, events, self.level)

@@ -40,6 +40,7 @@ class Captures:
             raise BadArgument(f"run.captured takes a function that computes a lane, not {type(fn).__name__}")
         if optimizer is not None:
             self._capture_update(optimizer)
+        self.engine.records_lanes = self.settings.device.type == "cuda"
         context = CaptureContext(self.engine, self._obstacle, self._modes, self.events.note, self.settings.device)
         self._lanes.append(CapturedLanes(fn, context))
         return self._lanes[-1]

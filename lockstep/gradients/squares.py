@@ -11,7 +11,7 @@
 # If it does not know some parameter yet, or is another kind of optimizer, there are none of these in the step.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,10 +55,11 @@ class Squares:
         found = {lane: sums.totals() for lane, sums in self._lanes.items()}
         return [found[lane][kind] if lane in found else None for kind in range(KINDS) for lane in range(num_lanes)]
 
-    def whole(self, gradients: Mapping[int, torch.Tensor]) -> tuple[float | None, ...]:
-        """The squares of the step's gradient: plain, then weighted."""
+    def whole(self, parts: Iterable[Mapping[int, torch.Tensor]]) -> tuple[float | None, ...]:
+        """The squares of the step's gradient, which comes in parts: plain, then weighted."""
         sums = _Sums(self._parameters, self._weigh)
-        sums.add(gradients)
+        for gradients in parts:
+            sums.add(gradients)
         return sums.totals()
 
 

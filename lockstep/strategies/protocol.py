@@ -61,6 +61,8 @@ class StepEngine(Protocol):
     """The exchange of synchronised batch norm, if a model has such layers: then lanes are computed at the same time."""
     recorder: LaneRecorder
     """How a captured function takes part in a lane."""
+    records_lanes: bool
+    """Whether the script has a captured function: then a graph may fold all buckets of a lane."""
     measured: tuple[StepSquares | None, ...]
     """The squares of the last step that was handed over, plain and as its optimizer sees them, if taken."""
 

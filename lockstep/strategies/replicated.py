@@ -71,6 +71,7 @@ class ReplicatedEngine(StepEngine):
         self.measured: tuple[StepSquares | None, ...] = ()
         self._step: StepInFlight | None = None
         self._may_rewind = False
+        self.records_lanes = False
         self._checkpoints = CheckpointWatch(self._notice_checkpoint)
         self._set_up(Replicas(), generation)
 
@@ -444,13 +445,14 @@ class ReplicatedEngine(StepEngine):
     def _measured(self, step: StepInFlight, record: StepRecord) -> tuple[StepSquares | None, ...]:
         if step.squares is None:
             return ()
-        whole = {
-            slot.index: view
+        squares = step.squares.whole(
+            {
+                slot.index: view
+                for slot, view in zip(bucket.layout.slots, bucket.views, strict=True)
+                if record.used[slot.index]
+            }
             for bucket in step.buckets
-            for slot, view in zip(bucket.layout.slots, bucket.views, strict=True)
-            if record.used[slot.index]
-        }
-        squares = step.squares.whole(whole)
+        )
         if step.weights.summed:
             return of_all(*as_means(record.squares, squares, step.plan.shares))
         return of_all(record.squares, step.weights.lanes, squares)
@@ -474,7 +476,7 @@ class ReplicatedEngine(StepEngine):
         """What stands in `p.grad` may be a view of a bucket, which the step writes to, or lays out anew: now a copy."""
         for parameter in self._parameters:
             if parameter.requires_grad and parameter.grad is not None:
-                parameter.grad = parameter.grad.detach().clone()
+                parameter.grad = parameter.grad.clone().detach()
 
     def _set_gradients_aside(self, step: StepInFlight) -> None:
         for bucket in self._buckets.buckets:

@@ -137,7 +137,7 @@ def main(args: argparse.Namespace) -> None:
         drift_every=10,
         noise_every=7,
         wire=args.wire,
-        strategy="sharded:optimizer" if args.sharded else "replicated",
+        strategy=f"sharded:{args.sharded}" if args.sharded else "replicated",
     )
     faults = script_faults(run, args)
     model = MODELS[args.model]()
@@ -171,6 +171,7 @@ def main(args: argparse.Namespace) -> None:
         "updates": any(update._graphs for update in run._captures._updates.values()),
         "noise": repr(run.noise),
         "memory": torch.cuda.memory_allocated(),
+        "buckets": type(run._engine._buckets.buckets[0]).__name__,
         "state_on": sorted({v.device.type for s in optimizer.state.values() for v in s.values() if v.dim()}),
         "on_default_stream": torch.cuda.current_stream() == torch.cuda.default_stream(),
     }
@@ -222,6 +223,7 @@ if __name__ == "__main__":
     parser.add_argument("--kill-joining", action="store_true", help="the first that joins, likewise")
     parser.add_argument("--pause-s", type=float, default=0.0)
     parser.add_argument("--memory-of-others", dest="wire", action="store_const", const="gpu")
-    for flag in ("captured", "update", "scaler", "waits", "breaks", "sharded"):
+    parser.add_argument("--sharded", nargs="?", const="optimizer", help="the level")
+    for flag in ("captured", "update", "scaler", "waits", "breaks"):
         parser.add_argument(f"--{flag}", action="store_true")
     main(parser.parse_args())

@@ -57,7 +57,9 @@ def outcome(pool: RunPool) -> Outcome:
     return RUNS.outcomes(pool)
 
 
-@pytest.mark.parametrize("several", [run("1+1", *NCCL), run("2+1", *NCCL), run("2+1", *NCCL, "--sharded")], ids=str)
+@pytest.mark.parametrize(
+    "several", [run("1+1", *NCCL), run("2+1", *NCCL), run("2+1", *NCCL, "--sharded", "gradients")], ids=str
+)
 def test_workers_of_two_hosts_give_the_bits_of_one(outcome: Outcome, several: Wanted) -> None:
     got, want = outcome(several), outcome(ALONE)
     assert got["workers"] == sum(map(int, several[0].split("+")))
@@ -71,7 +73,7 @@ def test_workers_of_two_hosts_give_the_bits_of_one(outcome: Outcome, several: Wa
         (2, run("2+1", *NCCL, "--kill", "2:20", "--kill-in", "lanes")),
         (2, run("2+1", *NCCL, "--fault", "2:4:before reduce")),
         (1, run("2+1", *NCCL, "--sharded", "--fault", "1:4:before store")),
-        (2, run("2+1", *NCCL, "--sharded", "--fault", "2:4:in batch")),
+        (2, run("2+1", *NCCL, "--sharded", "gradients", "--fault", "2:4:in batch")),
     ],
     ids=str,
 )

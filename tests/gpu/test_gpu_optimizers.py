@@ -24,6 +24,6 @@ def digests(launched: Launched, num_workers: int, strategy: str) -> dict[str, st
 
 
 def test_every_optimizer_has_the_digest_of_replicated_on_a_gpu(launched: Launched) -> None:
-    want, found = digests(launched, 1, "replicated"), digests(launched, 3, "sharded:optimizer")
+    want, found = digests(launched, 1, "replicated"), digests(launched, 3, "sharded:gradients")
     assert len(want) > 10
     assert {name: digest for name, digest in found.items() if digest != want[name]} == {}

@@ -234,6 +234,34 @@ def test_divided_state_in_half_precision_and_under_a_scaler_keeps_the_promise(
     assert outcome(three)["digest"] == outcome(one)["digest"]
 
 
+GRADIENTS = ("--sharded", "gradients")
+
+
+@pytest.mark.parametrize(
+    ("one", "several"),
+    [
+        (run(1, *words), run(count, *words, *GRADIENTS, *more))
+        for words, count, more in [
+            (("gpt",), 3, ()),  # several lanes for a worker: each bucket has memory of its own
+            (("gpt", "--lanes", "4"), 4, ()),  # one: they take turns
+            (("gpt", "--lanes", "4"), 4, ("--captured",)),
+            (("gpt", "--lanes", "4"), 4, NCCL),
+            (("resnet", "--lanes", "3"), 3, NCCL),
+            (("half", "--lanes", "3"), 3, ()),
+            (("half", "--lanes", "3", "--reduce-dtype", "float32"), 3, NCCL),
+            (("gpt", "--lanes", "3", "--scaler"), 3, ()),
+        ]
+    ],
+    ids=str,
+)
+def test_gradients_that_stand_on_the_host_give_the_same_bits(outcome: Outcome, one: Wanted, several: Wanted) -> None:
+    got, want = outcome(several), outcome(one)
+    assert (got["workers"], got["buckets"]) == (int(several[0]), "HostBucket")
+    assert [got[what] for what in ("digest", "losses", "noise")] == [
+        want[what] for what in ("digest", "losses", "noise")
+    ]
+
+
 @pytest.mark.parametrize("captured", [run(2, "gpt", *SHARDED, "--captured", "--update")], ids=str)
 def test_an_update_of_divided_state_is_not_recorded_and_the_reason_is_named(outcome: Outcome, captured: Wanted) -> None:
     got = outcome(captured)
@@ -254,6 +282,25 @@ def test_a_kill_inside_of_an_update_of_divided_state_costs_nothing(outcome: Outc
     got, (worker, *_) = outcome(killed), killed[-1].split(":")
     assert re.search(rf"worker {worker} \(pid \d+\) was killed by SIGKILL", got["said"]), "the fault never fired"
     assert got["digest"] == outcome(ALONE["resnet"])["digest"]
+
+
+@pytest.mark.parametrize(
+    ("one", "killed"),
+    [
+        (run(1, *words), run(3, *words, *GRADIENTS, *wire, "--fault", f"{worker}:4:{point}"))
+        for words in [("resnet", "--lanes", "3")]
+        for wire, worker, point in [
+            ((), 0, "after gradient"), ((), 1, "before update"), ((), 2, "in batch"), (NCCL, 1, "after gradient"),
+            (NCCL, 2, "in batch"),
+        ]
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_kill_where_gradients_stand_on_the_host_costs_nothing(outcome: Outcome, one: Wanted, killed: Wanted) -> None:
+    """While they go there, before an update, and in it."""
+    got, (worker, *_) = outcome(killed), killed[-1].split(":")
+    assert re.search(rf"worker {worker} \(pid \d+\) was killed by SIGKILL", got["said"]), "the fault never fired"
+    assert got["digest"] == outcome(one)["digest"]
 
 
 @pytest.mark.parametrize("replaced", [run(2, "resnet", *SHARDED, "--kill", "1:10", "--pause-s", "0.4")], ids=str)

@@ -20,6 +20,7 @@ from lockstep.errors import PeerGone
 from lockstep.lanes import Assignment, Branch, Reduction, Root, Tree, reduction
 from lockstep.run.start import NCCL_LEFT_TO_US
 from lockstep.wire import Wire, in_gpu_memory, over_nccl
+from lockstep.wire.cuda.kernels import aligned_slices
 from lockstep.wire.cuda.nccl import NcclGroup
 from lockstep.wire.exchange import exchange_texts
 from lockstep.world import World
@@ -85,12 +86,12 @@ def add(wire: Wire, exact: bool) -> str:
     return f"{wrong}"
 
 
-def cuts(num_elements: int, size: int) -> list[list[range]]:
-    """Uneven slices that begin at any address; all for the last worker; and slices in another order than the ranks."""
+def cuts(num_elements: int, size: int, element_bytes: int) -> list[list[range]]:
+    """Uneven slices that begin at any address; all for the last worker; another order than ranks; the wire's own."""
     bounds = [0, *(min(num_elements, 1 + 3 * rank**2) for rank in range(size - 1)), num_elements]
     uneven = [range(bounds[rank], bounds[rank + 1]) for rank in range(size)]
     last = [range(0)] * (size - 1) + [range(num_elements)]
-    return [uneven, last, uneven[::-1]]
+    return [uneven, last, uneven[::-1], aligned_slices(num_elements, size, element_bytes)]
 
 
 def on_queue(wire: Wire, collective: str, *arguments: object) -> None:
@@ -108,7 +109,7 @@ def wrong_slices(wire: Wire, whole: Reduction, number: int, dtype: torch.dtype, 
     def memory() -> torch.Tensor:
         return wire.reducer.allocate(number, dtype, DEVICE) if made_here else torch.empty_like(everything)
 
-    for slices in cuts(number, size):
+    for slices in cuts(number, size, dtype.itemsize):
         own = slice(slices[rank].start, slices[rank].stop)
         total = memory()
         for _ in range(2):

@@ -15,5 +15,5 @@ def test_a_lane_has_the_same_square_whatever_the_order_of_its_buckets() -> None:
         squares = Squares(parameters, lambda parameter, gradient: gradient.double().square().sum())
         for index in order:
             squares.look(0, {index: gradients[index]})
-        found.append((squares.of_lanes(1), squares.whole({index: gradients[index] for index in order})))
+        found.append((squares.of_lanes(1), squares.whole({index: gradients[index]} for index in order)))
     assert found == [found[0]] * 3

@@ -103,20 +103,26 @@ def test_the_command_shows_every_strategy_or_one_beside_replicated(script: str) 
 def test_on_gpus_each_has_its_part_of_the_state_and_the_host_all_of_it_twice(script: str) -> None:
     whole = 18 * LAYER
     sizes = sizes_of(f"{script}:make", "adamw")
-    replicated, divided = (make_gpu_account(sizes, WorkersOnHost(4, 4), name) for name in ON_GPUS)
+    replicated, divided, on_host = (make_gpu_account(sizes, WorkersOnHost(4, 4), name) for name in ON_GPUS)
     held = {part.name: (part.each, part.once) for part in divided.parts}
     assert held["parameters"] == (whole, whole)
     assert held["optimizer state"] == (2 * whole // 4, 4 * whole)
     assert held["buffer for parameters"] == (whole // 4, 0)
     assert (replicated.host_bytes, divided.host_bytes) == (0, 5 * whole)
     assert replicated.worker_bytes - divided.worker_bytes == 1.5 * whole - whole // 4
-    alone = make_gpu_account(sizes, WorkersOnHost(1, 4), "sharded:optimizer")
-    assert alone.worker_bytes == make_gpu_account(sizes, WorkersOnHost(1, 4), "replicated").worker_bytes
+    held = {part.name: (part.each, part.once) for part in on_host.parts}
+    assert held["sum of the gradients"] == (0, whole)
+    assert held["gradients for the update"] == (whole // 4, 0)
+    assert 0 < held["gradients of lanes"][0] < whole
+    assert on_host.host_bytes == 6 * whole
+    alone = {make_gpu_account(sizes, WorkersOnHost(1, 4), strategy).worker_bytes for strategy in ON_GPUS}
+    assert len(alone) == 1
 
 
 def test_the_command_says_what_is_on_each_gpu(script: str) -> None:
     shown = explain("--model", "gpt50m", "-n", "4", "--device", "cuda")
     assert "sharded:optimizer takes 0." in shown.output
+    assert "sharded:gradients takes 0." in shown.output
     assert "CUDA itself" in shown.output
     refused = explain("--model", "mlp", "--device", "cuda", "--strategy", "sharded:parameters")
     assert "on GPUs a strategy is one of replicated, sharded:optimizer" in str(refused.exception)

@@ -13,7 +13,7 @@ are `before NAME` and `after NAME` of
 - under a sharded strategy: meets and part, the two barriers of an update; batch, the update of a batch, and `in
   journal`, `in batch` and `before done`, when its journal is written, when some of its elements are, and when all are;
   finish, what a survivor does for one that is lost; on GPUs store, when a worker's part goes to the memory of the host,
-  and gather, when the parameters come from the others, in each round.
+  gather, when the parameters come from the others, in each round, and gradient, when its slice of a bucket goes there.
 """
 
 import os
@@ -30,6 +30,7 @@ import pytest
 from lockstep.events import Event, LaneBegan, Wait, WaitBegan
 from lockstep.run.run import Run
 from lockstep.strategies.sharded.engine import ShardedEngine
+from lockstep.strategies.sharded.host_sums import HostSums
 from lockstep.strategies.sharded.ledger import Ledger, Progress
 from lockstep.strategies.sharded.on_gpu import GpuOptimizer
 from lockstep.strategies.sharded.on_host import HostOptimizer
@@ -107,6 +108,7 @@ class Script:
             (GpuOptimizer, "_store", "store"),
             (GpuOptimizer, "_gather", "gather"),
             (ParameterRounds, "_gather", "round"),
+            (HostSums, "_store", "gradient"),
         ):
             self._around(owner, name, point)
         mark, restore = Ledger.mark, ShardedOptimizer._restore_groups

@@ -76,8 +76,13 @@ KILLS = (
         ]
     }
     | {
-        f"{fault.deed.__name__} {fault.rank}, as on GPUs": Scene(workers_of, "hierarchical", fault, strategy=AsOnGpus())
-        for workers_of, fault in [((2, 1), Fault(kill_worker_in_update, 1, 0)), ((2, 2), Fault(kill_host, 3, 1))]
+        f"{fault.deed.__name__} {fault.rank}, as on GPUs": Scene(
+            workers_of, "hierarchical", fault, strategy=AsOnGpus(level)
+        )
+        for level, workers_of, fault in [
+            ("optimizer", (2, 1), Fault(kill_worker_in_update, 1, 0)),
+            ("gradients", (2, 2), Fault(kill_host, 3, 1)),
+        ]
     }
 )
 

@@ -16,7 +16,7 @@ from training import Convolutional, Gpt
 from workers import on_workers, outcomes
 
 import lockstep
-from lockstep.errors import BadArgument
+from lockstep.errors import BadArgument, Disagreement
 from lockstep.run.run import Run
 from lockstep.strategies import Strategy
 from lockstep.strategies.sharded import plan
@@ -310,6 +310,54 @@ def test_workers_that_change_parameters_differently_are_refused_before_anything_
     for outcome in outcomes(2, _digest, "sharded:parameters", "wide", "AdamW", _different):
         assert outcome.error == "Disagreement"
         assert "what scripts have written to parameters or optimizer state" in outcome.message
+
+
+def _scaled_by_rank(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    next(model.parameters()).grad.mul_(1 + run.rank)
+
+
+def _put_by_rank(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    for parameter in model.parameters():
+        parameter.grad = parameter.grad * (1 + run.rank)
+
+
+def _added_by_rank(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    if run.rank == 1:
+        list(model.parameters())[-1].grad.data[-1:].add_(1e-3)
+
+
+def _dropped_by_rank(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    if run.rank == 1:
+        next(model.parameters()).grad = None
+
+
+@pytest.mark.parametrize("level", ["optimizer", "gradients"])
+def test_gradients_that_scripts_have_changed_differently_are_refused_in_the_first_update(level: str) -> None:
+    for change in (_scaled_by_rank, _put_by_rank, _added_by_rank, _dropped_by_rank):
+        for outcome in outcomes(2, _digest, f"sharded:{level}", "wide", "AdamW", change):
+            assert (outcome.error, "left in p.grad" in outcome.message) == ("Disagreement", True), outcome
+
+
+def _scaled_in_a_late_step(drift_every: int) -> int:
+    """How many updates there were when workers were found to use different gradients."""
+    with lockstep.start(lanes=2, seed=1, strategy="sharded:gradients", drift_every=drift_every) as run:
+        net = nn.Linear(4, 3)
+        updates = torch.optim.SGD(net.parameters(), 1e-2)
+        run.replicate(net, updates)
+        for step in range(9):
+            for lane in run.lanes(torch.ones(6, 4)):
+                run.backward(net(lane).square().mean())
+            net.bias.grad.mul_(1 + run.rank * (step > 1))
+            try:
+                updates.step()
+            except Disagreement:
+                return step
+    return -1
+
+
+def test_gradients_are_compared_as_often_as_replicas_are() -> None:
+    assert on_workers(2, _scaled_in_a_late_step, 4) == [4, 4]
+    assert on_workers(2, _scaled_in_a_late_step, 0) == [-1, -1]
 
 
 def _two_models(strategy: str | Strategy) -> list[str]:

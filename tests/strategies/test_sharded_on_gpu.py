@@ -9,12 +9,16 @@ from own_parameters import AsOnGpus
 from test_sharded import (
     MODELS,
     Between,
+    _added_by_rank,
     _different,
     _digest,
     _digests,
     _digests_between,
+    _dropped_by_rank,
     _nothing,
+    _put_by_rank,
     _saved_and_resumed,
+    _scaled_by_rank,
     _two_models,
     plain_between,
     replicated,
@@ -37,44 +41,49 @@ from lockstep.wire.generation import Generation
 
 __all__ = ["plain_between", "replicated"]
 
+LEVELS = ("optimizer", "gradients")
 
-def _digests_in_many_rounds() -> dict[str, str]:
+
+def _digests_in_many_rounds(level: str) -> dict[str, str]:
     rounds.BUFFER_BYTES = 4096  # they cut chunks
-    return _digests(AsOnGpus())
+    return _digests(AsOnGpus(level))
 
 
-def test_every_optimizer_on_gpus_has_the_digest_of_replicated(replicated: dict[str, str]) -> None:
-    for found in on_workers(3, _digests_in_many_rounds, limit_s=300.0):
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_optimizer_on_gpus_has_the_digest_of_replicated(replicated: dict[str, str], level: str) -> None:
+    for found in on_workers(3, _digests_in_many_rounds, level, limit_s=300.0):
         assert found == replicated
 
 
-def _between() -> dict[str, str]:
-    return _digests_between(AsOnGpus())
+def _between(level: str) -> dict[str, str]:
+    return _digests_between(AsOnGpus(level))
 
 
-def test_what_a_script_does_before_an_update_on_gpus_is_done_once(plain_between: dict[str, str]) -> None:
-    for found in on_workers(3, _between):
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_a_script_does_before_an_update_on_gpus_is_done_once(plain_between: dict[str, str], level: str) -> None:
+    for found in on_workers(3, _between, level):
         assert found == plain_between
 
 
-def _two() -> list[str]:
-    return _two_models(AsOnGpus())
+def _two(level: str) -> list[str]:
+    return _two_models(AsOnGpus(level))
 
 
-def test_two_optimizers_in_turn_on_gpus_have_the_digest_of_replicated() -> None:
-    assert on_workers(3, _two) == on_workers(1, _two_models, "replicated") * 3
+@pytest.mark.parametrize("level", LEVELS)
+def test_two_optimizers_in_turn_on_gpus_have_the_digest_of_replicated(level: str) -> None:
+    assert on_workers(3, _two, level) == on_workers(1, _two_models, "replicated") * 3
 
 
-def _resumed(path: str, until: int) -> str:
-    return _saved_and_resumed(AsOnGpus(), path, until)
+def _resumed(level: str, path: str, until: int) -> str:
+    return _saved_and_resumed(AsOnGpus(level), path, until)
 
 
 def test_a_checkpoint_goes_on_where_state_is_divided_and_back(tmp_path: object) -> None:
     straight = on_workers(1, _saved_and_resumed, "replicated", f"{tmp_path}/straight", 6)
     mixed = f"{tmp_path}/mixed"
-    on_workers(3, _resumed, mixed, 2)
+    on_workers(3, _resumed, "gradients", mixed, 2)
     on_workers(2, _saved_and_resumed, "sharded:parameters", mixed, 4)
-    assert on_workers(2, _resumed, mixed, 6) == straight * 2
+    assert on_workers(2, _resumed, "optimizer", mixed, 6) == straight * 2
 
 
 # -- what a worker holds ------------------------------------------------------------------------------------------
@@ -171,6 +180,13 @@ def test_parameters_that_cannot_be_healed_are_refused() -> None:
         assert (outcome.error, "written to parameters" in outcome.message) == ("Disagreement", True)
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_gradients_that_scripts_have_changed_differently_are_refused_in_the_first_update(level: str) -> None:
+    for change in (_scaled_by_rank, _put_by_rank, _added_by_rank, _dropped_by_rank):
+        for outcome in outcomes(2, _digest, AsOnGpus(level), "wide", "AdamW", change):
+            assert (outcome.error, "left in p.grad" in outcome.message) == ("Disagreement", True), outcome
+
+
 HELD: list[torch.Tensor] = []
 
 
@@ -206,8 +222,7 @@ def test_a_parameter_with_gaps_in_memory_is_refused_by_its_name() -> None:
 @pytest.mark.parametrize(
     ("level", "devices", "refused"),
     [
-        ("gradients", ["meta"], 'strategy="sharded:optimizer"'),
-        ("parameters", ["meta"], 'strategy="sharded:optimizer"'),
+        ("parameters", ["meta"], 'strategy="sharded:gradients" or "sharded:optimizer"'),
         ("optimizer", ["cpu", "meta"], "p0 on cpu and p1 on meta"),
     ],
 )

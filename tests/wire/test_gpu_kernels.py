@@ -25,9 +25,11 @@ def test_slices_cover_a_bucket_once_and_begin_where_vectors_do(elements: int, pa
 
 
 @given(st.integers(1, 1000), st.integers(1, 9))
-def test_slices_differ_by_one_vector_at_most(elements: int, parts: int) -> None:
+def test_slices_are_alike_but_for_the_last_ones_and_no_vector_too_long(elements: int, parts: int) -> None:
+    """As those of a bucket that is padded for an all-to-all."""
     lengths = [len(part) for part in aligned_slices(4 * elements, parts, 4)]
-    assert max(lengths) - min(lengths) <= 4
+    assert lengths[0] < 4 * elements / parts + 4
+    assert lengths == [min(lengths[0], max(0, 4 * elements - lengths[0] * number)) for number in range(parts)]
 
 
 def test_the_source_has_the_brackets_of_the_tree() -> None:

@@ -20,7 +20,7 @@ from lockstep.strategies.sharded.rounds import buffer_bytes
 REPLICATED = "replicated"
 SHARDED = ("sharded:optimizer", "sharded:gradients", "sharded:parameters")
 STRATEGIES = (REPLICATED, *SHARDED)
-ON_GPUS = STRATEGIES[:2]
+ON_GPUS = STRATEGIES[:3]
 
 
 @dataclass(frozen=True)
@@ -152,9 +152,12 @@ def make_gpu_account(sizes: ModelSizes, workers: WorkersOnHost, strategy: str) -
         raise BadArgument(f"on GPUs a strategy is one of {', '.join(ON_GPUS)}, not {strategy!r:.60}")
     count, held, state = workers.num_workers, sizes.parameter_bytes, sizes.state_bytes
     is_divided = strategy != REPLICATED and count > 1
+    layout, is_on_host = make_layout(sizes.specs), is_divided and strategy == SHARDED[1]
+    fetched = sum(bucket.num_bytes for bucket in layout.buckets) // count if is_on_host else 0
     parts = (
         MemoryPart("parameters", held, held if is_divided else 0),
-        *_gradients(make_layout(sizes.specs), workers, is_once=False),
+        *_gradients(layout, workers, is_on_host),
+        MemoryPart("gradients for the update", fetched),
         MemoryPart("optimizer state", -(-state // count) if is_divided else state, 2 * state if is_divided else 0),
         MemoryPart("buffer for parameters", buffer_bytes(held) if is_divided else 0),
         MemoryPart("activations of a lane", _activations(sizes, workers)),

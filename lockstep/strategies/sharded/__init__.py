@@ -1,9 +1,9 @@
 """Sharded data parallelism: what plain data parallelism holds on every worker is held once, and each updates a part.
 
-`plan` says who updates what, `once` what a host holds, `gradients` where their sum stands, `ledger` how far each worker
-has come. `optimizer` makes the user's optimizer update `chunks`: `on_host`, where all workers map one memory (a `fused`
-one in one call), or `on_gpu`, where each has its parameters, which are gathered in `rounds`. `engine` ties them to a
-step.
+`plan` says who updates what, `once` what a host holds, `gradients` where their sum stands (that of GPUs: `host_sums`,
+of which a script sees a `host_gradient`), `ledger` how far each worker has come. `optimizer` makes the user's optimizer
+update `chunks`: `on_host`, where all workers map one memory (a `fused` one in one call), or `on_gpu`, where each has
+its parameters, which are gathered in `rounds`. `engine` ties them to a step.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,8 @@ class Sharded:
 
     On CPUs the workers of a host share memory, in which parameters and optimizer state stand once whatever the level:
     it costs less than to copy them. "gradients" has the sum of the gradients there too; "parameters" is the same. On
-    GPUs there is "optimizer": the state is divided among the workers of a host, and each has all parameters.
+    GPUs there are "optimizer", which divides the state among the workers of a host, and "gradients", which has their
+    sum in the memory of the host; each worker has all parameters.
     """
 
     level: str
@@ -36,4 +37,4 @@ class Sharded:
         return f"sharded:{self.level}"
 
     def engine(self, options: EngineOptions, generation: Generation, events: Events) -> StepEngine:
-        return ShardedEngine(options, generation, events, shares_gradients=self.level != "optimizer")
+        return ShardedEngine(options, generation, events, self.level)

@@ -9,6 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from lockstep.errors import Misuse
+from lockstep.strategies.sharded.host_gradient import HostGradient
 from lockstep.strategies.sharded.once import Form, flat
 from lockstep.strategies.sharded.plan import UpdateChunk
 
@@ -41,6 +42,8 @@ class ChunkTensor:
 
     def _comes_again(self, gradient: torch.Tensor) -> bool:
         """Whether it is the one of the last update, at the same place: then it is the run's own."""
+        if isinstance(gradient, HostGradient):
+            return False
         last = None if self._gradient is None else (self._gradient[0](), self._gradient[1])
         is_same = last is not None and last[0] is gradient and last[1] == gradient.data_ptr()
         return is_same and gradient.stride() == self.parameter.stride()
@@ -54,10 +57,19 @@ class ChunkTensor:
         gradient = self.parameter.grad
         assert gradient is not None
         if self.tensor.grad is None or not self._comes_again(gradient):
-            self.tensor.grad = part_of(_dense(gradient, self.parameter), self.chunk, self.is_whole)
+            self.tensor.grad = self._part_of_gradient(gradient)
         state = optimizer.state.get(self.parameter)
         if state:
             optimizer.state[self.tensor] = self._filled(state, numbers)
+
+    def _part_of_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
+        if not isinstance(gradient, HostGradient):
+            whole = gradient
+        elif self.is_whole or gradient.stride() != self.parameter.stride():
+            whole = gradient.whole()
+        else:
+            return gradient.part(self.chunk.start, self.chunk.stop)
+        return part_of(_dense(whole, self.parameter), self.chunk, self.is_whole)
 
     def _filled(self, state: Mapping[str, Any], numbers: "NumberCopies") -> dict[str, Any]:
         if not self._state:
@@ -74,7 +86,8 @@ class ChunkTensor:
         """
         gradient = self.parameter.grad
         if gradient is not None and not self._comes_again(gradient):
-            self.tensor.grad, self._gradient = None, (ref(gradient), gradient.data_ptr())
+            self.tensor.grad = None
+            self._gradient = None if isinstance(gradient, HostGradient) else (ref(gradient), gradient.data_ptr())
         state = optimizer.state.pop(self.tensor, {})
         if state is not self._state:
             check_state(optimizer, state, self.schema)
@@ -137,4 +150,4 @@ def _dense(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     stride = parameter.stride()  # that of a tensor that is held once: dense
     if gradient.stride() == stride:
         return gradient
-    return torch.empty_strided(parameter.shape, stride, dtype=gradient.dtype).copy_(gradient.detach())
+    return torch.empty_strided(parameter.shape, stride, dtype=gradient.dtype, device=gradient.device).copy_(gradient)

@@ -4,7 +4,9 @@
 # All workers of a host read the same parameters, and each writes some of them. So an update begins when all workers
 # have called `optimizer.step`: no script reads old values any more. It ends when all have made their part: no script
 # reads a value before it is new. Before the first barrier every worker looks for what its script has changed itself;
-# scripts are the same everywhere, so the changes must be.
+# scripts are the same everywhere, so the changes must be. What a script has done to gradients shows in no worker's
+# parameters alone, as each updates a part: so the gradients are compared too, in the first update and then as often as
+# replicas are.
 
 # Note [A worker lost in an update]
 # A worker that has passed the first barrier makes its part and then waits at the second, so when a generation ends in
@@ -16,7 +18,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from struct import Struct
 
@@ -32,17 +34,18 @@ from lockstep.gradients.record import StepRecord
 from lockstep.gradients.step import StepInFlight
 from lockstep.strategies.protocol import EngineOptions, Replicas
 from lockstep.strategies.replicated import ReplicatedEngine
-from lockstep.strategies.sharded.gradients import NUM_BUFFERS, OnceBucket, once_buckets
+from lockstep.strategies.sharded.gradients import NUM_BUFFERS, LendingBucket, once_buckets
+from lockstep.strategies.sharded.host_sums import host_buckets
 from lockstep.strategies.sharded.on_gpu import GpuOptimizer
 from lockstep.strategies.sharded.on_host import HostOptimizer
 from lockstep.strategies.sharded.once import TOKEN_BYTES, Form, OnceTensors, hold_once
 from lockstep.strategies.sharded.optimizer import ShardedOptimizer, check_known
-from lockstep.wire import Wire
+from lockstep.wire import Proposal, Wire
 from lockstep.wire.exchange import exchange_with_peers
 from lockstep.wire.generation import Generation
 from lockstep.wire.shared.once import check_page_table, return_freed_memory
 
-_PROPOSAL = Struct("<B64s")
+_PROPOSAL = Struct("<B64s16s")
 _POSITION = Struct(f"<??{TOKEN_BYTES}s")
 
 
@@ -57,16 +60,17 @@ class Missing(IntEnum):
 
 @dataclass(frozen=True)
 class UpdateProposal:
-    """What a worker brings to the first barrier; `changes` is a digest of what its script has written itself."""
+    """What a worker brings to the first barrier; `changes` is a digest of what its script has written itself.
+
+    `gradients` is a fingerprint of those that it would use, where they are compared.
+    """
 
     missing: Missing
     changes: bytes = bytes(64)
+    gradients: bytes = bytes(16)
 
     def pack(self) -> bytes:
-        return _PROPOSAL.pack(self.missing, self.changes)
-
-    def __str__(self) -> str:
-        return f"changes with the digest {self.changes.hex()[:16]}"
+        return _PROPOSAL.pack(self.missing, self.changes, self.gradients)
 
 
 @dataclass
@@ -87,12 +91,15 @@ class ShardedEngine(ReplicatedEngine):
     `shares_gradients`: where workers share memory, the sum of the gradients stands there once too.
     """
 
-    def __init__(self, options: EngineOptions, generation: Generation, events: Events, shares_gradients: bool) -> None:
-        self._shares_gradients = shares_gradients
+    def __init__(self, options: EngineOptions, generation: Generation, events: Events, level: str) -> None:
+        self._level, self._shares_gradients = level, level != "optimizer"
         self._on_gpu = False
         self._parameters_once: OnceTensors | None = None
         self._sharded: dict[int, ShardedOptimizer] = {}
         self._under_way: UpdateUnderWay | None = None
+        self._is_comparing_due = False
+        self._takes_turns = False
+        """Whether the buckets of all workers on GPUs do. See Note [Lent buffers] in gradients.py."""
         self._wire = generation.wire
         check_page_table()
         super().__init__(options, generation, events)
@@ -104,10 +111,19 @@ class ShardedEngine(ReplicatedEngine):
 
     def begin(self, plan: StepPlan, generation: Generation) -> None:
         self._use(generation.wire)
+        self._takes_turns = plan.assignment.most_lanes == 1 and not self.records_lanes
         super().begin(plan, generation)
         step = self._in_flight()
-        for bucket in self._once_buckets(step):
-            bucket.lend(len(step.fold.lanes) == 1)
+        for bucket in self._lending(step):
+            bucket.lend(self._takes_turns if self._on_gpu else len(step.fold.lanes) <= 1)
+
+    def _plan_to_agree(self, plan: StepPlan) -> Proposal:
+        """Wires of GPUs need to know it: see Note [What may be remembered] in wire/cuda/ipc.py."""
+        proposal = super()._plan_to_agree(plan)
+        if not self._on_gpu or not self._shares_gradients:
+            return proposal
+        facts = {**proposal.facts, "run.captured was called": self.records_lanes}
+        return replace(proposal, facts=facts)
 
     def _are_on_gpu(self, replicas: Replicas) -> bool:
         """Whether the parameters are on a GPU; raises where this strategy cannot hold them."""
@@ -117,10 +133,10 @@ class ShardedEngine(ReplicatedEngine):
         if len(kinds) > 1:
             where = " and ".join(f"{name} on {kind}" for kind, name in sorted(kinds.items()))
             raise BadArgument(f"parameters are on different devices ({where}): a sharded strategy needs all on one")
-        if self._shares_gradients:
+        if self._level == "parameters":
             raise BadArgument(
-                f"parameter {next(iter(kinds.values()))} is on a GPU, where optimizer state can be divided, but not "
-                'gradients or parameters: start with strategy="sharded:optimizer", or with device="cpu"'
+                f"parameter {next(iter(kinds.values()))} is on a GPU, where every worker has all parameters: start "
+                'with strategy="sharded:gradients" or "sharded:optimizer", or with device="cpu"'
             )
         return True
 
@@ -135,35 +151,41 @@ class ShardedEngine(ReplicatedEngine):
     # -- gradients that stand once --------------------------------------------------------------------------
 
     def _make_buckets(self, wire: Wire, layout: Layout, parameters: Sequence[torch.nn.Parameter]) -> Sequence[Bucket]:
-        once = once_buckets(wire, layout, parameters) if self._shares_gradients else None
-        return super()._make_buckets(wire, layout, parameters) if once is None else once
+        found: Sequence[Bucket] | None = None
+        if self._shares_gradients and self._on_gpu and wire.world.size > 1:
+            found = host_buckets(wire, layout, parameters)
+        elif self._shares_gradients and not self._on_gpu:
+            found = once_buckets(wire, layout, parameters)
+        return super()._make_buckets(wire, layout, parameters) if found is None else found
 
-    def _once_buckets(self, step: StepInFlight) -> list[OnceBucket]:
-        return [bucket for bucket in step.buckets if isinstance(bucket, OnceBucket)]
+    def _lending(self, step: StepInFlight) -> list[LendingBucket]:
+        return [bucket for bucket in step.buckets if isinstance(bucket, LendingBucket)]
 
     def _fold(self, step: StepInFlight, buckets: Sequence[Bucket]) -> None:
         """See Note [Lent buffers] in gradients.py."""
         for bucket in buckets:
-            if isinstance(bucket, OnceBucket) and bucket.is_lent and bucket.number >= NUM_BUFFERS:
+            if isinstance(bucket, LendingBucket) and bucket.is_lent and bucket.number >= NUM_BUFFERS:
                 with suppress(Exception):  # it is raised where the step ends
                     step.launched[bucket.number - NUM_BUFFERS].result()
-            super()._fold(step, [bucket])
+        super()._fold(step, buckets)
 
     def _fold_rest(self, step: StepInFlight) -> None:
+        if not any(bucket.is_lent for bucket in self._lending(step)):
+            return super()._fold_rest(step)
         for bucket in step.buckets[step.folded :]:
             self._fold(step, [bucket])
-            if isinstance(bucket, OnceBucket) and bucket.is_lent:
-                self._launch(step, bucket.number)
+            self._launch(step, step.folded - 1)
+        return None
 
     def _add(self, step: StepInFlight, bucket: Bucket, is_last: bool) -> None:
-        if isinstance(bucket, OnceBucket):
+        if isinstance(bucket, LendingBucket):
             bucket.add(step.reduction, closes=not is_last)
         else:
             super()._add(step, bucket, is_last)
 
     def reduce(self, requests: Sequence[bool], carries: bool) -> StepRecord:
         step = self._in_flight()
-        once = self._once_buckets(step)
+        once = self._lending(step)
         for bucket in once[len(step.launched) :]:
             self._launch(step, bucket.number)
         record = super().reduce(requests, carries)
@@ -172,11 +194,12 @@ class ShardedEngine(ReplicatedEngine):
         return record
 
     def _scale(self, step: StepInFlight, record: StepRecord) -> None:
-        if not self._once_buckets(step):
+        if not self._lending(step):
             super()._scale(step, record)
 
     def hand_over(self) -> float | None:
-        for bucket in self._once_buckets(self._in_flight())[:1]:
+        self._is_comparing_due = self._options.health.compares_in(self._in_flight().plan)
+        for bucket in self._lending(self._in_flight())[:1]:
             bucket.forget_writes()
         return super().hand_over()
 
@@ -275,7 +298,10 @@ class ShardedEngine(ReplicatedEngine):
         missing = self._missing(optimizer)
         if missing is not Missing.NOTHING:
             return UpdateProposal(missing)
-        return UpdateProposal(missing, self._of(optimizer).look())
+        sharded = self._of(optimizer)
+        compares = self._is_comparing_due or (sharded.is_new and self._options.health.drift_every > 0)
+        gradients = sharded.gradients_fingerprint() if compares else bytes(16)
+        return UpdateProposal(missing, sharded.look(), gradients)
 
     def _missing(self, optimizer: Optimizer) -> Missing:
         sharded = self._sharded.get(id(optimizer))
@@ -341,6 +367,8 @@ class ShardedEngine(ReplicatedEngine):
         (usual, count), *_ = Counter(proposals.values()).most_common()
         if not isinstance(sharded, GpuOptimizer) or 2 * count <= len(proposals):
             return False
+        if any(one.gradients != usual.gradients for one in proposals.values()):
+            return False
         odd = sorted(rank for rank, one in proposals.items() if one != usual)
         if self._wire.world.rank in odd:
             sharded.reset_parameters()
@@ -355,12 +383,20 @@ class ShardedEngine(ReplicatedEngine):
         """Raises on every worker: scripts have changed parameters or state differently. Nothing is applied."""
         here = self._wire.world.rank
         other = next(rank for rank, one in proposals.items() if one != proposals[here])
+        mine, theirs = proposals[here], proposals[other]
+        if mine.gradients != theirs.gradients:
+            raise Disagreement(
+                "what scripts have left in p.grad before optimizer.step()",
+                here, f"gradients with the fingerprint {mine.gradients.hex()[:16]}",
+                other, f"gradients with the fingerprint {theirs.gradients.hex()[:16]}",
+            )  # fmt: skip
         raise Disagreement(
             "what scripts have written to parameters or optimizer state before optimizer.step()",
-            here, str(proposals[here]), other, str(proposals[other]),
+            here, f"changes with the digest {mine.changes.hex()[:16]}",
+            other, f"changes with the digest {theirs.changes.hex()[:16]}",
         )  # fmt: skip
 
 
 def _unpacked(record: bytes) -> UpdateProposal:
-    missing, changes = _PROPOSAL.unpack(record)
-    return UpdateProposal(Missing(missing), changes)
+    missing, changes, gradients = _PROPOSAL.unpack(record)
+    return UpdateProposal(Missing(missing), changes, gradients)

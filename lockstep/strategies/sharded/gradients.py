@@ -5,7 +5,8 @@
 # up. So its buckets take turns in NUM_BUFFERS buffers: a bucket is folded when the reduction of the bucket that had the
 # buffer before is over. That cannot wait for ever: every worker hands all of its buckets to the wire, in order, before
 # it waits for the others in any other way. A worker with several lanes needs memory for the partial sum of all of them,
-# so its buckets have memory of their own.
+# so its buckets have memory of their own. So do those of a worker whose lanes are recorded: a graph folds all buckets
+# at once.
 
 # Note [A gradient that may be written]
 # `p.grad` is a view of a private mapping (Note [A view that may be written] in wire/shared/once.py). A script that
@@ -13,6 +14,7 @@
 # They are given up when the next sum is handed over.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -21,7 +23,7 @@ from lockstep.gradients.bucket import Bucket, FlatBuffer
 from lockstep.gradients.layout import BucketLayout, Layout
 from lockstep.lanes import Reduction
 from lockstep.strategies.sharded.once import Form, OnceTensors, map_once
-from lockstep.wire import Wire
+from lockstep.wire import Reducer, Wire
 from lockstep.wire.network.hierarchical import HierarchicalReducer
 from lockstep.wire.shared.reducer import SharedMemoryReducer
 
@@ -31,21 +33,72 @@ NUM_BUFFERS = 2
 """See Note [Lent buffers]."""
 
 
-class SummedGradients:
-    """The sums of all buckets of a layout, in memory that all workers of a host share."""
+class LentBuffers:
+    """The memory that the buckets of a layout have in turns. See Note [Lent buffers]."""
 
-    def __init__(self, wire: Wire, reducer: OnceReducer, layout: Layout) -> None:
-        self._wire, self._reducer, self._layout = wire, reducer, layout
+    def __init__(self, reducer: Reducer, layout: Layout) -> None:
+        self._reducer, self._layout = reducer, layout
         self._buffers: dict[int, torch.Tensor] = {}
-        self._once: OnceTensors | None = None
 
-    def lane_buffer(self, number: int) -> torch.Tensor:
-        """The memory of a bucket, which it shares with others. See Note [Lent buffers]."""
+    def of(self, number: int) -> torch.Tensor:
+        """That of a bucket, for a while."""
         turn, bucket = number % NUM_BUFFERS, self._layout.buckets[number]
         if turn not in self._buffers:
             most = max(other.num_bytes for other in self._layout.buckets[turn::NUM_BUFFERS])
             self._buffers[turn] = self._reducer.allocate(most, torch.uint8, bucket.device)
         return self._buffers[turn][: bucket.num_bytes].view(bucket.dtype)
+
+    def close(self) -> None:
+        for buffer in self._buffers.values():
+            self._reducer.release(buffer)
+        self._buffers = {}
+
+
+class LendingBucket(Bucket):
+    """A bucket whose sum stands on the host. `number` is its place in the layout."""
+
+    def __init__(
+        self, layout: BucketLayout, parameters: Sequence[torch.nn.Parameter], buffers: LentBuffers, reducer: Reducer,
+        number: int,
+    ) -> None:  # fmt: skip
+        super().__init__(layout, parameters, reducer)
+        self.number, self._buffers = number, buffers
+        self._own, self._lent = self._stack, list[FlatBuffer]()
+
+    @property
+    def is_lent(self) -> bool:
+        return self._stack is self._lent
+
+    def lend(self, is_lent: bool) -> None:
+        """At the beginning of a step: whether its memory is lent. See Note [Lent buffers]."""
+        self._stack = self._lent if is_lent else self._own
+
+    @abstractmethod
+    def add(self, reduction: Reduction, closes: bool) -> None:
+        """Collective. On the thread of the wire. Its sum stands on the host; `finish_own` completes it."""
+
+    @abstractmethod
+    def finish_own(self, scale: float) -> None:
+        """Before the commit: this worker's slices of the sum are there, to be multiplied by `scale`."""
+
+    def forget_writes(self) -> None:
+        """For all buckets of the layout: the views show the sums, whatever a script has written there."""
+
+    def close(self) -> None:
+        self._stack = self._own
+        super().close()
+        self._buffers.close()
+
+    def _allocate(self) -> torch.Tensor:
+        return self._buffers.of(self.number) if self.is_lent else super()._allocate()
+
+
+class SummedGradients:
+    """The sums of all buckets of a layout, in memory that all workers of a host share."""
+
+    def __init__(self, wire: Wire, reducer: OnceReducer, layout: Layout) -> None:
+        self._wire, self._reducer, self._layout = wire, reducer, layout
+        self._once: OnceTensors | None = None
 
     def add(self, number: int, reduction: Reduction, roots: Sequence[torch.Tensor], closes: bool) -> None:
         """Collective. On the thread of the wire. The bucket is added up; `finish` completes it."""
@@ -79,11 +132,6 @@ class SummedGradients:
         if self._once is not None:
             self._once.forget(self._once.written(self._once.views))
 
-    def close(self) -> None:
-        for buffer in self._buffers.values():
-            self._reducer.release(buffer)
-        self._buffers = {}
-
     def _forms(self) -> dict[str, Form]:
         forms = {}
         for number, bucket in enumerate(self._layout.buckets):
@@ -93,25 +141,16 @@ class SummedGradients:
         return forms
 
 
-class OnceBucket(Bucket):
-    """A bucket whose sum stands once on the host. `number` is its place in the layout."""
+class OnceBucket(LendingBucket):
+    """A bucket whose sum is mapped by all workers of the host."""
 
     def __init__(
-        self, layout: BucketLayout, parameters: Sequence[torch.nn.Parameter], sums: SummedGradients, wire: Wire,
-        number: int,
+        self, layout: BucketLayout, parameters: Sequence[torch.nn.Parameter], sums: SummedGradients,
+        buffers: LentBuffers, wire: Wire, number: int,
     ) -> None:  # fmt: skip
-        super().__init__(layout, parameters, wire.reducer)
-        self.number, self._sums = number, sums
-        self._own, self._lent = self._stack, list[FlatBuffer]()
+        super().__init__(layout, parameters, buffers, wire.reducer, number)
+        self._sums = sums
         self._shown: tuple[FlatBuffer, FlatBuffer] | None = None
-
-    @property
-    def is_lent(self) -> bool:
-        return self._stack is self._lent
-
-    def lend(self, is_lent: bool) -> None:
-        """At the beginning of a step: whether its memory is lent. See Note [Lent buffers]."""
-        self._stack = self._lent if is_lent else self._own
 
     @property
     def views(self) -> list[torch.Tensor]:
@@ -122,30 +161,19 @@ class OnceBucket(Bucket):
         return self._flats()[1]
 
     def add(self, reduction: Reduction, closes: bool) -> None:
-        """Collective. On the thread of the wire."""
         self._sums.add(self.number, reduction, self.roots(), closes)
 
     def finish_own(self, scale: float) -> None:
-        """Before the commit: this worker's slices of the sum are scaled and converted."""
         self._sums.finish(self.number, scale)
 
     def finish(self) -> None:
         """Each worker has finished its slice before the commit."""
 
     def forget_writes(self) -> None:
-        """For all buckets of the layout: the views show the sums, whatever a script has written there."""
         self._sums.forget_writes()
-
-    def close(self) -> None:
-        self._stack = self._own
-        super().close()
-        self._sums.close()
 
     def _handed_over(self) -> Sequence[FlatBuffer]:
         return () if self._shown is None else self._shown
-
-    def _allocate(self) -> torch.Tensor:
-        return self._sums.lane_buffer(self.number) if self.is_lent else super()._allocate()
 
     def _flats(self) -> tuple[FlatBuffer, FlatBuffer]:
         """The sum as it was added up, and as `p.grad` shows it; made once, so that `p.grad` stays the same object."""
@@ -160,8 +188,8 @@ def once_buckets(wire: Wire, layout: Layout, parameters: Sequence[torch.nn.Param
     """Buckets whose sums stand once on each host; None where a host has no memory that its workers share."""
     if not isinstance(wire.reducer, OnceReducer):
         return None
-    sums = SummedGradients(wire, wire.reducer, layout)
-    return [OnceBucket(bucket, parameters, sums, wire, number) for number, bucket in enumerate(layout.buckets)]
+    sums, buffers = SummedGradients(wire, wire.reducer, layout), LentBuffers(wire.reducer, layout)
+    return [OnceBucket(bucket, parameters, sums, buffers, wire, number) for number, bucket in enumerate(layout.buckets)]
 
 
 def _sum(number: int) -> str:

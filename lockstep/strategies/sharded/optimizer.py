@@ -6,6 +6,7 @@
 # parameters, and `optimizer.state` has whole tensors, as without sharding: views of memory that the host holds.
 """
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +18,10 @@ import torch
 from torch.optim import Optimizer
 
 from lockstep.errors import BadArgument
+from lockstep.gradients.fingerprint import combined, fingerprints
 from lockstep.optim import LAMB, LARS
 from lockstep.strategies.sharded.chunks import ChunkTensor, NumberCopies, Schema, check_state
+from lockstep.strategies.sharded.host_gradient import HostGradient
 from lockstep.strategies.sharded.ledger import Ledger, release_ledger
 from lockstep.strategies.sharded.once import Form, OnceTensors
 from lockstep.strategies.sharded.plan import UpdateChunk
@@ -80,6 +83,22 @@ class ShardedOptimizer(ABC):
     def token(self) -> bytes:
         """The same on all workers of a host that stand before, or in, the same update."""
         return self._state.token
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the next update is the first in this generation."""
+        return self._number == 1
+
+    def gradients_fingerprint(self) -> bytes:
+        """Of those that the next update uses; what all workers of the host read in one place is not read for it."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name, parameter in zip(self._names, self._owned, strict=True):
+            gradient = parameter.grad
+            if isinstance(gradient, HostGradient):
+                gradient = torch.empty(0) if gradient.is_as_added else gradient.whole()
+            if gradient is not None:
+                digest.update(name.encode() + combined(fingerprints({name: gradient})))
+        return digest.digest()
 
     def _deal(self) -> None:
         """Collective. Divides the elements among the workers of this host."""

@@ -9,8 +9,9 @@
 
 # Note [What may be remembered]
 # The exchange of addresses is collective, so all workers must remember the same ones. Buckets are laid out alike on all
-# workers, and each is allocated once: a reduction of memory from `allocate` is new to all or to none. Other tensors
-# pass through memory that grows as needed, on each worker in its own way: their addresses are exchanged each time.
+# workers, and each is allocated once, or they take turns in the same memory on all workers: a reduction of memory from
+# `allocate` is new to all or to none. Other tensors pass through memory that grows as needed, on each worker in its own
+# way: their addresses are exchanged each time.
 
 # Note [Closing while others launch]
 # When a worker is lost, the wire is closed while its thread may still put reductions into the stream. Work on memory
@@ -72,15 +73,24 @@ class GpuMemoryReducer(Reducer):
             self._cpu_reducer.release(tensor)
 
     def reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        """Collective. Puts the sum into the current stream. See Note [Direct slices on GPUs].
-
-        A reduce-scatter does the whole of it: the kernel adds slices that begin at multiples of 16 bytes only.
-        """
+        """Collective. Puts the sum into the current stream. See Note [Direct slices on GPUs]."""
         if total.device.type != self._memory.device.type:
             self._cpu_reducer.reduce(reduction, roots, total)
         elif total.numel() > 0:
             with self._while_open():
-                self._launch(reduction, roots, total)
+                self._launch(reduction, roots, total, everywhere=True)
+
+    def reduce_scatter(
+        self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor, slices: Slices
+    ) -> None:
+        """Collective. Cheaper than `reduce` where the slices are the `aligned_slices` of the kernel."""
+        check_slices(slices, total.numel(), self._transport.world.size)
+        if total.device.type != self._memory.device.type:
+            self._cpu_reducer.reduce_scatter(reduction, roots, total, slices)
+        elif total.numel() > 0:
+            aligned = aligned_slices(total.numel(), len(slices), total.element_size())
+            with self._while_open():
+                self._launch(reduction, roots, total, everywhere=list(slices) != aligned)
 
     def reduce_unclosed(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
         if total.device.type != self._memory.device.type:
@@ -141,14 +151,23 @@ class GpuMemoryReducer(Reducer):
                 raise PeerGone(self._transport.world.rank, "the connection was closed here")
             yield
 
-    def _launch(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+    def _launch(
+        self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor, *, everywhere: bool
+    ) -> None:
         shared = [self._shared(root, slot, filled=True) for slot, root in enumerate(roots)]
         place = shared[0] if roots and roots[0] is total else self._shared(total, len(roots), filled=False)
-        key = (reduction, place.dtype, place.numel(), place.data_ptr(), *(root.data_ptr() for root in shared))
+        key = (
+            reduction,
+            everywhere,
+            place.dtype,
+            place.numel(),
+            place.data_ptr(),
+            *(root.data_ptr() for root in shared),
+        )
         work = self._works.get(key) if all(map(self._memory.is_own, (*roots, total))) else None
         if work is None:  # see Note [What may be remembered]
             addresses = self._exchange_addresses([*shared, place], place)
-            work = self._works[key] = _additions(reduction, addresses, place, self._transport.world.rank)
+            work = self._works[key] = _additions(reduction, addresses, place, self._transport.world.rank, everywhere)
         self._run(work)
         if place.data_ptr() != total.data_ptr():
             total.copy_(place)
@@ -203,8 +222,13 @@ class GpuMemoryReducer(Reducer):
         return staged.copy_(tensor) if filled else staged
 
 
-def _additions(reduction: Reduction, addresses: Mapping[int, Sequence[int]], place: torch.Tensor, rank: int) -> Work:
-    """The sum of worker `rank`'s slice. `addresses` are every worker's roots and, last, its place for the sum."""
+def _additions(
+    reduction: Reduction, addresses: Mapping[int, Sequence[int]], place: torch.Tensor, rank: int, everywhere: bool
+) -> Work:
+    """The sum of worker `rank`'s slice, written for itself or for all.
+
+    `addresses` are every worker's roots and, last, its place for the sum.
+    """
     part = aligned_slices(place.numel(), len(addresses), place.element_size())[rank]
     skipped = part.start * place.element_size()
     values = {
@@ -213,7 +237,7 @@ def _additions(reduction: Reduction, addresses: Mapping[int, Sequence[int]], pla
         for index, address in enumerate(theirs[:-1])
     }
     members = sorted(addresses, key=lambda member: (member != rank, member))
-    places = [addresses[member][-1] + skipped for member in members]
+    places = [addresses[member][-1] + skipped for member in (members if everywhere else [rank])]
     return summation(reduction.tree, values, places, Slice(len(part), place.dtype, place.device))
 
 

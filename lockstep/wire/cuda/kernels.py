@@ -12,6 +12,7 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -81,11 +82,11 @@ def _suits_compiler(what: Slice, num_roots: int) -> bool:
 
 
 def aligned_slices(num_elements: int, num_parts: int, element_bytes: int) -> list[range]:
-    """The contiguous parts of a bucket, each beginning at a multiple of 16 bytes; the last one may be shorter."""
+    """The contiguous parts of a bucket, each beginning at a multiple of 16 bytes; the last ones may be shorter."""
     width = max(1, VECTOR_BYTES // element_bytes)
-    num_vectors = -(-num_elements // width)
-    bounds = [min(num_elements, width * (num_vectors * part // num_parts)) for part in range(num_parts)]
-    return [range(lo, hi) for lo, hi in zip(bounds, [*bounds[1:], num_elements], strict=True)]
+    length = -(-num_elements // (num_parts * width)) * width
+    bounds = [min(num_elements, length * part) for part in range(num_parts + 1)]
+    return [range(*pair) for pair in pairwise(bounds)]
 
 
 # -- compiled -----------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import torch
 from lockstep.errors import PeerGone
 from lockstep.lanes import Reduction, Root
 from lockstep.wire.cuda.gpu import Gpu, GpuWait, StreamEvent, refuse_another_gpu
-from lockstep.wire.cuda.kernels import VECTOR_BYTES, Slice, summation
+from lockstep.wire.cuda.kernels import VECTOR_BYTES, Slice, aligned_slices, summation
 from lockstep.wire.network.native import add_up, refuse_unless_added
 from lockstep.wire.reducer import Reducer, Slices, check_slices
 from lockstep.world import World
@@ -69,16 +69,22 @@ class SliceReducer(Reducer):
             self._cpu_reducer.release(tensor)
 
     def reduce(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
-        """Collective. Puts the sum into the current stream.
-
-        A reduce-scatter does the whole of it: the kernel adds slices that begin at multiples of 16 bytes only.
-        """
+        """Collective. Puts the sum into the current stream."""
         if total.device.type != self._group.gpu.device.type:
             self._cpu_reducer.reduce(reduction, roots, total)
         elif total.numel() > 0:
-            with self._naming_who_is_gone():
-                (self._add_in_tree_order if self._exact else self._hand_over)(reduction, roots, total)
-                self._last = self._group.gpu.mark()
+            self._add(reduction, roots, total, gathers=True)
+
+    def reduce_scatter(
+        self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor, slices: Slices
+    ) -> None:
+        """Collective. Cheaper than `reduce` where the slices are the `aligned_slices` of the kernel."""
+        check_slices(slices, total.numel(), self._group.world.size)
+        if total.device.type != self._group.gpu.device.type:
+            self._cpu_reducer.reduce_scatter(reduction, roots, total, slices)
+        elif total.numel() > 0:
+            aligned = aligned_slices(total.numel(), len(slices), total.element_size())
+            self._add(reduction, roots, total, gathers=list(slices) != aligned)
 
     def all_gather(self, total: torch.Tensor, slices: Slices) -> None:
         """Collective. Puts it into the current stream. Moves W times the longest slice: a group's are all alike."""
@@ -127,12 +133,22 @@ class SliceReducer(Reducer):
             is_closed_here = gone.rank == self._group.world.rank
             raise (self._waiting.failure or gone if is_closed_here else self._waiting.named(gone)) from gone
 
+    def _add(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor, *, gathers: bool) -> None:
+        with self._naming_who_is_gone():
+            if self._exact:
+                self._add_in_tree_order(reduction, roots, total, gathers)
+            else:
+                self._hand_over(reduction, roots, total)
+            self._last = self._group.gpu.mark()
+
     def _hand_over(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
         refuse_unless_added(total.dtype)
         add_up(roots, total)
         self._group.all_reduce(total)
 
-    def _add_in_tree_order(self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor) -> None:
+    def _add_in_tree_order(
+        self, reduction: Reduction, roots: Sequence[torch.Tensor], total: torch.Tensor, gathers: bool
+    ) -> None:
         """See Note [Tree order by collectives]."""
         rank, size = self._group.world.rank, self._group.world.size
         whole = self._whole(total, filled=False)
@@ -146,7 +162,8 @@ class SliceReducer(Reducer):
         own = whole[rank * length : (rank + 1) * length]
         add = summation(reduction.tree, values, [own.data_ptr()], Slice(length, whole.dtype, whole.device))
         add(self._group.gpu.stream())
-        self._group.all_gather(whole, own)
+        if gathers:
+            self._group.all_gather(whole, own)
         if whole.data_ptr() != total.data_ptr():
             total.copy_(whole[: total.numel()])
 
@@ -160,10 +177,10 @@ class SliceReducer(Reducer):
 
     def _whole(self, tensor: torch.Tensor, *, filled: bool) -> torch.Tensor:
         """The tensor with its padding; a copy if it was not allocated here."""
-        known = self._padded.get(tensor.data_ptr())
-        if known is not None and known.numel() == self._num_padded(tensor.numel(), tensor.dtype):
-            return known
-        whole = torch.zeros(self._num_padded(tensor.numel(), tensor.dtype), dtype=tensor.dtype, device=tensor.device)
+        known, num_padded = self._padded.get(tensor.data_ptr()), self._num_padded(tensor.numel(), tensor.dtype)
+        if known is not None and known.nbytes >= num_padded * tensor.itemsize:
+            return known.view(torch.uint8)[: num_padded * tensor.itemsize].view(tensor.dtype)
+        whole = torch.zeros(num_padded, dtype=tensor.dtype, device=tensor.device)
         if filled:
             whole[: tensor.numel()] = tensor
         return whole
