@@ -24,6 +24,7 @@ REMARK_STEPS = 1000
 class HealthPlan:
     """What is looked for. `state` gives all that replicas have in common, by name; it is compared every so many steps.
 
+    A script that updates each replica differently does so from the first update on: so it is compared in step 1 too.
     `drift_every` 0: never. With the policy "keep" gradients are not looked at, which costs nothing.
     """
 
@@ -38,8 +39,8 @@ class HealthPlan:
 
     def compares_in(self, step: StepPlan) -> bool:
         """Whether the state is compared in a step; a worker that is alone compares nothing."""
-        is_due = self.drift_every > 0 and step.step > 0 and step.step % self.drift_every == 0
-        return is_due and step.assignment.num_workers > 1
+        is_due = step.step == 1 or (step.step > 0 and step.step % max(1, self.drift_every) == 0)
+        return is_due and self.drift_every > 0 and step.assignment.num_workers > 1
 
 
 class StepHealth:

@@ -96,8 +96,8 @@ def start(
     `algorithm` ("direct", "oneshot") and `bucket_bytes` are chosen for the measured link unless given. `timeout_s` is
     how long a silent worker is waited for: 600, or as long as `lockstep run` bears it. `recover=False` ends the run
     when a worker is lost. `not_finite` says what becomes of a step whose gradient has NaN or infinity: "keep" it as it
-    is, "skip" it, or "stop". Every `drift_every` steps (0: never) the workers compare their states, and every
-    `noise_every` steps the noise of the gradient is measured for `run.noise`. Gradients are added up in
+    is, "skip" it, or "stop". In step 1 and every `drift_every` steps (0: never) the workers compare their states, and
+    every `noise_every` steps the noise of the gradient is measured for `run.noise`. Gradients are added up in
     `reduce_dtype`, or in the dtype of their parameter.
     `device` is "cpu", "cuda" (each worker its own GPU, the default where there are any) or "cuda:K".
     `strategy` says what a step means: an object of `lockstep.strategies`, or its string form; "replicated" by default.

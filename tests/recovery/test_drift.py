@@ -9,7 +9,13 @@ import pytest
 import torch
 from disturbed import Plan, disturbed, observed
 from faults import Fault
+from torch import nn
 from trainings import Training, Work
+from workers import on_workers
+
+import lockstep
+from lockstep.errors import LockstepError
+from lockstep.events import Note
 
 KINDS = ["parameter", "buffer", "moment"]
 
@@ -60,6 +66,35 @@ def test_a_flipped_bit_is_found_named_and_healed(seed: int) -> None:
 def test_a_hundred_flipped_bits_are_found_named_and_healed() -> None:
     for seed in range(100):
         _check_healed(seed)
+
+
+def _noted_by_rank(strategy: str) -> tuple[list[str], int]:
+    """A script that changes gradients on one worker alone: what is said of it, and in which step the run ended."""
+    notes: list[str] = []
+    with lockstep.start(lanes=3, seed=1, strategy=strategy) as run:
+        run._events.subscribe(lambda event: notes.append(event.text), Note)
+        net = nn.Linear(4, 3)
+        updates = torch.optim.SGD(net.parameters(), 1e-2)
+        run.replicate(net, updates)
+        try:
+            for _ in range(4):
+                for lane in run.lanes(torch.ones(6, 4)):
+                    run.backward(net(lane).square().mean())
+                if run.rank == 1:
+                    net.weight.grad.mul_(0.5)
+                updates.step()
+        except LockstepError as error:
+            notes.append(str(error))
+        return notes, run.step
+
+
+def test_a_script_that_changes_gradients_on_one_worker_is_found_in_the_first_steps() -> None:
+    for notes, step in on_workers(3, _noted_by_rank, "replicated"):
+        assert [note for note in notes if "step 1: worker 1 has drifted" in note and "weight" in note], notes
+        assert step == 4
+    for notes, step in on_workers(3, _noted_by_rank, "sharded:optimizer"):
+        assert [note for note in notes if "left in p.grad" in note], notes
+        assert step == 1
 
 
 def test_of_two_workers_that_differ_none_can_be_healed_and_the_tensor_is_named() -> None:
