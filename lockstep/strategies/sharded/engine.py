@@ -88,7 +88,7 @@ class UpdateUnderWay:
 class ShardedEngine(ReplicatedEngine):
     """Adds to the replicated engine: who updates what. Its memory is made when the first update begins.
 
-    `shares_gradients`: where workers share memory, the sum of the gradients stands there once too.
+    `level` is that of `Sharded`: from "gradients" on, the sum of the gradients stands once on each host too.
     """
 
     def __init__(self, options: EngineOptions, generation: Generation, events: Events, level: str) -> None:
