@@ -3,6 +3,8 @@
 There is no GPU here: `tests/gpu` has the digests of one. All else is real: workers, shared memory.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from own_parameters import AsOnGpus
@@ -84,6 +86,30 @@ def test_a_checkpoint_goes_on_where_state_is_divided_and_back(tmp_path: object) 
     on_workers(3, _resumed, "gradients", mixed, 2)
     on_workers(2, _saved_and_resumed, "sharded:parameters", mixed, 4)
     assert on_workers(2, _resumed, "optimizer", mixed, 6) == straight * 2
+
+
+def _weighted(strategy: str | AsOnGpus, reduce_dtype: str | None) -> tuple[str, str]:
+    """Weights that are not the numbers of samples, one lane for each worker, several buckets; the noise is measured."""
+    options: dict[str, Any] = {"reduce_dtype": reduce_dtype, "bucket_bytes": 2048, "noise_every": 2}
+    with lockstep.start(lanes=3, seed=1, strategy=strategy, **options) as run:
+        torch.manual_seed(3)
+        net = nn.Sequential(*(nn.Linear(23, 23) for _ in range(6)))
+        updates = torch.optim.AdamW(net.parameters(), 1e-2)
+        run.replicate(net, updates)
+        for step in range(5):
+            torch.manual_seed(step)
+            for x, words in run.lanes((torch.randn(9, 23), torch.randint(1, 50, (9,)))):
+                run.backward(net(x).square().mean(), weight=float(words.sum()))
+            updates.step()
+            updates.zero_grad()
+        return run.digest(), repr(run.noise)
+
+
+@pytest.mark.parametrize("reduce_dtype", [None, "float64"])
+def test_sums_on_the_host_are_scaled_and_converted_when_they_are_read(reduce_dtype: str | None) -> None:
+    assert on_workers(3, _weighted, AsOnGpus("gradients"), reduce_dtype) == (
+        on_workers(1, _weighted, "replicated", reduce_dtype) * 3
+    )
 
 
 # -- what a worker holds ------------------------------------------------------------------------------------------
