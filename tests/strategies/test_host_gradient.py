@@ -137,6 +137,15 @@ def test_a_part_is_that_of_the_whole_whatever_was_put_off() -> None:
         assert torch.equal(gradient.part(5, 33), flat(gradient.clone())[5:33])
 
 
+def test_memory_of_another_order_is_read_in_the_order_of_its_elements() -> None:
+    gradient = _parameters(plain=False)[2].grad
+    other = torch.randn(gradient.shape)
+    assert other.stride() != gradient.stride()
+    gradient.data = other
+    assert torch.equal(gradient.clone(), other)
+    assert torch.equal(gradient.part(5, 33), flat(other.to(memory_format=torch.channels_last))[5:33])
+
+
 def test_other_values_forget_what_was_done_to_those_before() -> None:
     values = torch.ones(3)
     gradient = _hosted(values)

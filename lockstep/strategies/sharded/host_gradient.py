@@ -40,7 +40,7 @@ Elementwise = Callable[[torch.Tensor], object]
 
 
 class HostGradient(torch.Tensor):
-    """See Note [A gradient without memory]. `read` copies the elements from start to stop, in the order of memory."""
+    """See Note [A gradient without memory]. `read` copies elements, in the order in which `form` stands in memory."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -67,9 +67,9 @@ class HostGradient(torch.Tensor):
 
     @torch.no_grad()
     def part(self, start: int, stop: int) -> torch.Tensor:
-        """Elements in the order of memory; a copy, or a view if the gradient has memory of its own."""
+        """Elements in the order of `form`; a copy, or perhaps a view if the gradient has memory of its own."""
         if self._own is not None:
-            return flat(self._own)[start:stop]
+            return flat(self._dense(self._own))[start:stop]
         copy = self._read(start, stop)
         for change in self._put_off:
             change(copy)
@@ -77,6 +77,8 @@ class HostGradient(torch.Tensor):
 
     def whole(self) -> torch.Tensor:
         """All of it: a copy, or the memory of its own."""
+        if self._own is not None:
+            return self._own
         return self.part(0, self.numel()).as_strided(self._form.shape, self._form.stride)
 
     def owned(self) -> torch.Tensor:
@@ -91,6 +93,12 @@ class HostGradient(torch.Tensor):
             self._put_off.append(change)
         else:
             change(self._own)
+
+    def _dense(self, own: torch.Tensor) -> torch.Tensor:
+        """A script may have put memory of another order there: p.grad.data = ..."""
+        if own.stride() == self._form.stride:
+            return own
+        return torch.empty_strided(self._form.shape, self._form.stride, dtype=own.dtype, device=own.device).copy_(own)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
