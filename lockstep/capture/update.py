@@ -119,6 +119,9 @@ class CapturedUpdate:
         hooks = {*self._optimizer._optimizer_step_pre_hooks, *self._optimizer._optimizer_step_post_hooks}
         if not hooks <= self._own_hooks():
             return "it has hooks of its own"
+        gradients = (parameter.grad for group in self._optimizer.param_groups for parameter in group["params"])
+        if any(type(gradient) is not torch.Tensor for gradient in gradients if gradient is not None):
+            return "its gradients stand in the memory of the host"
         return None
 
     def _unfit(self) -> str | None:
