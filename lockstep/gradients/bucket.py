@@ -168,6 +168,11 @@ class Bucket:
             self._converted = FlatBuffer(whole, self.layout.cut(whole))
         return self._converted
 
+    @property
+    def handed_over(self) -> Sequence[torch.Tensor]:
+        """What becomes `p.grad`, parameter by parameter, when `finish` has been called."""
+        return self.result.views
+
     @torch.no_grad()
     def finish(self) -> None:
         """The sum stands in `result`. See Note [The dtype of the sum] in fold.py."""

@@ -39,8 +39,9 @@ class HealthPlan:
 
     def compares_in(self, step: StepPlan) -> bool:
         """Whether the state is compared in a step; a worker that is alone compares nothing."""
-        is_due = step.step == 1 or (step.step > 0 and step.step % max(1, self.drift_every) == 0)
-        return is_due and self.drift_every > 0 and step.assignment.num_workers > 1
+        if self.drift_every == 0 or step.step == 0 or step.assignment.num_workers == 1:
+            return False
+        return step.step == 1 or step.step % self.drift_every == 0
 
 
 class StepHealth:

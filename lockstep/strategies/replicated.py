@@ -465,7 +465,7 @@ class ReplicatedEngine(StepEngine):
                 self._parameters[index].grad = before if grad is None else before.add_(grad)
         for bucket in step.buckets:
             bucket.finish()
-            for slot, parameter, view in zip(bucket.layout.slots, bucket.parameters, bucket.result.views, strict=True):
+            for slot, parameter, view in zip(bucket.layout.slots, bucket.parameters, bucket.handed_over, strict=True):
                 kept = step.kept.get(slot.index)
                 if not record.used[slot.index]:
                     parameter.grad = kept

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch.utils import _foreach_utils
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lockstep.errors import Misuse
 from lockstep.strategies.sharded.once import Form, flat
@@ -46,6 +46,7 @@ class HostGradient(torch.Tensor):
 
     @staticmethod
     def __new__(cls, form: Form, read: Callable[[int, int], torch.Tensor]) -> "HostGradient":
+        _go_with_many(cls)
         tensor: HostGradient = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls, form.shape, strides=form.stride, dtype=form.dtype, device=form.device
         )
@@ -119,7 +120,7 @@ class HostGradient(torch.Tensor):
             **{name: _plain(value, by_name[name]) for name, value in kwargs.items()},
         )
 
-    # What does not go through operations. Each is right, or an error, without memory of its own.
+    # What torch does without an operation, and would do to a tensor without memory.
 
     @property
     def data(self) -> torch.Tensor:  # type: ignore[override]
@@ -154,8 +155,11 @@ class HostGradient(torch.Tensor):
         return self.whole().__reduce_ex__(proto)
 
 
-# torch's clipping takes its path for many tensors at once by their type, and another path has other bits.
-cast(list[type], _foreach_utils._foreach_supported_types).append(HostGradient)
+def _go_with_many(kind: type) -> None:
+    """torch's clipping takes its path for many tensors at once by their type, and another path has other bits."""
+    kinds = cast(list[type], _foreach_utils._foreach_supported_types)
+    if kind not in kinds:
+        kinds.append(kind)
 
 
 def _plain(value: Any, argument: Any) -> Any:
@@ -172,14 +176,7 @@ def _plain(value: Any, argument: Any) -> Any:
 
 def _has_elements(arguments: Any) -> bool:
     """Whether a tensor with a dimension is among them: it has other values for other elements."""
-    found = False
-
-    def look(leaf: Any) -> None:
-        nonlocal found
-        found = found or (isinstance(leaf, torch.Tensor) and leaf.dim() > 0)
-
-    tree_map(look, arguments)
-    return found
+    return any(isinstance(leaf, torch.Tensor) and leaf.dim() > 0 for leaf in tree_leaves(arguments))
 
 
 def _kept(arguments: Any) -> Any:

@@ -85,8 +85,8 @@ class HostBucket(LendingBucket):
         return self.layout.cut(self._sums.read(self.number, 0, self.layout.num_elements))
 
     @property
-    def result(self) -> FlatBuffer:
-        return FlatBuffer(self._gradients[0], list(self._gradients))
+    def handed_over(self) -> Sequence[torch.Tensor]:
+        return self._gradients
 
     def add(self, reduction: Reduction, closes: bool) -> None:
         self._sums.add(self.number, reduction, self.roots(), self.total)

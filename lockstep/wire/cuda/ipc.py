@@ -156,14 +156,8 @@ class GpuMemoryReducer(Reducer):
     ) -> None:
         shared = [self._shared(root, slot, filled=True) for slot, root in enumerate(roots)]
         place = shared[0] if roots and roots[0] is total else self._shared(total, len(roots), filled=False)
-        key = (
-            reduction,
-            everywhere,
-            place.dtype,
-            place.numel(),
-            place.data_ptr(),
-            *(root.data_ptr() for root in shared),
-        )
+        addressed = [tensor.data_ptr() for tensor in (place, *shared)]
+        key = (reduction, everywhere, place.dtype, place.numel(), *addressed)
         work = self._works.get(key) if all(map(self._memory.is_own, (*roots, total))) else None
         if work is None:  # see Note [What may be remembered]
             addresses = self._exchange_addresses([*shared, place], place)
