@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils import _foreach_utils
 
+from lockstep.capture.update import CapturedUpdate
 from lockstep.errors import Misuse
 from lockstep.strategies.sharded import host_gradient
 from lockstep.strategies.sharded.host_gradient import HostGradient
@@ -156,6 +158,18 @@ def test_other_values_forget_what_was_done_to_those_before() -> None:
     gradient.add_(1.0)
     gradient.renew()
     assert gradient.tolist() == [5.0] * 3
+
+
+def test_torch_takes_the_same_path_for_many_of_them_on_a_gpu_as_for_plain_tensors() -> None:
+    """By type alone: another path would have other bits."""
+    for gradients in ([one.grad for one in _parameters(plain=plain)] for plain in (True, False)):
+        assert _foreach_utils._has_foreach_support(gradients, torch.device("cuda"))
+
+
+def test_an_update_that_reads_them_is_not_recorded() -> None:
+    for plain, reason in ((True, None), (False, "its gradients stand in the memory of the host")):
+        optimizer = torch.optim.SGD(_parameters(plain=plain), 0.1)
+        assert CapturedUpdate(optimizer, torch.device("cpu"), print, set)._obstacle((), {}) == reason
 
 
 def test_other_data_of_another_shape_is_refused() -> None:

@@ -112,6 +112,29 @@ def test_sums_on_the_host_are_scaled_and_converted_when_they_are_read(reduce_dty
     )
 
 
+def _kept_until_each_second_step(strategy: str | AsOnGpus) -> str:
+    """Gradients of two steps, added up in p.grad, and clipped before the second one adds its own."""
+    with lockstep.start(lanes=3, seed=1, strategy=strategy) as run:
+        torch.manual_seed(3)
+        net = nn.Sequential(nn.Linear(23, 40), nn.Linear(40, 5))
+        updates = torch.optim.AdamW(net.parameters(), 1e-2)
+        run.replicate(net, updates)
+        for step in range(6):
+            torch.manual_seed(step)
+            for x in run.lanes(torch.randn(9, 23)):
+                run.backward(net(x).square().mean())
+            run.clip_grad_norm_(0.05)
+            if step % 2:
+                updates.step()
+                updates.zero_grad(set_to_none=step == 3)
+        return run.digest()
+
+
+def test_gradients_of_several_steps_are_added_up_where_they_stand_on_the_host() -> None:
+    want = on_workers(1, _kept_until_each_second_step, "replicated")
+    assert on_workers(3, _kept_until_each_second_step, AsOnGpus("gradients")) == want * 3
+
+
 # -- what a worker holds ------------------------------------------------------------------------------------------
 
 
@@ -209,7 +232,7 @@ def test_parameters_that_cannot_be_healed_are_refused() -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_gradients_that_scripts_have_changed_differently_are_refused_in_the_first_update(level: str) -> None:
     for change in (_scaled_by_rank, _put_by_rank, _added_by_rank, _dropped_by_rank):
-        for outcome in outcomes(2, _digest, AsOnGpus(level), "wide", "AdamW", change):
+        for outcome in outcomes(3, _digest, AsOnGpus(level), "wide", "AdamW", change):
             assert (outcome.error, "left in p.grad" in outcome.message) == ("Disagreement", True), outcome
 
 
