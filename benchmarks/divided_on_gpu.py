@@ -1,11 +1,11 @@
 """Time and GPU memory of a step under the sharded strategies, of workers that share a GPU: a GPT with AdamW.
 
-    python benchmarks/divided_on_gpu.py [WORKERS] [ROUNDS]
+    python benchmarks/divided_on_gpu.py [WORKERS] [ROUNDS] [SAMPLES]
 
-In each round (3) it starts `lockstep run -n WORKERS` (4) under `replicated`, `sharded:optimizer` and
-`sharded:gradients`, in turn, and prints medians over all rounds: a step and its update in ms, what a worker's tensors
-take at most, and what the GPU holds in all. The digests must be equal. DDP with ZeroRedundancyOptimizer is not there:
-on one GPU it would go over sockets.
+In each round (3) it starts `lockstep run -n WORKERS` (4) under each strategy, in turn, with batches of SAMPLES (8)
+short texts: more of them need more memory for activations. It prints medians over all rounds: a step and its update
+in ms, what a worker's tensors take at most, and what the GPU holds in all. The digests must be equal. DDP with
+ZeroRedundancyOptimizer is not there: on one GPU it would go over sockets.
 """
 
 import json
@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 STEPS, WARM_UP = 14, 4
-STRATEGIES = ("replicated", "sharded:optimizer", "sharded:gradients")
+STRATEGIES = ("replicated", "sharded:optimizer", "sharded:gradients", "sharded:parameters")
 
 
-def train(folder: Path) -> None:
+def train(folder: Path, samples: int) -> None:
     """What each worker runs: it leaves what it has measured."""
     import torch
 
@@ -29,7 +29,7 @@ def train(folder: Path) -> None:
     from lockstep.programs.models import count_parameters, gpt50m
 
     run = lockstep.start(seed=0)
-    workload = gpt50m()
+    workload = gpt50m(samples)
     torch.manual_seed(0)
     model, batch = workload.make_model(), workload.make_batch(torch.Generator().manual_seed(0))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
@@ -60,10 +60,10 @@ def train(folder: Path) -> None:
     (folder / f"{run.rank}.json").write_text(json.dumps(found), encoding="utf-8")
 
 
-def measure(strategy: str, workers: int) -> dict[str, Any]:
+def measure(strategy: str, workers: int, samples: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         words = ("run", "-n", str(workers), "--strategy", strategy, "--run-dir", f"{name}/run", __file__)
-        command = [sys.executable, "-m", "lockstep", *words, "--train", name]
+        command = [sys.executable, "-m", "lockstep", *words, "--train", name, str(samples)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(done.stdout + done.stderr)
@@ -71,11 +71,11 @@ def measure(strategy: str, workers: int) -> dict[str, Any]:
     return {key: max(one[key] for one in found) for key in found[0]}
 
 
-def main(workers: int, rounds: int) -> None:
+def main(workers: int, rounds: int, samples: int) -> None:
     rows: dict[str, list[dict[str, Any]]] = {strategy: [] for strategy in STRATEGIES}
     for _ in range(rounds):
         for strategy in STRATEGIES:
-            rows[strategy].append(measure(strategy, workers))
+            rows[strategy].append(measure(strategy, workers, samples))
     if len({row["digest"] for each in rows.values() for row in each}) != 1:
         sys.exit("the strategies disagree: nothing is compared")
     print(f"{rows['replicated'][0]['parameters'] / 1e6:.1f} million parameters, AdamW, {workers} workers on one GPU")
@@ -88,7 +88,7 @@ def main(workers: int, rounds: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--train"]:
-        train(Path(sys.argv[2]))
+        train(Path(sys.argv[2]), int(sys.argv[3]))
     else:
-        given = [int(word) for word in sys.argv[1:3]]
-        main(*(given + [4, 3][len(given) :]))
+        given = [int(word) for word in sys.argv[1:4]]
+        main(*(given + [4, 3, 8][len(given) :]))

@@ -1,7 +1,8 @@
-"""The sharded strategy of GPUs, for parameters on the CPU: a machine without a GPU runs the same code."""
+"""The sharded strategies of GPUs, for parameters on the CPU: a machine without a GPU runs the same code."""
 
 from lockstep.events import Events
 from lockstep.strategies import EngineOptions, Sharded, StepEngine
+from lockstep.strategies.sharded import offload
 from lockstep.strategies.sharded.engine import ShardedEngine
 from lockstep.wire.generation import Generation
 
@@ -14,10 +15,11 @@ class OwnParameters(ShardedEngine):
 
 
 class AsOnGpus(Sharded):
-    """Divides optimizer state as on GPUs, or gradients too."""
+    """Divides as on GPUs. Parameters leave their memory one module after the other, however small they are."""
 
     def __init__(self, level: str = "optimizer") -> None:
         super().__init__(level)
 
     def engine(self, options: EngineOptions, generation: Generation, events: Events) -> StepEngine:
+        offload.GROUP_BYTES = 1
         return OwnParameters(options, generation, events, self.level)

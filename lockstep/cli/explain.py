@@ -113,8 +113,7 @@ def memory(
 
     base, sizes = base_memory(), sizes_of(model, optimizer)
     on_host = account.WorkersOnHost(workers, lanes or workers)
-    there = account.STRATEGIES if device == "cpu" else account.ON_GPUS
-    names = there if strategy is None else dict.fromkeys((account.REPLICATED, strategy))
+    names = account.STRATEGIES if strategy is None else dict.fromkeys((account.REPLICATED, strategy))
     accounts = [
         account.make_account(sizes, on_host, name, base)
         if device == "cpu"

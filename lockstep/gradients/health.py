@@ -50,11 +50,12 @@ class StepHealth:
     def __init__(self, plan: HealthPlan, step: StepPlan, names: Sequence[str]) -> None:
         self._plan, self._step, self._names = plan, step, names
         self._finding: LaneFinding | None = None
-        self._state: Mapping[str, Any] | None = None
+        self._compared: Sequence[str] = ()
+        """The names of what is compared."""
         self._vector: torch.Tensor | None = None
         if plan.compares_in(step):
-            self._state = plan.state()
-            self._vector = fingerprints(self._state)
+            state = plan.state()
+            self._compared, self._vector = list(state), fingerprints(state)
 
     def look(self, lane: int, gradients: Mapping[str, torch.Tensor]) -> None:
         """Looks at some of a lane's own gradients, unless something was found before, or the policy is to keep it."""
@@ -84,14 +85,14 @@ class StepHealth:
 
     def drift(self, healths: Sequence[bytes], wire: Wire) -> Drift | None:
         """Who has drifted from the others. Collective only if one has: then all fingerprints are exchanged."""
-        if self._vector is None or self._state is None or not self.differs(healths):
+        if self._vector is None or not self.differs(healths):
             return None
         sizes = exchange(wire.transport, _bytes(torch.tensor([self._vector.numel()], device="cpu")))
         padded = torch.zeros(max(int(size.view(torch.int64)) for size in sizes), dtype=torch.int64, device="cpu")
         padded[: self._vector.numel()] = self._vector
         vectors = [record.view(torch.int64) for record in exchange(wire.transport, _bytes(padded))]
         cut = [vector[: int(size.view(torch.int64))] for vector, size in zip(vectors, sizes, strict=True)]
-        return odd_ones(cut, self._state)
+        return odd_ones(cut, self._compared)
 
 
 class Remarks:

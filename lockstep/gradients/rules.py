@@ -147,7 +147,7 @@ class LaneRules:
 
     def _parameter_versions(self) -> list[tuple[int, int]]:
         """One is another after a write to its parameter, unless that went through `.data`."""
-        return [(one.parameter._version, one.parameter.data_ptr()) for one in self._named]
+        return [(one.parameter._version, one.parameter.untyped_storage()._cdata) for one in self._named]
 
     def _values(self) -> dict[str, torch.Tensor]:
         """The parameters that have a fingerprint."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import lockstep
 from lockstep import Run
+from lockstep.strategies.sharded import offload
 from lockstep.wire.cuda.nccl import NcclGroup
 
 sys.path.append(str(Path(__file__).parents[1] / "recovery"))
@@ -128,9 +129,23 @@ def script_faults(run: Run, args: argparse.Namespace) -> Script:
     return Script([] if is_new else [Fault(int(worker), int(step), point)], started_as())
 
 
+def count_those_that_leave() -> list[int]:
+    """A 1 for each parameter that has left the GPU in a lane. Here they do so one by one, though they are small."""
+    offload.GROUP_BYTES = 1
+    found, leave = list[int](), offload.Offloadable.leave
+
+    def counted(self: offload.Offloadable) -> None:
+        leave(self)
+        found.append(1)
+
+    offload.Offloadable.leave = counted
+    return found
+
+
 def main(args: argparse.Namespace) -> None:
     if args.wire == "nccl":
         as_a_host_of_its_own()
+    left = count_those_that_leave()
     run = lockstep.start(
         lanes=args.lanes,
         reduce_dtype=args.reduce_dtype,
@@ -173,6 +188,7 @@ def main(args: argparse.Namespace) -> None:
         "memory": torch.cuda.memory_allocated(),
         "buckets": type(run._engine._buckets.buckets[0]).__name__,
         "state_on": sorted({v.device.type for s in optimizer.state.values() for v in s.values() if v.dim()}),
+        "left": sum(left),
         "on_default_stream": torch.cuda.current_stream() == torch.cuda.default_stream(),
     }
     run.print(json.dumps(result))

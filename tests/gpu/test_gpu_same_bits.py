@@ -262,6 +262,36 @@ def test_gradients_that_stand_on_the_host_give_the_same_bits(outcome: Outcome, o
     ]
 
 
+PARAMETERS = ("--sharded", "parameters")
+
+
+@pytest.mark.parametrize(
+    ("one", "several"),
+    [
+        (run(1, *words), run(count, *words, *PARAMETERS, *more))
+        for words, count, more in [
+            (("gpt",), 2, ()),
+            (("gpt", "--lanes", "4"), 4, ()),
+            (("gpt", "--lanes", "4"), 4, ("--captured",)),
+            (("gpt",), 3, NCCL),
+            (("resnet", "--lanes", "3"), 3, NCCL),
+            (("half", "--lanes", "3", "--reduce-dtype", "float32"), 3, ()),
+            (("bf16",), 3, ()),
+            (("gpt", "--lanes", "3", "--scaler"), 3, ()),
+        ]
+    ],
+    ids=str,
+)
+def test_parameters_that_leave_the_gpu_give_the_same_bits(outcome: Outcome, one: Wanted, several: Wanted) -> None:
+    got, want = outcome(several), outcome(one)
+    assert got["workers"] == int(several[0])
+    assert (got["left"] == 0) == ("--captured" in several)
+    assert ("called run.captured: parameters stay" in got["said"]) == ("--captured" in several)
+    assert [got[what] for what in ("digest", "losses", "noise")] == [
+        want[what] for what in ("digest", "losses", "noise")
+    ]
+
+
 @pytest.mark.parametrize("captured", [run(2, "gpt", *SHARDED, "--captured", "--update")], ids=str)
 def test_an_update_of_divided_state_is_not_recorded_and_the_reason_is_named(outcome: Outcome, captured: Wanted) -> None:
     got = outcome(captured)
@@ -293,17 +323,26 @@ def test_a_kill_inside_of_an_update_of_divided_state_costs_nothing(outcome: Outc
             ((), 0, "after gradient"), ((), 1, "before update"), ((), 2, "in batch"), (NCCL, 1, "after gradient"),
             (NCCL, 2, "in batch"),
         ]
+    ] + [
+        (run(1, "gpt"), run(3, "gpt", *PARAMETERS, *wire, "--fault", f"{worker}:4:{point}"))
+        for wire, worker, point in [((), 0, "after gradient"), ((), 1, "before store"), (NCCL, 2, "in batch")]
     ],
     ids=str,
 )  # fmt: skip
-def test_a_kill_where_gradients_stand_on_the_host_costs_nothing(outcome: Outcome, one: Wanted, killed: Wanted) -> None:
+def test_a_kill_where_the_host_holds_gradients_or_parameters_costs_nothing(
+    outcome: Outcome, one: Wanted, killed: Wanted
+) -> None:
     """While they go there, before an update, and in it."""
     got, (worker, *_) = outcome(killed), killed[-1].split(":")
     assert re.search(rf"worker {worker} \(pid \d+\) was killed by SIGKILL", got["said"]), "the fault never fired"
     assert got["digest"] == outcome(one)["digest"]
 
 
-@pytest.mark.parametrize("replaced", [run(2, "resnet", *SHARDED, "--kill", "1:10", "--pause-s", "0.4")], ids=str)
+@pytest.mark.parametrize(
+    "replaced",
+    [run(2, "resnet", *level, "--kill", "1:10", "--pause-s", "0.4") for level in (SHARDED, PARAMETERS)],
+    ids=str,
+)
 def test_who_takes_the_place_of_one_killed_has_its_part_of_the_state(outcome: Outcome, replaced: Wanted) -> None:
     got = outcome(replaced)
     assert got["workers"] == 2

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from click.testing import CliRunner, Result
 
 from lockstep.cli.main import lockstep
 from lockstep.errors import BadArgument
+from lockstep.gradients.fingerprint import MARKING_BYTES
+from lockstep.programs.memory import account
 from lockstep.programs.memory.account import (
-    ON_GPUS,
     STRATEGIES,
     BaseMemory,
     WorkersOnHost,
@@ -103,7 +105,8 @@ def test_the_command_shows_every_strategy_or_one_beside_replicated(script: str) 
 def test_on_gpus_each_has_its_part_of_the_state_and_the_host_all_of_it_twice(script: str) -> None:
     whole = 18 * LAYER
     sizes = sizes_of(f"{script}:make", "adamw")
-    replicated, divided, on_host = (make_gpu_account(sizes, WorkersOnHost(4, 4), name) for name in ON_GPUS)
+    accounts = [make_gpu_account(sizes, WorkersOnHost(4, 4), name) for name in STRATEGIES]
+    replicated, divided, on_host, leaving = accounts
     held = {part.name: (part.each, part.once) for part in divided.parts}
     assert held["parameters"] == (whole, whole)
     assert held["optimizer state"] == (2 * whole // 4, 4 * whole)
@@ -115,17 +118,31 @@ def test_on_gpus_each_has_its_part_of_the_state_and_the_host_all_of_it_twice(scr
     assert held["gradients for the update"] == (whole // 4, 0)
     assert 0 < held["gradients of lanes"][0] < whole
     assert on_host.host_bytes == 6 * whole
-    alone = {make_gpu_account(sizes, WorkersOnHost(1, 4), strategy).worker_bytes for strategy in ON_GPUS}
+    held = {part.name: (part.each, part.once) for part in leaving.parts}
+    assert held["parameters"] == (whole, whole)  # nobody knows the activations
+    assert leaving.worker_bytes - on_host.worker_bytes == held["marks of parameters"][0] == MARKING_BYTES
+    alone = {make_gpu_account(sizes, WorkersOnHost(1, 4), strategy).worker_bytes for strategy in STRATEGIES}
     assert len(alone) == 1
+
+
+@pytest.mark.parametrize(("sample_bytes", "share"), [(0, 1.0), (LAYER, 16 / 18), (1000 * LAYER, 0.5)])
+def test_on_gpus_parameters_leave_as_much_room_as_activations_need(
+    script: str, monkeypatch: pytest.MonkeyPatch, sample_bytes: int, share: float
+) -> None:
+    """Until only the last ones are there, which have not left: here half of them."""
+    monkeypatch.setattr(account, "GROUP_BYTES", 9 * LAYER)
+    sizes = replace(sizes_of(f"{script}:make", "adamw"), batch_size=8, sample_bytes=sample_bytes)
+    parts = {part.name: part.each for part in make_gpu_account(sizes, WorkersOnHost(4, 4), STRATEGIES[3]).parts}
+    assert parts["activations of a lane"] == 2 * sample_bytes
+    assert parts["parameters"] == share * 18 * LAYER
 
 
 def test_the_command_says_what_is_on_each_gpu(script: str) -> None:
     shown = explain("--model", "gpt50m", "-n", "4", "--device", "cuda")
     assert "sharded:optimizer takes 0." in shown.output
     assert "sharded:gradients takes 0." in shown.output
+    assert "sharded:parameters takes 0." in shown.output
     assert "CUDA itself" in shown.output
-    refused = explain("--model", "mlp", "--device", "cuda", "--strategy", "sharded:parameters")
-    assert "on GPUs a strategy is one of replicated, sharded:optimizer" in str(refused.exception)
 
 
 @pytest.mark.parametrize(

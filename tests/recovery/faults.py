@@ -13,7 +13,8 @@ are `before NAME` and `after NAME` of
 - under a sharded strategy: meets and part, the two barriers of an update; batch, the update of a batch, and `in
   journal`, `in batch` and `before done`, when its journal is written, when some of its elements are, and when all are;
   finish, what a survivor does for one that is lost; on GPUs store, when a worker's part goes to the memory of the host,
-  gather, when the parameters come from the others, in each round, and gradient, when its slice of a bucket goes there.
+  gather, when the parameters come from the others, in each round, gradient, when its slice of a bucket goes there,
+  hold, when the host gets the parameters, leave, when one leaves a worker's GPU, and fetch, when it comes back.
 """
 
 import os
@@ -32,6 +33,7 @@ from lockstep.run.run import Run
 from lockstep.strategies.sharded.engine import ShardedEngine
 from lockstep.strategies.sharded.host_sums import HostSums
 from lockstep.strategies.sharded.ledger import Ledger, Progress
+from lockstep.strategies.sharded.offload import Offloadable, ParameterOffload
 from lockstep.strategies.sharded.on_gpu import GpuOptimizer
 from lockstep.strategies.sharded.on_host import HostOptimizer
 from lockstep.strategies.sharded.optimizer import ShardedOptimizer
@@ -109,6 +111,9 @@ class Script:
             (GpuOptimizer, "_gather", "gather"),
             (ParameterRounds, "_gather", "round"),
             (HostSums, "_store", "gradient"),
+            (ParameterOffload, "hold", "hold"),
+            (Offloadable, "leave", "leave"),
+            (Offloadable, "fetch", "fetch"),
         ):
             self._around(owner, name, point)
         mark, restore = Ledger.mark, ShardedOptimizer._restore_groups

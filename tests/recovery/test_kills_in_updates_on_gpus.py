@@ -10,10 +10,11 @@ from own_parameters import AsOnGpus
 from test_kills_in_updates import _kill_some
 from trainings import Training
 
-OPTIONS = {level: (("strategy", AsOnGpus(level)),) for level in ("optimizer", "gradients")}
+OPTIONS = {level: (("strategy", AsOnGpus(level)),) for level in ("optimizer", "gradients", "parameters")}
 SHORT = {
     "optimizer": Training(options=OPTIONS["optimizer"]),
     "gradients": Training(options=OPTIONS["gradients"], lanes=3),  # one for each worker: buckets take turns in buffers
+    "parameters": Training(options=OPTIONS["parameters"], model="gpt"),
 }
 
 POINTS = [
@@ -23,12 +24,9 @@ POINTS = [
     ("before send in part", 1), ("after send in part", 1), ("after send in part", 2), ("after send in meets", 1),
 ]  # fmt: skip
 IN_SUMS = [("before gradient", 1), ("after gradient", 1), ("before gradient", 3), ("after gradient", 3)]
-EVERY = [
-    (level, worker, *point)
-    for level in OPTIONS
-    for point in (*POINTS, *(IN_SUMS if level == "gradients" else ()))
-    for worker in (0, 1, 2)
-]
+IN_LANES = [("before leave", 1), ("after leave", 2), ("before fetch", 1), ("after fetch", 9)]
+MORE = {"optimizer": [], "gradients": IN_SUMS, "parameters": [*IN_SUMS, *IN_LANES]}
+EVERY = [(level, worker, *point) for level in OPTIONS for point in (*POINTS, *MORE[level]) for worker in (0, 1, 2)]
 
 
 @pytest.mark.parametrize("training", SHORT.values(), ids=SHORT)
@@ -48,6 +46,13 @@ def test_a_kill_in_the_first_update_on_gpus_costs_nothing(level: str, optimizer:
     disturbed(Training(optimizer=optimizer, options=OPTIONS[level]), 3, Plan((Fault(1, 1, "in batch"),)))
 
 
+@pytest.mark.parametrize("point", ["before hold", "after hold"])
+def test_a_kill_while_the_host_gets_the_parameters_costs_nothing(point: str) -> None:
+    """When a run begins, and when the survivors of another one go on."""
+    disturbed(SHORT["parameters"], 3, Plan((Fault(0, 0, point), Fault(1, 3, "in batch"))))
+    disturbed(SHORT["parameters"], 3, Plan((Fault(1, 3, "in batch"), Fault(0, 3, point))))
+
+
 @pytest.mark.parametrize("second", ["before finish", "before store", "after finish"])
 def test_one_that_dies_while_it_finishes_for_another_on_gpus_costs_nothing(second: str) -> None:
     """Worker 0 finishes for worker 1, and dies in it; worker 2 finishes for both."""
@@ -55,15 +60,17 @@ def test_one_that_dies_while_it_finishes_for_another_on_gpus_costs_nothing(secon
     disturbed(SHORT["gradients"], 3, Plan((Fault(1, 3, "in batch"), Fault(0, 3, second, nth))))
 
 
-def test_who_joins_after_a_kill_in_an_update_on_gpus_has_its_part() -> None:
+@pytest.mark.parametrize("level", ["gradients", "parameters"])
+def test_who_joins_after_a_kill_in_an_update_on_gpus_has_its_part(level: str) -> None:
     plan = Plan((Fault(0, 2, "in batch"), Fault(1, 6, "before gather")), (Arrival(4, 0),))
-    result = disturbed(SHORT["gradients"], 3, plan)
+    result = disturbed(SHORT[level], 3, plan)
     assert max(sizes[-1] for sizes in result.values("sizes")) == 2
 
 
-def test_the_last_one_left_holds_all_of_the_state_and_divides_it_with_one_that_joins() -> None:
+@pytest.mark.parametrize("level", ["gradients", "parameters"])
+def test_the_last_one_left_holds_all_of_the_state_and_divides_it_with_one_that_joins(level: str) -> None:
     plan = Plan((Fault(0, 2, "in batch"), Fault(1, 3, "before store")), (Arrival(5, 0),))
-    result = disturbed(Training(epochs=3, options=OPTIONS["gradients"]), 3, plan)
+    result = disturbed(Training(epochs=3, options=OPTIONS[level]), 3, plan)
     assert max(sizes[-1] for sizes in result.values("sizes")) == 2
 
 

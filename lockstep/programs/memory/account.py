@@ -5,22 +5,28 @@
 # what the C library, or torch's allocator for GPUs, keeps of freed memory, and what CUDA itself takes in each process.
 # Data loaders have processes of their own. Activations are those of one lane at the end of its forward pass, where the
 # inputs are known.
+
+# Note [Parameters beside activations]
+# Under "sharded:parameters" a GPU has all parameters when a lane begins, and all activations when its forward pass
+# ends, but not both (Note [Away during the forward pass] in strategies/sharded/offload.py). Its account has the
+# activations, and of the parameters what goes beyond them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lockstep.errors import BadArgument
+from lockstep.gradients.fingerprint import MARKING_BYTES
 from lockstep.gradients.layout import Layout, Spec, make_layout
 from lockstep.lanes import Assignment, reduction
 from lockstep.strategies.sharded import plan
 from lockstep.strategies.sharded.gradients import NUM_BUFFERS
+from lockstep.strategies.sharded.offload import GROUP_BYTES
 from lockstep.strategies.sharded.rounds import buffer_bytes
 
 REPLICATED = "replicated"
 SHARDED = ("sharded:optimizer", "sharded:gradients", "sharded:parameters")
 STRATEGIES = (REPLICATED, *SHARDED)
-ON_GPUS = STRATEGIES[:3]
 
 
 @dataclass(frozen=True)
@@ -132,8 +138,7 @@ class GpuMemoryAccount(MemoryAccount):
 
 def make_account(sizes: ModelSizes, workers: WorkersOnHost, strategy: str, base: BaseMemory) -> MemoryAccount:
     """What a training takes under the strategy, all workers on one host. Raises for a strategy that is not there."""
-    if strategy not in STRATEGIES:
-        raise BadArgument(f"a strategy is one of {', '.join(STRATEGIES)}, not {strategy!r:.60}")
+    _check(strategy)
     is_once = strategy != REPLICATED
     parts = (
         MemoryPart("Python and torch", base.own_bytes, base.shared_bytes),
@@ -148,21 +153,33 @@ def make_account(sizes: ModelSizes, workers: WorkersOnHost, strategy: str, base:
 
 def make_gpu_account(sizes: ModelSizes, workers: WorkersOnHost, strategy: str) -> GpuMemoryAccount:
     """What a training takes on the GPU of each worker, and in the memory of the host that they share."""
-    if strategy not in ON_GPUS:
-        raise BadArgument(f"on GPUs a strategy is one of {', '.join(ON_GPUS)}, not {strategy!r:.60}")
+    _check(strategy)
     count, held, state = workers.num_workers, sizes.parameter_bytes, sizes.state_bytes
     is_divided = strategy != REPLICATED and count > 1
-    layout, is_on_host = make_layout(sizes.specs), is_divided and strategy == SHARDED[1]
+    layout, is_on_host = make_layout(sizes.specs), is_divided and strategy in SHARDED[1:]
     fetched = sum(bucket.num_bytes for bucket in layout.buckets) // count if is_on_host else 0
+    leave = is_divided and strategy == SHARDED[2]
     parts = (
-        MemoryPart("parameters", held, held if is_divided else 0),
+        MemoryPart("parameters", _beside_activations(sizes, workers) if leave else held, held if is_divided else 0),
         *_gradients(layout, workers, is_on_host),
         MemoryPart("gradients for the update", fetched),
         MemoryPart("optimizer state", -(-state // count) if is_divided else state, 2 * state if is_divided else 0),
         MemoryPart("buffer for parameters", buffer_bytes(held) if is_divided else 0),
+        MemoryPart("marks of parameters", MARKING_BYTES if leave else 0),
         MemoryPart("activations of a lane", _activations(sizes, workers)),
     )
     return GpuMemoryAccount(strategy, count, parts)
+
+
+def _check(strategy: str) -> None:
+    if strategy not in STRATEGIES:
+        raise BadArgument(f"a strategy is one of {', '.join(STRATEGIES)}, not {strategy!r:.60}")
+
+
+def _beside_activations(sizes: ModelSizes, workers: WorkersOnHost) -> int:
+    """See Note [Parameters beside activations]. Those of the last modules have not left when the forward pass ends."""
+    held = sizes.parameter_bytes
+    return max(held - (_activations(sizes, workers) or 0), min(held, GROUP_BYTES))
 
 
 def _held(name: str, num_bytes: int, is_once: bool) -> MemoryPart:

@@ -3,7 +3,8 @@
 `plan` says who updates what, `once` what a host holds, `gradients` where their sum stands (that of GPUs: `host_sums`,
 of which a script sees a `host_gradient`), `ledger` how far each worker has come. `optimizer` makes the user's optimizer
 update `chunks`: `on_host`, where all workers map one memory (a `fused` one in one call), or `on_gpu`, where each has
-its parameters, which are gathered in `rounds`. `engine` ties them to a step.
+its parameters, which are gathered in `rounds`, and may leave the GPU while lanes need the memory (`offload`). `engine`
+ties them to a step.
 """
 
 from dataclasses import dataclass
@@ -23,8 +24,8 @@ class Sharded:
 
     On CPUs the workers of a host share memory, in which parameters and optimizer state stand once whatever the level:
     it costs less than to copy them. "gradients" has the sum of the gradients there too; "parameters" is the same. On
-    GPUs there are "optimizer", which divides the state among the workers of a host, and "gradients", which has their
-    sum in the memory of the host; each worker has all parameters.
+    GPUs "optimizer" divides the state among the workers of a host, "gradients" has their sum in the memory of the host,
+    and under "parameters" these leave the GPU in the forward pass; between steps each worker has all of them.
     """
 
     level: str

@@ -25,7 +25,7 @@ from struct import Struct
 import torch
 from torch.optim import Optimizer
 
-from lockstep.errors import BadArgument, Disagreement, Misuse
+from lockstep.errors import BadArgument, Disagreement, Misuse, naming_lost_worker
 from lockstep.events import Events, Wait
 from lockstep.gradients.bucket import Bucket
 from lockstep.gradients.layout import Layout
@@ -36,6 +36,7 @@ from lockstep.strategies.protocol import EngineOptions, Replicas
 from lockstep.strategies.replicated import ReplicatedEngine
 from lockstep.strategies.sharded.gradients import NUM_BUFFERS, LendingBucket, once_buckets
 from lockstep.strategies.sharded.host_sums import host_buckets
+from lockstep.strategies.sharded.offload import ParameterOffload, has_compiled_code
 from lockstep.strategies.sharded.on_gpu import GpuOptimizer
 from lockstep.strategies.sharded.on_host import HostOptimizer
 from lockstep.strategies.sharded.once import TOKEN_BYTES, Form, OnceTensors, hold_once
@@ -44,6 +45,8 @@ from lockstep.wire import Proposal, Wire
 from lockstep.wire.exchange import exchange_with_peers
 from lockstep.wire.generation import Generation
 from lockstep.wire.shared.once import check_page_table, return_freed_memory
+
+NOT_PINNED = "the memory of the host could not be pinned: updates take longer"
 
 _PROPOSAL = Struct("<B64s16s")
 _POSITION = Struct(f"<??{TOKEN_BYTES}s")
@@ -94,10 +97,11 @@ class ShardedEngine(ReplicatedEngine):
     def __init__(self, options: EngineOptions, generation: Generation, events: Events, level: str) -> None:
         self._level, self._shares_gradients = level, level != "optimizer"
         self._on_gpu = False
+        self._offload: ParameterOffload | None = None
         self._parameters_once: OnceTensors | None = None
         self._sharded: dict[int, ShardedOptimizer] = {}
         self._under_way: UpdateUnderWay | None = None
-        self._is_comparing_due = False
+        self._is_comparing_due = self._is_first_turn = self._said_they_stay = False
         self._takes_turns = False
         """Whether the buckets of all workers on GPUs do. See Note [Lent buffers] in gradients.py."""
         self._wire = generation.wire
@@ -108,6 +112,7 @@ class ShardedEngine(ReplicatedEngine):
         self._on_gpu = self._are_on_gpu(replicas)
         self._use(generation.wire)
         super().hold(replicas, generation)
+        self._offload = ParameterOffload(replicas) if self._on_gpu and self._level == "parameters" else None
 
     def begin(self, plan: StepPlan, generation: Generation) -> None:
         self._use(generation.wire)
@@ -116,6 +121,37 @@ class ShardedEngine(ReplicatedEngine):
         step = self._in_flight()
         for bucket in self._lending(step):
             bucket.lend(self._takes_turns if self._on_gpu else len(step.fold.lanes) <= 1)
+        if self._offload is not None and generation.world.size > 1:
+            if self._offload.wire is not generation.wire:
+                with naming_lost_worker(plan.step, "the beginning of the step"):
+                    self._hold_offloaded(self._offload)
+            if self._may_leave():
+                views = sum((sharded.num_views() for sharded in self._gpu_optimizers()), Counter[int]())
+                self._offload.begin(views, self._is_first_turn or self._options.health.compares_in(plan))
+
+    def begin_lane(self) -> None:
+        super().begin_lane()
+        if self._offload is not None:
+            self._offload.enter()
+
+    def end_lane(self) -> None:
+        if self._offload is not None:
+            self._offload.leave()
+        super().end_lane()
+
+    def begin_loop(self, is_first_turn: bool) -> None:
+        self._is_first_turn = is_first_turn
+        super().begin_loop(is_first_turn)
+
+    def end_loop(self) -> None:
+        if self._offload is not None:
+            self._offload.finish()
+        super().end_loop()
+
+    def abandon(self) -> None:
+        if self._offload is not None:
+            self._offload.finish()
+        super().abandon()
 
     def _plan_to_agree(self, plan: StepPlan) -> Proposal:
         """Wires of GPUs need to know it: see Note [What may be remembered] in wire/cuda/ipc.py."""
@@ -133,11 +169,6 @@ class ShardedEngine(ReplicatedEngine):
         if len(kinds) > 1:
             where = " and ".join(f"{name} on {kind}" for kind, name in sorted(kinds.items()))
             raise BadArgument(f"parameters are on different devices ({where}): a sharded strategy needs all on one")
-        if self._level == "parameters":
-            raise BadArgument(
-                f"parameter {next(iter(kinds.values()))} is on a GPU, where every worker has all parameters: start "
-                'with strategy="sharded:gradients" or "sharded:optimizer", or with device="cpu"'
-            )
         return True
 
     def _use(self, wire: Wire) -> None:
@@ -147,6 +178,26 @@ class ShardedEngine(ReplicatedEngine):
                 'with wire="shared" on one host, wire="hierarchical" on several, or strategy="replicated".'
             )
         self._wire = wire
+
+    # -- parameters that leave the GPU ----------------------------------------------------------------------
+
+    def _may_leave(self) -> bool:
+        """Whether parameters leave the GPU in the lanes of a step: not where code has noted their addresses."""
+        cause = "run.captured" if self.records_lanes else "torch.compile" if has_compiled_code() else None
+        if cause is not None and not self._said_they_stay:
+            self._said_they_stay = True
+            text = f'the script has called {cause}: parameters stay on the GPU, as with strategy="sharded:gradients"'
+            self._events.note(text, one_worker=True)
+        return cause is None
+
+    def _hold_offloaded(self, offload: ParameterOffload) -> None:
+        """Collective."""
+        offload.hold(self._wire)
+        if not offload.is_pinned:
+            self._events.note(NOT_PINNED + ", and parameters stay on the GPU", one_worker=True)
+
+    def _gpu_optimizers(self) -> list[GpuOptimizer]:
+        return [sharded for sharded in self._sharded.values() if isinstance(sharded, GpuOptimizer)]
 
     # -- gradients that stand once --------------------------------------------------------------------------
 
@@ -184,13 +235,16 @@ class ShardedEngine(ReplicatedEngine):
             super()._add(step, bucket, is_last)
 
     def reduce(self, requests: Sequence[bool], carries: bool) -> StepRecord:
+        if self._offload is not None:
+            self._offload.finish()
         step = self._in_flight()
         once = self._lending(step)
         for bucket in once[len(step.launched) :]:
             self._launch(step, bucket.number)
         record = super().reduce(requests, carries)
-        for bucket in once:
-            bucket.finish_own(step.scale)
+        with naming_lost_worker(step.plan.step, "the end of the step"):
+            for bucket in once:
+                bucket.finish_own(step.scale)
         return record
 
     def _scale(self, step: StepInFlight, record: StepRecord) -> None:
@@ -244,6 +298,8 @@ class ShardedEngine(ReplicatedEngine):
             with self._events.waiting(Wait.UPDATE):
                 exchange_with_peers(self._wire.transport, lambda: b"\0")
         sharded.conclude()
+        if self._offload is not None and isinstance(sharded, GpuOptimizer):
+            self._offload.take_updated(sharded.updated_names)
         self._under_way = None
 
     def settle(self, wire: Wire) -> None:
@@ -299,13 +355,16 @@ class ShardedEngine(ReplicatedEngine):
         if missing is not Missing.NOTHING:
             return UpdateProposal(missing)
         sharded = self._of(optimizer)
+        if self._offload is not None:
+            self._offload.check()
         compares = self._is_comparing_due or (sharded.is_new and self._options.health.drift_every > 0)
         gradients = sharded.gradients_fingerprint() if compares else bytes(16)
         return UpdateProposal(missing, sharded.look(), gradients)
 
     def _missing(self, optimizer: Optimizer) -> Missing:
         sharded = self._sharded.get(id(optimizer))
-        if not self._on_gpu and not self._holds_parameters():
+        is_held = self._holds_parameters() if not self._on_gpu else self._offload_is_held()
+        if not is_held:
             return Missing.PARAMETERS
         if sharded is None or sharded.is_stale():
             return Missing.STATE
@@ -322,19 +381,24 @@ class ShardedEngine(ReplicatedEngine):
             for named, view in zip(parameters, views, strict=True)
         )
 
+    def _offload_is_held(self) -> bool:
+        return self._offload is None or self._offload.holds(self._wire)
+
     def _provide(self, missing: Missing, optimizer: Optimizer) -> None:
         """Collective. Afterwards the workers of a host hold once what was missing."""
         if missing is Missing.PLAN:
             return self._of(optimizer).follow(self._wire)
+        if missing is Missing.PARAMETERS and self._offload is not None:
+            return self._hold_offloaded(self._offload)
         if missing is Missing.PARAMETERS:
             self._hold_parameters()
         if id(optimizer) in self._sharded:
             self._of(optimizer).close()
         names: dict[torch.Tensor, str] = {named.parameter: named.name for named in self.replicas.parameters}
         if self._on_gpu:
-            self._sharded[id(optimizer)] = sharded = GpuOptimizer(optimizer, names, self._wire)
+            self._sharded[id(optimizer)] = sharded = GpuOptimizer(optimizer, names, self._wire, self._offload)
             if not sharded.is_pinned:
-                self._events.note("the memory of the host could not be pinned: updates take longer", one_worker=True)
+                self._events.note(NOT_PINNED, one_worker=True)
         else:
             assert self._parameters_once is not None
             self._sharded[id(optimizer)] = HostOptimizer(optimizer, names, self._parameters_once, self._wire)

@@ -11,6 +11,7 @@
 
 import hashlib
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -20,6 +21,7 @@ from lockstep.errors import BadArgument, Misuse
 from lockstep.strategies.sharded import plan
 from lockstep.strategies.sharded.chunks import ChunkTensor, part_of
 from lockstep.strategies.sharded.ledger import Progress, num_bytes, open_ledgers
+from lockstep.strategies.sharded.offload import ParameterOffload
 from lockstep.strategies.sharded.once import Form, OnceTensors, flat, hold_once, map_once
 from lockstep.strategies.sharded.optimizer import ShardedOptimizer, unhooked_step
 from lockstep.strategies.sharded.plan import Batching, UpdateChunk
@@ -34,25 +36,36 @@ _UNCUT = Batching(sys.maxsize)
 class GpuOptimizer(ShardedOptimizer):
     """See Note [Two versions in the memory of the host]."""
 
-    def __init__(self, optimizer: Optimizer, names: Mapping[torch.Tensor, str], wire: Wire) -> None:
-        """Collective. The host holds the optimizer's state afterwards."""
+    def __init__(
+        self, optimizer: Optimizer, names: Mapping[torch.Tensor, str], wire: Wire, offload: ParameterOffload | None
+    ) -> None:
+        """Collective. The host holds the optimizer's state afterwards, and the parameters if no `offload` does."""
         super().__init__(optimizer, names, wire)
         self._refuse_gaps()
+        self._offload = offload
+        self._looks = [_look_of(parameter) for parameter in self._owned]
         parameters = dict(zip(self._names, self._owned, strict=True))
-        self._values = hold_once(wire, {name: Form.of(one) for name, one in parameters.items()}, parameters)
-        """The parameters as the last update has left them."""
+        if offload is None:
+            self._own_values = hold_once(wire, {name: Form.of(one) for name, one in parameters.items()}, parameters)
         forms = self._forms()
         self._state, self._next = hold_once(wire, forms, self._state_tensors()), map_once(wire, forms, {})
         self._show_state(self._with_state())
         self.is_pinned = True
         """Whether copies between the GPU and the memory of the host are as fast as they can be."""
         if self._owned[0].is_cuda:
-            memories = [once.memory.shared for once in (self._values, self._state, self._next)]
+            mine = (self._state, self._next) if offload is not None else (self._own_values, self._state, self._next)
+            memories = [once.memory.shared for once in mine]
             self.is_pinned = all(pin(memory) for memory in memories)
             torch.cuda.empty_cache()  # whole state tensors that were this worker's own
         self._written: list[slice] = []
         self._is_restored = False
+        self._counted: tuple[ParameterRounds, int, Counter[int]] | None = None
         self._deal()
+
+    @property
+    def _values(self) -> OnceTensors:
+        """The parameters as the last update has left them."""
+        return self._own_values if self._offload is None else self._offload.once
 
     def _divide(self, num_workers: int) -> None:
         sizes = [parameter.numel() for parameter in self._owned]
@@ -82,10 +95,7 @@ class GpuOptimizer(ShardedOptimizer):
         return super().needs_plan(wire) or self._places != self._standing()
 
     def is_stale(self) -> bool:
-        return super().is_stale() or any(
-            (parameter.shape, parameter.stride(), parameter.dtype) != (values.shape, values.stride(), values.dtype)
-            for parameter, values in zip(self._owned, self._values.shared.values(), strict=True)
-        )
+        return super().is_stale() or self._looks != [_look_of(parameter) for parameter in self._owned]
 
     def look(self) -> bytes:
         """Every worker's parameters are its own: those that a script has changed differently are found here."""
@@ -109,6 +119,20 @@ class GpuOptimizer(ShardedOptimizer):
                 if form is not None:
                     state[key] = state[key].to(form.device, copy=True)
         self.close()
+
+    @property
+    def updated_names(self) -> list[str]:
+        """The parameters that the update under way changes."""
+        return [self._names[number] for number in self._updated()]
+
+    def num_views(self) -> Counter[int]:
+        """How many tensors of this object show each storage."""
+        empty: Sequence[ChunkTensor] = self.__dict__.get("_empty", ())
+        if self._counted is None or self._counted[:2] != (self._rounds, len(empty)):
+            views = [*(one.tensor for one in (*self._chunks, *empty)), *self._rounds.views()]
+            found = {one._cdata: one for view in views for one in (view, view._base) if one is not None}
+            self._counted = self._rounds, len(empty), Counter(one.untyped_storage()._cdata for one in found.values())
+        return self._counted[2]
 
     # -- this worker's part ---------------------------------------------------------------------------------
 
@@ -207,9 +231,9 @@ class GpuOptimizer(ShardedOptimizer):
         if self._owned[0].is_cuda:
             torch.cuda.current_stream(self._owned[0].device).synchronize()
 
-    def _standing(self) -> list[int]:
-        """Where the parameters stand: a script may put others in their place."""
-        return [parameter.data_ptr() for parameter in self._owned]
+    def _standing(self) -> list[tuple[int, int]]:
+        """Where the parameters stand: a script may put others in their place. Their memory may be another one."""
+        return [(parameter.untyped_storage()._cdata, int(parameter.storage_offset())) for parameter in self._owned]
 
     def _refuse_gaps(self) -> None:
         for name, parameter in zip(self._names, self._owned, strict=True):
@@ -219,3 +243,8 @@ class GpuOptimizer(ShardedOptimizer):
                     "divides memory. Make it dense (parameter.data = parameter.data.contiguous()), or start with "
                     'strategy="replicated".'
                 )
+
+
+def _look_of(parameter: torch.Tensor) -> tuple[object, ...]:
+    """What a chunk depends on."""
+    return parameter.shape, parameter.stride(), parameter.dtype

@@ -62,10 +62,15 @@ class OnceTensors:
             name: slice(offset, offset + -(-form.num_bytes // PAGE_BYTES) * PAGE_BYTES)
             for (name, form), offset in places
         }
-        self.shared = {name: _placed(memory.shared, form, offset) for (name, form), offset in places}
+        self._places = places
+        self.shared = self.placed(memory.shared)
         """What all workers see at once."""
-        self.views = {name: _placed(memory.view, form, offset) for (name, form), offset in places}
+        self.views = self.placed(memory.view)
         """The same for this worker's script. See Note [A view that may be written] in wire/shared/once.py."""
+
+    def placed(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The tensors in another view of the memory."""
+        return {name: _placed(memory, form, offset) for (name, form), offset in self._places}
 
     def written(self, names: Iterable[str]) -> list[slice]:
         """The bytes of the named tensors, in whole pages, to which this worker's script has written."""

@@ -6,7 +6,7 @@
 # parameters, and a round is large against the cost of a collective.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -99,6 +99,11 @@ class ParameterRounds:
             one.copy([0], out=False)
             total = total * 3 + self._buffer.view(torch.int64).view(ROWS, -1).sum(1)
         return int((total * self._weights).sum().item()).to_bytes(8, "little", signed=True)
+
+    def views(self) -> Iterator[torch.Tensor]:
+        for one in (*self._by_owner, *self._in_order):
+            for views in one.views:
+                yield from views
 
     def close(self) -> None:
         self._wire.reducer.release(self._buffer)
