@@ -58,8 +58,13 @@ def outcome(pool: RunPool) -> Outcome:
 
 
 @pytest.mark.parametrize(
-    "several", [run("1+1", *NCCL), run("2+1", *NCCL), run("2+1", *NCCL, "--sharded", "gradients")], ids=str
-)
+    "several",
+    [
+        run("1+1", *NCCL), run("2+1", *NCCL), run("2+1", *NCCL, "--sharded", "gradients"),
+        run("2+1", *NCCL, "--sharded", "parameters"),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_workers_of_two_hosts_give_the_bits_of_one(outcome: Outcome, several: Wanted) -> None:
     got, want = outcome(several), outcome(ALONE)
     assert got["workers"] == sum(map(int, several[0].split("+")))
@@ -74,6 +79,7 @@ def test_workers_of_two_hosts_give_the_bits_of_one(outcome: Outcome, several: Wa
         (2, run("2+1", *NCCL, "--fault", "2:4:before reduce")),
         (1, run("2+1", *NCCL, "--sharded", "--fault", "1:4:before store")),
         (2, run("2+1", *NCCL, "--sharded", "gradients", "--fault", "2:4:in batch")),
+        (1, run("2+1", *NCCL, "--sharded", "parameters", "--fault", "1:4:after fetch")),
     ],
     ids=str,
 )

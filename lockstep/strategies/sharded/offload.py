@@ -21,6 +21,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -49,8 +50,11 @@ class Offloadable:
     While it is away, the home has no memory, and the parameter shows `remote`: the host's memory as the GPU sees it.
     """
 
-    def __init__(self, parameter: nn.Parameter, held: torch.Tensor, remote: torch.Tensor) -> None:
-        self.parameter, self._held, self._remote = parameter, held, remote
+    def __init__(
+        self, parameter: nn.Parameter, held: torch.Tensor, remote: torch.Tensor, stream: torch.cuda.Stream | None
+    ) -> None:
+        """It is fetched in `stream`, so that what is computed can go on."""
+        self.parameter, self._held, self._remote, self._stream = parameter, held, remote, stream
         self._storage = parameter.untyped_storage()
         self._num_bytes = self._storage.nbytes()
         self._home = self.view(parameter.dtype, parameter.shape, parameter.stride(), int(parameter.storage_offset()))
@@ -72,37 +76,38 @@ class Offloadable:
 
     def may_leave(self, num_views: int) -> bool:
         """Whether nobody refers to its memory but the parameter, this object, and `num_views` of this strategy."""
-        return self.is_at_home and not self.must_stay and _num_references(self.storage) == num_views + 3
+        return self.is_at_home and _num_references(self.storage) == num_views + 3
 
     def leave(self) -> None:
         if self._home.is_cuda:
             self._home.record_stream(torch.cuda.current_stream(self._home.device))
-        self.parameter.data = self._remote
+        self.parameter.data, self.is_away, self._arrival = self._remote, True, None
         self._storage.resize_(0)
-        self.is_away = True
 
     def fetch(self) -> None:
-        if self.is_away:
-            if self._arrival is None:
-                self._copy()
-            else:
-                self._arrival.wait()
-            self.parameter.data, self.is_away, self._arrival = self._home, False, None
+        """What this thread's current stream is given from now on finds the parameter at home.
 
-    def begin_fetch(self, stream: "torch.cuda.Stream") -> None:
-        """In another stream; `fetch` waits for it."""
-        if self.is_away and self._arrival is None:
-            stream.wait_stream(torch.cuda.current_stream(self._home.device))
-            self._storage.resize_(self._num_bytes)
-            with torch.cuda.stream(stream):
-                self._copy()
-                self._arrival = stream.record_event()
+        If the script has given it other memory since, that stays: the lane is refused for it (gradients/rules.py).
+        """
+        if self.is_away:
+            self.begin_fetch()
+            self.is_away = False
+            if self.parameter.data_ptr() == self.remote_address:
+                self.parameter.data = self._home
+        if self._arrival is not None:
+            self._arrival.wait()
 
     @torch.no_grad()
-    def _copy(self) -> None:
-        if not self._storage.nbytes():
-            self._storage.resize_(self._num_bytes)
-        flat(self._home).copy_(flat(self._held), non_blocking=True)
+    def begin_fetch(self) -> None:
+        """`fetch` waits for it."""
+        if self._storage.nbytes():
+            return
+        self._storage.resize_(self._num_bytes)
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._home.device))
+        with torch.cuda.stream(self._stream):
+            flat(self._home).copy_(flat(self._held), non_blocking=True)
+        self._arrival = None if self._stream is None else self._stream.record_event()
 
     def view(self, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
         """Of its home; a tensor whose writes do not count as writes to the parameter."""
@@ -186,10 +191,11 @@ class ParameterOffload:
         memory, device = self.once.memory.shared, self._parameters[0].device
         if device.type == "cpu":
             return self.once.shared
-        self.is_pinned = pin(memory)
-        if not self.is_pinned:
-            return {}
-        return self.once.placed(tensor_at(memory.data_ptr(), memory.numel(), torch.uint8, device))
+        seen = memory
+        if pin(memory):
+            seen = tensor_at(memory.data_ptr(), memory.numel(), torch.uint8, device, partial(_let_go, memory))
+        self.is_pinned = seen.is_cuda and seen.data_ptr() == memory.data_ptr()
+        return self.once.placed(seen) if self.is_pinned else {}
 
     # -- a step ---------------------------------------------------------------------------------------------
 
@@ -215,7 +221,9 @@ class ParameterOffload:
             return None
         one = self._known.get(id(parameter))
         if one is None or not one.is_at_home:
-            one = self._known[id(parameter)] = Offloadable(parameter, self.once.shared[name], self._remote[name])
+            one = self._known[id(parameter)] = Offloadable(
+                parameter, self.once.shared[name], self._remote[name], self._stream
+            )
         return one if one.is_at_home and not one.must_stay else None
 
     def enter(self) -> None:
@@ -273,6 +281,8 @@ class ParameterOffload:
     # -- in a lane ------------------------------------------------------------------------------------------
 
     def _before_module(self, module: nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         if not _is_computed_again():
             if self._depth == 0 and _hooks_may_be_set():
                 self._saving.enter_context(saved_tensors_hooks(self._pack, self._unpack))
@@ -284,7 +294,7 @@ class ParameterOffload:
                 self._waiting.pop(id(parameter), None)
 
     def _after_module(self, module: nn.Module, *_: Any) -> None:
-        if _is_computed_again():
+        if torch.compiler.is_compiling() or _is_computed_again():
             return
         self._depth -= 1
         if self._depth == 0:
@@ -340,9 +350,9 @@ class ParameterOffload:
 
     def _begin_following(self, one: Offloadable) -> None:
         room = GROUP_BYTES
-        while self._stream is not None and one in self._following and room > 0:
+        while one in self._following and room > 0:
             one = self._following[one]
-            one.begin_fetch(self._stream)
+            one.begin_fetch()
             room -= one.parameter.nbytes
 
 
@@ -359,6 +369,10 @@ def _storage(tensor: torch.Tensor) -> int:
     if tensor.layout is not torch.strided or type(tensor) not in (torch.Tensor, nn.Parameter):
         return 0
     return 0 if tensor.is_conj() or tensor.is_neg() else tensor.untyped_storage()._cdata
+
+
+def _let_go(memory: torch.Tensor, address: int) -> None:
+    """No tensor views it any more, also none that a script has kept: until now this call has held it."""
 
 
 def _num_references(storage: int) -> int:
