@@ -7,8 +7,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 
-# Workers are forked from this process, and a process whose autograd has threads for a GPU cannot be forked from.
+# Workers are forked from this process, and a process whose autograd has threads for a GPU cannot be forked from. Nor
+# can one in which a library below torch has made threads: on Arm, OpenBLAS and Arm's own do whatever torch is told.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import psutil
 import pytest
@@ -19,6 +21,8 @@ from hypothesis import settings
 from seldom import long_files_first, mark_seldom
 
 from lockstep.run import active
+
+del os.environ["OMP_NUM_THREADS"]  # it has been read; what tests start decides for itself
 
 settings.register_profile("lockstep", deadline=None)  # no test asserts a time
 settings.load_profile("lockstep")

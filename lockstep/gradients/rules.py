@@ -35,7 +35,7 @@ class LaneRules:
         self._closely = False
         self._prints: torch.Tensor | None = None
         """Fingerprints of the parameters when a lane began that is looked at closely."""
-        self._versions: list[tuple[int, int]] = []
+        self._versions: list[tuple[int, int, int]] = []
         """Those of the parameters when the step began, if it has several lanes or workers."""
         self._warned_of_sum = self._warned_of_part = self._warned_of_pairs = False
         self.partial_mean: str | None = None
@@ -145,9 +145,10 @@ class LaneRules:
         same = (fingerprints(values) == self._prints).tolist()
         return next((name for name, is_same in zip(sorted(values), same, strict=True) if not is_same), None)
 
-    def _parameter_versions(self) -> list[tuple[int, int]]:
+    def _parameter_versions(self) -> list[tuple[int, int, int]]:
         """One is another after a write to its parameter, unless that went through `.data`."""
-        return [(one.parameter._version, one.parameter.untyped_storage()._cdata) for one in self._named]
+        parameters = (one.parameter for one in self._named)
+        return [(one._version, one.untyped_storage()._cdata, int(one.storage_offset())) for one in parameters]
 
     def _values(self) -> dict[str, torch.Tensor]:
         """The parameters that have a fingerprint."""

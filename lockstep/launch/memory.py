@@ -8,7 +8,9 @@ import psutil
 
 _RECENT_S = 2.0
 _CGROUPS = Path("/sys/fs/cgroup")
-_ALLOCATION = re.compile("can't allocate memory|unable to allocate|out of memory|bad_alloc", re.IGNORECASE)
+_ALLOCATION = re.compile(
+    "can't allocate memory|not enough memory|unable to allocate|out of memory|bad_alloc", re.IGNORECASE
+)
 _REQUESTED = re.compile(r"tried to allocate (\d+) bytes")
 
 

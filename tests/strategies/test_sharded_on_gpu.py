@@ -9,6 +9,7 @@ import pytest
 import torch
 from own_parameters import AsOnGpus
 from test_sharded import (
+    BATCHES,
     MODELS,
     Between,
     _added_by_rank,
@@ -37,7 +38,7 @@ from lockstep.gradients.squares import SquaresPlan
 from lockstep.lanes import Assignment
 from lockstep.run.run import Run
 from lockstep.strategies import EngineOptions, Replicas, Sharded
-from lockstep.strategies.sharded import plan, rounds
+from lockstep.strategies.sharded import offload, plan, rounds
 from lockstep.wire import in_process
 from lockstep.wire.generation import Generation
 
@@ -215,6 +216,41 @@ def test_one_of_three_whose_parameters_have_changed_is_named_and_gets_back_what_
     for digest, notes in on_workers(3, _flipped):
         assert digest == want
         assert [note for note in notes if "the parameters of worker 1 differ" in note], notes
+
+
+def _compiled(strategy: str | AsOnGpus) -> tuple[str, list[str], int]:
+    """The digest, what was noted, and how many parameters have left their memory."""
+    notes: list[str] = []
+    left: list[int] = []
+    leave = offload.Offloadable.leave
+
+    def counted(self: offload.Offloadable) -> None:
+        leave(self)
+        left.append(1)
+
+    offload.Offloadable.leave = counted  # type: ignore[method-assign]
+    with lockstep.start(lanes=4, seed=1, strategy=strategy) as run:
+        run._events.subscribe(lambda event: notes.append(event.text), Note)
+        model = MODELS["wide"]()
+        updates = torch.optim.AdamW(model.parameters())
+        run.replicate(model, updates)
+        for step, (x, y) in enumerate(BATCHES):
+            compute = torch.compile(model, backend="aot_eager") if step else model
+            for own_x, own_y in run.lanes((x, y)):
+                run.backward(nn.functional.cross_entropy(compute(own_x), own_y))
+            updates.step()
+            updates.zero_grad()
+        return run.digest(), notes, len(left)
+
+
+def test_parameters_of_a_script_that_compiles_stay_and_that_is_said() -> None:
+    """From the step on in which it does."""
+    ((want, _, none),) = on_workers(1, _compiled, "replicated")
+    for digest, notes, num_left in on_workers(3, _compiled, AsOnGpus("parameters")):
+        assert (digest, none) == (want, 0)
+        lanes, parameters = 2, len(list(MODELS["wide"]().parameters()))
+        assert 0 < num_left <= lanes * parameters  # those of the first step
+        assert [note for note in notes if "has called torch.compile: parameters stay" in note], notes
 
 
 def _scaled_and_flipped(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
