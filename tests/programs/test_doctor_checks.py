@@ -109,6 +109,7 @@ WARNINGS = [
     (checks.cores, but(cores=Cores(2)), "2 usable; 4 workers would take turns", "lockstep run -n 2 "),
     (checks.cores, but(cores=Cores(8, 1.5)), "8 cores in sight, of which the container may use 1.5", "-n 1 "),
     (checks.threads, but(threads="4"), "16 threads on 8 cores", "export OMP_NUM_THREADS=1"),
+    (checks.threads, but(architecture="aarch64"), "on Arm, libraries below torch", "export OMP_NUM_THREADS=1"),
     (checks.gpus, but(gpus=Gpus(("NVIDIA H200",))), "1 GPU: NVIDIA H200; but this torch", "a torch with CUDA"),
     (checks.shared_memory, but(shared_memory=SharedMemoryFacts(64 * MiB, 64 * MiB)), "bus error", "--shm-size"),
     (checks.shared_memory, but(shared_memory=SharedMemoryFacts(GiB, 64 * MiB)), "64 MiB free of 1.0 GiB", "ls -lS"),
@@ -170,6 +171,8 @@ def test_a_host_that_is_its_own_loopback_hears_what_several_hosts_need() -> None
 
 def test_one_thread_for_each_of_too_many_workers_is_the_cores_finding_alone() -> None:
     assert checks.threads(but(threads="1", cores=Cores(2))).level is Level.OK
+    assert checks.threads(but(architecture="arm64", threads="1")).level is Level.OK
+    assert checks.threads(but(architecture="arm64", num_workers=1)).level is Level.OK
 
 
 def test_the_needed_versions_are_those_of_the_package() -> None:

@@ -39,6 +39,7 @@ NEEDED = MappingProxyType({"torch": (2, 11), "click": (8, 1), "rich": (13,), "sa
 """The oldest version of each that works, as in pyproject.toml."""
 FAST = (0, 45)
 OURS = "torch-lockstep"
+ON_ARM = ("aarch64", "arm64")
 EXTRAS = {
     "notebook": ("cloudpickle", "lockstep.launch"),
     "cuda": ("cuda-bindings", "workers that share a GPU"),
@@ -141,6 +142,9 @@ def cores(facts: Facts) -> CheckResult:
 
 def threads(facts: Facts) -> CheckResult:
     setting, worth = facts.threads, facts.cores.worth
+    if setting is None and facts.architecture in ON_ARM and facts.num_workers > 1:
+        unheeded = "on Arm, libraries below torch use all cores in each worker, whatever --threads says"
+        return warning(f"OMP_NUM_THREADS is not set: {unheeded}", "export OMP_NUM_THREADS=1")
     if setting is None:
         return ok("OMP_NUM_THREADS is not set: one thread for each worker unless --threads says another")
     first = setting.split(",")[0].strip()

@@ -130,6 +130,7 @@ class Facts:
     network: Network = Network()
     threads: str | None = None
     """OMP_NUM_THREADS as it is set."""
+    architecture: str = "x86_64"
     leftovers: Leftovers = Leftovers()
     saving_error: str | None = None
     """The error of a checkpoint that was written and read; empty if there was none."""

@@ -1,6 +1,7 @@
 """Gathers the facts of the machine from the kernel, Python and the driver. What cannot be found out is None."""
 
 import os
+import platform
 import re
 import resource
 import shutil
@@ -57,6 +58,7 @@ def gather(num_workers: int | None, runs: Path, environ: Mapping[str, str]) -> F
         limits=limits(groups),
         network=network(environ),
         threads=environ.get("OMP_NUM_THREADS") or None,
+        architecture=platform.machine(),
         leftovers=leftovers(runs),
         saving_error=try_saving(),
         gpus=gpus(),
