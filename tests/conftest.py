@@ -59,6 +59,7 @@ def nothing_left_behind() -> Iterator[None]:
     """No process, thread, environment variable, shared-memory segment or active run stays after a test."""
     before = _what_exists()
     yield
+    torch._C._set_mkldnn_enabled(True)  # a product in bfloat16 turns it off for the process where the CPU has none
     run = active.current()
     if run is not None:
         run.failed = True

@@ -1,5 +1,7 @@
 """The sharded strategies of GPUs, for parameters on the CPU: a machine without a GPU runs the same code."""
 
+from torch._dynamo import eval_frame
+
 from lockstep.events import Events
 from lockstep.strategies import EngineOptions, Sharded, StepEngine
 from lockstep.strategies.sharded import offload
@@ -22,4 +24,5 @@ class AsOnGpus(Sharded):
 
     def engine(self, options: EngineOptions, generation: Generation, events: Events) -> StepEngine:
         offload.GROUP_BYTES = 1
+        eval_frame.cached_backends.clear()  # a test may have compiled in the process that this worker is forked from
         return OwnParameters(options, generation, events, self.level)
