@@ -5,7 +5,10 @@
 # promise as long as all workers have them alike. So they are left as the user set them, compared, and recorded.
 """
 
+import platform
 from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +17,8 @@ from lockstep.determinism.cudnn_attention import exact_attention
 from lockstep.errors import Disagreement
 
 NO_GPU = "none"
+NUMBERS = ("CPU implementer", "CPU part", "CPU variant")
+PROCESSOR = "kind of processor"
 
 
 def hardware(device: torch.device) -> dict[str, str]:
@@ -25,6 +30,24 @@ def hardware(device: torch.device) -> dict[str, str]:
         "version of CUDA": str(torch.version.cuda) if on_gpu else NO_GPU,
         "backward pass of exact attention": exact_attention() if on_gpu else NO_GPU,
     }
+
+
+def processor(device: torch.device) -> dict[str, str]:
+    """On which CPU is computed: kernels differ in the order in which they add. Empty if a GPU computes."""
+    return {PROCESSOR: f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}"} if device.type == "cpu" else {}
+
+
+@cache
+def cpu_name() -> str:
+    """The processor's own name; where the kernel gives none, as on Arm, its numbers."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
+    pairs = (line.partition(":") for line in lines)
+    first: dict[str, str] = {}
+    for key, _, value in pairs:
+        first.setdefault(key.strip(), value.strip())
+    numbers = [f"{key.removeprefix('CPU ')} {first[key]}" for key in NUMBERS if key in first]
+    return first.get("model name") or " ".join([platform.machine(), *numbers])
 
 
 def gpu_name(device: torch.device) -> str:
@@ -52,9 +75,14 @@ def precision() -> dict[str, str]:
     return {name: _read(reader) for name, reader in readers.items()}
 
 
+def compared(device: torch.device) -> dict[str, str]:
+    """What a newcomer must have like the others, besides the terms of the start (run/terms.py)."""
+    return hardware(device) | precision()
+
+
 def recorded(device: torch.device) -> dict[str, str]:
     """What a checkpoint records."""
-    return hardware(device) | precision()
+    return compared(device) | processor(device)
 
 
 def difference(saved: Mapping[str, str], here: Mapping[str, str]) -> str:

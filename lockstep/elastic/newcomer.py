@@ -21,7 +21,7 @@ from pathlib import Path
 
 from lockstep.chance import Generators
 from lockstep.data import GlobalBatch
-from lockstep.determinism.hardware import recorded, refuse_difference
+from lockstep.determinism.hardware import compared, refuse_difference
 from lockstep.elastic.membership import Member
 from lockstep.state.run_state import GRADIENT, RunState, check_fits
 from lockstep.state.snapshot import Snapshot
@@ -73,8 +73,7 @@ class Handoff:
     def take(self, snapshot: Snapshot, rank: int) -> None:
         """This worker, a newcomer, stands where the members do."""
         check_fits(self._run.models, snapshot, Path("of the run under way"))
-        here = recorded(self._run.device)
-        refuse_difference(snapshot.state["hardware"], here, rank)
+        refuse_difference(snapshot.state["hardware"], compared(self._run.device), rank)
         self._run.install(snapshot)
         self._given = Generators.now()
 

@@ -16,6 +16,7 @@ from lockstep.capture.captures import Captures
 from lockstep.chance import Generators
 from lockstep.data import ShardedLoader
 from lockstep.data.device import DeviceMover, to_device
+from lockstep.determinism.onednn import OneDnnSwitch
 from lockstep.elastic.formation import Elasticity, Formation
 from lockstep.elastic.guard import Guard
 from lockstep.elastic.shown_waits import shown
@@ -86,8 +87,9 @@ class Run:
         )  # fmt: skip
         self.guard = Guard(self._formation, self._state, self._places, self._engine, events, self.close)
         self._loop = StepLoop(
-            self._state, self._places, carried, self._noise, self._engine, self.guard, moving, events, self._show
-        )
+            self._state, self._places, carried, self._noise, self._engine, self.guard, moving, events, self._show,
+            OneDnnSwitch(settings.exact, settings.device),
+        )  # fmt: skip
         self._autosave = Autosave(self._state, self.guard, settings, self._overrides, events, context.status)
         self._lane_loops = LaneLoops(
             self._loop, self._engine, self.guard, self._autosave, events, settings.stop_after, self.close

@@ -30,6 +30,7 @@ from lockstep.chance import Generators, fold, set_generators
 from lockstep.data import GlobalBatch
 from lockstep.data.device import DeviceMover, unchanged
 from lockstep.data.structure import copied, versions_of
+from lockstep.determinism.onednn import OneDnnSwitch
 from lockstep.errors import BadArgument, Disagreement, Misuse, NotFinite, WorkerLost, naming_lost_worker
 from lockstep.events import Events, LaneBegan, LaneEnded, StepBegan, StepCommitted, Wait, WaitBegan
 from lockstep.gradients.fingerprint import Drift
@@ -126,11 +127,12 @@ class StepLoop:
         moving: DeviceMover,
         events: Events,
         show: Callable[[str], None],
+        onednn: OneDnnSwitch,
     ) -> None:
         self.state, self.places, self.carried, self.noise = state, places, carried, noise
         self._engine, self._guard, self.moving, self._events = engine, guard, moving, events
-        self._show = show
-        """Called with what the lanes of a committed step have printed."""
+        self._show, self._onednn = show, onednn
+        """`show` is called with what the lanes of a committed step have printed."""
         self.stage = Stage.OUTSIDE
         self.body_pass = BodyPass()
         self.visits: list[Visit] = []
@@ -369,6 +371,7 @@ class StepLoop:
             raise
         finally:
             outside.restore()
+            self._onednn.reset()
 
     def _own_lanes(self, batch: GlobalBatch, use: str) -> Iterator[Any]:
         num_lanes = self.state.steps.num_lanes
@@ -379,6 +382,7 @@ class StepLoop:
             first_pass = self.step - self.body_pass.number
             numbers = (first_pass, lane) if use == "lane" else (self.step, self._loops_since_step, lane)
             set_generators(fold(self.state.steps.seed, use, *numbers))
+            self._onednn.reset()
             self.visits.append(Visit(self._loop, lane))
             self._events.emit(LaneBegan, lane, use != "evaluation", data=batch.shares[lane])
             data = batch.shares[lane]

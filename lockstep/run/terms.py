@@ -3,19 +3,23 @@
 import hashlib
 import platform
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lockstep.determinism.hardware import hardware
+from lockstep.determinism.hardware import PROCESSOR, hardware, processor
 from lockstep.errors import Disagreement
 from lockstep.run import active
 from lockstep.settings.environment import LaunchPlace
 from lockstep.settings.options import Settings
 from lockstep.version import VERSION
 from lockstep.wire import Agreement, Proposal, Wire
+from lockstep.wire.agreement import Facts, first_difference
 
+ONE_KIND = "Bits depend on it: take hosts of one kind, or start with exact=False, which does without the same bits."
 WITNESS = "a roster that can be written"
 """All workers have one, or none has: see Note [Witness] in elastic/roster/roster.py."""
 
@@ -28,7 +32,15 @@ def terms(settings: Settings, has_witness: bool = False) -> dict[str, Any]:
 def agree(wire: Wire, settings: Settings, has_witness: bool) -> None:
     """Collective. Refuses workers that were started with different settings, with the first difference."""
     facts = _facts(settings, has_witness)
-    Agreement(wire.transport, Proposal({"operation": "lockstep.start", **facts})).check()
+    Agreement(wire.transport, Proposal({"operation": "lockstep.start", **facts}, judge=_first_difference)).check()
+
+
+def _first_difference(here: int, facts_of_all: Sequence[Facts]) -> Disagreement:
+    return _advised(first_difference(here, facts_of_all))
+
+
+def _advised(found: Disagreement) -> Disagreement:
+    return replace(found, advice=ONE_KIND) if found.what == PROCESSOR else found
 
 
 def leave_unless_same(run: int) -> None:
@@ -47,7 +59,7 @@ def refuse_difference(theirs: dict[str, Any], mine: dict[str, Any], place: Launc
     """Refuses a newcomer whose terms are others; a member of another version may not know all of them."""
     for name, value in mine.items():
         if theirs.get(name) != value:
-            raise Disagreement(name, place.world.rank, str(value), 0, str(theirs.get(name, "nothing")))
+            raise _advised(Disagreement(name, place.world.rank, str(value), 0, str(theirs.get(name, "nothing"))))
 
 
 def _facts(settings: Settings, has_witness: bool) -> dict[str, Any]:
@@ -59,8 +71,13 @@ def _facts(settings: Settings, has_witness: bool) -> dict[str, Any]:
         "version of Python": platform.python_version(),
         "digest of the script": _script_digest(),
         **hardware(settings.device),
+        **(_kernels(settings.device) if settings.exact else {}),
         WITNESS: has_witness,
     }
+
+
+def _kernels(device: torch.device) -> dict[str, str]:
+    return {**processor(device), "torch.backends.mkldnn.enabled": str(torch.backends.mkldnn.enabled)}
 
 
 def _script_digest() -> str:

@@ -1,5 +1,6 @@
 """Wrong use: each a sentence that says what is wrong and what to write, with nothing half applied."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-from workers import outcomes
+from workers import on_workers, outcomes
 
 import lockstep
-from lockstep.errors import BadArgument, BadCheckpoint, CannotCut, Misuse
+from lockstep.determinism import hardware
+from lockstep.errors import BadArgument, BadCheckpoint, CannotCut, Disagreement, Misuse
+from lockstep.run import terms
+from lockstep.settings.environment import LaunchPlace
+from lockstep.world import World
 
 X, Y = torch.randn(12, 4), torch.randint(0, 3, (12,))
 
@@ -325,14 +330,49 @@ def test_different_models_are_refused_with_the_difference() -> None:
 
 
 def _different_settings() -> None:
-    import os
-
     lockstep.start(seed=int(os.environ["RANK"]))
 
 
 def test_different_settings_are_refused_at_the_start() -> None:
     found = outcomes(2, _different_settings)
     assert "disagree on seed: worker 0 has 0, worker 1 has 1" in found[0].message
+
+
+def _different_processors(exact: bool) -> str:
+    hardware.cpu_name = lambda: f"CPU of worker {os.environ['RANK']}"
+    return _trained(lockstep.start(exact=exact))
+
+
+def _different_kernels() -> None:
+    torch._C._set_mkldnn_enabled(os.environ["RANK"] == "0")
+    lockstep.start()
+
+
+def _trained(run: lockstep.Run) -> str:
+    model, optimizer = parts()
+    run.replicate(model, optimizer)
+    for x, y in run.lanes((X, Y)):
+        F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    return run.digest()
+
+
+def test_different_processors_are_refused_unless_the_same_bits_are_not_asked_for() -> None:
+    found = outcomes(3, _different_processors, True)
+    assert [outcome.error for outcome in found] == ["Disagreement"] * 3
+    assert "kind of processor: worker 0 has CPU of worker 0" in found[0].message
+    assert "take hosts of one kind, or start with exact=False" in found[0].message
+    assert len(set(on_workers(2, _different_processors, False))) == 1
+    assert "torch.backends.mkldnn.enabled" in outcomes(2, _different_kernels)[0].message
+
+
+def test_a_newcomer_with_another_processor_is_refused_and_a_resumed_run_says_so() -> None:
+    here = hardware.processor(torch.device("cpu"))
+    place = LaunchPlace("by hand", World(1, 2), "127.0.0.1", 0)
+    with pytest.raises(Disagreement, match="take hosts of one kind"):
+        terms.refuse_difference({hardware.PROCESSOR: "another"}, here, place)
+    assert "kind of processor was another, is" in hardware.difference({hardware.PROCESSOR: "another"}, here)
+    assert hardware.difference({}, here) == ""  # a checkpoint that was written before
 
 
 def _different_batches() -> None:

@@ -2,17 +2,18 @@
 
 import os
 import platform
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from lockstep.determinism.hardware import cpu_name
 
 
 def describe_machine(device: str = "cpu") -> dict[str, Any]:
     """This machine and its software, as a worker sees them; also its GPU, if `device` is one."""
     found = {
         "cores": len(os.sched_getaffinity(0)),
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "processor": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
@@ -28,11 +29,3 @@ def describe_machine(device: str = "cpu") -> dict[str, Any]:
             "cudnn": torch.backends.cudnn.version(),
         }
     return found
-
-
-def _cpu() -> str:
-    """The processor's own name; Arm's kernels give none, there it is the kind of processor."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "") or platform.machine()
