@@ -15,8 +15,6 @@ import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -28,11 +26,6 @@ MOST_PARTS = 512
 """Into how many parts a tensor is cut at most: a power of two, as are all numbers of parts."""
 WORDS_PER_PART = 256
 """No part is shorter, unless it is the only one: scrambling its sum must cost little against adding it up."""
-BLOCK_BYTES = 8 << 20
-"""How much is marked in one call, at most."""
-MARK_BYTES = 4
-MARKING_BYTES = 8 * BLOCK_BYTES // MARK_BYTES
-"""What a device keeps of random numbers for it."""
 MOST_NAMED = 3
 
 _CAUSE = "If the script itself does it, `lockstep verify SCRIPT` shows where."
@@ -102,85 +95,6 @@ def combined(vector: torch.Tensor) -> bytes:
     return hashlib.blake2b(struct.pack(f"<{vector.numel()}q", *vector.tolist()), digest_size=16).digest()
 
 
-def marks(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A 64-bit number for each, on the device that they share: of the bits of a dense tensor, and of their order.
-
-    Where a fingerprint finds a flipped bit, a mark finds any change, but for one in 2^32: each word of 32 bits counts
-    as often as a random number of its place says (multilinear hashing: Carter, Wegman 1979; Lemire, Kaser 2014).
-    """
-    words = [_small_words(tensor) for tensor in tensors]
-    plan = _mark_plan(tuple(one.nbytes for one in words), tensors[0].device)
-    parts = [part for one in words for part in one.split(BLOCK_BYTES // MARK_BYTES)]
-    random = _random_factors(tensors[0].device)
-    found = [block.marked(parts, random) for block in plan.blocks]
-    return _sums_up_to(torch.cat(found) * plan.factors, plan.ends)
-
-
-@dataclass(frozen=True)
-class MarkBlock:
-    """Parts of tensors that are marked together: which, and the places in them that follow the end of each."""
-
-    which: slice
-    ends: torch.Tensor
-
-    def marked(self, parts: list[torch.Tensor], factors: torch.Tensor) -> torch.Tensor:
-        mine = parts[self.which]
-        if len(mine) == 1:
-            return (mine[0] * factors[: mine[0].numel()]).sum(0, keepdim=True)
-        return _sums_up_to(torch.cat(mine) * torch.cat([factors[: part.numel()] for part in mine]), self.ends)
-
-
-@dataclass(frozen=True)
-class MarkPlan:
-    """How tensors of certain sizes are marked: `factors` of their parts' marks, and `ends` of the parts of each."""
-
-    blocks: Sequence[MarkBlock]
-    factors: torch.Tensor
-    ends: torch.Tensor
-
-
-@lru_cache(maxsize=16)
-def _mark_plan(sizes: tuple[int, ...], device: torch.device) -> MarkPlan:
-    cuts = [[min(size - begin, BLOCK_BYTES) for begin in range(0, max(size, 1), BLOCK_BYTES)] for size in sizes]
-    lengths = [num_bytes // MARK_BYTES for cut in cuts for num_bytes in cut]
-    factors = [3**place % 2**31 for cut in cuts for place in range(len(cut))]
-    ends = list(accumulate(map(len, cuts)))
-    blocks = [
-        MarkBlock(which, torch.tensor(list(accumulate(lengths[which])), device=device)) for which in _together(lengths)
-    ]
-    return MarkPlan(blocks, torch.tensor(factors, device=device), torch.tensor(ends, device=device))
-
-
-def _together(lengths: Sequence[int]) -> Iterator[slice]:
-    """Parts that follow each other and fill one block, or less."""
-    begin, room = 0, BLOCK_BYTES // MARK_BYTES
-    for number, length in enumerate(lengths):
-        if length > room:
-            yield slice(begin, number)
-            begin, room = number, BLOCK_BYTES // MARK_BYTES
-        room -= length
-    yield slice(begin, len(lengths))
-
-
-def _sums_up_to(values: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """The sums of parts that follow each other and end there."""
-    sums = torch.cat([values.new_zeros(1), values.cumsum(0)])
-    return sums.index_select(0, ends).diff(prepend=values.new_zeros(1))
-
-
-@lru_cache
-def _random_factors(device: torch.device) -> torch.Tensor:
-    """A random number for each place in a block, the same in every process."""
-    places = torch.arange(BLOCK_BYTES // MARK_BYTES, device=device)
-    return _scrambled(torch.zeros_like(places), places)
-
-
-def _small_words(tensor: torch.Tensor) -> torch.Tensor:
-    """In the order of memory."""
-    dense = tensor.detach().as_strided((tensor.numel(),), (1,))
-    return (_padded(dense) if dense.nbytes % MARK_BYTES else dense).view(torch.int32)
-
-
 def odd_ones(vectors: Sequence[torch.Tensor], names: Iterable[str]) -> Drift | None:
     """Who differs from the strict majority of workers that agree on every entry; None if all agree.
 
@@ -241,11 +155,11 @@ def _words(tensor: torch.Tensor, name: str) -> torch.Tensor:
         tensor = tensor.view(torch.uint8)  # copying truth values turns a damaged one into a plain True
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
     if flat.nbytes % WORD_BYTES or flat.storage_offset() * flat.itemsize % WORD_BYTES:
-        flat = _padded(flat)
+        flat = padded(flat)
     return flat.view(torch.int64)
 
 
-def _padded(flat: torch.Tensor) -> torch.Tensor:
+def padded(flat: torch.Tensor) -> torch.Tensor:
     """A copy that starts at a whole word and ends, with zeros, at another."""
     num_bytes = math.ceil(flat.nbytes / WORD_BYTES) * WORD_BYTES
     copy = torch.zeros(num_bytes, dtype=torch.uint8, device=flat.device)
@@ -282,10 +196,10 @@ def _add_scrambled(entries: torch.Tensor, found: Sequence[Sums]) -> None:
     owners = torch.tensor([sums.entry for sums in found], device="cpu").repeat_interleave(counts)
     shifts = torch.tensor([sums.place for sums in found], device="cpu") - (counts.cumsum(0) - counts)
     places = torch.arange(values.numel(), device="cpu") + shifts.repeat_interleave(counts)
-    entries.index_add_(0, owners, _scrambled(values, places))
+    entries.index_add_(0, owners, scrambled(values, places))
 
 
-def _scrambled(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def scrambled(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """The finalizer of SplitMix64 (Steele, Lea, Flood 2014), one-to-one on 64-bit numbers, offset by the place."""
     mixed = values + (places + 1) * _signed(0x9E3779B97F4A7C15)
     mixed = (mixed ^ _shifted(mixed, 30)) * _signed(0xBF58476D1CE4E5B9)

@@ -11,7 +11,6 @@ from click.testing import CliRunner, Result
 
 from lockstep.cli.main import lockstep
 from lockstep.errors import BadArgument
-from lockstep.gradients.fingerprint import MARKING_BYTES
 from lockstep.programs.memory import account
 from lockstep.programs.memory.account import (
     STRATEGIES,
@@ -21,6 +20,7 @@ from lockstep.programs.memory.account import (
     make_gpu_account,
 )
 from lockstep.programs.memory.sizes import sizes_of
+from lockstep.strategies.sharded.marks import MARKING_BYTES
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "held_once.py"
 WIDTH = 1024

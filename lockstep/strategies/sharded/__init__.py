@@ -3,8 +3,8 @@
 `plan` says who updates what, `once` what a host holds, `gradients` where their sum stands (that of GPUs: `host_sums`,
 of which a script sees a `host_gradient`), `ledger` how far each worker has come. `optimizer` makes the user's optimizer
 update `chunks`: `on_host`, where all workers map one memory (a `fused` one in one call), or `on_gpu`, where each has
-its parameters, which are gathered in `rounds`, and may leave the GPU while lanes need the memory (`offload`). `engine`
-ties them to a step.
+its parameters, which are gathered in `rounds`, and may leave the GPU while lanes need the memory (`offload`), if
+their `marks` say that the host has them. `engine` ties them to a step.
 """
 
 from dataclasses import dataclass

@@ -31,8 +31,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules import module as hooks
 
 from lockstep.errors import Misuse
-from lockstep.gradients.fingerprint import marks
 from lockstep.strategies.protocol import Replicas
+from lockstep.strategies.sharded.marks import marks
 from lockstep.strategies.sharded.once import Form, OnceTensors, flat, map_once
 from lockstep.wire import Wire
 from lockstep.wire.cuda.memory import tensor_at
