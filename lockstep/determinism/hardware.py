@@ -15,6 +15,7 @@ import torch
 
 from lockstep.determinism.cudnn_attention import exact_attention
 from lockstep.errors import Disagreement
+from lockstep.settings.environment import kernel_variables, process_environment
 
 NO_GPU = "none"
 NUMBERS = ("CPU implementer", "CPU part", "CPU variant")
@@ -75,6 +76,10 @@ def precision() -> dict[str, str]:
     return {name: _read(reader) for name, reader in readers.items()}
 
 
+def variables() -> dict[str, str]:
+    return {"variables that choose kernels": kernel_variables(process_environment())}
+
+
 def compared(device: torch.device) -> dict[str, str]:
     """What a newcomer must have like the others, besides the terms of the start (run/terms.py)."""
     return hardware(device) | precision()
@@ -82,7 +87,7 @@ def compared(device: torch.device) -> dict[str, str]:
 
 def recorded(device: torch.device) -> dict[str, str]:
     """What a checkpoint records."""
-    return compared(device) | processor(device)
+    return compared(device) | processor(device) | variables()
 
 
 def difference(saved: Mapping[str, str], here: Mapping[str, str]) -> str:

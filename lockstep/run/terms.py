@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lockstep.determinism.hardware import PROCESSOR, hardware, processor
+from lockstep.determinism.hardware import PROCESSOR, hardware, processor, variables
 from lockstep.errors import Disagreement
 from lockstep.run import active
 from lockstep.settings.environment import LaunchPlace
@@ -77,7 +77,7 @@ def _facts(settings: Settings, has_witness: bool) -> dict[str, Any]:
 
 
 def _kernels(device: torch.device) -> dict[str, str]:
-    return {**processor(device), "torch.backends.mkldnn.enabled": str(torch.backends.mkldnn.enabled)}
+    return {**processor(device), **variables(), "torch.backends.mkldnn.enabled": str(torch.backends.mkldnn.enabled)}
 
 
 def _script_digest() -> str:

@@ -25,6 +25,7 @@ __all__ = [
     "Overrides",
     "find_place",
     "first_given",
+    "kernel_variables",
     "make_secret",
     "nccl_host",
     "parse_assignment",
@@ -81,6 +82,19 @@ def with_variable(name: str, value: str) -> Iterator[None]:
 def nccl_host(environ: Mapping[str, str]) -> str:
     """What NCCL takes this host for: its name, unless NCCL's own variable says otherwise."""
     return environ.get("NCCL_HOSTID", "").strip() or platform.node()
+
+
+KERNEL_VARIABLES = (
+    "DNNL_DEFAULT_FPMATH_MODE", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_DEBUG_CPU_TYPE", "MKL_ENABLE_INSTRUCTIONS",
+    "NVIDIA_TF32_OVERRIDE", "ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)  # fmt: skip
+"""By which libraries below torch are given other kernels, or another precision."""
+
+
+def kernel_variables(environ: Mapping[str, str]) -> str:
+    """Those that are set, as a text to compare."""
+    return ", ".join(f"{name}={environ[name]}" for name in KERNEL_VARIABLES if name in environ) or "none"
 
 
 STRATEGIES = ("replicated", "sharded:optimizer", "sharded:gradients", "sharded:parameters")

@@ -343,8 +343,11 @@ def _different_processors(exact: bool) -> str:
     return _trained(lockstep.start(exact=exact))
 
 
-def _different_kernels() -> None:
-    torch._C._set_mkldnn_enabled(os.environ["RANK"] == "0")
+def _different_kernels(how: str) -> None:
+    if os.environ["RANK"] == "1" and how == "switch":
+        torch._C._set_mkldnn_enabled(False)
+    elif os.environ["RANK"] == "1":
+        os.environ["MKL_CBWR"] = "COMPATIBLE"
     lockstep.start()
 
 
@@ -363,7 +366,17 @@ def test_different_processors_are_refused_unless_the_same_bits_are_not_asked_for
     assert "kind of processor: worker 0 has CPU of worker 0" in found[0].message
     assert "take hosts of one kind, or start with exact=False" in found[0].message
     assert len(set(on_workers(2, _different_processors, False))) == 1
-    assert "torch.backends.mkldnn.enabled" in outcomes(2, _different_kernels)[0].message
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("switch", "torch.backends.mkldnn.enabled: worker 0 has True, worker 1 has False"),
+        ("variable", "variables that choose kernels: worker 0 has none, worker 1 has MKL_CBWR=COMPATIBLE"),
+    ],
+)
+def test_different_kernels_are_refused_at_the_start(how: str, words: str) -> None:
+    assert words in outcomes(2, _different_kernels, how)[0].message
 
 
 def test_a_newcomer_with_another_processor_is_refused_and_a_resumed_run_says_so() -> None:

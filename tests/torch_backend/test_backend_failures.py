@@ -226,12 +226,13 @@ def _open_and_close() -> None:
         work.wait()
         dist.destroy_process_group()
 
+    inherited = _what_is_held()[1:]  # this process was forked
     once()  # what torch and the compiler keep for ever
     before = _what_is_held()
     for _ in range(3):
         once()
     assert _what_is_held() == before
-    assert before[1:] == ([], 0)
+    assert before[1:] == inherited
 
 
 def test_destroying_a_group_frees_threads_sockets_and_memory_and_it_can_be_opened_again() -> None:
