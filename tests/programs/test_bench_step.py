@@ -33,7 +33,7 @@ def test_a_short_benchmark_reports_every_side(tmp_path: Path, monkeypatch: pytes
     held = {side: row["memory"][side] for side in SIDES}
     most = {"lockstep": 2, "ddp": 2, "ddp_on_lockstep": 2}  # workers that hold parameters, gradients and two of state
     for side, found in held.items():  # small tensors lie in memory that was freed and not returned: it is held before
-        assert found["host_bytes"] > 0.95 * most.get(side, 1) * 4 * 4 * row["parameters"], side
+        assert found["host_bytes"] > 0.9 * most.get(side, 1) * 4 * 4 * row["parameters"], side
     assert not list(tmp_path.iterdir()), "the benchmark left its folder behind"
 
 
