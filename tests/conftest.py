@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 # Workers are forked from this process, and a process whose autograd has threads for a GPU cannot be forked from. Nor
 # can one in which a library below torch has made threads: on Arm, OpenBLAS and Arm's own do whatever torch is told.
@@ -64,6 +65,8 @@ def nothing_left_behind() -> Iterator[None]:
     if run is not None:
         run.failed = True
         run.close()
+    if _mapped() - before["mapped memory"]:
+        gc.collect()
     after = _what_exists()
     assert run is None, "the test left a run open"
     for kind, things in after.items():
@@ -78,6 +81,7 @@ def _what_exists() -> dict[str, set[object]]:
         "threads": {thread.name for thread in threading.enumerate() if _may_end(thread)} - LASTING_THREADS,
         "environment variables": set(os.environ.items()) - {("PYTEST_CURRENT_TEST", _current_test())},
         "shared memory": set(_shared_memory()),
+        "mapped memory": _mapped(),
         "adoption of orphans": {_adopts_orphans()},
         "deterministic algorithms": {torch.are_deterministic_algorithms_enabled()},
     }
@@ -116,6 +120,12 @@ def _shared_memory() -> Iterator[str]:
         with suppress(OSError):
             if "memfd:lockstep" in (link := os.readlink(f"/proc/self/fd/{descriptor}")):
                 yield f"{descriptor}: {link}"
+
+
+def _mapped() -> set[object]:
+    """By its number, the memory of lockstep that this process maps: it stays as long as an object that nobody frees."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {line.split()[4] for line in lines if "memfd:lockstep" in line}
 
 
 def _current_test() -> str:

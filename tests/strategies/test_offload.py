@@ -1,6 +1,8 @@
 """Parameters that leave their memory in a lane: the gradients of a plain model, and nothing is lost in silence."""
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import pairwise
@@ -167,7 +169,7 @@ def _by_a_function_of_parameters(model: nn.Module) -> None:
 
     _loss(model)
     for name, gradient in torch.func.grad(loss)(dict(model.named_parameters())).items():
-        model.get_parameter(name).grad = gradient
+        model.get_parameter(name).grad = gradient.detach()  # else it is a graph that holds its parameter
 
 
 class Penalty(nn.Module):
@@ -224,6 +226,18 @@ def test_gradients_are_those_of_a_model_whose_parameters_stay(
             assert (one.grad is None) == (other.grad is None), name
             assert one.grad is None or torch.equal(one.grad, other.grad), name
     assert {id(one) for one in left} >= {id(one) for one in model.body.parameters() if deed not in STAYING}
+
+
+def test_what_is_computed_in_a_lane_and_not_used_is_freed() -> None:
+    def computed() -> "weakref.ref[ParameterOffload]":
+        model = _model()
+        held = _held(model)
+        _lane(held, lambda: torch.tanh(_loss(model)))  # no backward pass: as the generator in a step of its critic
+        return weakref.ref(held)
+
+    alive = computed()
+    gc.collect()
+    assert alive() is None
 
 
 def _memory(model: nn.Module) -> dict[str, int]:

@@ -328,7 +328,7 @@ class ParameterOffload:
             offset = (address - one.remote_address) // tensor.itemsize
             one.must_stay |= one.is_away
         else:
-            return tensor, tensor._version
+            return tensor.detach(), tensor._version  # a function that keeps its own result would keep itself
         return SavedView(one, tensor.dtype, tuple(tensor.shape), tensor.stride(), offset, one.parameter._version)
 
     def _unpack(self, saved: Any) -> torch.Tensor:
