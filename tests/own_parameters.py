@@ -5,15 +5,7 @@ from torch._dynamo import eval_frame
 from lockstep.events import Events
 from lockstep.strategies import EngineOptions, Sharded, StepEngine
 from lockstep.strategies.sharded import offload
-from lockstep.strategies.sharded.engine import ShardedEngine
 from lockstep.wire.generation import Generation
-
-
-class OwnParameters(ShardedEngine):
-    """Every worker has its own parameters, and the state of its own chunks."""
-
-    def _are_on_gpu(self, *_: object) -> bool:
-        return True
 
 
 class AsOnGpus(Sharded):
@@ -25,4 +17,4 @@ class AsOnGpus(Sharded):
     def engine(self, options: EngineOptions, generation: Generation, events: Events) -> StepEngine:
         offload.GROUP_BYTES = 1
         eval_frame.cached_backends.clear()  # a test may have compiled in the process that this worker is forked from
-        return OwnParameters(options, generation, events, self.level)
+        return self.engine_of_gpus(options, generation, events)

@@ -37,5 +37,6 @@ class Context:
             BucketOptions(settings.bucket_bytes, settings.reduce_dtype),
             HealthPlan(state, settings.not_finite, settings.drift_every),
             SquaresPlan(settings.noise_every, noise.weigh),
+            settings.device,
         )
         return self.strategy.engine(options, generation, self.events)

@@ -44,6 +44,7 @@ class EngineOptions:
     buckets: BucketOptions
     health: HealthPlan
     squares: SquaresPlan
+    device: torch.device
 
 
 class StepEngine(Protocol):

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from own_parameters import AsOnGpus
 from torch import nn
 from training import Job, digest_after
 from workers import on_workers
@@ -17,15 +18,19 @@ from lockstep.gradients.health import HealthPlan
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.squares import SquaresPlan
 from lockstep.lanes import Assignment
+from lockstep.settings.device import CPU
 from lockstep.strategies import EngineOptions, Replicas, StepEngine, Strategy
+from lockstep.strategies.sharded import LEVELS
 from lockstep.wire import in_process
 from lockstep.wire.generation import Generation
 
-STRATEGIES = [strategies.Replicated(), strategies.Sharded("optimizer"), strategies.Sharded("parameters")]
+NAMED = [strategies.Replicated(), *map(strategies.Sharded, LEVELS)]
+STRATEGIES = [*NAMED, *map(AsOnGpus, LEVELS)]
 X = torch.linspace(-1, 1, 36).reshape(9, 4)
 NUM_LANES = 3
 
-pytestmark = pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+each_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: f"{type(one).__name__}-{one}")
+each_named = pytest.mark.parametrize("strategy", NAMED, ids=str)
 
 
 class Training:
@@ -34,7 +39,7 @@ class Training:
     def __init__(self, strategy: Strategy) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
-        options = EngineOptions(BucketOptions(), HealthPlan(), SquaresPlan())
+        options = EngineOptions(BucketOptions(), HealthPlan(), SquaresPlan(), CPU)
         self.generation = Generation(in_process(), (0,), Assignment.even(NUM_LANES, 1))
         self.engine: StepEngine = strategy.engine(options, self.generation, Events())
         named = [NamedParameter(name, parameter, 0) for name, parameter in self.model.named_parameters()]
@@ -68,10 +73,12 @@ def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
     return len(left) == len(right) > 0 and all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
 
 
+@each_named
 def test_its_string_form_makes_it_again(strategy: Strategy) -> None:
     assert strategies.parse(str(strategy)) == strategy
 
 
+@each_strategy
 def test_the_gradient_is_the_mean_of_the_lanes_by_their_samples(strategy: Strategy) -> None:
     training, plain = Training(strategy), Training(strategy)
     training.compute(X[:7])
@@ -87,6 +94,7 @@ def test_the_gradient_is_the_mean_of_the_lanes_by_their_samples(strategy: Strate
         torch.testing.assert_close(ours.double(), reference, rtol=1e-5, atol=1e-7)
 
 
+@each_strategy
 def test_an_abandoned_step_leaves_gradients_and_buffers_as_they_were(strategy: Strategy) -> None:
     training, straight = Training(strategy), Training(strategy)
     for one in (training, straight):
@@ -104,6 +112,7 @@ def test_an_abandoned_step_leaves_gradients_and_buffers_as_they_were(strategy: S
     assert same(training.gradients(), straight.gradients())
 
 
+@each_strategy
 def test_a_step_in_another_generation_gives_the_same_bits(strategy: Strategy) -> None:
     training, straight = Training(strategy), Training(strategy)
     for one in (training, straight):
@@ -117,6 +126,7 @@ def test_a_step_in_another_generation_gives_the_same_bits(strategy: Strategy) ->
     assert same(training.gradients(), straight.gradients())
 
 
+@each_strategy
 def test_gradients_that_are_kept_share_no_memory_with_the_next_step(strategy: Strategy) -> None:
     training = Training(strategy)
     training.compute()
@@ -131,6 +141,7 @@ def test_gradients_that_are_kept_share_no_memory_with_the_next_step(strategy: St
     assert same([gradient for gradient in held if gradient is not None], before)
 
 
+@each_strategy
 def test_what_it_adds_to_a_snapshot_loads_again(strategy: Strategy) -> None:
     training, tensors = Training(strategy), dict[str, torch.Tensor]()
     training.compute()
@@ -140,6 +151,7 @@ def test_what_it_adds_to_a_snapshot_loads_again(strategy: Strategy) -> None:
     training.finish()
 
 
+@each_strategy
 def test_held_again_it_owns_the_new_parameters_too(strategy: Strategy) -> None:
     training = Training(strategy)
     training.model.append(nn.Linear(2, 2))
@@ -150,16 +162,18 @@ def test_held_again_it_owns_the_new_parameters_too(strategy: Strategy) -> None:
     assert all(parameter.grad is not None for parameter in training.model.parameters())
 
 
-def digest_under(strategy: str) -> list[Any]:
+def digest_under(strategy: Strategy) -> list[Any]:
     return digest_after(Job("conv", epochs=4), strategy=strategy)
 
 
+@each_strategy
 def test_its_digest_is_that_of_replicated_on_one_worker_on_1_and_3(strategy: Strategy) -> None:
-    alone = on_workers(1, digest_under, "replicated")
-    assert on_workers(1, digest_under, str(strategy)) == alone
-    assert on_workers(3, digest_under, str(strategy)) == alone * 3
+    alone = on_workers(1, digest_under, strategies.Replicated())
+    assert on_workers(1, digest_under, strategy) == alone
+    assert on_workers(3, digest_under, strategy) == alone * 3
 
 
+@each_named
 def test_a_run_takes_it_as_an_object_and_by_its_string_form(strategy: Strategy) -> None:
     for given in (strategy, str(strategy)):
         with lockstep.start(strategy=given) as run:
@@ -176,13 +190,13 @@ class Own(strategies.Replicated):
         return super().engine(*given)
 
 
-def test_an_object_of_the_users_own_is_used_itself(strategy: Strategy) -> None:
+def test_an_object_of_the_users_own_is_used_itself() -> None:
     with lockstep.start(strategy=Own()):
         assert Own.made == 1
     Own.made = 0
 
 
 @pytest.mark.parametrize("given", ["no such thing", "", 7, object()], ids=["other", "empty", "number", "object"])
-def test_what_is_no_strategy_is_refused_with_what_is_allowed(strategy: Strategy, given: Any) -> None:
+def test_what_is_no_strategy_is_refused_with_what_is_allowed(given: Any) -> None:
     with pytest.raises(BadArgument, match="strategy"):
         lockstep.start(strategy=given)

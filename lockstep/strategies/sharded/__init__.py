@@ -1,10 +1,14 @@
 """Sharded data parallelism: what plain data parallelism holds on every worker is held once, and each updates a part.
 
-`plan` says who updates what, `once` what a host holds, `gradients` where their sum stands (that of GPUs: `host_sums`,
-of which a script sees a `host_gradient`), `ledger` how far each worker has come. `optimizer` makes the user's optimizer
-update `chunks`: `on_host`, where all workers map one memory (a `fused` one in one call), or `on_gpu`, where each has
-its parameters, which are gathered in `rounds`, and may leave the GPU while lanes need the memory (`offload`), if
-their `marks` say that the host has them. `engine` ties them to a step.
+`engine` says what a step and an update are, whatever is held where; `plan` who updates what, `once` what a host holds,
+`ledger` how far each worker has come. `optimizer` makes the user's optimizer update `chunks`.
+
+- `host_engine`   CPUs. All workers of a host map one memory: `on_host` updates it (a `fused` optimizer in one call),
+                  `gradients` is where their sum stands
+- `gpu_engine`    GPUs. Each worker has its parameters: `on_gpu` updates a part of them, and they are gathered in
+                  `rounds`. `host_sums` has the sum of the gradients in the memory of the host, of which a script sees
+                  a `host_gradient`. Parameters may leave the GPU while lanes need the memory (`offload`), if their
+                  `marks` say that the host has them
 """
 
 from dataclasses import dataclass
@@ -12,7 +16,8 @@ from dataclasses import dataclass
 from lockstep.errors import BadArgument
 from lockstep.events import Events
 from lockstep.strategies.protocol import EngineOptions, StepEngine
-from lockstep.strategies.sharded.engine import ShardedEngine
+from lockstep.strategies.sharded.gpu_engine import GpuEngine, OffloadEngine
+from lockstep.strategies.sharded.host_engine import HostEngine
 from lockstep.wire.generation import Generation
 
 LEVELS = ("optimizer", "gradients", "parameters")
@@ -38,4 +43,10 @@ class Sharded:
         return f"sharded:{self.level}"
 
     def engine(self, options: EngineOptions, generation: Generation, events: Events) -> StepEngine:
-        return ShardedEngine(options, generation, events, self.level)
+        if options.device.type == "cpu":
+            return HostEngine(options, generation, events, self.level != "optimizer")
+        return self.engine_of_gpus(options, generation, events)
+
+    def engine_of_gpus(self, options: EngineOptions, generation: Generation, events: Events) -> StepEngine:
+        kind = OffloadEngine if self.level == "parameters" else GpuEngine
+        return kind(options, generation, events, self.level != "optimizer")

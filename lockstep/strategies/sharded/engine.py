@@ -15,10 +15,10 @@
 # go on behind the second barrier. If none has, they meet at the first one again.
 """
 
-from collections import Counter
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
 
@@ -34,19 +34,13 @@ from lockstep.gradients.record import StepRecord
 from lockstep.gradients.step import StepInFlight
 from lockstep.strategies.protocol import EngineOptions, Replicas
 from lockstep.strategies.replicated import ReplicatedEngine
-from lockstep.strategies.sharded.gradients import NUM_BUFFERS, LendingBucket, once_buckets
-from lockstep.strategies.sharded.host_sums import host_buckets
-from lockstep.strategies.sharded.offload import ParameterOffload, has_compiled_code
-from lockstep.strategies.sharded.on_gpu import GpuOptimizer
-from lockstep.strategies.sharded.on_host import HostOptimizer
-from lockstep.strategies.sharded.once import TOKEN_BYTES, Form, OnceTensors, hold_once
+from lockstep.strategies.sharded.gradients import NUM_BUFFERS, LendingBucket
+from lockstep.strategies.sharded.once import TOKEN_BYTES
 from lockstep.strategies.sharded.optimizer import ShardedOptimizer, check_known
-from lockstep.wire import Proposal, Wire
+from lockstep.wire import Wire
 from lockstep.wire.exchange import exchange_with_peers
 from lockstep.wire.generation import Generation
 from lockstep.wire.shared.once import check_page_table, return_freed_memory
-
-NOT_PINNED = "the memory of the host could not be pinned: updates take longer"
 
 _PROPOSAL = Struct("<B64s16s")
 _POSITION = Struct(f"<??{TOKEN_BYTES}s")
@@ -91,85 +85,35 @@ class UpdateUnderWay:
 class ShardedEngine(ReplicatedEngine):
     """Adds to the replicated engine: who updates what. Its memory is made when the first update begins.
 
-    `level` is that of `Sharded`: from "gradients" on, the sum of the gradients stands once on each host too.
+    Where things are held is said by its subclasses. `shares_gradients`: the sum of the gradients is held once too.
     """
 
-    def __init__(self, options: EngineOptions, generation: Generation, events: Events, level: str) -> None:
-        self._level, self._shares_gradients = level, level != "optimizer"
-        self._on_gpu = False
-        self._offload: ParameterOffload | None = None
-        self._parameters_once: OnceTensors | None = None
+    def __init__(self, options: EngineOptions, generation: Generation, events: Events, shares_gradients: bool) -> None:
+        self._shares_gradients = shares_gradients
         self._sharded: dict[int, ShardedOptimizer] = {}
         self._under_way: UpdateUnderWay | None = None
-        self._is_comparing_due = self._is_first_turn = self._said_they_stay = False
-        self._takes_turns = False
-        """Whether the buckets of all workers on GPUs do. See Note [Lent buffers] in gradients.py."""
+        self._is_comparing_due = False
         self._wire = generation.wire
         check_page_table()
         super().__init__(options, generation, events)
 
     def hold(self, replicas: Replicas, generation: Generation) -> None:
-        self._on_gpu = self._are_on_gpu(replicas)
+        for named in replicas.parameters:
+            there, device = named.parameter.device, self._options.device
+            if there.type != device.type:
+                raise BadArgument(
+                    f"parameter {named.name} is on {there}, and the run's device is {device}: a sharded strategy needs "
+                    "all parameters there"
+                )
         self._use(generation.wire)
         super().hold(replicas, generation)
-        self._offload = ParameterOffload(replicas) if self._on_gpu and self._level == "parameters" else None
 
     def begin(self, plan: StepPlan, generation: Generation) -> None:
         self._use(generation.wire)
-        self._takes_turns = plan.assignment.most_lanes == 1 and not self.records_lanes
         super().begin(plan, generation)
         step = self._in_flight()
         for bucket in self._lending(step):
-            bucket.lend(self._takes_turns if self._on_gpu else len(step.fold.lanes) <= 1)
-        if self._offload is not None and generation.world.size > 1:
-            if self._offload.wire is not generation.wire:
-                with naming_lost_worker(plan.step, "the beginning of the step"):
-                    self._hold_offloaded(self._offload)
-            if self._may_leave():
-                views = sum((sharded.num_views() for sharded in self._gpu_optimizers()), Counter[int]())
-                self._offload.begin(views, self._is_first_turn or self._options.health.compares_in(plan))
-
-    def begin_lane(self) -> None:
-        super().begin_lane()
-        if self._offload is not None:
-            self._offload.enter()
-
-    def end_lane(self) -> None:
-        if self._offload is not None:
-            self._offload.leave()
-        super().end_lane()
-
-    def begin_loop(self, is_first_turn: bool) -> None:
-        self._is_first_turn = is_first_turn
-        super().begin_loop(is_first_turn)
-
-    def end_loop(self) -> None:
-        if self._offload is not None:
-            self._offload.finish()
-        super().end_loop()
-
-    def abandon(self) -> None:
-        if self._offload is not None:
-            self._offload.finish()
-        super().abandon()
-
-    def _plan_to_agree(self, plan: StepPlan) -> Proposal:
-        """Wires of GPUs need to know it: see Note [What may be remembered] in wire/cuda/ipc.py."""
-        proposal = super()._plan_to_agree(plan)
-        if not self._on_gpu or not self._shares_gradients:
-            return proposal
-        facts = {**proposal.facts, "run.captured was called": self.records_lanes}
-        return replace(proposal, facts=facts)
-
-    def _are_on_gpu(self, replicas: Replicas) -> bool:
-        """Whether the parameters are on a GPU; raises where this strategy cannot hold them."""
-        kinds = {named.parameter.device.type: named.name for named in replicas.parameters}
-        if kinds.keys() <= {"cpu"}:
-            return False
-        if len(kinds) > 1:
-            where = " and ".join(f"{name} on {kind}" for kind, name in sorted(kinds.items()))
-            raise BadArgument(f"parameters are on different devices ({where}): a sharded strategy needs all on one")
-        return True
+            bucket.lend(self._may_lend(step))
 
     def _use(self, wire: Wire) -> None:
         if wire.host is None and wire.world.size > 1:
@@ -179,35 +123,21 @@ class ShardedEngine(ReplicatedEngine):
             )
         self._wire = wire
 
-    # -- parameters that leave the GPU ----------------------------------------------------------------------
-
-    def _may_leave(self) -> bool:
-        """Whether parameters leave the GPU in the lanes of a step: not where code has noted their addresses."""
-        cause = "run.captured" if self.records_lanes else "torch.compile" if has_compiled_code() else None
-        if cause is not None and not self._said_they_stay:
-            self._said_they_stay = True
-            text = f'the script has called {cause}: parameters stay on the GPU, as with strategy="sharded:gradients"'
-            self._events.note(text, one_worker=True)
-        return cause is None
-
-    def _hold_offloaded(self, offload: ParameterOffload) -> None:
-        """Collective."""
-        offload.hold(self._wire)
-        if not offload.is_pinned:
-            self._events.note(NOT_PINNED + ", and parameters stay on the GPU", one_worker=True)
-
-    def _gpu_optimizers(self) -> list[GpuOptimizer]:
-        return [sharded for sharded in self._sharded.values() if isinstance(sharded, GpuOptimizer)]
-
     # -- gradients that stand once --------------------------------------------------------------------------
 
     def _make_buckets(self, wire: Wire, layout: Layout, parameters: Sequence[torch.nn.Parameter]) -> Sequence[Bucket]:
-        found: Sequence[Bucket] | None = None
-        if self._shares_gradients and self._on_gpu and wire.world.size > 1:
-            found = host_buckets(wire, layout, parameters)
-        elif self._shares_gradients and not self._on_gpu:
-            found = once_buckets(wire, layout, parameters)
+        found = self._once_buckets(wire, layout, parameters) if self._shares_gradients else None
         return super()._make_buckets(wire, layout, parameters) if found is None else found
+
+    @abstractmethod
+    def _once_buckets(
+        self, wire: Wire, layout: Layout, parameters: Sequence[torch.nn.Parameter]
+    ) -> Sequence[Bucket] | None:
+        """Collective. Buckets whose sum is held once; None if each worker holds its own."""
+
+    @abstractmethod
+    def _may_lend(self, step: StepInFlight) -> bool:
+        """Whether buckets take turns in the step. See Note [Lent buffers] in gradients.py."""
 
     def _lending(self, step: StepInFlight) -> list[LendingBucket]:
         return [bucket for bucket in step.buckets if isinstance(bucket, LendingBucket)]
@@ -235,8 +165,6 @@ class ShardedEngine(ReplicatedEngine):
             super()._add(step, bucket, is_last)
 
     def reduce(self, requests: Sequence[bool], carries: bool) -> StepRecord:
-        if self._offload is not None:
-            self._offload.finish()
         step = self._in_flight()
         once = self._lending(step)
         for bucket in once[len(step.launched) :]:
@@ -268,8 +196,8 @@ class ShardedEngine(ReplicatedEngine):
             )
         if self._under_way is None:
             check_known(optimizer)
-            if self._on_gpu and self._wire.world.size == 1:
-                return self._hold_alone(optimizer)
+            if self._updates_alone(optimizer):
+                return
             self._under_way = UpdateUnderWay(optimizer)
         update = self._under_way
         if update.optimizer is not optimizer:
@@ -280,7 +208,6 @@ class ShardedEngine(ReplicatedEngine):
             self._of(optimizer).begin_own()
         else:
             self._of(optimizer).begin_nothing()
-        return None
 
     def after_update(self, optimizer: Optimizer) -> None:
         """Collective. Afterwards parameters and optimizer state are new, on every worker."""
@@ -298,8 +225,6 @@ class ShardedEngine(ReplicatedEngine):
             with self._events.waiting(Wait.UPDATE):
                 exchange_with_peers(self._wire.transport, lambda: b"\0")
         sharded.conclude()
-        if self._offload is not None and isinstance(sharded, GpuOptimizer):
-            self._offload.take_updated(sharded.updated_names)
         self._under_way = None
 
     def settle(self, wire: Wire) -> None:
@@ -355,93 +280,49 @@ class ShardedEngine(ReplicatedEngine):
         if missing is not Missing.NOTHING:
             return UpdateProposal(missing)
         sharded = self._of(optimizer)
-        if self._offload is not None:
-            self._offload.check()
         compares = self._is_comparing_due or (sharded.is_new and self._options.health.drift_every > 0)
         gradients = sharded.gradients_fingerprint() if compares else bytes(16)
         return UpdateProposal(missing, sharded.look(), gradients)
 
     def _missing(self, optimizer: Optimizer) -> Missing:
         sharded = self._sharded.get(id(optimizer))
-        is_held = self._holds_parameters() if not self._on_gpu else self._offload_is_held()
-        if not is_held:
+        if not self._holds_parameters():
             return Missing.PARAMETERS
         if sharded is None or sharded.is_stale():
             return Missing.STATE
         return Missing.PLAN if sharded.needs_plan(self._wire) else Missing.NOTHING
 
-    def _holds_parameters(self) -> bool:
-        """Whether the parameters are those that are held once."""
-        once, parameters = self._parameters_once, self.replicas.parameters
-        if once is None or len(once.views) != len(parameters):
-            return False
-        views = (once.views.get(named.name) for named in parameters)
-        return all(
-            view is not None and named.parameter.data_ptr() == view.data_ptr()
-            for named, view in zip(parameters, views, strict=True)
-        )
-
-    def _offload_is_held(self) -> bool:
-        return self._offload is None or self._offload.holds(self._wire)
-
     def _provide(self, missing: Missing, optimizer: Optimizer) -> None:
         """Collective. Afterwards the workers of a host hold once what was missing."""
-        if missing is Missing.PLAN:
-            return self._of(optimizer).follow(self._wire)
-        if missing is Missing.PARAMETERS and self._offload is not None:
-            return self._hold_offloaded(self._offload)
         if missing is Missing.PARAMETERS:
             self._hold_parameters()
-        if id(optimizer) in self._sharded:
-            self._of(optimizer).close()
-        names: dict[torch.Tensor, str] = {named.parameter: named.name for named in self.replicas.parameters}
-        if self._on_gpu:
-            self._sharded[id(optimizer)] = sharded = GpuOptimizer(optimizer, names, self._wire, self._offload)
-            if not sharded.is_pinned:
-                self._events.note(NOT_PINNED, one_worker=True)
+        elif missing is Missing.PLAN:
+            self._of(optimizer).follow(self._wire)
         else:
-            assert self._parameters_once is not None
-            self._sharded[id(optimizer)] = HostOptimizer(optimizer, names, self._parameters_once, self._wire)
-        return_freed_memory()  # the tensors that were this worker's own
-        return None
+            if id(optimizer) in self._sharded:
+                self._of(optimizer).close()
+            names: dict[torch.Tensor, str] = {named.parameter: named.name for named in self.replicas.parameters}
+            self._sharded[id(optimizer)] = self._make_optimizer(optimizer, names)
+            return_freed_memory()  # the tensors that were this worker's own
 
-    @torch.no_grad()
+    @abstractmethod
+    def _make_optimizer(self, optimizer: Optimizer, names: Mapping[torch.Tensor, str]) -> ShardedOptimizer:
+        """Collective. The workers of a host hold its state once afterwards."""
+
+    def _holds_parameters(self) -> bool:
+        """Whether the parameters are those that are held once; true if each worker has its own."""
+        return True
+
     def _hold_parameters(self) -> None:
-        named = {one.name: one.parameter for one in self.replicas.parameters}
-        once = hold_once(self._wire, {name: Form.of(parameter) for name, parameter in named.items()}, named)
-        for name, parameter in named.items():
-            parameter.data = once.views[name]
-        self._parameters_once = once
-        for sharded in self._sharded.values():
-            sharded.close()
-        self._sharded = {}
+        """Collective. Afterwards they are."""
 
-    def _hold_alone(self, optimizer: Optimizer) -> None:
-        """The only worker of all makes its updates on its GPU as without sharding."""
-        sharded = self._sharded.pop(id(optimizer), None)
-        if isinstance(sharded, GpuOptimizer):
-            sharded.dissolve()
+    def _updates_alone(self, optimizer: Optimizer) -> bool:
+        """Whether this worker, which has no others, makes its updates as without sharding."""
+        return False
 
     def _heal(self, optimizer: Optimizer, proposals: Mapping[int, UpdateProposal]) -> bool:
-        """Whether those that differ from a majority have again the parameters that their last update left.
-
-        Only where each worker has its own parameters: a flipped bit may have changed some.
-        """
-        sharded = self._of(optimizer)
-        (usual, count), *_ = Counter(proposals.values()).most_common()
-        if not isinstance(sharded, GpuOptimizer) or 2 * count <= len(proposals):
-            return False
-        if any(one.gradients != usual.gradients for one in proposals.values()):
-            return False
-        odd = sorted(rank for rank, one in proposals.items() if one != usual)
-        if self._wire.world.rank in odd:
-            sharded.reset_parameters()
-        self._events.note(
-            f"! before optimizer.step(): the parameters of worker {', '.join(map(str, odd))} differ from those of the "
-            "others, and are again what the last update has left. If the script itself changes them, `lockstep verify "
-            "SCRIPT` shows where."
-        )
-        return True
+        """Whether workers that differ from a majority have again what their last update left."""
+        return False
 
     def _refuse_difference(self, proposals: Mapping[int, UpdateProposal]) -> None:
         """Raises on every worker: scripts have changed parameters or state differently. Nothing is applied."""
