@@ -1,6 +1,8 @@
 """Begins the loops over lanes of a script: each is a step, a pass that moves buffers alone, or an evaluation."""
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Set
+from types import FrameType
 from typing import Any
 
 import torch
@@ -15,12 +17,15 @@ from lockstep.gradients.plan import StepPlan
 from lockstep.run.autosave import Autosave
 from lockstep.run.step_loop import StepLoop
 from lockstep.script.call_site import Site, calling_frame, site_of, whole_numbers
-from lockstep.script.lane_state import LaneState, notes_on
+from lockstep.script.lane_state import KeptPlace, LaneState, notes_on
 from lockstep.script.lane_sums import untotalled
 from lockstep.script.turns import LaneLoop
 from lockstep.script.unsaved import is_fresh, untracked
 from lockstep.state.models import RegistrationWatch, refuse_new_parameters
 from lockstep.strategies import StepEngine
+
+MOST_LOOKS = 8
+"""After how many lanes a loop is looked at: some of what is handed on changes seldom, as the best value so far."""
 
 
 class LaneLoops:
@@ -48,6 +53,9 @@ class LaneLoops:
         """Those in which this worker has had lanes, with the passes over the body of each."""
         self._read: set[tuple[Site, bool]] = set()
         """Those whose source, and whose first lane, were looked at, and whether there were several workers then."""
+        self._suspects: dict[tuple[Site, bool], Set[KeptPlace]] = {}
+        """What the first lane of such a one has changed, where a later one must show whether it is handed on."""
+        self._looks = Counter[tuple[Site, bool]]()
         self._noted: set[str] = set()
         self._has_looked_for_schedulers = False
         self._has_noted_norms = False
@@ -71,11 +79,13 @@ class LaneLoops:
             lanes = self._training(batch, LaneLoop(site, whole_numbers(frame), is_step=bool(is_step)))
         else:
             lanes = self._evaluating(batch)
-        if (site, self._has_peers) in self._read or not batch.shares:
+        loop = site, self._has_peers
+        if not batch.shares or (loop in self._read and loop not in self._suspects):
             return lanes
-        self._read.add((site, self._has_peers))
-        self._note_sums(site)
-        return self._looked_at(lanes, lambda: LaneState(frame, site, self._models.modules.values()), bool(is_step))
+        if loop not in self._read:
+            self._read.add(loop)
+            self._note_sums(site)
+        return self._looked_at(lanes, frame, loop, bool(is_step))
 
     def look_at_models(self) -> None:
         """The next loop looks whether the models have parameters and buffers that the engine does not know."""
@@ -145,20 +155,29 @@ class LaneLoops:
                 self._events.note(text)
         self._has_noted_norms = True
 
-    def _looked_at(self, lanes: Iterator[Any], look: Callable[[], LaneState], is_step: bool) -> Iterator[Any]:
-        """The lanes; after the first one, notes say what it has kept. See Note [Kept by a lane] in lane_state.py."""
+    def _looked_at(
+        self, lanes: Iterator[Any], frame: FrameType, loop: tuple[Site, bool], is_step: bool
+    ) -> Iterator[Any]:
+        """The lanes; notes say what the first ones have kept. See Note [Kept by a lane] in lane_state.py."""
+        models = self._models.modules.values()
         for lane in lanes:
-            state = look()
+            state = LaneState(frame, loop[0], models, self._suspects.pop(loop, frozenset()))
             yield lane
-            break
+            self._note_kept(state, is_step)
+            self._looks[loop] += 1
+            if not state.suspects or self._looks[loop] == MOST_LOOKS:
+                break
+            self._suspects[loop] = state.suspects
         else:
             return
+        del state, frame  # they hold the script's own
+        yield from lanes
+
+    def _note_kept(self, state: LaneState, is_step: bool) -> None:
         for text in notes_on(state, is_step, self._loop.state.steps.num_lanes, self._has_peers):
             if text not in self._noted:
                 self._noted.add(text)
                 self._events.note(text)
-        del state, look  # they hold the script's own frame
-        yield from lanes
 
     @property
     def _has_peers(self) -> bool:

@@ -245,7 +245,7 @@ def _trains(call: ast.Call) -> bool:
 
 def _takes_rates(call: ast.Call) -> bool:
     """`scheduler.step(...)`, or a function that gets an optimizer or a scheduler beside other things."""
-    given = [name.lower() for part in _arguments(call) if (name := _written(part)) is not None]
+    given = [name.lower() for part in _arguments(call) if (name := written(part)) is not None]
     return _trains(call) or any(_OPTIMIZER.search(name) for name in given)
 
 
@@ -276,15 +276,15 @@ def _arguments(call: ast.Call) -> list[ast.expr]:
 
 
 def _mentions(node: ast.AST, names: set[str]) -> bool:
-    return any(_written(inner) in names for inner in ast.walk(node))
+    return any(written(inner) in names for inner in ast.walk(node))
 
 
 def _targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> list[str]:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return [name for target in targets for inner in ast.walk(target) if (name := _written(inner)) is not None]
+    return [name for target in targets for inner in ast.walk(target) if (name := written(inner)) is not None]
 
 
-def _written(node: ast.AST) -> str | None:
+def written(node: ast.AST) -> str | None:
     """A variable; an attribute of `self` by its name alone, as counters are named, others as `args.beta`."""
     if isinstance(node, ast.Name):
         return node.id

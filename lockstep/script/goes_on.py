@@ -25,7 +25,7 @@ def attributes_that_go_on(path: str, *, over_passes: bool = False) -> Mapping[st
     """
     tree = parsed(path)
     found: dict[str, str] = {}
-    for function in (*_functions(tree), *([] if tree is None else [tree])):
+    for function in (*functions_of(tree), *([] if tree is None else [tree])):
         for statement, target in _statements(function.body):
             if isinstance(target, ast.Attribute) and not _is_set_before(function, statement, target, over_passes):
                 found.setdefault(target.attr, in_words(statement))
@@ -37,8 +37,8 @@ def outer_names_that_go_on(path: str) -> Mapping[str, str]:
     """The same for variables that stand outside of the function: global ones, and those of a function around it."""
     tree = parsed(path)
     found: dict[str, str] = {}
-    for function in _functions(tree):
-        outer, own = _declared_outside(function), own_names(function)
+    for function in functions_of(tree):
+        outer, own = declared_outside(function), own_names(function)
         for statement, target in _statements(function.body):
             if isinstance(target, ast.Name) and (target.id in outer or target.id not in own):
                 found.setdefault(target.id, in_words(statement))
@@ -67,6 +67,20 @@ def called(node: ast.AST) -> set[str]:
 def lane_loops(function: ast.AST) -> list[ast.For]:
     """The loops over `run.lanes` and `run.steps` in it."""
     return [node for node in ast.walk(function) if isinstance(node, ast.For) and _LANES & called(node.iter)]
+
+
+def loops_at(path: str, line: int) -> list[ast.For]:
+    """Those whose head is at this line of a file."""
+    tree = parsed(path)
+    loops = [] if tree is None else lane_loops(function_around(tree, line))
+    return [loop for loop in loops if loop.lineno <= line <= (loop.iter.end_lineno or loop.lineno)]
+
+
+def function_around(tree: ast.Module, line: int) -> ast.AST:
+    """The innermost function around a line; the module where there is none."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
+    around = [node for node in functions if node.lineno <= line <= (node.end_lineno or node.lineno)]
+    return max(around, key=lambda node: node.lineno) if around else tree
 
 
 def bare(node: ast.expr) -> ast.expr:
@@ -98,7 +112,7 @@ def _is_read(target: ast.Name | ast.Attribute, value: ast.expr) -> bool:
     return any(isinstance(node.ctx, ast.Load) and ast.unparse(node) == written for node in same)
 
 
-def _functions(tree: ast.Module | None) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+def functions_of(tree: ast.Module | None) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     nodes = () if tree is None else ast.walk(tree)
     return (node for node in nodes if isinstance(node, FUNCTIONS) and node.name != "__init__")
 
@@ -132,6 +146,6 @@ def _is_over_lanes(loop: ast.For | ast.While) -> bool:
     return isinstance(loop, ast.For) and "lanes" in called(loop.iter)
 
 
-def _declared_outside(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+def declared_outside(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     nodes = own_statements(function.body)
     return {name for node in nodes if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}

@@ -6,8 +6,9 @@
 # see it, so it is another thing on another number of workers, and it moves once for each lane where a plain loop moves
 # it once for each batch. Values alone do not show it, since scripts keep much that is only looked at (the attention of
 # the last batch); and the source alone does not show what runs. So both must: a value that is another one after the
-# first lane, and a statement that goes on from it. A module that is no part of torch, nor of the script (a metric of a
-# library) is known by its whole numbers: it counts what it was fed.
+# first lane, and a statement that goes on from it. Where several statements do so together (detours.py), or where there
+# was None before, a mask that is made once looks the same: so a later lane must change the value too. A module that is
+# no part of torch, nor of the script (a metric of a library) is known by its whole numbers: it counts what it was fed.
 
 # Note [Buffers that are no averages]
 # After a step a buffer of a replicated model is the mean of what the lanes have made of it, and a whole number advances
@@ -18,8 +19,9 @@
 
 import gc
 import sys
+import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -35,13 +37,17 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from lockstep.events import KEPT_BY_LANE
 from lockstep.launch.traceback_lines import is_users
 from lockstep.script.call_site import Site, look_into
+from lockstep.script.detours import attributes_handed_on, handed_on_by_lanes, outer_names_handed_on
 from lockstep.script.goes_on import attributes_that_go_on, outer_names_that_go_on
 from lockstep.script.lane_sums import changed_by_lanes, sums_at, totalled_names
 from lockstep.script.owners import file_of, is_torchs
 
 _MANY = (list, tuple, dict, set, deque)
 _MOST_ITEMS, _MOST_NAMED = 100, 3
-_ELSEWHERE = (Optimizer, DataLoader, Dataset, Sampler, ModuleType, type)
+_MOST_ARRAY_BYTES = 16 << 20
+NOTHING = "nothing"
+"""The mark of None: what is made once and kept is None before."""
+_ELSEWHERE = (Optimizer, DataLoader, Dataset, Sampler, ModuleType)
 """Types that are no objects of a lane, or whose state is looked at in other ways."""
 
 
@@ -60,11 +66,14 @@ class KeptPlace:
 class LaneState:
     """Marks of what a lane of the loop at `site` may keep, taken before it; asked for changes after it.
 
-    `replicated` are the models of the run.
+    `replicated` are the models of the run. `suspects` are those of the first lane, if this is a later one: then only
+    they are looked at.
     """
 
-    def __init__(self, frame: FrameType, site: Site, replicated: Iterable[nn.Module]) -> None:
-        self._frame, self._site = frame, site
+    def __init__(
+        self, frame: FrameType, site: Site, replicated: Iterable[nn.Module], suspects: Set[KeptPlace] = frozenset()
+    ) -> None:
+        self._frame, self._site, self._of_first = frame, site, suspects
         self._replicated = {id(module) for model in replicated for module in model.modules()}
         self._modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
         self._buffers = [dict(_buffer_marks(module)) for module in self._modules]
@@ -75,16 +84,27 @@ class LaneState:
 
         Of what others keep, sums that the loop shows, and what is totalled, are left out.
         """
-        wanted = [place for place in self._changed if (place.owner in self._replicated) == by_models]
+        changed = [one for one in self._changed if self._of_first or self._marks[one] is not NOTHING]
+        wanted = [place for place in changed if (place.owner in self._replicated) == by_models]
         if not by_models:
             path = self._site.path
             sums, totalled = {one.name for one in sums_at(path, self._site.line)}, totalled_names(path)
             wanted = [one for one in wanted if not {one.holder, one.name} & sums and one.name not in totalled]
         return list(dict.fromkeys(filter(None, map(self._statement, wanted))))
 
+    @property
+    def suspects(self) -> Set[KeptPlace]:
+        """What it has changed, and hands on if a later lane changes it too; after a later one, what that has not."""
+        if self._of_first:
+            return self._of_first - set(self._changed)
+        new = [one for one in self._changed if self._marks[one] is NOTHING or self._statement(one) is None]
+        return {one for one in new if self._statement(one) is not None or self._detour(one) is not None}
+
     def buffers(self, *, of_models: bool) -> list[str]:
-        """Buffers that the lane has written. See Note [Buffers that are no averages]."""
-        found = []
+        """Buffers that the first lane has written. See Note [Buffers that are no averages]."""
+        found: list[str] = []
+        if self._of_first:
+            return found
         for module, before in zip(self._modules, self._buffers, strict=True):
             is_average = of_models and (is_torchs(module) or isinstance(module, _NormBase))
             if (id(module) in self._replicated) == of_models and not is_average:
@@ -95,10 +115,13 @@ class LaneState:
     @cached_property
     def _changed(self) -> list[KeptPlace]:
         now = self._look()
-        return [place for place, mark in self._marks.items() if place in now and now[place] != mark]
+        wanted = self._of_first or self._marks.keys()
+        return [one for one, mark in self._marks.items() if one in wanted and one in now and now[one] != mark]
 
     def _statement(self, place: KeptPlace) -> str | None:
         """The statement that goes on from it, in words; None if no source shows one."""
+        if self._of_first and self._detour(place) is not None:
+            return self._detour(place)
         if not is_users(place.file):
             return f"`{place.name}` of {place.holder}"
         here = self._site.path
@@ -111,6 +134,17 @@ class LaneState:
         if place.file == here:
             statements |= changed_by_lanes(here, self._site.line)
         return f"{statements[place.name]} of {Site(place.file, 0).file}" if place.name in statements else None
+
+    def _detour(self, place: KeptPlace) -> str | None:
+        """The same for several statements that go on from it together."""
+        if not is_users(place.file):
+            return None
+        here, handed_on = self._site.path, attributes_handed_on if place.owner else outer_names_handed_on
+        found = {path: dict(handed_on(path)) for path in dict.fromkeys((place.file, here))}
+        if place.owner or place.file == here:
+            found[here] |= handed_on_by_lanes(here, self._site.line)
+        shown = [f"{names[place.name]} of {Site(path, 0).file}" for path, names in found.items() if place.name in names]
+        return shown[0] if shown else None
 
     def _look(self) -> dict[KeptPlace, Any]:
         """What stands where, as marks."""
@@ -128,6 +162,9 @@ class LaneState:
 
     def _attributes(self, one: Any) -> list[tuple[str, Mapping[str, Any]]]:
         """Those of an object of the script, and of its class; of another package's, those of a module of its own."""
+        if isinstance(one, type):
+            file = file_of(one)
+            return [(file, vars(one))] if file is not None and is_users(file) else []
         file = file_of(type(one))
         if file is None or isinstance(one, _ELSEWHERE) or is_torchs(one):
             return []
@@ -138,7 +175,7 @@ class LaneState:
 
 
 def notes_on(state: LaneState, is_step: bool, num_lanes: int, has_peers: bool) -> Iterator[str]:
-    """What a user should know of what the first lane of a loop has kept."""
+    """What a user should know of what a lane has kept."""
     if is_step and num_lanes > 1:
         own = state.kept(by_models=True)
         if own:
@@ -158,8 +195,9 @@ def notes_on(state: LaneState, is_step: bool, num_lanes: int, has_peers: bool) -
         strange = state.buffers(of_models=False)
         if strange:
             yield (
-                f"lanes write {_listed(strange)}, and run.replicate was not given that module: each worker moves its "
-                "buffers by its own lanes. Give it to run.replicate too, or call its eval() before."
+                f"lanes write {_listed(strange)}, which is no model of the run (what run.replicate is given by a name, "
+                "as in ema=ema, is only saved): each worker moves its buffers by its own lanes. Write "
+                "run.replicate(module) for it too, or call its eval() before."
             )
     others = state.kept(by_models=False) if has_peers else []
     if others:
@@ -202,14 +240,30 @@ def _mark(value: Any, only_whole: bool = False) -> Any:
         return value
     if only_whole:
         return None
+    if value is None:
+        return NOTHING
     if isinstance(value, int | float | complex):
         return repr(value)
+    if isinstance(value, _array_type()):
+        return _mark_of_array(value)
     if isinstance(value, torch.Tensor):
         return id(value), None if value.is_inference() else value._version
     if isinstance(value, _MANY):
         inner = islice(value.values() if isinstance(value, dict) else value, _MOST_ITEMS)
         return len(value), *(repr(_mark(one)) for one in inner if not isinstance(one, _MANY))
     return None
+
+
+def _array_type() -> tuple[type, ...]:
+    """NumPy's, where the script uses it."""
+    numpy = sys.modules.get("numpy")
+    return () if numpy is None else (numpy.ndarray,)
+
+
+def _mark_of_array(array: Any) -> int | None:
+    """Its bits, unless they are many, or stand in a file."""
+    is_looked_at = type(array).__name__ == "ndarray" and array.nbytes <= _MOST_ARRAY_BYTES and array.dtype != object
+    return zlib.crc32(array.tobytes()) if is_looked_at else None
 
 
 def _buffer_marks(module: nn.Module) -> Iterator[tuple[str, Any]]:

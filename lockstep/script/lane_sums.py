@@ -19,7 +19,7 @@ from functools import lru_cache
 
 from lockstep.script.body import names_in, own_statements
 from lockstep.script.dependence import computed_from, parsed
-from lockstep.script.goes_on import FUNCTIONS, GROWS, bare, called, in_words, lane_loops
+from lockstep.script.goes_on import GROWS, bare, called, function_around, in_words, loops_at
 
 _TOTALS = frozenset({"total", "all_reduce", "reduce", "all_gather", "gather", "gather_for_metrics"})
 _RESULTS = frozenset({"avg", "mean", "sum", "count", "value", "compute", "result", "average", "global_avg", "median"})
@@ -56,8 +56,8 @@ def sums_at(path: str, line: int) -> Iterator[LaneSum]:
     tree = parsed(path)
     if tree is None:
         return
-    function = _function_at(tree, line)
-    for loop in (node for node in lane_loops(function) if _stands_at(node, line)):
+    function = function_around(tree, line)
+    for loop in loops_at(path, line):
         for statement, name in _sums(loop):
             if _is_read_outside(function, loop, statement, name):
                 is_list = isinstance(statement, ast.Expr) and bool(called(statement) & GROWS)
@@ -66,9 +66,7 @@ def sums_at(path: str, line: int) -> Iterator[LaneSum]:
 
 def changed_by_lanes(path: str, line: int) -> dict[str, str]:
     """Variables from which the body of the loop at this line goes on, read after it or not; each with its statement."""
-    tree = parsed(path)
-    loops = [] if tree is None else [loop for loop in lane_loops(_function_at(tree, line)) if _stands_at(loop, line)]
-    return {name: in_words(statement) for loop in loops for statement, name in _sums(loop)}
+    return {name: in_words(statement) for loop in loops_at(path, line) for statement, name in _sums(loop)}
 
 
 @lru_cache(maxsize=32)
@@ -79,20 +77,6 @@ def totalled_names(path: str) -> frozenset[str]:
     inside = [node for call in calls for node in ast.walk(call)]
     names = [node.id for node in inside if isinstance(node, ast.Name)]
     return frozenset(names + [node.attr for node in inside if isinstance(node, ast.Attribute)])
-
-
-def _function_at(tree: ast.Module, line: int) -> ast.AST:
-    """The innermost function around a line; the module where there is none."""
-    around = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS) and _spans(node, line)]
-    return max(around, key=lambda node: node.lineno) if around else tree
-
-
-def _spans(node: ast.stmt, line: int) -> bool:
-    return node.lineno <= line <= (node.end_lineno or node.lineno)
-
-
-def _stands_at(loop: ast.For, line: int) -> bool:
-    return loop.lineno <= line <= (loop.iter.end_lineno or loop.lineno)
 
 
 def _method(call: ast.Call) -> str | None:

@@ -172,8 +172,9 @@ def _check_module(module: torch.nn.Module) -> None:
     if not isinstance(module, torch.nn.Module):
         raise BadArgument(f"run.replicate takes a torch.nn.Module first, not {type(module).__name__}")
     parameters = list(module.named_parameters())
-    if not parameters:
-        raise BadArgument(f"{type(module).__name__} has no parameters, so there is nothing to train or to replicate")
+    if not parameters and not list(module.buffers()):
+        kind = type(module).__name__
+        raise BadArgument(f"{kind} has no parameters and no buffers, so there is nothing to train or to replicate")
     lazy = [name for name, p in parameters if isinstance(p, torch.nn.parameter.UninitializedParameter)]
     if lazy:
         raise BadArgument(

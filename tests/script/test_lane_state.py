@@ -1,8 +1,10 @@
 """What the code of a lane keeps for the next one is noted by its name."""
 
 import math
+import time
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -71,6 +73,136 @@ class Queue(nn.Linear):
         self.queue[: len(x)] = out.detach()
         self.place += len(x)
         return out
+
+
+class Recurrent(nn.Linear):
+    """Its state goes by a variable from one batch to the next."""
+
+    state: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.state
+        out = super().forward(x) if before is None else super().forward(x) + before
+        self.state = out.detach().mean(0)
+        return out
+
+
+class Masked(nn.Linear):
+    """Makes a mask once, and another one for each size."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.mask: Tensor | None = None
+        self.scale: Tensor | None = None
+        self.of_size: dict[int, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = self.mask
+        if mask is None:
+            mask = torch.ones(3)
+            self.mask = mask
+        self.scale = self.scale if self.scale is not None else torch.ones(2)
+        if len(x) not in self.of_size:
+            self.of_size[len(x)] = torch.ones(len(x), 1)
+        return super().forward(x * mask * self.of_size[len(x)]) * self.scale
+
+
+@pytest.mark.parametrize("num_workers", [1, 4])
+def test_state_that_goes_by_a_variable_is_noted(num_workers: int) -> None:
+    (note,) = notes(num_workers, lambda run: train(run, Recurrent(3, 2)))
+    assert "`self.state = out.detach().mean(0)` (line" in note
+    assert "it moves once for each lane of this worker" in note
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 4])
+def test_what_is_made_once_is_not_noted(num_workers: int) -> None:
+    assert notes(num_workers, lambda run: train(run, Masked(), steps=4)) == []
+
+
+class Centred(nn.Module):
+    """A loss with a running average, and no parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(2))
+
+    def forward(self, out: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(out - self.centre, y)
+        self.centre = 0.9 * self.centre + 0.1 * out.detach().mean(0)
+        return loss
+
+
+def _centred(replicated: bool) -> list[str]:
+    said: list[str] = []
+    with lockstep.start(lanes=4, seed=0) as run:
+        run._events.subscribe(lambda event: said.append(event.text), lockstep.events.Note)
+        model, loss = nn.Linear(3, 2), Centred()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if replicated:
+            run.replicate(loss)
+        run.replicate(model, optimizer, loss=loss)
+        for step in range(3):
+            for x, y in run.lanes((X + step, Y)):
+                run.backward(loss(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+        return [run.digest(), *said]
+
+
+def test_a_loss_with_buffers_and_no_parameters_is_a_model_too() -> None:
+    digest, note = on_workers(3, _centred, True)[0]
+    assert "lanes write centre of Centred: after a step such a buffer is the mean" in note
+    assert on_workers(1, _centred, True)[0][0] == digest
+    other, note = on_workers(3, _centred, False)[0]
+    assert "centre of Centred, which is no model of the run (what run.replicate is given by a name" in note
+    assert on_workers(1, _centred, False)[0][0] != other
+
+
+class Threshold:
+    """Not a module, and never made."""
+
+    mean = 1.0
+
+
+_smooth = 1.0
+
+
+def _weight(loss: Tensor) -> float:
+    global _smooth
+    now = 0.9 * _smooth + 0.1 * loss.item()
+    _smooth = now
+    before = Threshold.mean
+    Threshold.mean = 0.5 * before + 0.5 * loss.item()
+    return before * now
+
+
+def _kept_in_variables(run: Run) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.replicate(model, optimizer)
+    seen: dict[str, float] = {}
+    history, best, at, last = np.zeros(4), 1e9, 0.0, 0.0
+    for step in range(4):
+        for x, y in run.lanes((X + step, Y)):
+            loss, now = F.cross_entropy(model(x), y) / (step + 1), time.perf_counter()
+            taken, at = now - at, now
+            print(f"{taken} {last}")  # what is only shown is not noted
+            last = loss.item()
+            before, old = seen.get("loss", 0.0), history[0]
+            if loss.item() < best:
+                best = loss.item()
+            run.backward(loss * (1 + before + float(old) + best) * _weight(loss))  # two more
+            seen["loss"] = loss.item()
+            history[0] = loss.item()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_variables_that_lanes_read_and_write_are_noted_on_several_workers() -> None:
+    said = " ".join(notes(2, _kept_in_variables))
+    words = ("`seen['loss'] = loss.item()`", "`history[0] = loss.item()`", "`best = loss.item()`", " and 2 more: ")
+    assert all(word in said for word in words), said
+    assert notes(1, _kept_in_variables) == []
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
@@ -150,7 +282,7 @@ def test_a_module_that_the_run_was_not_given_is_noted_if_lanes_write_its_buffers
         optimizer.step()
 
     (note,) = notes(2, lambda run: script(run, frozen=False))
-    assert note.startswith("lanes write num_batches_tracked of BatchNorm1d, and run.replicate was not given that")
+    assert note.startswith("lanes write num_batches_tracked of BatchNorm1d, which is no model of the run")
     assert notes(2, lambda run: script(run, frozen=True)) == []
 
 
