@@ -19,6 +19,7 @@ from lockstep.cli.streams import complain, discard_output
 from lockstep.errors import BadArgument, BadEnvironment, LockstepError
 from lockstep.events import Subscriber
 from lockstep.lanes import Assignment
+from lockstep.launch.exits import CTRL_C, NO_MOMENT, TERMINATED
 from lockstep.launch.folder import name_from, new_run_folder
 from lockstep.launch.hangs import HANG_S
 from lockstep.launch.job import FAULT_BUDGET, write_assignment
@@ -298,6 +299,8 @@ def command(
         show_timeline(job.run_dir, screen.say)
     if outcome.saved:
         screen.say(f"  to go on: {continuation(job, engine)}")
+    elif outcome.exit_code in (CTRL_C, TERMINATED) and outcome.num_steps:
+        screen.say(f"  nothing was saved: {NO_MOMENT}")
     sys.exit(outcome.exit_code)
 
 

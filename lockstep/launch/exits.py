@@ -2,6 +2,11 @@
 
 DONE, USER_ERROR, USAGE, ENVIRONMENT, WORKER_LOST = 0, 1, 2, 3, 4
 CTRL_C, TERMINATED = 130, 143
+NO_MOMENT = (
+    "the script has come to no moment at which it could be, as the end of an epoch of run.epochs, or a batch that is "
+    "asked of a loader of run.shard"
+)
+"""Why a run was not saved before a signal ended it."""
 
 LEFT_OUT = 75
 """The others went on without this live worker: it counts as lost, and is replaced."""

@@ -28,8 +28,8 @@ __all__ = ["Job", "LaunchOutcome", "launch"]
 class LaunchOutcome:
     """How a launch ended; `failure` is the first failure, if the run failed.
 
-    `saved`: the workers saved the run before they ended. `turned_away` are the reasons why new workers could not take
-    part, `obstacles` those why others could not be copied.
+    `num_steps` are committed, as far as is known. `saved`: the workers saved the run before they ended. `turned_away`
+    are the reasons why new workers could not take part, `obstacles` those why others could not be copied.
     """
 
     exit_code: int
@@ -38,6 +38,7 @@ class LaunchOutcome:
     saved: bool = False
     turned_away: tuple[str, ...] = ()
     obstacles: tuple[str, ...] = ()
+    num_steps: int = 0
 
 
 class ShownOutput:
@@ -95,6 +96,7 @@ def launch(
         saved,
         supervisor.turned_away,
         tuple(pool.obstacles),
+        supervisor.num_steps,
     )
     if shown.error is not None and not isinstance(end, Over):
         events.emit(OutputLost, shown.error.strerror or str(shown.error), supervisor.num_workers, str(job.run_dir))

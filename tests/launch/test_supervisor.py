@@ -16,6 +16,7 @@ import pytest
 from launches import IMPORTABLE, finish, start_lockstep
 from marked import MARK, survivors
 
+from lockstep.launch.exits import NO_MOMENT
 from lockstep.launch.process import await_end
 from lockstep.settings.environments.lockstep_run import PARENT_PID
 
@@ -496,7 +497,8 @@ def test_ctrl_c_tells_nothing_of_a_joiner(stage):
     stage.launcher.send_signal(signal.SIGINT)
     code, _, err = finish(stage.launcher)
     assert code == 130
-    assert err.splitlines()[1:] == ["✗ stopped by Ctrl-C; all 2 workers have ended. Logs: runs/train-1"]
+    stopped = "✗ stopped by Ctrl-C; all 2 workers have ended. Logs: runs/train-1"
+    assert err.splitlines()[1:] == [stopped, f"  nothing was saved: {NO_MOMENT}"]
 
 
 def test_a_folder_in_which_a_run_is_under_way_is_refused(stage):

@@ -27,7 +27,17 @@ begun.close()
 """
 
 
-@pytest.mark.parametrize("then", ["", "gc.collect(); gc.freeze()"], ids=["plainly", "frozen"])
+FOR_PROFILERS = """
+import atexit, os
+path = f"/tmp/perf-{os.getpid()}.map"
+atexit.register(os.unlink, path)
+told = open(path, "w+")
+"""
+
+
+@pytest.mark.parametrize(
+    "then", ["", "gc.collect(); gc.freeze()", FOR_PROFILERS], ids=["plainly", "frozen", "for profilers"]
+)
 def test_what_stands_in_a_buffer_when_a_process_is_copied_is_written_once(tmp_path: Path, then: str) -> None:
     with launch(tmp_path, SCRIPT.format(then=then), "-n", "3", LOCKSTEP_FAULT="kill 1 at 3") as run:
         assert run.finish() == 0, run.shown()

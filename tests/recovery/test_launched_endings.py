@@ -98,6 +98,16 @@ def test_a_worker_that_others_wait_for_in_start_or_in_total_is_named_with_its_li
     )
 
 
+def test_a_run_that_a_signal_ends_where_it_cannot_be_saved_says_so(tmp_path):
+    script = training("run.step == 5 and run.print('at step 5', flush=True)", steps=10**9)
+    with launched_script(tmp_path, script, "-n", "2") as run:
+        run.wait_for("at step 5")
+        run.process.send_signal(signal.SIGINT)
+        assert run.process.wait(30) == 130
+        run.wait_for("nothing was saved: the script has come to no moment at which it could be")
+    assert not any("to go on: " in line for _, line in run.lines)
+
+
 def test_the_command_that_ctrl_c_ends_with_goes_on_with_the_run_although_no_folder_was_named(tmp_path):
     with launched(tmp_path, "-n", "2", epochs=1000) as run:
         run.wait_for("^step 5 ")

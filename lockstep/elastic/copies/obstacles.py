@@ -10,6 +10,7 @@
 
 import fcntl
 import os
+import re
 import socket
 import stat
 import threading
@@ -32,6 +33,8 @@ ENDING_S = 0.2
 """How long a thread may take to end."""
 
 _IN_MEMORY = ("/memfd:", "/dev/shm/", "/dev/zero")
+_FOR_PROFILERS = re.compile(r"/tmp/perf-\d+\.map")
+"""In which libraries that make code (oneDNN on Arm) say where it stands."""
 
 
 def obstacle(ports: Collection[int], loader_pids: Collection[int]) -> str | None:
@@ -94,7 +97,7 @@ def _of_files(ports: Collection[int]) -> str | None:
                 return "it has a network connection of its own"
             both = stat.S_ISREG(mode) and access_mode(fd) == os.O_RDWR
             path = os.readlink(f"/proc/self/fd/{fd}")
-            if both and not path.startswith(_IN_MEMORY):
+            if both and not path.startswith(_IN_MEMORY) and not _FOR_PROFILERS.fullmatch(path):
                 return f"it reads and writes {path}"
     return None
 

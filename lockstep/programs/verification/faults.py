@@ -9,7 +9,7 @@ import shutil
 from dataclasses import dataclass, replace
 
 from lockstep.lanes import Assignment
-from lockstep.launch.exits import TERMINATED
+from lockstep.launch.exits import NO_MOMENT, TERMINATED
 from lockstep.launch.launch import Job
 from lockstep.programs.verification.runs import (
     BEGIN_ALIKE,
@@ -126,7 +126,7 @@ def _stopped(request: Request, calm: RunTrace, step: int, may_move: bool, runnin
         refuse_end(ran)
         return _failed(blank, ran, calm)
     if not ran.outcome.saved:
-        late = "the step under way, and writing, may take two seconds together"
+        late = f"{NO_MOMENT}, within two seconds"
         notes = (note for note in ran.notes if "checkpoint" in note or "saved" in note)
         return replace(blank, cause=next(notes, f"nothing was saved when the run was stopped: {late}"), first_step=step)
     going_on = _with_checkpoints(request, replace(_job(request, label, "resumed", other), resume="auto"))
