@@ -28,8 +28,8 @@ __all__ = ["Job", "LaunchOutcome", "launch"]
 class LaunchOutcome:
     """How a launch ended; `failure` is the first failure, if the run failed.
 
-    `num_steps` are committed, as far as is known. `saved`: the workers saved the run before they ended. `turned_away`
-    are the reasons why new workers could not take part, `obstacles` those why others could not be copied.
+    `num_steps` were committed by those that took part to the end. `saved`: the workers saved the run before they ended.
+    `turned_away` are the reasons why new workers could not take part, `obstacles` those why others could not be copied.
     """
 
     exit_code: int
@@ -86,7 +86,8 @@ def launch(
             if isinstance(end, Over):
                 events.publish(_failure_of_run(job, end, supervisor.num_well(end)))
                 supervisor.end_others()
-            saved = any(row.saved for row in pool.rows().values())
+            rows = list(pool.rows().values())
+            saved, num_steps = any(row.saved for row in rows), max((row.step for row in rows), default=0)
             ran_apart = end is None and supervisor.ran_apart
             events.step = supervisor.num_steps
     outcome = LaunchOutcome(
@@ -96,7 +97,7 @@ def launch(
         saved,
         supervisor.turned_away,
         tuple(pool.obstacles),
-        supervisor.num_steps,
+        num_steps,
     )
     if shown.error is not None and not isinstance(end, Over):
         events.emit(OutputLost, shown.error.strerror or str(shown.error), supervisor.num_workers, str(job.run_dir))
