@@ -386,6 +386,9 @@ def test_a_newcomer_with_another_processor_is_refused_and_a_resumed_run_says_so(
         terms.refuse_difference({hardware.PROCESSOR: "another"}, here, place)
     assert "kind of processor was another, is" in hardware.difference({hardware.PROCESSOR: "another"}, here)
     assert hardware.difference({}, here) == ""  # a checkpoint that was written before
+    recorded = hardware.recorded(torch.device("cpu"))
+    assert recorded.items() >= {**here, **hardware.variables()}.items()
+    assert not hardware.compared(torch.device("cpu")).keys() & here.keys()  # under exact=False a newcomer may differ
 
 
 def _different_batches() -> None:

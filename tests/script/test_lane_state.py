@@ -87,6 +87,17 @@ class Recurrent(nn.Linear):
         return out
 
 
+class Averaging(nn.Linear):
+    """There is None at first, and one statement goes on from what is there later."""
+
+    average: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        self.average = out.detach().mean() if self.average is None else 0.9 * self.average + 0.1 * out.detach().mean()
+        return out - self.average
+
+
 class Masked(nn.Linear):
     """Makes a mask once, and another one for each size."""
 
@@ -112,6 +123,12 @@ def test_state_that_goes_by_a_variable_is_noted(num_workers: int) -> None:
     (note,) = notes(num_workers, lambda run: train(run, Recurrent(3, 2)))
     assert "`self.state = out.detach().mean(0)` (line" in note
     assert "it moves once for each lane of this worker" in note
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_an_average_that_begins_with_none_is_noted(num_workers: int) -> None:
+    (note,) = notes(num_workers, lambda run: train(run, Averaging(3, 2)))
+    assert "`self.average = out.detach().mean() if self.average is None else" in note
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 4])

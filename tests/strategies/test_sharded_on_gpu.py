@@ -316,3 +316,29 @@ def test_a_parameter_on_another_device_than_the_runs_is_refused_by_its_name() ->
     ]
     with pytest.raises(BadArgument, match="parameter p1 is on meta, and the run's device is cpu"):
         engine.hold(Replicas(named), generation)
+
+
+def _num_leaving() -> list[int]:
+    """How many parameters have left in each of four steps."""
+    found, leave = [0], offload.Offloadable.leave
+
+    def counted(self: offload.Offloadable) -> None:
+        found[-1] += 1
+        leave(self)
+
+    offload.Offloadable.leave = counted
+    with lockstep.start(lanes=3, strategy=AsOnGpus("parameters")) as run:
+        net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        updates = torch.optim.AdamW(net.parameters(), 1e-2)
+        run.replicate(net, updates)
+        for _ in range(4):
+            for x in run.lanes(torch.ones(6, 4)):
+                net(x).square().mean().backward()
+            updates.step()
+            updates.zero_grad()
+            found.append(0)
+    return found[:-1]
+
+
+def test_all_parameters_leave_in_each_lane_of_every_step() -> None:
+    assert on_workers(3, _num_leaving) == [[4] * 4] * 3
