@@ -10,7 +10,8 @@ Do:
 - `pool`       the seam: all that the supervisor and the watchdog need of the workers. `local_pool` is the variant of
   this host, made of `process`, `replacements`, `output` and `orphans`; `ray_pool` that of a `ray_cluster`, where
   each `ray_worker` holds a `hosted_worker`
-- `worker`, `spare`  what the processes run; `identity` is which worker a process is
+- `worker`, `spare`  what the processes run; `identity` is which worker a process is; `load_once` and `fork`: how one
+  is forked from another
 - `status`, `failure`, `control`, `stacks`, `exits`   what workers and launcher show and say to each other
 - `signals`, `process_stats`, `memory`, `traceback_lines`, `folder`   what the launcher reads and keeps on this host
 - `scale`      how another process reaches the launcher of a run

@@ -10,6 +10,7 @@
 
 import json
 import os
+import select
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
@@ -45,7 +46,7 @@ class CopyDeclined:
 
 
 class Control:
-    """The worker's end. Never waits."""
+    """The worker's end. Only `await_request` waits."""
 
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
@@ -65,6 +66,13 @@ class Control:
             return None
         fields = json.loads(message)
         return CopyRequest(fields["slot"], fields["variables"], *files)
+
+    def await_request(self, within_s: float) -> CopyRequest | None:
+        """The launcher's next request; None if there is none `within_s`."""
+        poll = select.poll()
+        poll.register(self, select.POLLIN)
+        poll.poll(within_s * 1000)
+        return self.asked()
 
     def report_started(self) -> None:
         self._send({"pid": os.getpid()})

@@ -29,8 +29,8 @@ from lockstep.launch.messages import failure_sentence
 from lockstep.launch.status import MAX_SLOTS
 from lockstep.settings.environment import process_environment
 
-OPTIONS = ("lanes", "seed", "threads", "device", "strategy", "spares", "copies", "fault_budget", "hang_s", "resume",
-           "checkpoints", "checkpoint_every", "checkpoint_keep")  # fmt: skip
+OPTIONS = ("lanes", "seed", "threads", "device", "strategy", "load_once", "spares", "copies", "fault_budget", "hang_s",
+           "resume", "checkpoints", "checkpoint_every", "checkpoint_keep")  # fmt: skip
 """Those of `lockstep run` that a launch takes too, by the same names."""
 
 

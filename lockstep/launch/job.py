@@ -15,6 +15,7 @@ _NOT_INHERITED = (
     lockstep_run.STATUS_FD,
     lockstep_run.ENDPOINTS,
     lockstep_run.CONTROL_FD,
+    lockstep_run.FORKS,
     lockstep_run.MASTER_ADDR,
     lockstep_run.LOCAL_RANK,
     lockstep_run.LOCAL_SIZE,
@@ -28,6 +29,7 @@ FAULT_BUDGET = 16
 
 RESUME = "LOCKSTEP_RESUME"
 ASSIGNMENT = "LOCKSTEP_ASSIGNMENT"
+STRATEGY = "LOCKSTEP_STRATEGY"
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,9 @@ class Job:
     hang_s: float = HANG_S
     copies: bool = True
     """Whether a worker may be replaced by a copy of another. See Note [Replacement by a copy] in control.py."""
+    load_once: bool | None = None
+    """Whether workers are forked from the first, which loads torch; None: if the strategy is a sharded one. See Note
+    [Loaded once] in load_once.py."""
     spares: int = 0
     resume: str | None = None
     checkpoints: Path | None = None
@@ -87,6 +92,10 @@ class Job:
             **self._settings(),
         }
 
+    def loads_once(self, inherited: Mapping[str, str]) -> bool:
+        strategy = self.variables_of_all(inherited).get(STRATEGY, "")
+        return strategy.startswith("sharded") if self.load_once is None else self.load_once
+
     def variables_of_one(self, boot: Bootstrap, num_workers: int, port: int, free_port: int) -> dict[str, str]:
         """The variables of one worker among `num_workers`. An `assignment` holds only for the job's `num_workers`."""
         variables = lockstep_run.variables(boot, num_workers, port)
@@ -103,7 +112,7 @@ class Job:
             "LOCKSTEP_LANES": self.lanes,
             "LOCKSTEP_SEED": self.seed,
             "LOCKSTEP_DEVICE": self.device,
-            "LOCKSTEP_STRATEGY": self.strategy,
+            STRATEGY: self.strategy,
             ASSIGNMENT: None if self.assignment is None else write_assignment(self.assignment),
             "LOCKSTEP_THREADS": self.threads,
             "OMP_NUM_THREADS": self.threads,

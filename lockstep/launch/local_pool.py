@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 
 from lockstep.errors import BadEnvironment
@@ -24,10 +25,12 @@ from lockstep.launch.signals import LauncherSignals
 from lockstep.launch.stacks import STACK_SIGNAL, StackFile
 from lockstep.launch.status import StatusPage, StatusRow
 from lockstep.settings.environment import make_secret, process_environment
-from lockstep.settings.environments.lockstep_run import PARENT_PID, SECRET, Bootstrap
+from lockstep.settings.environments.lockstep_run import FORKS, PARENT_PID, SECRET, Bootstrap
 from lockstep.settings.environments.place import LOOPBACK
 
 MEMORY_LOOK_S = 0.25
+FOUNDER_END_S = 0.1
+"""A process that ends closes its files a moment before it has ended."""
 
 
 class LocalPool:
@@ -44,6 +47,9 @@ class LocalPool:
         self._reported: list[WorkerProcess] = []
         self._ended: list[WorkerProcess] = []
         self._copies: dict[int, PendingCopy] = {}
+        self._to_be_forked: set[int] = set()
+        """Founders that the first worker forks. See Note [Loaded once] in load_once.py."""
+        self._loads_apart = False
         self._speaker: WorkerProcess | None = None
         self._reports: dict[str, Failure] = {}
         self._ports = (0, 0)
@@ -76,17 +82,26 @@ class LocalPool:
 
     def start(self, num_workers: int, resume: str | None = None) -> None:
         self._extra = {} if resume is None else {RESUME: resume}
+        num_forks = num_workers - 1 if self._job.loads_once(self._inherited) else 0
         with socket.create_server((LOOPBACK, 0), backlog=max(128, num_workers)) as listener:
             self._ports = (listener.getsockname()[1], free_port(LOOPBACK))
-            for slot in range(num_workers):
-                # Worker 0 alone inherits the listening socket.
-                self._start(self._spec(num_workers, slot, listen_fd=listener.fileno() if slot == 0 else None))
+            first = self._spec(num_workers, 0, listen_fd=listener.fileno())  # worker 0 alone inherits the socket
+            forks = {FORKS: str(num_forks)} if num_forks else {}
+            self._start(replace(first, variables={**first.variables, **forks}))
         self._let_speak(self._workers[0])
+        for slot in range(1, num_workers):
+            spec = self._spec(num_workers, slot)
+            if num_forks and self._ask_for_copy(spec, self._workers[0]):
+                self._to_be_forked.add(slot)
+            else:
+                self._start(spec)
 
     def replace(self, slot: int, endpoints: tuple[str, ...], num_workers: int) -> None:
         """A copy of a member takes the slot, if one can be made; else a spare, if there is one; else a new process."""
+        self._to_be_forked.discard(slot)
         spec = self._spec(num_workers, slot, endpoints=endpoints)
-        if not self._ask_for_copy(spec):
+        original = self._copied_worker(slot) if self._job.copies else None
+        if original is None or not self._ask_for_copy(spec, original):
             self._start_without_copy(spec)
 
     def keep_spares(self, number: int) -> None:
@@ -147,21 +162,19 @@ class LocalPool:
         variables = {**self._job.variables_of_all(self._inherited), **own}
         return WorkerProcess.start(command, variables, Tee(self._show, log), fds, slot)
 
-    # -- copies: see Note [Replacement by a copy] in control.py ------------------------------------------------
+    # -- copies: see Note [Replacement by a copy] in control.py, and Note [Loaded once] in load_once.py ---------
 
-    def _ask_for_copy(self, spec: WorkerSpec) -> bool:
-        """Whether the request for a copy has reached a member."""
-        slot = spec.boot.slot
-        rows = {other: self._page.row(other) for other in self._workers}
-        original = copied_slot(slot, rows) if self._job.copies else None
-        if original is None:
-            return False
-        tee, control = Tee(self._show, spec.log), ControlLine()
-        line = self._workers[original].control
-        asked = line.ask_for_copy(slot, spec.variables, tee.writer(), control.worker_fd)
+    def _copied_worker(self, slot: int) -> WorkerProcess | None:
+        original = copied_slot(slot, {other: self._page.row(other) for other in self._workers})
+        return None if original is None else self._workers[original]
+
+    def _ask_for_copy(self, spec: WorkerSpec, original: WorkerProcess) -> bool:
+        """Whether the request for a copy has reached the worker."""
+        slot, tee, control = spec.boot.slot, Tee(self._show, spec.log), ControlLine()
+        asked = original.control.ask_for_copy(slot, spec.variables, tee.writer(), control.worker_fd)
         tee.close_worker_end()
         control.close_worker_end()
-        copy = PendingCopy(spec, tee, control)
+        copy = PendingCopy(spec, tee, control, original)
         if not asked:
             copy.close()
             return False
@@ -179,7 +192,8 @@ class LocalPool:
         worker = None if pid is None else WorkerProcess.adopt(pid, copy.tee, copy.control, slot)
         if worker is None:
             copy.close()
-            self._start_without_copy(copy.spec)
+            if slot not in self._to_be_forked or not await_end([copy.of.pid], FOUNDER_END_S):
+                self._start_without_copy(copy.spec)  # else all start again, or none
             return
         self._guard.note(worker.group)
         self._follow(worker)
@@ -189,6 +203,10 @@ class LocalPool:
         answer = worker.control.answer()
         if not isinstance(answer, CopyDeclined):
             self._unregister(worker.control)
+        elif answer.slot in self._to_be_forked:
+            if not self._loads_apart:
+                self._loads_apart = True
+                self._say(f"  each worker loads torch for itself: {answer.why}")
         elif answer.why not in self.obstacles:
             self.obstacles[answer.why] = None
             self._say(

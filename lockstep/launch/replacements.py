@@ -34,11 +34,12 @@ class WorkerSpec:
 
 @dataclass(frozen=True, eq=False)
 class PendingCopy:
-    """A requested copy, until its process is known."""
+    """A requested copy, until its process is known. `of` is the worker to copy."""
 
     spec: WorkerSpec
     tee: Tee
     control: ControlLine
+    of: WorkerProcess
 
     def close(self) -> None:
         self.tee.close()

@@ -5,20 +5,16 @@
 It reads the variables of that worker, as JSON, from the pipe FD. From then on it is a worker like any other.
 """
 
-import importlib
 import json
 import os
 import signal
 import sys
-from contextlib import suppress
 
 from lockstep.launch import worker
 from lockstep.launch.identity import die_with
+from lockstep.launch.load_once import load
 from lockstep.settings.environment import process_environment, take_environment
 from lockstep.settings.environments.lockstep_run import PARENT_PID
-
-# What a training script loads anyway, and what lockstep.start and the first optimizer load on top of it.
-_SLOW_TO_LOAD = ("torch", "torch.optim", "torch._inductor.config", "lockstep.run.start")
 
 
 def main() -> None:
@@ -26,9 +22,7 @@ def main() -> None:
     die_with(int(process_environment()[PARENT_PID]))
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     part_fd = int(sys.argv.pop(1))
-    for module in _SLOW_TO_LOAD:
-        with suppress(ImportError):  # a script that needs it will raise a better error
-            importlib.import_module(module)
+    load()
     with os.fdopen(part_fd, "rb") as pipe:
         part = pipe.read()
     if part:

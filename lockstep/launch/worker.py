@@ -19,6 +19,7 @@ from lockstep.launch import identity
 from lockstep.launch.exits import CTRL_C, LEFT_OUT, MISPLACED, TERMINATED, USER_ERROR, OutOfPlace
 from lockstep.launch.failure import Failure, notice_of, write_report
 from lockstep.launch.identity import OURS
+from lockstep.launch.load_once import fork_others
 from lockstep.settings.environments.lockstep_run import Bootstrap
 
 # Codes with which lockstep itself ends the process; the launcher knows them.
@@ -28,6 +29,7 @@ _OF_LOCKSTEP = (TERMINATED, LEFT_OUT, MISPLACED)
 def main() -> None:
     """Runs the script that the command line names, and reports an exception to the launcher."""
     identity.settle()
+    fork_others()
     if OURS.boot is not None:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # "leave after the step": a run will handle it
         _keep_from_children(OURS.boot)

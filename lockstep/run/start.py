@@ -47,6 +47,7 @@ from lockstep.settings.environment import (
     nccl_host,
     process_environment,
     read_overrides,
+    set_too_late,
     with_variable,
 )
 from lockstep.settings.environments.stop_signals import stop_signals
@@ -158,7 +159,7 @@ def _found(
     settings = replace(
         settings,
         wire=wire_on(settings.device, options.wire, options.algorithm, settings.wire, world),
-        notes=(*settings.notes, *_gpu_notes(settings)),
+        notes=(*settings.notes, *_gpu_notes(settings), *_late_variables()),
     )
     context = _context(settings, strategy, overrides, status, place, undo)
     opener, can_recover = _opener(settings, world.on_one_host), _can_recover(settings, place)
@@ -313,6 +314,13 @@ def no_members() -> tuple[Member, ...]:
 def _gpu_notes(settings: Settings) -> list[str]:
     attention = front_end_note() if settings.exact and settings.device.type == "cuda" else []
     return [*lanes_note(settings.device, settings.assignment), *attention]
+
+
+def _late_variables() -> list[str]:
+    """See Note [Loaded once] in launch/load_once.py."""
+    names = set_too_late(process_environment())
+    advice = "set them in the shell, or start with --no-load-once"
+    return [f"torch was loaded before the script has set {', '.join(names)}: {advice}"] if names else []
 
 
 def _can_recover(settings: Settings, place: LaunchPlace) -> bool:

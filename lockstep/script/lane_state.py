@@ -35,6 +35,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lockstep.events import KEPT_BY_LANE
+from lockstep.launch.load_once import loaded_by_script
 from lockstep.launch.traceback_lines import is_users
 from lockstep.script.call_site import Site, look_into
 from lockstep.script.detours import attributes_handed_on, handed_on_by_lanes, outer_names_handed_on
@@ -220,7 +221,7 @@ def _variables(frame: FrameType) -> list[tuple[str, Mapping[str, Any]]]:
     for (path, name), values in look_into(frame, dict).items():
         if not any(type(one.get("self")).__name__ == name for file, one in found if file == path):
             found.append((path, values))  # and not the attributes of `self`, which is a variable
-    for module in list(sys.modules.values()):
+    for module in loaded_by_script():
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and isinstance(module, ModuleType) and is_users(file):
             found.append((file, dict(vars(module))))

@@ -67,6 +67,30 @@ def take_environment(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
+def drop_variables(*names: str) -> None:
+    """Those that this process is not to hand on, and that do not hold for it."""
+    for name in names:
+        os.environ.pop(name, None)
+
+
+_LOADED: dict[str, str] = {}
+"""The variables when libraries were loaded, if that was before the script."""
+
+READ_WHEN_LOADED = ("TORCH", "PYTORCH_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "ATEN_")
+"""How the names of variables begin that torch, or what is below it, may read when it is loaded."""
+
+
+def note_loaded() -> None:
+    """Libraries have been loaded with the variables of now, although the script has not begun."""
+    _LOADED.update(os.environ)
+
+
+def set_too_late(environ: Mapping[str, str]) -> list[str]:
+    """Variables of libraries that the script has set after these were loaded; none where it loads them itself."""
+    names = sorted(name for name in {*environ, *_LOADED} if name.startswith(READ_WHEN_LOADED))
+    return [name for name in names if _LOADED and environ.get(name) != _LOADED.get(name)]
+
+
 @contextmanager
 def with_variable(name: str, value: str) -> Iterator[None]:
     """Inside, the variable is set: to `value`, unless the user has set it. Afterwards it is as it was."""

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -28,6 +28,11 @@ def local_pool() -> Iterator[OpenPool]:
 
 
 @contextmanager
+def forking_pool() -> Iterator[OpenPool]:
+    yield lambda job, *given: LocalPool(replace(job, load_once=True), *given)
+
+
+@contextmanager
 def ray_pool() -> Iterator[OpenPool]:
     with ray_cluster(4) as cluster, joined(cluster):
         pool = importlib.import_module("lockstep.launch.ray_pool")
@@ -35,7 +40,7 @@ def ray_pool() -> Iterator[OpenPool]:
 
 
 LIMIT_S = 60.0
-POOLS = {"local": local_pool, "ray": ray_pool}
+POOLS = {"local": local_pool, "local, loaded once": forking_pool, "ray": ray_pool}
 """Context managers that give what opens a pool."""
 ENDPOINTS = ("127.0.0.1:41000",)
 
@@ -95,7 +100,7 @@ class Stage:
         return {event.slot: event.status for event in self.events if event.status is not None}
 
 
-@pytest.fixture(params=["local", pytest.param("ray", marks=needs_ray)], scope="module")
+@pytest.fixture(params=["local", "local, loaded once", pytest.param("ray", marks=needs_ray)], scope="module")
 def open_pool(request: pytest.FixtureRequest) -> Iterator[OpenPool]:
     with POOLS[request.param]() as opened:
         yield opened

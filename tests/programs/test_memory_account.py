@@ -14,6 +14,7 @@ from lockstep.errors import BadArgument
 from lockstep.programs.memory import account
 from lockstep.programs.memory.account import (
     STRATEGIES,
+    WRITTEN_BYTES,
     BaseMemory,
     WorkersOnHost,
     make_account,
@@ -71,6 +72,8 @@ def test_replicated_holds_everything_in_each_worker(script: str) -> None:
 
 def test_sharded_gradients_hold_once_all_but_two_buckets_of_a_lane(script: str) -> None:
     found = parts_of("sharded:gradients", f"{script}:make", 4, 4)
+    assert found["Python and torch"] == (WRITTEN_BYTES, 110)
+    assert parts_of("sharded:gradients", f"{script}:make", 1, 4)["Python and torch"] == (10, 100)
     assert found["parameters"] == found["sum of the gradients"] == (0, 18 * LAYER)
     assert found["optimizer state"] == (0, 36 * LAYER)
     assert found["gradients of lanes"] == (2 * 6 * LAYER, 0)

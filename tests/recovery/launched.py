@@ -168,9 +168,12 @@ def launched_script(folder: Path, text: str, *options: str, **variables: str) ->
 
 
 @contextmanager
-def launched_command(folder: Path, *words: str, **variables: str) -> Iterator[Launched]:
-    """`lockstep` with these words; afterwards nothing of it is left."""
-    process = Forked(
+def launched_command(
+    folder: Path, *words: str, popen: type["subprocess.Popen[Any]"] = Forked, **variables: str
+) -> Iterator[Launched]:
+    """`lockstep` with these words; afterwards nothing of it is left. With `subprocess.Popen` all its processes load
+    torch themselves, as a user's do."""
+    process = popen(
         [sys.executable, "-m", "lockstep", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -1,9 +1,5 @@
 """The fork that makes a copy of this process, and what the copy does to become a process of its own.
 
-# Note [Two forks]
-# The copy must be a child of the launcher, which alone can learn how it ended. So it is forked by a process in between
-# that ends at once: the kernel then gives the orphan to the launcher, which has asked for such (a subreaper).
-
 # Note [Left to the original]
 # Stores of torch have threads that the copy does not have, and ending one would wait for them for ever. So the copy
 # keeps all that it found, lets go of their sockets, and leaves without taking Python apart.
@@ -15,9 +11,6 @@ import os
 import select
 import signal
 import stat
-import sys
-import time
-import warnings
 from _io import _IOBase  # io.IOBase is an abstract base class, which takes ten times as long to ask
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +19,7 @@ from lockstep.chance import Generators
 from lockstep.elastic.copies.obstacles import access_mode
 from lockstep.launch import identity
 from lockstep.launch.control import CopyRequest
-from lockstep.settings.environment import take_environment
+from lockstep.launch.fork import become_child_of, fork_for_launcher, take_part
 from lockstep.wire.network.keepalive import close_copy
 
 READY_S = 10.0
@@ -57,43 +50,26 @@ class ForkedCopy:
 def fork(request: CopyRequest, launcher_pid: int) -> ForkedCopy | int:
     """In the original: its copy. In the copy: the file to write to when it has asked to be admitted.
 
-    See Note [Two forks]. The copy has its own session, output and variables.
+    The copy has its own session, output and variables.
     """
     _flush_all()
     generators = Generators.now()
-    reader, writer = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of threads, which were looked at
-        between = os.fork()
-        if between == 0:
-            copy = os.fork()
-            if copy:
-                os.write(writer, copy.to_bytes(8, "little"))
-                os._exit(0)
-            os.close(reader)
-            generators.restore()  # Python's seeds itself anew in a process that is forked
-            _settle(request, launcher_pid)
-            return writer
-    os.close(writer)
-    os.waitpid(between, 0)
-    pid = int.from_bytes(os.read(reader, 8), "little")
+    pid, pipe = fork_for_launcher()
+    if pid == 0:
+        generators.restore()  # Python's seeds itself anew in a process that is forked
+        _settle(request, launcher_pid)
+        return pipe
     os.close(request.output_fd)
     os.close(request.control_fd)
-    return ForkedCopy(pid, request.slot, reader)
+    return ForkedCopy(pid, request.slot, pipe)
 
 
 def _settle(request: CopyRequest, launcher_pid: int) -> None:
-    os.setsid()
-    while os.getppid() != launcher_pid:  # the process in between ends at its next instruction
-        time.sleep(0.0005)
+    become_child_of(launcher_pid)
     multiprocessing.process._children.clear()  # type: ignore[attr-defined]  # they are the original's
     _let_connections_go(request.control_fd)
     _reopen_what_is_read()
-    for stream in (sys.__stdout__, sys.__stderr__):
-        if stream is not None:
-            os.dup2(request.output_fd, stream.fileno())
-    os.close(request.output_fd)
-    take_environment(request.variables)
+    take_part(request)
     identity.settle(is_copy=True)
 
 

@@ -28,6 +28,9 @@ REPLICATED = "replicated"
 SHARDED = ("sharded:optimizer", "sharded:gradients", "sharded:parameters")
 STRATEGIES = (REPLICATED, *SHARDED)
 
+WRITTEN_BYTES = 30 * 2**20
+"""How much a worker that was forked has written, after a few steps, of what was loaded before. Measured."""
+
 
 @dataclass(frozen=True)
 class ModelSizes:
@@ -141,7 +144,7 @@ def make_account(sizes: ModelSizes, workers: WorkersOnHost, strategy: str, base:
     _check(strategy)
     is_once = strategy != REPLICATED
     parts = (
-        MemoryPart("Python and torch", base.own_bytes, base.shared_bytes),
+        _loaded(base, is_once and workers.num_workers > 1),
         _held("parameters", sizes.parameter_bytes, is_once),
         *_gradients(make_layout(sizes.specs), workers, strategy in SHARDED[1:] and workers.num_workers > 1),
         _held("optimizer state", sizes.state_bytes, is_once),
@@ -180,6 +183,12 @@ def _beside_activations(sizes: ModelSizes, workers: WorkersOnHost) -> int:
     """See Note [Parameters beside activations]. Those of the last modules have not left when the forward pass ends."""
     held = sizes.parameter_bytes
     return max(held - (_activations(sizes, workers) or 0), min(held, GROUP_BYTES))
+
+
+def _loaded(base: BaseMemory, is_once: bool) -> MemoryPart:
+    """See Note [Loaded once] in launch/load_once.py."""
+    own, once = (WRITTEN_BYTES, base.own_bytes) if is_once else (base.own_bytes, 0)
+    return MemoryPart("Python and torch", own, base.shared_bytes + once)
 
 
 def _held(name: str, num_bytes: int, is_once: bool) -> MemoryPart:

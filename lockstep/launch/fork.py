@@ -1,0 +1,51 @@
+"""The fork that makes one worker out of another, and what the new one does to become a process of its own.
+
+# Note [Two forks]
+# The new process must be a child of the launcher, which alone can learn how it ended. So it is forked by a process in
+# between that ends at once: the kernel then gives the orphan to the launcher, which has asked for such (a subreaper).
+"""
+
+import os
+import sys
+import time
+import warnings
+
+from lockstep.launch.control import CopyRequest
+from lockstep.settings.environment import take_environment
+
+
+def fork_for_launcher() -> tuple[int, int]:
+    """In the original: the new process, and the end of a pipe that is readable when the new one closes its own.
+
+    In the new process: 0, and the other end of that pipe. See Note [Two forks].
+    """
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of threads, which were looked at
+        between = os.fork()
+        if between == 0:
+            pid = os.fork()
+            if pid:
+                os.write(writer, pid.to_bytes(8, "little"))
+                os._exit(0)
+            os.close(reader)
+            return 0, writer
+    os.close(writer)
+    os.waitpid(between, 0)
+    return int.from_bytes(os.read(reader, 8), "little"), reader
+
+
+def become_child_of(launcher_pid: int) -> None:
+    """This process has a session of its own, and returns when the process in between has ended."""
+    os.setsid()
+    while os.getppid() != launcher_pid:  # it ends at its next instruction
+        time.sleep(0.0005)
+
+
+def take_part(request: CopyRequest) -> None:
+    """Output and variables are those of the request from now on."""
+    for stream in (sys.__stdout__, sys.__stderr__):
+        if stream is not None:
+            os.dup2(request.output_fd, stream.fileno())
+    os.close(request.output_fd)
+    take_environment(request.variables)

@@ -1,0 +1,146 @@
+"""Workers that are forked from the first one, which has loaded torch: see Note [Loaded once] in launch/load_once.py."""
+
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from launched import Launched, launched_command, launched_script
+from launches import IMPORTABLE
+
+pytestmark = pytest.mark.timeout(120)
+
+# Each worker leaves the memory that it has written to, or has to itself, after a few steps.
+TRAINING = """
+import os, sys
+{at_first}
+import torch
+import lockstep
+run = lockstep.start(lanes=3, seed=5)
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+run.replicate(model, optimizer)
+for number in range(5):
+    for x in run.lanes(torch.randn(6, 8)):
+        run.backward(model(x).square().mean())
+    optimizer.step()
+    optimizer.zero_grad()
+    {at_each_step}
+lines = dict(line.split(":", 1) for line in open("/proc/self/smaps_rollup").read().splitlines()[1:])
+with open("own-" + os.environ["LOCKSTEP_SLOT"], "w") as file:
+    file.write(lines["Private_Dirty"].split()[0])
+run.print("digest", run.digest(), flush=True)
+"""
+
+
+def training(at_first: str = "", at_each_step: str = "pass") -> str:
+    return TRAINING.format(at_first=at_first, at_each_step=at_each_step)
+
+
+@contextmanager
+def started_afresh(folder: Path, *options: str) -> Iterator[Launched]:
+    """`lockstep run` of a script in the folder, in processes that are started and load torch, as a user's are."""
+    (folder / "train.py").write_text(training())
+    words = ("run", *options, "train.py")
+    with launched_command(folder, *words, popen=subprocess.Popen, PYTHONPATH=IMPORTABLE) as run:
+        yield run
+
+
+def digest_of(run: Launched) -> str:
+    assert run.process.wait(100) == 0, run.shown()
+    return str(run.lines[run.wait_for("^digest ")][1])
+
+
+def own_mib(folder: Path) -> list[int]:
+    return [int(path.read_text()) // 1024 for path in sorted(folder.glob("own-*"))]
+
+
+def test_workers_share_what_is_loaded_and_have_the_bits_of_those_that_load_it_each(tmp_path):
+    with started_afresh(tmp_path, "-n", "3") as run:
+        each, alone = digest_of(run), own_mib(tmp_path)
+    with started_afresh(tmp_path, "-n", "3", "--strategy", "sharded:gradients") as run:
+        once, forked = digest_of(run), own_mib(tmp_path)
+    assert once == each
+    assert len(alone) == len(forked) == 3
+    assert max(forked) < 0.5 * min(alone), (forked, alone)
+
+
+def test_a_worker_that_is_killed_while_it_loads_for_the_others_makes_all_start_again(tmp_path):
+    with started_afresh(tmp_path, "-n", "2", "--load-once") as run:
+        _worker_of(run).kill()
+        digest_of(run)
+    assert "no step was made yet: all 2 workers start again" in run.shown()
+    assert len(own_mib(tmp_path)) == 2
+
+
+def test_ctrl_c_while_torch_is_loaded_ends_the_run_and_no_process_is_left(tmp_path):
+    with started_afresh(tmp_path, "-n", "3", "--load-once") as run:
+        worker, began_s = _worker_of(run), time.monotonic()
+        run.process.send_signal(signal.SIGINT)
+        assert run.process.wait(20) == 130, run.shown()
+        assert not worker.is_running()
+    assert own_mib(tmp_path) == []
+    assert time.monotonic() - began_s < 20
+
+
+def _worker_of(run: Launched) -> psutil.Process:
+    """The only worker, which loads torch now."""
+    launcher = psutil.Process(run.process.pid)
+    while True:
+        workers = [child for child in launcher.children() if "lockstep.launch.worker" in child.cmdline()]
+        if len(workers) == 1 and any("libtorch" in mapped.path for mapped in workers[0].memory_maps()):
+            return workers[0]
+        time.sleep(0.02)
+
+
+def test_a_variable_that_the_script_sets_after_torch_was_loaded_is_named(tmp_path):
+    script = training(at_first="os.environ['TORCH_LOGS'] = '+dynamo'; os.environ['MY_OWN'] = '1'")
+    with launched_script(tmp_path, script, "-n", "2", "--load-once") as run:
+        run.wait_for("^digest ")
+    assert "note: torch was loaded before the script has set TORCH_LOGS: set them in the shell" in run.shown()
+    with launched_script(tmp_path, script, "-n", "2", "--no-load-once") as run:
+        run.wait_for("^digest ")
+    assert "was loaded before" not in run.shown()
+
+
+def test_where_loading_has_started_a_thread_each_worker_is_started_and_the_reason_is_said_once(tmp_path, monkeypatch):
+    def load() -> None:
+        import threading
+
+        threading.Thread(target=time.sleep, args=(1,), daemon=True).start()
+
+    monkeypatch.setattr("lockstep.launch.load_once.load", load)  # in the workers too, which are forked
+    with launched_script(tmp_path, training(), "-n", "3", "--load-once") as run:
+        run.wait_for("^digest ")
+    said = "each worker loads torch for itself: 2 threads were there when torch was loaded"
+    assert run.shown().count(said) == 1, run.shown()
+    assert len(list(tmp_path.rglob("own-*"))) == 3
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_worker_that_is_killed_in_training_is_replaced_by_a_copy_as_others_are(tmp_path, victim):
+    mark = tmp_path / "died"
+    at_each_step = (
+        f"if number == 2 and run.rank == {victim} and not os.path.exists({str(mark)!r}): "
+        f"open({str(mark)!r}, 'x').close(); os.kill(os.getpid(), 9)"
+    )
+    with launched_script(tmp_path, training(at_each_step=at_each_step), "-n", "3", "--load-once") as run:
+        killed = run.lines[run.wait_for("^digest ")][1]
+    assert mark.exists()
+    assert re.search(rf"worker {victim} \(pid \d+\) was killed by SIGKILL", run.shown())
+    with launched_script(tmp_path, training(), "-n", "3") as run:
+        assert run.lines[run.wait_for("^digest ")][1] == killed
+
+
+def test_a_script_sees_the_variables_of_its_own_worker_alone(tmp_path):
+    names = ("SLOT", "FORKS", "LISTEN_FD")
+    show = f"print([os.environ.get('LOCKSTEP_' + name) for name in {names}], os.getsid(0) == os.getpid(), flush=True)"
+    with launched_script(tmp_path, training(at_first=show), "-n", "2", "--load-once", "--run-dir", "run") as run:
+        run.wait_for("^digest ")
+    (line,) = [line for line in (tmp_path / "run" / "worker-1.log").read_text().splitlines() if "None" in line]
+    assert line == "['1', None, None] True"
