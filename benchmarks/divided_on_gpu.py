@@ -5,7 +5,7 @@
 In each round (3) it starts `lockstep run -n WORKERS` (4) under each strategy, in turn, with batches of SAMPLES (8)
 short texts: more of them need more memory for activations. It prints medians over all rounds: a step and its update
 in ms, what a worker's tensors take at most, and what the GPU holds in all. The digests must be equal. DDP with
-ZeroRedundancyOptimizer is not there: on one GPU it would go over sockets.
+ZeroRedundancyOptimizer and FSDP2 are in `lockstep bench step --device cuda --strategy`.
 """
 
 import json

@@ -135,7 +135,7 @@ def flattened(workers: Sequence[tuple[int, ...]]) -> list[int]:
     metavar="|".join(STRATEGIES),
     default="replicated",
     show_default=True,
-    help="On the CPU: what a step of lockstep's side means.",
+    help="What a step of lockstep's side means; on a GPU, that of a side beside it.",
 )
 @click.option(
     "--steps", type=Whole(1), help="Timed steps in a block.  [default: about a second's worth, on a GPU less]"
@@ -163,12 +163,10 @@ def step(
     should do nothing else.
     """
     counts = flattened(workers)
-    if device == CUDA and strategy != "replicated":
-        raise BadArgument(f"--strategy {strategy} is for the CPU alone: leave --device {device} out")
     if device == CUDA:
         on_gpu = gpu.make_plans(
             models, counts or [1], sides, flattened(lanes) or [1],
-            steps=steps, rounds=rounds or gpu.ROUNDS, ranks_share_gpu=ranks_share_gpu,
+            steps=steps, rounds=rounds or gpu.ROUNDS, ranks_share_gpu=ranks_share_gpu, strategy=strategy,
         )  # fmt: skip
         step_on_gpu(on_gpu, mps, as_json)
         return

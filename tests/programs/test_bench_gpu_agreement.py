@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -127,11 +128,12 @@ def test_evidence_survives_its_file(tmp_path: Path) -> None:
     assert child.digest(read) == child.digest(written)
 
 
-def test_captured_and_flat_must_hold_the_bits_of_lockstep() -> None:
+def test_captured_and_sharded_must_hold_the_bits_of_lockstep() -> None:
     same = {gpu.LOCKSTEP: "a", gpu.CAPTURED: "a", gpu.DETERMINISTIC: "b"}
     assert objections_of_bits(same) == {}
     assert list(objections_of_bits({**same, gpu.CAPTURED: "b"})) == [gpu.CAPTURED]
     assert objections_of_bits({gpu.CAPTURED: "a", gpu.DETERMINISTIC: "b"}) == {}
+    assert list(objections_of_bits({**same, **dict.fromkeys(gpu.SHARDED, "b")})) == [*gpu.SHARDED]
 
 
 def test_workers_of_one_side_with_different_bits_are_refused() -> None:
@@ -144,6 +146,17 @@ def test_workers_of_one_side_with_different_bits_are_refused() -> None:
 def test_a_side_that_is_a_cuda_graph_is_refused_on_the_cpu(name: str, tmp_path: Path) -> None:
     with ExitStack() as stack, pytest.raises(BadArgument, match="is a CUDA graph, and there is none on the CPU"):
         open_side(name, FINE, gpu.GpuStepPlan("gpt10m", 1, (name,), 1, 1, device="cpu"), World(), tmp_path, stack)
+
+
+@pytest.mark.parametrize("name", [gpu.LOCKSTEP, *gpu.SHARDED])
+def test_a_side_is_started_with_the_strategy_of_its_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = Mock(side_effect=BadArgument)
+    monkeypatch.setattr(child, "start", started)
+    with ExitStack() as stack, pytest.raises(BadArgument):
+        open_side(name, FINE, gpu.GpuStepPlan("gpt10m", 2, (name,), 1, 1, device="cpu"), World(), tmp_path, stack)
+    assert started.call_args.kwargs["strategy"] == (name.removeprefix("lockstep").strip() or "replicated")
 
 
 @pytest.mark.parametrize("name", [gpu.DETERMINISTIC, gpu.DDP_DETERMINISTIC])

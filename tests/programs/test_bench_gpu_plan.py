@@ -19,6 +19,7 @@ from lockstep.programs.bench.gpu import turns
 from lockstep.programs.bench.gpu.plan import (
     GPU_REFERENCES,
     SIDES,
+    SIDES_OF_SEVERAL,
     GpuOutcome,
     GpuStepPlan,
     SpeedClaim,
@@ -36,6 +37,7 @@ from lockstep.programs.bench.gpu.plan import (
 from lockstep.programs.bench.mps import multi_process_service
 from lockstep.programs.models import count_parameters
 from lockstep.programs.packages import require
+from lockstep.settings.environment import STRATEGIES
 
 MACHINE = {"gpu": "NVIDIA H200", "cores": 16, "torch": "2.11.0", "cuda": "13.0"}
 
@@ -78,6 +80,28 @@ def test_one_worker_has_every_side_and_several_have_ddp_over_gloo() -> None:
 def test_a_side_that_cannot_be_on_several_workers_is_refused_with_those_that_can() -> None:
     with pytest.raises(BadArgument, match="graph by hand cannot be measured on 2 workers: choose from ddp gloo, ddp"):
         make_plans(("mlp",), (2,), (gpu.BY_HAND,))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[1:])
+def test_a_strategy_is_a_side_of_its_own_beside_lockstep(strategy: str) -> None:
+    name = f"lockstep {strategy}"
+    [usual] = make_plans(("mlp",), (2,), strategy=strategy)
+    [over_nccl] = make_plans(("mlp",), (2,), strategy=strategy, ranks_share_gpu=True)
+    assert usual.sides == (gpu.DDP_GLOO, gpu.LOCKSTEP, name)
+    assert over_nccl.sides == (gpu.DDP, gpu.ZERO, gpu.FSDP, gpu.LOCKSTEP, name)
+    assert (gpu.strategy_of(name), gpu.strategy_of(gpu.CAPTURED)) == (strategy, "replicated")
+    assert parse_sides(f"ddp zero,fsdp2, {name}") == (gpu.ZERO, gpu.FSDP, name)
+
+
+def test_what_is_usual_over_nccl_is_not_divided() -> None:
+    [made] = make_plans(("mlp",), (2,), ranks_share_gpu=True)
+    assert made.sides == (gpu.DDP, gpu.LOCKSTEP, gpu.NOT_EXACT, gpu.CAPTURED)
+
+
+@pytest.mark.parametrize("name", gpu.DIVIDED)
+def test_a_side_that_divides_the_update_is_refused_on_one_worker(name: str) -> None:
+    with pytest.raises(BadArgument, match=f"{name} cannot be measured on 1 worker: choose from plain,"):
+        make_plans(("mlp",), (1,), (name,))
 
 
 def test_a_batch_that_cannot_be_cut_evenly_is_refused_on_a_gpu_too() -> None:
@@ -185,16 +209,22 @@ def test_a_claim_is_decided_by_the_median_of_the_rounds() -> None:
     assert SpeedClaim(gpu.CAPTURED, gpu.BY_HAND, 1.05).text == "lockstep captured is within 5 % of graph by hand"
 
 
-def test_the_gpu_table_fits_100_columns_and_says_why_a_side_is_missing() -> None:
-    seconds = {name: [0.0471, 0.1234, 0.0472] for name in SIDES if name != gpu.COMPILED}
-    outcome = GpuOutcome(gpu.FUSED, seconds, {gpu.COMPILED: "failed: no compiler"}, parameters=124_475_904)
-    outcome.evidence = {name: {"gradients": 1.234e-2, "movement": 0.1, "length": 1.0, "digest": None} for name in SIDES}
-    outcome.peaks = {name: {"reserved_bytes": 18 * 2**30, "allocated_bytes": 1} for name in SIDES}
-    text = shown(make_report([make_row(plan(), outcome)], MACHINE, mps=True, stopped=False))
+@pytest.mark.parametrize(("workers", "sides", "lost"), [(1, SIDES, gpu.COMPILED), (4, SIDES_OF_SEVERAL, gpu.DDP)])
+def test_the_gpu_table_fits_100_columns_and_says_why_a_side_is_missing(
+    workers: int, sides: tuple[str, ...], lost: str
+) -> None:
+    seconds = {name: [0.0471, 0.1234, 0.0472] for name in sides if name != lost}
+    outcome = GpuOutcome(sides[0], seconds, {lost: "failed: no compiler"}, parameters=124_475_904)
+    outcome.evidence = {name: {"gradients": 1.234e-2, "movement": 0.1, "length": 1.0, "digest": None} for name in sides}
+    peaks = {"reserved_bytes": 18 * 2**30, "allocated_bytes": 1, "host_bytes": 12 * 2**30}
+    outcome.peaks = dict.fromkeys(sides, peaks)
+    made = make_row(plan(workers=workers, sides=sides), outcome)
+    text = shown(make_report([made], MACHINE, mps=True, stopped=False))
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 100
-    assert "! compile failed: no compiler" in text
+    assert f"! {lost} failed: no compiler" in text
     assert "47.20 (47.10–123.40)" in text
+    assert ("12.0" in text, "÷ plain fused" in text) == (workers > 1, workers == 1)
     assert "under MPS" in text
 
 
@@ -230,6 +260,9 @@ def test_mps_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         multi_process_service(True).__enter__()
 
 
+SHARDED = ["step", "--device", "cuda", "--strategy", "sharded:optimizer"]
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -237,6 +270,9 @@ def test_mps_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         (["step", "--sides", "ddp"], "--sides is for a GPU alone: add --device cuda"),
         (["step", "--model", "gpt10m"], "the model 'gpt10m' is not measured with --device cpu"),
         (["step", "--device", "cuda", "--model", "wide"], "'wide' is not measured on a GPU"),
+        ([*SHARDED, "-n", "1,2"], "one worker updates as without sharding: take -n 2 or more"),
+        (SHARDED, "one worker updates as without sharding: take -n 2 or more"),
+        ([*SHARDED, "-n", "2", "--sides", "ddp"], "name the side lockstep sharded:optimizer in --sides"),
         (["allreduce", "--mps"], "--mps is for a GPU alone: add --device cuda"),
         (["allreduce", "--device", "cuda", "--algorithm", "ring"], "--algorithm ring is for the CPU"),
     ],

@@ -59,7 +59,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     "prepare": {"parameters": 7, "machine": {"cores": 2}},
     "write": {"gradients": 0.0, "movement": 0.0, "length": 1.0, "digest": None},
     "compare": {"gradients": 1e-6, "movement": 1e-6, "length": 1.0, "digest": None},
-    "block": {"seconds": 4.0, "reserved_bytes": 100, "allocated_bytes": 50},
+    "block": {"seconds": 4.0, "reserved_bytes": 100, "allocated_bytes": 50, "host_bytes": 25},
 }
 
 
@@ -114,7 +114,7 @@ def test_blocks_of_all_sides_are_interleaved_round_by_round(scripted: Scripted) 
     ]
     assert outcome.seconds == {name: [1.0, 1.0, 1.0] for name in (gpu.FUSED, gpu.DDP, gpu.LOCKSTEP)}
     assert (outcome.reference, outcome.parameters, outcome.reasons) == (gpu.FUSED, 7, {})
-    assert outcome.peaks[gpu.DDP] == {"reserved_bytes": 100, "allocated_bytes": 50}
+    assert outcome.peaks[gpu.DDP] == {"reserved_bytes": 100, "allocated_bytes": 50, "host_bytes": 25}
 
 
 @pytest.mark.parametrize("moment", ["start", "open", "prepare", "compare", "block"])
@@ -271,31 +271,47 @@ class Driver(threading.Thread):
             connection.close()
 
 
+def answers_of(name: str, folder: Path, *words: str) -> list[list[dict[str, Any]]]:
+    """What two real workers of a side answer, by word and by rank."""
+    plan = GpuStepPlan("gpt10m", 2, (name,), steps=1, rounds=1, device="cpu", sizes=TINY)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "turns"))
+        listener.listen()
+        driver = Driver(listener, [{"word": word, **({"steps": 2} if word == "block" else {})} for word in words])
+        driver.start()
+        on_workers(2, child.main, plan, name, folder)
+        driver.join()
+    (folder / "turns").unlink()
+    return [[answer for answer in answers if answer is not None] for answers in driver.answers]
+
+
 @pytest.mark.parametrize("name", [gpu.LOCKSTEP, gpu.DDP_GLOO])
 def test_two_workers_of_a_side_hold_the_same_bits_and_the_first_one_compares(
     name: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    folder = tmp_path_factory.mktemp("t")
-    plan = GpuStepPlan("gpt10m", 2, (name,), steps=1, rounds=1, device="cpu", sizes=TINY)
-    words = [
-        {"word": "open"},
-        {"word": "prepare"},
-        {"word": "write"},
-        {"word": "compare"},
-        {"word": "block", "steps": 2},
-    ]
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(folder / "turns"))
-        listener.listen()
-        driver = Driver(listener, words)
-        driver.start()
-        on_workers(2, child.main, plan, name, folder)
-        driver.join()
-    _, _, written, compared, blocks = driver.answers
-    assert None not in (*written, *compared, *blocks)
+    found = answers_of(name, tmp_path_factory.mktemp("t"), "open", "prepare", "write", "compare", "block")
+    _, _, written, compared, blocks = found
+    assert all(len(answers) == 2 for answers in found)
     assert written[0]["digest"] == written[1]["digest"] == compared[0]["digest"] == compared[1]["digest"]
     assert (compared[0]["gradients"], "gradients" in compared[1]) == (0.0, False)
-    assert all(block["seconds"] > 0 for block in blocks)
+    assert all(block["seconds"] > 0 and block["host_bytes"] > 2**20 for block in blocks)
+
+
+def test_sharded_sides_that_start_anew_hold_the_bits_of_lockstep(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("t")
+    digests = {answers_of(gpu.LOCKSTEP, folder, "open", "write")[-1][0]["digest"]}
+    for name in gpu.SHARDED:
+        digests |= {answer["digest"] for answer in answers_of(name, folder, "open", "block", "compare")[-1]}
+    assert len(digests) == 1
+
+
+def test_what_torch_divides_is_compared_whole(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("t")
+    answers_of(gpu.DDP_GLOO, folder, "open", "write")
+    for name in (gpu.ZERO, gpu.FSDP):
+        first, second = answers_of(name, folder, "open", "block", "compare")[-1]
+        assert max(first["gradients"], first["movement"]) < 1e-3, name
+        assert first["digest"] == second["digest"], name
 
 
 # -- MPS ------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from lockstep.programs.models import Batch, Workload
 
 Forward = Callable[[Batch], Tensor]
 Named = Mapping[str, Tensor]
+OptimizerStates = Mapping[Tensor, Mapping[str, Any]]
 
 NUM_STEPS = 3  # from so many steps evidence is taken
 
@@ -92,13 +93,17 @@ class TrainingSide(ABC):
 
     def restart(self) -> None:
         """Resets weights and optimizer to their initial state, in place: captured graphs stay valid."""
-        holder: Any = getattr(self.optimizer, "optim", self.optimizer)  # inside of a ZeroRedundancyOptimizer
         with torch.no_grad():
             for name, value in self.model.state_dict().items():
                 value.copy_(self._initial[name])
-            for value in (value for state in holder.state.values() for value in state.values()):
+            for value in (value for state in self.states.values() for value in state.values()):
                 if isinstance(value, Tensor):
                     value.zero_()
+
+    @property
+    def states(self) -> OptimizerStates:
+        """What the optimizer keeps on this worker, by parameter."""
+        return self.optimizer.state
 
     @property
     def initial_bytes(self) -> int:
@@ -109,6 +114,10 @@ class TrainingSide(ABC):
         """What stands in `p.grad`, by name. Collective where parameters are sharded."""
         named = ((name, parameter.grad) for name, parameter in self.model.named_parameters())
         return {name: _whole(gradient.clone()) for name, gradient in named if gradient is not None}
+
+    def gradient_means(self) -> dict[str, Tensor]:
+        """AdamW's running mean of the gradients, by name: the last ones count most. Collective where it is divided."""
+        return {name: _whole(self.states[value]["exp_avg"]) for name, value in self.model.named_parameters()}
 
     def movement(self) -> dict[str, Tensor]:
         """How far each parameter is from its initial value, by name. Collective where parameters are sharded."""
@@ -171,10 +180,15 @@ def plain_side(kit: TrainingKit) -> LoopSide:
 
 
 def ddp_side(
-    kit: TrainingKit, rank: int, size: int, group: ProcessGroup | None = None, *,
-    compiled: bool = False, optimizer: Optimizer | None = None,
-) -> LoopSide:  # fmt: skip
-    """DistributedDataParallel at its best: bucket views, a static graph, shares cut before. Collective.
+    kit: TrainingKit, rank: int, size: int, group: ProcessGroup | None = None, *, compiled: bool = False
+) -> LoopSide:
+    """DistributedDataParallel at its best: bucket views, a static graph, shares cut before. Collective."""
+    forward = ddp_forward(kit, group, compiled=compiled)
+    return LoopSide(kit.cut(rank, size), forward, AdamW(kit.model.parameters(), fused=True))
+
+
+def ddp_forward(kit: TrainingKit, group: ProcessGroup | None = None, *, compiled: bool = False) -> Forward:
+    """The loss of a share of a batch by the kit's model inside of DDP. Collective.
 
     torch compiles no static graph. What is compiled is the model inside of DDP, which torch cuts at DDP's buckets.
     """
@@ -183,8 +197,7 @@ def ddp_side(
     wrapped = DistributedDataParallel(
         kit.model, device_ids=ids, process_group=group, gradient_as_bucket_view=True, static_graph=not compiled
     )
-    forward = torch.compile(kit.forward(wrapped)) if compiled else kit.forward(wrapped)
-    return LoopSide(kit.cut(rank, size), forward, optimizer or AdamW(kit.model.parameters(), fused=True))
+    return torch.compile(kit.forward(wrapped)) if compiled else kit.forward(wrapped)
 
 
 def end_process() -> NoReturn:

@@ -27,7 +27,7 @@ from lockstep.gradients.fingerprint import combined, fingerprints
 from lockstep.programs.bench import sides
 from lockstep.programs.bench.gpu import plan as gpu
 from lockstep.programs.bench.gpu.children import SOCKET, JsonConnection, Words
-from lockstep.programs.bench.machine import describe_machine
+from lockstep.programs.bench.machine import describe_machine, pss_bytes
 from lockstep.programs.bench.sides import Evidence, Forward, TrainingKit, TrainingSide
 from lockstep.programs.large_models import LARGE_WORKLOADS
 from lockstep.programs.models import Workload, count_parameters
@@ -114,26 +114,36 @@ def open_side(
 
     Collective: workers meet in `folder`.
     """
-    device, compiled = plan.device, gpu.does(name, "compile")
+    device, exact = plan.device, is_exact(name)
     if device == "cpu" and name in gpu.NEEDS_CUDA:
         raise BadArgument(f"the side {name!r} is a CUDA graph, and there is none on the CPU: leave it out of --sides")
-    torch.backends.cudnn.benchmark = not is_exact(name)
+    torch.backends.cudnn.benchmark = not exact
     if plan.ranks_share_gpu:
         take_environment({"NCCL_HOSTID": f"bench-{world.rank}"})
     if name in gpu.OF_LOCKSTEP:
-        wire, lanes = "nccl" if plan.ranks_share_gpu else None, plan.lanes * world.size
-        run = stack.enter_context(start(seed=0, lanes=lanes, device=device, wire=wire, exact=is_exact(name)))
-        kit = sides.make_kit(workload, run.device)
-        return sides.LockstepSide(kit, run, captured=gpu.does(name, "captured"), compiled=compiled)
+        wire, lanes, strategy = "nccl" if plan.ranks_share_gpu else None, plan.lanes * world.size, gpu.strategy_of(name)
+        run = stack.enter_context(start(lanes=lanes, device=device, wire=wire, exact=exact, strategy=strategy))
+        captured, compiled = gpu.does(name, "captured"), gpu.does(name, "compile")
+        return sides.LockstepSide(sides.make_kit(workload, run.device), run, captured=captured, compiled=compiled)
     here = choose(device, world.local_rank, world.local_size, count_gpus())  # as lockstep places its workers
     if here.type == "cuda":
         torch.cuda.set_device(here)
-    if is_exact(name):
+    if exact:
         stack.enter_context(settle_process(1, True, here))  # as lockstep does
-    if gpu.does(name, "ddp"):
-        _open_process_group(name, here, world, folder / f"{name}.store")
-        return sides.ddp_side(sides.make_kit(workload, here), world.rank, world.size, compiled=compiled)
-    return _side_alone(name, sides.make_kit(workload, here), plan.lanes)
+    kit = sides.make_kit(workload, here)
+    if not gpu.does(name, "ddp") and name != gpu.FSDP:
+        return _side_alone(name, kit, plan.lanes)
+    _open_process_group(name, here, world, folder / f"{name}.store")
+    return _side_in_group(name, kit, world)
+
+
+def _side_in_group(name: str, kit: TrainingKit, world: World) -> TrainingSide:
+    """The side on torch's process group. Collective."""
+    if name not in (gpu.ZERO, gpu.FSDP):
+        return sides.ddp_side(kit, world.rank, world.size, compiled=gpu.does(name, "compile"))
+    from lockstep.programs.bench.divided_sides import fsdp_side, zero_side
+
+    return (zero_side if name == gpu.ZERO else fsdp_side)(kit, world.rank, world.size)
 
 
 def _open_process_group(name: str, device: torch.device, world: World, meeting: Path) -> None:
@@ -173,10 +183,8 @@ def train_from_start(side: TrainingSide) -> Evidence:
 
 
 def evidence_now(side: TrainingSide) -> Evidence:
-    """Its gradients are AdamW's running mean: the last ones count most."""
-    parameters = side.model.named_parameters()
-    means = {name: side.optimizer.state[value]["exp_avg"] for name, value in parameters}
-    return Evidence(means, side.movement())
+    """What it holds now. Collective where that is divided."""
+    return Evidence(side.gradient_means(), side.movement())
 
 
 def compare(actual: Evidence, expected: Evidence) -> dict[str, float]:
@@ -254,7 +262,7 @@ class SideWorker:
         return {**apart, **self._digest(actual)}
 
     def block(self, steps: int) -> Words:
-        """The seconds of `steps` steps, and the most memory that the process held in this block."""
+        """The seconds of `steps` steps, and the process's memory: at most in this block, and of the host after it."""
         gc.collect()
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats()
@@ -264,7 +272,9 @@ class SideWorker:
         seconds = time.perf_counter() - began_s
         reserved, allocated = torch.cuda.max_memory_reserved, torch.cuda.max_memory_allocated
         peaks = {"reserved_bytes": reserved, "allocated_bytes": allocated}
-        return {"seconds": seconds, **{name: peak() if self._on_gpu else None for name, peak in peaks.items()}}
+        extra = self._side.initial_bytes
+        held = {name: peak() - extra if self._on_gpu else None for name, peak in peaks.items()}
+        return {"seconds": seconds, **held, "host_bytes": pss_bytes(settled=True)}
 
     def _train(self, steps: int) -> None:
         """Returns when the device has done the steps."""

@@ -67,6 +67,9 @@ class JsonConnection:
         return None
 
     def close(self) -> None:
+        """The other end notices it, although a process that was forked meanwhile may have the socket too."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
         self._lines.close()
         self._connection.close()
 

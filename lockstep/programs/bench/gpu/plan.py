@@ -11,12 +11,14 @@ from lockstep.programs.bench import plan as bench
 from lockstep.programs.bench.plan import CUDA, ReferenceModel, count_of
 from lockstep.programs.bench.report import Columns, Times, ratios, show_notes, show_table, spread, spread_cell
 from lockstep.programs.packages import require
+from lockstep.settings.environment import STRATEGIES
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 PLAIN, FUSED, DETERMINISTIC = "plain", "plain fused", "plain deterministic"
 DDP, DDP_DETERMINISTIC, DDP_GLOO = "ddp", "ddp deterministic", "ddp gloo"
+ZERO, FSDP = "ddp zero", "fsdp2"
 COMPILED, REDUCED = "compile", "compile reduce-overhead"
 BY_HAND = "graph by hand"
 DDP_COMPILED, COMPILED_DETERMINISTIC = "ddp compile", "compile deterministic"
@@ -25,23 +27,30 @@ LOCKSTEP, NOT_EXACT = "lockstep", "lockstep exact=False"
 CAPTURED = "lockstep captured"
 LOCKSTEP_COMPILED, NOT_EXACT_COMPILED = "lockstep compile", "exact=False compile"
 CAPTURED_COMPILED = "captured compile"
+REPLICATED, *_SHARDED = STRATEGIES
+SHARDED = tuple(f"{LOCKSTEP} {strategy}" for strategy in _SHARDED)
 
-OF_LOCKSTEP = (LOCKSTEP, NOT_EXACT, CAPTURED, LOCKSTEP_COMPILED, NOT_EXACT_COMPILED, CAPTURED_COMPILED)
+UNSHARDED = (LOCKSTEP, NOT_EXACT, CAPTURED, LOCKSTEP_COMPILED, NOT_EXACT_COMPILED, CAPTURED_COMPILED)
+OF_LOCKSTEP = (*UNSHARDED, *SHARDED)
 SIDES = (
     PLAIN, FUSED, DETERMINISTIC, DDP, DDP_DETERMINISTIC, COMPILED, COMPILED_DETERMINISTIC, DDP_COMPILED, REDUCED,
-    BY_HAND, *OF_LOCKSTEP,
+    BY_HAND, *UNSHARDED,
 )  # fmt: skip
 """The ways to train on one worker. The words of a name say what a side does: see `does`."""
 
 OF_LANES = (ACCUMULATED, ACCUMULATED_COMPILED)
 """What lanes are held against where a worker carries several: a plain loop over as many parts of a batch."""
 
-SIDES_OF_SEVERAL = (DDP_GLOO, DDP, LOCKSTEP, NOT_EXACT, CAPTURED, LOCKSTEP_COMPILED)  # to train on several workers
-USUAL_OF_SEVERAL = (DDP_GLOO, LOCKSTEP, CAPTURED)
-"""NCCL refuses workers that share a GPU: "ddp", which is DDP over NCCL, is measured only where it is asked for."""
+DIVIDED = (ZERO, FSDP, *SHARDED)
+"""What divides an update among workers: torch's ways, and lockstep's. One worker alone has nothing to divide."""
 
-SHARING_BY_NCCL = (DDP, LOCKSTEP, NOT_EXACT, CAPTURED)
-"""Those of them that add by NCCL where each worker is a host of its own to it (`--ranks-share-gpu`)."""
+SIDES_OF_SEVERAL = (DDP_GLOO, DDP, LOCKSTEP, NOT_EXACT, CAPTURED, LOCKSTEP_COMPILED, *DIVIDED)  # on several workers
+USUAL_OF_SEVERAL = (DDP_GLOO, LOCKSTEP, CAPTURED)
+"""NCCL refuses workers that share a GPU: "ddp", "ddp zero" and "fsdp2" are measured only where they are asked for."""
+
+USUAL_BY_NCCL = (DDP, LOCKSTEP, NOT_EXACT, CAPTURED)
+SHARING_BY_NCCL = (*USUAL_BY_NCCL, *DIVIDED)
+"""The sides that add by NCCL where each worker is a host of its own to it (`--ranks-share-gpu`)."""
 
 REFERENCES_IN_ORDER = (FUSED, DDP_GLOO, DDP)  # the others are compared with the first of them that is there
 NEEDS_CUDA = (REDUCED, BY_HAND, CAPTURED, CAPTURED_COMPILED)  # sides that are CUDA graphs, and nothing else
@@ -57,8 +66,12 @@ ROUNDS = 8
 
 
 def does(side: str, word: str) -> bool:
-    """Whether the side's name has the word: "compile", "captured", "deterministic", "ddp"."""
+    """Whether the side's name has the word: "compile", "captured", "deterministic", "ddp", a strategy."""
     return word in side.split()
+
+
+def strategy_of(side: str) -> str:
+    return next((strategy for strategy in STRATEGIES if does(side, strategy)), REPLICATED)
 
 
 @dataclass(frozen=True)
@@ -103,13 +116,14 @@ class GpuStepPlan(bench.BenchRecord):
 
 def make_plans(
     models: Sequence[str], workers: Sequence[int], sides: Sequence[str] | None = None, lanes: Sequence[int] = (1,),
-    *, steps: int | None = None, rounds: int = ROUNDS, ranks_share_gpu: bool = False,
+    *, steps: int | None = None, rounds: int = ROUNDS, ranks_share_gpu: bool = False, strategy: str = REPLICATED,
 ) -> tuple[GpuStepPlan, ...]:  # fmt: skip
     """A plan for every model on every number of workers and of lanes, each once; raises before anything runs."""
+    if strategy != REPLICATED:
+        _refuse_strategy(strategy, sides, workers)
 
     def plan(model: str, count: int, each: int) -> GpuStepPlan:
-        usual = USUAL_OF_SEVERAL if count > 1 else _sides_on(count, each, False)
-        names = tuple(dict.fromkeys(sides or (SHARING_BY_NCCL if ranks_share_gpu else usual)))
+        names = tuple(dict.fromkeys(sides or _usual_sides(count, each, ranks_share_gpu, strategy)))
         about = {"lanes": each, "ranks_share_gpu": ranks_share_gpu}
         return GpuStepPlan(model, count, names, steps or GPU_REFERENCES[model].steps, rounds, **about)  # type: ignore[arg-type]
 
@@ -117,6 +131,26 @@ def make_plans(
     return tuple(
         plan(name, count, each) for name in names for count in dict.fromkeys(workers) for each in dict.fromkeys(lanes)
     )
+
+
+def _refuse_strategy(strategy: str, sides: Sequence[str] | None, workers: Sequence[int]) -> None:
+    """Raises where there would be nothing to choose by it, or nothing to divide."""
+    if sides:
+        raise BadArgument(
+            f"--strategy chooses the sides, and --sides names them: leave --strategy {strategy} out, and name the side "
+            f"{LOCKSTEP} {strategy} in --sides"
+        )
+    if 1 in workers:
+        raise BadArgument(f"one worker updates as without sharding: take -n 2 or more for --strategy {strategy}")
+
+
+def _usual_sides(workers: int, lanes: int, ranks_share_gpu: bool, strategy: str) -> tuple[str, ...]:
+    if strategy != REPLICATED:
+        baselines = (DDP, ZERO, FSDP) if ranks_share_gpu else (DDP_GLOO,)
+        return (*baselines, LOCKSTEP, f"{LOCKSTEP} {strategy}")
+    if ranks_share_gpu:
+        return USUAL_BY_NCCL
+    return USUAL_OF_SEVERAL if workers > 1 else _sides_on(workers, lanes, False)
 
 
 def _sides_on(workers: int, lanes: int, ranks_share_gpu: bool) -> tuple[str, ...]:
@@ -261,6 +295,7 @@ def _side(name: str, plan: GpuStepPlan, outcome: GpuOutcome) -> dict[str, Any]:
         **spread("ms", times),
         "peak_reserved_bytes": peaks.get("reserved_bytes"),
         "peak_allocated_bytes": peaks.get("allocated_bytes"),
+        "host_bytes": peaks.get("host_bytes"),
         "gradients_apart": finite.get("gradients"),
         "movement_apart": finite.get("movement"),
         "movement_length": finite.get("length"),
@@ -285,7 +320,7 @@ def is_whole(report: dict[str, Any]) -> bool:
 def show_row(row: dict[str, Any], console: "Console") -> None:
     size = f"{(row['parameters'] or 0) / 1e6:.1f} M parameters, batch {row['batch_size']}"
     console.print(f"{row['model']}, {size}, {_where(row['workers'], row['lanes'])}", style="bold", highlight=False)
-    show_table(_columns(row["ddp"]), row["sides"], console)
+    show_table(_columns(row["ddp"], row["workers"]), row["sides"], console)
     for side in row["sides"]:
         reasons = [] if side["reason"] is None else [f"! {side['side']} {side['reason']}"]
         for line in (*reasons, *(f"! {side['side']}: {remark}" for remark in side["remarks"])):
@@ -297,13 +332,17 @@ def show_row(row: dict[str, Any], console: "Console") -> None:
     console.print()
 
 
-def _columns(ddp: str) -> Columns:
+def _columns(ddp: str, workers: int) -> Columns:
+    """A plain loop is on one worker alone, and several share the memory of the host."""
+    plain: Columns = [("÷ plain fused", lambda side: spread_cell(side, "ratio_to_plain_fused", 3))]
+    host: Columns = [("host GiB", lambda side: _number(side["host_bytes"] if side["ms"] else None, 2**30, ".1f"))]
     return (
         ("side", lambda side: side["side"]),
         ("ms", lambda side: _ms_or_reason(side)),
-        ("÷ plain fused", lambda side: spread_cell(side, "ratio_to_plain_fused", 3)),
+        *(plain if workers == 1 else ()),
         (f"÷ {ddp}", lambda side: spread_cell(side, "ratio_to_ddp", 3)),
         ("GiB", lambda side: _number(side["peak_reserved_bytes"] if side["ms"] else None, 2**30, ".1f")),
+        *(host if workers > 1 else ()),
         ("apart", lambda side: _number(side["gradients_apart"], 1, ".0e")),
     )
 

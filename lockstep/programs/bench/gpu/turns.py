@@ -146,7 +146,7 @@ class SideTurns:
     def _note_peak(self, name: str, answers: Sequence[Words]) -> None:
         """The most of any block, of all members together."""
         peaks = self._outcome.peaks.setdefault(name, {})
-        for kind in ("reserved_bytes", "allocated_bytes"):
+        for kind in ("reserved_bytes", "allocated_bytes", "host_bytes"):
             now = [answer[kind] for answer in answers]
             peaks[kind] = None if None in now else max(sum(now), peaks.get(kind) or 0)
 
@@ -159,8 +159,11 @@ IN_BFLOAT16 = {"gradients": 0.25, "movement": 0.6}
 OF_LENGTH = 0.1
 """How far two sides may be apart after three steps: AdamW's mean of the gradients, the parameters, and their way."""
 
-EQUAL_BITS = ((gpu.CAPTURED, gpu.LOCKSTEP), (gpu.CAPTURED_COMPILED, gpu.LOCKSTEP_COMPILED))
-"""Sides that must hold equal bits: a graph runs the kernels that it was captured from, a flat update the same."""
+EQUAL_BITS = (
+    (gpu.CAPTURED_COMPILED, gpu.LOCKSTEP_COMPILED),
+    *((name, gpu.LOCKSTEP) for name in (gpu.CAPTURED, *gpu.SHARDED)),
+)
+"""Sides that must hold equal bits: a graph runs the kernels that it was captured from, a divided update the same."""
 
 
 def objection(side: str, distances: Mapping[str, float], reference: str, coarse: bool) -> str | None:

@@ -19,22 +19,16 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.optim import AdamW
 
-from lockstep.programs.bench.machine import describe_machine
+from lockstep.programs.bench.divided_sides import fsdp_side, zero_side
+from lockstep.programs.bench.machine import describe_machine, pss_bytes
 from lockstep.programs.bench.plan import BenchResult
 from lockstep.programs.bench.rounds import timed_rounds
 from lockstep.programs.bench.sides import (
     NUM_STEPS,
     Evidence,
     LockstepSide,
-    LoopSide,
-    TrainingKit,
     TrainingSide,
     ddp_side,
     distance,
@@ -44,14 +38,12 @@ from lockstep.programs.bench.sides import (
 )
 from lockstep.programs.bench.step import plan as steps
 from lockstep.programs.bench.step.plan import CpuStepPlan
-from lockstep.programs.models import GptBlock, Residual, Workload, count_parameters, reference_workload
+from lockstep.programs.models import Workload, count_parameters, reference_workload
 from lockstep.run.run import Run
 from lockstep.run.start import start
-from lockstep.wire.shared.once import return_freed_memory
 
 GRADIENT_TOLERANCE = 1e-4
 MOVEMENT_TOLERANCE = 5e-2
-_PSS = Path("/proc/self/smaps_rollup")
 
 
 @dataclass(frozen=True)
@@ -115,23 +107,6 @@ def side_makers(workload: Workload, run: Run, all_threads: int) -> dict[str, Cal
     }
 
 
-def zero_side(kit: TrainingKit, rank: int, size: int) -> LoopSide:
-    """Collective. DDP as in `ddp_side`, with an update that is divided by parameters, which are then broadcast."""
-    group = dist.new_group(backend="gloo")
-    optimizer = ZeroRedundancyOptimizer(kit.model.parameters(), AdamW, process_group=group, fused=True)
-    return ddp_side(kit, rank, size, group, optimizer=optimizer)
-
-
-def fsdp_side(kit: TrainingKit, rank: int, size: int) -> LoopSide:
-    """Collective. `fully_shard` of every block, or, where there are none, of every layer with parameters; over Gloo."""
-    mesh = init_device_mesh("cpu", (size,))
-    of_kind = lambda kind: [module for module in kit.model.modules() if isinstance(module, kind)]  # noqa: E731
-    for module in of_kind(GptBlock | Residual) or of_kind(nn.Linear | nn.Embedding):
-        fully_shard(module, mesh=mesh)
-    fully_shard(kit.model, mesh=mesh)
-    return LoopSide(kit.cut(rank, size), kit.forward(kit.model), AdamW(kit.model.parameters(), fused=True))
-
-
 @contextmanager
 def as_torch_comes(threads: int) -> Iterator[None]:
     """Inside, torch may choose any kernel, as it does by default, and uses `threads` threads."""
@@ -162,17 +137,6 @@ def measured_sides(
             memory[name] = max(0, peak_pss_bytes(side) - before - side.training.initial_bytes)
         dist.barrier()
     return memory, sides
-
-
-def pss_bytes(settled: bool = False) -> int:
-    """What this process holds now; of a page that several hold, its share. `settled`: freed memory is returned first.
-
-    The workers' peaks are added up for the host, so that is an upper bound.
-    """
-    if settled:
-        return_freed_memory()
-    lines = _PSS.read_text(encoding="utf-8").splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
 def peak_pss_bytes(side: CpuSide) -> int:
