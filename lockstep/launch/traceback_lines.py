@@ -10,10 +10,12 @@ from lockstep import version
 
 _STDLIB = os.path.dirname(os.__file__)
 _PACKAGE = str(Path(version.__file__).parent)
-_PROGRAMS = os.path.join(_PACKAGE, "programs")  # scripts that come with lockstep are scripts all the same
 _LAUNCHING = os.path.join(_PACKAGE, "launch")
+_PROGRAMS = os.path.join(_PACKAGE, "programs")  # scripts that come with lockstep are scripts all the same
 _CELLS = "<ipython-input-"  # what IPython calls lines that were typed at its prompt
-_INSTALLED = ("site-packages", "dist-packages")
+_SCRIPTS = (_PROGRAMS + os.sep, _CELLS)
+_NOT_SCRIPTS = ("<", _STDLIB + os.sep, _PACKAGE + os.sep)
+_INSTALLED = tuple(f"{os.sep}{folder}{os.sep}" for folder in ("site-packages", "dist-packages"))
 _MOST = 3
 
 # What a data-loader worker's exception looks like once torch raises it again in the training process.
@@ -81,10 +83,8 @@ def _keep_users(calls: list[Frame]) -> tuple[Frame, ...]:
 
 def is_users(file: str) -> bool:
     """Whether a file is the user's: none of Python's library, of an installed package, or of lockstep."""
-    if file.startswith(_PROGRAMS + os.sep):
+    if file.startswith(_SCRIPTS):
         return True
-    if file.startswith(_CELLS):
-        return True
-    if file.startswith(("<", _STDLIB + os.sep, _PACKAGE + os.sep)):
+    if file.startswith(_NOT_SCRIPTS):
         return False
-    return not any(part in _INSTALLED for part in Path(file).parts)
+    return not any(folder in os.sep + file for folder in _INSTALLED)

@@ -23,7 +23,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import islice
 from types import FrameType, ModuleType
 from typing import Any
@@ -221,11 +221,16 @@ def _variables(frame: FrameType) -> list[tuple[str, Mapping[str, Any]]]:
     for (path, name), values in look_into(frame, dict).items():
         if not any(type(one.get("self")).__name__ == name for file, one in found if file == path):
             found.append((path, values))  # and not the attributes of `self`, which is a variable
-    for module in loaded_by_script():
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and isinstance(module, ModuleType) and is_users(file):
-            found.append((file, dict(vars(module))))
-    return found
+    return [*found, *((file, dict(vars(module))) for file, module in _users_modules(len(sys.modules)))]
+
+
+@lru_cache(maxsize=1)
+def _users_modules(_: int) -> list[tuple[str, ModuleType]]:
+    """Each with its file. They are looked for again when another number of modules is loaded."""
+    named = [(getattr(module, "__file__", None), module) for module in loaded_by_script()]
+    return [
+        (file, one) for file, one in named if isinstance(file, str) and isinstance(one, ModuleType) and is_users(file)
+    ]
 
 
 def _marked(values: Mapping[str, Any], *, only_whole: bool) -> Iterator[tuple[str, Any]]:
