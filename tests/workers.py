@@ -6,6 +6,7 @@ what each returned (as JSON). Whatever a job starts dies with it.
 
 import faulthandler
 import gc
+import inspect
 import json
 import os
 import select
@@ -22,6 +23,7 @@ from typing import Any
 import loaded  # noqa: F401 - seconds that the workers need not spend each
 
 from lockstep.run import active
+from lockstep.script import dependence, lane_state
 from lockstep.settings.environments.lockstep_run import LISTEN_FD, MARK, PORT, RANK, SIZE
 
 
@@ -82,6 +84,7 @@ def fork(
     place: Callable[[], None], limit_s: float, job: Callable[..., Any], args: Any, options: Any
 ) -> tuple[int, int]:
     """Starts a worker that takes its `place` and does the job; gives its process and where its reply is read."""
+    _read_scripts(job)
     reader, writer = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -103,6 +106,15 @@ def fork(
         os._exit(0)
     finally:
         os._exit(70)
+
+
+def _read_scripts(job: Callable[..., Any]) -> None:
+    """What every worker would read of its script, and of the modules that are loaded: it finds that read."""
+    code = getattr(inspect.unwrap(getattr(job, "func", job)), "__code__", None)
+    tree = None if code is None else dependence.parsed(code.co_filename)
+    if tree is not None:
+        dependence.walked(tree)
+    lane_state.users_modules(len(sys.modules))
 
 
 def _place(rank: int, num_workers: int, listener: socket.socket) -> None:

@@ -10,7 +10,7 @@
 import ast
 from collections.abc import Iterator, Sequence
 
-from lockstep.script.dependence import parsed
+from lockstep.script.dependence import parsed, walked
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
@@ -60,7 +60,7 @@ def names_in(nodes: Sequence[ast.AST], how: type[ast.expr_context]) -> set[str]:
 
 def _loop_at(path: str, line: int) -> ast.For | None:
     tree = parsed(path)
-    loops = [node for node in ast.walk(tree) if isinstance(node, ast.For)] if tree is not None else []
+    loops = [node for node in walked(tree) if isinstance(node, ast.For)] if tree is not None else []
     here = [loop for loop in loops if loop.lineno <= line <= (loop.iter.end_lineno or loop.lineno) and _has_steps(loop)]
     return here[-1] if here else None
 

@@ -53,9 +53,9 @@ class Function:
 
         With `in_calls`, being passed to a function beside an optimizer counts.
         """
-        nodes = [node for part in (_repeated(self.node) if again else [self.node]) for node in ast.walk(part)]
+        nodes = [node for part in (_repeated(self.node) if again else [self.node]) for node in walked(part)]
         readers = self._readers(name)
-        given = {node.id for node in ast.walk(self.node) for node in _given_to_loaders(node)}
+        given = {node.id for node in walked(self.node) for node in _given_to_loaders(node)}
         used = next((one for one in readers if isinstance(one, ast.ClassDef) or one.name in given), None)
         if used is not None:
             return Dependence(used.lineno, f"is read in {used.name}")
@@ -67,8 +67,8 @@ class Function:
         """Functions, modules and data sets that read the variable where it stands: outside of them."""
         around = self.file if "." in name and self.file is not None else self.node
         found: dict[str, ast.FunctionDef | ast.ClassDef] = {}
-        methods = {id(one) for node in ast.walk(around) if isinstance(node, ast.ClassDef) for one in node.body}
-        nodes = [node for node in ast.walk(around) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        methods = {id(one) for node in walked(around) if isinstance(node, ast.ClassDef) for one in node.body}
+        nodes = [node for node in walked(around) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
         definitions = [node for node in nodes if node is not self.node and id(node) not in methods]
         while True:
             names = {name, *found}
@@ -89,16 +89,16 @@ class Function:
 
     def _skipped_call(self, node: ast.If | ast.While | ast.IfExp) -> ast.Call | None:
         """A call that trains, after a `continue`, in the same loop."""
-        loops = [loop for loop in self._loops() if node in ast.walk(loop)] if _has(node, ast.Continue) else []
+        loops = [loop for loop in self._loops() if node in walked(loop)] if _has(node, ast.Continue) else []
         behind = (call for call in _training_calls(loops[-1]) if call.lineno > (node.end_lineno or 0)) if loops else ()
         return next(iter(behind), None)
 
     def _loops(self) -> list[ast.For | ast.While]:
-        return [node for node in ast.walk(self.node) if isinstance(node, LOOPS)]
+        return [node for node in walked(self.node) if isinstance(node, LOOPS)]
 
     def is_reset(self, name: str) -> bool:
         """Whether a loop sets the name to its first value again: as its own variable, or inside of it."""
-        inside = (node for loop in self._loops() for node in ast.walk(loop))
+        inside = (node for loop in self._loops() for node in walked(loop))
         return self.is_loop_variable(name) or any(_sets_constant(node, name) for node in inside)
 
     def is_carried(self, name: str, *, over_passes: bool = False) -> bool:
@@ -109,7 +109,7 @@ class Function:
         """
         loops = [loop for loop in self._loops() if _sets(loop, name)]
         if over_passes:
-            loops = [one for one in loops if any(other is not one and other in ast.walk(one) for other in loops)]
+            loops = [one for one in loops if any(other is not one and other in walked(one) for other in loops)]
         return not loops or any(not _is_target(loop, name) and _is_read_first(loop.body, name) for loop in loops)
 
     def is_set_in_loop(self, name: str) -> bool:
@@ -125,7 +125,7 @@ def function_at(path: str, name: str) -> Function | None:
     tree = parsed(path)
     if tree is None or name == "<module>":
         return None if tree is None else Function(tree, tree)
-    definitions = [node for node in ast.walk(tree) if isinstance(node, _DEFINES) and node.name == name]
+    definitions = [node for node in walked(tree) if isinstance(node, _DEFINES) and node.name == name]
     return Function(definitions[-1], tree) if definitions else None
 
 
@@ -137,11 +137,18 @@ def parsed(path: str) -> ast.Module | None:
         return None
 
 
+@lru_cache(maxsize=128)
+def walked(node: ast.AST) -> tuple[ast.AST, ...]:
+    """All nodes of a file, a function or a loop, which are looked through many times: `ast.walk` takes 50 times as
+    long as a look at each."""
+    return tuple(ast.walk(node))
+
+
 def _repeated(root: ast.AST) -> list[ast.AST]:
     """What is done more than once: loops, and functions without any, except those that make an object."""
     if isinstance(root, ast.ClassDef):
         return [part for method in root.body for part in _repeated(method) if getattr(method, "name", "") != "__init__"]
-    loops: list[ast.AST] = [node for node in ast.walk(root) if isinstance(node, LOOPS)]
+    loops: list[ast.AST] = [node for node in walked(root) if isinstance(node, LOOPS)]
     return loops or ([] if isinstance(root, ast.Module) else [root])
 
 
@@ -175,7 +182,7 @@ def _reads(definition: ast.FunctionDef | ast.ClassDef, names: set[str]) -> bool:
 
 def own_names(function: ast.AST) -> set[str]:
     """The arguments of a function and what it sets, those of functions inside of it too."""
-    nodes = list(ast.walk(function))
+    nodes = walked(function)
     stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     return stored | {node.arg for node in nodes if isinstance(node, ast.arg)}
 

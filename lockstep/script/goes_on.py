@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from lockstep.script.body import own_statements
-from lockstep.script.dependence import LOOPS, own_names, parsed
+from lockstep.script.dependence import LOOPS, own_names, parsed, walked
 
 GROWS = frozenset({"append", "extend", "add"})
 _LANES = frozenset({"lanes", "steps"})
@@ -66,7 +66,7 @@ def called(node: ast.AST) -> set[str]:
 
 def lane_loops(function: ast.AST) -> list[ast.For]:
     """The loops over `run.lanes` and `run.steps` in it."""
-    return [node for node in ast.walk(function) if isinstance(node, ast.For) and _LANES & called(node.iter)]
+    return [node for node in walked(function) if isinstance(node, ast.For) and _LANES & called(node.iter)]
 
 
 def loops_at(path: str, line: int) -> list[ast.For]:
@@ -78,7 +78,7 @@ def loops_at(path: str, line: int) -> list[ast.For]:
 
 def function_around(tree: ast.Module, line: int) -> ast.AST:
     """The innermost function around a line; the module where there is none."""
-    functions = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
+    functions = [node for node in walked(tree) if isinstance(node, FUNCTIONS)]
     around = [node for node in functions if node.lineno <= line <= (node.end_lineno or node.lineno)]
     return max(around, key=lambda node: node.lineno) if around else tree
 
@@ -113,7 +113,7 @@ def _is_read(target: ast.Name | ast.Attribute, value: ast.expr) -> bool:
 
 
 def functions_of(tree: ast.Module | None) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    nodes = () if tree is None else ast.walk(tree)
+    nodes = () if tree is None else walked(tree)
     return (node for node in nodes if isinstance(node, FUNCTIONS) and node.name != "__init__")
 
 
@@ -128,8 +128,8 @@ def _statements(body: list[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.expr]]:
 def _is_set_before(function: ast.AST, statement: ast.stmt, target: ast.Attribute, over_passes: bool) -> bool:
     """In a loop over lanes, or over batches, it would have to be in its body; `over_passes`, around those."""
     written = ast.unparse(target)
-    loops = [node for node in ast.walk(function) if isinstance(node, LOOPS) and lane_loops(node)]
-    around = [loop for loop in reversed(loops) if statement in ast.walk(loop)]
+    loops = [node for node in walked(function) if isinstance(node, LOOPS) and lane_loops(node)]
+    around = [loop for loop in reversed(loops) if statement in walked(loop)]
     if over_passes:
         around = [loop for loop in around if not _is_over_lanes(loop)][1:]
     within = around[0] if around else function
@@ -138,7 +138,7 @@ def _is_set_before(function: ast.AST, statement: ast.stmt, target: ast.Attribute
         and node.lineno < statement.lineno
         and any(ast.unparse(one) == written for one in node.targets)
         and not _is_read(target, node.value)
-        for node in ast.walk(within)
+        for node in walked(within)
     )
 
 

@@ -221,11 +221,11 @@ def _variables(frame: FrameType) -> list[tuple[str, Mapping[str, Any]]]:
     for (path, name), values in look_into(frame, dict).items():
         if not any(type(one.get("self")).__name__ == name for file, one in found if file == path):
             found.append((path, values))  # and not the attributes of `self`, which is a variable
-    return [*found, *((file, dict(vars(module))) for file, module in _users_modules(len(sys.modules)))]
+    return [*found, *((file, dict(vars(module))) for file, module in users_modules(len(sys.modules)))]
 
 
 @lru_cache(maxsize=1)
-def _users_modules(_: int) -> list[tuple[str, ModuleType]]:
+def users_modules(_: int) -> list[tuple[str, ModuleType]]:
     """Each with its file. They are looked for again when another number of modules is loaded."""
     named = [(getattr(module, "__file__", None), module) for module in loaded_by_script()]
     return [

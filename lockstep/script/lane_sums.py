@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from lockstep.script.body import names_in, own_statements
-from lockstep.script.dependence import computed_from, parsed
+from lockstep.script.dependence import computed_from, parsed, walked
 from lockstep.script.goes_on import GROWS, bare, called, function_around, in_words, loops_at
 
 _TOTALS = frozenset({"total", "all_reduce", "reduce", "all_gather", "gather", "gather_for_metrics"})
@@ -73,7 +73,7 @@ def changed_by_lanes(path: str, line: int) -> dict[str, str]:
 def totalled_names(path: str) -> frozenset[str]:
     """The variables and attributes of the file that are in a call which totals."""
     tree = parsed(path)
-    calls = [] if tree is None else [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _totals(node)]
+    calls = [] if tree is None else [node for node in walked(tree) if isinstance(node, ast.Call) and _totals(node)]
     inside = [node for call in calls for node in ast.walk(call)]
     names = [node.id for node in inside if isinstance(node, ast.Name)]
     return frozenset(names + [node.attr for node in inside if isinstance(node, ast.Attribute)])
@@ -122,15 +122,15 @@ def _name(node: ast.expr) -> str | None:
 
 
 def _is_read_outside(function: ast.AST, loop: ast.For, statement: ast.stmt, name: str) -> bool:
-    inside = {id(node) for node in ast.walk(loop)}
+    inside = {id(node) for node in walked(loop)}
     reads = [
         node
-        for node in ast.walk(function)
+        for node in walked(function)
         if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load) and id(node) not in inside
     ]
     if not isinstance(statement, ast.Expr) or "update" not in called(statement):
         return bool(reads)
-    results = [one for one in ast.walk(function) if isinstance(one, ast.Attribute) and one.attr in _RESULTS]
+    results = [one for one in walked(function) if isinstance(one, ast.Attribute) and one.attr in _RESULTS]
     return any(_name(one.value) == name for one in results)  # a meter; a progress bar has none
 
 
@@ -140,10 +140,10 @@ def _totals(call: ast.Call) -> bool:
 
 
 def _is_totalled(tree: ast.Module, function: ast.AST, name: str) -> bool:
-    tainted = computed_from(list(ast.walk(function)), name)
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _totals(node)]
-    within = {id(node) for node in ast.walk(function)}
+    tainted = computed_from(walked(function), name)
+    calls = [node for node in walked(tree) if isinstance(node, ast.Call) and _totals(node)]
+    within = {id(node) for node in walked(function)}
     if any(id(call) in within and tainted & names_in([call], ast.Load) for call in calls):
         return True
-    returns = [node for node in ast.walk(function) if isinstance(node, ast.Return) and node.value is not None]
+    returns = [node for node in walked(function) if isinstance(node, ast.Return) and node.value is not None]
     return bool(calls) and any(tainted & names_in([node], ast.Load) for node in returns)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from lockstep.script.dependence import parsed
+from lockstep.script.dependence import parsed, walked
 
 _INNER = frozenset({"forward", "__call__", "__getitem__", "__getitems__", "__iter__", "__next__"})
 _MAKES = frozenset({"__init__", "__post_init__", "__setstate__"})
@@ -25,7 +25,7 @@ class Method:
 @lru_cache(maxsize=256)
 def methods_of(path: str, name: str) -> tuple[Method, ...]:
     """The methods of a class of a file, except those that make its objects."""
-    nodes = [] if (tree := parsed(path)) is None else ast.walk(tree)
+    nodes = () if (tree := parsed(path)) is None else walked(tree)
     found = next((node for node in nodes if isinstance(node, ast.ClassDef) and node.name == name), None)
     methods = {} if found is None else {one.name: one for one in found.body if isinstance(one, ast.FunctionDef)}
     inner = set(_INNER & methods.keys())
@@ -39,19 +39,19 @@ def methods_of(path: str, name: str) -> tuple[Method, ...]:
 
 
 def _stored(method: ast.FunctionDef) -> Iterator[str]:
-    for node in ast.walk(method):
+    for node in walked(method):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
             yield node.attr
 
 
 def _own_calls(method: ast.FunctionDef) -> Iterator[str]:
-    for node in ast.walk(method):
+    for node in walked(method):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_self(node.func.value):
             yield node.func.attr
 
 
 def _calls(method: ast.FunctionDef) -> Iterator[str]:
-    for node in ast.walk(method):
+    for node in walked(method):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
             yield node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
 
