@@ -8,6 +8,7 @@ import click
 
 from lockstep.cli.run import (
     Device,
+    StrategyName,
     Whole,
     WorkerCounts,
     check_module,
@@ -15,6 +16,7 @@ from lockstep.cli.run import (
     make_folder,
     note_misplaced_workers,
 )
+from lockstep.settings.environment import STRATEGIES
 from lockstep.settings.limits import MOST_LANES, MOST_SEED, MOST_THREADS
 
 
@@ -50,6 +52,12 @@ def _something_to_compare(ctx: click.Context, param: click.Parameter, counts: tu
     type=Device(),
     metavar="cpu|cuda|cuda:K",
     help="Where workers compute, over what the script says.",
+)
+@click.option(
+    "--strategy",
+    type=StrategyName(),
+    metavar="|".join(STRATEGIES),
+    help="What a step means, over what the script says.",
 )
 @click.option(
     "--distance/--no-distance",

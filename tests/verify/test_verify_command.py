@@ -153,6 +153,12 @@ def test_a_device_that_is_not_there_is_an_environment_and_not_a_failure_of_the_s
     assert "BadEnvironment: device='cuda' was asked for" in done.stderr
 
 
+def test_every_run_has_the_strategy_that_was_asked_for(bench: Bench) -> None:
+    text = "import os, lockstep\nlockstep.start()\nraise ValueError(os.environ['LOCKSTEP_STRATEGY'])"
+    done = bench.verify(text, "-n", "1,2", "--strategy", "sharded:gradients")
+    assert (done.exit_code, "ValueError: sharded:gradients" in done.stderr) == (1, True), done.stderr
+
+
 def test_a_script_that_never_starts_a_run_is_told_so(bench: Bench) -> None:
     done = bench.verify("print('nothing')", "-n", "1,2")
     assert done.exit_code == 1

@@ -46,6 +46,7 @@ class Request:
     distance: bool = True
     faults: bool = True
     device: str | None = None
+    strategy: str | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ def job_of(request: Request, variant: Variant) -> Job:
         lanes=variant.assignment.num_lanes,
         seed=request.seed,
         device=request.device,
+        strategy=request.strategy,
         assignment=variant.assignment.lanes_of,
         environment=environment,
         is_run=False,  # a script that starts no run is found here by its traces
