@@ -45,9 +45,9 @@ def load() -> None:
 
 
 def loaded_by_script() -> list[ModuleType]:
-    """The modules of this process, newest first, without those of `load`: to look at one is to write to its memory."""
-    names = list(takewhile(lambda name: name not in _LAST, reversed(sys.modules)))
-    return [sys.modules[name] for name in names]
+    """The script, and the modules of this process without those of `load`: to look at one is to write to its memory."""
+    newest = takewhile(lambda name: name not in _LAST, reversed(sys.modules))
+    return [sys.modules[name] for name in dict.fromkeys(["__main__", *newest])]
 
 
 def fork_others() -> None:

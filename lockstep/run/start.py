@@ -319,8 +319,12 @@ def _gpu_notes(settings: Settings) -> list[str]:
 def _late_variables() -> list[str]:
     """See Note [Loaded once] in launch/load_once.py."""
     names = set_too_late(process_environment())
-    advice = "set them in the shell, or start with --no-load-once"
-    return [f"torch was loaded before the script has set {', '.join(names)}: {advice}"] if names else []
+    if not names:
+        return []
+    return [
+        f"the script has set {', '.join(names)} after torch was loaded, which may be too late: set it in the shell, or "
+        "start with --no-load-once"
+    ]
 
 
 def _can_recover(settings: Settings, place: LaunchPlace) -> bool:

@@ -102,10 +102,19 @@ def test_a_variable_that_the_script_sets_after_torch_was_loaded_is_named(tmp_pat
     script = training(at_first="os.environ['TORCH_LOGS'] = '+dynamo'; os.environ['MY_OWN'] = '1'")
     with launched_script(tmp_path, script, "-n", "2", "--load-once") as run:
         run.wait_for("^digest ")
-    assert "note: torch was loaded before the script has set TORCH_LOGS: set them in the shell" in run.shown()
+    assert "note: the script has set TORCH_LOGS after torch was loaded, which may be too late: set it" in run.shown()
     with launched_script(tmp_path, script, "-n", "2", "--no-load-once") as run:
         run.wait_for("^digest ")
-    assert "was loaded before" not in run.shown()
+    assert "too late" not in run.shown()
+
+
+def test_what_lanes_keep_in_a_module_of_the_script_is_noted(tmp_path):
+    """Modules that were loaded before the script are not looked at."""
+    (tmp_path / "store.py").write_text("seen = 0\ndef count(loss):\n    global seen\n    seen = seen + 1\n")
+    script = training(at_first="import store").replace("run.backward(", "store.count(x); run.backward(")
+    with launched_script(tmp_path, script, "-n", "2", "--load-once") as run:
+        run.wait_for("^digest ")
+    assert "a lane keeps something for the next one, by `seen = seen + 1` (line 4) of store.py" in run.shown()
 
 
 def test_where_loading_has_started_a_thread_each_worker_is_started_and_the_reason_is_said_once(tmp_path, monkeypatch):
