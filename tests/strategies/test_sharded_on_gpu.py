@@ -30,7 +30,7 @@ from torch import nn
 from workers import on_workers, outcomes
 
 import lockstep
-from lockstep.errors import BadArgument
+from lockstep.errors import BadArgument, Misuse
 from lockstep.events import Events, Note
 from lockstep.gradients.bucket_set import BucketOptions, NamedParameter
 from lockstep.gradients.health import HealthPlan
@@ -342,3 +342,32 @@ def _num_leaving() -> list[int]:
 
 def test_all_parameters_leave_in_each_lane_of_every_step() -> None:
     assert on_workers(3, _num_leaving) == [[4] * 4] * 3
+
+
+def _written_in_a_lane() -> tuple[str, bool]:
+    """What optimizer.step() says of a parameter that a lane has written to, and whether it has changed another."""
+    run = lockstep.start(lanes=2, seed=1, strategy=AsOnGpus("parameters"))
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    run.replicate(model, optimizer)
+    for number in range(2):
+        for x in run.lanes(torch.ones(4, 3)):
+            loss = model(x).sum()
+            if number == 1:
+                model[0].weight.data.mul_(2)
+            run.backward(loss)
+        before = model[1].bias.detach().clone()
+        if number == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    try:
+        optimizer.step()
+    except Misuse as refusal:
+        return str(refusal), bool((model[1].bias != before).any())
+    return "", True
+
+
+def test_a_write_in_a_lane_is_refused_before_the_update_changes_anything() -> None:
+    for said, has_changed in on_workers(2, _written_in_a_lane):
+        assert said.startswith("parameter 0.weight was written inside of a lane")
+        assert not has_changed
