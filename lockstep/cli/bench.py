@@ -167,12 +167,20 @@ def step(
         on_gpu = gpu.make_plans(
             models, counts or [1], sides, flattened(lanes) or [1],
             steps=steps, rounds=rounds or gpu.ROUNDS, ranks_share_gpu=ranks_share_gpu, strategy=strategy,
+            num_gpus=number_of_gpus() if max(counts, default=1) > 1 and sides is None else 1,
         )  # fmt: skip
         step_on_gpu(on_gpu, mps, as_json)
         return
     refuse_unless_gpu(device, sides=sides is not None, mps=mps, lanes=bool(lanes), ranks_share_gpu=ranks_share_gpu)
     plans = steps_on_cpu.make_plans(models, counts or [2], steps, rounds or steps_on_cpu.ROUNDS, strategy)
     report_on(plans, lambda follow: steps_on_cpu.bench_steps(plans, follow), steps_on_cpu.show, as_json)
+
+
+def number_of_gpus() -> int:
+    """Loads torch."""
+    from lockstep.settings.device import count_gpus
+
+    return count_gpus()
 
 
 @contextmanager

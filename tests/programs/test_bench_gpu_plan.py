@@ -87,15 +87,20 @@ def test_a_strategy_is_a_side_of_its_own_beside_lockstep(strategy: str) -> None:
     name = f"lockstep {strategy}"
     [usual] = make_plans(("mlp",), (2,), strategy=strategy)
     [over_nccl] = make_plans(("mlp",), (2,), strategy=strategy, ranks_share_gpu=True)
+    [on_two_gpus] = make_plans(("mlp",), (2,), strategy=strategy, num_gpus=2)
+    assert on_two_gpus.sides == over_nccl.sides
     assert usual.sides == (gpu.DDP_GLOO, gpu.LOCKSTEP, name)
     assert over_nccl.sides == (gpu.DDP, gpu.ZERO, gpu.FSDP, gpu.LOCKSTEP, name)
     assert (gpu.strategy_of(name), gpu.strategy_of(gpu.CAPTURED)) == (strategy, "replicated")
     assert parse_sides(f"ddp zero,fsdp2, {name}") == (gpu.ZERO, gpu.FSDP, name)
 
 
-def test_what_is_usual_over_nccl_is_not_divided() -> None:
-    [made] = make_plans(("mlp",), (2,), ranks_share_gpu=True)
+@pytest.mark.parametrize("nccl_takes_them", [{"ranks_share_gpu": True}, {"num_gpus": 2}, {"num_gpus": 8}], ids=str)
+def test_ddp_is_that_over_nccl_where_nccl_takes_the_workers(nccl_takes_them: dict[str, Any]) -> None:
+    [made] = make_plans(("mlp",), (2,), **nccl_takes_them)
     assert made.sides == (gpu.DDP, gpu.LOCKSTEP, gpu.NOT_EXACT, gpu.CAPTURED)
+    [shared] = make_plans(("mlp",), (2,), num_gpus=1)
+    assert shared.sides == (gpu.DDP_GLOO, gpu.LOCKSTEP, gpu.CAPTURED)
 
 
 @pytest.mark.parametrize("name", gpu.DIVIDED)

@@ -46,7 +46,7 @@ DIVIDED = (ZERO, FSDP, *SHARDED)
 
 SIDES_OF_SEVERAL = (DDP_GLOO, DDP, LOCKSTEP, NOT_EXACT, CAPTURED, LOCKSTEP_COMPILED, *DIVIDED)  # on several workers
 USUAL_OF_SEVERAL = (DDP_GLOO, LOCKSTEP, CAPTURED)
-"""NCCL refuses workers that share a GPU: "ddp", "ddp zero" and "fsdp2" are measured only where they are asked for."""
+"""Where workers share a GPU: NCCL refuses them, so "ddp", "ddp zero" and "fsdp2" are not among these."""
 
 USUAL_BY_NCCL = (DDP, LOCKSTEP, NOT_EXACT, CAPTURED)
 SHARING_BY_NCCL = (*USUAL_BY_NCCL, *DIVIDED)
@@ -117,13 +117,14 @@ class GpuStepPlan(bench.BenchRecord):
 def make_plans(
     models: Sequence[str], workers: Sequence[int], sides: Sequence[str] | None = None, lanes: Sequence[int] = (1,),
     *, steps: int | None = None, rounds: int = ROUNDS, ranks_share_gpu: bool = False, strategy: str = REPLICATED,
+    num_gpus: int = 1,
 ) -> tuple[GpuStepPlan, ...]:  # fmt: skip
     """A plan for every model on every number of workers and of lanes, each once; raises before anything runs."""
     if strategy != REPLICATED:
         _refuse_strategy(strategy, sides, workers)
 
     def plan(model: str, count: int, each: int) -> GpuStepPlan:
-        names = tuple(dict.fromkeys(sides or _usual_sides(count, each, ranks_share_gpu, strategy)))
+        names = tuple(dict.fromkeys(sides or _usual_sides(count, each, ranks_share_gpu or count <= num_gpus, strategy)))
         about = {"lanes": each, "ranks_share_gpu": ranks_share_gpu}
         return GpuStepPlan(model, count, names, steps or GPU_REFERENCES[model].steps, rounds, **about)  # type: ignore[arg-type]
 
@@ -144,13 +145,14 @@ def _refuse_strategy(strategy: str, sides: Sequence[str] | None, workers: Sequen
         raise BadArgument(f"one worker updates as without sharding: take -n 2 or more for --strategy {strategy}")
 
 
-def _usual_sides(workers: int, lanes: int, ranks_share_gpu: bool, strategy: str) -> tuple[str, ...]:
+def _usual_sides(workers: int, lanes: int, by_nccl: bool, strategy: str) -> tuple[str, ...]:
+    """`by_nccl`: NCCL takes the workers, because each has a GPU of its own, or says that it is a host of its own."""
     if strategy != REPLICATED:
-        baselines = (DDP, ZERO, FSDP) if ranks_share_gpu else (DDP_GLOO,)
+        baselines = (DDP, ZERO, FSDP) if by_nccl else (DDP_GLOO,)
         return (*baselines, LOCKSTEP, f"{LOCKSTEP} {strategy}")
-    if ranks_share_gpu:
-        return USUAL_BY_NCCL
-    return USUAL_OF_SEVERAL if workers > 1 else _sides_on(workers, lanes, False)
+    if workers == 1:
+        return _sides_on(workers, lanes, False)
+    return USUAL_BY_NCCL if by_nccl else USUAL_OF_SEVERAL
 
 
 def _sides_on(workers: int, lanes: int, ranks_share_gpu: bool) -> tuple[str, ...]:
