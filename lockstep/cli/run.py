@@ -280,7 +280,7 @@ def command(
         "--placement": placement,
     }
     engine = {name: value for name, value in {"--on": on, **of_ray}.items() if value is not None}
-    check_engine(engine, settings["spares"])
+    check_engine(engine, settings["spares"], settings["load_once"])
     (check_module if module else check_script)(program)
     check_assignment(assignment, workers, settings["lanes"])
     check_workers(workers)
@@ -328,12 +328,14 @@ def show_timeline(folder: Path, say: Callable[[str], None]) -> None:
         say(f"! {error}")
 
 
-def check_engine(engine: Mapping[str, Any], spares: int) -> None:
+def check_engine(engine: Mapping[str, Any], spares: int, load_once: bool | None) -> None:
     """Raises if options of a cluster are given without one, or what it has not."""
     if "--on" not in engine and engine:
         raise BadArgument(f"{next(iter(engine))} says something of a cluster: give --on ray too, or leave it out")
     if "--on" in engine and spares:
         raise BadArgument("--spares cannot be had with --on ray: a lost worker is replaced by a new actor")
+    if "--on" in engine and load_once:
+        raise BadArgument("--load-once cannot be had with --on ray, which starts each worker by itself: leave it out")
 
 
 def pool_on(engine: Mapping[str, Any]) -> OpenPool:

@@ -10,29 +10,52 @@ import sys
 import time
 import warnings
 
+from lockstep.errors import LockstepError
 from lockstep.launch.control import CopyRequest
 from lockstep.settings.environment import take_environment
+
+
+class CannotFork(LockstepError):  # noqa: N818
+    """The system refused another process, a limit on their number, say. Only this one is there."""
 
 
 def fork_for_launcher() -> tuple[int, int]:
     """In the original: the new process, and the end of a pipe that is readable when the new one closes its own.
 
-    In the new process: 0, and the other end of that pipe. See Note [Two forks].
+    In the new process: 0, and the other end of that pipe. Raises CannotFork where there may be no more
+    processes. See Note [Two forks].
     """
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of threads, which were looked at
-        between = os.fork()
-        if between == 0:
-            pid = os.fork()
-            if pid:
-                os.write(writer, pid.to_bytes(8, "little"))
-                os._exit(0)
+        try:
+            between = os.fork()
+        except OSError as error:
+            os.close(reader)
+            os.close(writer)
+            raise CannotFork(str(error.strerror)) from error
+        if between == 0 and _fork_in_between(writer) == 0:
             os.close(reader)
             return 0, writer
     os.close(writer)
     os.waitpid(between, 0)
-    return int.from_bytes(os.read(reader, 8), "little"), reader
+    pid = int.from_bytes(os.read(reader, 8), "little")
+    if pid == 0:
+        os.close(reader)
+        raise CannotFork("there may be no more processes")
+    return pid, reader
+
+
+def _fork_in_between(writer: int) -> int:
+    """Returns 0, in the new process alone. The process in between ends here, whatever happens: it is nobody."""
+    try:
+        pid = os.fork()
+    except OSError:
+        os._exit(1)
+    if pid:
+        os.write(writer, pid.to_bytes(8, "little"))
+        os._exit(0)
+    return pid
 
 
 def become_child_of(launcher_pid: int) -> None:

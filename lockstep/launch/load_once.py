@@ -20,7 +20,7 @@ from types import ModuleType
 
 from lockstep.launch import identity
 from lockstep.launch.control import Control, CopyRequest
-from lockstep.launch.fork import become_child_of, fork_for_launcher, take_part
+from lockstep.launch.fork import CannotFork, become_child_of, fork_for_launcher, take_part
 from lockstep.settings.environment import drop_variables, note_loaded, process_environment, take_environment
 from lockstep.settings.environments.lockstep_run import CONTROL_FD, FORKS, LISTEN_FD
 
@@ -77,7 +77,11 @@ def _forked(request: CopyRequest, control: Control) -> bool:
     if (count := len(os.listdir("/proc/self/task"))) > 1:
         control.decline(request, f"{count} threads were there when torch was loaded")
         return False
-    pid, pipe = fork_for_launcher()
+    try:
+        pid, pipe = fork_for_launcher()
+    except CannotFork as error:
+        control.decline(request, str(error))
+        return False
     os.close(pipe)
     if pid:
         os.close(request.output_fd)

@@ -128,6 +128,7 @@ def test_options_of_a_cluster_are_refused_without_one_and_what_a_cluster_has_not
         ("--address", "10.0.0.1:6379", "train.py"): "give --on ray too",
         ("--cpus-per-worker", "2", "train.py"): "give --on ray too",
         ("--on", "ray", "--spares", "1", "train.py"): "--spares cannot be had with --on ray",
+        ("--on", "ray", "--load-once", "train.py"): "--load-once cannot be had with --on ray",
         ("--on", "ray", "--gpus-per-worker", "-1", "train.py"): "give a number, 0 or more",
     }
     for words, sentence in refused.items():

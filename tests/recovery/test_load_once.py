@@ -1,5 +1,7 @@
 """Workers that are forked from the first one, which has loaded torch: see Note [Loaded once] in launch/load_once.py."""
 
+import errno
+import os
 import re
 import signal
 import subprocess
@@ -7,11 +9,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from launched import Launched, launched_command, launched_script
 from launches import IMPORTABLE
+
+from lockstep.cli.run import continuation
+from lockstep.launch.job import Job
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -71,11 +77,11 @@ def test_workers_share_what_is_loaded_and_have_the_bits_of_those_that_load_it_ea
 
 
 def test_a_worker_that_is_killed_while_it_loads_for_the_others_makes_all_start_again(tmp_path):
-    with started_afresh(tmp_path, "-n", "2", "--load-once") as run:
+    with started_afresh(tmp_path, "-n", "3", "--load-once") as run:
         _worker_of(run).kill()
         digest_of(run)
-    assert "no step was made yet: all 2 workers start again" in run.shown()
-    assert len(own_mib(tmp_path)) == 2
+    assert "no step was made yet: all 3 workers start again" in run.shown()
+    assert len(own_mib(tmp_path)) == 3
 
 
 def test_ctrl_c_while_torch_is_loaded_ends_the_run_and_no_process_is_left(tmp_path):
@@ -129,6 +135,63 @@ def test_where_loading_has_started_a_thread_each_worker_is_started_and_the_reaso
     said = "each worker loads torch for itself: 2 threads were there when torch was loaded"
     assert run.shown().count(said) == 1, run.shown()
     assert len(list(tmp_path.rglob("own-*"))) == 3
+
+
+class OneFork:
+    """The module os of a system that allows one process more; its first fork succeeds, and no other."""
+
+    def __init__(self) -> None:
+        self._has_forked = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def fork(self) -> int:
+        if self._has_forked:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        self._has_forked = True
+        return os.fork()
+
+
+def test_where_no_process_can_be_forked_each_worker_is_started(tmp_path, monkeypatch):
+    """For worker 1 the process in between has no child; for worker 2 there is none in between."""
+    monkeypatch.setattr("lockstep.launch.fork.os", OneFork())  # in the workers too, which are forked
+    with launched_script(tmp_path, training(), "-n", "3", "--load-once") as run:
+        run.wait_for("^digest ")
+        assert run.process.wait(60) == 0
+    assert run.shown().count("each worker loads torch for itself: there may be no more processes") == 1, run.shown()
+    assert len(own_mib(tmp_path)) == 3
+
+
+def test_a_worker_that_cannot_be_forked_from_is_not_copied_and_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("lockstep.launch.fork.os", OneFork())
+    mark = tmp_path / "died"
+    at_each_step = (
+        f"if number == 2 and run.rank == 1 and not os.path.exists({str(mark)!r}): "
+        f"open({str(mark)!r}, 'x').close(); os.kill(os.getpid(), 9)"
+    )
+    with launched_script(tmp_path, training(at_each_step=at_each_step), "-n", "3") as run:
+        killed = run.lines[run.wait_for("^digest ")][1]
+        assert run.process.wait(60) == 0
+    assert "cannot be copied (there may be no more processes): a new process takes" in run.shown()
+    with launched_script(tmp_path, training(), "-n", "3") as run:
+        assert run.lines[run.wait_for("^digest ")][1] == killed
+
+
+@pytest.mark.parametrize(
+    ("given", "strategy", "is_once"),
+    [
+        (None, None, False), (None, "replicated", False), (None, "sharded:optimizer", True), (True, None, True),
+        (False, "sharded:optimizer", False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_torch_is_loaded_once_under_a_sharded_strategy_or_where_it_is_asked_for(given, strategy, is_once, by_variable):
+    inherited = {"LOCKSTEP_STRATEGY": strategy} if by_variable and strategy else {}
+    job = Job("train.py", Path("runs"), strategy=None if by_variable else strategy, load_once=given)
+    assert job.loads_once(inherited) is is_once
+    words = {"--load-once", "--no-load-once"} & set(continuation(job).split())
+    assert words == {None: set(), True: {"--load-once"}, False: {"--no-load-once"}}[given]
 
 
 @pytest.mark.parametrize("victim", [0, 2])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from lockstep.elastic.copies.fork import ForkedCopy, fork
 from lockstep.elastic.copies.obstacles import obstacle
 from lockstep.launch.control import Control, CopyRequest
+from lockstep.launch.fork import CannotFork
 
 
 class Copier:
@@ -42,10 +43,13 @@ class Copier:
             return None
         why = obstacle(self._ports(), self._loader_pids())
         if why is not None:
-            self.has_declined = True
-            self._control.decline(request, why)
+            self._decline(request, why)
             return None
-        made = fork(request, self._launcher_pid)
+        try:
+            made = fork(request, self._launcher_pid)
+        except CannotFork as error:
+            self._decline(request, str(error))
+            return None
         if isinstance(made, ForkedCopy):
             self._copied = made
             made.await_claim()
@@ -53,6 +57,10 @@ class Copier:
         self._control, self._ready = Control(request.control_fd), made
         self._control.report_started()
         return request.slot
+
+    def _decline(self, request: CopyRequest, why: str) -> None:
+        self.has_declined = True
+        self._control.decline(request, why)
 
     def has_called(self) -> None:
         """The copy has asked to be admitted: the original may go on."""
