@@ -21,6 +21,7 @@ from functools import partial, wraps
 from typing import Any
 
 import loaded  # noqa: F401 - seconds that the workers need not spend each
+import torch
 
 from lockstep.run import active
 from lockstep.script import dependence, lane_state
@@ -94,6 +95,7 @@ def fork(
         return pid, reader
     os.close(reader)
     gc.freeze()  # the worker looks only through what it has made itself
+    torch.set_num_threads(torch.get_num_threads())  # see Note [A pool without threads] in elastic/copies/fork.py
     # A process that the worker forks has no part in the reply: the test does not wait for it.
     os.register_at_fork(after_in_child=lambda: os.close(writer))
     try:

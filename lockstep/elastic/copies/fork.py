@@ -3,6 +3,11 @@
 # Note [Left to the original]
 # Stores of torch have threads that the copy does not have, and ending one would wait for them for ever. So the copy
 # keeps all that it found, lets go of their sockets, and leaves without taking Python apart.
+
+# Note [A pool without threads]
+# torch keeps a pool of threads, which a fork leaves behind. It notices at the next operator of a thread that has
+# computed nothing yet, and makes another pool then, without a lock: of two such threads at once, one fails with
+# "Invalid thread pool!". So the copy has its pool made while it has one thread.
 """
 
 import gc
@@ -14,6 +19,8 @@ import stat
 from _io import _IOBase  # io.IOBase is an abstract base class, which takes ten times as long to ask
 from contextlib import suppress
 from dataclasses import dataclass
+
+import torch
 
 from lockstep.chance import Generators
 from lockstep.elastic.copies.obstacles import access_mode
@@ -66,6 +73,7 @@ def fork(request: CopyRequest, launcher_pid: int) -> ForkedCopy | int:
 
 def _settle(request: CopyRequest, launcher_pid: int) -> None:
     become_child_of(launcher_pid)
+    torch.set_num_threads(torch.get_num_threads())  # see Note [A pool without threads]
     multiprocessing.process._children.clear()  # type: ignore[attr-defined]  # they are the original's
     _let_connections_go(request.control_fd)
     _reopen_what_is_read()
