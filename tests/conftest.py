@@ -3,10 +3,12 @@
 import ctypes
 import gc
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 
 # Workers are forked from this process, and a process whose autograd has threads for a GPU cannot be forked from. Nor
 # can one in which a library below torch has made threads: on Arm, OpenBLAS and Arm's own do whatever torch is told.
@@ -22,6 +24,7 @@ from hypothesis import settings
 from seldom import long_files_first, mark_seldom
 
 from lockstep.run import active
+from lockstep.script import lane_state
 
 del os.environ["OMP_NUM_THREADS"]  # it has been read; what tests start decides for itself
 
@@ -39,6 +42,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Before those with the mark of `make soak` are left out."""
     mark_seldom(items)
     long_files_first(items)
+    for module in {item.module for item in items if isinstance(item, pytest.Function)}:
+        _TEST_FILES[module.__name__] = sys.modules.pop(module.__name__)
+
+
+_TEST_FILES: dict[str, ModuleType] = {}
+"""Those that are loaded, by name. A run looks at the variables of all files of its script (lane_state.py), for which it
+would take these. So only the file of the test, and those that it imports, are among Python's modules."""
 
 
 def pytest_collection_finish() -> None:
@@ -53,6 +63,26 @@ def no_memory_left_behind() -> Iterator[None]:
     """To fork a process costs time for all that it holds."""
     yield
     gather_pages()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def only_its_own_files(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The test file, and those that it imports, are among Python's modules."""
+    files = _with_imported(request.module.__name__)
+    sys.modules.update({name: _TEST_FILES[name] for name in files})
+    lane_state.users_modules.cache_clear()  # it goes by the number of modules
+    yield
+    for name in files:
+        del sys.modules[name]
+
+
+def _with_imported(name: str) -> set[str]:
+    found, new = set[str](), {name}
+    while new:
+        found |= new
+        used = {getattr(thing, "__module__", "") for one in new for thing in vars(_TEST_FILES[one]).values()}
+        new = (used & _TEST_FILES.keys()) - found
+    return found
 
 
 @pytest.fixture(autouse=True)

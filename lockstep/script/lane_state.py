@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
-from types import FrameType, ModuleType
+from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -43,6 +43,11 @@ from lockstep.script.goes_on import attributes_that_go_on, outer_names_that_go_o
 from lockstep.script.lane_sums import changed_by_lanes, sums_at, totalled_names
 from lockstep.script.owners import file_of, is_torchs
 
+_UNCHANGING = frozenset({str, bytes, type, FunctionType, BuiltinFunctionType, ModuleType})
+"""Most variables of a file. They have no state that is looked at, and no mark."""
+_WITHOUT_OWN = _UNCHANGING - {type} | {int, float, bool, type(None)}
+"""Types whose objects have no attributes of the script."""
+_NUMBERS = (int, float, complex)
 _MANY = (list, tuple, dict, set, deque)
 _MOST_ITEMS, _MOST_NAMED = 100, 3
 _MOST_ARRAY_BYTES = 16 << 20
@@ -163,6 +168,8 @@ class LaneState:
 
     def _attributes(self, one: Any) -> list[tuple[str, Mapping[str, Any]]]:
         """Those of an object of the script, and of its class; of another package's, those of a module of its own."""
+        if type(one) in _WITHOUT_OWN:
+            return []
         if isinstance(one, type):
             file = file_of(one)
             return [(file, vars(one))] if file is not None and is_users(file) else []
@@ -227,48 +234,41 @@ def _variables(frame: FrameType) -> list[tuple[str, Mapping[str, Any]]]:
 @lru_cache(maxsize=1)
 def users_modules(_: int) -> list[tuple[str, ModuleType]]:
     """Each with its file. They are looked for again when another number of modules is loaded."""
-    named = [(getattr(module, "__file__", None), module) for module in loaded_by_script()]
-    return [
-        (file, one) for file, one in named if isinstance(file, str) and isinstance(one, ModuleType) and is_users(file)
+    modules = [
+        one for one in loaded_by_script() if isinstance(one, ModuleType) and not one.__name__.startswith("torch.")
     ]
+    named = [(getattr(module, "__file__", None), module) for module in modules]
+    return [(file, one) for file, one in named if isinstance(file, str) and is_users(file)]
 
 
 def _marked(values: Mapping[str, Any], *, only_whole: bool) -> Iterator[tuple[str, Any]]:
     for name, value in list(values.items()):
-        mark = _mark(value, only_whole)
-        if mark is not None and not name.startswith("__"):
+        if not name.startswith("__") and (mark := _mark(value, only_whole)) is not None:
             yield name, mark
 
 
 def _mark(value: Any, only_whole: bool = False) -> Any:
     """Something that is another one when the value has changed; None where it is not looked at."""
-    if type(value) is int:
+    kind = type(value)
+    if kind is int:
         return value
-    if only_whole:
+    if only_whole or kind in _UNCHANGING:
         return None
     if value is None:
         return NOTHING
-    if isinstance(value, int | float | complex):
+    if isinstance(value, _NUMBERS):
         return repr(value)
-    if isinstance(value, _array_type()):
-        return _mark_of_array(value)
     if isinstance(value, torch.Tensor):
         return id(value), None if value.is_inference() else value._version
     if isinstance(value, _MANY):
         inner = islice(value.values() if isinstance(value, dict) else value, _MOST_ITEMS)
-        return len(value), *(repr(_mark(one)) for one in inner if not isinstance(one, _MANY))
-    return None
-
-
-def _array_type() -> tuple[type, ...]:
-    """NumPy's, where the script uses it."""
-    numpy = sys.modules.get("numpy")
-    return () if numpy is None else (numpy.ndarray,)
+        return len(value), *(_mark(one) for one in inner if not isinstance(one, _MANY))
+    return _mark_of_array(value) if kind.__name__ == "ndarray" and kind.__module__ == "numpy" else None
 
 
 def _mark_of_array(array: Any) -> int | None:
-    """Its bits, unless they are many, or stand in a file."""
-    is_looked_at = type(array).__name__ == "ndarray" and array.nbytes <= _MOST_ARRAY_BYTES and array.dtype != object
+    """Its bits, unless they are many."""
+    is_looked_at = array.nbytes <= _MOST_ARRAY_BYTES and array.dtype != object
     return zlib.crc32(array.tobytes()) if is_looked_at else None
 
 
