@@ -6,7 +6,6 @@ what each returned (as JSON). Whatever a job starts dies with it.
 
 import faulthandler
 import gc
-import inspect
 import json
 import os
 import select
@@ -17,7 +16,8 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import lru_cache, partial, wraps
+from pathlib import Path
 from typing import Any
 
 import loaded  # noqa: F401 - seconds that the workers need not spend each
@@ -26,6 +26,8 @@ import torch
 from lockstep.run import active
 from lockstep.script import dependence, lane_state
 from lockstep.settings.environments.lockstep_run import LISTEN_FD, MARK, PORT, RANK, SIZE
+
+TESTS = str(Path(__file__).parent)
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def fork(
     place: Callable[[], None], limit_s: float, job: Callable[..., Any], args: Any, options: Any
 ) -> tuple[int, int]:
     """Starts a worker that takes its `place` and does the job; gives its process and where its reply is read."""
-    _read_scripts(job)
+    _read_scripts()
     reader, writer = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -110,13 +112,16 @@ def fork(
         os._exit(70)
 
 
-def _read_scripts(job: Callable[..., Any]) -> None:
-    """What every worker would read of its script, and of the modules that are loaded: it finds that read."""
-    code = getattr(inspect.unwrap(getattr(job, "func", job)), "__code__", None)
-    tree = None if code is None else dependence.parsed(code.co_filename)
-    if tree is not None:
-        dependence.walked(tree)
-    lane_state.users_modules(len(sys.modules))
+def _read_scripts() -> None:
+    """What every worker would read of its script, which is the files of the test: it finds that read."""
+    _read(frozenset(path for path, _ in lane_state.users_modules(len(sys.modules)) if path.startswith(TESTS)))
+
+
+@lru_cache(maxsize=1)
+def _read(files: frozenset[str]) -> None:
+    for path in files:
+        if (tree := dependence.parsed(path)) is not None:
+            dependence.walked(tree)
 
 
 def _place(rank: int, num_workers: int, listener: socket.socket) -> None:

@@ -19,6 +19,8 @@ PLAIN = (int, float, bool, str, type(None))
 """The types of values that are put back, and shown as they are."""
 
 _OWN = ("torch", "lockstep")
+_UNREAD = sys.stdlib_module_names.union(_OWN)
+"""Packages whose classes are not looked into. To read the source of Python's `typing` takes 50 ms."""
 _NO_SETTINGS = (nn.Module, Optimizer, Dataset, Sampler, DataLoader, torch.Tensor, type)
 
 
@@ -54,9 +56,9 @@ def are_settings(value: Any) -> bool:
 
 
 def own_methods(holder: Any) -> Iterator[Method]:
-    """The methods of an object's classes, as far as these are neither torch's nor lockstep's."""
+    """The methods of an object's classes, as far as these are not Python's, torch's or lockstep's."""
     for kind in type(holder).__mro__:
-        if kind.__module__.split(".")[0] not in _OWN and (file := file_of(kind)) is not None:
+        if kind.__module__.split(".")[0] not in _UNREAD and (file := file_of(kind)) is not None:
             yield from methods_of(file, kind.__name__)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
+from lockstep.script import owners
 from lockstep.script.data_sets import DataSetSettings, Unset, text_of, texts_of_data_sets
 
 
@@ -105,3 +106,12 @@ def test_the_texts_of_functions_and_modules() -> None:
     assert text_of([1, 2]) == "a list of 2"
     assert text_of(Scaled()) == "Scaled"
     assert text_of("a") == "'a'"
+
+
+def test_the_source_of_a_class_of_the_script_is_read_and_not_that_of_pythons_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(owners, "methods_of", lambda path, name: read.append(name) or ())
+    assert list(owners.own_methods(Scaled())) == []
+    assert read == ["Scaled"]
