@@ -30,7 +30,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -132,17 +132,27 @@ def keeping_cpu_generators() -> Iterator[None]:
         before.restore()
 
 
+class Seeded(Protocol):
+    """A generator with the methods of torch's."""
+
+    def get_state(self) -> Any: ...
+
+    def set_state(self, state: Any, /) -> Any: ...
+
+    def manual_seed(self, key: int, /) -> Any: ...
+
+
 class Stream:
     """Chance of its own on the CPU: what draws inside `drawing()` goes on where it last stopped there.
 
-    `own` are further torch generators that belong to the stream. They start from the same key, and outside
+    `own` are further generators that belong to the stream. They start from the same key, and outside
     `drawing()` they too stand where they stood.
     """
 
-    def __init__(self, key: int, own: Sequence[torch.Generator] = ()) -> None:
+    def __init__(self, key: int, own: Sequence[Seeded] = ()) -> None:
         self._key = key
         self._own = tuple(own)
-        self._inside: tuple[Generators, list[torch.Tensor]] | None = None
+        self._inside: tuple[Generators, list[Any]] | None = None
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
@@ -162,10 +172,10 @@ class Stream:
             generator.manual_seed(self._key)
         return None
 
-    def _now(self) -> tuple[Generators, list[torch.Tensor]]:
+    def _now(self) -> tuple[Generators, list[Any]]:
         return Generators.on_cpu(), [generator.get_state() for generator in self._own]
 
-    def _restore(self, states: tuple[Generators, list[torch.Tensor]]) -> None:
+    def _restore(self, states: tuple[Generators, list[Any]]) -> None:
         states[0].restore()
         for generator, state in zip(self._own, states[1], strict=True):
             generator.set_state(state)

@@ -8,9 +8,9 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.utils.data import Dataset, default_collate, default_convert, get_worker_info
@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, default_collate, default_convert, get_work
 from lockstep.chance import keeping_cpu_generators, set_cpu_generators
 from lockstep.data.batch import Position, cut_shares
 from lockstep.data.order import Draw, Keys
+from lockstep.data.own_generators import OwnGenerator, held_by, seed_all, untouched
 from lockstep.data.structure import num_samples
 
 Loaded = tuple[int, dict[int, Any]]
@@ -32,6 +33,16 @@ class Source:
     collate_fn: Callable[[Any], Any]
     keys: Keys
     num_lanes: int
+    own: list[OwnGenerator] = field(default_factory=list)
+    """Those that the data set and the collate function hold now. See Note [Generators of the script's own]."""
+
+    def look_for_generators(self) -> None:
+        self.own[:] = held_by(self.dataset, self.collate_fn)
+
+    def set_generators(self, key: int) -> None:
+        """Sets all from which reading a sample, or putting samples together, may draw."""
+        set_cpu_generators(key)
+        seed_all(self.own, key)
 
     @property
     def collate_draws(self) -> bool:
@@ -41,7 +52,7 @@ class Source:
     def collate(self, data: Any, *place: int) -> Any:
         """Calls the user's collate function, with random numbers tied to `place`."""
         if self.collate_draws:
-            set_cpu_generators(self.keys.of("collate", *place))
+            self.set_generators(self.keys.of("collate", *place))
         return self.collate_fn(data)
 
     def shares_of_whole(self, item: Any, position: Position, lanes: Sequence[int], least: int) -> Loaded:
@@ -83,12 +94,19 @@ class Fetch(Dataset[Any], ABC):
         """Closes what an unfinished pass holds open in this process."""
 
     def __getitem__(self, request: Any) -> Loaded | None:
+        if self.draws:
+            self.source.look_for_generators()
         with self._outside_untouched():
             try:
                 return self.load(request)
             except StopIteration as stop:  # torch would take it for the end of the data, on this worker alone
                 raise RuntimeError("the data set or its collate function raised StopIteration") from stop
 
-    def _outside_untouched(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def _outside_untouched(self) -> Iterator[None]:
         in_training_process = get_worker_info() is None
-        return keeping_cpu_generators() if self.draws and in_training_process else nullcontext()
+        if not (self.draws and in_training_process):
+            yield
+            return
+        with keeping_cpu_generators(), untouched(self.source.own):
+            yield

@@ -1,10 +1,10 @@
 """Loading from a data set with indices: sample by sample and lane by lane, or items that are whole global batches.
 
 # Note [Chance of a sample]
-# Before a sample is read the CPU's generators are set from the epoch and the sample's index, so its
-# augmentation is the same on every worker and whatever was read before. A sampler may give an index again in
-# the same pass (drawing with replacement, repeated augmentation, an endless pass). The number of earlier uses
-# is then part of the key: otherwise the sample would look the same each time.
+# Before a sample is read the CPU's generators are set from the epoch and the sample's index, and so are those that the
+# data set holds (own_generators.py): its augmentation is the same on every worker and whatever was read before. A
+# sampler may give an index again in the same pass (drawing with replacement, repeated augmentation, an endless pass).
+# The number of earlier uses is then part of the key: otherwise the sample would look the same each time.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,6 @@ from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from lockstep.chance import set_cpu_generators
 from lockstep.data.batch import Position
 from lockstep.data.fetch import Fetch, LaneRequest, Loaded, Source
 from lockstep.data.order import Draw, name_of
@@ -76,7 +75,7 @@ class SampleFetch(Fetch):
 
     def _seed(self, epoch: int, indices: Sequence[Any], uses: Sequence[int]) -> None:
         if self.counts_uses:
-            set_cpu_generators(self.source.keys.of("augment", epoch, *sample_names(indices, uses)))
+            self.source.set_generators(self.source.keys.of("augment", epoch, *sample_names(indices, uses)))
 
 
 class WholeFetch(Fetch):
@@ -87,7 +86,7 @@ class WholeFetch(Fetch):
     def load(self, request: LaneRequest) -> Loaded:
         draw, source = request.draw, self.source
         names = sample_names(draw.indices, draw.uses)
-        set_cpu_generators(source.keys.of("augment", draw.position.epoch, *names))
+        source.set_generators(source.keys.of("augment", draw.position.epoch, *names))
         return source.shares_of_whole(source.dataset[draw.indices[0]], draw.position, request.lanes, request.least)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from lockstep.chance import Stream
 from lockstep.data.batch import Position
 from lockstep.data.fetch import Fetch, LaneRequest, Loaded, Source
+from lockstep.data.own_generators import held_by
 from lockstep.lanes import share
 
 
@@ -22,7 +23,7 @@ class Reading:
     """One pass over a stream, some samples at a time, drawing from a stream of chance of its own."""
 
     def __init__(self, dataset: Any, key: int) -> None:
-        self._chance = Stream(key)
+        self._chance = Stream(key, held_by(dataset))
         self.num_read = 0
         with self._chance.drawing():
             self._samples: Iterator[Any] = iter(dataset)

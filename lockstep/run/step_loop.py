@@ -44,6 +44,7 @@ from lockstep.script.call_site import Site
 from lockstep.script.lane_sums import spoilt_by_a_loss
 from lockstep.script.place import Places, StepPlace
 from lockstep.script.turns import LaneLoop, SeenBatch
+from lockstep.script.values import Changed
 from lockstep.state.carried import Carried
 from lockstep.state.run_state import RunState
 from lockstep.strategies.protocol import StepEngine
@@ -56,6 +57,10 @@ KEEP_IN_STATE = (
 KEEP_TENSORS = (
     "If they are to go on, make them buffers of a replicated model, or keep them in an object with a state_dict and "
     "give it to run.replicate(..., name=object)."
+)
+KEEP_GENERATORS = (
+    "Draw from torch's, Python's or NumPy's own, which the run saves, or make it anew where you draw: "
+    "numpy.random.default_rng([seed, run.step])."
 )
 COUNT_BY_STEP = (
     "Count by run.step and run.epochs, which go on after a resume, or keep the number in an object with a state_dict "
@@ -297,8 +302,8 @@ class StepLoop:
             self._guard.note(f"{found}")
         for value in self.places.restarted_values(batch):
             if value.depends is not None:
-                self._guard.refuse(f"{value} {KEEP_IN_STATE}")
-            self._guard.note(f"{value} {KEEP_TENSORS if value.is_of_tensors else KEEP_IN_STATE}")
+                self._guard.refuse(f"{value} {KEEP_GENERATORS if value.is_generator else KEEP_IN_STATE}")
+            self._guard.note(f"{value} {_how_to_keep(value)}")
         anew = self.places.wrapped(batch)
         if anew is not None:
             self._guard.refuse(_begins_anew(anew, batch, self.step))
@@ -407,6 +412,12 @@ def _out_of_rhythm(event: str, due: str, step: int) -> str:
         f"the script is out of its rhythm at step {step}: {event} came where {due} was due, as it was again and again "
         f"before the snapshot from which this worker goes on. It counts by itself, and has begun anew. {COUNT_BY_STEP}"
     )
+
+
+def _how_to_keep(value: Changed) -> str:
+    if value.is_generator:
+        return KEEP_GENERATORS
+    return KEEP_TENSORS if value.is_of_tensors else KEEP_IN_STATE
 
 
 def _begins_anew(anew: str, batch: GlobalBatch, step: int) -> str:

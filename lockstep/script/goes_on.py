@@ -4,12 +4,13 @@ What a function sets first and then changes is its own, and does not go on from 
 """
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from functools import lru_cache
 
 from lockstep.script.body import own_statements
-from lockstep.script.dependence import LOOPS, own_names, parsed, walked
+from lockstep.script.dependence import LOOPS, own_names, parsed, walked, written
 
+_SEEDS = frozenset({"manual_seed", "seed", "set_state", "setstate"})
 GROWS = frozenset({"append", "extend", "add"})
 _LANES = frozenset({"lanes", "steps"})
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -43,6 +44,28 @@ def outer_names_that_go_on(path: str) -> Mapping[str, str]:
             if isinstance(target, ast.Name) and (target.id in outer or target.id not in own):
                 found.setdefault(target.id, in_words(statement))
     return found
+
+
+@lru_cache(maxsize=32)
+def seeded_in_lanes(path: str) -> Set[str]:
+    """Names and attributes of generators that the file sets in each lane: in a loop over lanes, or in a function
+    without such a loop that draws from them too."""
+    tree = parsed(path)
+    functions = [one for one in functions_of(tree) if not lane_loops(one)]
+    loops = [] if tree is None else lane_loops(tree)
+    set_in_loops = {name for loop in loops for name, _ in _seeded(loop)}
+    return set_in_loops | {name for one in functions for name, uses in _seeded(one) if uses > 1}
+
+
+def _seeded(part: ast.AST) -> Iterator[tuple[str, int]]:
+    """The names that are set in it, and how often it mentions them."""
+    names = [
+        (written(node) or "").rpartition(".")[2] for node in walked(part) if isinstance(node, ast.Name | ast.Attribute)
+    ]
+    for node in walked(part):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _SEEDS:
+            name = (written(node.func.value) or "").rpartition(".")[2]
+            yield name, names.count(name)
 
 
 def gone_on_from(node: ast.AST) -> ast.expr | None:

@@ -34,12 +34,13 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from lockstep.data.own_generators import OwnGenerator, is_own
 from lockstep.events import KEPT_BY_LANE
 from lockstep.launch.load_once import loaded_by_script
 from lockstep.launch.traceback_lines import is_users
 from lockstep.script.call_site import Site, look_into
 from lockstep.script.detours import attributes_handed_on, handed_on_by_lanes, outer_names_handed_on
-from lockstep.script.goes_on import attributes_that_go_on, outer_names_that_go_on
+from lockstep.script.goes_on import attributes_that_go_on, outer_names_that_go_on, seeded_in_lanes
 from lockstep.script.lane_sums import changed_by_lanes, sums_at, totalled_names
 from lockstep.script.owners import file_of, is_torchs
 
@@ -67,6 +68,15 @@ class KeptPlace:
     """The object's id."""
     file: str
     """That of the variable, or of the object's class."""
+
+
+@dataclass(frozen=True)
+class _GeneratorMark:
+    """A generator of the script's own. See Note [Generators of the script's own] in own_generators.py."""
+
+    generator: int
+    """Its id."""
+    digest: str
 
 
 class LaneState:
@@ -98,6 +108,21 @@ class LaneState:
             wanted = [one for one in wanted if not {one.holder, one.name} & sums and one.name not in totalled]
         return list(dict.fromkeys(filter(None, map(self._statement, wanted))))
 
+    def drawn_from(self) -> list[str]:
+        """The script's own generators from which the first lane has drawn, unless the script sets them in its lanes."""
+        now = {} if self._of_first else self._look()
+        moved = [
+            place
+            for place, mark in self._marks.items()
+            if isinstance(mark, _GeneratorMark) and isinstance(new := now.get(place), _GeneratorMark)
+            if new.generator == mark.generator and new.digest != mark.digest and not self._is_set_in_lanes(place)
+        ]
+        return list(dict.fromkeys(f"`{one.name}`{f' of {one.holder}' if one.holder else ''}" for one in moved))
+
+    def _is_set_in_lanes(self, place: KeptPlace) -> bool:
+        files = [file for file in (place.file, self._site.path) if is_users(file)]
+        return any(place.name in seeded_in_lanes(file) for file in files)
+
     @property
     def suspects(self) -> Set[KeptPlace]:
         """What it has changed, and hands on if a later lane changes it too; after a later one, what that has not."""
@@ -121,8 +146,9 @@ class LaneState:
     @cached_property
     def _changed(self) -> list[KeptPlace]:
         now = self._look()
-        wanted = self._of_first or self._marks.keys()
-        return [one for one, mark in self._marks.items() if one in wanted and one in now and now[one] != mark]
+        marks = {one: mark for one, mark in self._marks.items() if not isinstance(mark, _GeneratorMark)}
+        wanted = self._of_first or marks.keys()
+        return [one for one, mark in marks.items() if one in wanted and one in now and now[one] != mark]
 
     def _statement(self, place: KeptPlace) -> str | None:
         """The statement that goes on from it, in words; None if no source shows one."""
@@ -207,6 +233,14 @@ def notes_on(state: LaneState, is_step: bool, num_lanes: int, has_peers: bool) -
                 "as in ema=ema, is only saved): each worker moves its buffers by its own lanes. Write "
                 "run.replicate(module) for it too, or call its eval() before."
             )
+    drawn_from = state.drawn_from() if num_lanes > 1 else []
+    if drawn_from:
+        yield (
+            f"lanes draw from {_listed(drawn_from)}, a random generator of the script's own: it goes on from lane to "
+            "lane of this worker, so another number of workers gives other numbers. Draw from torch's, Python's or "
+            "NumPy's own (without generator=), which the run sets for each lane, or make yours anew in each: "
+            "torch.Generator().manual_seed(torch.initial_seed())."
+        )
     others = state.kept(by_models=False) if has_peers else []
     if others:
         yield (
@@ -263,7 +297,9 @@ def _mark(value: Any, only_whole: bool = False) -> Any:
     if isinstance(value, _MANY):
         inner = islice(value.values() if isinstance(value, dict) else value, _MOST_ITEMS)
         return len(value), *(_mark(one) for one in inner if not isinstance(one, _MANY))
-    return _mark_of_array(value) if kind.__name__ == "ndarray" and kind.__module__ == "numpy" else None
+    if kind.__name__ == "ndarray" and kind.__module__ == "numpy":
+        return _mark_of_array(value)
+    return _GeneratorMark(id(value), OwnGenerator(value).digest()) if is_own(value) else None
 
 
 def _mark_of_array(array: Any) -> int | None:

@@ -31,6 +31,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lockstep.data.contents import contents
+from lockstep.data.own_generators import OwnGenerator, is_own
 from lockstep.launch.traceback_lines import is_users
 from lockstep.script.call_site import Site, look_into
 from lockstep.script.data_sets import text_of
@@ -44,6 +45,7 @@ _MOST_ITEMS = 1000
 _MOST_DEPTH = 3
 _MOST_TEXT = 100
 _TENSORS = "tensors in "
+_GENERATOR = "a random generator"
 _SAMPLED = 32
 """How many elements of a tensor are read."""
 
@@ -56,7 +58,8 @@ _MANY = (list, tuple, deque, set, frozenset, dict)
 class Changed:
     """A value that is another one than when the snapshot was taken.
 
-    `depends` is where the training depends on it; None for tensors, and for what the loop itself does not show.
+    `depends` is where the training depends on it; None for tensors, and for what the loop itself does not show. What is
+    drawn from a random generator is no number of the loop: where the source shows nothing, that is said in a note.
     """
 
     file: str
@@ -69,9 +72,18 @@ class Changed:
     def is_of_tensors(self) -> bool:
         return self.name.startswith(_TENSORS)
 
+    @property
+    def is_generator(self) -> bool:
+        return self.value.startswith(_GENERATOR)
+
     def __str__(self) -> str:
         name = self.name.removeprefix(_TENSORS)
-        if self.is_of_tensors:
+        if self.is_generator:
+            words = (
+                f"the random generator `{name}` ({self.file}) had been drawn from in training, and begins anew: "
+                "nothing saves it."
+            )
+        elif self.is_of_tensors:
             words = f"tensors in `{name}` ({self.file}) had changed in training, and begin anew: nothing saves them."
         else:
             words = f"`{self.name}` ({self.file}) is {self.value} and was {self.before} when the snapshot was taken."
@@ -121,7 +133,8 @@ def restarted_values(saved: Iterable[tuple[str, str, str, str]], now: Values, *,
         is_number = not value.startswith(("(", "["))
         can_depend = variable == name or source.is_set_in_loop(variable)
         depends = source.dependence(variable, again=True, in_calls=is_number) if can_depend else None
-        if depends is not None or variable != name or "." in name:
+        is_generator = value.startswith(_GENERATOR)
+        if depends is not None or variable != name or "." in name or is_generator:
             changed.append(Changed(file, name, value, before, depends))
     return changed
 
@@ -155,6 +168,8 @@ def _text(value: Any, depth: int, put_back: Collection[int]) -> str | None:
     """The value as text, if it is plain. Modules whose id is in `put_back` have no numbers."""
     if value is None or isinstance(value, str | bool):
         return repr(value)
+    if is_own(value):
+        return f"{_GENERATOR} ({OwnGenerator(value).digest()})"
     if isinstance(value, torch.Tensor):
         return repr(value.item()) if value.numel() == 1 and not value.is_meta else None
     if isinstance(value, Number):

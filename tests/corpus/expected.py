@@ -42,6 +42,10 @@ ANEW = {
         ("joined", "resumed"),
         Said(r"Transformed.transform \(the data set of loader 0\) is None and was flipped", "set it in every epoch"),
     ),
+    "a_generator_of_its_own": dict.fromkeys(
+        ("joined", "resumed"),
+        Said("the random generator `rng`.*begins anew.*make it anew where you draw", "make it anew, from `run.step`"),
+    ),
     "a_global_that_samples_depend_on": dict.fromkeys(
         ("joined", "resumed"), Said("`strength`.*is read in Scaled.*set in every epoch", "set it in every epoch")
     ),

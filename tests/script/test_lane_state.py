@@ -414,3 +414,60 @@ def test_a_loop_through_a_generator_of_the_scripts_is_looked_at_too() -> None:
 
     (note,) = notes(2, script)
     assert "by `self.right += " in note
+
+
+class Drawing(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.chance = torch.Generator().manual_seed(5)
+
+    def begin_epoch(self, epoch: int) -> None:
+        self.chance.manual_seed(epoch)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.randn(x.shape, generator=self.chance))
+
+
+class Setting(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.set_each_time = torch.Generator().manual_seed(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.set_each_time.manual_seed(torch.initial_seed())
+        return super().forward(x + torch.randn(x.shape, generator=self.set_each_time))
+
+
+def draws_in_the_loop(run: Run) -> None:
+    rng, unused = np.random.default_rng(0), np.random.default_rng(1)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.replicate(model, optimizer)
+    for x, y in run.lanes((X, Y)):
+        made_here = np.random.default_rng(torch.initial_seed())
+        run.backward(F.cross_entropy(model(float(rng.random() + made_here.random()) * x), y))
+    assert unused is not None
+
+
+def draws_from_the_global_ones(run: Run) -> None:
+    mine, model = torch.default_generator, nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.replicate(model, optimizer)
+    for x, y in run.lanes((X, Y)):
+        run.backward(F.cross_entropy(model(x + torch.randn(x.shape, generator=mine)), y))
+
+
+DRAWN = "lanes draw from {}, a random generator of the script's own"
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_generator_of_the_scripts_own_from_which_lanes_draw_is_noted(workers: int) -> None:
+    [of_model] = notes(workers, lambda run: train(run, Drawing()))
+    [of_loop] = notes(workers, draws_in_the_loop)
+    assert DRAWN.format("`chance` of model") in of_model or DRAWN.format("`chance` of Drawing") in of_model
+    assert DRAWN.format("`rng`") in of_loop
+
+
+def test_one_that_is_set_in_each_lane_and_those_that_the_run_sets_are_not() -> None:
+    assert notes(2, lambda run: train(run, Setting())) == []
+    assert notes(2, draws_from_the_global_ones) == []

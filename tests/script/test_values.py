@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -290,3 +291,34 @@ def test_modules_without_elements_are_passed_over() -> None:
     texts = next(found for (_, function), found in values(sys._getframe()).items() if function.startswith("test_mod"))
     assert [name for name in texts if name.startswith("tensors in ")] == ["tensors in real"]
     assert (lazy, meta, real) is not None
+
+
+MIXUP = """
+import numpy as np
+rng = np.random.default_rng(0)
+for batch in loader:
+    share = rng.beta(0.4, 0.4)
+    for x, y in run.lanes(batch):
+        {use}
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("use", "line"),
+    [("cross_entropy(model(share * x), y).backward()", 7), ("show(share)", None)],
+    ids=["it goes into the loss", "it is only shown"],
+)
+def test_a_generator_that_was_drawn_from_and_begins_anew_is_named(use: str, line: int | None, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(MIXUP.format(use=use))
+    rng = np.random.default_rng(0)
+    first = next(found for found in values(sys._getframe()).values() if "rng" in found)["rng"]
+    rng.random()
+    later = next(found for found in values(sys._getframe()).values() if "rng" in found)["rng"]
+    saved = [("train.py", "<module>", "rng", later)]
+    [found] = restarted_values(saved, {(str(path), "<module>"): {"rng": first}}, at_start=False)
+    assert found.is_generator
+    assert "the random generator `rng` (train.py) had been drawn from in training, and begins anew" in str(found)
+    assert (None if found.depends is None else found.depends.line) == line
+    assert restarted_values(saved, {(str(path), "<module>"): {"rng": later}}, at_start=False) == []

@@ -1,0 +1,168 @@
+"""Random generators that a script has made itself, beside torch's, Python's and NumPy's own.
+
+# Note [Generators of the script's own]
+# torch's own generator, Python's and NumPy's are set for each sample and each lane. One that a script has made itself
+# (`numpy.random.default_rng(0)`, `torch.Generator()`, `random.Random(0)`) goes on from draw to draw: its numbers depend
+# on what this worker has read and computed before. So those that a data set holds, or that stand in the file of its
+# class, are set for each sample like the others, and stand outside of reading where they stood. One from which lanes
+# draw is named in a note (script/lane_state.py), and one that begins anew after a resume, or on a newcomer, is refused
+# where the training depends on it (script/values.py): lockstep cannot know what else a script does with it.
+"""
+
+import ctypes
+import hashlib
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+
+from lockstep.chance import fold
+
+_MOST_ITEMS, _MOST_THINGS = 100, 1000
+_PLAIN = frozenset({int, float, bool, str, bytes, type(None), torch.Tensor})
+_NO_HOLDERS = sys.stdlib_module_names | {"torch", "numpy", "lockstep"}
+
+
+def is_own(thing: Any) -> bool:
+    """Whether it is a generator, and not one of those that the run sets itself."""
+    if isinstance(thing, torch.Generator):
+        return all(thing is not one for one in (torch.default_generator, *torch.cuda.default_generators))
+    if isinstance(thing, random.Random):
+        return thing is not _pythons_own() and not isinstance(thing, random.SystemRandom)
+    numpy = sys.modules.get("numpy.random")
+    if numpy is None or not isinstance(thing, numpy.Generator | numpy.RandomState):
+        return False
+    return thing is not numpy.mtrand._rand
+
+
+@dataclass(frozen=True)
+class OwnGenerator:
+    """One of them, with the methods of torch's."""
+
+    generator: Any
+
+    def get_state(self) -> Any:
+        one = self.generator
+        if isinstance(one, torch.Generator):
+            return one.get_state()
+        if isinstance(one, random.Random):
+            return one.getstate()
+        return one.get_state(legacy=False) if _is_legacy(one) else one.bit_generator.state
+
+    def set_state(self, state: Any) -> None:
+        one = self.generator
+        if isinstance(one, random.Random):
+            one.setstate(state)
+        elif isinstance(one, torch.Generator) or _is_legacy(one):
+            one.set_state(state)
+        else:
+            one.bit_generator.state = state
+
+    def manual_seed(self, key: int) -> None:
+        one = self.generator
+        if isinstance(one, torch.Generator):
+            one.manual_seed(key)
+        elif isinstance(one, random.Random):
+            one.seed(key)
+        elif _is_legacy(one):
+            self.set_state(type(one._bit_generator)(key).state | {"has_gauss": 0, "gauss": 0.0})
+        else:
+            self.set_state(type(one.bit_generator)(key).state)
+
+    def digest(self) -> str:
+        """Another one when something was drawn."""
+        state = self.get_state()
+        if isinstance(state, torch.Tensor):
+            content = ctypes.string_at(state.data_ptr(), state.nbytes)
+        elif isinstance(state, dict) and "key" in state["state"]:  # a twister of 624 words
+            words = state["state"]
+            content = words["key"].tobytes() + repr({**state, "state": words.get("pos")}).encode()
+        else:
+            content = repr(state).encode()
+        return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+def seed_all(generators: Sequence[OwnGenerator], key: int) -> None:
+    """Each draws from a key of its own, made of `key`."""
+    for number, generator in enumerate(generators):
+        generator.manual_seed(fold(key, "own", number))
+
+
+@contextmanager
+def untouched(generators: Sequence[OwnGenerator]) -> Iterator[None]:
+    """Afterwards they stand where they stood before."""
+    before = [one.get_state() for one in generators]
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
+
+
+def held_by(*holders: Any) -> list[OwnGenerator]:
+    """The generators of the script's own that these things hold, or that stand in the files of their classes.
+
+    In the same order in every process. Of long lists the first items are looked at.
+    """
+    found: dict[int, Any] = {}
+    seen: set[int] = set()
+    waiting = list(holders)
+    while waiting and len(seen) < _MOST_THINGS:
+        thing = waiting.pop(0)
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if is_own(thing):
+            found.setdefault(id(thing), thing)
+        else:
+            waiting += [one for one in _parts(thing) if type(one) not in _PLAIN]
+    return [OwnGenerator(one) for one in found.values()]
+
+
+def _parts(thing: Any) -> list[Any]:
+    if isinstance(thing, dict):
+        return list(thing.values())[:_MOST_ITEMS]
+    if isinstance(thing, list | tuple):
+        return list(thing[:_MOST_ITEMS])
+    if isinstance(thing, partial):
+        return [thing.func, *thing.args, *thing.keywords.values()]
+    if isinstance(thing, MethodType):
+        return [thing.__self__, thing.__func__]
+    if isinstance(thing, FunctionType):
+        cells = [cell.cell_contents for cell in thing.__closure__ or () if _is_set(cell)]
+        return [*cells, *(thing.__defaults__ or ()), *_of_file(thing)]
+    if isinstance(thing, type | torch.Tensor) or not hasattr(thing, "__dict__"):
+        return []
+    methods = [one for kind in type(thing).__mro__ for one in vars(kind).values() if isinstance(one, FunctionType)]
+    files = {id(one.__globals__): one for one in methods}
+    return [*vars(thing).values(), *(one for method in files.values() for one in _of_file(method))]
+
+
+def _of_file(function: FunctionType) -> list[Any]:
+    """The generators among the variables of the file in which a function stands."""
+    variables = function.__globals__
+    if str(variables.get("__name__")).split(".")[0] in _NO_HOLDERS:
+        return []
+    return [one for one in list(variables.values()) if is_own(one)]
+
+
+def _is_legacy(generator: Any) -> bool:
+    """Whether it is a RandomState of NumPy."""
+    return not hasattr(generator, "bit_generator")
+
+
+def _is_set(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+def _pythons_own() -> Any:
+    return random.random.__self__  # type: ignore[attr-defined]
