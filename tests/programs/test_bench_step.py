@@ -3,6 +3,7 @@
 import json
 import math
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,13 @@ from report_keys import RECORDED, keys
 from lockstep.cli.bench import command
 from lockstep.launch import process
 from lockstep.programs.bench.step.plan import SIDES
+from lockstep.programs.models import WORKLOADS, mlp
 
 
 def test_a_short_benchmark_reports_every_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(process, "subprocess", FORKING)
+    monkeypatch.setitem(WORKLOADS, "mlp", partial(mlp, width=512))
     words = ["step", "--model", "mlp", "-n", "2", "--steps", "1", "--rounds", "2", "--json"]
     ended = CliRunner().invoke(command, words, catch_exceptions=False)
     assert ended.exit_code == 0, ended.output

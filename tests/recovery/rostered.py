@@ -1,7 +1,7 @@
 """What workers of the tests of rosters run: one training, each in a process of its own that nobody launches.
 
 The folder that is given says when to end (`stop`, a step), and shows where each worker is (`at-SLOT`). A worker may be
-of another version (OTHER_VERSION), and have a clock that is wrong (CLOCK_AHEAD_S).
+of another version (OTHER_VERSION), have a clock that is wrong (CLOCK_AHEAD_S), and be impatient (PATIENCE_S).
 """
 
 import os
@@ -13,6 +13,7 @@ import torch
 from training import Job, loader_of, make, train_step
 
 import lockstep
+from lockstep.elastic.roster import roster
 from lockstep.run import terms
 
 PACE_S = 0.03
@@ -51,6 +52,7 @@ def pretend() -> None:
     terms.VERSION = os.environ.get("OTHER_VERSION", terms.VERSION)
     ahead_s, right = float(os.environ.get("CLOCK_AHEAD_S", "0")), time.time
     time.time = lambda: right() + ahead_s
+    roster.PATIENCE_S = float(os.environ.get("PATIENCE_S", roster.PATIENCE_S))
 
 
 if __name__ == "__main__":

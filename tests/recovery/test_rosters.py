@@ -183,7 +183,7 @@ def test_a_worker_of_another_run_is_turned_away_by_name(tmp_path: Path) -> None:
     try:
         stage.start(0)
         stage.until_size(0, 1)
-        stranger = stage.start(1, LOCKSTEP_SECRET="of another run")
+        stranger = stage.start(1, LOCKSTEP_SECRET="of another run", PATIENCE_S="1")
         text, _ = stranger.communicate(timeout=LIMIT_S)
         assert stranger.returncode not in (0, None)
         assert "secret" in text
