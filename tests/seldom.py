@@ -84,10 +84,13 @@ ALWAYS_RUN = {
     # scripts as people write them
     "test_a_script_with_a_fault_gives_the_bits_of_the_calm_one_or_a_sentence": 6,
     "test_a_script_ends_when_nothing_happens": 6,
+    # waits for as long as a user would
+    "test_who_cannot_join_a_run_says_why_within_ten_seconds": 1,
     # what takes long by itself: it loads torch anew, compiles, or runs a script under every fault
     "test_workers_share_what_is_loaded_and_have_the_bits_of_those_that_load_it_each": 0,
     "test_a_worker_that_is_killed_while_it_loads_for_the_others_makes_all_start_again": 0,
     "test_a_spare_has_loaded_torch_when_it_gets_its_part": 0,
+    "test_a_kill_while_the_host_gets_the_parameters_costs_nothing": 0,
     "test_parameters_of_a_script_that_compiles_stay_and_that_is_said": 0,
     "test_a_weight_of_the_loss_that_the_script_raises_itself_is_not_known_to_workers_that_come_later": 0,
     "test_a_tensor_whose_name_the_loop_sets_is_told_in_the_words_of_the_run": 0,
@@ -99,7 +102,8 @@ ALWAYS_RUN = {
 }
 """How many cases of a test are always run; with 0, the test is one of `make soak`."""
 
-A_THIRD = {
+A_QUARTER = {
+    "test_a_data_set_that_draws_from_its_own_gives_the_same_bits_on_any_workers",
     "test_lanes_that_are_replayed_leave_the_bits_of_lanes_that_run",
     "test_a_newcomer_need_not_have_made_the_loaders_of_epochs_that_are_over",
     "test_a_training_on_grown_batches_resumed_in_the_middle_of_an_epoch_has_the_same_bits",
@@ -180,7 +184,6 @@ A_THIRD = {
     "test_gradients_that_scripts_have_changed_differently_are_refused_in_the_first_update",
     "test_whatever_a_script_does_to_a_tensor_it_has_another_mark",
     "test_three_workers_killed_at_random_where_state_is_divided_cost_nothing",
-    "test_a_kill_while_the_host_gets_the_parameters_costs_nothing",
     "test_the_last_one_left_holds_all_of_the_state_and_divides_it_with_one_that_joins",
     "test_who_joins_after_a_kill_in_an_update_on_gpus_has_its_part",
     "test_a_worker_that_is_killed_in_training_is_replaced_by_a_copy_as_others_are",
@@ -193,7 +196,7 @@ A_THIRD = {
     "test_what_lanes_would_not_agree_on_is_refused_by_name",
     "test_an_average_of_the_weights_that_nobody_tracks_is_told_after_a_resume",
 }
-"""Tests of which a third of the cases is always run."""
+"""Tests of which a quarter of the cases is always run."""
 
 
 LONG_FILES = (
@@ -261,12 +264,12 @@ def spread(count: int, kept: int) -> set[int]:
 
 def mark_seldom(items: Sequence[pytest.Item]) -> None:
     """Gives all other cases the mark of those that only `make soak` runs."""
-    cases: dict[str, list[pytest.Item]] = {name: [] for name in (*ALWAYS_RUN, *A_THIRD)}
+    cases: dict[str, list[pytest.Item]] = {name: [] for name in (*ALWAYS_RUN, *A_QUARTER)}
     for item in items:
         if (name := item.name.partition("[")[0]) in cases and item.get_closest_marker("soak") is None:
             cases[name].append(item)
     for name, alike in cases.items():
-        always = spread(len(alike), min(len(alike), ALWAYS_RUN.get(name, -(-len(alike) // 3))))
+        always = spread(len(alike), min(len(alike), ALWAYS_RUN.get(name, -(-len(alike) // 4))))
         for number, item in enumerate(alike):
             if number not in always:
                 item.add_marker(pytest.mark.soak)
