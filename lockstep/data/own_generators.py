@@ -5,8 +5,8 @@
 # (`numpy.random.default_rng(0)`, `torch.Generator()`, `random.Random(0)`) goes on from draw to draw: its numbers depend
 # on what this worker has read and computed before. So those that a data set holds, or that stand in the file of its
 # class, are set for each sample like the others, and stand outside of reading where they stood. One from which lanes
-# draw is named in a note (script/lane_state.py), and one that begins anew after a resume, or on a newcomer, is refused
-# where the training depends on it (script/values.py): lockstep cannot know what else a script does with it.
+# draw is named in a note (script/lane_state.py), and one that begins anew is refused on a newcomer, and after a resume
+# where the source shows that the training depends on it (script/values.py); else a note says so.
 """
 
 import ctypes

@@ -154,8 +154,10 @@ class Guard:
             raise OutOfPlace(f"this worker cannot join at step {self._step}: {text}")
         raise Misuse(text)
 
-    def note(self, text: str) -> None:
-        """The same, where it may be meant so."""
+    def note(self, text: str, *, may_join: bool = True) -> None:
+        """The same, where it may be meant so. With `may_join=False`, a worker that joins is refused all the same."""
+        if not may_join and self.formation.is_on_probation:
+            self.refuse(text)
         self._events.note(text, one_worker=self.formation.is_on_probation)
 
     def heal(self, drift: Drift) -> None:

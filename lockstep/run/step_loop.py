@@ -108,8 +108,8 @@ class StepGuard(Protocol):
     def refuse(self, text: str) -> NoReturn:
         """The script of this worker, which was put in the middle of a run, is not where it should be: raises."""
 
-    def note(self, text: str) -> None:
-        """The same, where it may be meant so."""
+    def note(self, text: str, *, may_join: bool = True) -> None:
+        """The same, where it may be meant so. With `may_join=False`, a worker that joins is refused all the same."""
 
     def heal(self, drift: Drift) -> None:
         """Collective. After a step was abandoned: all workers have the state of those who agree."""
@@ -303,7 +303,7 @@ class StepLoop:
         for value in self.places.restarted_values(batch):
             if value.depends is not None:
                 self._guard.refuse(f"{value} {KEEP_GENERATORS if value.is_generator else KEEP_IN_STATE}")
-            self._guard.note(f"{value} {_how_to_keep(value)}")
+            self._guard.note(f"{value} {_how_to_keep(value)}", may_join=not value.is_generator)
         anew = self.places.wrapped(batch)
         if anew is not None:
             self._guard.refuse(_begins_anew(anew, batch, self.step))

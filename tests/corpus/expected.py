@@ -42,6 +42,7 @@ ANEW = {
         ("joined", "resumed"),
         Said(r"Transformed.transform \(the data set of loader 0\) is None and was flipped", "set it in every epoch"),
     ),
+    "a_generator_for_what_is_shown": {"joined": Said("the random generator `chance`", "draw from `random`")},
     "a_generator_of_its_own": dict.fromkeys(
         ("joined", "resumed"),
         Said("the random generator `rng`.*begins anew.*make it anew where you draw", "make it anew, from `run.step`"),

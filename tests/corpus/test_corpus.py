@@ -18,6 +18,7 @@ NUM_RANDOM = 1000
 TELLING = {
     "a_data_set_changed_once": ("resumed",),
     "a_data_set_with_a_generator": ("resumed",),
+    "a_generator_for_what_is_shown": ("joined",),
     "a_generator_of_its_own": ("joined", "resumed"),
     "a_global_that_samples_depend_on": ("resumed",),
     "a_switch_set_once": ("resumed",),
