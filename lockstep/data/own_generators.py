@@ -16,29 +16,40 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from types import FunctionType, MethodType
+from functools import lru_cache, partial
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 
 from lockstep.chance import fold
 
-_MOST_ITEMS, _MOST_THINGS = 100, 1000
+_MOST_ITEMS, _MOST_THINGS = 100, 500
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None), torch.Tensor})
 _NO_HOLDERS = sys.stdlib_module_names | {"torch", "numpy", "lockstep"}
 
 
 def is_own(thing: Any) -> bool:
     """Whether it is a generator, and not one of those that the run sets itself."""
-    if isinstance(thing, torch.Generator):
-        return all(thing is not one for one in (torch.default_generator, *torch.cuda.default_generators))
-    if isinstance(thing, random.Random):
-        return thing is not _pythons_own() and not isinstance(thing, random.SystemRandom)
+    kind: Any = type(thing)
+    return _is_generator(kind) and all(thing is not one for one in _set_by_run())
+
+
+@lru_cache(maxsize=4096)
+def _is_generator(kind: type) -> bool:
+    """By the type alone: some objects run code of their own when they are asked for their class."""
     numpy = sys.modules.get("numpy.random")
-    if numpy is None or not isinstance(thing, numpy.Generator | numpy.RandomState):
-        return False
-    return thing is not numpy.mtrand._rand
+    of_numpy = () if numpy is None else (numpy.Generator, numpy.RandomState)
+    is_one = issubclass(kind, (torch.Generator, random.Random, *of_numpy))
+    return is_one and not issubclass(kind, random.SystemRandom)
+
+
+def _set_by_run() -> Iterator[Any]:
+    yield torch.default_generator
+    yield from torch.cuda.default_generators
+    yield random.random.__self__  # type: ignore[attr-defined]
+    if (numpy := sys.modules.get("numpy.random")) is not None:
+        yield numpy.mtrand._rand
 
 
 @dataclass(frozen=True)
@@ -108,7 +119,8 @@ def untouched(generators: Sequence[OwnGenerator]) -> Iterator[None]:
 def held_by(*holders: Any) -> list[OwnGenerator]:
     """The generators of the script's own that these things hold, or that stand in the files of their classes.
 
-    In the same order in every process. Of long lists the first items are looked at.
+    In the same order in every process. Of long lists the first items are looked at. One that draws on a GPU is left
+    alone: a loader's process cannot set it.
     """
     found: dict[int, Any] = {}
     seen: set[int] = set()
@@ -119,29 +131,32 @@ def held_by(*holders: Any) -> list[OwnGenerator]:
             continue
         seen.add(id(thing))
         if is_own(thing):
-            found.setdefault(id(thing), thing)
+            if not isinstance(thing, torch.Generator) or thing.device.type == "cpu":
+                found[id(thing)] = thing
         else:
             waiting += [one for one in _parts(thing) if type(one) not in _PLAIN]
     return [OwnGenerator(one) for one in found.values()]
 
 
 def _parts(thing: Any) -> list[Any]:
-    if isinstance(thing, dict):
+    kind: Any = type(thing)
+    if issubclass(kind, dict):
         return list(thing.values())[:_MOST_ITEMS]
-    if isinstance(thing, list | tuple):
+    if issubclass(kind, list | tuple):
         return list(thing[:_MOST_ITEMS])
-    if isinstance(thing, partial):
+    if issubclass(kind, partial):
         return [thing.func, *thing.args, *thing.keywords.values()]
-    if isinstance(thing, MethodType):
+    if issubclass(kind, MethodType):
         return [thing.__self__, thing.__func__]
-    if isinstance(thing, FunctionType):
+    if issubclass(kind, FunctionType):
         cells = [cell.cell_contents for cell in thing.__closure__ or () if _is_set(cell)]
         return [*cells, *(thing.__defaults__ or ()), *_of_file(thing)]
-    if isinstance(thing, type | torch.Tensor) or not hasattr(thing, "__dict__"):
+    if issubclass(kind, type | torch.Tensor | ModuleType):
         return []
-    methods = [one for kind in type(thing).__mro__ for one in vars(kind).values() if isinstance(one, FunctionType)]
+    methods = [one for base in kind.__mro__ for one in vars(base).values() if type(one) is FunctionType]
     files = {id(one.__globals__): one for one in methods}
-    return [*vars(thing).values(), *(one for method in files.values() for one in _of_file(method))]
+    attributes = getattr(thing, "__dict__", None) or {}
+    return [*attributes.values(), *(one for method in files.values() for one in _of_file(method))]
 
 
 def _of_file(function: FunctionType) -> list[Any]:
@@ -162,7 +177,3 @@ def _is_set(cell: Any) -> bool:
         return cell.cell_contents is not None
     except ValueError:
         return False
-
-
-def _pythons_own() -> Any:
-    return random.random.__self__  # type: ignore[attr-defined]

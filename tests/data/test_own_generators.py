@@ -98,6 +98,18 @@ def test_it_is_found_where_data_sets_keep_it(hidden: Callable[[Any], Any]) -> No
     assert found[-1] is IN_THE_FILE or IN_THE_FILE in found
 
 
+class Proxy:
+    """As lazy objects of web frameworks do."""
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        raise RuntimeError("asked for its class")
+
+
+def test_objects_that_run_code_when_they_are_asked_for_their_class_are_not_asked() -> None:
+    assert IN_THE_FILE in [one.generator for one in held_by(Holder([Proxy(), np.random]))]
+
+
 class Noisy(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def __init__(self, kind: str) -> None:
         self.rng = MAKE[kind]()
