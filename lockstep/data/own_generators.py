@@ -82,7 +82,7 @@ class OwnGenerator:
         elif isinstance(one, random.Random):
             one.seed(key)
         elif _is_legacy(one):
-            self.set_state(type(one._bit_generator)(key).state | {"has_gauss": 0, "gauss": 0.0})
+            self.set_state(type(one._bit_generator)(key).state)  # no normal number is kept then
         else:
             self.set_state(type(one.bit_generator)(key).state)
 

@@ -439,7 +439,7 @@ class Setting(nn.Linear):
 
 
 def draws_in_the_loop(run: Run) -> None:
-    rng, unused = np.random.default_rng(0), np.random.default_rng(1)
+    rng, unused, made_here = np.random.default_rng(0), np.random.default_rng(1), np.random.default_rng(2)
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run.replicate(model, optimizer)
