@@ -110,7 +110,7 @@ class LaneState:
 
     def drawn_from(self) -> list[str]:
         """The script's own generators from which the first lane has drawn, unless the script sets them in its lanes."""
-        now = {} if self._of_first else self._look()
+        now = {} if self._of_first else self._now
         moved = [
             place
             for place, mark in self._marks.items()
@@ -144,8 +144,13 @@ class LaneState:
         return list(dict.fromkeys(found))
 
     @cached_property
+    def _now(self) -> dict[KeptPlace, Any]:
+        """The marks after the lane."""
+        return self._look()
+
+    @cached_property
     def _changed(self) -> list[KeptPlace]:
-        now = self._look()
+        now = self._now
         marks = {one: mark for one, mark in self._marks.items() if not isinstance(mark, _GeneratorMark)}
         wanted = self._of_first or marks.keys()
         return [one for one, mark in marks.items() if one in wanted and one in now and now[one] != mark]
