@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, default_collate, default_convert, get_work
 from lockstep.chance import keeping_cpu_generators, set_cpu_generators
 from lockstep.data.batch import Position, cut_shares
 from lockstep.data.order import Draw, Keys
-from lockstep.data.own_generators import OwnGenerator, held_by, seed_all, untouched
+from lockstep.data.own_generators import OwnGenerator, held_by, untouched
 from lockstep.data.structure import num_samples
 
 Loaded = tuple[int, dict[int, Any]]
@@ -42,7 +42,8 @@ class Source:
     def set_generators(self, key: int) -> None:
         """Sets all from which reading a sample, or putting samples together, may draw."""
         set_cpu_generators(key)
-        seed_all(self.own, key)
+        for generator in self.own:
+            generator.manual_seed(key)
 
     @property
     def collate_draws(self) -> bool:

@@ -57,6 +57,8 @@ class OwnGenerator:
     """One of them, with the methods of torch's."""
 
     generator: Any
+    number: int = 0
+    """Its place among those that are set together."""
 
     def get_state(self) -> Any:
         one = self.generator
@@ -76,6 +78,10 @@ class OwnGenerator:
             one.bit_generator.state = state
 
     def manual_seed(self, key: int) -> None:
+        """It draws from a key of its own, made of `key`: not what the others that are set with it draw."""
+        self._seed(fold(key, "own", self.number))
+
+    def _seed(self, key: int) -> None:
         one = self.generator
         if isinstance(one, torch.Generator):
             one.manual_seed(key)
@@ -97,12 +103,6 @@ class OwnGenerator:
         else:
             content = repr(state).encode()
         return hashlib.blake2b(content, digest_size=8).hexdigest()
-
-
-def seed_all(generators: Sequence[OwnGenerator], key: int) -> None:
-    """Each draws from a key of its own, made of `key`."""
-    for number, generator in enumerate(generators):
-        generator.manual_seed(fold(key, "own", number))
 
 
 @contextmanager
@@ -135,7 +135,7 @@ def held_by(*holders: Any) -> list[OwnGenerator]:
                 found[id(thing)] = thing
         else:
             waiting += [one for one in _parts(thing) if type(one) not in _PLAIN]
-    return [OwnGenerator(one) for one in found.values()]
+    return [OwnGenerator(one, number) for number, one in enumerate(found.values())]
 
 
 def _parts(thing: Any) -> list[Any]:

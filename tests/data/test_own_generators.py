@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from workers import on_workers
 
 import lockstep
+from lockstep.chance import Stream, set_cpu_generators
 from lockstep.data.own_generators import OwnGenerator, held_by, is_own
 
 MAKE: dict[str, Callable[[], Any]] = {
@@ -119,6 +120,29 @@ class Noisy(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.tensor([float(index), *draw(self.rng), IN_THE_FILE.random()]), torch.tensor(index % 2)
+
+
+class Pairs(IterableDataset[list[float]]):
+    """Draws from two generators that were made alike, and from torch's own."""
+
+    def __init__(self) -> None:
+        self.first, self.second = torch.Generator(), torch.Generator()
+
+    def __iter__(self) -> Any:
+        yield draw(self.first) + draw(self.second) + [torch.randn(()).item() for _ in "123"]
+
+    def __getitem__(self, _: int) -> list[float]:
+        return next(iter(self))
+
+
+def test_generators_that_are_set_together_draw_different_numbers() -> None:
+    chance, pairs = Stream(7, held_by(data := Pairs())), held_by(data)
+    with chance.drawing():
+        of_stream = data[0]
+    for generator in pairs:
+        generator.manual_seed(7)
+    set_cpu_generators(7)
+    assert len(set(of_stream)) == len(set(data[0])) == 9
 
 
 class NoisyStream(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
