@@ -17,9 +17,9 @@ import lockstep
 from lockstep.gradients.plan import Nowhere
 from lockstep.programs.bench.report import quantile
 from lockstep.programs.models import reference_workload
-from lockstep.run import lane_loops
 from lockstep.run.run import Run
 from lockstep.script.call_site import Site
+from lockstep.step import lane_loops
 
 
 class Unplaced(Nowhere):

@@ -1,6 +1,6 @@
 """The user's loaders as the run reads them, and the epochs that it counts."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -10,25 +10,30 @@ from lockstep.data import ShardedLoader
 from lockstep.data.device import DeviceMover
 from lockstep.elastic.formation import Formation
 from lockstep.events import BatchLoaded, Events
-from lockstep.run.autosave import Autosave
 from lockstep.state.run_state import RunState
 from lockstep.strategies import StepEngine
 
 
 class Loaders:
-    """The data of one run on one worker. One owner, who calls `close`."""
+    """The data of one run on one worker. One owner, who calls `close`.
+
+    `take_up` is called where the script first asks for epochs, `loader_asks` before each batch, with the
+    loader's index.
+    """
 
     def __init__(
         self,
         state: RunState,
         formation: Formation,
         engine: StepEngine,
-        autosave: Autosave,
         mover: DeviceMover,
         events: Events,
+        take_up: Callable[[], None],
+        loader_asks: Callable[[int], None],
     ) -> None:
         self._state, self._formation, self._engine = state, formation, engine
-        self._autosave, self._mover, self._events = autosave, mover, events
+        self._mover, self._events = mover, events
+        self._take_up, self._loader_asks = take_up, loader_asks
 
     def shard(self, loader: "DataLoader[Any]", batch: str) -> ShardedLoader:
         """The loader, read by lanes; its position belongs to the run."""
@@ -51,7 +56,7 @@ class Loaders:
         """Counts epochs from the one under way, or from `start`, up to `count`."""
         progress = self._state.progress
         if self._state.models.modules:
-            self._autosave.take_up()
+            self._take_up()
         if start > progress.epoch:
             progress.start_at(start, self._state.steps.step)
         yield from progress.epochs(count)
@@ -62,6 +67,6 @@ class Loaders:
 
     def _lanes_to_load(self, number: int) -> tuple[int, ...]:
         """Asked by a loader before each batch: which lanes to load. It is also a moment to save at."""
-        self._autosave.loader_asks(number)
+        self._loader_asks(number)
         self._formation.batch_is_due()
         return self._formation.generation.lanes

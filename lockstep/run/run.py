@@ -36,22 +36,22 @@ from lockstep.run.arguments import (
     clipped_parameters,
 )
 from lockstep.run.autosave import Autosave
-from lockstep.run.body_passes import LOOP_FOR_EACH
 from lockstep.run.context import Context
-from lockstep.run.deferral import Update, steps_of
-from lockstep.run.lane_loops import LaneLoops
 from lockstep.run.loaders import Loaders
 from lockstep.run.replication import join, place_on
-from lockstep.run.step_loop import Stage, StepLoop, as_global_batch
 from lockstep.run.timeline import RunTimeline
-from lockstep.run.totals import gathered, total_of
-from lockstep.run.updates import UntrackedOptimizers, UpdateHooks
 from lockstep.script.place import Places
 from lockstep.state.carried import Carried
 from lockstep.state.checkpoints import file as checkpoint
 from lockstep.state.checkpoints.plan import script_options
 from lockstep.state.models import Models, Stateful
 from lockstep.state.run_state import RunState, StepState
+from lockstep.step.body_passes import LOOP_FOR_EACH
+from lockstep.step.deferral import Update, steps_of
+from lockstep.step.lane_loops import LaneLoops
+from lockstep.step.step_loop import Stage, StepLoop, as_global_batch
+from lockstep.step.totals import gathered, total_of
+from lockstep.step.updates import UntrackedOptimizers, UpdateHooks
 from lockstep.strategies import Replicas
 from lockstep.verify.digest import digest
 from lockstep.verify.trace import Sources
@@ -92,9 +92,12 @@ class Run:
         )  # fmt: skip
         self._autosave = Autosave(self._state, self.guard, settings, self._overrides, events, context.status)
         self._lane_loops = LaneLoops(
-            self._loop, self._engine, self.guard, self._autosave, events, settings.stop_after, self.close
+            self._loop, self._engine, self.guard, events, self._autosave.train, settings.stop_after, self.close
         )
-        self._loaders = Loaders(self._state, self._formation, self._engine, self._autosave, moving, events)
+        self._loaders = Loaders(
+            self._state, self._formation, self._engine, moving, events,
+            self._autosave.take_up, self._autosave.loader_asks,
+        )  # fmt: skip
         self._updates = UpdateHooks(self._loop, self._engine, self.guard, events)
         self._captures = Captures(settings, self._models, events, self._engine, self._loop.misplaced, self._updates.ids)
         self._metrics = MetricsLog(context.overrides.run_dir, self._formation, events)

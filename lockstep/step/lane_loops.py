@@ -14,14 +14,13 @@ from lockstep.gradients.autograd_graph import ShownBackward
 from lockstep.gradients.batchnorm import lane_norm_note
 from lockstep.gradients.buffers import buffer_places, refuse_new_buffers
 from lockstep.gradients.plan import StepPlan
-from lockstep.run.autosave import Autosave
-from lockstep.run.step_loop import StepLoop
 from lockstep.script.call_site import Site, calling_frame, site_of, whole_numbers
 from lockstep.script.lane_state import KeptPlace, LaneState, notes_on
 from lockstep.script.lane_sums import untotalled
 from lockstep.script.turns import LaneLoop
 from lockstep.script.unsaved import is_fresh, untracked
 from lockstep.state.models import RegistrationWatch, refuse_new_parameters
+from lockstep.step.step_loop import StepLoop
 from lockstep.strategies import StepEngine
 
 MOST_LOOKS = 8
@@ -31,7 +30,8 @@ MOST_LOOKS = 8
 class LaneLoops:
     """The loops over `run.lanes` on one worker, with what is checked before and after. One owner, who calls `close`.
 
-    `end` closes the run: it is called where `stop_after` steps are done.
+    `train` is called before each step: the run is taken up there if it was not. `end` closes the run, where
+    `stop_after` steps are done.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class LaneLoops:
         loop: StepLoop,
         engine: StepEngine,
         guard: Guard,
-        autosave: Autosave,
         events: Events,
+        train: Callable[[], None],
         stop_after: int | None,
         end: Callable[[], None],
     ) -> None:
-        self._loop, self._engine, self._guard, self._autosave, self._events = loop, engine, guard, autosave, events
+        self._loop, self._engine, self._guard, self._events = loop, engine, guard, events
         self._models, self._progress = loop.state.models, loop.state.progress
-        self._stop_after, self._end = stop_after, end
+        self._train, self._stop_after, self._end = train, stop_after, end
         self._watch, self._shown_backward = RegistrationWatch(), ShownBackward(events)
         self._sites: set[Site] = set()
         self._turns: set[tuple[Site, int]] = set()
@@ -110,7 +110,7 @@ class LaneLoops:
         if self._stop_after is not None and self._loop.step >= self._stop_after:
             self._end()
             raise SystemExit(0)
-        self._autosave.train()
+        self._train()
         self._look_for_schedulers()
         self._note_norms(batch)
         self._progress.trains_on(batch.loader)

@@ -38,8 +38,6 @@ from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import StepRecord
 from lockstep.lanes import share
 from lockstep.optim.noise.watch import NoiseWatch
-from lockstep.run.body_passes import BodyPass
-from lockstep.run.totals import Visit
 from lockstep.script.call_site import Site
 from lockstep.script.lane_sums import spoilt_by_a_loss
 from lockstep.script.place import Places, StepPlace
@@ -47,6 +45,8 @@ from lockstep.script.turns import LaneLoop, SeenBatch
 from lockstep.script.values import Changed
 from lockstep.state.carried import Carried
 from lockstep.state.run_state import RunState
+from lockstep.step.body_passes import BodyPass
+from lockstep.step.totals import Visit
 from lockstep.strategies.protocol import StepEngine
 from lockstep.wire.generation import Generation
 

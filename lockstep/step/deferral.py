@@ -30,11 +30,11 @@ from lockstep.data import GlobalBatch
 from lockstep.errors import BadArgument, Misuse
 from lockstep.gradients.autograd_graph import looking
 from lockstep.gradients.buffers import LaneBuffers
-from lockstep.run.body_passes import BodyPass, OrderedUpdates
 from lockstep.script.body import IN_LANES, refused_in_body
 from lockstep.script.call_site import calling_frame
 from lockstep.script.unsaved import untracked
 from lockstep.state.models import Models
+from lockstep.step.body_passes import BodyPass, OrderedUpdates
 
 GIVE_UPDATE = "Give what happens once for each batch as a function: run.steps(loader, update)."
 GIVE_AFTER = (

@@ -12,8 +12,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from lockstep.elastic.guard import Guard
 from lockstep.errors import WorkerLost, naming_lost_worker
 from lockstep.events import Events, UpdateBegan, UpdateEnded, Wait
-from lockstep.run.step_loop import StepLoop
 from lockstep.state.models import Models
+from lockstep.step.step_loop import StepLoop
 from lockstep.strategies import StepEngine
 
 
