@@ -5,6 +5,12 @@
 # what the lanes carried here take of it. Its "sample" is the loaded shares. So reading ahead, loader
 # processes, pinning and time limits are torch's own; and as a request names its epoch and its lanes, loader
 # processes may outlive a pass and an assignment.
+
+# Note [Made while reading]
+# A data set may make its generator when it reads a first sample (`if self.rng is None: self.rng = default_rng(0)`), as
+# that of a loader process often does. The samples before it was there were read without it being set, so what was
+# requested is loaded again. Where a generator is another one each time, loading again does not help, and what it draws
+# is the script's choice.
 """
 
 from abc import ABC, abstractmethod
@@ -36,8 +42,11 @@ class Source:
     own: list[OwnGenerator] = field(default_factory=list)
     """Those that the data set and the collate function hold now. See Note [Generators of the script's own]."""
 
-    def look_for_generators(self) -> None:
-        self.own[:] = held_by(self.dataset, self.collate_fn)
+    def look_for_generators(self) -> set[str]:
+        """Returns the places of those that are new."""
+        before, self.own[:] = list(self.own), held_by(self.dataset, self.collate_fn)
+        known = {id(one.generator) for one in before}
+        return {one.place for one in self.own if id(one.generator) not in known}
 
     def set_generators(self, key: int) -> None:
         """Sets all from which reading a sample, or putting samples together, may draw."""
@@ -80,8 +89,10 @@ class Fetch(Dataset[Any], ABC):
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.draws = True
-        """Whether `load` may draw random numbers, or set generators."""
+        self.draws = self.reads_own = True
+        """Whether `load` may draw random numbers, or set generators; and whether reading may draw from the script's."""
+        self._renewed: set[str] = set()
+        """Where reading puts another generator each time."""
 
     def request(self, draw: Draw, lanes: Sequence[int], least: int = 1) -> Any:
         """What `load` needs for this draw: small, immutable, the same for equal arguments."""
@@ -95,13 +106,25 @@ class Fetch(Dataset[Any], ABC):
         """Closes what an unfinished pass holds open in this process."""
 
     def __getitem__(self, request: Any) -> Loaded | None:
-        if self.draws:
+        if self.reads_own:
             self.source.look_for_generators()
         with self._outside_untouched():
             try:
-                return self.load(request)
+                return self._load_with_all(request)
             except StopIteration as stop:  # torch would take it for the end of the data, on this worker alone
                 raise RuntimeError("the data set or its collate function raised StopIteration") from stop
+
+    def _load_with_all(self, request: Any) -> Loaded | None:
+        """What is loaded. See Note [Made while reading]."""
+        loaded, before = self.load(request), set[str]()
+        while self.reads_own:
+            new = self.source.look_for_generators()
+            self._renewed |= new & before
+            before = new - self._renewed
+            if not before:
+                break
+            loaded = self.load(request)
+        return loaded
 
     @contextmanager
     def _outside_untouched(self) -> Iterator[None]:
@@ -109,5 +132,5 @@ class Fetch(Dataset[Any], ABC):
         if not (self.draws and in_training_process):
             yield
             return
-        with keeping_cpu_generators(), untouched(self.source.own):
+        with keeping_cpu_generators(), untouched(list(self.source.own)):
             yield

@@ -7,16 +7,21 @@
 # class, are set for each sample like the others, and stand outside of reading where they stood. One from which lanes
 # draw is named in a note (script/lane_state.py), and one that begins anew is refused on a newcomer, and after a resume
 # where the source shows that the training depends on it (script/values.py); else a note says so.
+# Each draws from a key made of its place, such as the names of the attributes that lead to it: one that only some
+# processes have made by now changes nothing for the others. A key of a table that is no word is none of its place:
+# scripts keep a generator for each process there.
 """
 
 import ctypes
 import hashlib
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -57,8 +62,8 @@ class OwnGenerator:
     """One of them, with the methods of torch's."""
 
     generator: Any
-    number: int = 0
-    """Its place among those that are set together."""
+    place: str = ""
+    """Where it stands: another one for each of those that are set together."""
 
     def get_state(self) -> Any:
         one = self.generator
@@ -79,7 +84,7 @@ class OwnGenerator:
 
     def manual_seed(self, key: int) -> None:
         """It draws from a key of its own, made of `key`: not what the others that are set with it draw."""
-        self._seed(fold(key, "own", self.number))
+        self._seed(fold(key, "own", self.place))
 
     def _seed(self, key: int) -> None:
         one = self.generator
@@ -119,52 +124,67 @@ def untouched(generators: Sequence[OwnGenerator]) -> Iterator[None]:
 def held_by(*holders: Any) -> list[OwnGenerator]:
     """The generators of the script's own that these things hold, or that stand in the files of their classes.
 
-    In the same order in every process. Of long lists the first items are looked at. One that draws on a GPU is left
-    alone: a loader's process cannot set it.
+    Of long lists the first items are looked at. One that draws on a GPU is left alone: a loader's process cannot set
+    it.
     """
-    found: dict[int, Any] = {}
+    found: list[OwnGenerator] = []
     seen: set[int] = set()
-    waiting = list(holders)
+    waiting = deque((str(number), holder) for number, holder in enumerate(holders))
     while waiting and len(seen) < _MOST_THINGS:
-        thing = waiting.pop(0)
+        place, thing = waiting.popleft()
         if id(thing) in seen:
             continue
         seen.add(id(thing))
         if is_own(thing):
             if not isinstance(thing, torch.Generator) or thing.device.type == "cpu":
-                found[id(thing)] = thing
-        else:
-            waiting += [one for one in _parts(thing) if type(one) not in _PLAIN]
-    return [OwnGenerator(one, number) for number, one in enumerate(found.values())]
+                found.append(OwnGenerator(thing, place))
+            continue
+        kind: Any = type(thing)
+        if parts := [(f"{place}/{name}", one) for name, one in _parts(thing) if type(one) not in _PLAIN]:
+            waiting += parts
+        if files := _looked_at([thing]) if kind is FunctionType else _files_of(kind):
+            waiting += _variables_of(files)
+    return found
 
 
-def _parts(thing: Any) -> list[Any]:
+def _parts(thing: Any) -> Iterable[tuple[str | int, Any]]:
+    """What it holds, each with its name there."""
     kind: Any = type(thing)
     if issubclass(kind, dict):
-        return list(thing.values())[:_MOST_ITEMS]
+        items = list(thing.items())[:_MOST_ITEMS]
+        return [(key if isinstance(key, str) else "", one) for key, one in items]
     if issubclass(kind, list | tuple):
-        return list(thing[:_MOST_ITEMS])
+        return enumerate(thing[:_MOST_ITEMS])
     if issubclass(kind, partial):
-        return [thing.func, *thing.args, *thing.keywords.values()]
+        return [("func", thing.func), *enumerate(thing.args), *thing.keywords.items()]
     if issubclass(kind, MethodType):
-        return [thing.__self__, thing.__func__]
+        return [("self", thing.__self__), ("func", thing.__func__)]
     if issubclass(kind, FunctionType):
-        cells = [cell.cell_contents for cell in thing.__closure__ or () if _is_set(cell)]
-        return [*cells, *(thing.__defaults__ or ()), *_of_file(thing)]
+        cells = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True)
+        held = [(f"of {name}", cell.cell_contents) for name, cell in cells if _is_set(cell)]
+        return [*held, *enumerate(thing.__defaults__ or ())]
     if issubclass(kind, type | torch.Tensor | ModuleType):
         return []
-    methods = [one for base in kind.__mro__ for one in vars(base).values() if type(one) is FunctionType]
-    files = {id(one.__globals__): one for one in methods}
-    attributes = getattr(thing, "__dict__", None) or {}
-    return [*attributes.values(), *(one for method in files.values() for one in _of_file(method))]
+    return list((getattr(thing, "__dict__", None) or {}).items())
 
 
-def _of_file(function: FunctionType) -> list[Any]:
-    """The generators among the variables of the file in which a function stands."""
-    variables = function.__globals__
-    if str(variables.get("__name__")).split(".")[0] in _NO_HOLDERS:
-        return []
-    return [one for one in list(variables.values()) if is_own(one)]
+@lru_cache(maxsize=4096)
+def _files_of(kind: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Those in which the methods of such an object stand."""
+    return _looked_at([one for base in kind.__mro__ for one in vars(base).values() if type(one) is FunctionType])
+
+
+def _looked_at(functions: Iterable[FunctionType]) -> list[tuple[str, dict[str, Any]]]:
+    """The variables of their files, each with the name of the file."""
+    files = {id(one.__globals__): one.__globals__ for one in functions}.values()
+    own = [one for one in files if str(one.get("__name__")).split(".")[0] not in _NO_HOLDERS]
+    return [(Path(str(one.get("__file__"))).name, one) for one in own]
+
+
+def _variables_of(files: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, Any]]:
+    """The generators among them."""
+    for file, variables in files:
+        yield from [(f"{file}:{name}", one) for name, one in list(variables.items()) if is_own(one)]
 
 
 def _is_legacy(generator: Any) -> bool:

@@ -41,7 +41,7 @@ class SampleFetch(Fetch):
     def __init__(self, source: Source) -> None:
         super().__init__(source)
         self.counts_uses = not draws_nothing(source.dataset)
-        self.draws = self.counts_uses or source.collate_draws
+        self.draws = self.reads_own = self.counts_uses or source.collate_draws
         self._reads_lists = reads_lists(source.dataset)
 
     def request(self, draw: Draw, lanes: Sequence[int], least: int = 1) -> SampleRequest:

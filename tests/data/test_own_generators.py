@@ -1,5 +1,6 @@
 """Generators that a script has made itself: known, set for each sample where a data set holds them, else left alone."""
 
+import os
 import random
 from collections.abc import Callable
 from functools import partial
@@ -8,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from noisy_data import passes, sharded
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from workers import on_workers
 
 import lockstep
 from lockstep.chance import Stream, set_cpu_generators
+from lockstep.data.batch import Position
 from lockstep.data.own_generators import OwnGenerator, held_by, is_own
 
 MAKE: dict[str, Callable[[], Any]] = {
@@ -153,6 +156,38 @@ class NoisyStream(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
         return (self.samples[index] for index in range(len(self.samples)))
 
 
+class Lazy(Noisy):
+    """Makes its generator when it reads the first sample, and another one that few samples need."""
+
+    rng: Any = None
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.made = kind, dict[int, Any]()
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.rng is None:
+            self.rng = MAKE[self.kind]()
+        if index % 5 == 0 and os.getpid() not in self.made:
+            self.made = {os.getpid(): random.Random(3), **self.made}
+        x, y = super().__getitem__(index)
+        return x + (self.made[os.getpid()].random() if index % 5 == 0 else 0.0), y
+
+
+class LazyStream(NoisyStream):
+    def __init__(self, kind: str) -> None:
+        self.samples = Lazy(kind)
+
+
+class Renewed(Noisy):
+    """Has another generator for each sample."""
+
+    num_made = 0
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.rng, self.num_made = random.Random(index), self.num_made + 1
+        return super().__getitem__(index)
+
+
 def _digest(make: Callable[[str], Any], kind: str, num_processes: int) -> tuple[str, bool]:
     """After two epochs; and whether the data set's generator stands where it stood in this process."""
     with lockstep.start(lanes=6, seed=2) as run:
@@ -169,7 +204,8 @@ def _digest(make: Callable[[str], Any], kind: str, num_processes: int) -> tuple[
                 optimizer.step()
                 optimizer.zero_grad()
         holder = dataset if isinstance(dataset, Noisy) else dataset.samples
-        return run.digest(), OwnGenerator(holder.rng).digest() == OwnGenerator(MAKE[kind]()).digest()
+        stands = isinstance(holder, Lazy) or OwnGenerator(holder.rng).digest() == OwnGenerator(MAKE[kind]()).digest()
+        return run.digest(), stands
 
 
 @KINDS
@@ -183,3 +219,30 @@ def test_a_data_set_that_draws_from_its_own_gives_the_same_bits_on_any_workers(k
 def test_it_has_the_same_bits_in_loader_processes_as_in_the_training_process(make: Callable[[str], Any]) -> None:
     found = [on_workers(workers, _digest, make, "PCG64", processes) for workers, processes in ((1, 0), (3, 0), (2, 2))]
     assert len({digest for one in found for digest, _ in one}) == 1
+
+
+LAZY = pytest.mark.parametrize("make", [Lazy, LazyStream], ids=["indices", "stream"])
+
+
+@LAZY
+def test_one_that_is_made_while_reading_is_set_for_the_sample_that_makes_it(make: Callable[[str], Any]) -> None:
+    found = [on_workers(workers, _digest, make, "PCG64", processes) for workers, processes in ((1, 0), (3, 0), (2, 2))]
+    assert len({digest for one in found for digest, _ in one}) == 1
+
+
+@LAZY
+def test_it_is_in_a_process_that_goes_on_in_a_later_pass_too(make: Callable[[str], Any]) -> None:
+    def second_pass(from_the_first: bool) -> list[Any]:
+        loader = sharded(DataLoader(make("Python"), 7), num_lanes=3)
+        if from_the_first:
+            passes(loader)
+        loader.seek(Position(1, 2))
+        return [x.tolist() for _, (x, _) in sorted(passes(loader).items())]
+
+    assert second_pass(from_the_first=True) == second_pass(from_the_first=False)
+
+
+def test_samples_that_make_another_one_each_time_are_read_again_once() -> None:
+    dataset = Renewed("Python")
+    passes(sharded(DataLoader(dataset, 2)), 2)
+    assert dataset.num_made == 2 * 22 + 2
