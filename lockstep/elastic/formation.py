@@ -103,9 +103,7 @@ class Formation:
             return None
         recovery, port = elasticity.recovery, elasticity.store_port
         self._status.add_trait(Trait.MAY_BE_COPIED)
-        return Copier(
-            elasticity.control, os.getppid(), lambda: {port, *recovery.ports}, self._state.progress.loader_pids
-        )
+        return Copier(elasticity.control, lambda: {port, *recovery.ports}, self._state.progress.loader_pids)
 
     @property
     def _step(self) -> int:

@@ -75,7 +75,11 @@ class Control:
         return self.asked()
 
     def report_started(self) -> None:
-        self._send({"pid": os.getpid()})
+        """In a new process. If nobody is left to follow it, it ends here."""
+        try:
+            self._socket.send(json.dumps({"pid": os.getpid()}).encode())
+        except ConnectionError:
+            os._exit(1)
 
     def decline(self, request: CopyRequest, why: str) -> None:
         os.close(request.output_fd)
@@ -127,6 +131,13 @@ class ControlLine:
         if "pid" in fields:
             return CopyStarted(fields["pid"])
         return CopyDeclined(fields["slot"], fields["why"]) if fields else None
+
+    def await_answer(self, within_s: float) -> CopyStarted | CopyDeclined | None:
+        """The worker's next message; None if the worker has ended, or says nothing `within_s`."""
+        poll = select.poll()
+        poll.register(self, select.POLLIN)
+        poll.poll(within_s * 1000)
+        return self.answer()
 
     def close(self) -> None:
         self._socket.close()

@@ -22,8 +22,8 @@ class CannotFork(LockstepError):  # noqa: N818
 def fork_for_launcher() -> tuple[int, int]:
     """In the original: the new process, and the end of a pipe that is readable when the new one closes its own.
 
-    In the new process: 0, and the other end of that pipe. Raises CannotFork where there may be no more
-    processes. See Note [Two forks].
+    In the new process, which has a session of its own: 0, and the other end of that pipe. Raises CannotFork where there
+    may be no more processes. See Note [Two forks].
     """
     reader, writer = os.pipe()
     with warnings.catch_warnings():
@@ -48,6 +48,7 @@ def fork_for_launcher() -> tuple[int, int]:
 
 def _fork_in_between(writer: int) -> int:
     """Returns 0, in the new process alone. The process in between ends here, whatever happens: it is nobody."""
+    between = os.getpid()
     try:
         pid = os.fork()
     except OSError:
@@ -55,14 +56,10 @@ def _fork_in_between(writer: int) -> int:
     if pid:
         os.write(writer, pid.to_bytes(8, "little"))
         os._exit(0)
-    return pid
-
-
-def become_child_of(launcher_pid: int) -> None:
-    """This process has a session of its own, and returns when the process in between has ended."""
     os.setsid()
-    while os.getppid() != launcher_pid:  # it ends at its next instruction
+    while os.getppid() == between:  # it ends at its next instruction
         time.sleep(0.0005)
+    return 0
 
 
 def take_part(request: CopyRequest) -> None:

@@ -20,7 +20,7 @@ from types import ModuleType
 
 from lockstep.launch import identity
 from lockstep.launch.control import Control, CopyRequest
-from lockstep.launch.fork import CannotFork, become_child_of, fork_for_launcher, take_part
+from lockstep.launch.fork import CannotFork, fork_for_launcher, take_part
 from lockstep.settings.environment import drop_variables, note_loaded, process_environment, take_environment
 from lockstep.settings.environments.lockstep_run import CONTROL_FD, FORKS, LISTEN_FD
 
@@ -87,7 +87,6 @@ def _forked(request: CopyRequest, control: Control) -> bool:
         os.close(request.output_fd)
         os.close(request.control_fd)
         return False
-    become_child_of(boot.parent_pid)
     for fd in (boot.listen_fd, int(process_environment()[CONTROL_FD])):  # worker 0's own
         if fd is not None:
             os.close(fd)

@@ -188,15 +188,21 @@ class LocalPool:
         if self._copies.get(slot) is not copy:
             return
         self._forget(copy)
+        if not self._adopted(copy, answer) and (
+            slot not in self._to_be_forked or not await_end([copy.of.pid], FOUNDER_END_S)
+        ):
+            self._start_without_copy(copy.spec)  # else all start again, or none
+
+    def _adopted(self, copy: PendingCopy, answer: CopyStarted | CopyDeclined | None) -> bool:
+        """Whether the copy runs; it is followed now."""
         pid = answer.pid if isinstance(answer, CopyStarted) else None
-        worker = None if pid is None else WorkerProcess.adopt(pid, copy.tee, copy.control, slot)
+        worker = None if pid is None else WorkerProcess.adopt(pid, copy.tee, copy.control, copy.spec.boot.slot)
         if worker is None:
             copy.close()
-            if slot not in self._to_be_forked or not await_end([copy.of.pid], FOUNDER_END_S):
-                self._start_without_copy(copy.spec)  # else all start again, or none
-            return
+            return False
         self._guard.note(worker.group)
         self._follow(worker)
+        return True
 
     def _answered(self, worker: WorkerProcess) -> None:
         """A worker has declined to be copied, or has ended."""
@@ -322,13 +328,12 @@ class LocalPool:
         if slot in self._copies:
             copy = self._copies[slot]
             self._forget(copy)
-            copy.close()
+            self._adopted(copy, copy.control.answer())
         if slot in self._workers:
             self._workers[slot].send_to_group(signal.SIGKILL)
 
     def end_all(self) -> None:
-        for slot in list(self._copies):
-            self.end(slot)
+        self._end_copies()
         ended = {worker.group for worker in self._past}
         await_end(set(members(ended)) - ended, STRAY_GRACE_S)
         everyone = [*self._past, *self._workers.values()]
@@ -343,6 +348,15 @@ class LocalPool:
         for worker in everyone:
             self._clear_away(worker)
         self._ended, self._reported = [], []
+
+    def _end_copies(self) -> None:
+        """Those that are requested, too: once the original is dead, its copy has reported itself or was never made."""
+        copies = list(self._copies.values())
+        for copy in copies:
+            copy.of.send_to_group(signal.SIGKILL)
+        for copy in copies:
+            self._forget(copy)
+            self._adopted(copy, copy.control.await_answer(KILL_WAIT_S))
 
     def _retire(self, worker: WorkerProcess) -> None:
         """Moves an ended worker to `_past`, after all its output is passed on.

@@ -18,6 +18,7 @@ from launches import FORKING, IMPORTABLE
 
 from lockstep.cli.run import continuation
 from lockstep.launch import process
+from lockstep.launch.control import Control, ControlLine
 from lockstep.launch.job import Job
 from lockstep.launch.local_pool import LocalPool
 from lockstep.launch.signals import LauncherSignals
@@ -135,7 +136,7 @@ def test_where_loading_has_started_a_thread_each_worker_is_started_and_the_reaso
 
     monkeypatch.setattr("lockstep.launch.load_once.load", load)  # in the workers too, which are forked
     with launched_script(tmp_path, training(), "-n", "3", "--load-once") as run:
-        run.wait_for("^digest ")
+        assert run.process.wait(60) == 0
     said = "each worker loads torch for itself: 2 threads were there when torch was loaded"
     assert run.shown().count(said) == 1, run.shown()
     assert len(list(tmp_path.rglob("own-*"))) == 3
@@ -239,3 +240,38 @@ def test_a_script_sees_the_variables_of_its_own_worker_alone(tmp_path):
         run.wait_for("^digest ")
     (line,) = [line for line in (tmp_path / "run" / "worker-1.log").read_text().splitlines() if "None" in line]
     assert line == "['1', None, None] True"
+
+
+def test_a_worker_that_is_being_forked_when_all_are_ended_is_ended_too(tmp_path, monkeypatch):
+    """Whether it has reported itself, or is about to."""
+    monkeypatch.setattr(process, "subprocess", FORKING)
+    monkeypatch.setattr("lockstep.launch.load_once.load", lambda: None)  # in the worker, which is forked
+    report = Control.report_started
+    pids = tmp_path / "pids"
+
+    def report_late(control: Control) -> None:
+        with pids.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        time.sleep(0.3)
+        report(control)
+
+    monkeypatch.setattr(Control, "report_started", report_late)
+    (tmp_path / "train.py").write_text("import time; time.sleep(60)")
+    job = Job(str(tmp_path / "train.py"), tmp_path, num_workers=3, load_once=True)
+    with LauncherSignals() as signals, LocalPool(job, lambda output: None, lambda text: None, signals) as pool:
+        pool.start(3)
+        while not pids.exists() or not pids.read_text().endswith("\n"):
+            pool.wait(0.01)
+    assert [pid for pid in pids.read_text().split() if psutil.pid_exists(int(pid))] == []
+
+
+def test_a_forked_worker_that_nobody_follows_ends(tmp_path):
+    line = ControlLine()
+    control = Control(os.dup(line.worker_fd))
+    line.close()
+    pid = os.fork()
+    if pid == 0:
+        control.report_started()
+        os._exit(0)
+    control.close()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1

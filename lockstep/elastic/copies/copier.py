@@ -15,12 +15,10 @@ class Copier:
     def __init__(
         self,
         control: Control,
-        launcher_pid: int,
         ports: Callable[[], Collection[int]],
         loader_pids: Callable[[], Collection[int]],
     ) -> None:
-        self._control, self._launcher_pid = control, launcher_pid
-        self._ports, self._loader_pids = ports, loader_pids
+        self._control, self._ports, self._loader_pids = control, ports, loader_pids
         self.has_declined = False
         """Whether a copy was asked for that could not be made."""
         self._request: CopyRequest | None = None
@@ -46,7 +44,7 @@ class Copier:
             self._decline(request, why)
             return None
         try:
-            made = fork(request, self._launcher_pid)
+            made = fork(request)
         except CannotFork as error:
             self._decline(request, str(error))
             return None

@@ -26,7 +26,7 @@ from lockstep.chance import Generators
 from lockstep.elastic.copies.obstacles import access_mode
 from lockstep.launch import identity
 from lockstep.launch.control import CopyRequest
-from lockstep.launch.fork import become_child_of, fork_for_launcher, take_part
+from lockstep.launch.fork import fork_for_launcher, take_part
 from lockstep.wire.network.keepalive import close_copy
 
 READY_S = 10.0
@@ -54,7 +54,7 @@ class ForkedCopy:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def fork(request: CopyRequest, launcher_pid: int) -> ForkedCopy | int:
+def fork(request: CopyRequest) -> ForkedCopy | int:
     """In the original: its copy. In the copy: the file to write to when it has asked to be admitted.
 
     The copy has its own session, output and variables.
@@ -64,15 +64,14 @@ def fork(request: CopyRequest, launcher_pid: int) -> ForkedCopy | int:
     pid, pipe = fork_for_launcher()
     if pid == 0:
         generators.restore()  # Python's seeds itself anew in a process that is forked
-        _settle(request, launcher_pid)
+        _settle(request)
         return pipe
     os.close(request.output_fd)
     os.close(request.control_fd)
     return ForkedCopy(pid, request.slot, pipe)
 
 
-def _settle(request: CopyRequest, launcher_pid: int) -> None:
-    become_child_of(launcher_pid)
+def _settle(request: CopyRequest) -> None:
     torch.set_num_threads(torch.get_num_threads())  # see Note [A pool without threads]
     multiprocessing.process._children.clear()  # type: ignore[attr-defined]  # they are the original's
     _let_connections_go(request.control_fd)
