@@ -59,10 +59,10 @@ class Autosave:
         """Collective. The run goes on from this checkpoint, of which the script has said so."""
         wire = shown(self._guard.generation.wire, self._events, Wait.RESUME)
         with naming_lost_worker(self._state.steps.step, "run.resume"):
-            elsewhere = restore(self._state, path, self._settings, wire)
+            notes = restore(self._state, path, self._settings, wire)
         self._guard.formation.deal()
-        if elsewhere:
-            self._events.note(elsewhere)
+        for note in notes:
+            self._events.note(note)
 
     def take_up(self) -> None:
         """Collective, the first time. See Note [Where training begins]."""

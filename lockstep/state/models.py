@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from lockstep.errors import BadArgument, Misuse
 from lockstep.gradients.bucket_set import NamedParameter
+from lockstep.state.script_optimizers import Made, made
 
 
 class Stateful(Protocol):
@@ -27,6 +28,8 @@ class Models:
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
     optimizers: dict[str, Optimizer] = field(default_factory=dict)
     tracked: dict[str, Stateful] = field(default_factory=dict)
+    made: dict[str, Made] = field(default_factory=dict)
+    """The optimizers as the script that began the run has made them."""
     _num_held: dict[int, int] = field(default_factory=dict)
     """How many tensors each optimizer had at the last look, by its id."""
 
@@ -39,7 +42,8 @@ class Models:
             self.modules[_numbered("model", len(self.modules))] = module
         for optimizer in optimizers:
             if not any(known is optimizer for known in self.optimizers.values()):
-                self.optimizers[_numbered("optimizer", len(self.optimizers))] = optimizer
+                label = _numbered("optimizer", len(self.optimizers))
+                self.optimizers[label], self.made[label] = optimizer, made(optimizer)
         self.tracked.update(tracked)
 
     def require(self, what: str) -> None:
@@ -111,8 +115,9 @@ class Models:
             if strangers:
                 raise Misuse(
                     f"{label} updates {len(strangers)} tensor(s) that belong to no replicated model (the first has "
-                    f"shape {list(strangers[0].shape)}). Parameters added to a model after run.replicate, or a model "
-                    "not given to it? Call run.replicate(model, optimizer) again once the model is complete."
+                    f"shape {list(strangers[0].shape)}). Those of a model that run.replicate was not given: write "
+                    "run.replicate(that_model) before they are trained. Those that were added to a replicated model: "
+                    "call run.replicate(model, optimizer) again once it is complete."
                 )
 
     def look_at(self, optimizer: Optimizer) -> None:

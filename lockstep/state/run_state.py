@@ -13,6 +13,7 @@ from lockstep.settings.options import Settings
 from lockstep.state.exact_state import load_exactly
 from lockstep.state.models import Models
 from lockstep.state.progress import DataProgress, places
+from lockstep.state.script_optimizers import Made, other_class, without_effect
 from lockstep.state.snapshot import Json, Snapshot, Tensors, pack, pack_generators, unpack, unpack_generators
 
 GRADIENT = "grad/"
@@ -86,6 +87,7 @@ class RunState:
             "optimizers": {
                 label: pack(optimizer.state_dict(), label, tensors) for label, optimizer in models.optimizers.items()
             },
+            "optimizers_made": {label: pack(models.made[label], label, tensors) for label in models.optimizers},
             "tracked": {
                 name: pack(thing.state_dict(), f"tracked/{name}", tensors) for name, thing in models.tracked.items()
             },
@@ -100,6 +102,7 @@ class RunState:
         """
         state, steps = snapshot.state, self.steps
         load_models(self.models, snapshot)
+        self.models.made |= _made(snapshot)
         steps.step, steps.seed, steps.num_lanes = state["step"], state["seed"], state["num_lanes"]
         steps.loss = unpack(state["loss"], snapshot.tensors)
         self.noise.load_state_dict(state.get("noise", ()))
@@ -131,9 +134,20 @@ def in_this_epoch(state: RunState) -> Snapshot:
     return snapshot
 
 
-def hardware_note(snapshot: Snapshot, settings: Settings) -> str:
-    """A note if the snapshot was taken on another kind of device or with other switches; else nothing."""
-    return difference(snapshot.state.get("hardware", {}), recorded(settings.device))
+def resume_notes(models: Models, snapshot: Snapshot, settings: Settings) -> list[str]:
+    """What is said of a snapshot before it is installed: it was taken on another kind of device, or by a script that
+    made its optimizers otherwise."""
+    notes = [difference(snapshot.state.get("hardware", {}), recorded(settings.device))]
+    for label, saved in _made(snapshot).items():
+        groups = unpack(snapshot.state["optimizers"][label], snapshot.tensors)["param_groups"]
+        notes.append(without_effect(label, models.made[label], saved, groups))
+    return list(filter(None, notes))
+
+
+def _made(snapshot: Snapshot) -> dict[str, Made]:
+    """The optimizers of the snapshot as a script had made them; older snapshots do not say."""
+    packed = snapshot.state.get("optimizers_made", {})
+    return {label: unpack(packed[label], snapshot.tensors) for label in snapshot.state["optimizers"] if label in packed}
 
 
 def check(run: RunState, snapshot: Snapshot, path: Path, settings: Settings) -> None:
@@ -173,6 +187,9 @@ def check_fits(models: Models, snapshot: Snapshot, path: Path) -> None:
         theirs_kind = snapshot.state[kind]
         if set(ours) != set(theirs_kind):
             raise BadCheckpoint(f"checkpoint {path} has {kind} {sorted(theirs_kind)}, this run has {sorted(ours)}")
+    for label, saved_one in _made(snapshot).items():
+        if other := other_class(label, models.made[label], saved_one):
+            raise BadCheckpoint(f"checkpoint {path} {other}")
     for label, optimizer in models.optimizers.items():
         groups = unpack(snapshot.state["optimizers"][label], snapshot.tensors)["param_groups"]
         sizes = [len(group["params"]) for group in groups]

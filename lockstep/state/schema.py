@@ -163,6 +163,10 @@ def _optimizer(value: Any, entry: Entry) -> None:
         entry.expect(are_numbered, group, "one whose groups number their parameters")
 
 
+def _made(value: Any, entry: Entry) -> None:
+    _fields({"class": _text, "groups": _list_of(_by_name(_anything))}, {})(value, entry)
+
+
 def _noise(value: Any, entry: Entry) -> None:
     _list_of(_by_name(_or_bool(_number)))(value, entry)
     for saved, preconditioned in zip(value, (False, True), strict=False):
@@ -221,6 +225,7 @@ STATE: Mapping[str, Check] = {
 """The entries that every snapshot has."""
 
 LATER: Mapping[str, Check] = {
+    "optimizers_made": _by_name(_packed(_made)),
     "noise": _noise,
     "hardware": _by_name(_text),
     "batches": _by_number(_or_none(_row(_text, _or_none(_whole(0))))),

@@ -104,7 +104,8 @@ class CheckpointOptions:
 
 @dataclass(frozen=True)
 class CheckpointPlan:
-    """The options of this run. The folder need not exist yet."""
+    """The options of this run. The folder need not exist yet; `plan_checkpoints` makes it absolute, since a script may
+    go to another working folder while it trains."""
 
     folder: Path
     every: Every = Every()
@@ -151,7 +152,7 @@ def plan_checkpoints(script: CheckpointOptions, overrides: Overrides) -> Checkpo
     if folder is None:
         raise BadArgument("run.checkpoints needs a folder to keep them in: run.checkpoints('checkpoints')")
     return CheckpointPlan(
-        folder=Path(folder),
+        folder=Path(folder).absolute(),
         every=first_given(every, script.every, Every()),
         keep=first_given(overrides.checkpoint_keep, script.keep, USUAL_KEEP),
         resume=os.fspath(first_given(overrides.resume, script.resume, AUTO)),

@@ -19,7 +19,7 @@ from lockstep.state.checkpoints.file import read_manifest, read_state
 from lockstep.state.checkpoints.folder import newest_good, remove_leftovers
 from lockstep.state.checkpoints.plan import AUTO, NEVER, CheckpointPlan
 from lockstep.state.checkpoints.saver import AutomaticSaver, Checkpoints, SavingWorker
-from lockstep.state.run_state import RunState, check, hardware_note
+from lockstep.state.run_state import RunState, check, resume_notes
 from lockstep.state.snapshot import Snapshot
 from lockstep.state.transfer import receive_snapshot, send_snapshot
 from lockstep.wire import Agreement, Proposal, Wire
@@ -51,10 +51,10 @@ def begin(
     if chosen is not None:
         path, snapshot = chosen
         check(parts, snapshot, path, settings)
+        notes = [f"going on from {path.name} in {path.parent}", *resume_notes(parts.models, snapshot, settings)]
         parts.install(snapshot)
-        worker.say(f"going on from {path.name} in {path.parent}")
-        if elsewhere := hardware_note(snapshot, settings):
-            worker.say(elsewhere)
+        for note in notes:
+            worker.say(note)
     checkpoints = Checkpoints(plan, worker, parts.steps.step, clock)
     return AutomaticSaver(checkpoints, parts, worker.say, at_moment, asked_for=asked_for)
 
@@ -132,10 +132,10 @@ def _shared(own: Snapshot | str, transport: Transport, choice: Choice, say: Say)
     return own
 
 
-def restore(run: RunState, path: Path, settings: Settings, wire: Wire) -> str:
+def restore(run: RunState, path: Path, settings: Settings, wire: Wire) -> list[str]:
     """Collective. Nothing is changed unless the whole checkpoint is good, fits, and is the same on all workers.
 
-    Returns its `hardware_note`.
+    Returns its `resume_notes`.
     """
     Agreement(wire.transport, Proposal({"operation": "run.resume", "path": path})).check()
     snapshot = read_state(path)
@@ -145,5 +145,6 @@ def restore(run: RunState, path: Path, settings: Settings, wire: Wire) -> str:
         Proposal({"operation": "run.resume", "checkpoint": state["step"], "epoch": state["epoch"]}),
     ).check()
     check(run, snapshot, path, settings)
+    notes = resume_notes(run.models, snapshot, settings)
     run.install(snapshot)
-    return hardware_note(snapshot, settings)
+    return notes
