@@ -78,7 +78,7 @@ class Function:
             found |= new
 
     def _decides(self, node: ast.AST, tainted: set[str]) -> Dependence | None:
-        if not isinstance(node, _TESTED) or not _mentions(node.test, tainted):
+        if not isinstance(node, _TESTED) or not mentions(node.test, tainted):
             return None
         call = next(_training_calls(node), None) or self._skipped_call(node)
         if call is not None:
@@ -101,23 +101,12 @@ class Function:
         inside = (node for loop in self._loops() for node in walked(loop))
         return self.is_loop_variable(name) or any(_sets_constant(node, name) for node in inside)
 
-    def is_carried(self, name: str, *, over_passes: bool = False) -> bool:
-        """Whether a turn of a loop may read what an earlier one left in the name: no loop that sets it does so first.
-
-        With `over_passes`, a turn of the loops around a pass over a loader, where there are such. What no loop sets by
-        its name, but has changed, was changed inside: it is carried too.
-        """
-        loops = [loop for loop in self._loops() if _sets(loop, name)]
-        if over_passes:
-            loops = [one for one in loops if any(other is not one and other in walked(one) for other in loops)]
-        return not loops or any(not _is_target(loop, name) and _is_read_first(loop.body, name) for loop in loops)
-
     def is_set_in_loop(self, name: str) -> bool:
         """Whether a loop sets the name itself, not only what it refers to."""
         return any(_sets(loop, name) for loop in self._loops())
 
     def is_loop_variable(self, name: str) -> bool:
-        return any(_is_target(loop, name) for loop in self._loops())
+        return any(is_target(loop, name) for loop in self._loops())
 
 
 def function_at(path: str, name: str) -> Function | None:
@@ -177,7 +166,7 @@ def _reads(definition: ast.FunctionDef | ast.ClassDef, names: set[str]) -> bool:
         return is_read_in_steps and any(_reads(method, names) for method in methods)
     own = own_names(definition)
     free = {name for name in names if name.split(".")[0] not in own}
-    return any(_mentions(statement, free) for statement in definition.body)
+    return any(mentions(statement, free) for statement in definition.body)
 
 
 def own_names(function: ast.AST) -> set[str]:
@@ -189,51 +178,27 @@ def own_names(function: ast.AST) -> set[str]:
 
 def _assigned_by(node: ast.AST, tainted: set[str]) -> list[str]:
     if isinstance(node, _ASSIGNS):
-        return _targets(node) if node.value is not None and _mentions(node.value, tainted) else []
-    if isinstance(node, _TESTED) and _mentions(node.test, tainted):
+        return _targets(node) if node.value is not None and mentions(node.value, tainted) else []
+    if isinstance(node, _TESTED) and mentions(node.test, tainted):
         return [target for inner in ast.walk(node) if isinstance(inner, _ASSIGNS) for target in _targets(inner)]
     return []
 
 
 def _sets(node: ast.AST, name: str) -> bool:
     assigns = (inner for inner in ast.walk(node) if isinstance(inner, _ASSIGNS))
-    return _is_target(node, name) or any(name in _targets(inner) for inner in assigns)
-
-
-def _is_read_first(statements: Iterable[ast.stmt], name: str) -> bool | None:
-    """Whether the name is read before it is set; None if it is neither. A loop counts as if its body ran."""
-    for statement in statements:
-        is_read: bool | None
-        if isinstance(statement, ast.Assign | ast.AnnAssign) and name in _targets(statement):
-            is_read = statement.value is not None and _mentions(statement.value, {name})
-        elif isinstance(statement, ast.For | ast.While | ast.With):
-            is_read = _is_read_first_inside(statement, name)
-        else:
-            is_read = _mentions(statement, {name}) or None
-        if is_read is not None:
-            return is_read
-    return None
-
-
-def _is_read_first_inside(block: ast.For | ast.While | ast.With, name: str) -> bool | None:
-    head: list[ast.AST] = [block.test] if isinstance(block, ast.While) else []
-    head += [block.iter] if isinstance(block, ast.For) else []
-    head += [item.context_expr for item in block.items] if isinstance(block, ast.With) else []
-    if any(_mentions(part, {name}) for part in head):
-        return True
-    return False if _is_target(block, name) else _is_read_first(block.body, name)
+    return is_target(node, name) or any(name in _targets(inner) for inner in assigns)
 
 
 def _goes_into(node: ast.AST, tainted: set[str], name: str, in_calls: bool) -> Dependence | None:
-    if _is_target(node, name) and _is_range(node):
+    if is_target(node, name) and is_range(node):
         return Dependence(node.lineno, "decides how long the loop goes on")  # type: ignore[attr-defined]
     if isinstance(node, ast.Call):
         takes = _takes_rates(node) if in_calls else _trains(node)
         is_backward = isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
-        given = takes and any(_mentions(part, tainted) for part in _arguments(node))
-        if given or (is_backward and _mentions(node.func, tainted)):
+        given = takes and any(mentions(part, tainted) for part in _arguments(node))
+        if given or (is_backward and mentions(node.func, tainted)):
             return Dependence(node.lineno, f"goes into {ast.unparse(node)}")
-    if isinstance(node, ast.Assign) and _mentions(node.value, tainted) and any(map(_is_rate, node.targets)):
+    if isinstance(node, ast.Assign) and mentions(node.value, tainted) and any(map(_is_rate, node.targets)):
         return Dependence(node.lineno, f"goes into {ast.unparse(node.targets[0])}")
     return None
 
@@ -260,15 +225,15 @@ def _has(node: ast.AST, *kinds: type[ast.AST]) -> bool:
     return any(isinstance(inner, kinds) for inner in ast.walk(node))
 
 
-def _is_target(node: ast.AST, name: str) -> bool:
+def is_target(node: ast.AST, name: str) -> bool:
     """Whether it is a `for` that sets the name."""
-    return isinstance(node, ast.For) and _mentions(node.target, {name})
+    return isinstance(node, ast.For) and mentions(node.target, {name})
 
 
-def _is_range(node: ast.AST) -> bool:
+def is_range(node: ast.AST) -> bool:
     """Whether it is a loop over `range(...)`, also inside of a progress bar."""
     parts = ast.walk(node.iter) if isinstance(node, ast.For) else iter(())
-    return any(isinstance(call, ast.Call) and _mentions(call.func, {"range"}) for call in parts)
+    return any(isinstance(call, ast.Call) and mentions(call.func, {"range"}) for call in parts)
 
 
 def _is_rate(target: ast.AST) -> bool:
@@ -282,13 +247,19 @@ def _arguments(call: ast.Call) -> list[ast.expr]:
     return [*call.args, *(keyword.value for keyword in call.keywords)]
 
 
-def _mentions(node: ast.AST, names: set[str]) -> bool:
+def mentions(node: ast.AST, names: set[str]) -> bool:
     return any(written(inner) in names for inner in ast.walk(node))
 
 
 def _targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> list[str]:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     return [name for target in targets for inner in ast.walk(target) if (name := written(inner)) is not None]
+
+
+def called(node: ast.AST) -> set[str]:
+    """The names of the methods that are called in it."""
+    calls = [one.func for one in ast.walk(node) if isinstance(one, ast.Call)]
+    return {method.attr for method in calls if isinstance(method, ast.Attribute)}
 
 
 def written(node: ast.AST) -> str | None:
@@ -302,4 +273,4 @@ def written(node: ast.AST) -> str | None:
 
 def _sets_constant(node: ast.AST, name: str) -> bool:
     is_constant = isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-    return is_constant and any(_mentions(target, {name}) for target in node.targets)  # type: ignore[attr-defined]
+    return is_constant and any(mentions(target, {name}) for target in node.targets)  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Set
 from functools import lru_cache
 
 from lockstep.script.body import own_statements
-from lockstep.script.dependence import LOOPS, own_names, parsed, walked, written
+from lockstep.script.dependence import LOOPS, called, own_names, parsed, walked, written
 
 _SEEDS = frozenset({"manual_seed", "seed", "set_state", "setstate"})
 GROWS = frozenset({"append", "extend", "add"})
@@ -79,12 +79,6 @@ def gone_on_from(node: ast.AST) -> ast.expr | None:
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         return _changed_in_place(node.value)
     return None
-
-
-def called(node: ast.AST) -> set[str]:
-    """The names of the methods that are called in it."""
-    calls = [one.func for one in ast.walk(node) if isinstance(one, ast.Call)]
-    return {method.attr for method in calls if isinstance(method, ast.Attribute)}
 
 
 def lane_loops(function: ast.AST) -> list[ast.For]:

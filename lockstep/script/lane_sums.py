@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from lockstep.script.body import names_in, own_statements
-from lockstep.script.dependence import computed_from, parsed, walked
-from lockstep.script.goes_on import GROWS, bare, called, function_around, in_words, loops_at
+from lockstep.script.dependence import called, computed_from, parsed, walked
+from lockstep.script.goes_on import GROWS, bare, function_around, in_words, loops_at
 
 _TOTALS = frozenset({"total", "all_reduce", "reduce", "all_gather", "gather", "gather_for_metrics"})
 _RESULTS = frozenset({"avg", "mean", "sum", "count", "value", "compute", "result", "average", "global_avg", "median"})

@@ -36,6 +36,7 @@ from lockstep.launch.traceback_lines import is_users
 from lockstep.script.call_site import Site, look_into
 from lockstep.script.data_sets import text_of
 from lockstep.script.dependence import Dependence, function_at
+from lockstep.script.first_reads import is_carried
 from lockstep.script.owners import PLAIN, carried_attributes, is_of_script, is_torchs
 
 Values = Mapping[tuple[str, str], Mapping[str, str]]
@@ -128,7 +129,7 @@ def restarted_values(saved: Iterable[tuple[str, str, str, str]], now: Values, *,
         if path is None or value is None or value == before:
             continue
         source, variable = function_at(path, function), name.removeprefix(_TENSORS)
-        if source is None or not source.is_carried(variable, over_passes=at_start):
+        if source is None or not is_carried(source, variable, over_passes=at_start):
             continue
         is_number = not value.startswith(("(", "["))
         can_depend = variable == name or source.is_set_in_loop(variable)

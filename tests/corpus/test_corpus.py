@@ -38,6 +38,7 @@ TELLING = {
     "look_ahead": ("resumed",),
     "masters_in_float32": ("joined", "resumed"),
     "modes_set_once": ("joined", "resumed"),
+    "named_samples": ("resumed",),
     "sampler_that_remembers": ("joined",),
     "totals_of_lanes": ("joined",),
     "training_left_by_break": ("resumed",),
@@ -113,6 +114,15 @@ def test_a_lost_worker_0_does_not_make_a_line_appear_twice(tmp_path: Path) -> No
     result = disturbed(tmp_path / "run", "totals_of_lanes", Fault("replaced", kills=((0, 8),)))
     assert verdict("totals_of_lanes", result) == "same", result.shown
     assert result.extra == calm("totals_of_lanes").extra
+
+
+@pytest.mark.parametrize("shape", ["named_samples"])
+def test_a_run_goes_on_at_the_start_of_an_epoch(tmp_path: Path, shape: str) -> None:
+    """A single worker that is told to stop in step 10 ends before step 12, with which the third epoch begins."""
+    result = disturbed(tmp_path / "run", shape, Fault("resumed", workers=1, stop=10, then=3))
+    assert verdict(shape, result) == "same", result.shown
+    assert "going on from step-00000012" in result.shown
+    assert "nothing saves" not in result.shown, result.shown
 
 
 @pytest.mark.parametrize("shape", ["loader_made_in_each_epoch", "a_growing_data_set"])

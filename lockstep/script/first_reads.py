@@ -1,0 +1,100 @@
+"""Whether a turn of a loop, or a pass over a loader, may read what an earlier one has left in a variable. Pure.
+
+# Note [Turns and passes]
+# A variable that every turn sets before it reads it is no state: a resumed script sets it too. Where a run goes on at
+# the start of a pass, the same holds for what is set before each pass. So loops that are passes themselves do not count
+# then: `for` loops around those over lanes, or over something else than epochs and numbers. A loop that takes its
+# batches by `next` is none. A name that only passes set is begun anew by each call of a function, but another pass in
+# that function may go on from it; an attribute outlasts the call.
+"""
+
+import ast
+from collections.abc import Iterable, Sequence
+
+from lockstep.script.dependence import LOOPS, Function, called, is_range, is_target, mentions, walked, written
+
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+Loop = ast.For | ast.While
+
+
+def is_carried(function: Function, name: str, *, over_passes: bool = False) -> bool:
+    """Whether a turn of a loop may read what an earlier one left in the name: no loop that sets it does so first.
+
+    With `over_passes`, a turn of the loops around passes. What no loop sets by its name, but has changed, was changed
+    inside: it is carried too. See Note [Turns and passes].
+    """
+    loops = [node for node in walked(function.node) if isinstance(node, LOOPS)]
+    setting = [loop for loop in loops if _binds(loop, name)]
+    if not setting:
+        return True
+    carrying = [loop for loop in setting if not is_target(loop, name) and _is_read_first(loop.body, name)]
+    if over_passes:
+        around = _around_passes(loops)
+        if any(loop in around for loop in setting):
+            return any(loop in around for loop in carrying)
+        if not isinstance(function.node, ast.ClassDef):
+            return any(loop not in walked(setting[0]) for loop in carrying)
+    return bool(carrying)
+
+
+def _around_passes(loops: list[Loop]) -> list[Loop]:
+    may_be_passes = [loop for loop in loops if _may_be_pass(loop)]
+    passes = [loop for loop in may_be_passes if "lanes" in called(loop)] or may_be_passes
+    without = [loop for loop in loops if loop not in may_be_passes and not _is_over_lanes(loop)]
+    return [
+        *without,
+        *(loop for loop in may_be_passes if any(one is not loop and one in walked(loop) for one in passes)),
+    ]
+
+
+def _may_be_pass(loop: Loop) -> bool:
+    is_other = not isinstance(loop, ast.For) or _is_over_lanes(loop) or "epochs" in called(loop.iter) or is_range(loop)
+    calls = (node.func for node in walked(loop) if isinstance(node, ast.Call))
+    return not is_other and not any(isinstance(call, ast.Name) and call.id == "next" for call in calls)
+
+
+def _is_over_lanes(loop: Loop) -> bool:
+    return isinstance(loop, ast.For) and "lanes" in called(loop.iter)
+
+
+def _binds(node: ast.AST, name: str) -> bool:
+    """Whether a statement in it sets the name itself: of `table["best"] = 1` that is not `table`."""
+    return any(written(one) == name and isinstance(getattr(one, "ctx", None), ast.Store) for one in walked(node))
+
+
+def _is_read_first(statements: Iterable[ast.stmt], name: str) -> bool | None:
+    """Whether the name is read before it is set; None if it is neither. A loop counts as if its body ran."""
+    for statement in statements:
+        is_read = _reads_first(statement, name)
+        if is_read is not None:
+            return is_read
+    return None
+
+
+def _reads_first(statement: ast.stmt, name: str) -> bool | None:
+    match statement:
+        case ast.If():
+            ways = [_is_read_first(way, name) for way in (statement.body, statement.orelse)]
+            if _is_read(statement.test, name) or True in ways:
+                return True
+            return False if ways == [False, False] else None
+        case ast.For() | ast.While() | ast.With() | ast.Try():
+            head = [part for part in ast.iter_child_nodes(statement) if not isinstance(part, ast.stmt)]
+            return _reads(head, name) if _reads(head, name) is not None else _is_read_first(statement.body, name)
+    return _reads([statement], name)
+
+
+def _reads(parts: Sequence[ast.AST], name: str) -> bool | None:
+    if any(_is_read(part, name) for part in parts):
+        return True
+    return False if any(_binds(part, name) for part in parts) else None
+
+
+def _is_read(node: ast.AST, name: str) -> bool:
+    """Whether it reads the name, where that is not a comprehension's own."""
+    if isinstance(node, _COMPREHENSIONS) and any(mentions(one.target, {name}) for one in node.generators):
+        return False
+    if isinstance(node, ast.AugAssign) and written(node.target) == name:
+        return True
+    is_itself = written(node) == name and not isinstance(getattr(node, "ctx", None), ast.Store)
+    return is_itself or any(_is_read(child, name) for child in ast.iter_child_nodes(node))

@@ -1,0 +1,82 @@
+"""What a turn of a loop, or a pass over a loader, may read of what an earlier one has left."""
+
+import ast
+
+import pytest
+
+from lockstep.script.dependence import Function
+from lockstep.script.first_reads import is_carried
+
+TRAINS = (
+    "for epoch in run.epochs(9):\n{top}    for batch in loader:\n{batch}        for x, y in run.lanes(batch):\n{lane}"
+)
+LANE = "            loss(w, x, y).backward()\n"
+
+
+def source(top: str = "", batch: str = "", lane: str = LANE) -> str:
+    parts = {"top": top and f"    {top}\n", "batch": batch and f"        {batch}\n", "lane": lane}
+    return TRAINS.format(**parts)
+
+
+ANEW = {
+    "by each lane": source(lane=f"            w = names[0]\n{LANE}"),
+    "as the variable of a loop over lanes": source().replace("for x, y in", "for w, x, y in"),
+    "as the variable of a loop that counts lanes": source().replace("for x, y in", "for i, (w, x) in"),
+    "in both branches": source(batch="if batch.large: w = 1\n        else: w = 2"),
+    "in a context": source(lane=f"            with autocast() as w:\n    {LANE}"),
+    "by each batch, with another loop inside": source(
+        batch="w = f(batch)\n        for p in model.parameters(): clip(p, w)"
+    ),
+    "as a comprehension's own, first": source(batch="show([w for w in batch])\n        w = f(batch)"),
+}
+IN_EACH_PASS = {
+    "in each epoch": source(top="w = 1 / (1 + epoch)"),
+    "in each epoch, and changed": source(top="w = 1.0", batch="w *= 0.9"),
+    "in each epoch, with another loop inside": source(top="w = 1.0", batch="for p in model.parameters(): w *= 0.9"),
+    "in a call for each pass": (
+        "def train():\n    w = 1.0\n    for batch in loader:\n        train_on(batch, w)\n        w *= 0.9"
+    ),
+    "in each of a trainer's passes": (
+        "class Trainer:\n    def fit(self):\n        for e in run.epochs(3):\n            self.w = 1.0\n"
+        "            for b in loader:\n                self.train(b)\n                self.w *= 0.9"
+    ),
+}
+CARRIED = {
+    "never": source(),
+    "after it was read": source(batch="show(w)\n        w = f(batch)", top="show(w)"),
+    "by what it was": source(batch="w *= 0.9"),
+    "an entry of it alone": source(top="w[0] = 1"),
+    "in one branch": source(batch="if batch.large: w = 1"),
+    "from batch to batch of a loop by steps": (
+        "while run.step < 9:\n    batch = next(it)\n    for x in run.lanes(batch): loss(w, x)\n    w *= 0.9"
+    ),
+    "from pass to pass of a function": (
+        "def train():\n    w = 1.0\n    for batch in a:\n        train_on(batch)\n        w *= 0.9\n"
+        "    for batch in b:\n        train_on(batch, w)\n        w *= 0.9"
+    ),
+    "in the passes of an object": (
+        "class Trainer:\n    def train(self):\n        for b in loader:\n            f(self.w)\n"
+        "            self.w *= 0.9"
+    ),
+}
+
+
+def carried(text: str, *, over_passes: bool) -> bool:
+    node = ast.parse(text)
+    definition = node.body[0] if isinstance(node.body[0], ast.FunctionDef | ast.ClassDef) else node
+    return is_carried(Function(definition, node), "w", over_passes=over_passes)
+
+
+@pytest.mark.parametrize("way", ANEW)
+def test_what_every_turn_sets_before_it_reads_it_is_no_state(way: str) -> None:
+    assert [carried(ANEW[way], over_passes=over) for over in (False, True)] == [False, False]
+
+
+@pytest.mark.parametrize("way", IN_EACH_PASS)
+def test_what_is_set_before_each_pass_is_as_it_should_be_at_the_start_of_one(way: str) -> None:
+    assert not carried(IN_EACH_PASS[way], over_passes=True)
+
+
+@pytest.mark.parametrize("way", CARRIED)
+def test_all_else_is_carried_from_pass_to_pass(way: str) -> None:
+    assert [carried(CARRIED[way], over_passes=over) for over in (False, True)] == [True, True]
