@@ -21,7 +21,7 @@ import gc
 import sys
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
@@ -36,6 +36,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lockstep.data.own_generators import OwnGenerator, is_own
 from lockstep.events import KEPT_BY_LANE
+from lockstep.gradients.fingerprint import fingerprints
 from lockstep.launch.load_once import loaded_by_script
 from lockstep.launch.traceback_lines import is_users
 from lockstep.script.call_site import Site, look_into
@@ -43,6 +44,7 @@ from lockstep.script.detours import attributes_handed_on, handed_on_by_lanes, ou
 from lockstep.script.goes_on import attributes_that_go_on, outer_names_that_go_on, seeded_in_lanes
 from lockstep.script.lane_sums import changed_by_lanes, sums_at, totalled_names
 from lockstep.script.owners import file_of, is_torchs
+from lockstep.script.tables import attributes_with_rows, outer_names_with_rows, rows_of_lanes
 
 _UNCHANGING = frozenset({str, bytes, type, FunctionType, BuiltinFunctionType, ModuleType})
 """Most variables of a file. They have no state that is looked at, and no mark."""
@@ -52,6 +54,8 @@ _NUMBERS = (int, float, complex)
 _MANY = (list, tuple, dict, set, deque)
 _MOST_ITEMS, _MOST_NAMED = 100, 3
 _MOST_ARRAY_BYTES = 16 << 20
+_InFile = Callable[[str], Mapping[str, str]]
+_InLanes = Callable[[str, int], Mapping[str, str]]
 NOTHING = "nothing"
 """The mark of None: what is made once and kept is None before."""
 _ELSEWHERE = (Optimizer, DataLoader, Dataset, Sampler, ModuleType)
@@ -79,6 +83,12 @@ class _GeneratorMark:
     digest: str
 
 
+@dataclass(frozen=True)
+class _DictionaryMark:
+    length: int
+    values: tuple[Any, ...]
+
+
 class LaneState:
     """Marks of what a lane of the loop at `site` may keep, taken before it; asked for changes after it.
 
@@ -92,7 +102,7 @@ class LaneState:
         self._frame, self._site, self._of_first = frame, site, suspects
         self._replicated = {id(module) for model in replicated for module in model.modules()}
         self._modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
-        self._buffers = [dict(_buffer_marks(module)) for module in self._modules]
+        self._buffers = list(map(self._buffer_marks, self._modules))
         self._marks = self._look()
 
     def kept(self, *, by_models: bool) -> list[str]:
@@ -107,6 +117,13 @@ class LaneState:
             sums, totalled = {one.name for one in sums_at(path, self._site.line)}, totalled_names(path)
             wanted = [one for one in wanted if not {one.holder, one.name} & sums and one.name not in totalled]
         return list(dict.fromkeys(filter(None, map(self._statement, wanted))))
+
+    def rows(self) -> list[str]:
+        """The statements by which lanes write rows of a table, in words. See Note [Rows of a table] in tables.py."""
+        changed = [one for one in self._changed if self._of_first and self._statement(one) is None]
+        totalled = totalled_names(self._site.path)
+        wanted = [one for one in changed if one.name not in totalled and self._has_grown(one)]
+        return list(dict.fromkeys(filter(None, map(self._row, wanted))))
 
     def drawn_from(self) -> list[str]:
         """The script's own generators from which the first lane has drawn, unless the script sets them in its lanes."""
@@ -129,7 +146,8 @@ class LaneState:
         if self._of_first:
             return self._of_first - set(self._changed)
         new = [one for one in self._changed if self._marks[one] is NOTHING or self._statement(one) is None]
-        return {one for one in new if self._statement(one) is not None or self._detour(one) is not None}
+        ways = (self._statement, self._detour, self._row)
+        return {one for one in new if any(way(one) is not None for way in ways)}
 
     def buffers(self, *, of_models: bool) -> list[str]:
         """Buffers that the first lane has written. See Note [Buffers that are no averages]."""
@@ -139,9 +157,16 @@ class LaneState:
         for module, before in zip(self._modules, self._buffers, strict=True):
             is_average = of_models and (is_torchs(module) or isinstance(module, _NormBase))
             if (id(module) in self._replicated) == of_models and not is_average:
-                now = dict(_buffer_marks(module))
+                now = self._buffer_marks(module)
                 found += [f"{name} of {type(module).__name__}" for name in before if before[name] != now.get(name)]
         return list(dict.fromkeys(found))
+
+    def _buffer_marks(self, module: nn.Module) -> dict[str, Any]:
+        """Kernels of torch's layers write statistics without a sign, and count batches by an ordinary addition."""
+        tables = self._tables_of(file_of(type(module)), of_objects=True)
+        buffers = vars(module).get("_buffers", {})  # one that was not made to its end has none
+        named = [(name, one) for name, one in buffers.items() if one is not None and not one.is_inference()]
+        return {name: _mark(one, is_table=name in tables) for name, one in named}
 
     @cached_property
     def _now(self) -> dict[KeptPlace, Any]:
@@ -174,14 +199,36 @@ class LaneState:
 
     def _detour(self, place: KeptPlace) -> str | None:
         """The same for several statements that go on from it together."""
+        return self._shown(place, attributes_handed_on, outer_names_handed_on, handed_on_by_lanes)
+
+    def _shown(self, place: KeptPlace, in_objects: _InFile, in_variables: _InFile, in_lanes: _InLanes) -> str | None:
+        """What the source shows of it, in its own file or in that of the loop."""
         if not is_users(place.file):
             return None
-        here, handed_on = self._site.path, attributes_handed_on if place.owner else outer_names_handed_on
-        found = {path: dict(handed_on(path)) for path in dict.fromkeys((place.file, here))}
+        here, in_functions = self._site.path, in_objects if place.owner else in_variables
+        found = {path: dict(in_functions(path)) for path in dict.fromkeys((place.file, here))}
         if place.owner or place.file == here:
-            found[here] |= handed_on_by_lanes(here, self._site.line)
+            found[here] |= in_lanes(here, self._site.line)
         shown = [f"{names[place.name]} of {Site(path, 0).file}" for path, names in found.items() if place.name in names]
         return shown[0] if shown else None
+
+    def _row(self, place: KeptPlace) -> str | None:
+        """The statement that writes rows of it."""
+        return self._shown(place, attributes_with_rows, outer_names_with_rows, rows_of_lanes)
+
+    def _tables_of(self, file: str | None, of_objects: bool) -> Set[str]:
+        """The attributes of objects of that file, or its variables, whose rows are written."""
+        if file is None or not is_users(file):
+            return frozenset()
+        here, in_functions = self._site.path, attributes_with_rows if of_objects else outer_names_with_rows
+        of_lanes = rows_of_lanes(here, self._site.line) if of_objects or file == here else {}
+        return in_functions(file).keys() | (in_functions(here).keys() if of_objects else set()) | of_lanes.keys()
+
+    def _has_grown(self, place: KeptPlace) -> bool:
+        """A dictionary, by its length."""
+        before, now = self._marks[place], self._now[place]
+        is_one = isinstance(before, _DictionaryMark) and isinstance(now, _DictionaryMark)
+        return not is_one or before.length < now.length
 
     def _look(self) -> dict[KeptPlace, Any]:
         """What stands where, as marks."""
@@ -190,10 +237,12 @@ class LaneState:
         objects = {id(one): (name, one) for name, one in [*((type(m).__name__, m) for m in self._modules), *named]}
         marks = {}
         for file, values in variables:
-            marks.update({KeptPlace("", name, 0, file): mark for name, mark in _marked(values, only_whole=False)})
+            found = _marked(values, tables=self._tables_of(file, of_objects=False))
+            marks.update({KeptPlace("", name, 0, file): mark for name, mark in found})
         for owner, (holder, one) in objects.items():
             for file, attributes in self._attributes(one):
-                found = _marked(attributes, only_whole=not is_users(file))
+                tables = self._tables_of(file, of_objects=True)
+                found = _marked(attributes, tables=tables, only_whole=not is_users(file))
                 marks.update({KeptPlace(holder, name, owner, file): mark for name, mark in found})
         return marks
 
@@ -246,6 +295,13 @@ def notes_on(state: LaneState, is_step: bool, num_lanes: int, has_peers: bool) -
             "NumPy's own (without generator=), which the run sets for each lane, or make yours anew in each: "
             "torch.Generator().manual_seed(torch.initial_seed())."
         )
+    rows = state.rows() if has_peers else []
+    if rows:
+        yield (
+            f"{KEPT_BY_LANE}, by {_listed(rows)}: a worker writes the rows of its own lanes only, and has old ones of "
+            "others. Keep index and row in a list, rows.append((index, row)), and write what run.gather(rows) gives "
+            "after the loop, the same on every worker."
+        )
     others = state.kept(by_models=False) if has_peers else []
     if others:
         yield (
@@ -280,14 +336,17 @@ def users_modules(_: int) -> list[tuple[str, ModuleType]]:
     return [(file, one) for file, one in named if isinstance(file, str) and is_users(file)]
 
 
-def _marked(values: Mapping[str, Any], *, only_whole: bool) -> Iterator[tuple[str, Any]]:
+def _marked(values: Mapping[str, Any], *, tables: Set[str], only_whole: bool = False) -> Iterator[tuple[str, Any]]:
     for name, value in list(values.items()):
-        if not name.startswith("__") and (mark := _mark(value, only_whole)) is not None:
+        if not name.startswith("__") and (mark := _mark(value, only_whole, name in tables)) is not None:
             yield name, mark
 
 
-def _mark(value: Any, only_whole: bool = False) -> Any:
-    """Something that is another one when the value has changed; None where it is not looked at."""
+def _mark(value: Any, only_whole: bool = False, is_table: bool = False) -> Any:
+    """Something that is another one when the value has changed; None where it is not looked at.
+
+    Of a table every row counts, however it is written.
+    """
     kind = type(value)
     if kind is int:
         return value
@@ -298,23 +357,18 @@ def _mark(value: Any, only_whole: bool = False) -> Any:
     if isinstance(value, _NUMBERS):
         return repr(value)
     if isinstance(value, torch.Tensor):
-        return id(value), None if value.is_inference() else value._version
+        rows = (int(fingerprints({"": value})),) if is_table and value.layout == torch.strided else ()
+        return id(value), None if value.is_inference() else value._version, *rows
     if isinstance(value, _MANY):
-        inner = islice(value.values() if isinstance(value, dict) else value, _MOST_ITEMS)
-        return len(value), *(_mark(one) for one in inner if not isinstance(one, _MANY))
+        inner = islice(value.values() if isinstance(value, dict) else value, None if is_table else _MOST_ITEMS)
+        marks = tuple(_mark(one) for one in inner if not isinstance(one, _MANY))
+        return _DictionaryMark(len(value), marks) if isinstance(value, dict) else (len(value), *marks)
     if kind.__name__ == "ndarray" and kind.__module__ == "numpy":
-        return _mark_of_array(value)
+        return _mark_of_array(value, is_table)
     return _GeneratorMark(id(value), OwnGenerator(value).digest()) if is_own(value) else None
 
 
-def _mark_of_array(array: Any) -> int | None:
+def _mark_of_array(array: Any, is_table: bool) -> int | None:
     """Its bits, unless they are many."""
-    is_looked_at = array.nbytes <= _MOST_ARRAY_BYTES and array.dtype != object
+    is_looked_at = (is_table or array.nbytes <= _MOST_ARRAY_BYTES) and array.dtype != object
     return zlib.crc32(array.tobytes()) if is_looked_at else None
-
-
-def _buffer_marks(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Kernels of torch's layers write statistics without a sign, and count the batches by an ordinary addition."""
-    for name, buffer in vars(module).get("_buffers", {}).items():  # one that was not made to its end has none
-        if buffer is not None and not buffer.is_inference():
-            yield name, (id(buffer), buffer._version)
