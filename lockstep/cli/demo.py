@@ -9,7 +9,6 @@ import click
 from rich.console import Console
 
 from lockstep.cli.run import Device, Whole, WorkerCounts
-from lockstep.launch.exits import CTRL_C
 from lockstep.programs.demo.demonstration import DidNotFinish, demonstrate
 from lockstep.programs.demo.recipe import Recipe
 from lockstep.programs.demo.report import as_json, show_report, write_report
@@ -51,8 +50,6 @@ def command(steps: int, workers: tuple[int, ...], device: str, kill: bool, out: 
         demo = demonstrate(replace(Recipe(), steps=steps, device=device), workers, out, console, kill=kill)
     except DidNotFinish as end:
         sys.exit(end.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(CTRL_C)
     report = write_report(demo, out)
     show_report(demo, console)
     console.print(f"Report: {report}", markup=False, highlight=False, soft_wrap=True)

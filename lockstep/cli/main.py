@@ -8,6 +8,7 @@ import click
 
 from lockstep.cli.streams import CannotWrite, Output, complain, discard_output
 from lockstep.errors import BadArgument, BadEnvironment, LockstepError
+from lockstep.launch.exits import CTRL_C
 from lockstep.version import VERSION
 
 COMMANDS = {
@@ -76,11 +77,19 @@ def lockstep() -> None:
 
 
 def main() -> None:
-    """Runs the command line; an error of lockstep is one sentence and an exit code, never a traceback."""
+    """Runs the command line; an error of lockstep is one sentence and an exit code, never a traceback.
+
+    Ctrl-C ends every command with 130, as shells expect.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout = Output.over(sys.stdout)
     try:
-        lockstep(prog_name="lockstep")
+        sys.exit(lockstep.main(prog_name="lockstep", standalone_mode=False))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(CTRL_C)
     except CannotWrite as error:
         discard_output()
         complain(f"✗ {error}")

@@ -87,6 +87,15 @@ class ParsedOption(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
 
 
+def parse_folder(text: str | Path) -> Path:
+    if not str(text):
+        raise ValueError("an empty name is not allowed: give a folder, or leave the option out")
+    return Path(text)
+
+
+FOLDER = ParsedOption("path", parse_folder)
+
+
 def parse_seconds(text: str | float) -> float:
     try:
         seconds = float(text)
@@ -166,7 +175,7 @@ class Screen:
     type=ParsedOption("lanes", lambda text: Assignment(parse_assignment(text))),
     help='Lanes of each worker, such as "0,1;2,3". Even by default.',
 )
-@click.option("--run-dir", type=click.Path(path_type=Path), help="Folder for logs and reports.  [default: runs/NAME-K]")
+@click.option("--run-dir", type=FOLDER, help="Folder for logs and reports.  [default: runs/NAME-K]")
 @click.option(
     "--copies/--no-copies",
     default=True,
@@ -209,9 +218,7 @@ class Screen:
     help="Go on from the newest good checkpoint, from none, or from this one. With --run-dir of an earlier run, "
     "auto continues it.  [default: the script's word, else never]",
 )
-@click.option(
-    "--checkpoints", type=click.Path(path_type=Path), help="Folder for checkpoints.  [default: RUN_DIR/checkpoints]"
-)
+@click.option("--checkpoints", type=FOLDER, help="Folder for checkpoints.  [default: RUN_DIR/checkpoints]")
 @click.option(
     "--checkpoint-every", metavar="TEXT", help='How often to save: "100 steps", "10 min", or "100 steps, 10 min".'
 )

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from lockstep.cli.run import (
+    FOLDER,
     Device,
     StrategyName,
     Whole,
@@ -72,7 +73,7 @@ def _something_to_compare(ctx: click.Context, param: click.Parameter, counts: tu
     help="Also run it with a worker killed, and stopped and resumed, and compare.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-@click.option("--run-dir", type=click.Path(path_type=Path), help="Folder for logs and traces.  [default: runs/NAME-K]")
+@click.option("--run-dir", type=FOLDER, help="Folder for logs and traces.  [default: runs/NAME-K]")
 @click.option("-m", "module", is_flag=True, help="PROGRAM is a module, as in python -m.")
 @click.argument("program", metavar="PROGRAM")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)

@@ -263,7 +263,8 @@ def _headline(failure: Failure) -> str:
     if failure.is_loss:
         return f"{_named(failure)} was left out by the others{moment}"
     if failure.how == EXITED:
-        return f"worker {failure.rank} exited with code {failure.kind}{moment}"
+        early = ", without closing its run" if failure.kind == "0" else ""
+        return f"worker {failure.rank} exited with code {failure.kind}{moment}{early}"
     return f"worker {failure.rank} failed{moment}: {failure.kind}{_colon(_one_line(failure.message))}"
 
 

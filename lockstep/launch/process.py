@@ -49,9 +49,10 @@ class WorkerProcess:
     ) -> "WorkerProcess":
         """Starts a worker, which owns the tee from now on. If it cannot be started, both are closed.
 
-        It stands in `folder`, or where this process does.
+        It stands in `folder`, or where this process does, and Ctrl-C waits until it runs its program.
         """
         control = ControlLine()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Python starts in peace; worker.py unblocks
         try:
             popen = subprocess.Popen(
                 command,
@@ -68,6 +69,7 @@ class WorkerProcess:
             control.close()
             raise
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             tee.close_worker_end()
             control.close_worker_end()
         return cls(popen, os.pidfd_open(popen.pid), tee, control, slot)

@@ -165,7 +165,7 @@ class Supervisor:
                 self._report_exit(event, event.status)
             if event.status is not None and event.slot in self._pool.running:
                 continue  # it was dismissed, and another worker runs in its slot
-            if event.status is not None and event.status.is_clean:
+            if event.status is not None and event.status.is_clean and not self._pool.row(event.slot).is_in_run:
                 self._decide(Finished(event.slot))
             else:
                 self._decide(Failed(self._failure(event), ended=event.status is not None))

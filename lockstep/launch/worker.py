@@ -33,9 +33,9 @@ def main() -> None:
     if OURS.boot is not None:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # "leave after the step": a run will handle it
         _keep_from_children(OURS.boot)
-    _restore_signals()
     faulthandler.enable()
     try:
+        _restore_signals()
         _run(sys.argv[1:])
     except KeyboardInterrupt:
         _leave(CTRL_C)
@@ -124,7 +124,7 @@ def _keep_from_children(boot: Bootstrap) -> None:
 def _restore_signals() -> None:
     """A shell that starts the launcher in the background may have made it, and this process, ignore Ctrl-C.
 
-    A thread that starts this process hands its blocked signals down: those of a Ray actor block Ctrl-C.
+    The launcher blocks Ctrl-C where it starts this process, and threads of a Ray actor do.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -268,6 +268,21 @@ def test_the_first_ctrl_c_lets_finally_blocks_run(bench):
     assert bench.log(1) == "tidied up\n"
 
 
+def test_ctrl_c_waits_for_a_worker_in_which_python_has_not_started_yet(real_bench):
+    (real_bench.folder / "sitecustomize.py").write_text(
+        "import os, time\nif 'LOCKSTEP_SLOT' in os.environ: open('ready', 'w').write('0\\n'); time.sleep(0.3)\n"
+    )
+    (real_bench.folder / "train.py").write_text("print('the script runs')")
+    path = os.pathsep.join([str(real_bench.folder), IMPORTABLE])
+    launcher = start_lockstep(
+        "run", "train.py", cwd=real_bench.folder, popen=subprocess.Popen, PYTHONPATH=path, **{MARK: real_bench.mark}
+    )
+    real_bench.await_ready(1)
+    launcher.send_signal(signal.SIGINT)
+    assert finish(launcher)[:2] == (130, "")
+    assert real_bench.log(0) == ""
+
+
 def test_a_worker_deaf_to_ctrl_c_is_ended(bench):
     deaf = "signal.signal(signal.SIGINT, signal.SIG_IGN)\nready()\nwhile True: signal.pause()"
     launcher = bench.start(deaf, "-n", "2")

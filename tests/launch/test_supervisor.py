@@ -38,6 +38,9 @@ def member(generation=1, rank=slot, step=412):
     status.committed(step - 1, 0)
     status.enter(Phase.COMPUTING, step)
     status.place(generation, rank, int(os.environ["LOCKSTEP_SIZE"]), 41000 + slot, 1)
+def finish():
+    status.enter(Phase.ENDED, 412)
+    sys.exit(0)
 def here():
     told = {"slot": slot, "pid": os.getpid(), "endpoints": os.environ.get("LOCKSTEP_ENDPOINTS"),
             "resume": os.environ.get("LOCKSTEP_RESUME")}
@@ -108,7 +111,7 @@ class Stage:
     def dismiss(self, *players: Player) -> tuple[int, str, str]:
         """Lets the workers come to the end of their script, and gives how the launch ended."""
         for player in players:
-            player.do("sys.exit(0)")
+            player.do("finish()")
         return finish(self.launcher)
 
     def log(self, slot: int) -> str:
@@ -184,7 +187,7 @@ def test_a_member_that_leaves_with_an_exit_code_just_before_the_others_finish_is
     first, leaver = stage.players(2)
     stage.hold_launcher()
     leaver.do("os._exit(7)")
-    first.do("sys.exit(0)")
+    first.do("finish()")
     await_end([first.pid, leaver.pid], within_s=30)
     stage.launcher.send_signal(signal.SIGCONT)
     assert finish(stage.launcher) == (0, "", "! worker 1 exited with code 7 at step 412\n")
@@ -419,7 +422,7 @@ def test_a_run_is_scaled_up_with_joiners_in_the_lowest_free_slots(stage):
 
 
 def test_a_run_is_scaled_down_by_its_highest_workers_which_leave_by_themselves(stage):
-    leave = "signal.signal(signal.SIGUSR1, lambda *_: (print('left', flush=True), os._exit(0)))\n"
+    leave = "signal.signal(signal.SIGUSR1, lambda *_: (print('left', flush=True), finish()))\n"
     stage.start(leave + MEMBERS, "-n", "3")
     players = stage.players(3)
     stage.scale(1)

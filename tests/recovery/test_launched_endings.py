@@ -47,6 +47,18 @@ def test_a_worker_that_calls_exit_in_the_middle_of_training_is_the_one_that_is_t
     assert story[-1].startswith("  2 other workers were fine. Full log: ")
 
 
+def test_a_worker_that_exits_with_code_0_in_the_middle_of_training_is_lost_and_replaced(tmp_path):
+    script = training(
+        "if rank == 1 and run.step == 5 and not os.path.exists('left'): open('left', 'x').close(); os._exit(0)"
+    )
+    with launched_script(tmp_path, script, "-n", "3") as run:
+        assert run.process.wait(60) == 0
+        digest = run.lines[run.wait_for("^digest ")][1]
+    assert "! worker 1 exited with code 0 at step 5, without closing its run" in run.shown()
+    with launched_script(tmp_path, training(), "-n", "2") as calm:
+        assert calm.lines[calm.wait_for("^digest ")][1] == digest
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_worker_killed_while_the_others_import_start_or_replicate_makes_all_start_again(tmp_path, victim):
     moments = ("before start", "in start", "in replicate")
