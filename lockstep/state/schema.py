@@ -112,15 +112,20 @@ _list_of = partial(_each, list, "a list")
 _by_name = partial(_each, dict, "a table by name")
 
 
-def _by_number(check: Check) -> Check:
-    """A table by whole numbers written as text, or, in older checkpoints, a list."""
+def _table_by_number(check: Check) -> Check:
+    """A table by whole numbers written as text."""
 
     def check_each(value: Any, entry: Entry) -> None:
         numbered = isinstance(value, dict) and all(name.isdecimal() and len(name) <= 9 for name in value)
-        entry.expect(numbered or isinstance(value, list), value, "a table by number, or a list")
-        _each(type(value), "", check)(value, entry)
+        entry.expect(numbered, value, "a table by number")
+        _by_name(check)(value, entry)
 
     return check_each
+
+
+def _by_number(check: Check) -> Check:
+    """The same, or, in older checkpoints, a list."""
+    return lambda value, entry: (_list_of if isinstance(value, list) else _table_by_number)(check)(value, entry)
 
 
 def _fields(needed: Mapping[str, Check], later: Mapping[str, Check]) -> Check:
@@ -233,7 +238,7 @@ LATER: Mapping[str, Check] = {
     "trained_on": _list_of(_whole(0)),
     "spent": _by_number(_whole(0)),
     "made": _fields({"before_training": _or_none(_whole(0)), "total": _whole(0), "lost": _truth}, {}),
-    "carried": _by_number(_packed(_by_name(_anything))),
+    "carried": _table_by_number(_packed(_by_name(_anything))),
     "script": _fields(
         {
             "updates": _by_name(_whole(0)),
@@ -247,7 +252,7 @@ LATER: Mapping[str, Check] = {
             "attributes": _by_name(_row(_packed(), _packed())),
             "compared": _by_name(_row(_packed(), _packed())),
             "data_sets": _by_name(_list_of(_text)),
-            "data": _by_number(_by_name(_text)),
+            "data": _table_by_number(_by_name(_text)),
             "modes": _list_of(_row(_text, _list_of(_text), _list_of(_text), _truth)),
         },
     ),

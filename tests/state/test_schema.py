@@ -136,7 +136,7 @@ def test_entries_that_came_later_may_be_missing_and_others_may_come(run: Run, wh
         (("step",), "3", "state/step is '3', not a whole number"),
         (("step",), 2**63, "state/step is 9223372036854775808, not 9223372036854775807 at most"),
         (("num_lanes",), True, "state/num_lanes is True"),
-        (("loaders",), None, "state/loaders is None, not a table by number, or a list"),
+        (("loaders",), None, "state/loaders is None, not a table by number"),
         (("loaders", "0", 1), 1.5, "state/loaders/0/1 is 1.5, not a whole number"),
         (("loaders",), {"first": [0, 0]}, "state/loaders is {'first': .*, not a table by number"),
         (("made", "total"), -1, "state/made/total is -1, not a whole number of 0 or more"),
