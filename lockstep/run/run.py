@@ -105,7 +105,7 @@ class Run:
             events, self._overrides.run_dir, settings.device.type, lambda: self._formation.number,
             launcher_merges=self._overrides.status_fd is not None,
         )  # fmt: skip
-        self._undo.callback(UntrackedOptimizers(self._models, self._loop.refuse_unless_outside, events.note).close)
+        self._undo.callback(UntrackedOptimizers(self._loop, self.guard).close)
         self._closed = self.failed = False
         models = self._models
         self.sources = Sources(self.state, self.buffer_names, models.gradients, models.rates, lambda: self.failed)

@@ -10,7 +10,7 @@ Iterators around a pass over a loader, and untracked schedulers of a run's optim
 """
 
 import gc
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain, count, cycle, islice, repeat, takewhile
 from types import GeneratorType
 from typing import Any
@@ -24,7 +24,7 @@ _TRANSPARENT = (enumerate, map, filter, chain, takewhile, GeneratorType)
 _ENDLESS = (count, cycle, repeat)
 
 _DEPTH = 2
-"""How far a scheduler may be inside of something that is tracked: an attribute of an attribute."""
+"""How far something may be inside of something that is tracked: an attribute of an attribute."""
 
 
 def restarted_iterator(running: object, passes: Collection[object]) -> str | None:
@@ -58,6 +58,23 @@ def untracked(optimizers: Iterable[Optimizer], tracked: Iterable[Any]) -> list[L
     inner = {id(inside) for scheduler in alive for inside in _schedulers_in(scheduler, 1) if inside is not scheduler}
     mine = [thing for thing in alive if any(getattr(thing, "optimizer", None) is one for one in marked)]
     return [scheduler for scheduler in mine if id(scheduler) not in known | inner]
+
+
+def is_inside(one: object, holders: Iterable[object], depth: int = _DEPTH) -> bool:
+    """Whether it is one of these objects, or in attributes, lists or tables of theirs."""
+    for holder in holders:
+        parts = holder if isinstance(holder, list | tuple) else getattr(holder, "__dict__", holder)
+        inside = list(parts.values()) if isinstance(parts, dict) else parts
+        if holder is one or (depth > 0 and isinstance(inside, list | tuple) and is_inside(one, inside, depth - 1)):
+            return True
+    return False
+
+
+def saves_an_optimizer(thing: Any) -> bool:
+    """Whether its state_dict has that of an optimizer: a scheduler only holds one."""
+    state = thing.state_dict()
+    parts = [state, *(state.values() if isinstance(state, Mapping) else ())]
+    return any(isinstance(part, Mapping) and "param_groups" in part for part in parts)
 
 
 def is_fresh(scheduler: LRScheduler) -> bool:

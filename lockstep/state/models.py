@@ -1,8 +1,15 @@
-"""What a run replicates: models, optimizers, and whatever else has a state_dict."""
+"""What a run replicates: models, optimizers, and whatever else has a state_dict.
+
+# Note [Forgotten optimizers]
+# An optimizer that trains a replicated model may not have been given to `run.replicate`. Nothing of it is saved, and
+# after a resume, or on a newcomer, its momentum begins anew. So a snapshot names the classes of those that have state.
+# Where one of such a class makes its first update without state, after that snapshot was loaded, it was lost.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 from torch.nn.modules import module as torch_module
@@ -28,6 +35,10 @@ class Models:
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
     optimizers: dict[str, Optimizer] = field(default_factory=dict)
     tracked: dict[str, Stateful] = field(default_factory=dict)
+    forgotten: WeakSet[Optimizer] = field(default_factory=WeakSet)
+    """Those that train these modules, and were not given. See Note [Forgotten optimizers]."""
+    lost: frozenset[str] = frozenset()
+    """The classes of those whose state was not in the snapshot from which the run goes on."""
     made: dict[str, Made] = field(default_factory=dict)
     """The optimizers as the script that began the run has made them."""
     _num_held: dict[int, int] = field(default_factory=dict)
@@ -44,6 +55,7 @@ class Models:
             if not any(known is optimizer for known in self.optimizers.values()):
                 label = _numbered("optimizer", len(self.optimizers))
                 self.optimizers[label], self.made[label] = optimizer, made(optimizer)
+                self.forgotten.discard(optimizer)
         self.tracked.update(tracked)
 
     def require(self, what: str) -> None:
@@ -163,6 +175,11 @@ def refuse_new_parameters(models: Models, known: Sequence[NamedParameter]) -> No
             f"parameters were added after run.replicate: {', '.join(new[:3])}{' ...' if len(new) > 3 else ''}. They "
             "would not be reduced. Call run.replicate(model, optimizer) again after changing the model."
         )
+
+
+def has_state(optimizer: Optimizer) -> bool:
+    """Whether it keeps anything from update to update, besides its settings."""
+    return any(optimizer.state.values())
 
 
 def _parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:

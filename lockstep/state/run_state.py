@@ -11,7 +11,7 @@ from lockstep.determinism.hardware import difference, recorded
 from lockstep.errors import BadCheckpoint
 from lockstep.settings.options import Settings
 from lockstep.state.exact_state import load_exactly
-from lockstep.state.models import Models
+from lockstep.state.models import Models, has_state
 from lockstep.state.progress import DataProgress, places
 from lockstep.state.script_optimizers import Made, other_class, without_effect
 from lockstep.state.snapshot import Json, Snapshot, Tensors, pack, pack_generators, unpack, unpack_generators
@@ -88,6 +88,7 @@ class RunState:
                 label: pack(optimizer.state_dict(), label, tensors) for label, optimizer in models.optimizers.items()
             },
             "optimizers_made": {label: pack(models.made[label], label, tensors) for label in models.optimizers},
+            "forgotten": sorted(models.lost.union(type(one).__name__ for one in models.forgotten if has_state(one))),
             "tracked": {
                 name: pack(thing.state_dict(), f"tracked/{name}", tensors) for name, thing in models.tracked.items()
             },
@@ -103,6 +104,7 @@ class RunState:
         state, steps = snapshot.state, self.steps
         load_models(self.models, snapshot)
         self.models.made |= _made(snapshot)
+        self.models.lost = frozenset(state.get("forgotten", ()))
         steps.step, steps.seed, steps.num_lanes = state["step"], state["seed"], state["num_lanes"]
         steps.loss = unpack(state["loss"], snapshot.tensors)
         self.noise.load_state_dict(state.get("noise", ()))

@@ -230,6 +230,7 @@ STATE: Mapping[str, Check] = {
 """The entries that every snapshot has."""
 
 LATER: Mapping[str, Check] = {
+    "forgotten": _list_of(_text),
     "optimizers_made": _by_name(_packed(_made)),
     "noise": _noise,
     "hardware": _by_name(_text),

@@ -5,6 +5,7 @@ Optimizers that the run does not know are looked at too.
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -12,9 +13,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from lockstep.elastic.guard import Guard
 from lockstep.errors import WorkerLost, naming_lost_worker
 from lockstep.events import Events, UpdateBegan, UpdateEnded, Wait
-from lockstep.state.models import Models
+from lockstep.script.unsaved import is_inside, saves_an_optimizer
+from lockstep.state.models import has_state
 from lockstep.step.step_loop import StepLoop
 from lockstep.strategies import StepEngine
+
+GIVE = "Write run.replicate(model, optimizer)."
 
 
 class UpdateHooks:
@@ -64,29 +68,47 @@ class UpdateHooks:
 class UntrackedOptimizers:
     """Looks at every optimizer of the process before it steps, also at those that `run.replicate` was not given.
 
-    Refuses a step inside of lanes that changes a replicated model; notes one that changes what nobody replicates.
-
-    `refuse_inside` raises where the lanes of a step are under way. One owner, who calls `close`.
+    Refuses a step inside of lanes that changes a replicated model. Notes one that changes what nobody replicates, and
+    one of an optimizer that was forgotten, which is refused where its state was lost. One owner, who calls `close`.
     """
 
-    def __init__(self, models: Models, refuse_inside: Callable[[str], None], note: Callable[[str], None]) -> None:
-        self._models, self._refuse_inside, self._note = models, refuse_inside, note
-        self._noted: set[int] = set()
+    def __init__(self, loop: StepLoop, guard: Guard) -> None:
+        self._loop, self._guard, self._models = loop, guard, loop.state.models
+        self._noted: WeakSet[Optimizer] = WeakSet()
         self._hook = register_optimizer_step_pre_hook(self._look)
 
     def close(self) -> None:
         self._hook.remove()
 
     def _look(self, optimizer: Optimizer, *_: Any) -> None:
-        if any(optimizer is known for known in self._models.optimizers.values()):
+        models = self._models
+        if any(optimizer is known for known in models.optimizers.values()):
             return  # has a hook of the run's own
-        replicated = {id(named.parameter) for named in self._models.parameters()}
+        replicated = {id(named.parameter) for named in models.parameters()}
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if held & replicated:
-            self._refuse_inside("optimizer.step()")
-        if held - replicated and id(optimizer) not in self._noted:
-            self._noted.add(id(optimizer))
-            self._note(
+            self._loop.refuse_unless_outside("optimizer.step()")
+            self._look_whether_forgotten(optimizer)
+        if held - replicated and optimizer not in self._noted:
+            self._noted.add(optimizer)
+            self._guard.note(
                 f"{type(optimizer).__name__}.step() changes parameters of no model that run.replicate was given: each "
                 "worker has its own, and nothing keeps them alike"
             )
+
+    def _look_whether_forgotten(self, optimizer: Optimizer) -> None:
+        """See Note [Forgotten optimizers] in models.py. A wrapper may stand around one that the run knows, or in it."""
+        models = self._models
+        if optimizer in models.forgotten:
+            return
+        known = [one for one in (*models.optimizers.values(), *models.tracked.values()) if saves_an_optimizer(one)]
+        if is_inside(optimizer, known) or any(is_inside(one, [optimizer]) for one in known):
+            return
+        kind = type(optimizer).__name__
+        text = f"{kind} trains a replicated model, and run.replicate was not given it: nothing of it is saved. "
+        if kind in models.lost and not has_state(optimizer):
+            self._guard.refuse(
+                f"the run goes on from step {self._loop.step}, and {text}It had a state, which is lost. {GIVE}"
+            )
+        models.forgotten.add(optimizer)
+        self._guard.note(f"{text}After a resume, or on a worker that joins, it would begin anew. {GIVE}")

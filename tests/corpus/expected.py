@@ -59,6 +59,10 @@ ANEW = {
         Said("model.temperature is 2.0 and was .*Compute it from run.step", "compute it from `run.step`"),
     ),
     "an_annealed_loss": dict.fromkeys(("joined", "resumed"), Said(f"`criterion`.*{_KEEP}", _TRACK)),
+    "an_optimizer_that_is_forgotten": dict.fromkeys(
+        ("joined", "resumed"),
+        Said("AdamW trains a replicated model.*Write run.replicate", "`run.replicate(model, optimizer)`"),
+    ),
     "callbacks": dict.fromkeys(("joined", "resumed"), Said(f"`global_step`.*{_COUNTS}", _BY_STEP)),
     "counter_of_its_own": dict.fromkeys(("joined", "resumed"), Said(f"`steps`.*{_COUNTS}", _BY_STEP)),
     "early_stopping": dict.fromkeys(("joined", "resumed"), Said(f"`best`.*{_KEEP}", _TRACK)),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 from workers import on_workers
 
@@ -131,3 +132,79 @@ def test_a_tensor_that_no_checkpoint_can_hold_is_named(tmp_path: Path) -> None:
         with pytest.raises(BadArgument, match="phase is of dtype complex128, which a checkpoint cannot hold"):
             run.save(tmp_path / "saved")
         assert not (tmp_path / "saved").exists()
+
+
+class Wrapper(torch.optim.Optimizer):
+    """As Lookahead and SAM do: it has the groups of another optimizer, and calls its step."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.inner.step(closure)
+
+
+class Holder:
+    """Something of the script's own that saves an optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+@pytest.mark.parametrize("given", ["nothing", "its scheduler", "it", "its inner one", "its wrapper", "what saves it"])
+def test_an_optimizer_that_nobody_gave_or_wraps_is_named_once(given: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with lockstep.start(lanes=2) as run:
+        model = nn.Linear(2, 1)
+        stepped = inner = SGD(model.parameters(), 0.1, momentum=0.9)
+        if "inner" in given or "wrapper" in given:
+            stepped = Wrapper(inner)
+        optimizers = {"it": (inner,), "its inner one": (inner,), "its wrapper": (stepped,)}.get(given, ())
+        tracked: dict[str, Any] = {
+            "its scheduler": {"scheduler": StepLR(inner, 1)},
+            "what saves it": {"holder": Holder(inner)},
+        }.get(given, {})
+        run.replicate(model, *optimizers, **tracked)
+        for _ in range(2):
+            for x in run.lanes(X):
+                model(x).sum().backward()
+            stepped.step()
+    said = capfd.readouterr().err.count("SGD trains a replicated model, and run.replicate was not given it")
+    assert said == (1 if given in ("nothing", "its scheduler") else 0)
+
+
+def resumed_without(path: Path, momentum: float, *, restores: bool = False) -> None:
+    """Two runs of two steps of an optimizer that nobody gave; the second goes on from the first."""
+    with lockstep.start(lanes=2) as run:
+        model = nn.Linear(2, 1)
+        optimizer = SGD(model.parameters(), 0.1, momentum=momentum)
+        run.replicate(model)
+        if path.exists():
+            run.resume(path)
+            if restores:
+                optimizer.load_state_dict(torch.load(path.with_suffix(".pt")))
+        end = run.step + 2
+        while run.step < end:
+            for x in run.lanes(X):
+                model(x).sum().backward()
+            optimizer.step()
+        run.save(path)
+        torch.save(optimizer.state_dict(), path.with_suffix(".pt"))
+
+
+def test_a_resume_without_the_state_of_a_forgotten_optimizer_is_refused(tmp_path: Path) -> None:
+    resumed_without(tmp_path / "saved", momentum=0.9)
+    with pytest.raises(Misuse, match=r"goes on from step 3, and SGD trains .* It had a state, which is lost"):
+        resumed_without(tmp_path / "saved", momentum=0.9)
+
+
+def test_one_that_has_no_state_or_is_restored_by_the_script_goes_on(tmp_path: Path) -> None:
+    for _ in range(2):
+        resumed_without(tmp_path / "plain", momentum=0.0)
+        resumed_without(tmp_path / "by hand", momentum=0.9, restores=True)
