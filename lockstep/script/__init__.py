@@ -23,7 +23,8 @@ Lanes are computed by any worker. What their code may not do, or is told about:
 
 What both read from the source:
 
-- `dependence`      whether the training depends on a variable; `first_reads`: what a turn of a loop reads of an earlier one
+- `dependence`      whether the training depends on a variable; `scopes`: which variable a name stands for
+- `first_reads`     what a turn of a loop, or a pass, may read of an earlier one
 - `goes_on`         statements that go on from what they have left; `detours`: several that do so together
 - `stores`          what the methods of a class store, and together with what
 - `owners`          whose code an object runs, and what that code does to its attributes

@@ -12,9 +12,11 @@ Pure: source text in. Source that cannot be read, or parsed, shows nothing.
 import ast
 import linecache
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+
+from lockstep.script.scopes import is_marked, mark, variable, variable_named
 
 TRAINS = frozenset(
     {"step", "zero_grad", "backward", "lanes", "unscale_", "clip_grad_norm_", "clip_grad_value_", "update"}
@@ -48,34 +50,86 @@ class Function:
     node: ast.AST
     file: ast.Module | None = None
 
-    def dependence(self, name: str, *, again: bool = False, in_calls: bool = True) -> Dependence | None:
+    def __post_init__(self) -> None:
+        if not is_marked(self.file or self.node):
+            mark(self.file or self.node)
+
+    def dependence(
+        self, name: str, *, again: bool = False, in_calls: bool = True, _callers: frozenset[ast.AST] = frozenset()
+    ) -> Dependence | None:
         """Where the training depends on `name` first, if it does; with `again`, only in what is done more than once.
 
         With `in_calls`, being passed to a function beside an optimizer counts.
         """
-        nodes = [node for part in (_repeated(self.node) if again else [self.node]) for node in walked(part)]
-        readers = self._readers(name)
-        given = {node.id for node in walked(self.node) for node in _given_to_loaders(node)}
-        used = next((one for one in readers if isinstance(one, ast.ClassDef) or one.name in given), None)
+        key = variable_named(name, self.node)
+        nodes = [node for part in (self._repeated() if again else self._bodies()) for node in walked(part)]
+        tainted = computed_from(nodes, key, self._functions())
+        used = next(self._read_in_steps(tainted), None)
         if used is not None:
             return Dependence(used.lineno, f"is read in {used.name}")
-        tainted = computed_from(nodes, name).union(*(computed_from(nodes, reader.name) for reader in readers))
-        places = (self._decides(node, tainted) or _goes_into(node, tainted, name, in_calls) for node in nodes)
-        return min(filter(None, places), key=lambda dependence: dependence.line, default=None)
+        places = (self._decides(node, tainted) or _goes_into(node, tainted, key, in_calls) for node in nodes)
+        found = min(filter(None, places), key=lambda dependence: dependence.line, default=None)
+        given = (pair for node in nodes if isinstance(node, ast.Call) for pair in self._given(node, tainted))
+        inside = (
+            Function(callee, self.file).dependence(argument, in_calls=in_calls, _callers=_callers | {self.node})
+            for callee, argument in ([] if found else given)
+            if callee not in _callers and callee is not self.node
+        )
+        return found or next(filter(None, inside), None)
 
-    def _readers(self, name: str) -> "list[ast.FunctionDef | ast.ClassDef]":
-        """Functions, modules and data sets that read the variable where it stands: outside of them."""
-        around = self.file if "." in name and self.file is not None else self.node
-        found: dict[str, ast.FunctionDef | ast.ClassDef] = {}
-        methods = {id(one) for node in walked(around) if isinstance(node, ast.ClassDef) for one in node.body}
-        nodes = [node for node in walked(around) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-        definitions = [node for node in nodes if node is not self.node and id(node) not in methods]
-        while True:
-            names = {name, *found}
-            new = {one.name: one for one in definitions if _reads(one, names)}
-            if new.keys() <= found.keys():
-                return list(found.values())
-            found |= new
+    def _given(self, call: ast.Call, tainted: set[str]) -> Iterator[tuple[ast.FunctionDef, str]]:
+        """The arguments of the file's own functions to which it passes one of these."""
+        callee = self._functions().get(variable(call.func) or "")
+        if callee is not None:
+            is_method = (variable(call.func) or "").startswith("self.")
+            names = [one.arg for one in (*callee.args.posonlyargs, *callee.args.args)][is_method:]
+            passed = [*zip(names, call.args, strict=False), *((one.arg, one.value) for one in call.keywords)]
+            yield from ((callee, name) for name, value in passed if name is not None and mentions(value, tainted))
+
+    def _bodies(self) -> list[ast.AST]:
+        """The function; of a class, those of the file that it inherits from too."""
+        bodies = [self.node]
+        known = {one.name: one for one in walked(self.file or self.node) if isinstance(one, ast.ClassDef)}
+        for body in bodies:
+            bases = [known.get(written(base) or "") for base in getattr(body, "bases", ())]
+            bodies += [base for base in bases if base is not None and base not in bodies]
+        return bodies
+
+    def _functions(self) -> dict[str, ast.FunctionDef]:
+        """Those that it may call by their names: of the file, or methods of its own."""
+        nodes = [node for body in (self.file or self.node, *self._bodies()) for node in walked(body)]
+        methods = {id(one) for node in nodes if isinstance(node, ast.ClassDef) for one in node.body}
+        free = {
+            variable(one) or "": one for one in nodes if isinstance(one, ast.FunctionDef) and id(one) not in methods
+        }
+        own = [one for body in self._bodies() if isinstance(body, ast.ClassDef) for one in reversed(body.body)]
+        return free | {f"self.{one.name}": one for one in reversed(own) if isinstance(one, ast.FunctionDef)}
+
+    def _repeated(self) -> list[ast.AST]:
+        """What is done more than once: loops, what they call, and methods without any that do not make the object."""
+        bodies, functions = self._bodies(), self._functions()
+        loops: list[ast.AST] = [node for body in bodies for node in walked(body) if isinstance(node, LOOPS)]
+        if isinstance(self.node, ast.ClassDef):
+            methods = [one for name, one in functions.items() if name.startswith("self.") and one.name != "__init__"]
+            loops += [one for one in methods if not any(isinstance(node, LOOPS) for node in walked(one))]
+        elif not loops and not isinstance(self.node, ast.Module):
+            return [self.node]
+        for part in loops:
+            named = (functions.get(variable(node) or "") for node in walked(part))
+            loops += [one for one in named if one is not None and one is not self.node and one not in loops]
+        return loops
+
+    def _read_in_steps(self, tainted: set[str]) -> "Iterator[ast.FunctionDef | ast.ClassDef]":
+        """Modules, data sets and functions for loaders that read one of these."""
+        around = walked(self.file or self.node)
+        given = {name.id for node in around for name in _given_to_loaders(node)}
+        for one in around:
+            if isinstance(one, ast.ClassDef) and one not in self._bodies() and _is_for_steps(one):
+                methods = [method for method in one.body if isinstance(method, ast.FunctionDef)]
+                if any(mentions(method, tainted) for method in methods if method.name != "__init__"):
+                    yield one
+            elif isinstance(one, ast.FunctionDef) and one.name in given and mentions(one, tainted):
+                yield one
 
     def _decides(self, node: ast.AST, tainted: set[str]) -> Dependence | None:
         if not isinstance(node, _TESTED) or not mentions(node.test, tainted):
@@ -83,15 +137,24 @@ class Function:
         call = next(_training_calls(node), None) or self._skipped_call(node)
         if call is not None:
             return Dependence(node.lineno, f"decides whether {ast.unparse(call.func)}() is called")
-        if isinstance(node, ast.While) or _has(node, ast.Break, ast.Return):
+        if isinstance(node, ast.While) or (_has(node, ast.Break, ast.Return) and self._loops_around(node)):
             return Dependence(node.lineno, "decides when the loop ends")
         return None
 
     def _skipped_call(self, node: ast.If | ast.While | ast.IfExp) -> ast.Call | None:
-        """A call that trains, after a `continue`, in the same loop."""
-        loops = [loop for loop in self._loops() if node in walked(loop)] if _has(node, ast.Continue) else []
-        behind = (call for call in _training_calls(loops[-1]) if call.lineno > (node.end_lineno or 0)) if loops else ()
+        """A call that trains, after a `continue` in the same loop, or a `return` in the same function."""
+        around: list[ast.AST] = [*self._loops_around(node)] if _has(node, ast.Continue) else []
+        if _has(node, ast.Return):
+            around = [one for one in self._functions().values() if node in walked(one)]
+        behind = (
+            (call for call in _training_calls(around[-1]) if call.lineno > (node.end_lineno or 0)) if around else ()
+        )
         return next(iter(behind), None)
+
+    def _loops_around(self, node: ast.AST) -> list[ast.For | ast.While]:
+        return [
+            loop for body in self._bodies() for loop in walked(body) if isinstance(loop, LOOPS) and node in walked(loop)
+        ]
 
     def _loops(self) -> list[ast.For | ast.While]:
         return [node for node in walked(self.node) if isinstance(node, LOOPS)]
@@ -99,14 +162,17 @@ class Function:
     def is_reset(self, name: str) -> bool:
         """Whether a loop sets the name to its first value again: as its own variable, or inside of it."""
         inside = (node for loop in self._loops() for node in walked(loop))
-        return self.is_loop_variable(name) or any(_sets_constant(node, name) for node in inside)
+        key = variable_named(name, self.node)
+        return self.is_loop_variable(name) or any(_sets_constant(node, key) for node in inside)
 
     def is_set_in_loop(self, name: str) -> bool:
         """Whether a loop sets the name itself, not only what it refers to."""
-        return any(_sets(loop, name) for loop in self._loops())
+        key = variable_named(name, self.node)
+        return any(binds(loop, key) for loop in self._loops())
 
     def is_loop_variable(self, name: str) -> bool:
-        return any(is_target(loop, name) for loop in self._loops())
+        key = variable_named(name, self.node)
+        return any(is_target(loop, key) for loop in self._loops())
 
 
 def function_at(path: str, name: str) -> Function | None:
@@ -121,9 +187,11 @@ def function_at(path: str, name: str) -> Function | None:
 @lru_cache(maxsize=32)
 def parsed(path: str) -> ast.Module | None:
     try:
-        return ast.parse("".join(linecache.getlines(path)), path)
+        tree = ast.parse("".join(linecache.getlines(path)), path)
     except (SyntaxError, ValueError, RecursionError):
         return None
+    mark(tree)
+    return tree
 
 
 @lru_cache(maxsize=128)
@@ -133,23 +201,26 @@ def walked(node: ast.AST) -> tuple[ast.AST, ...]:
     return tuple(ast.walk(node))
 
 
-def _repeated(root: ast.AST) -> list[ast.AST]:
-    """What is done more than once: loops, and functions without any, except those that make an object."""
-    if isinstance(root, ast.ClassDef):
-        return [part for method in root.body for part in _repeated(method) if getattr(method, "name", "") != "__init__"]
-    loops: list[ast.AST] = [node for node in walked(root) if isinstance(node, LOOPS)]
-    return loops or ([] if isinstance(root, ast.Module) else [root])
-
-
-def computed_from(nodes: Iterable[ast.AST], name: str) -> set[str]:
-    """The name, and all names that are assigned something in which one of them is mentioned, or where a test that
-    mentions one of them decides."""
+def computed_from(
+    nodes: Sequence[ast.AST], name: str, functions: Mapping[str, ast.FunctionDef] | None = None
+) -> set[str]:
+    """The variable, all that are given something in which one of them is mentioned, or where a test that mentions one
+    of them decides, and those of the functions whose results do so."""
     tainted = {name}
     while True:
         new = {target for node in nodes for target in _assigned_by(node, tainted)}
+        new |= {name for name, function in (functions or {}).items() if _gives(function, tainted)}
         if new <= tainted:
             return tainted
         tainted |= new
+
+
+def _gives(function: ast.FunctionDef, tainted: set[str]) -> bool:
+    """Whether the result of a function depends on one of these."""
+    results = [node for node in walked(function) if isinstance(node, ast.Return | ast.Yield) and node.value is not None]
+    tests = [node for node in walked(function) if isinstance(node, _TESTED) and mentions(node.test, tainted)]
+    decided = {id(node) for test in tests for node in ast.walk(test)}
+    return any(id(node) in decided or mentions(node, tainted) for node in results)
 
 
 def _given_to_loaders(node: ast.AST) -> Iterator[ast.Name]:
@@ -158,15 +229,9 @@ def _given_to_loaders(node: ast.AST) -> Iterator[ast.Name]:
     return (name for one in keywords for name in ast.walk(one.value) if isinstance(name, ast.Name))
 
 
-def _reads(definition: ast.FunctionDef | ast.ClassDef, names: set[str]) -> bool:
-    """Whether it reads one of the names, and does not set it: of a class, if it is that of a module or a data set."""
-    if isinstance(definition, ast.ClassDef):
-        is_read_in_steps = any(kind in ast.unparse(base) for base in definition.bases for kind in _READ_IN_STEPS)
-        methods = [one for one in definition.body if isinstance(one, ast.FunctionDef) and one.name != "__init__"]
-        return is_read_in_steps and any(_reads(method, names) for method in methods)
-    own = own_names(definition)
-    free = {name for name in names if name.split(".")[0] not in own}
-    return any(mentions(statement, free) for statement in definition.body)
+def _is_for_steps(definition: ast.ClassDef) -> bool:
+    """Whether its objects are modules, or data sets."""
+    return any(kind in ast.unparse(base) for base in definition.bases for kind in _READ_IN_STEPS)
 
 
 def own_names(function: ast.AST) -> set[str]:
@@ -179,14 +244,16 @@ def own_names(function: ast.AST) -> set[str]:
 def _assigned_by(node: ast.AST, tainted: set[str]) -> list[str]:
     if isinstance(node, _ASSIGNS):
         return _targets(node) if node.value is not None and mentions(node.value, tainted) else []
+    if isinstance(node, ast.For) and mentions(node.iter, tainted):
+        return _bases(node.target)
     if isinstance(node, _TESTED) and mentions(node.test, tainted):
         return [target for inner in ast.walk(node) if isinstance(inner, _ASSIGNS) for target in _targets(inner)]
     return []
 
 
-def _sets(node: ast.AST, name: str) -> bool:
-    assigns = (inner for inner in ast.walk(node) if isinstance(inner, _ASSIGNS))
-    return is_target(node, name) or any(name in _targets(inner) for inner in assigns)
+def binds(node: ast.AST, name: str) -> bool:
+    """Whether a statement in it sets the variable itself: of `table["best"] = 1` that is not `table`."""
+    return any(variable(one) == name and isinstance(getattr(one, "ctx", None), ast.Store) for one in walked(node))
 
 
 def _goes_into(node: ast.AST, tainted: set[str], name: str, in_calls: bool) -> Dependence | None:
@@ -233,7 +300,7 @@ def is_target(node: ast.AST, name: str) -> bool:
 def is_range(node: ast.AST) -> bool:
     """Whether it is a loop over `range(...)`, also inside of a progress bar."""
     parts = ast.walk(node.iter) if isinstance(node, ast.For) else iter(())
-    return any(isinstance(call, ast.Call) and mentions(call.func, {"range"}) for call in parts)
+    return any(isinstance(call, ast.Call) and "range" in (written(call.func) or "") for call in parts)
 
 
 def _is_rate(target: ast.AST) -> bool:
@@ -248,12 +315,24 @@ def _arguments(call: ast.Call) -> list[ast.expr]:
 
 
 def mentions(node: ast.AST, names: set[str]) -> bool:
-    return any(written(inner) in names for inner in ast.walk(node))
+    return any(variable(inner) in names for inner in ast.walk(node))
 
 
 def _targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> list[str]:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return [name for target in targets for inner in ast.walk(target) if (name := written(inner)) is not None]
+    return [name for target in targets for name in _bases(target)]
+
+
+def _bases(target: ast.expr) -> list[str]:
+    """What is changed where this is set: of `a.b[i]` that is `a` and `a.b`, of `self.b[i]` it is `self.b`."""
+    if isinstance(target, ast.Tuple | ast.List):
+        return [name for part in target.elts for name in _bases(part)]
+    names = []
+    while isinstance(target, ast.Subscript | ast.Attribute | ast.Starred):
+        names.append(variable(target))
+        target = target.value
+    names.append(None if isinstance(target, ast.Name) and target.id == "self" else variable(target))
+    return [name for name in names if name is not None]
 
 
 def called(node: ast.AST) -> set[str]:

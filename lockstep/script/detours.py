@@ -161,7 +161,7 @@ def _matters(body: list[ast.stmt], nodes: Sequence[ast.AST], write: Write) -> bo
     results = [node.value for node in nodes if isinstance(node, ast.Return)]
     if any(value is not None and _names(value) & tainted for value in (*results, write.value)):
         return True
-    name = written(write.target)
+    name = ast.unparse(write.target) if written(write.target) else None
     return name is not None and Function(ast.Module(body, [])).dependence(name, in_calls=False) is not None
 
 

@@ -11,9 +11,9 @@
 import ast
 from collections.abc import Iterable, Sequence
 
-from lockstep.script.dependence import LOOPS, Function, called, is_range, is_target, mentions, walked, written
+from lockstep.script.dependence import LOOPS, Function, binds, called, is_range, is_target, walked
+from lockstep.script.scopes import variable, variable_named
 
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 Loop = ast.For | ast.While
 
 
@@ -23,8 +23,9 @@ def is_carried(function: Function, name: str, *, over_passes: bool = False) -> b
     With `over_passes`, a turn of the loops around passes. What no loop sets by its name, but has changed, was changed
     inside: it is carried too. See Note [Turns and passes].
     """
+    name = variable_named(name, function.node)
     loops = [node for node in walked(function.node) if isinstance(node, LOOPS)]
-    setting = [loop for loop in loops if _binds(loop, name)]
+    setting = [loop for loop in loops if binds(loop, name)]
     if not setting:
         return True
     carrying = [loop for loop in setting if not is_target(loop, name) and _is_read_first(loop.body, name)]
@@ -57,11 +58,6 @@ def _is_over_lanes(loop: Loop) -> bool:
     return isinstance(loop, ast.For) and "lanes" in called(loop.iter)
 
 
-def _binds(node: ast.AST, name: str) -> bool:
-    """Whether a statement in it sets the name itself: of `table["best"] = 1` that is not `table`."""
-    return any(written(one) == name and isinstance(getattr(one, "ctx", None), ast.Store) for one in walked(node))
-
-
 def _is_read_first(statements: Iterable[ast.stmt], name: str) -> bool | None:
     """Whether the name is read before it is set; None if it is neither. A loop counts as if its body ran."""
     for statement in statements:
@@ -87,14 +83,11 @@ def _reads_first(statement: ast.stmt, name: str) -> bool | None:
 def _reads(parts: Sequence[ast.AST], name: str) -> bool | None:
     if any(_is_read(part, name) for part in parts):
         return True
-    return False if any(_binds(part, name) for part in parts) else None
+    return False if any(binds(part, name) for part in parts) else None
 
 
 def _is_read(node: ast.AST, name: str) -> bool:
-    """Whether it reads the name, where that is not a comprehension's own."""
-    if isinstance(node, _COMPREHENSIONS) and any(mentions(one.target, {name}) for one in node.generators):
-        return False
-    if isinstance(node, ast.AugAssign) and written(node.target) == name:
+    if isinstance(node, ast.AugAssign) and variable(node.target) == name:
         return True
-    is_itself = written(node) == name and not isinstance(getattr(node, "ctx", None), ast.Store)
+    is_itself = variable(node) == name and not isinstance(getattr(node, "ctx", None), ast.Store)
     return is_itself or any(_is_read(child, name) for child in ast.iter_child_nodes(node))

@@ -20,6 +20,7 @@ from functools import lru_cache
 from lockstep.script.body import names_in, own_statements
 from lockstep.script.dependence import called, computed_from, parsed, walked
 from lockstep.script.goes_on import GROWS, bare, function_around, in_words, loops_at
+from lockstep.script.scopes import variable_named
 
 _TOTALS = frozenset({"total", "all_reduce", "reduce", "all_gather", "gather", "gather_for_metrics"})
 _RESULTS = frozenset({"avg", "mean", "sum", "count", "value", "compute", "result", "average", "global_avg", "median"})
@@ -140,7 +141,7 @@ def _totals(call: ast.Call) -> bool:
 
 
 def _is_totalled(tree: ast.Module, function: ast.AST, name: str) -> bool:
-    tainted = computed_from(walked(function), name)
+    tainted = {one.partition("@")[0] for one in computed_from(walked(function), variable_named(name, function))}
     calls = [node for node in walked(tree) if isinstance(node, ast.Call) and _totals(node)]
     within = {id(node) for node in walked(function)}
     if any(id(call) in within and tainted & names_in([call], ast.Load) for call in calls):

@@ -58,6 +58,9 @@ ANEW = {
         ("joined", "resumed"),
         Said("model.temperature is 2.0 and was .*Compute it from run.step", "compute it from `run.step`"),
     ),
+    "a_weight_from_a_method": dict.fromkeys(
+        ("joined", "resumed"), Said(f"`k`.*goes into self.loss.*{_COUNTS}", _BY_STEP)
+    ),
     "an_annealed_loss": dict.fromkeys(("joined", "resumed"), Said(f"`criterion`.*{_KEEP}", _TRACK)),
     "an_optimizer_that_is_forgotten": dict.fromkeys(
         ("joined", "resumed"),

@@ -23,6 +23,7 @@ TELLING = {
     "a_global_that_samples_depend_on": ("resumed",),
     "a_switch_set_once": ("resumed",),
     "a_temperature_for_each_epoch": ("resumed",),
+    "a_weight_from_a_method": ("joined", "resumed"),
     "an_annealed_loss": ("resumed",),
     "an_annealed_temperature": ("joined", "resumed"),
     "an_optimizer_of_its_own": ("resumed",),

@@ -48,9 +48,66 @@ DEPENDS = {
         "class Trainer:\n  def go(self):\n    if self.seen % 4 == 0: self.optimizer.step()\n",
         "decides whether self.optimizer.step() is called",
     ),
+    "a method that gives a weight": (
+        "seen",
+        "class Trainer:\n  def weight(self): return 0.1 * self.seen\n"
+        "  def go(self, x):\n    (self.weight() * loss(x)).backward()\n",
+        "goes into (self.weight() * loss(x)).backward()",
+    ),
+    "a property": (
+        "seen",
+        "class Trainer:\n  @property\n  def weight(self): return 0.1 * self.seen\n"
+        "  def go(self, x):\n    w = self.weight\n    (w * loss(x)).backward()\n",
+        "goes into (w * loss(x)).backward()",
+    ),
+    "a method that decides by a test which result it gives": (
+        "seen",
+        "class Trainer:\n  def weight(self):\n    if self.seen > 3: return 1\n    return 2\n"
+        "  def go(self, x):\n    (self.weight() * loss(x)).backward()\n",
+        "goes into (self.weight() * loss(x)).backward()",
+    ),
+    "a method that the class inherits": (
+        "seen",
+        "class Trainer(Base):\n  def go(self, x):\n    (self.weight() * loss(x)).backward()\n"
+        "class Base:\n  def weight(self): return 0.1 * self.seen\n",
+        "goes into (self.weight() * loss(x)).backward()",
+    ),
+    "a function that reads a global": (
+        "steps",
+        "def weight(): return 0.1 * steps\nfor b in loader:\n    (weight() * loss(b)).backward()\n    steps += 1\n",
+        "goes into (weight() * loss(b)).backward()",
+    ),
+    "a function that is given it": (
+        "i",
+        "def train(batch, k): (k * loss(batch)).backward()\nfor i, b in enumerate(loader): train(b, k=i)\n",
+        "goes into (k * loss(batch)).backward()",
+    ),
+    "a function that returns before the update": (
+        "i",
+        "def update(k):\n    if k % 2: return\n    optimizer.step()\nfor i, b in enumerate(loader): update(i)\n",
+        "decides whether optimizer.step() is called",
+    ),
 }
 
 HARMLESS = {
+    "another function's own of that name": (
+        "class Data:\n    def __getitem__(self, i):\n        x = self.data[i]\n        return x\n"
+        "def weigh(i):\n    w = 2 * i\n    return w\n"
+        + LOOP.replace("loss(x)", "(w * loss(x))")
+        + "    optimizer.step()\n"
+    ),
+    "a function that shows now and then": (
+        "def show():\n    if i % 3: return\n    print(i)\n" + LOOP + "    optimizer.step()\n    show()\n"
+    ),
+    "a function that is given it and shows it": (
+        "def show(k):\n    if k % 3: return\n    print(k)\n" + LOOP + "    optimizer.step()\n    show(i)\n"
+    ),
+    "a function that says when to show": (
+        "def shows():\n    if i % 3: return True\n    return False\n"
+        + LOOP
+        + "    optimizer.step()\n    if shows(): print(i)\n"
+    ),
+    "an entry of a list": LOOP + "    optimizer.step()\n    losses[i] = run.loss\n",
     "printing now and then": LOOP + "    optimizer.step()\n    if i % 10 == 0:\n        print(i, loss.item())\n",
     "printing behind a continue": LOOP + "    optimizer.step()\n    if i % 10: continue\n    print(i)\n",
     "a progress bar": LOOP + "    optimizer.step()\n    pbar.update(i)\n",
@@ -62,7 +119,8 @@ HARMLESS = {
 @pytest.mark.parametrize("case", DEPENDS)
 def test_what_depends_on_a_counter_is_found(case: str) -> None:
     name, text, how = DEPENDS[case]
-    found = Function(ast.parse(text)).dependence(name)
+    tree = ast.parse(text)
+    found = Function(tree.body[0] if isinstance(tree.body[0], ast.ClassDef) else tree, tree).dependence(name)
     assert found is not None
     assert how in found.how
 
