@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from lockstep import version
 from lockstep.launch.traceback_lines import is_users
+from lockstep.script.goes_on import hands_on
 
 Found = TypeVar("Found")
 
@@ -54,6 +55,14 @@ def calling_frame() -> FrameType:
     while frame is not None and _is_ours(frame.f_code.co_filename):
         frame = frame.f_back
     return frame or sys._getframe(1)
+
+
+def looping_frame(frame: FrameType) -> FrameType:
+    """The call that runs through the lanes for which `frame` asks: this one, or one around it that it hands them to."""
+    for call in _users_calls(frame):
+        if not hands_on(call.f_code.co_filename, call.f_lineno):
+            return call
+    return frame
 
 
 def site_of(frame: FrameType) -> Site:

@@ -7,12 +7,16 @@ import ast
 from collections.abc import Iterator, Mapping, Set
 from functools import lru_cache
 
-from lockstep.script.body import own_statements
+from lockstep.script.body import names_in, own_statements
 from lockstep.script.dependence import LOOPS, called, own_names, parsed, walked, written
 
 _SEEDS = frozenset({"manual_seed", "seed", "set_state", "setstate"})
 GROWS = frozenset({"append", "extend", "add"})
 _LANES = frozenset({"lanes", "steps"})
+_COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp
+_YIELDS = ast.Yield | ast.YieldFrom
+_RUN_THROUGH = frozenset({"sum", "max", "min", "list", "tuple", "set", "dict", "sorted", "all", "any", "fmean"})
+_WRAPPERS = frozenset({"enumerate", "zip", "map", "filter", "iter", "islice", "tqdm", "chain"})
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _NO_STEP = frozenset({"copy_", "zero_", "fill_", "detach_", "requires_grad_", "resize_", "set_"})
 """Methods of tensors whose result does not go on from the tensor's value."""
@@ -87,10 +91,52 @@ def lane_loops(function: ast.AST) -> list[ast.For]:
 
 
 def loops_at(path: str, line: int) -> list[ast.For]:
-    """Those whose head is at this line of a file."""
+    """Those over lanes that are asked for at this line of a file: its head is there, or it runs over what is set there.
+
+    Of a line that calls what hands lanes on (`hands_on`), the loop over that.
+    """
     tree = parsed(path)
-    loops = [] if tree is None else lane_loops(function_around(tree, line))
-    return [loop for loop in loops if loop.lineno <= line <= (loop.iter.end_lineno or loop.lineno)]
+    nodes = () if tree is None else walked(function_around(tree, line))
+    loops = [node for node in nodes if isinstance(node, ast.For)]
+    here = [loop for loop in loops if loop.lineno <= line <= (loop.iter.end_lineno or loop.lineno)]
+    sets = [
+        one for one in nodes if isinstance(one, ast.Assign) and one.lineno <= line <= (one.end_lineno or one.lineno)
+    ]
+    names = {name for one in sets if _LANES & called(one.value) for name in names_in(one.targets, ast.Store)}
+    return here or [loop for loop in loops if loop.lineno > line and names & names_in([loop.iter], ast.Load)]
+
+
+def hands_on(path: str, line: int) -> bool:
+    """Whether the function around this line hands the lanes that it asks for there on, by return or yield."""
+    tree = parsed(path)
+    statement = None if tree is None else statement_at(function_around(tree, line), line)
+    if isinstance(statement, ast.Return) and statement.value is not None:
+        return not computed_of_all(statement.value)
+    return statement is not None and any(isinstance(one, _YIELDS) for one in own_statements([statement]))
+
+
+def computed_of_all(node: ast.AST) -> ast.expr | None:
+    """What an expression computes of all lanes, if anything: `[f(x) for x in run.lanes(batch)]`, or a `sum` of it."""
+    over = [one for one in ast.walk(node) if isinstance(one, ast.Call | _COMPREHENSIONS) and _LANES & called(one)]
+    return next((one for one in over if not isinstance(one, ast.Call) or _runs_through(one)), None)
+
+
+def _runs_through(call: ast.Call) -> bool:
+    """Whether it goes through the lanes that it is given: those that are known, and all that take what is computed."""
+    name = ast.unparse(call.func).rpartition(".")[2]
+    is_given = any(isinstance(one, ast.GeneratorExp) and _LANES & called(one) for one in call.args)
+    return name in _RUN_THROUGH or (is_given and name not in _WRAPPERS)
+
+
+def statement_at(function: ast.AST, line: int) -> ast.stmt | None:
+    """The innermost statement that has the line; of a compound one, in its head."""
+    found = None
+    for node in walked(function):
+        if isinstance(node, ast.stmt) and node.lineno <= line:
+            body = getattr(node, "body", None)
+            if line <= (max(node.lineno, body[0].lineno - 1) if body else node.end_lineno or node.lineno):
+                found = node
+    return found
 
 
 def function_around(tree: ast.Module, line: int) -> ast.AST:

@@ -5,6 +5,7 @@
 # meter) is that worker's part, and on one worker the whole: a number that is right there, and wrong without a word on
 # more. The source shows it: something that the loop's body goes on from, that is read after the loop, and that is in no
 # call which totals. A function that returns it may have a caller that totals: there any such call in the file will do.
+# So it does in one expression: `sum(f(x) for x in run.lanes(batch))`.
 
 # Note [Sums that a loss spoils]
 # When a worker is lost in a training step, the step is computed again: what its lanes have added to a sum of the script
@@ -19,9 +20,18 @@ from functools import lru_cache
 
 from lockstep.script.body import names_in, own_statements
 from lockstep.script.dependence import called, computed_from, parsed, walked
-from lockstep.script.goes_on import GROWS, bare, function_around, in_words, loops_at
+from lockstep.script.goes_on import (
+    GROWS,
+    bare,
+    computed_of_all,
+    function_around,
+    in_words,
+    loops_at,
+    statement_at,
+)
 from lockstep.script.scopes import variable_named
 
+_SIMPLE = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return | ast.Expr
 _TOTALS = frozenset({"total", "all_reduce", "reduce", "all_gather", "gather", "gather_for_metrics"})
 _RESULTS = frozenset({"avg", "mean", "sum", "count", "value", "compute", "result", "average", "global_avg", "median"})
 
@@ -63,6 +73,34 @@ def sums_at(path: str, line: int) -> Iterator[LaneSum]:
             if _is_read_outside(function, loop, statement, name):
                 is_list = isinstance(statement, ast.Expr) and bool(called(statement) & GROWS)
                 yield LaneSum(name, in_words(statement), is_list, _is_totalled(tree, function, name))
+    around = statement_at(function, line)
+    if isinstance(around, _SIMPLE):
+        yield from _sum_in_one(tree, function, around)
+
+
+def _sum_in_one(tree: ast.Module, function: ast.AST, statement: ast.stmt) -> Iterator[LaneSum]:
+    """What one statement computes of all lanes, and is used."""
+    value, used, names = computed_of_all(statement), getattr(statement, "value", None), _given_by(statement)
+    is_used = bool(names) or not isinstance(statement, ast.Expr) or used is not value
+    if value is None or not is_used:
+        return
+    is_list, words = used is value and isinstance(value, ast.ListComp), in_words(statement)
+    totals = [node for node in walked(tree) if isinstance(node, ast.Call) and _totals(node)]
+    if not names or any(value in ast.walk(call) for call in totals):
+        is_totalled = isinstance(statement, ast.Return) or any(value in ast.walk(call) for call in totals)
+        yield LaneSum(ast.unparse(value), words, is_list, bool(totals) and is_totalled)
+        return
+    for name in names:
+        if _is_read_outside(function, statement, statement, name):
+            yield LaneSum(name, words, is_list, _is_totalled(tree, function, name))
+
+
+def _given_by(statement: ast.stmt) -> set[str]:
+    """The variables that a statement sets or adds to."""
+    if isinstance(statement, ast.Assign | ast.AnnAssign):
+        return names_in(statement.targets if isinstance(statement, ast.Assign) else [statement.target], ast.Store)
+    name = _changed(statement)
+    return set() if name is None else {name}
 
 
 def changed_by_lanes(path: str, line: int) -> dict[str, str]:
@@ -122,7 +160,7 @@ def _name(node: ast.expr) -> str | None:
     return node.id if isinstance(node, ast.Name) else None
 
 
-def _is_read_outside(function: ast.AST, loop: ast.For, statement: ast.stmt, name: str) -> bool:
+def _is_read_outside(function: ast.AST, loop: ast.stmt, statement: ast.stmt, name: str) -> bool:
     inside = {id(node) for node in walked(loop)}
     reads = [
         node

@@ -14,7 +14,7 @@ from lockstep.gradients.autograd_graph import ShownBackward
 from lockstep.gradients.batchnorm import lane_norm_note
 from lockstep.gradients.buffers import buffer_places, refuse_new_buffers
 from lockstep.gradients.plan import StepPlan
-from lockstep.script.call_site import Site, calling_frame, site_of, whole_numbers
+from lockstep.script.call_site import Site, calling_frame, looping_frame, site_of, whole_numbers
 from lockstep.script.lane_state import KeptPlace, LaneState, notes_on
 from lockstep.script.lane_sums import untotalled
 from lockstep.script.turns import LaneLoop
@@ -79,12 +79,13 @@ class LaneLoops:
             lanes = self._training(batch, LaneLoop(site, whole_numbers(frame), is_step=bool(is_step)))
         else:
             lanes = self._evaluating(batch)
-        loop = site, self._has_peers
+        frame = looping_frame(frame)
+        loop = site_of(frame), self._has_peers
         if not batch.shares or (loop in self._read and loop not in self._suspects):
             return lanes
         if loop not in self._read:
             self._read.add(loop)
-            self._note_sums(site)
+            self._note_sums(loop[0])
         return self._looked_at(lanes, frame, loop, bool(is_step))
 
     def look_at_models(self) -> None:

@@ -1,6 +1,8 @@
 """What a loop over lanes adds up that nobody totals is found in its source, and noted on several workers."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -77,6 +79,39 @@ FORGOTTEN = {
             run.total(0)
             return right
     """,
+    "in one expression": """
+        right = sum((model(x).argmax(1) == y).sum().item() for x, y in run.lanes(batch))
+        print(right / 100)
+    """,
+    "in a list of all": """
+        right = [
+            model(x).mean().item()
+            for x, y in run.lanes(batch)
+        ]
+        print(sum(right) / len(right))
+    """,
+    "in the mean of a list": """
+        right = np.mean([model(x).mean().item() for x, y in run.lanes(batch)])
+        print(right)
+    """,
+    "that is added": """
+        right = 0
+        for batch in loader:
+            right += sum(len(x) for x, y in run.lanes(batch))
+        print(right)
+    """,
+    "that extends": """
+        right = []
+        for batch in loader:
+            right.extend(len(x) for x, y in run.lanes(batch))
+        print(right)
+    """,
+    "where it is set before": """
+        right, lanes = 0, tqdm(run.lanes(batch))  # in run.
+        for x, y in lanes:
+            right += len(x)
+        print(right)
+    """,
     "one of two": """
         right, count = 0, 0
         for x, y in run.lanes(batch):
@@ -91,6 +126,23 @@ FINE = {
         for x, y in run.lanes(batch):
             right += (model(x).argmax(1) == y).sum().item()
         print(run.total(right) / 100)
+    """,
+    "in one expression, totalled": """
+        right = run.total(sum(len(x) for x, y in run.lanes(batch)))
+        print(right)
+    """,
+    "in a list of all, totalled": """
+        right = [len(x) for x, y in run.lanes(batch)]
+        print(run.total(right))
+    """,
+    "in a list that nobody reads": """
+        [model(x).mean().backward() for x, y in run.lanes(batch)]
+        right = [model(x).mean().backward() for x, y in run.lanes(batch)]
+    """,
+    "an expression, totalled by the caller": """
+        def evaluate(run, model, batch):
+            return sum(len(x) for x, y in run.lanes(batch))
+        print(run.total(evaluate(run, model, batch)))
     """,
     "totalled by another name": """
         right = count = 0
@@ -175,6 +227,52 @@ def test_what_nobody_totals_is_found_by_its_name(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", FINE)
 def test_what_is_right_on_any_number_of_workers_is_not(name: str, tmp_path: Path) -> None:
     assert found_in(FINE[name], tmp_path) is None
+
+
+USED_AT_ONCE = {
+    "shown": "print(sum(len(x) for x, y in run.lanes(batch)) / 100)",
+    "returned": """def evaluate(run, batch):
+        return max(len(x) for x, y in run.lanes(batch))""",
+}
+
+
+@pytest.mark.parametrize("name", USED_AT_ONCE)
+def test_what_has_no_name_is_named_by_its_source(name: str, tmp_path: Path) -> None:
+    found = found_in(f"\n    {USED_AT_ONCE[name]}\n", tmp_path)
+    assert found is not None
+    assert found.name.endswith("((len(x) for x, y in run.lanes(batch)))")
+
+
+def lanes_of(run: lockstep.Run) -> Iterator[torch.Tensor]:
+    yield from run.lanes(torch.ones(8, 3))
+
+
+def given(run: lockstep.Run) -> Iterator[torch.Tensor]:
+    return run.lanes(torch.ones(8, 3))
+
+
+def one_by_one(run: lockstep.Run) -> Iterator[torch.Tensor]:
+    for x in lanes_of(run):
+        yield 2 * x
+
+
+@pytest.mark.parametrize("helper", [lanes_of, given, one_by_one])
+def test_a_loop_over_what_a_function_hands_on_is_looked_at(helper: Callable[[lockstep.Run], Any]) -> None:
+    def evaluation() -> list[str]:
+        said: list[str] = []
+        with lockstep.start(lanes=4, seed=0) as run:
+            run._events.subscribe(lambda event: said.append(event.text), lockstep.events.Note)
+            run.replicate(nn.Linear(3, 2).eval())
+            seen = 0
+            for x in helper(run):
+                seen += len(x)
+            assert seen == 8 // run.size
+        return said
+
+    assert on_workers(1, evaluation) == [[]]
+    for said in on_workers(2, evaluation):
+        (note,) = said
+        assert "`seen += len(x)` (line" in note
 
 
 def test_a_source_that_cannot_be_read_shows_nothing(tmp_path: Path) -> None:
