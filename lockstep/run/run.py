@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -376,7 +377,7 @@ class Run:
         Whole numbers are exact. For floats give a list with one number per lane computed: they are added in
         lane order, so that the sum has the same bits on any number of workers.
         """
-        return self._of_all_lanes(Wait.TOTAL, total_of, value)
+        return self._of_all_lanes(Wait.TOTAL, partial(total_of, device=self.device), value)
 
     def gather(self, values: Sequence[Any]) -> list[Any]:
         """Collective. What all lanes have given, on every worker, in the order of loops and lanes.

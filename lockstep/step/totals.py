@@ -1,4 +1,10 @@
-"""What lanes found, added up or gathered: every lane once, in an order that does not depend on the workers."""
+"""What lanes found, added up or gathered: every lane once, in an order that does not depend on the workers.
+
+# Note [Zero of the others' kind]
+# `total = 0` and `total += loss` in each lane: a worker that had no lanes still has the plain 0, where others have
+# floats, tensors or lists. So a plain 0 does not say of which kind a total is. Where kinds differ, workers send whether
+# theirs is 0, and all judge alike whether the others agree.
+"""
 
 import json
 import math
@@ -8,9 +14,10 @@ from typing import Any
 
 import torch
 
-from lockstep.errors import BadArgument
-from lockstep.state.snapshot import Tensors, from_bytes, pack, to_bytes, unpack
+from lockstep.errors import BadArgument, Disagreement
+from lockstep.state.snapshot import DTYPES, Tensors, from_bytes, pack, to_bytes, unpack
 from lockstep.wire import Agreement, Proposal, Wire, exchange
+from lockstep.wire.agreement import Facts, first_difference
 from lockstep.wire.exchange import exchange_bytes, exchange_texts
 
 
@@ -23,18 +30,51 @@ class Visit:
     counts: bool = True
 
 
-def total_of(value: Any, visits: Sequence[Visit], wire: Wire, step: int) -> Any:
-    """Collective. The sum of all workers' values; of a list of per-lane values, the sum in lane order."""
-    if not isinstance(value, torch.Tensor) and getattr(value, "ndim", None) == 0:  # one of NumPy's numbers
-        value = value.item()
-    kind = _kind(value)
-    Agreement(wire.transport, Proposal({"operation": "run.total", "step": step, "kind of value": kind})).check()
+KIND, ZERO, BY_LANE, TENSOR = "kind of value", "is zero", "values by lane", " tensor "
+
+
+def total_of(value: Any, visits: Sequence[Visit], wire: Wire, step: int, device: torch.device) -> Any:
+    """Collective. The sum of all workers' values; of a list of per-lane values, the sum in lane order.
+
+    A plain 0 counts as one of the others' kind, on `device` where they have tensors.
+    """
+    value = _as_python(value)
+    kinds = _Kinds(_kind(value))
+    is_zero = type(value) is int and value == 0
+    facts = {"operation": "run.total", "step": step, KIND: kinds.agreed}
+    Agreement(wire.transport, Proposal(facts, lambda: {ZERO: str(is_zero)}, judge=kinds.judge)).check()
+    if is_zero:
+        value = _zero(kinds.agreed, device)
     if isinstance(value, torch.Tensor):
         return _total_of_tensors(value, wire)
     if isinstance(value, list | tuple):
         return _total_of_lanes(_of_lanes("run.total", [_number(item) for item in value], visits), wire)
     numbers = [json.loads(text) for text in exchange_texts(wire.transport, json.dumps(value))]
-    return math.fsum(numbers) if isinstance(value, float) else sum(numbers)
+    is_exact = isinstance(value, float) and all(map(math.isfinite, numbers))
+    return math.fsum(numbers) if is_exact else sum(numbers)
+
+
+@dataclass
+class _Kinds:
+    """The kind of what is added, on which all workers agree. See Note [Zero of the others' kind]."""
+
+    agreed: str
+
+    def judge(self, here: int, everyone: Sequence[Facts]) -> Disagreement | None:
+        facts = [{name: fact for name, fact in one.items() if name != ZERO} for one in everyone]
+        kinds = {one.get(KIND) for one, zero in zip(facts, everyone, strict=True) if zero.get(ZERO) != "True"}
+        kind = kinds.pop() if len(kinds) == 1 else None
+        if kind is None or any({**one, KIND: kind} != {**facts[here], KIND: kind} for one in facts):
+            return first_difference(here, facts)
+        self.agreed = kind
+        return None
+
+
+def _zero(kind: str, device: torch.device) -> Any:
+    dtype, _, shape = kind.partition(TENSOR)
+    if shape:
+        return torch.zeros(json.loads(shape), dtype=DTYPES[dtype], device=device)
+    return {BY_LANE: [], "float": 0.0}.get(kind, 0)
 
 
 def gathered(values: Any, visits: Sequence[Visit], wire: Wire, step: int) -> list[Any]:
@@ -54,12 +94,22 @@ def gathered(values: Any, visits: Sequence[Visit], wire: Wire, step: int) -> lis
 
 def _kind(value: Any) -> str:
     if isinstance(value, torch.Tensor):
-        return f"{value.dtype} tensor {list(value.shape)}"
+        if value.dtype == torch.uint64:
+            raise BadArgument("run.total does not add uint64 tensors: give run.total(value.long()), or value.double()")
+        return f"{str(value.dtype).removeprefix('torch.')}{TENSOR}{list(value.shape)}"
     if isinstance(value, list | tuple):
-        return "values by lane"
+        return BY_LANE
     if isinstance(value, int | float):
         return "float" if isinstance(value, float) else "int"
-    raise BadArgument(f"run.total adds numbers, tensors or a list with one number per lane, not {type(value).__name__}")
+    raise BadArgument(
+        f"run.total adds real numbers, tensors or a list with one number per lane, not {type(value).__name__}"
+    )
+
+
+def _as_python(value: Any) -> Any:
+    """One of NumPy's numbers as one of Python's."""
+    is_of_numpy = not isinstance(value, torch.Tensor) and getattr(value, "ndim", None) == 0
+    return value.item() if is_of_numpy else value
 
 
 def _total_of_tensors(value: torch.Tensor, wire: Wire) -> torch.Tensor:
@@ -68,8 +118,23 @@ def _total_of_tensors(value: torch.Tensor, wire: Wire) -> torch.Tensor:
     if flat.numel() == 0:
         return value.detach().clone()
     records = exchange(wire.transport, flat.view(torch.uint8).clone())
-    summed = torch.stack([record.view(flat.dtype) for record in records]).sum(0, dtype=flat.dtype)
+    parts = torch.stack([record.view(flat.dtype) for record in records])
+    is_whole = not (flat.is_floating_point() or flat.is_complex())
+    summed = _sum_of_whole(parts) if is_whole else parts.sum(0, dtype=flat.dtype)
     return summed.view(value.shape).to(value.device)
+
+
+def _sum_of_whole(parts: torch.Tensor) -> torch.Tensor:
+    """The sum of the rows, in their dtype; it is made in two halves, so that none beyond int64 goes unnoticed."""
+    kind, wide = parts.dtype, parts.long()
+    low = (wide & 0xFFFFFFFF).sum(0)
+    high = (wide >> 32).sum(0) + (low >> 32)
+    total = (high << 32) | (low & 0xFFFFFFFF)
+    if not torch.equal(total >> 32, high) or not torch.equal(total.to(kind).long(), total):
+        name = str(kind).removeprefix("torch.")
+        wider = "value.double()" if kind == torch.int64 else "value.long()"
+        raise BadArgument(f"run.total: a sum of these {name} tensors does not fit {name}: give run.total({wider})")
+    return total.to(kind)
 
 
 def _total_of_lanes(values: Sequence[tuple[Visit, float]], wire: Wire) -> float:
@@ -94,8 +159,7 @@ def _of_lanes(what: str, values: Sequence[Any], visits: Sequence[Visit]) -> list
 
 
 def _number(item: Any) -> float:
-    if isinstance(item, torch.Tensor) and item.numel() == 1:
-        return item.item()
-    if isinstance(item, int | float):
-        return item
-    raise BadArgument(f"run.total takes one number per lane, not {type(item).__name__}")
+    number = item.item() if isinstance(item, torch.Tensor) and item.numel() == 1 else _as_python(item)
+    if isinstance(number, int | float):
+        return number
+    raise BadArgument(f"run.total takes one real number per lane, not {type(number).__name__}")

@@ -270,7 +270,7 @@ def test_a_wrong_number_of_epochs_is_refused(run: lockstep.Run, count: Any) -> N
 
 
 def test_a_total_of_something_that_cannot_be_added_is_refused(run: lockstep.Run) -> None:
-    with pytest.raises(BadArgument, match="adds numbers, tensors or a list"):
+    with pytest.raises(BadArgument, match="adds real numbers, tensors or a list"):
         run.total("three")
 
 
