@@ -101,5 +101,5 @@ def test_complex_numbers_are_refused_by_their_kind(number: Any) -> None:
         with pytest.raises(BadArgument, match="takes one real number per lane, not complex"):
             run.total([number])
         if not isinstance(number, torch.Tensor):
-            with pytest.raises(BadArgument, match="adds real numbers, .*, not complex"):
+            with pytest.raises(BadArgument, match=r"adds real numbers, .*, not complex"):
                 run.total(number)
