@@ -34,6 +34,7 @@ class Loaders:
         self._state, self._formation, self._engine = state, formation, engine
         self._mover, self._events = mover, events
         self._take_up, self._loader_asks = take_up, loader_asks
+        self._num_loops = 0
 
     def shard(self, loader: "DataLoader[Any]", batch: str) -> ShardedLoader:
         """The loader, read by lanes; its position belongs to the run."""
@@ -59,7 +60,19 @@ class Loaders:
             self._take_up()
         if start > progress.epoch:
             progress.start_at(start, self._state.steps.step)
+        self._note_second_loop(count)
         yield from progress.epochs(count)
+
+    def _note_second_loop(self, count: int) -> None:
+        """Once: a script may take the numbers of epochs for those of each loop."""
+        self._num_loops += 1
+        epoch = self._state.progress.epoch
+        if self._num_loops == 2 and epoch > 0:
+            left = count - epoch if count > epoch else "none"
+            self._events.note(
+                f"a second loop over run.epochs goes on where the run is, at epoch {epoch}: of its {count} epochs it "
+                f"has {left} left. Epochs are counted over the whole run: run.epochs({epoch + count}) has {count} more."
+            )
 
     def close(self) -> None:
         for loader in self._state.progress.loaders.values():

@@ -1,5 +1,6 @@
 """Epochs from a number of the script's own, for one that has loaded a checkpoint of its own."""
 
+import re
 from typing import Any
 
 import pytest
@@ -52,3 +53,29 @@ def test_what_is_no_epoch_is_refused(start: Any) -> None:
 
 def test_tab_shows_the_public_names_and_no_others() -> None:
     assert dir(lockstep) == sorted(lockstep.__all__)
+
+
+@pytest.mark.parametrize(
+    ("count", "left", "said"),
+    [
+        (3, [2], "at epoch 2: of its 3 epochs it has 1 left. .*: run.epochs(5) has 3 more"),
+        (2, [], "at epoch 2: of its 2 epochs it has none left. .*: run.epochs(4) has 2 more"),
+    ],
+)
+def test_a_second_loop_says_once_where_it_goes_on(
+    count: int, left: list[int], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with lockstep.start() as run:
+        assert list(run.epochs(2)) == [0, 1]
+        assert "a second loop" not in capfd.readouterr().err
+        assert list(run.epochs(count)) == left
+        assert re.search(said.replace("(", r"\(").replace(")", r"\)"), capfd.readouterr().err)
+        assert list(run.epochs(8)) == list(range(count, 8))
+        assert "a second loop" not in capfd.readouterr().err
+
+
+def test_a_second_loop_after_one_without_epochs_needs_no_word(capfd: pytest.CaptureFixture[str]) -> None:
+    with lockstep.start() as run:
+        assert list(run.epochs(0)) == []
+        assert list(run.epochs(2)) == [0, 1]
+    assert "a second loop" not in capfd.readouterr().err
