@@ -12,7 +12,7 @@ Pure: source text in. Source that cannot be read, or parsed, shows nothing.
 import ast
 import linecache
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,6 +20,7 @@ from lockstep.script.scopes import is_marked, mark, variable, variable_named
 
 TRAINS = frozenset(
     {"step", "zero_grad", "backward", "lanes", "unscale_", "clip_grad_norm_", "clip_grad_value_", "update"}
+    | {"load_state_dict"}
 )
 """Methods whose call changes what is trained."""
 
@@ -62,8 +63,8 @@ class Function:
         With `in_calls`, being passed to a function beside an optimizer counts.
         """
         key = variable_named(name, self.node)
-        nodes = [node for part in (self._repeated() if again else self._bodies()) for node in walked(part)]
-        tainted = computed_from(nodes, key, self._functions())
+        nodes = [node for part in (self._repeated() if again else self.bodies()) for node in walked(part)]
+        tainted = computed_from(nodes, key, self.functions())
         used = next(self._read_in_steps(tainted), None)
         if used is not None:
             return Dependence(used.lineno, f"is read in {used.name}")
@@ -79,14 +80,14 @@ class Function:
 
     def _given(self, call: ast.Call, tainted: set[str]) -> Iterator[tuple[ast.FunctionDef, str]]:
         """The arguments of the file's own functions to which it passes one of these."""
-        callee = self._functions().get(variable(call.func) or "")
+        callee = self.functions().get(variable(call.func) or "")
         if callee is not None:
             is_method = (variable(call.func) or "").startswith("self.")
             names = [one.arg for one in (*callee.args.posonlyargs, *callee.args.args)][is_method:]
             passed = [*zip(names, call.args, strict=False), *((one.arg, one.value) for one in call.keywords)]
             yield from ((callee, name) for name, value in passed if name is not None and mentions(value, tainted))
 
-    def _bodies(self) -> list[ast.AST]:
+    def bodies(self) -> list[ast.AST]:
         """The function; of a class, those of the file that it inherits from too."""
         bodies = [self.node]
         known = {one.name: one for one in walked(self.file or self.node) if isinstance(one, ast.ClassDef)}
@@ -95,36 +96,35 @@ class Function:
             bodies += [base for base in bases if base is not None and base not in bodies]
         return bodies
 
-    def _functions(self) -> dict[str, ast.FunctionDef]:
+    def functions(self) -> Mapping[str, ast.FunctionDef]:
         """Those that it may call by their names: of the file, or methods of its own."""
-        nodes = [node for body in (self.file or self.node, *self._bodies()) for node in walked(body)]
-        methods = {id(one) for node in nodes if isinstance(node, ast.ClassDef) for one in node.body}
-        free = {
-            variable(one) or "": one for one in nodes if isinstance(one, ast.FunctionDef) and id(one) not in methods
-        }
-        own = [one for body in self._bodies() if isinstance(body, ast.ClassDef) for one in reversed(body.body)]
-        return free | {f"self.{one.name}": one for one in reversed(own) if isinstance(one, ast.FunctionDef)}
+        return _functions_of(self)
+
+    def with_called(self, parts: Iterable[ast.AST]) -> list[ast.AST]:
+        """The parts, and the functions of the file that they call, or that those call."""
+        found, functions = list(parts), self.functions()
+        for part in found:
+            named = (functions.get(variable(node) or "") for node in walked(part))
+            found += [one for one in named if one is not None and one is not self.node and one not in found]
+        return found
 
     def _repeated(self) -> list[ast.AST]:
         """What is done more than once: loops, what they call, and methods without any that do not make the object."""
-        bodies, functions = self._bodies(), self._functions()
+        bodies, functions = self.bodies(), self.functions()
         loops: list[ast.AST] = [node for body in bodies for node in walked(body) if isinstance(node, LOOPS)]
         if isinstance(self.node, ast.ClassDef):
             methods = [one for name, one in functions.items() if name.startswith("self.") and one.name != "__init__"]
             loops += [one for one in methods if not any(isinstance(node, LOOPS) for node in walked(one))]
         elif not loops and not isinstance(self.node, ast.Module):
             return [self.node]
-        for part in loops:
-            named = (functions.get(variable(node) or "") for node in walked(part))
-            loops += [one for one in named if one is not None and one is not self.node and one not in loops]
-        return loops
+        return self.with_called(loops)
 
     def _read_in_steps(self, tainted: set[str]) -> "Iterator[ast.FunctionDef | ast.ClassDef]":
         """Modules, data sets and functions for loaders that read one of these."""
         around = walked(self.file or self.node)
         given = {name.id for node in around for name in _given_to_loaders(node)}
         for one in around:
-            if isinstance(one, ast.ClassDef) and one not in self._bodies() and _is_for_steps(one):
+            if isinstance(one, ast.ClassDef) and one not in self.bodies() and _is_for_steps(one):
                 methods = [method for method in one.body if isinstance(method, ast.FunctionDef)]
                 if any(mentions(method, tainted) for method in methods if method.name != "__init__"):
                     yield one
@@ -145,7 +145,7 @@ class Function:
         """A call that trains, after a `continue` in the same loop, or a `return` in the same function."""
         around: list[ast.AST] = [*self._loops_around(node)] if _has(node, ast.Continue) else []
         if _has(node, ast.Return):
-            around = [one for one in self._functions().values() if node in walked(one)]
+            around = [one for one in self.functions().values() if node in walked(one)]
         behind = (
             (call for call in _training_calls(around[-1]) if call.lineno > (node.end_lineno or 0)) if around else ()
         )
@@ -153,7 +153,7 @@ class Function:
 
     def _loops_around(self, node: ast.AST) -> list[ast.For | ast.While]:
         return [
-            loop for body in self._bodies() for loop in walked(body) if isinstance(loop, LOOPS) and node in walked(loop)
+            loop for body in self.bodies() for loop in walked(body) if isinstance(loop, LOOPS) and node in walked(loop)
         ]
 
     def _loops(self) -> list[ast.For | ast.While]:
@@ -168,11 +168,21 @@ class Function:
     def is_set_in_loop(self, name: str) -> bool:
         """Whether a loop sets the name itself, not only what it refers to."""
         key = variable_named(name, self.node)
-        return any(binds(loop, key) for loop in self._loops())
+        return any(binds(part, key) for part in self.with_called(self._loops()))
 
     def is_loop_variable(self, name: str) -> bool:
         key = variable_named(name, self.node)
         return any(is_target(loop, key) for loop in self._loops())
+
+
+@lru_cache(maxsize=32)
+def _functions_of(function: Function) -> Mapping[str, ast.FunctionDef]:
+    bodies = function.bodies()
+    nodes = [node for body in (function.file or function.node, *bodies) for node in walked(body)]
+    methods = {id(one) for node in nodes if isinstance(node, ast.ClassDef) for one in node.body}
+    free = {variable(one) or "": one for one in nodes if isinstance(one, ast.FunctionDef) and id(one) not in methods}
+    own = [one for body in reversed(bodies) if isinstance(body, ast.ClassDef) for one in body.body]
+    return free | {f"self.{one.name}": one for one in own if isinstance(one, ast.FunctionDef)}
 
 
 def function_at(path: str, name: str) -> Function | None:

@@ -9,7 +9,8 @@
 """
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from lockstep.script.dependence import LOOPS, Function, binds, called, is_range, is_target, walked
 from lockstep.script.scopes import variable, variable_named
@@ -23,12 +24,12 @@ def is_carried(function: Function, name: str, *, over_passes: bool = False) -> b
     With `over_passes`, a turn of the loops around passes. What no loop sets by its name, but has changed, was changed
     inside: it is carried too. See Note [Turns and passes].
     """
-    name = variable_named(name, function.node)
-    loops = [node for node in walked(function.node) if isinstance(node, LOOPS)]
-    setting = [loop for loop in loops if binds(loop, name)]
+    uses = _Uses(variable_named(name, function.node), function.functions())
+    loops = [node for body in function.bodies() for node in walked(body) if isinstance(node, LOOPS)]
+    setting = [loop for loop in loops if any(binds(part, uses.name) for part in function.with_called([loop]))]
     if not setting:
         return True
-    carrying = [loop for loop in setting if not is_target(loop, name) and _is_read_first(loop.body, name)]
+    carrying = [loop for loop in setting if not is_target(loop, uses.name) and uses.read_first(loop.body)]
     if over_passes:
         around = _around_passes(loops)
         if any(loop in around for loop in setting):
@@ -58,32 +59,45 @@ def _is_over_lanes(loop: Loop) -> bool:
     return isinstance(loop, ast.For) and "lanes" in called(loop.iter)
 
 
-def _is_read_first(statements: Iterable[ast.stmt], name: str) -> bool | None:
-    """Whether the name is read before it is set; None if it is neither. A loop counts as if its body ran."""
-    for statement in statements:
-        is_read = _reads_first(statement, name)
-        if is_read is not None:
-            return is_read
-    return None
+@dataclass
+class _Uses:
+    """Whether a variable is read before it is set: True or False, or None where it is neither."""
 
+    name: str
+    functions: Mapping[str, ast.FunctionDef]
+    _inside: list[ast.FunctionDef] = field(default_factory=list)
 
-def _reads_first(statement: ast.stmt, name: str) -> bool | None:
-    match statement:
-        case ast.If():
-            ways = [_is_read_first(way, name) for way in (statement.body, statement.orelse)]
-            if _is_read(statement.test, name) or True in ways:
-                return True
-            return False if ways == [False, False] else None
-        case ast.For() | ast.While() | ast.With() | ast.Try():
-            head = [part for part in ast.iter_child_nodes(statement) if not isinstance(part, ast.stmt)]
-            return _reads(head, name) if _reads(head, name) is not None else _is_read_first(statement.body, name)
-    return _reads([statement], name)
+    def read_first(self, statements: Iterable[ast.stmt]) -> bool | None:
+        """By statements one after the other, and what they call. A loop counts as if its body ran."""
+        return next((is_read for one in statements if (is_read := self._by(one)) is not None), None)
 
+    def _by(self, statement: ast.stmt) -> bool | None:
+        match statement:
+            case ast.If():
+                ways = [self.read_first(way) for way in (statement.body, statement.orelse)]
+                if self._in([statement.test]) or True in ways:
+                    return True
+                return False if ways == [False, False] else None
+            case ast.For() | ast.While() | ast.With() | ast.Try():
+                head = self._in([one for one in ast.iter_child_nodes(statement) if not isinstance(one, ast.stmt)])
+                return self.read_first(statement.body) if head is None else head
+        return self._in([statement])
 
-def _reads(parts: Sequence[ast.AST], name: str) -> bool | None:
-    if any(_is_read(part, name) for part in parts):
-        return True
-    return False if any(binds(part, name) for part in parts) else None
+    def _in(self, parts: Sequence[ast.AST]) -> bool | None:
+        if any(_is_read(part, self.name) for part in parts):
+            return True
+        ways = [self._when_called(node) for part in parts for node in ast.walk(part)]
+        ways += [False for part in parts if binds(part, self.name)]
+        return True if True in ways else False if False in ways else None
+
+    def _when_called(self, node: ast.AST) -> bool | None:
+        called_one = self.functions.get(variable(node) or "")
+        if called_one is None or called_one in self._inside:
+            return None
+        self._inside.append(called_one)
+        is_read = self.read_first(called_one.body)
+        self._inside.pop()
+        return is_read
 
 
 def _is_read(node: ast.AST, name: str) -> bool:

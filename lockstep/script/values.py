@@ -124,11 +124,12 @@ def restarted_values(saved: Iterable[tuple[str, str, str, str]], now: Values, *,
     here = {(Site(path, 0).file, function): path for path, function in now}
     changed = []
     for file, function, name, before in saved:
-        path = here.get((file, function))
-        value = None if path is None else now[path, function].get(name)
+        path, variable = here.get((file, function)), name.removeprefix(_TENSORS)
+        texts = {} if path is None else now[path, function]
+        value = texts.get(name, texts.get(variable))  # where tensors were, there may be None
         if path is None or value is None or value == before:
             continue
-        source, variable = function_at(path, function), name.removeprefix(_TENSORS)
+        source = function_at(path, function)
         if source is None or not is_carried(source, variable, over_passes=at_start):
             continue
         is_number = not value.startswith(("(", "["))

@@ -54,6 +54,9 @@ ANEW = {
         ("joined", "resumed"), Said("`criterion`.*goes into.*set in every epoch", "set it in every epoch")
     ),
     "a_curriculum_by_progress": {"resumed": Said("does not give the samples again", "derive the order from the epoch")},
+    "a_rollback_to_the_best": dict.fromkeys(
+        ("joined", "resumed"), Said(f"tensors in `best_state`.*model.load_state_dict.*{_KEEP}", _TRACK)
+    ),
     "a_temperature_for_each_epoch": dict.fromkeys(
         ("joined", "resumed"),
         Said("model.temperature is 2.0 and was .*Compute it from run.step", "compute it from `run.step`"),

@@ -21,6 +21,7 @@ TELLING = {
     "a_generator_for_what_is_shown": ("joined",),
     "a_generator_of_its_own": ("joined", "resumed"),
     "a_global_that_samples_depend_on": ("resumed",),
+    "a_rollback_to_the_best": ("joined", "resumed"),
     "a_switch_set_once": ("resumed",),
     "a_temperature_for_each_epoch": ("resumed",),
     "a_weight_from_a_method": ("joined", "resumed"),

@@ -27,6 +27,11 @@ ANEW = {
     "by each batch, with another loop inside": source(
         batch="w = f(batch)\n        for p in model.parameters(): clip(p, w)"
     ),
+    "by a method, before another reads it": (
+        "class Trainer:\n    def take(self, b):\n        self.w = f(b)\n"
+        "    def train(self):\n        loss(self.w).backward()\n"
+        "    def fit(self):\n        for b in loader:\n            self.take(b)\n            self.train()\n"
+    ),
     "as a comprehension's own, first": source(batch="show([w for w in batch])\n        w = f(batch)"),
 }
 IN_EACH_PASS = {
@@ -35,6 +40,11 @@ IN_EACH_PASS = {
     "in each epoch, with another loop inside": source(top="w = 1.0", batch="for p in model.parameters(): w *= 0.9"),
     "in a call for each pass": (
         "def train():\n    w = 1.0\n    for batch in loader:\n        train_on(batch, w)\n        w *= 0.9"
+    ),
+    "by a method, in each epoch": (
+        "class Trainer:\n    def begin(self):\n        self.w = 1.0\n    def train(self):\n"
+        "        for b in loader:\n            loss(self.w, b).backward()\n            self.w *= 0.9\n"
+        "    def fit(self):\n        for e in run.epochs(3):\n            self.begin()\n            self.train()\n"
     ),
     "in each of a trainer's passes": (
         "class Trainer:\n    def fit(self):\n        for e in run.epochs(3):\n            self.w = 1.0\n"
@@ -47,6 +57,10 @@ CARRIED = {
     "by what it was": source(batch="w *= 0.9"),
     "an entry of it alone": source(top="w[0] = 1"),
     "in one branch": source(batch="if batch.large: w = 1"),
+    "after a method has read it": (
+        "class Trainer:\n    def train(self):\n        loss(self.w).backward()\n    def fit(self):\n"
+        "        for b in loader:\n            self.train()\n            self.w = f(b)\n"
+    ),
     "from batch to batch of a loop by steps": (
         "while run.step < 9:\n    batch = next(it)\n    for x in run.lanes(batch): loss(w, x)\n    w *= 0.9"
     ),

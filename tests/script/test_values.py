@@ -227,6 +227,25 @@ def test_tensors_are_refused_where_a_loop_sets_their_name_and_they_go_into_the_l
     assert found["in place"].depends is None
 
 
+ROLLBACK = """
+best = None
+for epoch in run.epochs(9):
+    if is_better():
+        best = copy(model.state_dict())
+    if is_worse():
+        {then}
+"""
+
+
+@pytest.mark.parametrize(("then", "is_refused"), [("model.load_state_dict(best)", True), ("save(best)", False)])
+def test_of_tensors_that_are_none_again_it_is_said(tmp_path: Path, then: str, is_refused: bool) -> None:
+    (path := tmp_path / "train.py").write_text(ROLLBACK.format(then=then))
+    now = {(str(path), "<module>"): {"best": "None"}}
+    [found] = restarted_values([("train.py", "<module>", "tensors in best", "x")], now, at_start=False)
+    assert str(found).startswith("tensors in `best` (train.py) had changed in training, and begin anew")
+    assert (found.depends is not None) == is_refused
+
+
 def test_functions_and_objects_are_known_by_their_kinds() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1)])
     scheduler, loss, file = torch.optim.lr_scheduler.StepLR(optimizer, 1), torch.nn.functional.mse_loss, sys.stdout
