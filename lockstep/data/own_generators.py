@@ -176,9 +176,9 @@ def _files_of(kind: Any) -> list[tuple[str, dict[str, Any]]]:
 
 def _looked_at(functions: Iterable[FunctionType]) -> list[tuple[str, dict[str, Any]]]:
     """The variables of their files, each with the name of the file."""
-    files = {id(one.__globals__): one.__globals__ for one in functions}.values()
-    own = [one for one in files if str(one.get("__name__")).split(".")[0] not in _NO_HOLDERS]
-    return [(Path(str(one.get("__file__"))).name, one) for one in own]
+    files = {id(one.__globals__): one for one in functions}.values()
+    own = [one for one in files if str(one.__globals__.get("__name__")).split(".")[0] not in _NO_HOLDERS]
+    return [(Path(one.__code__.co_filename).name, one.__globals__) for one in own]
 
 
 def _variables_of(files: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, Any]]:
