@@ -19,7 +19,7 @@ from lockstep.cli.streams import complain, discard_output
 from lockstep.errors import BadArgument, BadEnvironment, LockstepError
 from lockstep.events import Subscriber
 from lockstep.lanes import Assignment
-from lockstep.launch.exits import CTRL_C, NO_MOMENT, TERMINATED
+from lockstep.launch.exits import AT_ONCE, CTRL_C, NO_MOMENT, TERMINATED
 from lockstep.launch.folder import name_from, new_run_folder
 from lockstep.launch.hangs import HANG_S
 from lockstep.launch.job import FAULT_BUDGET, write_assignment
@@ -31,7 +31,14 @@ from lockstep.observe.history import WorkerHistory
 from lockstep.observe.journal import Journal
 from lockstep.observe.json_lines import only_first
 from lockstep.observe.timeline.file import has_timeline, write_trace
-from lockstep.settings.environment import STRATEGIES, parse_assignment, parse_device, parse_strategy
+from lockstep.settings.environment import (
+    STRATEGIES,
+    parse_assignment,
+    parse_device,
+    parse_strategy,
+    process_environment,
+)
+from lockstep.settings.faults import FAULT, FaultKind
 from lockstep.settings.limits import MOST_LANES, MOST_SEED, MOST_THREADS, as_whole
 from lockstep.state.checkpoints.plan import parse_every
 
@@ -294,6 +301,7 @@ def command(
     note_misplaced_workers(program, settings["arguments"])
     if checkpoint_every is not None:
         parse_every(checkpoint_every)
+    check_fault(settings["copies"])
     job = Job(
         program=program,
         run_dir=make_folder(run_dir, program),
@@ -313,7 +321,9 @@ def command(
     if outcome.saved:
         screen.say(f"  to go on: {continuation(job, engine)}")
     elif outcome.exit_code in (CTRL_C, TERMINATED) and outcome.num_steps:
-        screen.say(f"  nothing was saved: {NO_MOMENT}")
+        screen.say(f"  nothing was saved: {AT_ONCE if outcome.at_once else NO_MOMENT}")
+        if any((job.checkpoints or job.run_dir / "checkpoints").glob("step-*")):
+            screen.say(f"  to go on from the newest checkpoint: {continuation(job, engine)}")
     sys.exit(outcome.exit_code)
 
 
@@ -343,6 +353,16 @@ def check_engine(engine: Mapping[str, Any], spares: int, load_once: bool | None)
         raise BadArgument("--spares cannot be had with --on ray: a lost worker is replaced by a new actor")
     if "--on" in engine and load_once:
         raise BadArgument("--load-once cannot be had with --on ray, which starts each worker by itself: leave it out")
+
+
+def check_fault(copies: bool) -> None:
+    """Raises if the fault on purpose waits for a copy that nobody makes."""
+    fault = process_environment().get(FAULT, "")
+    if not copies and fault.startswith(FaultKind.KILL):
+        raise BadArgument(
+            f'{FAULT}="{fault}" replaces the worker by a copy, which --no-copies rules out: write '
+            f'"{fault.replace(FaultKind.KILL, FaultKind.REPLACE)}"'
+        )
 
 
 def pool_on(engine: Mapping[str, Any]) -> OpenPool:

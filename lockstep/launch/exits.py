@@ -8,6 +8,9 @@ NO_MOMENT = (
 )
 """Why a run was not saved before a signal ended it."""
 
+AT_ONCE = "the second signal has ended the workers at once"
+"""The same, where nobody waited for such a moment."""
+
 LEFT_OUT = 75
 """The others went on without this live worker: it counts as lost, and is replaced."""
 

@@ -28,8 +28,9 @@ __all__ = ["Job", "LaunchOutcome", "launch"]
 class LaunchOutcome:
     """How a launch ended; `failure` is the first failure, if the run failed.
 
-    `num_steps` were committed by those that took part to the end. `saved`: the workers saved the run before they ended.
-    `turned_away` are the reasons why new workers could not take part, `obstacles` those why others could not be copied.
+    `num_steps` were committed by those that took part to the end. `saved`: the workers saved the run before they ended;
+    `at_once`: a second signal has ended them before they could. `turned_away` are the reasons why new workers could not
+    take part, `obstacles` those why others could not be copied.
     """
 
     exit_code: int
@@ -39,6 +40,7 @@ class LaunchOutcome:
     turned_away: tuple[str, ...] = ()
     obstacles: tuple[str, ...] = ()
     num_steps: int = 0
+    at_once: bool = False
 
 
 class ShownOutput:
@@ -98,6 +100,7 @@ def launch(
         supervisor.turned_away,
         tuple(pool.obstacles),
         num_steps,
+        len(supervisor.interrupts) > 1,
     )
     if shown.error is not None and not isinstance(end, Over):
         events.emit(OutputLost, shown.error.strerror or str(shown.error), supervisor.num_workers, str(job.run_dir))

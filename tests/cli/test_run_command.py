@@ -85,6 +85,16 @@ def test_a_strategy_is_passed_on_to_the_workers_and_stands_in_the_command_that_g
     assert " --strategy replicated " in result.stderr
 
 
+def test_a_fault_that_waits_for_a_copy_is_refused_without_copies(launched, monkeypatch):
+    monkeypatch.setenv("LOCKSTEP_FAULT", "kill 1 at 3")
+    refused = CliRunner().invoke(cli.command, ["--no-copies", "train.py"])
+    assert 'write "replace 1 at 3"' in str(refused.exception)
+    assert launched == []
+    monkeypatch.setenv("LOCKSTEP_FAULT", "replace 1 at 3")
+    CliRunner().invoke(cli.command, ["--no-copies", "train.py"])
+    assert len(launched) == 1
+
+
 HUGE = "9" * 5000
 
 

@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import signal
+import time
 
 import pytest
 from launched import launched, launched_command, launched_script
@@ -118,6 +119,24 @@ def test_a_run_that_a_signal_ends_where_it_cannot_be_saved_says_so(tmp_path):
         assert run.process.wait(30) == 130
         run.wait_for("nothing was saved: the script has come to no moment at which it could be")
     assert not any("to go on: " in line for _, line in run.lines)
+
+
+def test_a_second_ctrl_c_ends_at_once_and_names_the_command_that_goes_on_from_the_newest_checkpoint(tmp_path):
+    waits = "    if epoch == 6: run.print('in epoch 6', flush=True); time.sleep(60)"
+    script = training().replace(
+        "while run.step < 20:", f"run.checkpoints(every_steps=1)\nfor epoch in run.epochs(20):\n{waits}"
+    )
+    assert waits in script
+    with launched_script(tmp_path, script, "-n", "2", "--checkpoints", "saved") as run:
+        run.wait_for("in epoch 6")
+        while not list((tmp_path / "saved").glob("step-*")):
+            time.sleep(0.01)
+        run.process.send_signal(signal.SIGINT)
+        time.sleep(0.1)  # two signals that come together are one
+        run.process.send_signal(signal.SIGINT)
+        assert run.process.wait(30) == 130
+        run.wait_for("nothing was saved: the second signal has ended the workers at once")
+        run.wait_for("to go on from the newest checkpoint: lockstep run -n 2 --checkpoints saved .*--resume auto")
 
 
 def test_the_command_that_ctrl_c_ends_with_goes_on_with_the_run_although_no_folder_was_named(tmp_path):

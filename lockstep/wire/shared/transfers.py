@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from lockstep.errors import BadArgument, Disagreement, LockstepError
+from lockstep.errors import GO_THE_SAME_WAY, BadArgument, Disagreement, LockstepError
 from lockstep.wire.shared.channel import Chunk, copy
 
 _Item = TypeVar("_Item")
@@ -207,6 +207,7 @@ class Matching:
             mine=str(receiving.num_bytes),
             there=arrival.source,
             theirs=str(arrival.num_bytes),
+            advice=GO_THE_SAME_WAY,
         )
         return False
 
