@@ -197,14 +197,23 @@ def _check_module(module: torch.nn.Module) -> None:
     if not parameters and not list(module.buffers()):
         kind = type(module).__name__
         raise BadArgument(f"{kind} has no parameters and no buffers, so there is nothing to train or to replicate")
-    lazy = [name for name, p in parameters if isinstance(p, torch.nn.parameter.UninitializedParameter)]
-    if lazy:
-        raise BadArgument(
-            f"parameter {lazy[0]} is not initialised yet: run one forward pass on the lazy model before run.replicate"
-        )
-    meta = [name for name, p in parameters if p.device.type == "meta"]
-    if meta:
-        raise BadArgument(f"parameter {meta[0]} is on the meta device: materialise the model before run.replicate")
+    kinds = (("parameter", parameters), ("buffer", module.named_buffers()))
+    obstacles = (f"{kind} {name} {why}" for kind, tensors in kinds for name, one in tensors if (why := _obstacle(one)))
+    if first := next(obstacles, ""):
+        raise BadArgument(first)
+
+
+def _obstacle(tensor: torch.Tensor) -> str:
+    """Why the tensor cannot be given the values of another worker, or of a checkpoint; empty if it can."""
+    if torch.nn.parameter.is_lazy(tensor):
+        return "is not initialised yet: run one forward pass on the lazy model before run.replicate"
+    if tensor.device.type == "meta":
+        return "is on the meta device: materialise the model before run.replicate"
+    if tensor.layout is not torch.strided:
+        return f"is {str(tensor.layout).removeprefix('torch.')}, and only dense ones are replicated: give it to_dense()"
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        return "is expanded, so that several of its elements are one in memory: register expand(...).clone()"
+    return ""
 
 
 def _check_optimizers(optimizers: Sequence[Optimizer]) -> None:

@@ -472,3 +472,37 @@ def test_parameters_frozen_on_one_worker_only_are_named() -> None:
     found = outcomes(2, _requires_grad_differs)
     assert [outcome.error for outcome in found] == ["Disagreement"] * 2
     assert "gradient of 0.bias: worker 0 has float32 [4] in bucket 0, worker 1 has nothing" in found[0].message
+
+
+@pytest.mark.parametrize("kind", ["buffer", "parameter"])
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: torch.zeros(1).expand(3), "is expanded, so that several of its elements are one in memory"),
+        (lambda: torch.zeros(3).to_sparse(), "is sparse_coo, and only dense ones are replicated"),
+        (lambda: torch.zeros(3, device="meta"), "is on the meta device"),
+    ],
+)
+def test_a_tensor_that_cannot_be_replicated_is_named(run: lockstep.Run, kind: str, make: Any, told: str) -> None:
+    model = nn.Sequential(nn.Linear(2, 1))
+    if kind == "buffer":
+        model[0].register_buffer("extra", make())
+    else:
+        model[0].extra = nn.Parameter(make())
+    with pytest.raises(BadArgument, match=rf"^{kind} 0\.extra {told}"):
+        run.replicate(model)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (1, 1), (1, 0)])
+def test_a_tensor_that_is_expanded_by_a_dimension_of_one_element_is_replicated(
+    run: lockstep.Run, shape: tuple[int, int]
+) -> None:
+    model = nn.Linear(2, 1)
+    model.register_buffer("place", torch.arange(shape[1]).expand(shape))
+    run.replicate(model)
+
+
+@pytest.mark.parametrize("lazy", [nn.LazyLinear(2), nn.LazyBatchNorm1d(affine=False)], ids=["parameter", "buffer"])
+def test_a_lazy_model_is_named_before_its_first_forward_pass(run: lockstep.Run, lazy: nn.Module) -> None:
+    with pytest.raises(BadArgument, match=r"^(parameter weight|buffer running_mean) is not initialised yet"):
+        run.replicate(lazy)
