@@ -42,6 +42,7 @@ from lockstep.launch.traceback_lines import is_users
 from lockstep.script.call_site import Site, look_into
 from lockstep.script.detours import attributes_handed_on, handed_on_by_lanes, outer_names_handed_on
 from lockstep.script.goes_on import attributes_that_go_on, outer_names_that_go_on, seeded_in_lanes
+from lockstep.script.lane_dependence import lanes_train_from
 from lockstep.script.lane_sums import changed_by_lanes, sums_at, totalled_names
 from lockstep.script.owners import file_of, is_torchs
 from lockstep.script.tables import attributes_with_rows, outer_names_with_rows, rows_of_lanes
@@ -105,14 +106,17 @@ class LaneState:
         self._buffers = list(map(self._buffer_marks, self._modules))
         self._marks = self._look()
 
-    def kept(self, *, by_models: bool) -> list[str]:
+    def kept(self, *, by_models: bool, only_trained_from: bool = False) -> list[str]:
         """What the lane has kept, in words: modules of replicated models, or else others. See Note [Kept by a lane].
 
-        Of what others keep, sums that the loop shows, and what is totalled, are left out.
+        Of what others keep, sums that the loop shows, and what is totalled, are left out; with `only_trained_from` all
+        on which the training of the lanes does not depend.
         """
         changed = [one for one in self._changed if self._of_first or self._marks[one] is not NOTHING]
         wanted = [place for place in changed if (place.owner in self._replicated) == by_models]
-        if not by_models:
+        if only_trained_from:
+            wanted = list(filter(self._is_trained_from, wanted))
+        elif not by_models:
             path = self._site.path
             sums, totalled = {one.name for one in sums_at(path, self._site.line)}, totalled_names(path)
             wanted = [one for one in wanted if not {one.holder, one.name} & sums and one.name not in totalled]
@@ -197,6 +201,10 @@ class LaneState:
             statements |= changed_by_lanes(here, self._site.line)
         return f"{statements[place.name]} of {Site(place.file, 0).file}" if place.name in statements else None
 
+    def _is_trained_from(self, place: KeptPlace) -> bool:
+        site = self._site
+        return lanes_train_from(site.path, site.line, place.file, place.name, is_attribute=bool(place.owner))
+
     def _detour(self, place: KeptPlace) -> str | None:
         """The same for several statements that go on from it together."""
         return self._shown(place, attributes_handed_on, outer_names_handed_on, handed_on_by_lanes)
@@ -264,8 +272,8 @@ class LaneState:
 
 def notes_on(state: LaneState, is_step: bool, num_lanes: int, has_peers: bool) -> Iterator[str]:
     """What a user should know of what a lane has kept."""
+    own = state.kept(by_models=True) if is_step and num_lanes > 1 else []
     if is_step and num_lanes > 1:
-        own = state.kept(by_models=True)
         if own:
             yield (
                 f"{KEPT_BY_LANE}, by {_listed(own)}: it moves once for each lane of this "
@@ -302,7 +310,9 @@ def notes_on(state: LaneState, is_step: bool, num_lanes: int, has_peers: bool) -
             "others. Keep index and row in a list, rows.append((index, row)), and write what run.gather(rows) gives "
             "after the loop, the same on every worker."
         )
-    others = state.kept(by_models=False) if has_peers else []
+    matters = has_peers or (is_step and num_lanes > 1)
+    others = state.kept(by_models=False, only_trained_from=not has_peers) if matters else []
+    others = [one for one in others if one not in own]
     if others:
         yield (
             f"{KEPT_BY_LANE}, by {_listed(others)}: a worker computes its own lanes only, so "

@@ -219,7 +219,50 @@ def test_variables_that_lanes_read_and_write_are_noted_on_several_workers() -> N
     said = " ".join(notes(2, _kept_in_variables))
     words = ("`seen['loss'] = loss.item()`", "`history[0] = loss.item()`", "`best = loss.item()`", " and 2 more: ")
     assert all(word in said for word in words), said
-    assert notes(1, _kept_in_variables) == []
+
+
+def _hidden_state(run: Run) -> None:
+    model, hidden = nn.Linear(3, 2), None
+    run.replicate(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step in range(3):
+        for x, y in run.lanes((X + step, Y)):
+            out = model(x) if hidden is None else model(x) + hidden
+            hidden = out.detach().mean(0)
+            run.backward(F.cross_entropy(out, y))
+
+
+def _loss_by_its_average(run: Run) -> None:
+    model, average, seen = nn.Linear(3, 2), 1.0, 0
+    run.replicate(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for x, y in run.lanes((X, Y)):
+        loss = F.cross_entropy(model(x), y)
+        seen += len(x)
+        average = 0.9 * average + 0.1 * loss.item()
+        run.backward(loss / average)
+    print(average, seen)
+
+
+def _average_that_is_shown(run: Run) -> None:
+    model, average, taken, seen = nn.Linear(3, 2), 1.0, 0.0, 0
+    run.replicate(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for x, y in run.lanes((X, Y)):
+        loss, now = F.cross_entropy(model(x), y), time.perf_counter()
+        run.backward(loss)
+        seen += len(x)
+        average = 0.9 * average + 0.1 * loss.item()
+        taken = now - taken
+    print(average, taken, seen)
+    assert seen > 7
+
+
+def test_what_training_depends_on_is_noted_on_one_worker_too() -> None:
+    (hidden,), (average,) = notes(1, _hidden_state), notes(1, _loss_by_its_average)
+    assert "by `hidden = out.detach().mean(0)` (line" in hidden
+    assert "by `average = 0.9 * average + 0.1 * loss.item()` (line" in average
+    (variables,) = notes(1, _kept_in_variables)
+    assert "`seen['loss'] = loss.item()`" in variables
+    assert notes(1, _hidden_state, lanes=1) == []
+    assert notes(1, _average_that_is_shown) == []
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
@@ -368,7 +411,7 @@ def weight() -> float:
     return 1 / drawn
 
 
-def test_a_global_number_and_a_variable_of_the_loop_are_noted_on_several_workers() -> None:
+def test_a_global_number_and_a_variable_of_the_loop_are_noted() -> None:
     def outside(run: Run) -> None:
         model = nn.Linear(3, 2)
         run.replicate(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -382,10 +425,10 @@ def test_a_global_number_and_a_variable_of_the_loop_are_noted_on_several_workers
             turns = turns + 1
             run.backward(F.cross_entropy(model(x), y) / turns)
 
-    assert [notes(1, script) for script in (outside, inside)] == [[], []]
-    (first,), (second,) = (notes(2, script) for script in (outside, inside))
-    assert "by `drawn += 1` (line" in first
-    assert "by `turns = turns + 1` (line" in second
+    for num_workers in (1, 2):
+        (first,), (second,) = (notes(num_workers, script) for script in (outside, inside))
+        assert "by `drawn += 1` (line" in first
+        assert "by `turns = turns + 1` (line" in second
 
 
 def test_a_loop_that_is_left_by_break_is_refused_as_it_was() -> None:
