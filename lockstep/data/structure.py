@@ -110,7 +110,7 @@ def _count(part: Any, path: str) -> int:
     """The rows of something that can be sliced; CannotCut for anything else."""
     if isinstance(part, torch.Tensor) and part.dim() > 0 and part.layout is torch.strided and not part.is_nested:
         return part.shape[0]
-    if _is_array(part) and part.ndim > 0:
+    if is_numpy_array(part) and part.ndim > 0:
         return int(part.shape[0])
     if isinstance(part, list | tuple) and not isinstance(part, PackedSequence):
         return len(part)
@@ -133,7 +133,7 @@ def _dataclass_like(part: Any, new: list[Any]) -> Any:
     return clone
 
 
-def _is_array(part: Any) -> bool:
+def is_numpy_array(part: Any) -> bool:
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(part, numpy.ndarray)
 
@@ -166,6 +166,6 @@ def _advice(part: Any) -> str:
         return "A set has no order: use a list with one entry per sample."
     if isinstance(part, torch.Tensor) and (part.layout is not torch.strided or part.is_nested):
         return "Put a dense (padded) tensor in the batch and convert inside the loop over run.lanes(batch)."
-    if _is_plain(part) or isinstance(part, torch.Tensor) or _is_array(part):
+    if _is_plain(part) or isinstance(part, torch.Tensor) or is_numpy_array(part):
         return "Give it one entry per sample along dimension 0, or keep it outside the batch."
     return "A batch is made of tensors, arrays, lists, tuples, dicts, dataclasses; keep the rest outside it."

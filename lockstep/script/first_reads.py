@@ -16,6 +16,8 @@ from lockstep.script.dependence import LOOPS, Function, binds, called, is_range,
 from lockstep.script.scopes import variable, variable_named
 
 Loop = ast.For | ast.While
+_FILLS = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_"})
+"""Methods of tensors that leave nothing of what they held."""
 
 
 def is_carried(function: Function, name: str, *, over_passes: bool = False) -> bool:
@@ -26,7 +28,7 @@ def is_carried(function: Function, name: str, *, over_passes: bool = False) -> b
     """
     uses = _Uses(variable_named(name, function.node), function.functions())
     loops = [node for body in function.bodies() for node in walked(body) if isinstance(node, LOOPS)]
-    setting = [loop for loop in loops if any(binds(part, uses.name) for part in function.with_called([loop]))]
+    setting = [loop for loop in loops if any(_sets(part, uses.name) for part in function.with_called([loop]))]
     if not setting:
         return True
     carrying = [loop for loop in setting if not is_target(loop, uses.name) and uses.read_first(loop.body)]
@@ -87,7 +89,7 @@ class _Uses:
         if any(_is_read(part, self.name) for part in parts):
             return True
         ways = [self._when_called(node) for part in parts for node in ast.walk(part)]
-        ways += [False for part in parts if binds(part, self.name)]
+        ways += [False for part in parts if _sets(part, self.name)]
         return True if True in ways else False if False in ways else None
 
     def _when_called(self, node: ast.AST) -> bool | None:
@@ -100,8 +102,32 @@ class _Uses:
         return is_read
 
 
-def _is_read(node: ast.AST, name: str) -> bool:
-    if isinstance(node, ast.AugAssign) and variable(node.target) == name:
-        return True
-    is_itself = variable(node) == name and not isinstance(getattr(node, "ctx", None), ast.Store)
-    return is_itself or any(_is_read(child, name) for child in ast.iter_child_nodes(node))
+def _sets(part: ast.AST, name: str) -> bool:
+    """Whether it sets the variable, or all of what it holds: `x[:] = y`, `x.copy_(y)`."""
+    return binds(part, name) or any(_filled(node, name) is not None for node in walked(part))
+
+
+def _filled(node: ast.AST, name: str) -> ast.expr | None:
+    """The expression that is filled as a whole, where it is this variable."""
+    filled: ast.expr | None = None
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+        is_whole = isinstance(node.slice, ast.Slice) and node.slice.lower is node.slice.upper is None
+        is_all = is_whole or (isinstance(node.slice, ast.Constant) and node.slice.value is ...)
+        filled = node.value if is_all else None
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _FILLS:
+        filled = node.func.value
+    return filled if filled is not None and variable(filled) == name else None
+
+
+def _is_read(part: ast.AST, name: str) -> bool:
+    nodes = walked(part)
+    filled = {id(_filled(node, name)) for node in nodes}
+    return any(_goes_on(node, name) or _loads(node, name) for node in nodes if id(node) not in filled)
+
+
+def _goes_on(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.AugAssign) and any(variable(one) == name for one in ast.walk(node.target))
+
+
+def _loads(node: ast.AST, name: str) -> bool:
+    return variable(node) == name and not isinstance(getattr(node, "ctx", None), ast.Store)

@@ -9,9 +9,10 @@
 # on it, the script is refused. Values that never change are not compared, such as the time at which the script was
 # started.
 #
-# An untracked average of the weights starts again too. Of tensors, by themselves, in lists and tables, in modules and
-# in objects of the script, a snapshot has a digest of some elements. Where they are others after a resume a note is
-# shown. They may be memory that is written in every step, so only a name that a loop sets anew can be refused.
+# An untracked average of the weights starts again too. Of tensors and NumPy's arrays, by themselves, in lists and
+# tables, in modules and in objects of the script, a snapshot has a digest of some elements. Where they are others after
+# a resume a note is shown. They may be memory that is written in every step, so only a name that a loop sets anew can
+# be refused. A worker that joins is refused where they go into the loss: its lanes would be others than before.
 """
 
 import hashlib
@@ -32,6 +33,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lockstep.data.contents import contents
 from lockstep.data.own_generators import OwnGenerator, is_own
+from lockstep.data.structure import is_numpy_array
 from lockstep.launch.traceback_lines import is_users
 from lockstep.script.call_site import Site, look_into
 from lockstep.script.data_sets import text_of
@@ -47,6 +49,7 @@ _MOST_DEPTH = 3
 _MOST_TEXT = 100
 _TENSORS = "tensors in "
 _GENERATOR = "a random generator"
+_OF_ARRAYS = "arrays "
 _SAMPLED = 32
 """How many elements of a tensor are read."""
 
@@ -59,8 +62,8 @@ _MANY = (list, tuple, deque, set, frozenset, dict)
 class Changed:
     """A value that is another one than when the snapshot was taken.
 
-    `depends` is where the training depends on it; None for tensors, and for what the loop itself does not show. What is
-    drawn from a random generator is no number of the loop: where the source shows nothing, that is said in a note.
+    `depends` is where the training depends on it; None where the source does not show that. What is drawn from a random
+    generator is no number of the loop: where the source shows nothing, that is said in a note.
     """
 
     file: str
@@ -68,6 +71,13 @@ class Changed:
     value: str
     before: str
     depends: Dependence | None
+    is_wrong: bool = True
+    """Whether it cannot be meant so. Tensors may be memory that is written in every step."""
+
+    @property
+    def may_join(self) -> bool:
+        """Whether a worker that joins may go on with it: no generator, and nothing that the training depends on."""
+        return self.depends is None and not self.is_generator
 
     @property
     def is_of_tensors(self) -> bool:
@@ -85,7 +95,8 @@ class Changed:
                 "nothing saves it."
             )
         elif self.is_of_tensors:
-            words = f"tensors in `{name}` ({self.file}) had changed in training, and begin anew: nothing saves them."
+            kind = "arrays" if self.before.startswith(_OF_ARRAYS) else "tensors"
+            words = f"{kind} in `{name}` ({self.file}) had changed in training, and begin anew: nothing saves them."
         else:
             words = f"`{self.name}` ({self.file}) is {self.value} and was {self.before} when the snapshot was taken."
         subject = f"`{name}`" if self.is_of_tensors else "It"
@@ -133,11 +144,10 @@ def restarted_values(saved: Iterable[tuple[str, str, str, str]], now: Values, *,
         if source is None or not is_carried(source, variable, over_passes=at_start):
             continue
         is_number = not value.startswith(("(", "["))
-        can_depend = variable == name or source.is_set_in_loop(variable)
-        depends = source.dependence(variable, again=True, in_calls=is_number) if can_depend else None
-        is_generator = value.startswith(_GENERATOR)
-        if depends is not None or variable != name or "." in name or is_generator:
-            changed.append(Changed(file, name, value, before, depends))
+        depends = source.dependence(variable, again=True, in_calls=is_number)
+        is_wrong = depends is not None and (variable == name or source.is_set_in_loop(variable))
+        if depends is not None or variable != name or "." in name or value.startswith(_GENERATOR):
+            changed.append(Changed(file, name, value, before, depends, is_wrong))
     return changed
 
 
@@ -205,10 +215,14 @@ def _text_of_table(table: Mapping[Any, Any], depth: int, put_back: Collection[in
     return f"({', '.join(known)})" if known else None
 
 
-def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
-    """Those of more than one element in the value; lists that are very long are no part of a training's state."""
+def _tensors(value: Any, depth: int) -> Iterator[Any]:
+    """Those of more than one element in the value, and NumPy's arrays; lists that are very long are no part of a
+    training's state."""
     if isinstance(value, torch.Tensor):
         if _can_be_read(value):
+            yield value
+    elif is_numpy_array(value):
+        if value.size and not value.dtype.hasobject:
             yield value
     elif isinstance(value, nn.Module):
         if "_parameters" not in vars(value):  # it was not made to its end
@@ -229,8 +243,10 @@ def _can_be_read(tensor: torch.Tensor) -> bool:
     return plain and tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 1
 
 
-def _digest(tensors: Iterable[torch.Tensor]) -> str:
-    return contents([tensor.reshape(-1)[:: max(1, tensor.numel() // _SAMPLED)] for tensor in tensors])
+def _digest(tensors: Iterable[Any]) -> str:
+    flat = [tensor.reshape(-1) for tensor in tensors]
+    words = "" if any(isinstance(one, torch.Tensor) for one in flat) else _OF_ARRAYS
+    return words + contents([one[:: max(1, len(one) // _SAMPLED)] for one in flat])
 
 
 def _is_of_the_script(value: Any) -> bool:

@@ -301,9 +301,9 @@ class StepLoop:
                 self._guard.refuse(f"{found}")
             self._guard.note(f"{found}")
         for value in self.places.restarted_values(batch):
-            if value.depends is not None:
+            if value.is_wrong:
                 self._guard.refuse(f"{value} {KEEP_GENERATORS if value.is_generator else KEEP_IN_STATE}")
-            self._guard.note(f"{value} {_how_to_keep(value)}", may_join=not value.is_generator)
+            self._guard.note(f"{value} {_how_to_keep(value)}", may_join=value.may_join)
         anew = self.places.wrapped(batch)
         if anew is not None:
             self._guard.refuse(_begins_anew(anew, batch, self.step))

@@ -64,6 +64,9 @@ ANEW = {
     "a_weight_from_a_method": dict.fromkeys(
         ("joined", "resumed"), Said(f"`k`.*goes into self.loss.*{_COUNTS}", _BY_STEP)
     ),
+    "weights_of_classes": dict.fromkeys(
+        ("joined", "resumed"), Said(f"arrays in `weights`.*goes into.*{_KEEP}", _TRACK)
+    ),
     "an_annealed_loss": dict.fromkeys(("joined", "resumed"), Said(f"`criterion`.*{_KEEP}", _TRACK)),
     "an_optimizer_that_is_forgotten": dict.fromkeys(
         ("joined", "resumed"),

@@ -49,6 +49,7 @@ TELLING = {
     "untracked_scheduler": ("joined", "resumed"),
     "validation_batch_now_and_then": ("resumed",),
     "validation_left_by_break": ("joined", "resumed"),
+    "weights_of_classes": ("joined", "resumed"),
     "writer_on_rank_0": ("lost",),
 }
 """The kinds of faults that would show what is wrong with a script."""

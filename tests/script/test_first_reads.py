@@ -32,6 +32,8 @@ ANEW = {
         "    def train(self):\n        loss(self.w).backward()\n"
         "    def fit(self):\n        for b in loader:\n            self.take(b)\n            self.train()\n"
     ),
+    "as a whole, in place": source(batch="w[:] = f(batch)"),
+    "as a whole, by a method": source(batch="torch.mul(batch, 2, out=w.zero_())"),
     "as a comprehension's own, first": source(batch="show([w for w in batch])\n        w = f(batch)"),
 }
 IN_EACH_PASS = {
@@ -55,6 +57,8 @@ CARRIED = {
     "never": source(),
     "after it was read": source(batch="show(w)\n        w = f(batch)", top="show(w)"),
     "by what it was": source(batch="w *= 0.9"),
+    "in place, from what it was": source(batch="w.mul_(0.9)"),
+    "all of it, from what it was": source(batch="w[:] *= 0.9"),
     "an entry of it alone": source(top="w[0] = 1"),
     "in one branch": source(batch="if batch.large: w = 1"),
     "after a method has read it": (

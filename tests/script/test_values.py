@@ -224,7 +224,8 @@ def test_tensors_are_refused_where_a_loop_sets_their_name_and_they_go_into_the_l
         saved = [(path.name, "<module>", "tensors in best", "other")]
         (found[name],) = restarted_values(saved, now, at_start=False)
     assert "begin anew: nothing saves them. `best` goes into loss(best).backward()" in str(found["set"])
-    assert found["in place"].depends is None
+    assert "`best` goes into loss(best).backward()" in str(found["in place"])
+    assert [one.is_wrong for one in found.values()] == [True, False]
 
 
 ROLLBACK = """
@@ -244,6 +245,27 @@ def test_of_tensors_that_are_none_again_it_is_said(tmp_path: Path, then: str, is
     [found] = restarted_values([("train.py", "<module>", "tensors in best", "x")], now, at_start=False)
     assert str(found).startswith("tensors in `best` (train.py) had changed in training, and begin anew")
     assert (found.depends is not None) == is_refused
+
+
+def test_numpy_arrays_are_known_by_what_they_hold() -> None:
+    weights, table, kinds = np.ones(3), {"a": [np.zeros(2)]}, np.array([object()])
+    first = next(found for (_, name), found in values(sys._getframe()).items() if name.startswith("test_numpy"))
+    weights[1], table["a"][0][0] = 2.0, 1.0
+    later = next(found for (_, name), found in values(sys._getframe()).items() if name.startswith("test_numpy"))
+    names = ["tensors in weights", "tensors in table"]
+    assert [name for name in first if name.startswith("tensors in ")] == names
+    assert all(first[name] != later[name] for name in names)
+    assert kinds is not None
+
+
+def test_arrays_are_called_so_and_a_worker_that_joins_may_not_have_others_in_its_loss(tmp_path: Path) -> None:
+    loop = "for b in loader:\n    loss(best, b).backward()\n    best[1] = f(b)\n    shown[0] = 1\n    show(shown)\n"
+    (path := tmp_path / "train.py").write_text(loop)
+    names = ("tensors in best", "tensors in shown")
+    now = {(str(path), "<module>"): dict.fromkeys(names, "arrays 1")}
+    found = restarted_values([(path.name, "<module>", name, "arrays 2") for name in names], now, at_start=False)
+    assert str(found[0]).startswith("arrays in `best` (train.py) had changed in training, and begin anew")
+    assert [(one.is_wrong, one.may_join) for one in found] == [(False, False), (False, True)]
 
 
 def test_functions_and_objects_are_known_by_their_kinds() -> None:
