@@ -106,6 +106,15 @@ def versions_of(part: Any) -> list[int]:
     return [] if structure is None else [version for _, inner in structure.parts for version in versions_of(inner)]
 
 
+def requiring_grad(part: Any, path: str = "batch") -> str | None:
+    """Where in it the first tensor is that requires a gradient; None if there is none."""
+    if isinstance(part, torch.Tensor):
+        return path if part.requires_grad else None
+    structure = opened(part)
+    inner = () if structure is None else structure.parts
+    return next((found for suffix, one in inner if (found := requiring_grad(one, path + suffix)) is not None), None)
+
+
 def _count(part: Any, path: str) -> int:
     """The rows of something that can be sliced; CannotCut for anything else."""
     if isinstance(part, torch.Tensor) and part.dim() > 0 and part.layout is torch.strided and not part.is_nested:

@@ -1,8 +1,6 @@
 """What the methods of a run are given, checked: each function returns what is meant, or raises."""
 
-import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,13 +44,6 @@ def _as_weight(weight: float) -> float:
     return number
 
 
-def checked_path(what: str, path: str | os.PathLike[str]) -> Path:
-    """Where a checkpoint is."""
-    if not isinstance(path, str | os.PathLike):
-        raise BadArgument(f"{what} takes the path of a checkpoint, not {type(path).__name__}")
-    return Path(path)
-
-
 def checked_epochs(*numbers: int) -> None:
     """How many epochs, and where they begin."""
     for number in numbers:
@@ -72,11 +63,11 @@ def clipped_parameters(
 ) -> list[torch.Tensor]:
     """The parameters whose gradient is clipped at `limit`: all of the models, where none are given."""
     models.require(what)
-    if isinstance(limit, bool) or not isinstance(limit, int | float | torch.Tensor) or not limit > 0:
+    if isinstance(limit, bool) or not isinstance(limit, int | float | torch.Tensor) or not limit >= 0:
         hint = (
             f": write {what}({parameters}, parameters), the number first" if isinstance(parameters, int | float) else ""
         )
-        raise BadArgument(f"{what} takes a number above 0, not {limit!r:.60}{hint}")
+        raise BadArgument(f"{what} takes a number, 0 or more, not {limit!r:.60}{hint}")
     if parameters is None:
         return [named.parameter for named in models.parameters()]
     return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)

@@ -31,7 +31,6 @@ from lockstep.run import active
 from lockstep.run.arguments import (
     checked_epochs,
     checked_loss,
-    checked_path,
     checked_patience_s,
     checked_weight,
     clipped_parameters,
@@ -42,6 +41,7 @@ from lockstep.run.loaders import Loaders
 from lockstep.run.replication import join, place_on
 from lockstep.run.timeline import RunTimeline
 from lockstep.script.place import Places
+from lockstep.settings.paths import as_path
 from lockstep.state.carried import Carried
 from lockstep.state.checkpoints import file as checkpoint
 from lockstep.state.checkpoints.plan import script_options
@@ -448,7 +448,7 @@ class Run:
             self._loop.refuse_unless_outside("run.save")
         self._models.require("run.save")
         if self.is_first:
-            checkpoint.write(checked_path("run.save", path), self._state.capture())
+            checkpoint.write(as_path("run.save", path), self._state.capture())
 
     def resume(self, path: str | os.PathLike[str]) -> int:
         """Collective. Goes on from the checkpoint at `path`, on any number of workers; returns its step.
@@ -459,7 +459,7 @@ class Run:
         self._loop.refuse_unless_outside("run.resume")
         self._models.require("run.resume")
         if self._formation.is_member:
-            self._autosave.resume(checked_path("run.resume", path))
+            self._autosave.resume(as_path("run.resume", path))
         return self.step
 
     # -- the end --------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from lockstep.errors import BadArgument, BadEnvironment
 from lockstep.events import Events
 from lockstep.observe.timeline.file import has_timeline, write_trace
 from lockstep.observe.timeline.part import PartWriter
+from lockstep.settings.paths import as_path
 
 
 @dataclass
@@ -30,7 +31,7 @@ class RunTimeline:
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
             raise BadArgument(f"run.timeline takes steps=, 1 or more, or None for all that come, not {steps!r:.60}")
         if folder is not None:
-            self.folder, self.launcher_merges = Path(folder).absolute(), False
+            self.folder, self.launcher_merges = as_path("run.timeline(folder=...)", folder).absolute(), False
         if self.folder is None:
             raise BadArgument(
                 "run.timeline has no folder to write to: give run.timeline(steps=20, folder=...), or start the script "

@@ -60,8 +60,8 @@ def pack(value: Any, path: str, tensors: Tensors, depth: int = 0) -> Json:
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [pack(item, f"{path}/{number}", tensors, depth + 1) for number, item in enumerate(value)]}
     raise BadArgument(
-        f"{path} is a {type(value).__name__}, which a checkpoint cannot hold: only numbers, strings, tensors, and "
-        "dicts, lists and tuples of them"
+        f"{path} is a {type(value).__name__}, which is neither saved nor sent: only numbers, strings, tensors (of an "
+        "array torch.from_numpy makes one), and dicts, lists and tuples of them"
     )
 
 

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from lockstep.data import GlobalBatch
+from lockstep.data.structure import requiring_grad
 from lockstep.elastic.guard import Guard
+from lockstep.errors import Misuse
 from lockstep.events import Events
 from lockstep.gradients.autograd_graph import ShownBackward
 from lockstep.gradients.batchnorm import lane_norm_note
@@ -111,6 +113,11 @@ class LaneLoops:
         if self._stop_after is not None and self._loop.step >= self._stop_after:
             self._end()
             raise SystemExit(0)
+        if (name := requiring_grad(batch.whole)) is not None:
+            raise Misuse(
+                f"{name} requires a gradient, and each worker would have that of its own lanes. Give run.lanes the "
+                f"data alone ({name}.detach()), and write x.requires_grad_() for the data of a lane, in the loop."
+            )
         self._train()
         self._look_for_schedulers()
         self._note_norms(batch)

@@ -506,3 +506,34 @@ def test_a_tensor_that_is_expanded_by_a_dimension_of_one_element_is_replicated(
 def test_a_lazy_model_is_named_before_its_first_forward_pass(run: lockstep.Run, lazy: nn.Module) -> None:
     with pytest.raises(BadArgument, match=r"^(parameter weight|buffer running_mean) is not initialised yet"):
         run.replicate(lazy)
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda run: run.checkpoints("a\0b"), r"run\.checkpoints\(folder=...\) takes a path, .* NUL byte: 'a\\x00b'"),
+        (lambda run: run.checkpoints("c", resume="a\0b"), r"run\.checkpoints\(resume=...\) takes a path, .* NUL byte"),
+        (lambda run: run.save("a\0b"), r"run\.save takes a path, .* NUL byte"),
+        (lambda run: run.resume("a\0b"), r"run\.resume takes a path, .* NUL byte"),
+        (lambda run: run.timeline(folder="a\0b"), r"run\.timeline\(folder=...\) takes a path, .* NUL byte"),
+        (lambda run: run.checkpoints(3), r"run\.checkpoints\(folder=...\) takes a path, not int"),
+        (lambda run: run.save(b"here"), r"run\.save takes a path, not bytes"),
+    ],
+)
+def test_what_is_no_path_is_refused_by_the_argument(run: lockstep.Run, call: Any, told: str) -> None:
+    run.replicate(*parts())
+    with pytest.raises(BadArgument, match=told):
+        call(run)
+
+
+@pytest.mark.parametrize("of_graph", [False, True])
+def test_a_batch_that_requires_a_gradient_is_named(run: lockstep.Run, of_graph: bool) -> None:
+    model, optimizer = parts()
+    run.replicate(model, optimizer)
+    x = X.clone().requires_grad_()
+    with pytest.raises(Misuse, match=r'batch\["x"\] requires a gradient.*\(batch\["x"\]\.detach\(\)\).*in the loop'):
+        run.lanes({"y": Y, "x": x * 2 if of_graph else x})
+    model.eval()
+    for lane in run.lanes({"y": Y, "x": x}):  # an evaluation adds nothing up
+        model(lane["x"]).sum().backward()
+    assert x.grad is not None

@@ -4,6 +4,7 @@ import os
 import signal
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -129,3 +130,11 @@ def test_another_call_on_another_worker_is_named() -> None:
     for said in on_workers(2, going_different_ways):
         assert "run.gather" in said
         assert "run.total" in said
+
+
+def test_an_array_is_refused_with_what_to_give() -> None:
+    with lockstep.start(lanes=1) as run:
+        for _ in run.lanes(X):
+            pass
+        with pytest.raises(BadArgument, match=r"entry 0 of run.gather is a ndarray.*torch\.from_numpy"):
+            run.gather([np.zeros(3)])

@@ -334,7 +334,7 @@ def test_a_path_that_is_none_is_refused(path: Any) -> None:
     with lockstep.start(lanes=1) as run:
         run.replicate(nn.Linear(4, 2))
         for call in (run.save, run.resume):
-            with pytest.raises(BadArgument, match="takes the path of a checkpoint"):
+            with pytest.raises(BadArgument, match="takes a path, not"):
                 call(path)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from lockstep.errors import BadArgument, BadEnvironment
 from lockstep.settings.environment import Overrides, first_given
 from lockstep.settings.limits import as_whole
+from lockstep.settings.paths import as_path
 
 AUTO, NEVER = "auto", "never"
 USUAL_KEEP = 3
@@ -152,8 +153,8 @@ def plan_checkpoints(script: CheckpointOptions, overrides: Overrides) -> Checkpo
     if folder is None:
         raise BadArgument("run.checkpoints needs a folder to keep them in: run.checkpoints('checkpoints')")
     return CheckpointPlan(
-        folder=Path(folder).absolute(),
+        folder=as_path("run.checkpoints(folder=...)", folder).absolute(),
         every=first_given(every, script.every, Every()),
         keep=first_given(overrides.checkpoint_keep, script.keep, USUAL_KEEP),
-        resume=os.fspath(first_given(overrides.resume, script.resume, AUTO)),
+        resume=str(as_path("run.checkpoints(resume=...)", first_given(overrides.resume, script.resume, AUTO))),
     )
