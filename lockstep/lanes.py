@@ -18,6 +18,7 @@ Everything here is pure: values in, values out, nothing imported from torch.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 
 from lockstep.errors import BadArgument
 
@@ -47,9 +48,7 @@ class Assignment:
     def __post_init__(self) -> None:
         carried = sorted(lane for lanes in self.lanes_of for lane in lanes)
         if not carried or carried != list(range(len(carried))):
-            raise BadArgument(
-                f"an assignment must carry every lane 0..V-1 exactly once, not {list(map(list, self.lanes_of))}"
-            )
+            raise BadArgument(f"an assignment must carry every lane from 0 on exactly once: {_misdealt(carried)}")
 
     @cached_property
     def most_lanes(self) -> int:
@@ -244,3 +243,12 @@ def _count_merges(tree: Tree, merges: dict[int, int]) -> None:
 def _fold(lanes: Sequence[int], present: Collection[int], merges: dict[int, int]) -> Fold:
     carried = tuple(lane for lane in sorted(lanes) if lane in present)
     return Fold(carried, tuple(merges[lane] for lane in carried))
+
+
+def _misdealt(carried: Sequence[int]) -> str:
+    """What is wrong with these lanes, sorted."""
+    again = next((lane for lane, after in pairwise(carried) if lane == after), None)
+    if again is not None:
+        return f"lane {again} stands there twice"
+    missing = next((lane for lane, found in enumerate(carried) if lane != found), None)
+    return "it has none" if missing is None else f"lane {missing} is missing, and lane {carried[-1]} is there"

@@ -25,6 +25,7 @@ from lockstep.launch.hangs import HANG_S
 from lockstep.launch.job import FAULT_BUDGET, write_assignment
 from lockstep.launch.launch import Job, launch
 from lockstep.launch.local_pool import LocalPool
+from lockstep.launch.messages import count
 from lockstep.launch.pool import OpenPool
 from lockstep.launch.status import MAX_SLOTS
 from lockstep.observe.history import WorkerHistory
@@ -129,6 +130,11 @@ def parse_resume(text: str) -> str:
         return text
     if not Path(text).exists():
         raise ValueError(f"there is no checkpoint {text}: give auto, never, or the path of one")
+    if within := sorted(path.name for path in Path(text).glob("step-*")):
+        raise ValueError(
+            f"{text} is a folder of checkpoints: name one of them, such as {Path(text) / within[-1]}, or write "
+            f"--checkpoints {text} --resume auto"
+        )
     return str(Path(text).absolute())
 
 
@@ -456,7 +462,7 @@ def check_assignment(assignment: Assignment | None, workers: int, lanes: int | N
     if assignment is None:
         return
     if assignment.num_workers != workers:
-        raise BadArgument(f"--assignment names {assignment.num_workers} workers, but --workers is {workers}")
+        raise BadArgument(f"--assignment names {count(assignment.num_workers, 'worker')}, but --workers is {workers}")
     if lanes not in (None, assignment.num_lanes):
         raise BadArgument(f"--assignment carries {assignment.num_lanes} lanes, but --lanes is {lanes}")
 

@@ -5,6 +5,10 @@
 # So there they mean to the launcher what they mean to a worker that Slurm has started itself: all save and end. They
 # come once, however often they are sent, and only Slurm ends who takes too long. `lockstep scale` has a signal that
 # nobody else sends.
+
+# Note [A terminal that is closed]
+# The kernel sends SIGHUP to the launcher, and its shell may send it again: it is SIGTERM, once. Under nohup it is
+# ignored, and stays so.
 """
 
 import signal
@@ -20,6 +24,7 @@ class LauncherSignals:
     """While it is open, signals only make `fileno()` readable. Main thread only.
 
     They are Ctrl-C, SIGTERM and SCALE. Each of `of_engine` is as SIGTERM: see Note [A launcher inside an engine's job].
+    So is SIGHUP: see Note [A terminal that is closed].
     """
 
     def __init__(self, of_engine: Sequence[signal.Signals] = ()) -> None:
@@ -31,7 +36,8 @@ class LauncherSignals:
         self._reader.setblocking(False)
         self._writer.setblocking(False)
         self._wakeup_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        watched = {*STOPS, *self.of_engine, SCALE}
+        hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+        watched = {*STOPS, *self.of_engine, *hangup, SCALE}
         self._before = {signum: signal.signal(signum, _do_nothing) for signum in watched}
         return self
 
@@ -58,7 +64,7 @@ class LauncherSignals:
         self._writer.close()
 
     def _meaning(self, signum: signal.Signals) -> signal.Signals | None:
-        if signum not in self.of_engine:
+        if signum not in (*self.of_engine, signal.SIGHUP):
             return signum
         comes_again, self._has_ended = self._has_ended, True
         return None if comes_again else signal.SIGTERM

@@ -70,6 +70,8 @@ def verdict(folder: Path, code: int) -> tuple[int, str]:
     finish = read_finish(folder)
     if code == TERMINATED:
         return code, f"the run in {folder} was asked to end: started again, it goes on from its newest checkpoint"
+    if not folder.is_dir():
+        return code or 1, f"there is no folder {folder}"
     if finish is None:
         return code or 1, f"the run in {folder} has not come to its end"
     done = f"the run in {folder} has come to its end, at step {finish.step} on {finish.num_workers} workers"

@@ -18,7 +18,10 @@ def test_a_run_that_has_come_to_its_end_makes_the_code_of_a_lost_worker_good(
 
 
 def test_a_run_that_has_not_come_to_its_end_is_named(tmp_path: Path) -> None:
-    result = CliRunner().invoke(command, [str(tmp_path / "run-7")])
+    run_dir = tmp_path / "run-7"
+    assert f"there is no folder {run_dir}" in CliRunner().invoke(command, [str(run_dir)]).output
+    run_dir.mkdir()
+    result = CliRunner().invoke(command, [str(run_dir)])
     assert result.exit_code == 1
     assert "run-7 has not come to its end" in result.output
 

@@ -85,6 +85,15 @@ def test_a_strategy_is_passed_on_to_the_workers_and_stands_in_the_command_that_g
     assert " --strategy replicated " in result.stderr
 
 
+def test_a_folder_of_checkpoints_is_no_checkpoint(launched):
+    Path("saved/step-00000004").mkdir(parents=True)
+    refused = CliRunner().invoke(cli.command, ["--resume", "saved", "train.py"])
+    assert refused.exit_code == 2
+    said = " ".join(refused.stderr.split())
+    assert "name one of them, such as saved/step-00000004, or write --checkpoints saved --resume auto" in said
+    assert CliRunner().invoke(cli.command, ["--resume", "saved/step-00000004", "train.py"]).exit_code == 130
+
+
 def test_a_fault_that_waits_for_a_copy_is_refused_without_copies(launched, monkeypatch):
     monkeypatch.setenv("LOCKSTEP_FAULT", "kill 1 at 3")
     refused = CliRunner().invoke(cli.command, ["--no-copies", "train.py"])

@@ -183,3 +183,16 @@ def test_an_assignment_that_misses_or_repeats_a_lane_is_refused(lanes_of: list[l
 def test_lanes_below_one_are_refused(num_lanes: int) -> None:
     with pytest.raises(BadArgument, match="at least 1"):
         Assignment.even(num_lanes, 2)
+
+
+@pytest.mark.parametrize(
+    ("lanes_of", "wrong"),
+    [
+        (((0, 1), (1,)), "lane 1 stands there twice"),
+        (((0,), (2, 3)), "lane 1 is missing, and lane 3 is there"),
+        (((), ()), "it has none"),
+    ],
+)
+def test_what_is_wrong_with_an_assignment_is_named(lanes_of: tuple[tuple[int, ...], ...], wrong: str) -> None:
+    with pytest.raises(BadArgument, match=wrong):
+        Assignment(lanes_of)

@@ -311,6 +311,31 @@ def test_sigterm_reaches_the_workers_and_exits_with_143(bench):
     assert (code, out) == (143, "saved\n")
 
 
+def test_a_terminal_that_is_closed_is_sigterm_once(bench):
+    save = "def save(*_): ready(), signal.sigwait([signal.SIGALRM]), sys.exit(print('saved'))\n"
+    block = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])\n"
+    launcher = bench.start(f"{save}{block}signal.signal(signal.SIGTERM, save)\nready()\nsignal.pause()")
+    (worker,) = bench.await_ready(1)
+    launcher.send_signal(signal.SIGHUP)
+    bench.await_ready(1)  # it saves
+    launcher.send_signal(signal.SIGHUP)
+    os.kill(worker, signal.SIGALRM)
+    assert finish(launcher)[:2] == (143, "saved\n")
+
+
+def test_under_nohup_a_closed_terminal_is_nothing(bench):
+    block = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])\n"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the launcher is forked from here
+    try:
+        launcher = bench.start(f"{block}ready()\nsignal.sigwait([signal.SIGALRM])\nprint('done')", "-n", "1")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    (worker,) = bench.await_ready(1)
+    launcher.send_signal(signal.SIGHUP)
+    os.kill(worker, signal.SIGALRM)
+    assert finish(launcher)[:2] == (0, "done\n")
+
+
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
 def test_inside_a_slurm_job_each_of_its_signals_is_sigterm_and_may_come_again(bench, monkeypatch, sent):
     monkeypatch.setattr(supervisor, "INTERRUPT_S", 0.0)  # the limit of a person's signal, which is none of Slurm's
@@ -378,7 +403,7 @@ def test_a_missing_module_is_refused_before_anything_starts(bench):
         (("--threads", "two"), "a whole number, 1 to 4096"),
         (("--seed", "-1"), "a whole number, 0 to 18446744073709551615"),
         (("--assignment", "0,1;x"), "it looks like"),
-        (("--assignment", "0,2"), "every lane 0..V-1 exactly once"),
+        (("--assignment", "0,2"), "every lane from 0 on exactly once"),
         (("--assignment", "0;1"), "names 2 workers, but --workers is 1"),
         (("--assignment", "0,1", "--lanes", "3"), "carries 2 lanes, but --lanes is 3"),
     ],
