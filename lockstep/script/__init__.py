@@ -19,6 +19,7 @@ Lanes are computed by any worker. What their code may not do, or is told about:
 
 - `body`            what the body of a loop over `run.steps` may not do
 - `lane_sums`       what a loop over `run.lanes` adds up that nobody totals
+- `gradient_hooks`  hooks that change the gradient of each lane by more than a factor
 - `lane_dependence` whether what lanes train on depends on what an earlier lane has left
 - `lane_state`      what the code of a lane keeps for the next lane; `tables`: rows that it writes by an index
 

@@ -17,7 +17,8 @@ from lockstep.gradients.batchnorm import lane_norm_note
 from lockstep.gradients.buffers import buffer_places, refuse_new_buffers
 from lockstep.gradients.plan import StepPlan
 from lockstep.script.call_site import Site, calling_frame, looping_frame, site_of, whole_numbers
-from lockstep.script.lane_state import KeptPlace, LaneState, notes_on
+from lockstep.script.gradient_hooks import hooks_that_are_not_linear
+from lockstep.script.lane_state import KeptPlace, LaneState, listed, notes_on
 from lockstep.script.lane_sums import untotalled
 from lockstep.script.turns import LaneLoop
 from lockstep.script.unsaved import is_fresh, untracked
@@ -172,6 +173,7 @@ class LaneLoops:
             state = LaneState(frame, loop[0], models, self._suspects.pop(loop, frozenset()))
             yield lane
             self._note_kept(state, is_step)
+            self._note_hooks(is_step)
             self._looks[loop] += 1
             if not state.suspects or self._looks[loop] == MOST_LOOKS:
                 break
@@ -183,9 +185,24 @@ class LaneLoops:
 
     def _note_kept(self, state: LaneState, is_step: bool) -> None:
         for text in notes_on(state, is_step, self._loop.state.steps.num_lanes, self._has_peers):
-            if text not in self._noted:
-                self._noted.add(text)
-                self._events.note(text)
+            self._note_once(text)
+
+    def _note_hooks(self, is_step: bool) -> None:
+        """See Note [Hooks that are not linear] in gradient_hooks.py."""
+        if not is_step or self._loop.state.steps.num_lanes == 1:
+            return
+        found = hooks_that_are_not_linear(self._models.modules.values())
+        if found:
+            self._note_once(
+                f"a hook changes the gradient of each lane, {listed(found)}: where it is more than a factor, their "
+                "mean is not what a plain loop gets, whose hook is called with the gradient of the batch. Change "
+                "p.grad after the loop over lanes, or call run.clip_grad_value_ or run.clip_grad_norm_ there."
+            )
+
+    def _note_once(self, text: str) -> None:
+        if text not in self._noted:
+            self._noted.add(text)
+            self._events.note(text)
 
     @property
     def _has_peers(self) -> bool:
