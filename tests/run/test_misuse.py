@@ -535,5 +535,5 @@ def test_a_batch_that_requires_a_gradient_is_named(run: lockstep.Run, of_graph: 
         run.lanes({"y": Y, "x": x * 2 if of_graph else x})
     model.eval()
     for lane in run.lanes({"y": Y, "x": x}):  # an evaluation adds nothing up
-        model(lane["x"]).sum().backward()
-    assert x.grad is not None
+        (gradient,) = torch.autograd.grad(model(lane["x"]).sum(), lane["x"])
+        assert gradient.any()
