@@ -55,6 +55,15 @@ class ShardedLoader:
     batch_sampler = property(attrgetter("loader.batch_sampler"))
     collate_fn = property(attrgetter("loader.collate_fn"))
     pin_memory = property(attrgetter("loader.pin_memory"))
+    timeout = property(attrgetter("loader.timeout"))
+    worker_init_fn = property(attrgetter("loader.worker_init_fn"))
+    multiprocessing_context = property(attrgetter("loader.multiprocessing_context"))
+    generator = property(attrgetter("loader.generator"))
+    prefetch_factor = property(attrgetter("loader.prefetch_factor"))
+    persistent_workers = property(attrgetter("loader.persistent_workers"))
+    pin_memory_device = property(attrgetter("loader.pin_memory_device"))
+    in_order = True
+    """Whatever the user's says: see `notes` in user_loader.py."""
 
     def __init__(
         self,

@@ -1,5 +1,6 @@
 """What can be sharded, and what is said about the rest."""
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,21 +34,15 @@ def test_a_distributed_sampler_is_refused(as_batches: bool) -> None:
         sharded(DataLoader(Noisy(4), **given))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "dataset",
-        "batch_size",
-        "num_workers",
-        "drop_last",
-        "sampler",
-        "batch_sampler",
-        "collate_fn",
-        "pin_memory",
-    ],
-)
+OPTIONS = [name for name in inspect.signature(DataLoader).parameters if name != "shuffle"]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
 def test_what_a_user_reads_on_a_loader_still_reads_from_it(name: str) -> None:
-    loader: DataLoader[Any] = DataLoader(Noisy(4), 2)
+    loader: DataLoader[Any] = DataLoader(
+        Noisy(4), 2, num_workers=2, timeout=3, worker_init_fn=print, generator=torch.Generator(), prefetch_factor=3,
+        persistent_workers=True, pin_memory_device="cuda", multiprocessing_context="fork",
+    )  # fmt: skip
     assert getattr(sharded(loader), name) is getattr(loader, name)
 
 
