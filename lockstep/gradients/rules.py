@@ -4,7 +4,8 @@
 # Some of what a lane may not do shows only in values, or in autograd's graph, and looking there costs too much for
 # every step. A script does the same at every step, so it is looked for in the first turn of each loop over lanes in it:
 # the graph below each backward pass, and, in this worker's first lane, the values of parameters and gradients. One lane
-# alone on one worker is looked at like any other: with more workers the same script would be refused.
+# alone on one worker is looked at like any other: with more workers the same script would be refused. But one lane does
+# not show how lanes add up: where the first batch fills no more, the first turn of several lanes is looked at too.
 """
 
 from collections.abc import Callable, Sequence

@@ -16,6 +16,7 @@ from lockstep.gradients.autograd_graph import ShownBackward
 from lockstep.gradients.batchnorm import lane_norm_note
 from lockstep.gradients.buffers import buffer_places, refuse_new_buffers
 from lockstep.gradients.plan import StepPlan
+from lockstep.lanes import present_lanes
 from lockstep.script.call_site import Site, calling_frame, looping_frame, site_of, whole_numbers
 from lockstep.script.gradient_hooks import hooks_that_are_not_linear
 from lockstep.script.lane_state import KeptPlace, LaneState, listed, notes_on
@@ -52,8 +53,9 @@ class LaneLoops:
         self._train, self._stop_after, self._end = train, stop_after, end
         self._watch, self._shown_backward = RegistrationWatch(), ShownBackward(events)
         self._sites: set[Site] = set()
-        self._turns: set[tuple[Site, int]] = set()
-        """Those in which this worker has had lanes, with the passes over the body of each."""
+        self._turns: set[tuple[Site, int, bool]] = set()
+        """Those in which this worker has had lanes, with the passes over the body of each, and whether there were
+        several lanes: one alone shows less."""
         self._read: set[tuple[Site, bool]] = set()
         """Those whose source, and whose first lane, were looked at, and whether there were several workers then."""
         self._suspects: dict[tuple[Site, bool], Set[KeptPlace]] = {}
@@ -103,11 +105,12 @@ class LaneLoops:
         self._look_at_models()
         if loop.is_step:
             self._begin_step(batch)
+        present = present_lanes(batch.num_samples, self._loop.state.steps.num_lanes, batch.least)
         turn = loop.site, self._loop.body_pass.number
-        is_first_turn = turn not in self._turns
+        is_first_turn = (*turn, len(present) > 1) not in self._turns
         self._sites.add(loop.site)
         if batch.shares:
-            self._turns.add(turn)
+            self._turns |= {(*turn, False), (*turn, len(present) > 1)}
         return self._watched(self._loop.training(batch, loop), is_first_turn)
 
     def _begin_step(self, batch: GlobalBatch) -> None:

@@ -280,8 +280,17 @@ def test_nothing_is_computed_again_to_look_at_a_factor() -> None:
     assert len(calls) == 1
 
 
-def noted(lane: Callable[..., None], lanes: int = LANES, compiled: bool = False, device: str = "cpu") -> list[str]:
-    """What is said in three steps, and whether torch's own function is there afterwards."""
+def noted(
+    lane: Callable[..., None],
+    lanes: int = LANES,
+    compiled: bool = False,
+    device: str = "cpu",
+    of_first: int | None = None,
+) -> list[str]:
+    """What is said in three steps, and whether torch's own function is there afterwards.
+
+    The batch of the first has `of_first` samples.
+    """
     said: list[str] = []
     own = torch.autograd.backward
     with lockstep.start(lanes=lanes, seed=0, device=device) as run:
@@ -290,8 +299,8 @@ def noted(lane: Callable[..., None], lanes: int = LANES, compiled: bool = False,
         used = torch.compile(model, backend="aot_eager") if compiled else model
         optimizer = torch.optim.SGD(model.parameters(), 1e-3)
         run.replicate(model, optimizer)
-        for _ in range(3):
-            for x in run.lanes(X):
+        for step in range(3):
+            for x in run.lanes(X if step else X[:of_first]):
                 lane(run, used, x)
             assert torch.autograd.backward is own
             optimizer.step()
@@ -326,6 +335,11 @@ def test_a_sum_that_nobody_told_of_is_noted_once(lane: Callable[..., None], comp
     assert 'the loss of lane 0 is a sum over its samples (BinaryCrossEntropy with reduction="sum")' in said
     assert "about 1/6" in said
     assert 'run.backward(loss, reduction="sum")' in said
+
+
+@apart
+def test_it_is_noted_after_a_first_batch_of_a_single_lane() -> None:
+    assert len(noted(plainly, of_first=1)) == 1
 
 
 @pytest.mark.cuda
