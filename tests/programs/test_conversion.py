@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from launches import REPOSITORY, launch, start_lockstep
 
-from lockstep.programs.conversion.edits import convert, difference
+from lockstep.programs.conversion.edits import Conversion, convert, difference
 from lockstep.programs.conversion.source import CannotSee
 
 PLAIN = (REPOSITORY / "examples" / "01_plain.py").read_text()
@@ -60,10 +60,15 @@ def test_the_difference_is_what_patch_takes_and_the_script_prints_its_losses_on_
     assert ended.returncode == 0, said
     assert path.read_text() == PLAIN
     assert "lanes=N" in said
-    assert sum(line.startswith("+") for line in shown.splitlines()) - 1 == 7
+    assert sum(line.startswith("+") for line in shown.splitlines()) - 1 == 10
     subprocess.run(["patch", "-s", "plain.py"], input=shown, text=True, cwd=tmp_path, check=True)
-    with launch(tmp_path, path.read_text(), "-n", "2", "--lanes", "8") as run:
-        assert run.finish() == 0, run.shown()
+    printed = set()
+    for workers in ("1", "2", "3"):
+        with launch(tmp_path / workers, path.read_text(), "-n", workers, "--lanes", "8") as run:
+            assert run.finish() == 0, run.shown()
+        printed.add(tuple(line for line in run.lines if "loss of the last batch" in line or "new points" in line))
+    assert len(printed) == 1
+    assert len(next(iter(printed))) == 7
     assert re.search(r"right on 2\d\d of 300 new points", run.shown())
 
 
@@ -105,6 +110,44 @@ def test_what_cannot_be_seen_is_named(before: str, after: str, why: str) -> None
     assert before in PLAIN
     with pytest.raises(CannotSee, match=why):
         convert(PLAIN.replace(before, after))
+
+
+def converted_with(before: str, after: str) -> Conversion:
+    assert before in PLAIN
+    return convert(PLAIN.replace(before, after))
+
+
+@pytest.mark.parametrize("value", ["loss.item()", "float(loss)", "loss.detach().cpu().item()", "loss.data.item()"])
+def test_a_loss_that_is_read_after_the_loop_becomes_that_of_the_batch(value: str) -> None:
+    conversion = converted_with("{loss.item():.6f}", f"{{{value}:.6f}}")
+    assert "            run.backward(loss)\n" in conversion.text
+    assert 'run.print(f"epoch {epoch}  loss of the last batch {run.loss:.6f}")' in conversion.text
+    assert not any("loss" in remark for remark in conversion.remarks)
+
+
+def test_what_is_read_of_the_last_lane_after_the_loop_is_named() -> None:
+    after = "print(loss.item(), loss.exp(), x.mean())"
+    conversion = converted_with('print(f"epoch {epoch}  loss of the last batch {loss.item():.6f}")', after)
+    assert "run.print(run.loss, loss.exp(), x.mean())" in conversion.text
+    said = [remark for remark in conversion.remarks if "this worker's last lane" in remark]
+    assert [remark.split(" ")[0] for remark in said] == ["`loss`", "`x`"]
+
+
+def test_a_print_in_the_loop_prints_once_for_a_batch_and_a_remark_says_what() -> None:
+    conversion = converted_with("optimizer.zero_grad()", "optimizer.zero_grad()\n            print(loss.item())")
+    assert "            run.print(loss.item())\n" in conversion.text
+    assert any("first lane of a batch" in remark for remark in conversion.remarks)
+
+
+def test_names_that_are_set_anew_after_the_loop_and_other_functions_are_left_alone() -> None:
+    after = "for x, y in [test.tensors]:\n            loss = x.sum()\n            float(loss)"
+    conversion = converted_with('print(f"epoch {epoch}  loss of the last batch {loss.item():.6f}")', after)
+    assert "loss.backward()" in conversion.text
+    assert "run.loss" not in conversion.text
+    assert not any("last lane" in remark for remark in conversion.remarks)
+    conversion = converted_with("def main", "def other():\n    print(1)\n\n\ndef main")
+    assert "\n    print(1)\n" in conversion.text
+    assert any("print (line 23) prints on every worker" in remark for remark in conversion.remarks)
 
 
 def test_a_script_that_cannot_be_converted_ends_with_1_and_the_reasons(tmp_path: Path) -> None:

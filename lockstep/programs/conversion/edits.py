@@ -4,14 +4,8 @@ import ast
 import difflib
 from dataclasses import dataclass
 
-from lockstep.programs.conversion.source import (
-    CannotSee,
-    Obstacle,
-    TrainingScript,
-    assigned_name,
-    called_name,
-    understand,
-)
+from lockstep.programs.conversion.shown import left_in_lanes, with_shown
+from lockstep.programs.conversion.source import CannotSee, Obstacle, TrainingScript, assigned_name, understand
 
 
 @dataclass(frozen=True)
@@ -28,6 +22,7 @@ def convert(text: str) -> Conversion:
     lines = text.splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n"
+    lines = with_shown(script, lines)
     _replace(lines, script.loop.iter, f"run.steps({ast.unparse(script.loop.iter)})")
     if script.epochs is not None:
         _replace(lines, script.epochs.iter, "run.epochs" + ast.unparse(script.epochs.iter).removeprefix("range"))
@@ -42,7 +37,7 @@ def convert(text: str) -> Conversion:
         raise CannotSee(
             Obstacle(error.lineno or 0, "several statements share a line here: write each on its own")
         ) from error
-    return Conversion(converted, tuple(_remarks(script)))
+    return Conversion(converted, (*_remarks(script), *left_in_lanes(script)))
 
 
 def difference(before: str, after: str, name: str) -> str:
@@ -95,11 +90,4 @@ def _remarks(script: TrainingScript) -> list[str]:
     remarks = ["lockstep.start(lanes=N) fixes the bits: choose N, the most workers that you will have"]
     if script.epochs is None:
         remarks.append("no `for epoch in range(N)` is around the training loop: loop by run.epochs(N) to resume a run")
-    prints = [
-        node.lineno for node in ast.walk(script.tree) if isinstance(node, ast.Call) and called_name(node) == "print"
-    ]
-    if prints:
-        remarks.append(
-            f"print (line {min(prints)}) prints on every worker: run.print prints once, and run.log records numbers"
-        )
     return remarks

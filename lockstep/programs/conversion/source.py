@@ -26,6 +26,8 @@ class TrainingScript:
     tree: ast.Module
     loop: ast.For
     """Over the batches: its body has the backward pass and the optimizer's step."""
+    scope: ast.AST
+    """The innermost function that has the loop; the module where none has."""
     loader: ast.Assign
     """`loader = DataLoader(...)`, for that loop."""
     optimizer: ast.Assign
@@ -57,7 +59,9 @@ def understand(text: str) -> TrainingScript:
     if obstacles:
         raise CannotSee(*obstacles)
     loader, scheduler = _loader(tree, loop), _scheduler(tree, optimizer)
-    return TrainingScript(tree, loop, loader, optimizer, scheduler, _model_of(optimizer), _epochs(tree, loop))
+    return TrainingScript(
+        tree, loop, _scope(tree, loop), loader, optimizer, scheduler, _model_of(optimizer), _epochs(tree, loop)
+    )
 
 
 def called_name(node: ast.AST) -> str:
@@ -84,6 +88,11 @@ def _training_loop(tree: ast.Module) -> ast.For:
             Obstacle(inner[1].lineno, f"backward() is in several loops (lines {lines}): change each by hand")
         )
     return inner[0]
+
+
+def _scope(tree: ast.Module, loop: ast.For) -> ast.AST:
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and _has(node, loop)]
+    return functions[-1] if functions else tree
 
 
 def _obstacles_in(loop: ast.For, optimizer: str) -> Iterator[Obstacle]:
