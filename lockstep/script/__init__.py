@@ -9,6 +9,7 @@ After a resume, or on a newcomer, the script starts from its top. What of it may
 
 - `counters`        whole numbers that count steps, batches or passes
 - `values`          other plain values, and untracked tensors
+- `iterators`       where iterators of the script stand
 - `attributes`      plain values in the attributes of models and optimizers, which are put back
 - `modes`           which modules train and which parameters are frozen, which is put back
 - `data_sets`       settings of data sets

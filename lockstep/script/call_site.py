@@ -2,7 +2,7 @@
 
 # Note [Looking into frames]
 # Before Python 3.13 a function's `f_locals` is a dictionary that keeps its values until it is filled again: it would
-# keep tensors alive that the script has deleted. So it is emptied after reading, unless the script has read it too
+# keep tensors alive that the script has deleted. So it is emptied when it was copied, unless the script has read it too
 # (`locals()`). That of a module or of a class body is the namespace itself, and is left alone.
 """
 
@@ -78,15 +78,23 @@ def look_into(frame: FrameType, read: Callable[[Mapping[str, Any]], Found]) -> d
     """The results of `read` on the variables of the script's own calls, and on the attributes of their `self`."""
     results: dict[tuple[str, str], Found] = {}
     for call in _users_calls(frame):
-        code, variables = call.f_code, call.f_locals
+        code, variables = call.f_code, copied_variables(call)
         results.setdefault((code.co_filename, code.co_name), read(variables))
         owner = variables.get("self")
         attributes = getattr(owner, "__dict__", None)
         if isinstance(attributes, dict):
             results.setdefault((code.co_filename, type(owner).__name__), read(attributes))
-        if isinstance(variables, dict) and code.co_flags & inspect.CO_OPTIMIZED and sys.getrefcount(variables) <= _OURS:
-            variables.clear()  # see Note [Looking into frames]
     return results
+
+
+def copied_variables(frame: FrameType) -> dict[str, Any]:
+    """A call's variables, of which the frame keeps no copy. See Note [Looking into frames]."""
+    variables = frame.f_locals
+    copy = dict(variables)
+    is_its_own = isinstance(variables, dict) and frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    if is_its_own and sys.getrefcount(variables) <= _OURS:
+        variables.clear()
+    return copy
 
 
 def _only_whole(variables: Mapping[str, Any]) -> dict[str, int]:

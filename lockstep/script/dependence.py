@@ -219,13 +219,13 @@ def computed_from(
     tainted = {name}
     while True:
         new = {target for node in nodes for target in _assigned_by(node, tainted)}
-        new |= {name for name, function in (functions or {}).items() if _gives(function, tainted)}
+        new |= {name for name, function in (functions or {}).items() if gives(function, tainted)}
         if new <= tainted:
             return tainted
         tainted |= new
 
 
-def _gives(function: ast.FunctionDef, tainted: set[str]) -> bool:
+def gives(function: ast.FunctionDef, tainted: set[str]) -> bool:
     """Whether the result of a function depends on one of these."""
     results = [node for node in walked(function) if isinstance(node, ast.Return | ast.Yield) and node.value is not None]
     tests = [node for node in walked(function) if isinstance(node, _TESTED) and mentions(node.test, tainted)]

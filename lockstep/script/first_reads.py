@@ -12,7 +12,17 @@ import ast
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lockstep.script.dependence import LOOPS, Function, binds, called, is_range, is_target, walked
+from lockstep.script.dependence import (
+    LOOPS,
+    Function,
+    binds,
+    called,
+    computed_from,
+    is_range,
+    is_target,
+    mentions,
+    walked,
+)
 from lockstep.script.scopes import variable, variable_named
 
 Loop = ast.For | ast.While
@@ -20,14 +30,17 @@ _FILLS = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_"}
 """Methods of tensors that leave nothing of what they held."""
 
 
-def is_carried(function: Function, name: str, *, over_passes: bool = False) -> bool:
+def is_carried(function: Function, name: str, *, over_passes: bool = False, in_place: bool = False) -> bool:
     """Whether a turn of a loop may read what an earlier one left in the name: no loop that sets it does so first.
 
-    With `over_passes`, a turn of the loops around passes. What no loop sets by its name, but has changed, was changed
-    inside: it is carried too. See Note [Turns and passes].
+    With `over_passes`, a turn of the loops around passes. With `in_place`, of what may be changed where no statement
+    sets it, such as a list: a batch of a pass, where the pass only mentions it. What no loop sets by its name, but has
+    changed, was changed inside: it is carried too. See Note [Turns and passes].
     """
     uses = _Uses(variable_named(name, function.node), function.functions())
     loops = [node for body in function.bodies() for node in walked(body) if isinstance(node, LOOPS)]
+    if in_place:
+        return any(uses.read_first(loop.body) for loop in _passes(loops))
     setting = [loop for loop in loops if any(_sets(part, uses.name) for part in function.with_called([loop]))]
     if not setting:
         return True
@@ -42,19 +55,25 @@ def is_carried(function: Function, name: str, *, over_passes: bool = False) -> b
 
 
 def _around_passes(loops: list[Loop]) -> list[Loop]:
-    may_be_passes = [loop for loop in loops if _may_be_pass(loop)]
-    passes = [loop for loop in may_be_passes if "lanes" in called(loop)] or may_be_passes
-    without = [loop for loop in loops if loop not in may_be_passes and not _is_over_lanes(loop)]
-    return [
-        *without,
-        *(loop for loop in may_be_passes if any(one is not loop and one in walked(loop) for one in passes)),
-    ]
+    passes = _passes(loops)
+    return [loop for loop in loops if loop not in passes and not _is_over_lanes(loop)]
+
+
+def _passes(loops: list[Loop]) -> list[Loop]:
+    may_be = [loop for loop in loops if _may_be_pass(loop)]
+    by_lanes = [loop for loop in may_be if "lanes" in called(loop)] or may_be
+    return [loop for loop in may_be if not any(one is not loop and one in walked(loop) for one in by_lanes)]
 
 
 def _may_be_pass(loop: Loop) -> bool:
-    is_other = not isinstance(loop, ast.For) or _is_over_lanes(loop) or "epochs" in called(loop.iter) or is_range(loop)
-    calls = (node.func for node in walked(loop) if isinstance(node, ast.Call))
-    return not is_other and not any(isinstance(call, ast.Name) and call.id == "next" for call in calls)
+    if not isinstance(loop, ast.For) or _is_over_lanes(loop) or "epochs" in called(loop.iter) or is_range(loop):
+        return False
+    calls = [node for node in walked(loop) if isinstance(node, ast.Call)]
+    if not any(isinstance(call.func, ast.Name) and call.func.id == "next" for call in calls):
+        return True
+    names = [name for node in ast.walk(loop.target) if (name := variable(node)) is not None]
+    batches = {one for name in names for one in computed_from(walked(loop), name)}
+    return any(mentions(one, batches) for call in calls if "lanes" in called(call) for one in call.args)
 
 
 def _is_over_lanes(loop: Loop) -> bool:

@@ -39,6 +39,7 @@ from lockstep.script.call_site import Site, look_into
 from lockstep.script.data_sets import text_of
 from lockstep.script.dependence import Dependence, function_at
 from lockstep.script.first_reads import is_carried
+from lockstep.script.iterators import is_iterator, text_of_iterator
 from lockstep.script.owners import PLAIN, carried_attributes, is_of_script, is_torchs
 
 Values = Mapping[tuple[str, str], Mapping[str, str]]
@@ -141,14 +142,23 @@ def restarted_values(saved: Iterable[tuple[str, str, str, str]], now: Values, *,
         if path is None or value is None or value == before:
             continue
         source = function_at(path, function)
-        if source is None or not is_carried(source, variable, over_passes=at_start):
+        is_set = source is not None and is_carried(source, variable, over_passes=at_start)
+        if source is None or not (
+            is_set or (not at_start and _may_change(value) and is_carried(source, variable, in_place=True))
+        ):
             continue
         is_number = not value.startswith(("(", "["))
         depends = source.dependence(variable, again=True, in_calls=is_number)
         is_wrong = depends is not None and (variable == name or source.is_set_in_loop(variable))
-        if depends is not None or variable != name or "." in name or value.startswith(_GENERATOR):
+        is_noted = is_set and (variable != name or "." in name or value.startswith(_GENERATOR))
+        if depends is not None or is_noted:
             changed.append(Changed(file, name, value, before, depends, is_wrong))
     return changed
+
+
+def _may_change(text: str) -> bool:
+    """Whether it is of something that may be changed inside: of no number, word or the like."""
+    return not text.startswith(("'", '"', "-", "None", "True", "False", "inf", "nan", *"0123456789"))
 
 
 def _plain_ones(variables: Mapping[str, Any], put_back: Collection[int]) -> dict[str, str]:
@@ -186,6 +196,8 @@ def _text(value: Any, depth: int, put_back: Collection[int]) -> str | None:
         return repr(value.item()) if value.numel() == 1 and not value.is_meta else None
     if isinstance(value, Number):
         return repr(value.item()) if hasattr(value, "item") else repr(value)
+    if is_iterator(value):
+        return text_of_iterator(value, partial(_text, depth=max(0, depth - 1), put_back=put_back))
     if depth == 0 or (isinstance(value, _MANY) and len(value) > _MOST_ITEMS):
         return None
     if isinstance(value, dict):

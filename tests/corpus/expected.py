@@ -34,6 +34,7 @@ ALWAYS = {
 
 _COUNTS = "Count by run.step and run.epochs"
 _BY_STEP = "count by `run.step`"
+_SET_BY_STEP = "compute it from `run.step`, or from the epoch"
 _KEEP = "Keep it in an object with a state_dict"
 _TRACK = "give it a `state_dict`, and to `run.replicate`"
 
@@ -64,6 +65,9 @@ ANEW = {
     "a_weight_from_a_method": dict.fromkeys(
         ("joined", "resumed"), Said(f"`k`.*goes into self.loss.*{_COUNTS}", _BY_STEP)
     ),
+    "weights_by_next": dict.fromkeys(
+        ("joined", "resumed"), Said(f"`weights`.*a generator at line.*{_KEEP}", _SET_BY_STEP)
+    ),
     "weights_of_classes": dict.fromkeys(
         ("joined", "resumed"), Said(f"arrays in `weights`.*goes into.*{_KEEP}", _TRACK)
     ),
@@ -85,6 +89,7 @@ ANEW = {
         "joined": Said(f"`step`.*{_COUNTS}", _BY_STEP),
         "resumed": Said("its script trains from the beginning", "`while run.step < n`"),
     },
+    "rates_by_next": dict.fromkeys(("joined", "resumed"), Said(f"`rates`.*an iterator with.*{_KEEP}", _SET_BY_STEP)),
     "untracked_scheduler": dict.fromkeys(
         ("joined", "resumed"),
         Said("StepLR is a scheduler that run.replicate was not", "`run.replicate(..., scheduler=scheduler)`"),

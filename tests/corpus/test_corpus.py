@@ -49,6 +49,8 @@ TELLING = {
     "untracked_scheduler": ("joined", "resumed"),
     "validation_batch_now_and_then": ("resumed",),
     "validation_left_by_break": ("joined", "resumed"),
+    "rates_by_next": ("resumed",),
+    "weights_by_next": ("joined", "resumed"),
     "weights_of_classes": ("joined", "resumed"),
     "writer_on_rank_0": ("lost",),
 }

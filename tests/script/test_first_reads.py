@@ -98,3 +98,11 @@ def test_what_is_set_before_each_pass_is_as_it_should_be_at_the_start_of_one(way
 @pytest.mark.parametrize("way", CARRIED)
 def test_all_else_is_carried_from_pass_to_pass(way: str) -> None:
     assert [carried(CARRIED[way], over_passes=over) for over in (False, True)] == [True, True]
+
+
+@pytest.mark.parametrize(("batch", "is_carried_on"), [("use(next(w))", True), ("w = f(batch)", False), ("", False)])
+def test_in_the_middle_of_a_pass_what_was_set_before_it_may_have_been_changed_inside(
+    batch: str, is_carried_on: bool
+) -> None:
+    node = ast.parse(source(top="w = iter(weights)", batch=batch, lane="            loss(x, y).backward()\n"))
+    assert is_carried(Function(node, node), "w", in_place=True) == is_carried_on
