@@ -45,10 +45,14 @@ class Started(Event):
 
 @dataclass
 class Note(Event):
-    """Something the user should know once. The first worker shows it for all, unless it holds for `one_worker` only."""
+    """Something the user should know once. The first worker shows it for all, unless it holds for `one_worker` only.
+
+    With `in_log`, only that worker's log has it: where a launcher shows one worker's output, it shows other notes too.
+    """
 
     text: str
     one_worker: bool = False
+    in_log: bool = False
 
 
 KEPT_BY_LANE = "a lane keeps something for the next one"
@@ -319,9 +323,9 @@ class Events:
         for reader in self._readers(type(event))[1]:
             reader(event)
 
-    def note(self, text: str, *, one_worker: bool = False) -> None:
+    def note(self, text: str, *, one_worker: bool = False, in_log: bool = False) -> None:
         """Emits a Note."""
-        self.emit(Note, text, one_worker=one_worker)
+        self.emit(Note, text, one_worker=one_worker, in_log=in_log)
 
     @contextmanager
     def waiting(self, wait: Wait) -> Iterator[None]:

@@ -185,7 +185,7 @@ class Formation:
         try:
             self.recovery.join(self.hand_state_over)
         except RunIsOver as over:
-            self._events.note(str(over), one_worker=True)
+            self._events.note(str(over), one_worker=True, in_log=True)
             raise SystemExit(0) from over
         except LeftOut as left:
             self._leave(left)

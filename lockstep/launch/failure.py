@@ -119,12 +119,39 @@ def write_report(failure: Failure, folder: Path) -> None:
 
 # Note [Notices]
 # A worker that has failed writes one line into a pipe that all workers share: its id, a tab, and, if the disk has no
-# room for its report, the report itself, cut short. The kernel writes a line of at most PIPE_BUF bytes whole.
+# room for its report, the report itself, cut short. A note that holds for this worker alone is such a line too, because
+# the launcher shows one worker's output: then the text of the note comes after a second tab. The kernel writes a line
+# of at most PIPE_BUF bytes whole.
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A worker has failed, and has left this `report` if the folder had no room for it; or it says a `note`."""
+
+    worker_id: str
+    report: Failure | None = None
+    note: str = ""
+
+    @classmethod
+    def parsed(cls, line: str) -> "Notice":
+        worker_id, report, *note = line.split("\t", 2)
+        return cls(worker_id, Failure.from_json(report) if report else None, "".join(note))
 
 
 def notice_of(failure: Failure, has_report: bool) -> bytes:
     """The line for the launcher's pipe. See Note [Notices]."""
     return f"{failure.worker_id}\t{'' if has_report else _cut_short(failure)}\n".encode()
+
+
+def note_of(worker_id: str, text: str) -> bytes:
+    """The same, for a note."""
+    words = " ".join(text.split()).encode()[: select.PIPE_BUF - 64].decode(errors="ignore")
+    return f"{worker_id}\t\t{words}\n".encode()
+
+
+def note_of_worker(slot: int, note: str) -> str:
+    """As the launcher shows it."""
+    return f"  note: worker {slot}: {note}"
 
 
 class NoticePipe:
@@ -138,11 +165,9 @@ class NoticePipe:
         """Readable when there is a notice."""
         return self._fd
 
-    def read(self) -> dict[str, Failure | None]:
-        """The ids of the workers that have failed, each with its report if the folder had no room for it."""
+    def read(self) -> list[Notice]:
         *lines, self._half = (self._half + os.read(self._fd, 1 << 16)).split(b"\n")
-        parts = (line.decode().partition("\t") for line in lines)
-        return {worker_id: Failure.from_json(report) if report else None for worker_id, _, report in parts}
+        return [Notice.parsed(line.decode()) for line in lines]
 
     def close(self) -> None:
         os.close(self._fd)

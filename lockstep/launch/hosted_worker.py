@@ -15,6 +15,7 @@ import signal
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
@@ -89,6 +90,8 @@ class WorkerNews:
     clock_ns: int
     is_last: bool
     """Nothing of the worker is left, and all its output is passed on."""
+    notes: tuple[str, ...] = ()
+    """What holds for this worker alone."""
 
 
 class OutputBuffer:
@@ -122,6 +125,7 @@ class HostedWorker:
         self._worker: WorkerProcess | None = None
         self._error: BadEnvironment | None = None
         self._report: Failure | None = None
+        self._notes = deque[str]()
         self._status: ExitStatus | None = None
         self._row, self._is_over = StatusRow(), False
         self._activity: Activity | None = None
@@ -146,7 +150,12 @@ class HostedWorker:
         with self._changed:
             heard = (self._report, self._status, self._is_over)
             self._changed.wait_for(
-                lambda: self._output.num_bytes or heard != (self._report, self._status, self._is_over) or self._is_over,
+                lambda: (
+                    self._output.num_bytes
+                    or self._notes
+                    or heard != (self._report, self._status, self._is_over)
+                    or self._is_over
+                ),
                 within_s,
             )
         # Whether this is the last is read before the output: what is written later belongs to further news.
@@ -163,6 +172,7 @@ class HostedWorker:
             0.0 if self._worker is None else self._worker.ended_s,
             time.monotonic_ns(),
             is_over,
+            tuple(self._notes.popleft() for _ in range(len(self._notes))),
         )
 
     def send(self, signum: signal.Signals) -> None:
@@ -295,8 +305,12 @@ class HostedWorker:
 
     def _noticed(self) -> None:
         """See Note [Notices] in failure.py."""
-        for worker_id, report in self._notices.read().items():
-            self._take_report(worker_id, report)
+        for notice in self._notices.read():
+            if notice.note:
+                self._notes.append(notice.note)
+                self._notify()
+            else:
+                self._take_report(notice.worker_id, notice.report)
 
     def _take_report(self, worker_id: str, report: Failure | None = None) -> None:
         report = report or read_report(self._run_dir, self._order.slot)

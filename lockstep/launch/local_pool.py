@@ -12,7 +12,7 @@ from functools import partial
 
 from lockstep.errors import BadEnvironment
 from lockstep.launch.control import ControlLine, CopyDeclined, CopyStarted
-from lockstep.launch.failure import Failure, NoticePipe, clear_report, read_report
+from lockstep.launch.failure import Failure, NoticePipe, clear_report, note_of_worker, read_report
 from lockstep.launch.job import RESUME, Job
 from lockstep.launch.memory import MemoryKills, count_memory_kills
 from lockstep.launch.orphans import OrphanGuard
@@ -263,9 +263,17 @@ class LocalPool:
 
     def _noticed(self) -> None:
         """See Note [Notices] in failure.py."""
-        notices = self._notices.read()
-        self._reports |= {id: report for id, report in notices.items() if report is not None}
-        self._reported += [worker for worker in self._workers.values() if worker.id in notices]
+        by_id = {worker.id: worker for worker in self._workers.values()}
+        for notice in self._notices.read():
+            if notice.report is not None:
+                self._reports[notice.worker_id] = notice.report
+            worker = by_id.get(notice.worker_id)
+            if worker is None:
+                continue
+            if not notice.note:
+                self._reported.append(worker)
+            elif worker is not self._speaker:
+                self._say(note_of_worker(worker.slot, notice.note))
 
     def _unregister(self, file: ControlLine | Tee) -> None:
         if file in self._selector.get_map():

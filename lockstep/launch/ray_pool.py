@@ -28,7 +28,7 @@ from typing import Any
 from ray.exceptions import ActorUnavailableError, RayTaskError
 
 from lockstep.errors import BadEnvironment
-from lockstep.launch.failure import RAISED, Failure
+from lockstep.launch.failure import RAISED, Failure, note_of_worker
 from lockstep.launch.hosted_worker import StartedWorker, WorkerNews, WorkerOrder, is_loopback, moved
 from lockstep.launch.job import RESUME, Job
 from lockstep.launch.output import Logs
@@ -367,6 +367,8 @@ class RayPool:
             self._rows[worker.slot] = worker.row
         worker.state, worker.activity = news.state, news.activity
         self._settle_speaker()
+        for note in news.notes if worker is not self._speaker else ():
+            self._say(note_of_worker(worker.slot, note))
         if news.output:
             worker.log.write(news.output)
             if worker is self._speaker:

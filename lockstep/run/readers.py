@@ -1,9 +1,22 @@
 """Who reads the events of a run: the console, the files in its folder, and `lockstep verify`."""
 
+import os
 import sys
 
 from lockstep.errors import BadEnvironment
-from lockstep.events import Closed, Copied, GenerationFormed, NoiseMeasured, Started, StepBegan, StepCommitted
+from lockstep.events import (
+    Closed,
+    Copied,
+    Event,
+    GenerationFormed,
+    NoiseMeasured,
+    Note,
+    Started,
+    StepBegan,
+    StepCommitted,
+)
+from lockstep.launch.failure import id_of_process, note_of
+from lockstep.launch.identity import OURS
 from lockstep.observe.console import SHOWN, Console
 from lockstep.observe.finish import Finish, FinishMark
 from lockstep.observe.history import READ as HISTORY
@@ -30,6 +43,8 @@ def subscribe_readers(run: Run, context: Context, place: LaunchPlace) -> None:
         ),
         *SHOWN,
     )
+    if OURS.boot is not None:
+        events.subscribe(_pass_on, Note)
     if overrides.run_dir is not None:
         events.subscribe(Recorder(overrides.run_dir, lambda: run.is_first, events.note), NoiseMeasured)
         history = StepHistory(overrides.run_dir, lambda: run.is_first, lambda: _lanes_of(run), events.note)
@@ -46,6 +61,12 @@ def subscribe_readers(run: Run, context: Context, place: LaunchPlace) -> None:
         events.subscribe(watch, StepBegan, StepCommitted, GenerationFormed, Copied)
     if overrides.dump_path is not None and place.world.rank == 0:
         events.subscribe(Dump(overrides.dump_path, run.state), Closed)
+
+
+def _pass_on(event: Event) -> None:
+    """The launcher shows one worker's output: what holds for another worker alone it must be told."""
+    if isinstance(event, Note) and event.one_worker and not event.in_log and OURS.boot is not None and OURS.is_worker:
+        os.write(OURS.boot.notice_fd, note_of(id_of_process(OURS.pid), event.text))
 
 
 def _show_timeline(run: Run, overrides: Overrides) -> None:

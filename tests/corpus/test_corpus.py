@@ -116,6 +116,13 @@ def test_where_nobody_takes_the_place_of_worker_0_it_is_said_what_the_new_rank_0
     assert "worker 1 is rank 0 from now on: worker 0 is lost, and nobody takes its place" in result.refusals[0]
 
 
+@pytest.mark.parametrize(("kind", "who"), [("joined", "worker 1: "), ("resumed", "")])
+def test_what_begins_anew_is_noted_on_the_screen_by_newcomers_too(tmp_path: Path, kind: str, who: str) -> None:
+    result = disturbed(tmp_path / "run", "an_average_that_nobody_tracks", USUAL[kind])
+    assert verdict("an_average_that_nobody_tracks", result) == "same", result.shown
+    assert f"  note: {who}tensors in `mean` (train.py) had changed in training, and begin anew" in result.shown
+
+
 def test_a_lost_worker_0_does_not_make_a_line_appear_twice(tmp_path: Path) -> None:
     result = disturbed(tmp_path / "run", "totals_of_lanes", Fault("replaced", kills=((0, 8),)))
     assert verdict("totals_of_lanes", result) == "same", result.shown

@@ -47,7 +47,9 @@ ENDPOINTS = ("127.0.0.1:41000",)
 # A worker that does what its line in `orders-SLOT` says, and what comes there next. It stands on the status page.
 PLAYER = """
 import os, signal, subprocess, sys
+from lockstep.launch.failure import note_of
 from lockstep.launch.status import StatusWriter
+notice_fd = int(os.environ["LOCKSTEP_NOTICE_FD"])
 slot = int(os.environ["LOCKSTEP_SLOT"])
 status = StatusWriter(int(os.environ["LOCKSTEP_STATUS_FD"]), slot)
 status.place(1, slot, 3, 0, 1)
@@ -148,6 +150,16 @@ def test_an_exception_is_reported_with_its_place_and_the_exit_that_follows_with_
     assert {(report.worker_id, report.sentence) for report in reports} == {(ids[1], "ValueError: bad sample")}
     assert stage.exits() == {1: ExitStatus("1")}
     assert stage.events[0].report is not None, "the report comes before the exit, or with it"
+
+
+def test_a_note_of_a_worker_whose_output_is_not_shown_is_said(stage):
+    stage.start(2)
+    for slot in (0, 1):
+        stage.order(slot, f"os.write(notice_fd, note_of(f'pid {{os.getpid()}}', 'worker {slot} has\\n counted'))")
+    stage.wait_until(lambda: stage.said)
+    stage.order(1, "sys.exit(0)")
+    stage.wait_until(lambda: 1 in stage.exits())
+    assert stage.said == ["  note: worker 1: worker 1 has counted"]
 
 
 def test_a_replacement_has_another_id_knows_the_endpoints_and_goes_on_in_the_log(stage):
