@@ -99,9 +99,13 @@ def _pickled(value: Any, refused: str) -> bytes:
 def _write(path: Path, header: CallHeader, pickled: bytes) -> None:
     """See Note [Files of a call]. Whole under its name, or not there."""
     part = path.with_name(f"{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(part, _WRITE, 0o600), "wb") as file:
-        file.write(json.dumps(asdict(header)).encode() + b"\n" + pickled)
-    part.replace(path)
+    try:
+        with os.fdopen(os.open(part, _WRITE, 0o600), "wb") as file:
+            file.write(json.dumps(asdict(header)).encode() + b"\n" + pickled)
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def _read(path: Path) -> tuple[CallHeader, bytes]:

@@ -81,7 +81,11 @@ def verdict(folder: Path, code: int) -> tuple[int, str]:
 
 
 def _write(path: Path, finish: Finish) -> None:
-    """Whole or not at all."""
+    """Whole or not at all: nothing is left where it cannot be written."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(json.dumps(asdict(finish)) + "\n", encoding="utf-8")
-    part.replace(path)
+    try:
+        part.write_text(json.dumps(asdict(finish)) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise

@@ -2,7 +2,8 @@
 
 import pytest
 
-from lockstep.observe.finish import FILE, read_finish, verdict
+from lockstep.events import Closed
+from lockstep.observe.finish import FILE, Finish, FinishMark, read_finish, verdict
 
 
 def finished(folder):
@@ -30,3 +31,11 @@ def test_a_run_that_did_not_come_to_its_end_is_never_done(code, found, tmp_path)
 def test_half_a_file_says_nothing(text, tmp_path):
     (tmp_path / FILE).write_text(text)
     assert read_finish(tmp_path) is None
+
+
+def test_a_file_that_cannot_be_written_is_told_and_leaves_nothing(tmp_path):
+    (tmp_path / FILE).mkdir()  # in its place
+    said = []
+    FinishMark(tmp_path, lambda: True, lambda: Finish(48, 2), said.append)(Closed())
+    assert ["cannot be written" in text for text in said] == [True]
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]

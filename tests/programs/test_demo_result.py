@@ -154,3 +154,4 @@ def test_a_report_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "report.md").mkdir()
     with pytest.raises(BadEnvironment, match=r"report\.md cannot be written"):
         write_report(demonstration(result(1), result(2)), tmp_path)
+    assert not list(tmp_path.glob(".*"))

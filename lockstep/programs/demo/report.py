@@ -4,6 +4,7 @@ import os
 import platform
 import textwrap
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -264,4 +265,6 @@ def _put(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
         partial.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
         raise BadEnvironment(f"the demo has run, but {path} cannot be written: {error.strerror}") from error
