@@ -47,6 +47,8 @@ GROUP = "group {number} of {label}"
 DATA = "the data of loader {number} ({part})"
 LOADERS = "where the loaders stand (pass:batch)"
 STATE = "the state"
+_BETWEEN = "; "
+"""Between the numbers of a group."""
 ENTRY = "state of "
 COUNTER = "counter "
 
@@ -113,7 +115,7 @@ class StepPlace:
         if alone:
             self.settled.update(alone)
             return None
-        difference = first_difference(here, compared)
+        difference = _in_short(first_difference(here, compared))
         return replace(difference, what=_named(difference, everyone), advice=_advice(difference, everyone))
 
 
@@ -124,6 +126,18 @@ def _without(facts: Facts, is_left_out: Callable[[str], bool]) -> Facts:
 def _is_detail(name: str) -> bool:
     """Whether it helps to judge or to explain a difference, and is none itself."""
     return is_detail_of_streams(name) or name.startswith((COUNTER, ENTRY))
+
+
+def _in_short(difference: Disagreement) -> Disagreement:
+    """Of a group, the numbers that differ."""
+    if not difference.what.startswith("group"):
+        return difference
+    mine, theirs = difference.mine.split(_BETWEEN), difference.theirs.split(_BETWEEN)
+    return replace(
+        difference,
+        mine=_BETWEEN.join(one for one in mine if one not in theirs),
+        theirs=_BETWEEN.join(one for one in theirs if one not in mine),
+    )
 
 
 def _named(difference: Disagreement, everyone: Sequence[Facts]) -> str:
@@ -179,7 +193,7 @@ def _plain(value: Any) -> Any:
 
 
 def _in_words(group: list[tuple[str, Any]]) -> str:
-    return ", ".join(f"{'parameters' if name == 'params' else name}={value}" for name, value in group)
+    return _BETWEEN.join(f"{'parameters' if name == 'params' else name}={value}" for name, value in group)
 
 
 class Places:
