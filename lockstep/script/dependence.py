@@ -5,8 +5,8 @@ Pure: source text in. Source that cannot be read, or parsed, shows nothing.
 # Note [What depends on a counter]
 # Many scripts count batches only to print now and then. So before a script is refused because of a counter, its source
 # must show that the training depends on it: a test that mentions the counter, or a name that was computed from it or
-# that such a test decides on, guards a call that trains (`optimizer.step()`, `run.lanes(...)`, and the like) or ends
-# the loop, or the number goes into a loss, a rate, a scheduler, or a loop's range.
+# that such a test decides on, guards a call that trains (`optimizer.step()`, `run.lanes(...)`, and the like), or what
+# sets a rate, or ends the loop, or the number goes into a loss, a rate, a scheduler, or a loop's range.
 """
 
 import ast
@@ -137,6 +137,9 @@ class Function:
         call = next(_training_calls(node), None) or self._skipped_call(node)
         if call is not None:
             return Dependence(node.lineno, f"decides whether {ast.unparse(call.func)}() is called")
+        rate = next((target for one in ast.walk(node) for target in _rates_set_by(one)), None)
+        if rate is not None:
+            return Dependence(node.lineno, f"decides whether {ast.unparse(rate)} is set")
         if isinstance(node, ast.While) or (_has(node, ast.Break, ast.Return) and self._loops_around(node)):
             return Dependence(node.lineno, "decides when the loop ends")
         return None
@@ -275,8 +278,9 @@ def _goes_into(node: ast.AST, tainted: set[str], name: str, in_calls: bool) -> D
         given = takes and any(mentions(part, tainted) for part in _arguments(node))
         if given or (is_backward and mentions(node.func, tainted)):
             return Dependence(node.lineno, f"goes into {ast.unparse(node)}")
-    if isinstance(node, ast.Assign) and mentions(node.value, tainted) and any(map(_is_rate, node.targets)):
-        return Dependence(node.lineno, f"goes into {ast.unparse(node.targets[0])}")
+    rates = _rates_set_by(node)
+    if isinstance(node, _ASSIGNS) and rates and node.value is not None and mentions(node.value, tainted):
+        return Dependence(node.lineno, f"goes into {ast.unparse(rates[0])}")
     return None
 
 
@@ -311,6 +315,13 @@ def is_range(node: ast.AST) -> bool:
     """Whether it is a loop over `range(...)`, also inside of a progress bar."""
     parts = ast.walk(node.iter) if isinstance(node, ast.For) else iter(())
     return any(isinstance(call, ast.Call) and "range" in (written(call.func) or "") for call in parts)
+
+
+def _rates_set_by(node: ast.AST) -> list[ast.expr]:
+    if not isinstance(node, _ASSIGNS):
+        return []
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return [target for target in targets if _is_rate(target)]
 
 
 def _is_rate(target: ast.AST) -> bool:

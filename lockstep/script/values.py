@@ -15,15 +15,17 @@
 # be refused. A worker that joins is refused where they go into the loss: its lanes would be others than before.
 """
 
+import dis
 import hashlib
 from argparse import Namespace
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from numbers import Number
-from types import FrameType, FunctionType, ModuleType, SimpleNamespace
+from types import CodeType, FrameType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -201,7 +203,7 @@ def _text(value: Any, depth: int, put_back: Collection[int]) -> str | None:
     if depth == 0 or (isinstance(value, _MANY) and len(value) > _MOST_ITEMS):
         return None
     if isinstance(value, dict):
-        return _text_of_table(value, depth, put_back)
+        return _text_of_table(value, depth, put_back) if value else "{}"
     if isinstance(value, nn.Module):
         if is_torchs(value):
             return text_of(value)
@@ -209,7 +211,9 @@ def _text(value: Any, depth: int, put_back: Collection[int]) -> str | None:
         if id(value) in put_back:
             carried = {name: one for name, one in carried.items() if type(one) not in PLAIN}
         return f"{type(value).__name__}{_text_of_table(carried, depth, put_back) or ''}"
-    if isinstance(value, FunctionType | partial):
+    if isinstance(value, FunctionType):
+        return f"{text_of(value)}{_text_of_table(_kept_by(value), depth, put_back) or ''}"
+    if isinstance(value, partial):
         return text_of(value)
     if isinstance(value, _MANY):
         texts = [text for one in value if (text := _text(one, depth - 1, put_back)) is not None]
@@ -225,6 +229,23 @@ def _text_of_table(table: Mapping[Any, Any], depth: int, put_back: Collection[in
     texts = {name: _text(one, depth - 1, put_back) for name, one in list(table.items())}
     known = [f"{name}={text}" for name, text in texts.items() if text is not None]
     return f"({', '.join(known)})" if known else None
+
+
+def _kept_by(function: FunctionType) -> Mapping[str, Any]:
+    """What a function keeps from call to call: variables of the function around it that it sets, and attributes of its
+    own."""
+    kept = dict(vars(function))
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if name in _set_around(function.__code__):
+            with suppress(ValueError):  # it is not set yet
+                kept[name] = cell.cell_contents
+    return kept
+
+
+@lru_cache(maxsize=1024)
+def _set_around(code: CodeType) -> set[str]:
+    """The variables of functions around it that its code sets."""
+    return {one.argval for one in dis.get_instructions(code) if one.opname == "STORE_DEREF"} & set(code.co_freevars)
 
 
 def _tensors(value: Any, depth: int) -> Iterator[Any]:

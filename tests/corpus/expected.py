@@ -58,6 +58,12 @@ ANEW = {
     "a_rollback_to_the_best": dict.fromkeys(
         ("joined", "resumed"), Said(f"tensors in `best_state`.*model.load_state_dict.*{_KEEP}", _TRACK)
     ),
+    "a_rate_halved_by_hand": dict.fromkeys(
+        ("joined", "resumed"), Said(rf"`last`.*decides whether group\['lr'\] is set.*{_KEEP}", _TRACK)
+    ),
+    "a_schedule_in_a_closure": dict.fromkeys(
+        ("joined", "resumed"), Said(rf"`rate`.*calls=1\).*goes into group\['lr'\].*{_KEEP}", _TRACK)
+    ),
     "a_temperature_for_each_epoch": dict.fromkeys(
         ("joined", "resumed"),
         Said("model.temperature is 2.0 and was .*Compute it from run.step", "compute it from `run.step`"),

@@ -37,6 +37,12 @@ DEPENDS = {
         "lr = 0.1 * min(1, step / 10)\nfor group in optimizer.param_groups:\n    group['lr'] = lr\n",
         "goes into group['lr']",
     ),
+    "whether a rate is set": (
+        "last",
+        "if run.loss > last:\n    for group in optimizer.param_groups:\n        group['lr'] = 0.1\n",
+        "decides whether group['lr'] is set",
+    ),
+    "a rate that is multiplied": ("f", "for g in optimizer.param_groups:\n    g['lr'] *= f\n", "goes into g['lr']"),
     "a scheduler": ("i", "scheduler.step(epoch + i / n)\n", "goes into scheduler.step(epoch + i / n)"),
     "a function that is given the optimizer": (
         "step",

@@ -50,6 +50,20 @@ def test_a_value_that_has_changed_is_in_the_snapshot_and_others_are_not(tmp_path
     assert "flag" not in saved  # a truth value is followed as a number
 
 
+def test_a_function_is_what_it_keeps_and_an_empty_table_is_a_value(tmp_path: Path) -> None:
+    made = (
+        "def make():\n    calls, limit = 0, 9\n"
+        "    def rate():\n        nonlocal calls\n        calls += 1\n        return min(calls, limit)\n    return rate\n"
+        "rate, rest = make(), {}\nfirst = look()\nrate()\nrate.seen = 2\nrest[1] = 0.5"
+    )
+    names = run_script(tmp_path / "train.py", made)
+    saved = {row[2]: row[3] for row in changed_since(names["first"], names["now"])}
+    assert saved["rate"].endswith("(seen=2, calls=1)")
+    assert saved["rest"] == "(1=0.5)"
+    (anew,) = (found for (_, function), found in names["first"].items() if function == "<module>")
+    assert (anew["rate"].endswith("(calls=0)"), anew["rest"]) == (True, "{}")
+
+
 def test_what_a_value_is_does_not_depend_on_where_it_is_kept() -> None:
     best, tensor, queue, table, stopper = 2.5, torch.tensor(2.5), deque([1, 2]), {"a": [None, "b"]}, Stopper()
     texts = next(found for (_, function), found in values(sys._getframe()).items() if function.startswith("test_what"))
