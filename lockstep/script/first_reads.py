@@ -44,7 +44,7 @@ def is_carried(function: Function, name: str, *, over_passes: bool = False, in_p
     setting = [loop for loop in loops if any(_sets(part, uses.name) for part in function.with_called([loop]))]
     if not setting:
         return True
-    carrying = [loop for loop in setting if not is_target(loop, uses.name) and uses.read_first(loop.body)]
+    carrying = [loop for loop in setting if not is_target(loop, uses.name) and _carries(function, loop, uses)]
     if over_passes:
         around = _around_passes(loops)
         if any(loop in around for loop in setting):
@@ -52,6 +52,14 @@ def is_carried(function: Function, name: str, *, over_passes: bool = False, in_p
         if not isinstance(function.node, ast.ClassDef):
             return any(loop not in walked(setting[0]) for loop in carrying)
     return bool(carrying)
+
+
+def _carries(function: Function, loop: Loop, uses: "_Uses") -> bool:
+    """Whether a turn reads first, or what it sets under a condition alone is read elsewhere."""
+    is_read = uses.read_first(loop.body)
+    within = set(walked(loop))
+    elsewhere = (node for node in walked(function.file or function.node) if node not in within)
+    return any(_loads(node, uses.name) for node in elsewhere) if is_read is None else is_read
 
 
 def _around_passes(loops: list[Loop]) -> list[Loop]:

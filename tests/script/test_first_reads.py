@@ -65,6 +65,10 @@ CARRIED = {
         "class Trainer:\n    def train(self):\n        loss(self.w).backward()\n    def fit(self):\n"
         "        for b in loader:\n            self.train()\n            self.w = f(b)\n"
     ),
+    "in one branch, for a function": (
+        source(top="if epoch == 0: w = 2", lane="            loss(scaled(x)).backward()\n")
+        + "def scaled(x): return w * x\n"
+    ),
     "from batch to batch of a loop by steps": (
         "while run.step < 9:\n    batch = next(it)\n    for x in run.lanes(batch): loss(w, x)\n    w *= 0.9"
     ),
