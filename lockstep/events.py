@@ -58,6 +58,9 @@ class Note(Event):
 KEPT_BY_LANE = "a lane keeps something for the next one"
 """How a Note begins that may explain why two runs differ: `lockstep verify` repeats it."""
 
+KEPT_BY_DATA = "a data set keeps something for the next sample"
+"""The same of what is read."""
+
 
 @dataclass
 class GraphCompiled(Event):

@@ -5,6 +5,7 @@
 - `passes`          where a pass begins, and whether it draws the same samples again
 - `identity`        what a data set is made of, so that workers with different ones are found
 - `fetch`           loading a global batch: from a data set with indices (`samples`), or from a `stream`
+- `repeats`         whether a data set gives a sample again when it is read again
 - `own_generators`  random generators that the script has made, which data sets may hold
 - `inner_loader`    torch's loader, which runs the fetch; further lanes of a batch that was already handed out
 - `batch`, `structure`, `contents`    a global batch as one worker holds it; what it is made of; digests of it

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import Dataset, default_collate, default_convert, get_worker_info
 
@@ -27,8 +27,16 @@ from lockstep.data.order import Draw, Keys
 from lockstep.data.own_generators import OwnGenerator, held_by, untouched
 from lockstep.data.structure import num_samples
 
-Loaded = tuple[int, dict[int, Any]]
-"""The number of samples in the whole global batch, and the data of each requested lane."""
+
+class Loaded(NamedTuple):
+    """The number of samples in the whole global batch, and the data of each requested lane.
+
+    `remark` is what a user should know of how they were read.
+    """
+
+    num_samples: int
+    shares: dict[int, Any]
+    remark: str | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,7 @@ class Source:
         """An item that is a whole global batch, converted by the user's collate function and cut."""
         batch = self.collate(item, position.epoch, position.step)
         total = num_samples(batch)
-        return total, cut_shares(batch, total, self.num_lanes, lanes, least)
+        return Loaded(total, cut_shares(batch, total, self.num_lanes, lanes, least))
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class Pinnable:
     loaded: Loaded | None
 
     def pin_memory(self) -> "Pinnable":
-        return self if self.loaded is None else Pinnable((self.loaded[0], pinned(self.loaded[1])))
+        return self if self.loaded is None else Pinnable(self.loaded._replace(shares=pinned(self.loaded.shares)))
 
 
 def unpacked(given: Any) -> Loaded | None:
@@ -140,7 +140,7 @@ class LaneReload:
         return shares
 
     def _checked(self, loaded: Loaded | None) -> dict[int, Any]:
-        num_samples, shares = loaded if loaded is not None else (0, {})
+        num_samples, shares, _ = loaded if loaded is not None else (0, {}, None)
         if num_samples != self.num_samples:
             where = self.draw.position
             raise BadArgument(

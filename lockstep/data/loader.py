@@ -102,6 +102,7 @@ class ShardedLoader:
         self._num_ahead = 0
         self._sought = False
         self._num_spent = 0
+        self._has_remarked = False
         self._marks: deque[tuple[Position, str]] = deque(maxlen=MOST_MARKS)
         self._pass_number = 0
         self._running: weakref.ref[Pass] | None = None
@@ -274,6 +275,9 @@ class ShardedLoader:
                 if loaded is None:
                     break
                 self._loaded(waited_ns / 1e9)
+                if loaded.remark is not None and not self._has_remarked:
+                    self._has_remarked = True
+                    self._say(loaded.remark)
                 drawn, draw = self.drawn, order.handed_out()
                 self._marks.append((draw.position, drawn))
                 self._position = Position(draw.position.epoch, draw.position.step + 1)

@@ -7,15 +7,19 @@
 # The number of earlier uses is then part of the key: otherwise the sample would look the same each time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from lockstep.chance import Generators
 from lockstep.data.batch import Position
+from lockstep.data.contents import contents
 from lockstep.data.fetch import Fetch, LaneRequest, Loaded, Source
 from lockstep.data.order import Draw, name_of
+from lockstep.data.repeats import Repeats
 from lockstep.lanes import share
 
 
@@ -43,6 +47,7 @@ class SampleFetch(Fetch):
         self.counts_uses = not draws_nothing(source.dataset)
         self.draws = self.reads_own = self.counts_uses or source.collate_draws
         self._reads_lists = reads_lists(source.dataset)
+        self._repeats = Repeats(source.dataset)
 
     def request(self, draw: Draw, lanes: Sequence[int], least: int = 1) -> SampleRequest:
         total = len(draw.indices)
@@ -55,7 +60,17 @@ class SampleFetch(Fetch):
         return SampleRequest(draw.position, total, tuple(picks))
 
     def load(self, request: SampleRequest) -> Loaded:
-        return request.num_samples, {picks.lane: self._lane(picks, request.position) for picks in request.picks}
+        self._repeats.begin_load()
+        return Loaded(request.num_samples, {one.lane: self._lane(one, request.position) for one in request.picks})
+
+    def _load_with_all(self, request: SampleRequest) -> Loaded | None:
+        if not (self.counts_uses and request.picks):
+            return super()._load_with_all(request)
+        self._repeats.begin()
+        loaded = super()._load_with_all(request)
+        first, epoch = next(self._reads(request.picks[0])), request.position.epoch
+        remark = self._repeats.remark(name_of(first.indices[0]), partial(self._read, first, epoch))
+        return loaded if loaded is None or remark is None else loaded._replace(remark=remark)
 
     def _lane(self, picks: Picks, position: Position) -> Any:
         samples = self._samples(picks, position.epoch)
@@ -63,19 +78,48 @@ class SampleFetch(Fetch):
 
     def _samples(self, picks: Picks, epoch: int) -> Any:
         """The lane's samples. See Note [Chance of a sample]."""
-        dataset = self.source.dataset
-        if self._reads_lists:
-            self._seed(epoch, picks.indices, picks.uses)
-            return dataset.__getitems__(list(picks.indices))
         samples = []
-        for place, index in enumerate(picks.indices):
-            self._seed(epoch, (index,), picks.uses[place : place + 1])
-            samples.append(dataset[index])
-        return samples
+        for part in self._reads(picks):
+            if self._repeats.awaits:
+                sample, drew = self._read(part, epoch)
+                self._repeats.saw(sample, drew)
+            else:
+                self._seed(epoch, part)
+                sample = self._get(part)
+            samples.append(sample)
+        return samples[0] if self._reads_lists else samples
 
-    def _seed(self, epoch: int, indices: Sequence[Any], uses: Sequence[int]) -> None:
+    def _reads(self, picks: Picks) -> Iterator[Picks]:
+        """What is read at once: one sample, or all, where the data set reads lists."""
+        if self._reads_lists:
+            yield picks
+            return
+        for place, index in enumerate(picks.indices):
+            yield Picks(picks.lane, (index,), picks.uses[place : place + 1])
+
+    def _read(self, picks: Picks, epoch: int, *others: str) -> tuple[Any, bool]:
+        """What is read at once, and whether random numbers were drawn for it: with `others`, not those of its place."""
+        self._seed(epoch, picks, *others)
+        before = self._chance()
+        sample = self._get(picks)
+        return sample, self._chance() != before
+
+    def _get(self, picks: Picks) -> Any:
+        dataset = self.source.dataset
+        return dataset.__getitems__(list(picks.indices)) if self._reads_lists else dataset[picks.indices[0]]
+
+    def _seed(self, epoch: int, picks: Picks, *others: str) -> None:
         if self.counts_uses:
-            self.source.set_generators(self.source.keys.of("augment", epoch, *sample_names(indices, uses)))
+            names = sample_names(picks.indices, picks.uses)
+            self.source.set_generators(self.source.keys.of("augment", epoch, *names, *others))
+
+    def _chance(self) -> list[str]:
+        """Where the generators stand."""
+        now = Generators.on_cpu()
+        return [
+            contents([now.torch_cpu, repr(now.python), repr(now.numpy)]),
+            *(one.digest() for one in self.source.own),
+        ]
 
 
 class WholeFetch(Fetch):

@@ -66,7 +66,7 @@ class StreamFetch(Fetch):
             return None
         if self._batch_size is None:
             return self.source.shares_of_whole(samples[0], position, request.lanes, request.least)
-        return len(samples), self._shares(samples, request)
+        return Loaded(len(samples), self._shares(samples, request))
 
     def close(self) -> None:
         self._reading = None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
+from lockstep.events import KEPT_BY_DATA, KEPT_BY_LANE
 from lockstep.verify.evidence import Lane, RunTrace, TraceDifference
 
 # Additions in another order move a gradient's norm by about a rounding; other random numbers by percents.
@@ -31,6 +32,7 @@ class DifferenceCause(StrEnum):
     BUFFER = "a buffer"
     RANK = "code that depends on the rank"
     KEPT = "something that a lane keeps for the next one"
+    SAMPLES = "something that a data set keeps for the next sample"
     CARRIED = "state that a script carries for its samples by hand"
     UNTRACKED = "state that the run does not know"
     COUNT = "a count of the script's own"
@@ -75,6 +77,11 @@ class Case:
         result = "gave the same bits again" if self.reproducible else "gave other bits"
         return f"A second run with {self.difference.left.run.label} {result}"
 
+    def kept(self, by: str) -> list[str]:
+        """The notes on what is kept that begin so."""
+        difference = self.difference
+        return [text for text in (*difference.left.run.kept, *difference.right.run.kept) if text.startswith(by)]
+
     def carried(self, lane: int, left: Lane, right: Lane) -> str:
         """Names a lane, and the workers that computed it on the two sides."""
         runs = self.difference.left.run.label, self.difference.right.run.label
@@ -109,10 +116,13 @@ def by_threads(case: Case) -> LikelyCause | None:
 def _data(case: Case) -> LikelyCause | None:
     for lane, left, right in case.lanes:
         if left.data != right.data:
+            story = f"The data of {case.carried(lane, left, right)} differ"
+            if kept := case.kept(KEPT_BY_DATA):
+                return LikelyCause(DifferenceCause.SAMPLES, f"{story}, and a note says: {kept[0]}")
             return case.by_worker_or_chance(
-                f"The data of {case.carried(lane, left, right)} differ",
+                story,
                 ", so what is read depends on the worker: look for run.rank, run.size or a second sharding in the "
-                "data set, the sampler or the loop.",
+                "data set, the sampler or the loop, and for what the data set keeps from sample to sample.",
                 ", so the order or the content of the data comes from a generator lockstep does not set.",
             )
     return None
@@ -162,7 +172,7 @@ def _judge_gradient(case: Case, story: str, only_rounding: bool) -> LikelyCause:
     if only_rounding and not case.reproducible:
         why = "so some operator adds in an order that varies."
         return LikelyCause(DifferenceCause.OPERATOR, f"{story}. {case.again}, {why}")
-    kept = case.difference.left.run.kept or case.difference.right.run.kept
+    kept = case.kept(KEPT_BY_LANE)
     if kept and not only_rounding and case.reproducible:
         return LikelyCause(DifferenceCause.KEPT, f"{story}. {case.again}, and a note says: {kept[0]}")
     return case.by_worker_or_chance(

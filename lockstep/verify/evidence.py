@@ -54,7 +54,7 @@ class RunTrace:
     """One run: its workers, its lanes by (step, lane), and torch's warnings of nondeterministic operators.
 
     `norms` has the size of each parameter's gradient, over all lanes, by step; `compiled` what torch.compile was given;
-    `kept` the notes on what lanes keep for the next lane.
+    `kept` the notes on what lanes keep for the next lane, and data sets for the next sample.
     """
 
     label: str

@@ -1,7 +1,7 @@
 """Writes what a worker computed, step by step and lane by lane, as digests (see evidence.py); and its final state.
 
 A JSON object per line; `kind` is "start", "state" (after `step` updates), "lane", "step" (the gradient of all lanes),
-"nondeterministic", "compiled" (a graph), "kept" (what a lane keeps for the next), "end".
+"nondeterministic", "compiled" (a graph), "kept" (what a lane, or a data set, keeps for the next), "end".
 """
 
 import json
@@ -16,6 +16,7 @@ import torch
 
 from lockstep.chance import Generators
 from lockstep.events import (
+    KEPT_BY_DATA,
     KEPT_BY_LANE,
     Closed,
     Copied,
@@ -97,7 +98,7 @@ class Trace:
                 self._generation = event.generation
             case GraphCompiled(text):
                 self._write(kind="compiled", text=text)
-            case Note(text) if text.startswith(KEPT_BY_LANE):
+            case Note(text) if text.startswith((KEPT_BY_LANE, KEPT_BY_DATA)):
                 self._write(kind="kept", text=text)
             case Copied(slot):
                 self._file.close()

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import lockstep
 from lockstep.data import GlobalBatch, ShardedLoader
 from lockstep.data.device import DeviceMover, pinned, to_device
+from lockstep.data.fetch import Loaded
 from lockstep.data.inner_loader import Pinnable, unpacked
 from lockstep.data.structure import copied
 
@@ -143,10 +144,10 @@ def test_a_tensor_with_memory_of_its_own_device_is_not_pinned() -> None:
 
 
 def test_what_torchs_loader_pins_comes_out_as_it_was_loaded() -> None:
-    given = Pinnable((5, {0: (Noted(), "a")})).pin_memory()
+    given = Pinnable(Loaded(5, {0: (Noted(), "a")}, "a remark")).pin_memory()
     assert isinstance(given, Pinnable)
-    num_samples, shares = unpacked(given) or (0, {})
-    assert (num_samples, type(shares[0]), shares[0][0].is_pinned) == (5, tuple, True)
+    num_samples, shares, remark = unpacked(given) or (0, {}, "")
+    assert (num_samples, type(shares[0]), shares[0][0].is_pinned, remark) == (5, tuple, True, "a remark")
 
 
 def test_the_end_of_the_data_can_be_pinned_too() -> None:

@@ -184,7 +184,8 @@ class Renewed(Noisy):
     num_made = 0
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        self.rng, self.num_made = random.Random(index), self.num_made + 1
+        self.rng = random.Random(index)
+        self.num_made += 1
         return super().__getitem__(index)
 
 

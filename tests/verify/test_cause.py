@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from synthetic import PARAMETERS, make_run, with_lane, with_state
 
+from lockstep.events import KEPT_BY_DATA, KEPT_BY_LANE
 from lockstep.verify.cause import DifferenceCause, LikelyCause, judge
 from lockstep.verify.evidence import RunTrace, first_difference
 
@@ -43,6 +44,13 @@ def test_other_data_are_random_numbers_if_a_second_run_differs() -> None:
 
 def test_other_data_depend_on_the_rank_if_a_second_run_is_the_same() -> None:
     assert verdict(ONE, with_lane(TWO, 1, 2, data="other")).cause is DifferenceCause.RANK
+
+
+def test_what_a_data_set_keeps_for_the_next_sample_is_named() -> None:
+    right = replace(with_lane(TWO, 1, 2, data="other"), kept=(f"{KEPT_BY_LANE} n", f"{KEPT_BY_DATA}: m"))
+    said = verdict(ONE, right)
+    assert said.cause is DifferenceCause.SAMPLES
+    assert said.explanation.endswith(f"differ, and a note says: {KEPT_BY_DATA}: m")
 
 
 def test_a_generator_that_stands_elsewhere_at_the_end_of_a_lane_means_random_numbers() -> None:
@@ -83,12 +91,12 @@ def test_a_gradient_is_judged_by_size_by_a_second_run_and_by_warnings(
 
 
 def test_what_a_lane_keeps_for_the_next_one_is_named_if_the_bits_come_again() -> None:
-    right = replace(with_lane(TWO, 1, 3, gradients=gradients(5.0)), kept=("a lane keeps n",))
+    right = replace(with_lane(TWO, 1, 3, gradients=gradients(5.0)), kept=(f"{KEPT_BY_LANE} n",))
     said = verdict(ONE, right, again=ONE)
     assert said.cause is DifferenceCause.KEPT
-    assert "A second run with 1 worker gave the same bits again, and a note says: a lane keeps n" in said.explanation
+    assert f"A second run with 1 worker gave the same bits again, and a note says: {KEPT_BY_LANE} n" in said.explanation
     assert verdict(ONE, right, again=with_state(ONE, 1, "bias")).cause is DifferenceCause.RANDOM
-    near = replace(with_lane(TWO, 1, 3, gradients=gradients(1.0 + 1e-6)), kept=("a lane keeps n",))
+    near = replace(with_lane(TWO, 1, 3, gradients=gradients(1.0 + 1e-6)), kept=(f"{KEPT_BY_LANE} n",))
     assert verdict(ONE, near, again=ONE).cause is DifferenceCause.RANK
 
 
