@@ -1,5 +1,6 @@
 """The user's loaders as the run reads them, and the epochs that it counts."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -55,6 +56,11 @@ class Loaders:
 
     def epochs(self, count: int, start: int) -> Iterator[int]:
         """Counts epochs from the one under way, or from `start`, up to `count`."""
+        epochs = self._epochs(count, start)
+        self._state.progress.epochs_under_way = weakref.ref(epochs)
+        return epochs
+
+    def _epochs(self, count: int, start: int) -> Iterator[int]:
         progress = self._state.progress
         if self._state.models.modules:
             self._take_up()

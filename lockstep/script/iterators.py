@@ -7,7 +7,7 @@ of loaders are put back by the run.
 
 import ast
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import accumulate, chain, count, cycle, islice, starmap, takewhile
 from operator import length_hint
 from types import GeneratorType
@@ -37,20 +37,22 @@ def text_of_iterator(value: Any, text: Text) -> str | None:
         return _text_of_generator(value, text) if is_users(value.gi_code.co_filename) else None
     if isinstance(value, _PLACED):
         return f"an iterator with {length_hint(value)} left"
-    inner = [words for one in _inside(value) if (words := text_of_iterator(one, text)) is not None]
+    parts = _parts(value)
+    inner = [words for one in parts if is_iterator(one) and (words := text_of_iterator(one, text)) is not None]
+    if isinstance(value, cycle):  # it keeps what it has gone over
+        inner += [f"{len(one)} kept" for one in parts if isinstance(one, list)]
     return f"{type(value).__name__} over {', '.join(inner)}" if inner else None
 
 
-def _inside(value: Any) -> Iterator[Any]:
-    """What the iterator goes over, as far as these are iterators."""
+def _parts(value: Any) -> list[Any]:
+    """What the iterator is made of."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
             parts = value.__reduce__()
         except TypeError:  # some iterators of later Pythons cannot be taken apart
-            return
-    held = (one for part in parts[1:] for one in (part if isinstance(part, tuple) else (part,)))
-    yield from (one for one in held if is_iterator(one))
+            return []
+    return [one for part in parts[1:] for one in (part if isinstance(part, tuple) else (part,))]
 
 
 def _text_of_generator(generator: Any, text: Text) -> str | None:

@@ -218,6 +218,7 @@ class Places:
         self._saved_values: list[tuple[str, str, str, str]] = []
         self._gone_on: set[int] | None = None
         """The loaders on which a step has trained since a snapshot was loaded; None if none was."""
+        self._was_loaded = False
         self._models, self._progress = models, progress
         self._groups, self._attributes, self._modes = Groups(models), ModelAttributes(models), ModelModes(models)
         self._data_sets = DataSetSettings(self._texts_of_data_sets)
@@ -288,7 +289,16 @@ class Places:
         self._gone_on.add(number)
         passes = [loader.running for loader in self._progress.loaders.values()]
         running = self._progress.loaders[number].running
-        return None if running is None or position.step == 0 else restarted_iterator(running, passes)
+        if running is None or position == Position():
+            return None
+        return restarted_iterator(running, passes, at_start=position.step == 0)
+
+    def wrapped_epochs(self) -> str | None:
+        """The same for epochs, once after a resume."""
+        was_loaded, self._was_loaded = self._was_loaded, False
+        epochs = self._progress.epochs_under_way()
+        goes_on = was_loaded and self._progress.epoch > 0 and epochs is not None
+        return restarted_iterator(epochs, ()) if goes_on else None
 
     def looped(self, loop: LaneLoop) -> str | None:
         """A loop has begun. Returns what was due instead, if the script is out of its rhythm."""
@@ -350,7 +360,7 @@ class Places:
         self.streams.owners = dict(state.get("owners", {}))
         self.rhythm.expect(state.get("rhythm", ()))
         self._passes = {}
-        self._gone_on = set()
+        self._gone_on, self._was_loaded = set(), True
         self._saved_values = [tuple(saved) for saved in state.get("values", ())]
         self._expected = [Number(*saved) for saved in state.get("numbers", ())]
         self._attributes.load(state.get("attributes", {}), state.get("compared", {}))

@@ -6,7 +6,8 @@ Iterators around a pass over a loader, and untracked schedulers of a run's optim
 # After a resume a pass goes on in its middle, and so does a counter that lockstep can read (counters.py). But
 # `islice(loader, 4)` counts inside of an iterator of the standard library, which cannot be read, and
 # `zip(loader, rows)` goes through `rows` from the beginning. So at the first batch of a pass that goes on in its
-# middle, the iterators that hold the pass are checked: the garbage collector knows them.
+# middle, the iterators that hold the pass are checked: the garbage collector knows them. `cycle(loader)` keeps the
+# batches of the first pass, so it is wrong at the start of a later one too.
 """
 
 import gc
@@ -21,21 +22,25 @@ from torch.optim.lr_scheduler import LRScheduler
 _MOST_WRAPPERS = 4
 _TRANSPARENT = (enumerate, map, filter, chain, takewhile, GeneratorType)
 """They take one item for each that they yield, and keep no count. What a generator function counts can be read."""
-_ENDLESS = (count, cycle, repeat)
+_ENDLESS = (count, repeat)
+"""What they give does not depend on where they begin, or can be read."""
 
 _DEPTH = 2
 """How far something may be inside of something that is tracked: an attribute of an attribute."""
 
 
-def restarted_iterator(running: object, passes: Collection[object]) -> str | None:
+def restarted_iterator(running: object, passes: Collection[object], *, at_start: bool = False) -> str | None:
     """Describes what around the pass `running` starts again although the pass does not; None if nothing does.
 
-    `passes` are those of all loaders of the run. See Note [Iterators that start again].
+    `passes` are those of all loaders of the run. `at_start`: the pass begins, and is not the first. See Note [Iterators
+    that start again].
     """
     inner: object | None = running
     for _ in range(_MOST_WRAPPERS):
         holders = list(_holders(inner))
         for holder in holders:
+            if at_start and not isinstance(holder, cycle):
+                continue
             words = _counts_by_itself(holder, inner, passes)
             if words is not None:
                 return words
@@ -85,7 +90,7 @@ def is_fresh(scheduler: LRScheduler) -> bool:
 def _holders(inner: object) -> Iterator[object]:
     """The iterators that hold `inner`; zip, chain and map hold theirs in a tuple."""
     for holder in gc.get_referrers(inner):
-        if isinstance(holder, (*_TRANSPARENT, islice, zip)):
+        if isinstance(holder, (*_TRANSPARENT, cycle, islice, zip)):
             yield holder
         elif type(holder) is tuple:
             yield from (outer for outer in gc.get_referrers(holder) if isinstance(outer, (zip, map)))
@@ -94,6 +99,8 @@ def _holders(inner: object) -> Iterator[object]:
 def _counts_by_itself(holder: object, inner: object, passes: Collection[object]) -> str | None:
     if isinstance(holder, islice):
         return "itertools.islice counts its batches by itself, from 0"
+    if isinstance(holder, cycle):
+        return "itertools.cycle gives again what it has gone over, from where it began"
     if isinstance(holder, zip):
         others = [one for one in _zipped(holder) if one is not inner and not any(one is known for known in passes)]
         finite = [one for one in others if not isinstance(one, _ENDLESS)]

@@ -66,6 +66,8 @@ class DataProgress:
     on_epoch_end: Callable[[], None] | None = None
     on_begin: Callable[[], None] | None = None
     """Called once, when the script begins its first epoch, before anything of its body, or trains without epochs."""
+    epochs_under_way: Callable[[], object | None] = lambda: None
+    """The iterator by which the script counts epochs, if there is one."""
     _resumed: LoaderCounts | None = None
 
     def epochs(self, count: int) -> Iterator[int]:

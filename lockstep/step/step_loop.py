@@ -307,6 +307,12 @@ class StepLoop:
         anew = self.places.wrapped(batch)
         if anew is not None:
             self._guard.refuse(_begins_anew(anew, batch, self.step))
+        anew = self.places.wrapped_epochs()
+        if anew is not None:
+            self._guard.refuse(
+                f"run.epochs goes on in the middle, at step {self.step}, and {anew}. Take what belongs to an epoch by "
+                "its number (`rates[epoch]`)."
+            )
         due = self.places.looped(loop)
         if due is not None:
             self._guard.refuse(_out_of_rhythm(f"the loop at {loop.site}", due, self.step))

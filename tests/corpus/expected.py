@@ -101,6 +101,14 @@ ANEW = {
         Said("StepLR is a scheduler that run.replicate was not", "`run.replicate(..., scheduler=scheduler)`"),
     ),
     "warm_restarts": dict.fromkeys(("joined", "resumed"), Said(f"`i`.*{_COUNTS}", _BY_STEP)),
+    "zipped_with_a_cycle": dict.fromkeys(
+        ("joined", "resumed"),
+        Said("together with a cycle|itertools.cycle gives again", "let `run.shard` load all of it"),
+    ),
+    "zipped_epochs": dict.fromkeys(
+        ("joined", "resumed"),
+        Said("run.epochs goes on in the middle.*with a list_iterator", "take it by the epoch's number"),
+    ),
     "zipped_with_a_range": dict.fromkeys(("joined", "resumed"), Said(f"`_`.*{_COUNTS}", "`break` by `run.step`")),
 }
 """Refused where the script runs from the top again: a newcomer goes away, a resumed run ends. By kinds of fault."""

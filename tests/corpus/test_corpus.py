@@ -54,6 +54,8 @@ TELLING = {
     "rates_by_next": ("resumed",),
     "weights_by_next": ("joined", "resumed"),
     "weights_of_classes": ("joined", "resumed"),
+    "zipped_epochs": ("joined", "resumed"),
+    "zipped_with_a_cycle": ("resumed",),
     "writer_on_rank_0": ("lost",),
 }
 """The kinds of faults that would show what is wrong with a script."""

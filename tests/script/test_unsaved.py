@@ -1,7 +1,7 @@
 """Iterators around a pass that begin anew although the pass does not."""
 
 from collections.abc import Iterator
-from itertools import count, islice
+from itertools import count, cycle, islice
 
 import pytest
 
@@ -41,6 +41,18 @@ def test_what_is_zipped_with_a_pass_begins_anew_unless_it_is_a_pass_or_endless()
     together = zip(count(), running, other, strict=False)
     next(together)
     assert restarted_iterator(running, [running, other]) is None
+
+
+def test_a_cycle_begins_anew_too() -> None:
+    running = numbers()
+    together = zip(running, cycle([1, 2, 3]), strict=False)
+    next(together)
+    assert "together with a cycle, which starts from its beginning" in str(restarted_iterator(running, [running]))
+    again = cycle(running)
+    del together
+    next(again)
+    for at_start in (False, True):
+        assert "itertools.cycle gives again" in str(restarted_iterator(running, [running], at_start=at_start))
 
 
 def test_a_pass_in_a_loop_or_under_a_progress_bar_goes_on() -> None:

@@ -53,7 +53,8 @@ def test_a_value_that_has_changed_is_in_the_snapshot_and_others_are_not(tmp_path
 def test_a_function_is_what_it_keeps_and_an_empty_table_is_a_value(tmp_path: Path) -> None:
     made = (
         "def make():\n    calls, limit = 0, 9\n"
-        "    def rate():\n        nonlocal calls\n        calls += 1\n        return min(calls, limit)\n    return rate\n"
+        "    def rate():\n        nonlocal calls\n        calls += 1\n        return min(calls, limit)\n"
+        "    return rate\n"
         "rate, rest = make(), {}\nfirst = look()\nrate()\nrate.seen = 2\nrest[1] = 0.5"
     )
     names = run_script(tmp_path / "train.py", made)
