@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import Dataset
 
 from lockstep.data.contents import sampled_contents
+from lockstep.data.structure import attributes
 
 MOST_ELEMENTS = 1000
 """How many elements of a list are compared, at even distances."""
@@ -37,7 +38,7 @@ def made_of(data_set: Any) -> dict[str, str]:
 
 
 def _parts(name: str, holder: Any, depth: int) -> Iterator[tuple[str, str]]:
-    for key, value in list(getattr(holder, "__dict__", {}).items()):
+    for key, value in list(attributes(holder).items()):
         words = _words(value)
         if words is not None:
             yield f"{name}.{key}", words

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from lockstep.chance import fold
+from lockstep.data.structure import attributes
 
 _MOST_ITEMS, _MOST_THINGS = 100, 500
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None), torch.Tensor})
@@ -165,7 +166,7 @@ def _parts(thing: Any) -> Iterable[tuple[str | int, Any]]:
         return [*held, *enumerate(thing.__defaults__ or ())]
     if issubclass(kind, type | torch.Tensor | ModuleType):
         return []
-    return list((getattr(thing, "__dict__", None) or {}).items())
+    return list(attributes(thing).items())
 
 
 @lru_cache(maxsize=4096)

@@ -1,4 +1,4 @@
-"""What a batch is made of: its samples counted, cut along dimension 0, copied. Pure.
+"""What a batch is made of: its samples counted, cut along dimension 0, copied; what an object is made of. Pure.
 
 # Note [Structure or samples]
 # Tensors and arrays hold one sample per row. Mappings, dataclasses and named tuples are structure: each of
@@ -10,9 +10,12 @@
 import copy
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from collections.abc import Set as AbstractSet
-from typing import Any, NamedTuple
+from contextlib import suppress
+from functools import lru_cache
+from types import MemberDescriptorType
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -178,3 +181,23 @@ def _advice(part: Any) -> str:
     if _is_plain(part) or isinstance(part, torch.Tensor) or is_numpy_array(part):
         return "Give it one entry per sample along dimension 0, or keep it outside the batch."
     return "A batch is made of tensors, arrays, lists, tuples, dicts, dataclasses; keep the rest outside it."
+
+
+def attributes(holder: Any) -> Mapping[str, Any]:
+    """Those of an object itself, those in its slots too."""
+    own, kind = getattr(holder, "__dict__", None), cast(Hashable, type(holder))
+    found = own if isinstance(own, Mapping) else {}
+    if not (slots := _slots_of(kind)):
+        return found
+    in_slots = dict(found)
+    for name, slot in slots:
+        with suppress(AttributeError):  # nothing is in it
+            in_slots[name] = slot.__get__(holder)
+    return in_slots
+
+
+@lru_cache(maxsize=4096)
+def _slots_of(kind: Any) -> tuple[tuple[str, MemberDescriptorType], ...]:
+    """Of Python's own types, whose parts are no attributes, none."""
+    kinds = [one for one in kind.__mro__ if "__slots__" in vars(one)]
+    return tuple((name, one) for base in kinds for name, one in vars(base).items() if type(one) is MemberDescriptorType)

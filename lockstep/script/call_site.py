@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from lockstep import version
+from lockstep.data.structure import attributes
 from lockstep.launch.traceback_lines import is_users
 from lockstep.script.goes_on import hands_on
 
@@ -81,9 +82,8 @@ def look_into(frame: FrameType, read: Callable[[Mapping[str, Any]], Found]) -> d
         code, variables = call.f_code, copied_variables(call)
         results.setdefault((code.co_filename, code.co_name), read(variables))
         owner = variables.get("self")
-        attributes = getattr(owner, "__dict__", None)
-        if isinstance(attributes, dict):
-            results.setdefault((code.co_filename, type(owner).__name__), read(attributes))
+        if owner is not None:
+            results.setdefault((code.co_filename, type(owner).__name__), read(attributes(owner)))
     return results
 
 

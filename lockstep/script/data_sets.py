@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from lockstep.data.identity import each_in
+from lockstep.data.structure import attributes
 from lockstep.script.attributes import SET_AGAIN
 from lockstep.script.owners import PLAIN, are_settings, own_methods
 
@@ -99,7 +100,7 @@ def texts_of_data_sets(data_sets: Mapping[int, Any]) -> Texts:
 
 def _add_texts(found: Texts, name: str, holder: Any, depth: int) -> None:
     hidden = {one for method in own_methods(holder) if method.is_inner for one in method.stores}
-    for key, value in list(getattr(holder, "__dict__", {}).items()):
+    for key, value in list(attributes(holder).items()):
         if key in hidden:
             continue
         text = text_of(value)

@@ -35,6 +35,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lockstep.data.own_generators import OwnGenerator, is_own
+from lockstep.data.structure import attributes
 from lockstep.events import KEPT_BY_LANE
 from lockstep.gradients.fingerprint import fingerprints
 from lockstep.launch.load_once import loaded_by_script
@@ -248,9 +249,9 @@ class LaneState:
             found = _marked(values, tables=self._tables_of(file, of_objects=False))
             marks.update({KeptPlace("", name, 0, file): mark for name, mark in found})
         for owner, (holder, one) in objects.items():
-            for file, attributes in self._attributes(one):
+            for file, held in self._attributes(one):
                 tables = self._tables_of(file, of_objects=True)
-                found = _marked(attributes, tables=tables, only_whole=not is_users(file))
+                found = _marked(held, tables=tables, only_whole=not is_users(file))
                 marks.update({KeptPlace(holder, name, owner, file): mark for name, mark in found})
         return marks
 
@@ -264,7 +265,7 @@ class LaneState:
         file = file_of(type(one))
         if file is None or isinstance(one, _ELSEWHERE) or is_torchs(one):
             return []
-        own = (file, getattr(one, "__dict__", {}))
+        own = (file, attributes(one))
         if is_users(file):
             return [(file, vars(type(one))), own]
         return [own] if isinstance(one, nn.Module) and id(one) not in self._replicated else []

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from lockstep.data.structure import attributes
 from lockstep.launch.traceback_lines import is_users
 from lockstep.script.goes_on import attributes_that_go_on
 from lockstep.script.stores import Method, methods_of
@@ -52,7 +53,7 @@ def are_settings(value: Any) -> bool:
     if isinstance(value, dict | Namespace | SimpleNamespace):
         return True
     is_own = is_of_script(kind) and not isinstance(value, _NO_SETTINGS)
-    return hasattr(value, "__dict__") and (is_own or kind.__name__.endswith("Config"))
+    return bool(attributes(value)) and (is_own or kind.__name__.endswith("Config"))
 
 
 def own_methods(holder: Any) -> Iterator[Method]:

@@ -19,6 +19,8 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lockstep.data.structure import attributes
+
 _MOST_WRAPPERS = 4
 _TRANSPARENT = (enumerate, map, filter, chain, takewhile, GeneratorType)
 """They take one item for each that they yield, and keep no count. What a generator function counts can be read."""
@@ -68,7 +70,7 @@ def untracked(optimizers: Iterable[Optimizer], tracked: Iterable[Any]) -> list[L
 def is_inside(one: object, holders: Iterable[object], depth: int = _DEPTH) -> bool:
     """Whether it is one of these objects, or in attributes, lists or tables of theirs."""
     for holder in holders:
-        parts = holder if isinstance(holder, list | tuple) else getattr(holder, "__dict__", holder)
+        parts = holder if isinstance(holder, list | tuple) else attributes(holder) or holder
         inside = list(parts.values()) if isinstance(parts, dict) else parts
         if holder is one or (depth > 0 and isinstance(inside, list | tuple) and is_inside(one, inside, depth - 1)):
             return True
@@ -122,5 +124,5 @@ def _schedulers_in(thing: Any, depth: int) -> Iterator[LRScheduler]:
         for item in thing:
             yield from _schedulers_in(item, depth)
     elif depth > 0 and not isinstance(thing, Optimizer):
-        for value in list(getattr(thing, "__dict__", {}).values()):
+        for value in list(attributes(thing).values()):
             yield from _schedulers_in(value, depth - 1)

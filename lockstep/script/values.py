@@ -35,7 +35,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lockstep.data.contents import contents
 from lockstep.data.own_generators import OwnGenerator, is_own
-from lockstep.data.structure import is_numpy_array
+from lockstep.data.structure import attributes, is_numpy_array
 from lockstep.launch.traceback_lines import is_users
 from lockstep.script.call_site import Site, look_into
 from lockstep.script.data_sets import text_of
@@ -220,7 +220,7 @@ def _text(value: Any, depth: int, put_back: Collection[int]) -> str | None:
         ordered = sorted(texts) if isinstance(value, set | frozenset) else texts
         return f"[{', '.join(ordered)}]" if len(texts) == len(value) else None
     if _is_of_the_script(value):
-        return _text_of_table(getattr(value, "__dict__", {}), depth, put_back)
+        return _text_of_table(attributes(value), depth, put_back)
     return type(value).__qualname__ if hasattr(value, "state_dict") or callable(value) else None
 
 
@@ -267,7 +267,7 @@ def _tensors(value: Any, depth: int) -> Iterator[Any]:
         for one in list(value.values() if isinstance(value, dict) else value):
             yield from _tensors(one, depth - 1)
     elif depth > 0 and _is_of_the_script(value):
-        yield from _tensors(getattr(value, "__dict__", {}), depth - 1)
+        yield from _tensors(attributes(value), depth - 1)
 
 
 def _can_be_read(tensor: torch.Tensor) -> bool:

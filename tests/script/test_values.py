@@ -33,6 +33,14 @@ class Stopper:
         self.best, self.module = 3.5, torch.nn.Linear(1, 1)
 
 
+class Slotted(Stopper):
+    __slots__ = ("empty", "number")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 7
+
+
 def run_script(path: Path, then: str) -> dict[str, Any]:
     source = SCRIPT.format(then=then)
     path.write_text(source)
@@ -67,12 +75,14 @@ def test_a_function_is_what_it_keeps_and_an_empty_table_is_a_value(tmp_path: Pat
 
 def test_what_a_value_is_does_not_depend_on_where_it_is_kept() -> None:
     best, tensor, queue, table, stopper = 2.5, torch.tensor(2.5), deque([1, 2]), {"a": [None, "b"]}, Stopper()
+    slotted = Slotted()
     texts = next(found for (_, function), found in values(sys._getframe()).items() if function.startswith("test_what"))
     assert texts["best"] == texts["tensor"] == "2.5"
     assert texts["queue"] == "[1, 2]"
     assert texts["table"] == "(a=[None, 'b'])"
     assert texts["stopper"] == "(best=3.5, module=Linear(in_features=1, out_features=1))"
-    assert (best, tensor, queue, table, stopper) is not None
+    assert texts["slotted"] == "(best=3.5, module=Linear(in_features=1, out_features=1), number=7)"
+    assert (best, tensor, queue, table, stopper, slotted) is not None
 
 
 def test_tensors_and_what_is_very_long_are_no_plain_values() -> None:
