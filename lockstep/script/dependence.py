@@ -6,7 +6,8 @@ Pure: source text in. Source that cannot be read, or parsed, shows nothing.
 # Many scripts count batches only to print now and then. So before a script is refused because of a counter, its source
 # must show that the training depends on it: a test that mentions the counter, or a name that was computed from it or
 # that such a test decides on, guards a call that trains (`optimizer.step()`, `run.lanes(...)`, and the like), or what
-# sets a rate, or ends the loop, or the number goes into a loss, a rate, a scheduler, or a loop's range.
+# sets a rate, or ends the loop, or the number goes into a loss, a rate, a scheduler, a gradient or parameter that is
+# changed in place, a `load_state_dict`, the choice of an optimizer, or a loop's range.
 """
 
 import ast
@@ -25,6 +26,9 @@ TRAINS = frozenset(
 """Methods whose call changes what is trained."""
 
 _BARS = ("bar", "tqdm", "prog")
+_SHOWN = ("meter", "metric", "loss", "acc", "log", "hist", "stat", "result", "info", "record")
+"""Words in the names of what is shown, whose `update` trains nothing."""
+_OF_PARAMETERS = re.compile(r"(^|\W)(p|param|parameter)($|\W)|\.(grad|data|weight|bias)\b")
 _OPTIMIZER = re.compile(r"optim|sched|(^|_)opt(_|\d|$)")
 _RATES = frozenset({"lr", "weight_decay", "momentum", "betas", "alpha", "eps"})
 LOOPS = (ast.For, ast.While)
@@ -274,11 +278,10 @@ def _goes_into(node: ast.AST, tainted: set[str], name: str, in_calls: bool) -> D
         return Dependence(node.lineno, "decides how long the loop goes on")  # type: ignore[attr-defined]
     if isinstance(node, ast.Call):
         takes = _takes_rates(node) if in_calls else _trains(node)
-        is_backward = isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
         given = takes and any(mentions(part, tainted) for part in _arguments(node))
-        if given or (is_backward and mentions(node.func, tainted)):
+        if given or (_trains_by_owner(node) and mentions(node.func, tainted)):
             return Dependence(node.lineno, f"goes into {ast.unparse(node)}")
-    rates = _rates_set_by(node)
+    rates = [*_rates_set_by(node), *_parameters_set_by(node)]
     if isinstance(node, _ASSIGNS) and rates and node.value is not None and mentions(node.value, tainted):
         return Dependence(node.lineno, f"goes into {ast.unparse(rates[0])}")
     return None
@@ -289,11 +292,22 @@ def _training_calls(node: ast.AST) -> Iterator[ast.Call]:
 
 
 def _trains(call: ast.Call) -> bool:
-    """A progress bar has an `update` too."""
-    if not isinstance(call.func, ast.Attribute) or call.func.attr not in TRAINS:
+    """Or changes a parameter, or its gradient, in place. A progress bar has an `update` too."""
+    if not isinstance(call.func, ast.Attribute):
         return False
-    owner = ast.unparse(call.func.value).lower()
-    return not any(word in owner for word in _BARS)
+    owner, method = ast.unparse(call.func.value), call.func.attr
+    if method.endswith("_") and not method.endswith("__") and _OF_PARAMETERS.search(owner):
+        return True
+    words = (*_BARS, *_SHOWN) if method == "update" else _BARS
+    return method in TRAINS and not any(word in owner.lower() for word in words)
+
+
+def _trains_by_owner(call: ast.Call) -> bool:
+    """`loss.backward()`, `optimizers[k].step()`: which one it is decides."""
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    is_step = call.func.attr == "step" and _OPTIMIZER.search(ast.unparse(call.func.value).lower()) is not None
+    return is_step or call.func.attr == "backward"
 
 
 def _takes_rates(call: ast.Call) -> bool:
@@ -322,6 +336,14 @@ def _rates_set_by(node: ast.AST) -> list[ast.expr]:
         return []
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     return [target for target in targets if _is_rate(target)]
+
+
+def _parameters_set_by(node: ast.AST) -> list[ast.expr]:
+    """`p.grad = ...`, `p.data *= ...`, `p -= ...`: parameters and gradients."""
+    if isinstance(node, ast.AugAssign) and _OF_PARAMETERS.search(ast.unparse(node.target)):
+        return [node.target]
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return [target for target in targets if isinstance(target, ast.Attribute) and target.attr in ("grad", "data")]
 
 
 def _is_rate(target: ast.AST) -> bool:

@@ -295,7 +295,7 @@ class StepLoop:
         for number in self.places.enter(batch, loop, self.step):
             if number.depends is not None:
                 self._guard.refuse(f"{number} {COUNT_BY_STEP}")
-            self._guard.note(f"{number} Nothing that trains seems to depend on it. {COUNT_BY_STEP}")
+            self._guard.note(f"{number} The script's source does not show that training depends on it. {COUNT_BY_STEP}")
         for found in self.places.set_anew(batch, loop):
             if found.is_wrong:
                 self._guard.refuse(f"{found}")

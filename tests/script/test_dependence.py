@@ -49,6 +49,28 @@ DEPENDS = {
         "adjust_learning_rate(optimizer, step)\n",
         "goes into adjust_learning_rate(optimizer, step)",
     ),
+    "a gradient, in place": (
+        "i",
+        LOOP + "    for p in net.parameters():\n        p.grad.mul_(1 / (1 + i))\n",
+        "p.grad.mul_",
+    ),
+    "a gradient, by an operator": ("i", LOOP + "    for p in net.parameters():\n        p.grad *= 0.9**i\n", "p.grad"),
+    "a gradient that is set": (
+        "i",
+        LOOP + "    for p in net.parameters():\n        p.grad = 0.9**i * p.grad\n",
+        "p.grad",
+    ),
+    "a parameter, in place": (
+        "i",
+        LOOP + "    for p in net.parameters():\n        p -= 0.9**i * p.grad\n",
+        "goes into p",
+    ),
+    "weights that are put back": (
+        "i",
+        LOOP + "    if i == 9:\n        net.load_state_dict(best)\n",
+        "net.load_state_dict()",
+    ),
+    "which optimizer it is": ("i", LOOP + "    optimizers[i % 2].step()\n", "goes into optimizers[i % 2].step()"),
     "an attribute": (
         "seen",
         "class Trainer:\n  def go(self):\n    if self.seen % 4 == 0: self.optimizer.step()\n",
@@ -117,6 +139,8 @@ HARMLESS = {
     "printing now and then": LOOP + "    optimizer.step()\n    if i % 10 == 0:\n        print(i, loss.item())\n",
     "printing behind a continue": LOOP + "    optimizer.step()\n    if i % 10: continue\n    print(i)\n",
     "a progress bar": LOOP + "    optimizer.step()\n    pbar.update(i)\n",
+    "a meter": LOOP + "    optimizer.step()\n    losses.update(i, run.loss)\n    time_meter.update(i)\n",
+    "a tensor of its own": LOOP + "    optimizer.step()\n    shown.fill_(i)\n",
     "a curve": LOOP + "    optimizer.step()\n    writer.add_scalar('loss', loss, i)\n",
     "options beside it": LOOP + "    optimizer.step()\n    show(options, i)\n",
 }
