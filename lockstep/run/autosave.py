@@ -14,12 +14,13 @@ from typing import NoReturn
 from lockstep.elastic.guard import Guard
 from lockstep.elastic.shown_waits import shown
 from lockstep.errors import BadArgument, Misuse, WorkerLost, naming_lost_worker
-from lockstep.events import CheckpointSaved, Events, StepCommitted, Wait
+from lockstep.events import CheckpointSaved, Copied, Events, StepCommitted, Wait
 from lockstep.launch.status import NoStatus, StatusWriter
 from lockstep.settings.environment import Overrides
 from lockstep.settings.options import Settings
 from lockstep.state.checkpoints.file import read_state
 from lockstep.state.checkpoints.folder import newest_good
+from lockstep.state.checkpoints.in_use import FolderUse
 from lockstep.state.checkpoints.plan import AUTO, NEVER, CheckpointOptions, CheckpointPlan, Every, plan_checkpoints
 from lockstep.state.checkpoints.resume import begin, restore
 from lockstep.state.checkpoints.saver import AutomaticSaver, SavingWorker
@@ -47,6 +48,7 @@ class Autosave:
         self._state, self._guard, self._settings, self._overrides = state, guard, settings, overrides
         self._events, self._status = events, status
         self._saving: AutomaticSaver | None = None
+        self._use: FolderUse | None = None
         self._taken_up = False
 
     def begin(self, asked: CheckpointOptions) -> None:
@@ -109,6 +111,8 @@ class Autosave:
         """Waits for a save that is under way."""
         if self._saving is not None:
             self._saving.close()
+        if self._use is not None:
+            self._use.close()
 
     def _has_checkpoint(self) -> bool:
         plan = plan_checkpoints(CheckpointOptions(), self._overrides)
@@ -130,9 +134,12 @@ class Autosave:
 
     def _save_by(self, plan: CheckpointPlan) -> None:
         """A newcomer does not resume: it is given the state of the run."""
+        asked_for = self._overrides.saves or plan.every is not SELDOM
+        use = self._use = FolderUse(plan.folder, self._events.note) if asked_for else None
+        claim = str if use is None else use.claim
         if not self._guard.is_member:
-            plan = replace(plan, resume=NEVER)
-        worker = SavingWorker(lambda: self._guard.generation.world.rank, self._events.note, self._saved)
+            plan, claim = replace(plan, resume=NEVER), str
+        worker = SavingWorker(lambda: self._guard.generation.world.rank, self._events.note, self._saved, claim)
         wire = shown(self._guard.generation.wire, self._events, Wait.CHECKPOINTS)
         with naming_lost_worker(self._state.steps.step, "run.checkpoints"):
             self._saving = begin(
@@ -142,8 +149,11 @@ class Autosave:
                 wire,
                 worker,
                 self._save_before_the_end,
-                asked_for=self._overrides.saves or plan.every is not SELDOM,
+                asked_for=asked_for,
             )
+        if use is not None:
+            use.join()
+            self._events.subscribe(lambda _: use.join(), Copied)
         self._guard.formation.deal()
         self._events.subscribe(self._saving.on_event, StepCommitted)
 

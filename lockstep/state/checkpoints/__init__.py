@@ -1,5 +1,5 @@
 """The checkpoints of a run.
 
-`file` is one on disk, `folder` has several, with a `lock`; `plan` says when they are due. A run saves by `saver`, and
-goes on by `resume`.
+`file` is one on disk, `folder` has several, with a `lock`, and is `in_use` by one training; `plan` says when they are
+due. A run saves by `saver`, and goes on by `resume`.
 """

@@ -47,7 +47,7 @@ def begin(
     """
     Agreement(wire.transport, Proposal({"operation": "run.checkpoints", **plan.facts})).check()
     parts.capture()
-    chosen = obtain(plan, wire.transport, worker.say)
+    chosen = obtain(plan, wire.transport, worker.say, worker.claim)
     if chosen is not None:
         path, snapshot = chosen
         check(parts, snapshot, path, settings)
@@ -68,13 +68,15 @@ class Choice:
     error: str = ""
 
 
-def obtain(plan: CheckpointPlan, transport: Transport, say: Say) -> tuple[Path, Snapshot] | None:
+def obtain(
+    plan: CheckpointPlan, transport: Transport, say: Say, claim: Callable[[], str] = str
+) -> tuple[Path, Snapshot] | None:
     """Collective. The checkpoint to resume from, the same bits on all workers; None to start from the beginning.
 
     See Note [One chooses]. Costs two exchanges of short texts, and the snapshot's bytes for each worker that cannot
     read it.
     """
-    mine = _choose(plan, say) if transport.world.rank == 0 else Choice()
+    mine = _choose(plan, say, claim) if transport.world.rank == 0 else Choice()
     choice = Choice(**json.loads(exchange_texts(transport, json.dumps(vars(mine)))[0]))
     if choice.error:
         raise BadCheckpoint(choice.error)
@@ -84,8 +86,10 @@ def obtain(plan: CheckpointPlan, transport: Transport, say: Say) -> tuple[Path, 
     return path, _shared(_read(path, choice.digest), transport, choice, say)
 
 
-def _choose(plan: CheckpointPlan, say: Say) -> Choice:
+def _choose(plan: CheckpointPlan, say: Say, claim: Callable[[], str]) -> Choice:
     try:
+        if obstacle := claim():
+            return Choice(error=obstacle)
         removed = remove_leftovers(plan.folder)
         if removed:
             say(f"{len(removed)} unfinished checkpoint(s) of killed saves removed from {plan.folder}")

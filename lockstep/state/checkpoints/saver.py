@@ -44,12 +44,14 @@ LIMIT_S = 30.0
 class SavingWorker:
     """This worker's rank now, and where it reports.
 
-    `saved` is called with the path of a checkpoint that is on disk, and the seconds since its snapshot.
+    `saved` is called with the path of a checkpoint that is on disk, and the seconds since its snapshot. `claim` takes
+    the folder for the training that begins, and gives what stands against it.
     """
 
     rank: Callable[[], int]
     say: Callable[[str], None]
     saved: Callable[[Path, float], None] = lambda path, took_s: None
+    claim: Callable[[], str] = str
 
 
 class HostCopies:
