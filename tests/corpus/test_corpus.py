@@ -17,6 +17,7 @@ from expected import ALWAYS, ANEW, said_of
 NUM_RANDOM = 1000
 TELLING = {
     "a_data_set_changed_once": ("resumed",),
+    "a_data_set_that_makes_its_generator": ("resumed",),
     "a_data_set_with_a_generator": ("resumed",),
     "a_generator_for_what_is_shown": ("joined",),
     "a_generator_of_its_own": ("joined", "resumed"),
