@@ -21,6 +21,7 @@ from lockstep.observe.console import SHOWN, Console
 from lockstep.observe.finish import Finish, FinishMark
 from lockstep.observe.history import READ as HISTORY
 from lockstep.observe.history import StepHistory
+from lockstep.observe.json_lines import only_first
 from lockstep.observe.recorder import Recorder
 from lockstep.run.context import Context
 from lockstep.run.faults import FaultWatch
@@ -46,10 +47,13 @@ def subscribe_readers(run: Run, context: Context, place: LaunchPlace) -> None:
     if OURS.boot is not None:
         events.subscribe(_pass_on, Note)
     if overrides.run_dir is not None:
-        events.subscribe(Recorder(overrides.run_dir, lambda: run.is_first, events.note), NoiseMeasured)
-        history = StepHistory(overrides.run_dir, lambda: run.is_first, lambda: _lanes_of(run), events.note)
+        complain_once = only_first(events.note)
+        events.subscribe(Recorder(overrides.run_dir, lambda: run.is_first, complain_once), NoiseMeasured)
+        history = StepHistory(overrides.run_dir, lambda: run.is_first, lambda: _lanes_of(run), complain_once)
         events.subscribe(history, *HISTORY)
-        mark = FinishMark(overrides.run_dir, lambda: run.is_first, lambda: _finish(run), events.note)
+        # `lockstep run` has an exit code of its own; under another launcher the mark is what others go by.
+        complain = events.note if overrides.status_fd is None else complain_once
+        mark = FinishMark(overrides.run_dir, lambda: run.is_first, lambda: _finish(run), complain)
         events.subscribe(mark, Started, Closed)
     if overrides.trace_dir is not None:
         trace = Trace(overrides.trace_dir, place.world.rank, run.sources, is_replacement=not run.guard.is_member)

@@ -96,6 +96,26 @@ import signal; signal.pause()
     assert 'train.py:3  in <module>     if os.environ["LOCKSTEP_RANK"] == "1"' in launched.err
 
 
+def test_a_worker_tells_once_that_the_disk_under_its_folder_is_full(tmp_path):
+    script = """
+import lockstep, torch
+run = lockstep.start(lanes=2)
+model = run.replicate(torch.nn.Linear(2, 1))
+for _ in run.epochs(3):
+    for x in run.lanes(torch.ones(4, 2)):
+        model(x).mean().backward()
+run.print("at step", run.step)
+"""
+    launched = on_a_small_disk(tmp_path, script, is_full=True)
+    if launched.why != "No space left on device":
+        pytest.skip("mounting is not allowed here, and a limit on files does not fill a disk")
+    assert launched.code == 0
+    assert "at step 3" in launched.out
+    notes = [line for line in launched.out.splitlines() if "cannot be written" in line]
+    assert len(notes) == 1, launched.out
+    assert "the history of the run cannot be written" in notes[0]
+
+
 def with_full_output(*words: str, folder: Path, popen: Any = Forked, **variables: str) -> tuple[int, str]:
     with open("/dev/full", "w") as full:
         ended = start_lockstep(*words, cwd=folder, popen=popen, stdout=full, **variables)
