@@ -123,7 +123,7 @@ def test_a_rate_made_by_hand_sends_newcomers_away_and_is_named_after_a_resume(tm
     rate = "kept.mul_(0.9); optimizer.param_groups[0]['lr'] = float(kept[0])"
     found = faults(tmp_path, script(begins="torch.full((2,), 0.01, dtype=torch.float64)", before_update=rate))
     assert found["replace"]["equal"] is True
-    assert found["replace"]["cause"].startswith("a worker that joins is sent away: workers disagree on group 0 of ")
+    assert found["replace"]["cause"].startswith("a worker that joins is sent away: tensors in `kept` (train.py) had ")
     assert found["stop"]["cause"] == UNTRACKED
     assert "the learning rate of optimizer, group 0 is 0.009 and was" in found["stop"]["explanation"]
 
