@@ -28,6 +28,8 @@ TRAINS = frozenset(
 _BARS = ("bar", "tqdm", "prog")
 _SHOWN = ("meter", "metric", "loss", "acc", "log", "hist", "stat", "result", "info", "record")
 """Words in the names of what is shown, whose `update` trains nothing."""
+_STEPS_ALONG = ("log", "timer", "prof", "writer", "meter", "metric")
+"""Those of what is shown, whose `step` trains nothing."""
 _OF_PARAMETERS = re.compile(r"(^|\W)(p|param|parameter)($|\W)|\.(grad|data|weight|bias)\b")
 _OPTIMIZER = re.compile(r"optim|sched|(^|_)opt(_|\d|$)")
 _RATES = frozenset({"lr", "weight_decay", "momentum", "betas", "alpha", "eps"})
@@ -298,7 +300,7 @@ def _trains(call: ast.Call) -> bool:
     owner, method = ast.unparse(call.func.value), call.func.attr
     if method.endswith("_") and not method.endswith("__") and _OF_PARAMETERS.search(owner):
         return True
-    words = (*_BARS, *_SHOWN) if method == "update" else _BARS
+    words = (*_BARS, *_SHOWN) if method == "update" else (*_BARS, *_STEPS_ALONG)
     return method in TRAINS and not any(word in owner.lower() for word in words)
 
 

@@ -258,7 +258,8 @@ class Places:
         self._data_sets.note_first()
 
     def _values(self, frame: FrameType) -> Values:
-        return values(frame, self._models.modules.values())
+        kept = [*self._models.optimizers.values(), *self._models.tracked.values()]
+        return values(frame, self._models.modules.values(), kept)
 
     def set_anew(self, batch: GlobalBatch, loop: LaneLoop) -> Iterator[Renewed | OtherModes | OtherData | Unset]:
         """What the run put back or compares after a resume, and the script has as another. Those that are wrong cannot

@@ -42,7 +42,7 @@ from lockstep.script.data_sets import text_of
 from lockstep.script.dependence import Dependence, function_at
 from lockstep.script.first_reads import is_carried
 from lockstep.script.iterators import is_iterator, text_of_iterator
-from lockstep.script.owners import PLAIN, carried_attributes, is_of_script, is_torchs
+from lockstep.script.owners import PLAIN, carried_attributes, file_of, is_of_script, is_torchs
 
 Values = Mapping[tuple[str, str], Mapping[str, str]]
 """Values as text by their names, for each function, or class of attributes: `(path, function)`."""
@@ -52,6 +52,8 @@ _MOST_DEPTH = 3
 _MOST_TEXT = 100
 _TENSORS = "tensors in "
 _GENERATOR = "a random generator"
+_OBJECT = "()"
+"""Marks the attributes of an object that a variable holds, whose methods are none of the calls under way."""
 _OF_ARRAYS = "arrays "
 _SAMPLED = 32
 """How many elements of a tensor are read."""
@@ -110,14 +112,28 @@ class Changed:
         )
 
 
-def values(frame: FrameType, models: Iterable[nn.Module] = ()) -> Values:
+def values(frame: FrameType, models: Iterable[nn.Module] = (), kept: Iterable[Any] = ()) -> Values:
     """The plain values in the variables of the script's own calls, and in the attributes of their `self`.
 
-    Of the `models` of the run, the numbers in attributes are left out: they are put back (see attributes.py).
+    Of the `models` of the run, the numbers in attributes are left out: they are put back (see attributes.py). Of other
+    objects of the script than those that the run has `kept`, attributes are looked at by themselves too.
     """
-    return look_into(
-        frame, partial(_plain_ones, put_back={id(module) for model in models for module in model.modules()})
-    )
+    known = {id(one) for one in kept}
+    put_back = known | {id(module) for model in models for module in model.modules()}
+    found = look_into(frame, partial(_plain_ones, put_back=put_back))
+    for objects in look_into(frame, _objects).values():
+        for one in objects:
+            place = file_of(type(one)) or "", f"{type(one).__name__}{_OBJECT}"
+            if id(one) not in known and place not in found:
+                found[place] = _plain_ones(vars(one), put_back, numbers_too=True)
+    return found
+
+
+def _objects(variables: Mapping[str, Any]) -> list[Any]:
+    """Those of the script's own classes, optimizers among them."""
+    kinds = (nn.Module, Dataset, Sampler, DataLoader, type)
+    held = [one for name, one in variables.items() if name != "self" and hasattr(one, "__dict__")]
+    return [one for one in held if not isinstance(one, kinds) and is_of_script(type(one))]
 
 
 def changed_since(first: Values, now: Values) -> list[list[str]]:
@@ -143,16 +159,21 @@ def restarted_values(saved: Iterable[tuple[str, str, str, str]], now: Values, *,
         value = texts.get(name, texts.get(variable))  # where tensors were, there may be None
         if path is None or value is None or value == before:
             continue
-        source = function_at(path, function)
+        source = function_at(path, function.removesuffix(_OBJECT))
         is_set = source is not None and is_carried(source, variable, over_passes=at_start)
         if source is None or not (
             is_set or (not at_start and _may_change(value) and is_carried(source, variable, in_place=True))
         ):
             continue
         is_number = not value.startswith(("(", "["))
-        depends = source.dependence(variable, again=True, in_calls=is_number)
+        again = not function.endswith(_OBJECT)  # the script calls the methods of an object in its loops
+        depends = source.dependence(variable, again=again, in_calls=is_number)
         is_wrong = depends is not None and (variable == name or source.is_set_in_loop(variable))
-        is_noted = is_set and (variable != name or "." in name or value.startswith(_GENERATOR))
+        is_noted = (
+            is_set
+            and not function.endswith(_OBJECT)
+            and (variable != name or "." in name or value.startswith(_GENERATOR))
+        )
         if depends is not None or is_noted:
             changed.append(Changed(file, name, value, before, depends, is_wrong))
     return changed
@@ -163,13 +184,14 @@ def _may_change(text: str) -> bool:
     return not text.startswith(("'", '"', "-", "None", "True", "False", "inf", "nan", *"0123456789"))
 
 
-def _plain_ones(variables: Mapping[str, Any], put_back: Collection[int]) -> dict[str, str]:
+def _plain_ones(variables: Mapping[str, Any], put_back: Collection[int], numbers_too: bool = False) -> dict[str, str]:
     plain: dict[str, str] = {}
     for name, value in list(variables.items()):
-        if type(value) in (int, bool) or name == "self" or name.startswith("__"):
+        if (type(value) in (int, bool) and not numbers_too) or name == "self" or name.startswith("__"):
             continue
         plain |= {f"{name}.{key}": repr(one) for key, one in _settings(value)}
-        text, tensors = _text(value, _MOST_DEPTH, put_back), list(_tensors(value, _MOST_DEPTH))
+        text = _text(value, _MOST_DEPTH, put_back)
+        tensors = [] if id(value) in put_back else list(_tensors(value, _MOST_DEPTH))
         if text is not None:
             plain[name] = _short(text)
         if tensors:

@@ -71,6 +71,7 @@ ANEW = {
     "a_weight_from_a_method": dict.fromkeys(
         ("joined", "resumed"), Said(f"`k`.*goes into self.loss.*{_COUNTS}", _BY_STEP)
     ),
+    "slow_weights": dict.fromkeys(("joined", "resumed"), Said(f"`count`.*decides whether .*{_KEEP}", _TRACK)),
     "weights_by_next": dict.fromkeys(
         ("joined", "resumed"), Said(f"`weights`.*a generator at line.*{_KEEP}", _SET_BY_STEP)
     ),

@@ -293,6 +293,35 @@ def test_arrays_are_called_so_and_a_worker_that_joins_may_not_have_others_in_its
     assert [(one.is_wrong, one.may_join) for one in found] == [(False, False), (False, True)]
 
 
+class Slow:
+    def __init__(self) -> None:
+        self.count, self.seen, self.slow = 0, 0, [[torch.zeros(2)]]
+
+    def step(self, params: list[torch.Tensor]) -> None:
+        self.count += 1
+        self.seen += 1
+        if self.count % 5 == 0:
+            for p, s in zip(params, self.slow[0], strict=True):
+                p.data.copy_(s)
+
+    def __repr__(self) -> str:
+        return f"{self.seen} steps"
+
+
+def test_attributes_of_an_object_count_by_themselves_unless_the_run_has_kept_it() -> None:
+    wrapper = Slow()
+    first = values(sys._getframe())
+    wrapper.step([])
+    wrapper.slow[0][0] += 1
+    saved = [(row[0], row[1], row[2], row[3]) for row in changed_since(first, values(sys._getframe()))]
+    wrapper = Slow()
+    found = {one.name: one for one in restarted_values(saved, values(sys._getframe()), at_start=False)}
+    assert "decides whether p.data.copy_() is called" in str(found["count"])
+    assert "`slow` goes into p.data.copy_(s)" in str(found["tensors in slow"])
+    assert "seen" not in found
+    assert "Slow()" not in {function for _, function in values(sys._getframe(), kept=[wrapper])}
+
+
 def test_functions_and_objects_are_known_by_their_kinds() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1)])
     scheduler, loss, file = torch.optim.lr_scheduler.StepLR(optimizer, 1), torch.nn.functional.mse_loss, sys.stdout
