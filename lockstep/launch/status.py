@@ -134,14 +134,14 @@ class StatusRow:
         return self.generation >= 1
 
     @property
-    def is_in_run(self) -> bool:
-        """Whether the worker takes part in a run that it has not closed."""
-        return self.is_member and self.phase != Phase.ENDED
-
-    @property
     def is_ending(self) -> bool:
         """Whether the worker has closed its run, so that it admits no joiner any more."""
         return self.phase == Phase.ENDED or (self.phase == Phase.AWAITING and self.detail_a == Collective.END)
+
+    @property
+    def is_in_run(self) -> bool:
+        """Whether the worker takes part in a run that it has not closed."""
+        return self.is_member and not self.is_ending
 
 
 class StatusReader:

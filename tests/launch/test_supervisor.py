@@ -422,7 +422,10 @@ def test_a_run_is_scaled_up_with_joiners_in_the_lowest_free_slots(stage):
 
 
 def test_a_run_is_scaled_down_by_its_highest_workers_which_leave_by_themselves(stage):
-    leave = "signal.signal(signal.SIGUSR1, lambda *_: (print('left', flush=True), finish()))\n"
+    leave = (
+        "def leave(*_):\n    status.enter(Phase.AWAITING, 412, page.Collective.END)\n"
+        "    print('left', flush=True)\n    os._exit(0)\nsignal.signal(signal.SIGUSR1, leave)\n"
+    )
     stage.start(leave + MEMBERS, "-n", "3")
     players = stage.players(3)
     stage.scale(1)
