@@ -186,3 +186,9 @@ def test_the_extra_with_which_workers_share_gpu_memory_is_named_where_people_ins
     assert [requirement.split(">")[0] for requirement in extras["cuda"]] == ["cuda-bindings"]
     assert re.search(r"pip install \"\.\[\w+,cuda\]\"", read("README.md"))
     assert 'pip install "torch-lockstep[cuda]"' in read("docs/gpu.md")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_line_of_prose_is_longer_than_a_line_of_code(page: str) -> None:
+    lines = [line for line in FENCE.sub("", read(page)).splitlines() if not line.startswith(("|", "    ", "#", "<"))]
+    assert [line for line in lines if len(line) > 120 and " " in line[:120].strip()] == []
