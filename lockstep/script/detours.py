@@ -17,7 +17,7 @@ from lockstep.script.dependence import Function, own_names, parsed, written
 from lockstep.script.goes_on import bare, declared_outside, functions_of, in_words, loops_at
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=1024)
 def attributes_handed_on(path: str) -> Mapping[str, str]:
     """Attributes, of whatever object, that a function of the file hands on; each with the statement in words."""
     found: dict[str, str] = {}
@@ -28,7 +28,7 @@ def attributes_handed_on(path: str) -> Mapping[str, str]:
     return found
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=1024)
 def outer_names_handed_on(path: str) -> Mapping[str, str]:
     """The same for variables that stand outside of the function."""
     found: dict[str, str] = {}

@@ -22,7 +22,7 @@ _NO_STEP = frozenset({"copy_", "zero_", "fill_", "detach_", "requires_grad_", "r
 """Methods of tensors whose result does not go on from the tensor's value."""
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=1024)
 def attributes_that_go_on(path: str, *, over_passes: bool = False) -> Mapping[str, str]:
     """Attributes, of whatever object, from which the file's code goes on; each with the statement in words.
 
@@ -37,7 +37,7 @@ def attributes_that_go_on(path: str, *, over_passes: bool = False) -> Mapping[st
     return found
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=1024)
 def outer_names_that_go_on(path: str) -> Mapping[str, str]:
     """The same for variables that stand outside of the function: global ones, and those of a function around it."""
     tree = parsed(path)
@@ -50,7 +50,7 @@ def outer_names_that_go_on(path: str) -> Mapping[str, str]:
     return found
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=1024)
 def seeded_in_lanes(path: str) -> Set[str]:
     """Names and attributes of generators that the file sets in each lane: in a loop over lanes, or in a function
     without such a loop that draws from them too."""

@@ -46,7 +46,7 @@ from lockstep.script.goes_on import attributes_that_go_on, outer_names_that_go_o
 from lockstep.script.lane_dependence import lanes_train_from
 from lockstep.script.lane_sums import changed_by_lanes, sums_at, totalled_names
 from lockstep.script.owners import file_of, is_torchs
-from lockstep.script.tables import attributes_with_rows, outer_names_with_rows, rows_of_lanes
+from lockstep.script.tables import attributes_with_rows, may_have_rows, outer_names_with_rows, rows_of_lanes
 
 _UNCHANGING = frozenset({str, bytes, type, FunctionType, BuiltinFunctionType, ModuleType})
 """Most variables of a file. They have no state that is looked at, and no mark."""
@@ -56,6 +56,8 @@ _NUMBERS = (int, float, complex)
 _MANY = (list, tuple, dict, set, deque)
 _MOST_ITEMS, _MOST_NAMED = 100, 3
 _MOST_ARRAY_BYTES = 16 << 20
+_IsTable = Callable[[str], bool]
+"""Whether rows of what has this name are written. See Note [Rows of a table] in tables.py."""
 _InFile = Callable[[str], Mapping[str, str]]
 _InLanes = Callable[[str, int], Mapping[str, str]]
 NOTHING = "nothing"
@@ -171,7 +173,7 @@ class LaneState:
         tables = self._tables_of(file_of(type(module)), of_objects=True)
         buffers = vars(module).get("_buffers", {})  # one that was not made to its end has none
         named = [(name, one) for name, one in buffers.items() if one is not None and not one.is_inference()]
-        return {name: _mark(one, is_table=name in tables) for name, one in named}
+        return {name: _mark(one, name, tables) for name, one in named}
 
     @cached_property
     def _now(self) -> dict[KeptPlace, Any]:
@@ -225,13 +227,21 @@ class LaneState:
         """The statement that writes rows of it."""
         return self._shown(place, attributes_with_rows, outer_names_with_rows, rows_of_lanes)
 
-    def _tables_of(self, file: str | None, of_objects: bool) -> Set[str]:
-        """The attributes of objects of that file, or its variables, whose rows are written."""
+    def _tables_of(self, file: str | None, of_objects: bool) -> _IsTable:
+        """Whether rows of an attribute of objects of that file, or of one of its variables, are written.
+
+        The source is read when that is asked: a script may have hundreds of files.
+        """
         if file is None or not is_users(file):
-            return frozenset()
+            return _no_table
         here, in_functions = self._site.path, attributes_with_rows if of_objects else outer_names_with_rows
-        of_lanes = rows_of_lanes(here, self._site.line) if of_objects or file == here else {}
-        return in_functions(file).keys() | (in_functions(here).keys() if of_objects else set()) | of_lanes.keys()
+
+        def is_table(name: str) -> bool:
+            paths = [one for one in ({file, here} if of_objects else {file}) if may_have_rows(one, name)]
+            is_of_lanes = here in paths and name in rows_of_lanes(here, self._site.line)
+            return is_of_lanes or any(name in in_functions(one) for one in paths)
+
+        return is_table
 
     def _has_grown(self, place: KeptPlace) -> bool:
         """A dictionary, by its length."""
@@ -347,13 +357,17 @@ def users_modules(_: int) -> list[tuple[str, ModuleType]]:
     return [(file, one) for file, one in named if isinstance(file, str) and is_users(file)]
 
 
-def _marked(values: Mapping[str, Any], *, tables: Set[str], only_whole: bool = False) -> Iterator[tuple[str, Any]]:
+def _no_table(_: str) -> bool:
+    return False
+
+
+def _marked(values: Mapping[str, Any], *, tables: _IsTable, only_whole: bool = False) -> Iterator[tuple[str, Any]]:
     for name, value in list(values.items()):
-        if not name.startswith("__") and (mark := _mark(value, only_whole, name in tables)) is not None:
+        if not name.startswith("__") and (mark := _mark(value, name, tables, only_whole)) is not None:
             yield name, mark
 
 
-def _mark(value: Any, only_whole: bool = False, is_table: bool = False) -> Any:
+def _mark(value: Any, name: str = "", is_table: _IsTable = _no_table, only_whole: bool = False) -> Any:
     """Something that is another one when the value has changed; None where it is not looked at.
 
     Of a table every row counts, however it is written.
@@ -368,18 +382,14 @@ def _mark(value: Any, only_whole: bool = False, is_table: bool = False) -> Any:
     if isinstance(value, _NUMBERS):
         return repr(value)
     if isinstance(value, torch.Tensor):
-        rows = (int(fingerprints({"": value})),) if is_table and value.layout == torch.strided else ()
+        rows = (int(fingerprints({"": value})),) if value.layout == torch.strided and is_table(name) else ()
         return id(value), None if value.is_inference() else value._version, *rows
     if isinstance(value, _MANY):
-        inner = islice(value.values() if isinstance(value, dict) else value, None if is_table else _MOST_ITEMS)
+        most = None if len(value) > _MOST_ITEMS and is_table(name) else _MOST_ITEMS
+        inner = islice(value.values() if isinstance(value, dict) else value, most)
         marks = tuple(_mark(one) for one in inner if not isinstance(one, _MANY))
         return _DictionaryMark(len(value), marks) if isinstance(value, dict) else (len(value), *marks)
     if kind.__name__ == "ndarray" and kind.__module__ == "numpy":
-        return _mark_of_array(value, is_table)
+        is_looked_at = value.dtype != object and (value.nbytes <= _MOST_ARRAY_BYTES or is_table(name))
+        return zlib.crc32(value.tobytes()) if is_looked_at else None
     return _GeneratorMark(id(value), OwnGenerator(value).digest()) if is_own(value) else None
-
-
-def _mark_of_array(array: Any, is_table: bool) -> int | None:
-    """Its bits, unless they are many."""
-    is_looked_at = (is_table or array.nbytes <= _MOST_ARRAY_BYTES) and array.dtype != object
-    return zlib.crc32(array.tobytes()) if is_looked_at else None

@@ -10,6 +10,8 @@
 """
 
 import ast
+import linecache
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,6 +28,11 @@ _BY_VIEW = frozenset({"copy_", "fill_", "zero_"})
 _SAME_MEMORY = frozenset({"data", "detach", "numpy", "view", "flatten", "squeeze", "unsqueeze", "t"})
 
 
+_METHODS = "|".join(_BY_ARGUMENT | _BY_VIEW | _SAME_MEMORY)
+_INDEX = r"\[(?:[^\[\]]|\[(?:[^\[\]]|\[[^\[\]]*\])*\])*\]"
+"""An index, with indices in it."""
+
+
 @dataclass(frozen=True)
 class RowWrite:
     """A statement that writes rows of `table`, by the index `keys`."""
@@ -35,7 +42,19 @@ class RowWrite:
     keys: tuple[ast.expr, ...]
 
 
+def may_have_rows(path: str, name: str) -> bool:
+    """Whether the text of a file has such a statement. To parse a file takes a hundred times as long as to search it,
+    and a script may have hundreds of files."""
+    writes = rf"(?:{_INDEX}\s*)+[-+*/@%&|^<>]*=(?!=)|(?:{_INDEX}\s*)?\.\s*(?:{_METHODS})\b"
+    return re.search(rf"\b{name}\s*(?:{writes})", _text_of(path)) is not None
+
+
 @lru_cache(maxsize=32)
+def _text_of(path: str) -> str:
+    return "".join(linecache.getlines(path))
+
+
+@lru_cache(maxsize=1024)
 def attributes_with_rows(path: str) -> Mapping[str, str]:
     """Attributes, of whatever object, whose rows the file's functions write; each with the statement in words."""
     tree, found = parsed(path), dict[str, str]()
@@ -46,7 +65,7 @@ def attributes_with_rows(path: str) -> Mapping[str, str]:
     return found
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=1024)
 def outer_names_with_rows(path: str) -> Mapping[str, str]:
     """The same for variables that stand outside of the function."""
     tree, found = parsed(path), dict[str, str]()
@@ -58,7 +77,7 @@ def outer_names_with_rows(path: str) -> Mapping[str, str]:
     return found
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=1024)
 def rows_of_lanes(path: str, line: int) -> Mapping[str, str]:
     """The same for variables and attributes whose rows the body of the loop over lanes at this line writes."""
     tree, found = parsed(path), dict[str, str]()

@@ -12,7 +12,7 @@ from test_lane_state import X, Y, notes
 from torch import Tensor, nn
 
 from lockstep import Run
-from lockstep.script.tables import attributes_with_rows, outer_names_with_rows, rows_of_lanes
+from lockstep.script.tables import attributes_with_rows, may_have_rows, outer_names_with_rows, rows_of_lanes
 
 INDEX = torch.arange(8)
 WRITTEN = {
@@ -178,3 +178,24 @@ def test_rows_that_are_gathered_are_not() -> None:
             bank[index] = row
 
     assert notes(2, script) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "is_written"),
+    [
+        ("bank[index] = x", True),
+        ("self.bank[index][0] += x", True),
+        ("bank[\n    rows[index[0]], 1\n] = x", True),
+        ("bank.data[index] = x", True),
+        ("bank[index].copy_(x)", True),
+        ("bank.update({key: x})", True),
+        ("y = bank[index]\nx = 2", False),
+        ("bank[index] == x", False),
+        ("for key in bank.items(): pass", False),
+        ("my_bank[index] = x", False),
+    ],
+)
+def test_whether_rows_may_be_written_shows_without_parsing(tmp_path: Path, text: str, is_written: bool) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    assert may_have_rows(str(path), "bank") is is_written
