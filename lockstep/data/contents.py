@@ -17,7 +17,7 @@ Look = Callable[[Any], bytes]
 
 def contents(whole: Any) -> str:
     """A short digest of a batch that this worker holds whole."""
-    return _digest(whole, _all)
+    return _digest(whole, all_bytes)
 
 
 def sampled_contents(whole: Any) -> str:
@@ -45,7 +45,8 @@ def _pieces(part: Any, look: Look) -> Iterator[bytes]:
         yield repr(part).encode()
 
 
-def _all(part: Any) -> bytes:
+def all_bytes(part: Any) -> bytes:
+    """Those of a tensor in plain memory, or of an array."""
     if not isinstance(part, torch.Tensor):
         return bytes(part.tobytes())
     whole = part.detach().cpu().contiguous()
@@ -56,7 +57,7 @@ def _some(part: Any) -> bytes:
     if isinstance(part, torch.Tensor) and part.device.type != "cpu":
         return b""
     if part.ndim == 0 or 0 in part.shape:
-        return _all(part)
+        return all_bytes(part)
     rows = part[:: max(1, len(part) // SAMPLED_ROWS)]
     table = rows.reshape(len(rows), -1)
-    return _all(table[:, :: max(1, table.shape[1] // SAMPLED_COLUMNS)])
+    return all_bytes(table[:, :: max(1, table.shape[1] // SAMPLED_COLUMNS)])

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from lockstep.data.contents import all_bytes
 from lockstep.data.own_generators import is_own
 from lockstep.data.structure import PLAIN, opened
 from lockstep.events import KEPT_BY_DATA
@@ -111,13 +112,11 @@ def bits(part: Any) -> list[bytes]:
     if structure is not None:
         return [piece for name, inner in structure.parts for piece in (name.encode(), *bits(inner))]
     if isinstance(part, torch.Tensor):
-        return [
-            repr(part.dtype).encode(),
-            part.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes(),
-        ]
+        return [repr(part.dtype).encode(), all_bytes(part)] if part.layout is torch.strided else []
     if isinstance(part, PLAIN):
         return [repr(part).encode()]
-    return [part.tobytes()] if callable(getattr(part, "tobytes", None)) else []  # arrays and pictures
+    is_known = callable(getattr(part, "tobytes", None)) and str(getattr(part, "dtype", "")) != "object"
+    return [all_bytes(part)] if is_known else []  # arrays and pictures
 
 
 def marks(dataset: Any) -> Marks:

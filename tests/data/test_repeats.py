@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from noisy_data import sharded
@@ -10,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from workers import on_workers
 
 import lockstep
+from lockstep.data.repeats import bits
 from lockstep.events import KEPT_BY_DATA
 
 
@@ -159,3 +161,13 @@ def _noted(num_workers: int) -> list[str]:
 def test_a_run_notes_it_once(num_workers: int) -> None:
     (text,) = on_workers(num_workers, _noted, num_workers)[0]
     assert text.startswith(KEPT_BY_DATA)
+
+
+def test_what_is_compared_of_a_sample_are_bits_that_mean_something() -> None:
+    def sample() -> list[Any]:
+        return [1, 1.5, "a", torch.ones(2), {"x": torch.tensor(True)}, np.ones(2), np.array(object())]
+
+    assert bits(sample()) == bits(sample())
+    assert bits(sample()) != bits([2, *sample()[1:]])
+    assert bits(torch.tensor([0.0])) != bits(torch.tensor([-0.0]))
+    assert bits(torch.eye(2).to_sparse()) == []
