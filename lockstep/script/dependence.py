@@ -13,7 +13,7 @@ Pure: source text in. Source that cannot be read, or parsed, shows nothing.
 import ast
 import linecache
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -62,15 +62,22 @@ class Function:
             mark(self.file or self.node)
 
     def dependence(
-        self, name: str, *, again: bool = False, in_calls: bool = True, _callers: frozenset[ast.AST] = frozenset()
+        self,
+        name: str,
+        *,
+        again: bool = False,
+        in_calls: bool = True,
+        unchanged: Collection[str] = (),
+        _callers: frozenset[ast.AST] = frozenset(),
     ) -> Dependence | None:
         """Where the training depends on `name` first, if it does; with `again`, only in what is done more than once.
 
-        With `in_calls`, being passed to a function beside an optimizer counts.
+        With `in_calls`, being passed to a function beside an optimizer counts. Of an object, attributes that are
+        `unchanged` do not count where the source names them.
         """
         key = variable_named(name, self.node)
         nodes = [node for part in (self._repeated() if again else self.bodies()) for node in walked(part)]
-        tainted = computed_from(nodes, key, self.functions())
+        tainted = computed_from(nodes, key, self.functions(), {f"!{key}.{one}" for one in unchanged})
         used = next(self._read_in_steps(tainted), None)
         if used is not None:
             return Dependence(used.lineno, f"is read in {used.name}")
@@ -78,7 +85,9 @@ class Function:
         found = min(filter(None, places), key=lambda dependence: dependence.line, default=None)
         given = (pair for node in nodes if isinstance(node, ast.Call) for pair in self._given(node, tainted))
         inside = (
-            Function(callee, self.file).dependence(argument, in_calls=in_calls, _callers=_callers | {self.node})
+            Function(callee, self.file).dependence(
+                argument, in_calls=in_calls, unchanged=unchanged, _callers=_callers | {self.node}
+            )
             for callee, argument in ([] if found else given)
             if callee not in _callers and callee is not self.node
         )
@@ -221,11 +230,15 @@ def walked(node: ast.AST) -> tuple[ast.AST, ...]:
 
 
 def computed_from(
-    nodes: Sequence[ast.AST], name: str, functions: Mapping[str, ast.FunctionDef] | None = None
+    nodes: Sequence[ast.AST],
+    name: str,
+    functions: Mapping[str, ast.FunctionDef] | None = None,
+    unchanged: Iterable[str] = (),
 ) -> set[str]:
     """The variable, all that are given something in which one of them is mentioned, or where a test that mentions one
-    of them decides, and those of the functions whose results do so."""
-    tainted = {name}
+    of them decides, and those of the functions whose results do so. `unchanged` attributes, as `!work.loader`, are no
+    mention of their object."""
+    tainted = {name, *unchanged}
     while True:
         new = {target for node in nodes for target in _assigned_by(node, tainted)}
         new |= {name for name, function in (functions or {}).items() if gives(function, tainted)}
@@ -360,7 +373,10 @@ def _arguments(call: ast.Call) -> list[ast.expr]:
 
 
 def mentions(node: ast.AST, names: set[str]) -> bool:
-    return any(variable(inner) in names for inner in ast.walk(node))
+    """Whether one of them is read or set in it, by more than an attribute that has not changed."""
+    inside = list(ast.walk(node))
+    passed = {id(one.value) for one in inside if isinstance(one, ast.Attribute) and f"!{variable(one)}" in names}
+    return any(variable(inner) in names and id(inner) not in passed for inner in inside)
 
 
 def _targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> list[str]:

@@ -52,6 +52,8 @@ _MOST_DEPTH = 3
 _MOST_TEXT = 100
 _TENSORS = "tensors in "
 _GENERATOR = "a random generator"
+_HELD = ".held"
+"""Behind the name of a function: the attributes of the objects in its variables."""
 _OBJECT = "()"
 """Marks the attributes of an object that a variable holds, whose methods are none of the calls under way."""
 _OF_ARRAYS = "arrays "
@@ -121,12 +123,33 @@ def values(frame: FrameType, models: Iterable[nn.Module] = (), kept: Iterable[An
     known = {id(one) for one in kept}
     put_back = known | {id(module) for model in models for module in model.modules()}
     found = look_into(frame, partial(_plain_ones, put_back=put_back))
+    held = look_into(frame, partial(_of_objects, put_back=put_back))
+    found |= {(path, f"{function}{_HELD}"): texts for (path, function), texts in held.items() if texts}
     for objects in look_into(frame, _objects).values():
         for one in objects:
             place = file_of(type(one)) or "", f"{type(one).__name__}{_OBJECT}"
             if id(one) not in known and place not in found:
                 found[place] = _plain_ones(vars(one), put_back, numbers_too=True)
     return found
+
+
+def _of_objects(variables: Mapping[str, Any], put_back: Collection[int]) -> dict[str, str]:
+    """The attributes of objects of the script, as `object.attribute`: which of them have changed.
+
+    Those whose state is saved in other ways are as they were, whatever they hold.
+    """
+    found: dict[str, str] = {}
+    for name, one in variables.items():
+        if name != "self" and _is_of_the_script(one):
+            own = attributes(one)
+            texts = {key: type(value).__qualname__ for key, value in own.items() if _is_elsewhere(value)}
+            texts |= _plain_ones(own, put_back, numbers_too=True)
+            found |= {f"{name}.{key}": text for key, text in texts.items()}
+    return found
+
+
+def _is_elsewhere(value: Any) -> bool:
+    return isinstance(value, _ELSEWHERE) or type(value).__module__.startswith("lockstep.")
 
 
 def _objects(variables: Mapping[str, Any]) -> list[Any]:
@@ -152,12 +175,14 @@ def restarted_values(saved: Iterable[tuple[str, str, str, str]], now: Values, *,
     `at_start`: a pass over a loader begins, and what the script sets before each of them is as it should be.
     """
     here = {(Site(path, 0).file, function): path for path, function in now}
+    saved = list(saved)
+    held = {(file, function, name): text for file, function, name, text in saved if function.endswith(_HELD)}
     changed = []
     for file, function, name, before in saved:
         path, variable = here.get((file, function)), name.removeprefix(_TENSORS)
         texts = {} if path is None else now[path, function]
         value = texts.get(name, texts.get(variable))  # where tensors were, there may be None
-        if path is None or value is None or value == before:
+        if path is None or value is None or value == before or function.endswith(_HELD):
             continue
         source = function_at(path, function.removesuffix(_OBJECT))
         is_set = source is not None and is_carried(source, variable, over_passes=at_start)
@@ -167,7 +192,12 @@ def restarted_values(saved: Iterable[tuple[str, str, str, str]], now: Values, *,
             continue
         is_number = not value.startswith(("(", "["))
         again = not function.endswith(_OBJECT)  # the script calls the methods of an object in its loops
-        depends = source.dependence(variable, again=again, in_calls=is_number)
+        parts = _parts_of(variable, now.get((path, f"{function}{_HELD}"), {}))
+        others = {
+            attribute for attribute, part, text in parts if held.get((file, f"{function}{_HELD}", part), text) != text
+        }
+        unchanged = {attribute for attribute, *_ in parts} - others if others else ()
+        depends = source.dependence(variable, again=again, in_calls=is_number, unchanged=unchanged)
         is_wrong = depends is not None and (variable == name or source.is_set_in_loop(variable))
         is_noted = (
             is_set
@@ -177,6 +207,12 @@ def restarted_values(saved: Iterable[tuple[str, str, str, str]], now: Values, *,
         if depends is not None or is_noted:
             changed.append(Changed(file, name, value, before, depends, is_wrong))
     return changed
+
+
+def _parts_of(name: str, texts: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """The attributes of an object, each with its name in a snapshot, and its text."""
+    own = [(part, text) for part, text in texts.items() if part.startswith(f"{name}.")]
+    return [(part.removeprefix(f"{name}.").removeprefix(_TENSORS), part, text) for part, text in own]
 
 
 def _may_change(text: str) -> bool:

@@ -27,6 +27,7 @@ TELLING = {
     "a_schedule_in_a_closure": ("joined", "resumed"),
     "a_switch_set_once": ("resumed",),
     "a_temperature_for_each_epoch": ("resumed",),
+    "a_trainer_with_a_history": ("joined", "resumed"),
     "a_weight_from_a_method": ("joined", "resumed"),
     "an_annealed_loss": ("resumed",),
     "an_annealed_temperature": ("joined", "resumed"),

@@ -311,10 +311,15 @@ def test_sigterm_reaches_the_workers_and_exits_with_143(bench):
     assert (code, out) == (143, "saved\n")
 
 
-def test_a_terminal_that_is_closed_is_sigterm_once(bench):
+def test_a_terminal_that_is_closed_is_sigterm_once(bench, monkeypatch):
     save = "def save(*_): ready(), signal.sigwait([signal.SIGALRM]), sys.exit(print('saved'))\n"
     block = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])\n"
-    launcher = bench.start(f"{save}{block}signal.signal(signal.SIGTERM, save)\nready()\nsignal.pause()")
+    monkeypatch.setattr(supervisor, "INTERRUPT_S", 60.0)  # in the launcher too, which is forked
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup themselves
+    try:
+        launcher = bench.start(f"{save}{block}signal.signal(signal.SIGTERM, save)\nready()\nsignal.pause()")
+    finally:
+        signal.signal(signal.SIGHUP, before)
     (worker,) = bench.await_ready(1)
     launcher.send_signal(signal.SIGHUP)
     bench.await_ready(1)  # it saves
