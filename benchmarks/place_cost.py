@@ -4,8 +4,8 @@
     lockstep run -n 2 benchmarks/place_cost.py gpt 60
 
 Steps with and without it take turns in the same processes. With it: the script's line and whole numbers are read from
-its frames, generators, groups of optimizers, positions of loaders and the batch go into the step's fingerprint, and the
-script's rhythm is followed. The ratio of each pair is with ÷ without.
+its frames, and which call runs through the lanes, generators, groups of optimizers, positions of loaders and the batch
+go into the step's fingerprint, and the script's rhythm is followed. The ratio of each pair is with ÷ without.
 """
 
 import statistics
@@ -31,17 +31,18 @@ class Unplaced(Nowhere):
 def switches(run: Run) -> tuple[Switch, Switch]:
     """Two functions: one makes the next steps steps with a place, the other without."""
     loop, places = run._loop, run._places
-    whole_numbers, site_of = lane_loops.whole_numbers, lane_loops.site_of
+    whole_numbers, site_of, looping_frame = lane_loops.whole_numbers, lane_loops.site_of, lane_loops.looping_frame
     nowhere, place = Site("", 0), Unplaced()
 
     def on() -> None:
-        lane_loops.whole_numbers, lane_loops.site_of = whole_numbers, site_of
+        lane_loops.whole_numbers, lane_loops.site_of, lane_loops.looping_frame = whole_numbers, site_of, looping_frame
         for owner, names in ((loop, ("_find_place", "_place")), (places, ("committed", "updated", "begins"))):
             for name in names:
                 vars(owner).pop(name, None)
 
     def off() -> None:
         lane_loops.whole_numbers, lane_loops.site_of = (lambda frame: {}), (lambda frame: nowhere)
+        lane_loops.looping_frame = lambda frame: frame
         vars(loop).update(_find_place=_nothing, _place=lambda batch, outside: place)
         vars(places).update(committed=_nothing, updated=_nothing, begins=_nothing)
 

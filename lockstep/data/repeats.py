@@ -24,7 +24,7 @@ import torch
 
 from lockstep.data.contents import all_bytes
 from lockstep.data.own_generators import is_own
-from lockstep.data.structure import PLAIN, opened
+from lockstep.data.structure import PLAIN, attributes, opened
 from lockstep.events import KEPT_BY_DATA
 
 _MOST_OBJECTS, _MOST_ITEMS, _MOST_BYTES = 50, 20, 1 << 20
@@ -125,7 +125,7 @@ def marks(dataset: Any) -> Marks:
     for one in _objects(dataset):
         kind: Any = type(one)
         read_back = _read_back(kind)
-        for name, value in list(vars(one).items()):
+        for name, value in list(attributes(one).items()):
             if name in read_back:
                 found[id(one), name] = f"`{name}` of {kind.__name__}", _mark(value)
     return found
@@ -139,10 +139,10 @@ def _objects(dataset: Any) -> Iterator[Any]:
         kind: Any = type(one)  # some objects run code of their own when they are asked for their class
         if issubclass(kind, list | tuple):
             waiting += one[:_MOST_ITEMS]
-        elif id(one) not in seen and not issubclass(kind, _NO_HOLDERS) and hasattr(one, "__dict__"):
+        elif id(one) not in seen and not issubclass(kind, _NO_HOLDERS):
             seen.add(id(one))
             yield one
-            waiting += vars(one).values()
+            waiting += attributes(one).values()
 
 
 def _mark(value: Any) -> Any:

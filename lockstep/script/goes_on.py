@@ -106,8 +106,12 @@ def loops_at(path: str, line: int) -> list[ast.For]:
     return here or [loop for loop in loops if loop.lineno > line and names & names_in([loop.iter], ast.Load)]
 
 
+@lru_cache(maxsize=1024)
 def hands_on(path: str, line: int) -> bool:
-    """Whether the function around this line hands the lanes that it asks for there on, by return or yield."""
+    """Whether the function around this line hands the lanes that it asks for there on, by return or yield.
+
+    Asked at every loop over lanes.
+    """
     tree = parsed(path)
     statement = None if tree is None else statement_at(function_around(tree, line), line)
     if isinstance(statement, ast.Return) and statement.value is not None:

@@ -123,17 +123,17 @@ def values(frame: FrameType, models: Iterable[nn.Module] = (), kept: Iterable[An
     known = {id(one) for one in kept}
     put_back = known | {id(module) for model in models for module in model.modules()}
     found = look_into(frame, partial(_plain_ones, put_back=put_back))
-    held = look_into(frame, partial(_of_objects, put_back=put_back))
+    held = look_into(frame, partial(_by_object, put_back=put_back))
     found |= {(path, f"{function}{_HELD}"): texts for (path, function), texts in held.items() if texts}
     for objects in look_into(frame, _objects).values():
         for one in objects:
             place = file_of(type(one)) or "", f"{type(one).__name__}{_OBJECT}"
             if id(one) not in known and place not in found:
-                found[place] = _plain_ones(vars(one), put_back, numbers_too=True)
+                found[place] = _plain_ones(attributes(one), put_back, numbers_too=True)
     return found
 
 
-def _of_objects(variables: Mapping[str, Any], put_back: Collection[int]) -> dict[str, str]:
+def _by_object(variables: Mapping[str, Any], put_back: Collection[int]) -> dict[str, str]:
     """The attributes of objects of the script, as `object.attribute`: which of them have changed.
 
     Those whose state is saved in other ways are as they were, whatever they hold.
@@ -155,7 +155,7 @@ def _is_elsewhere(value: Any) -> bool:
 def _objects(variables: Mapping[str, Any]) -> list[Any]:
     """Those of the script's own classes, optimizers among them."""
     kinds = (nn.Module, Dataset, Sampler, DataLoader, type)
-    held = [one for name, one in variables.items() if name != "self" and hasattr(one, "__dict__")]
+    held = [one for name, one in variables.items() if name != "self" and attributes(one)]
     return [one for one in held if not isinstance(one, kinds) and is_of_script(type(one))]
 
 

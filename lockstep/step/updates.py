@@ -75,6 +75,7 @@ class UntrackedOptimizers:
     def __init__(self, loop: StepLoop, guard: Guard) -> None:
         self._loop, self._guard, self._models = loop, guard, loop.state.models
         self._noted: WeakSet[Optimizer] = WeakSet()
+        self._looked_at: WeakSet[Optimizer] = WeakSet()
         self._hook = register_optimizer_step_pre_hook(self._look)
 
     def close(self) -> None:
@@ -97,10 +98,12 @@ class UntrackedOptimizers:
             )
 
     def _look_whether_forgotten(self, optimizer: Optimizer) -> None:
-        """See Note [Forgotten optimizers] in models.py. A wrapper may stand around one that the run knows, or in it."""
+        """Before its first update. See Note [Forgotten optimizers] in models.py. A wrapper may stand around one that
+        the run knows, or in it."""
         models = self._models
-        if optimizer in models.forgotten:
+        if optimizer in self._looked_at:
             return
+        self._looked_at.add(optimizer)
         known = [one for one in (*models.optimizers.values(), *models.tracked.values()) if saves_an_optimizer(one)]
         if is_inside(optimizer, known) or any(is_inside(one, [optimizer]) for one in known):
             return

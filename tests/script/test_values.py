@@ -418,3 +418,18 @@ def test_a_generator_that_was_drawn_from_and_begins_anew_is_named(use: str, line
     assert "the random generator `rng` (train.py) had been drawn from in training, and begins anew" in str(found)
     assert (None if found.depends is None else found.depends.line) == line
     assert restarted_values(saved, {(str(path), "<module>"): {"rng": later}}, at_start=False) == []
+
+
+class Counted:
+    __slots__ = ("best",)
+
+    def look(self) -> Any:
+        return values(sys._getframe())
+
+
+def test_attributes_in_slots_of_self_and_of_other_objects_are_looked_at_by_themselves() -> None:
+    counted = Counted()
+    counted.best = 2.5
+    found = {function: texts for (_, function), texts in counted.look().items()}
+    assert found["Counted"] == {"best": "2.5"}
+    assert found["Counted()"] == {"best": "2.5"}

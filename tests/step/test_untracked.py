@@ -198,6 +198,31 @@ def resumed_without(path: Path, momentum: float, *, restores: bool = False) -> N
         torch.save(optimizer.state_dict(), path.with_suffix(".pt"))
 
 
+def test_what_saves_an_optimizer_is_asked_for_its_state_once_and_not_at_every_update() -> None:
+    class Wrapper:
+        def __init__(self, optimizer: SGD) -> None:
+            self.optimizer, self.asked = optimizer, 0
+
+        def state_dict(self) -> dict[str, Any]:
+            self.asked += 1
+            return self.optimizer.state_dict()
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.optimizer.load_state_dict(state)
+
+    with lockstep.start(lanes=2) as run:
+        model = nn.Linear(2, 1)
+        wrapper = Wrapper(SGD(model.parameters(), 0.1))
+        run.replicate(model, wrapper=wrapper)
+        asked = []
+        for _ in range(4):
+            for x in run.lanes(X):
+                model(x).sum().backward()
+            wrapper.optimizer.step()
+            asked.append(wrapper.asked)
+    assert asked == [asked[0]] * 4
+
+
 def test_a_resume_without_the_state_of_a_forgotten_optimizer_is_refused(tmp_path: Path) -> None:
     resumed_without(tmp_path / "saved", momentum=0.9)
     with pytest.raises(Misuse, match=r"goes on from step 3, and SGD trains .* It had a state, which is lost"):
