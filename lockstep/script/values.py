@@ -42,7 +42,7 @@ from lockstep.script.data_sets import text_of
 from lockstep.script.dependence import Dependence, function_at
 from lockstep.script.first_reads import is_carried
 from lockstep.script.iterators import is_iterator, text_of_iterator
-from lockstep.script.owners import PLAIN, carried_attributes, file_of, is_of_script, is_torchs
+from lockstep.script.owners import PLAIN, carried_attributes, file_of, is_of_script, is_torchs, own_methods
 
 Values = Mapping[tuple[str, str], Mapping[str, str]]
 """Values as text by their names, for each function, or class of attributes: `(path, function)`."""
@@ -54,6 +54,7 @@ _TENSORS = "tensors in "
 _GENERATOR = "a random generator"
 _HELD = ".held"
 """Behind the name of a function: the attributes of the objects in its variables."""
+_STORED = "stored: "
 _OBJECT = "()"
 """Marks the attributes of an object that a variable holds, whose methods are none of the calls under way."""
 _OF_ARRAYS = "arrays "
@@ -136,14 +137,17 @@ def values(frame: FrameType, models: Iterable[nn.Module] = (), kept: Iterable[An
 def _by_object(variables: Mapping[str, Any], put_back: Collection[int]) -> dict[str, str]:
     """The attributes of objects of the script, as `object.attribute`: which of them have changed.
 
-    Those whose state is saved in other ways are as they were, whatever they hold.
+    Those whose state is saved in other ways are as they were, whatever they hold. What a method stores is marked: it
+    may follow from another attribute that has changed.
     """
     found: dict[str, str] = {}
     for name, one in variables.items():
         if name != "self" and _is_of_the_script(one):
             own = attributes(one)
-            texts = {key: type(value).__qualname__ for key, value in own.items() if _is_elsewhere(value)}
-            texts |= _plain_ones(own, put_back, numbers_too=True)
+            stored = {key for method in own_methods(one) for key in method.stores}
+            texts = _plain_ones(own, put_back, numbers_too=True)
+            texts = {key: f"{_STORED if key in stored else ''}{text}" for key, text in texts.items()}
+            texts |= {key: type(value).__qualname__ for key, value in own.items() if _is_elsewhere(value)}
             found |= {f"{name}.{key}": text for key, text in texts.items()}
     return found
 
@@ -196,7 +200,8 @@ def restarted_values(saved: Iterable[tuple[str, str, str, str]], now: Values, *,
         others = {
             attribute for attribute, part, text in parts if held.get((file, f"{function}{_HELD}", part), text) != text
         }
-        unchanged = {attribute for attribute, *_ in parts} - others if others else ()
+        fixed = {attribute for attribute, _, text in parts if not text.startswith(_STORED)}
+        unchanged = fixed - others if others else ()
         depends = source.dependence(variable, again=again, in_calls=is_number, unchanged=unchanged)
         is_wrong = depends is not None and (variable == name or source.is_set_in_loop(variable))
         is_noted = (
