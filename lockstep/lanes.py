@@ -67,20 +67,17 @@ class Assignment:
         cls,
         num_lanes: int,
         slots: Sequence[int],
-        idle: Collection[int] = (),
         by_hand: Sequence[Sequence[int]] | None = None,
     ) -> "Assignment":
-        """The lanes of workers known by their slots, in order; those in `idle` carry none, unless all are.
+        """The lanes of workers known by their slots, in order.
 
-        Evenly; or, where each slot was given its lanes by hand, as given: the lanes of a slot that is missing or idle
-        go one by one to the worker that has the fewest.
+        Evenly; or, where each slot was given its lanes by hand, as given: the lanes of a slot that is missing go one by
+        one to the worker that has the fewest.
         """
-        carrying = [slot for slot in slots if slot not in idle] or list(slots)
         if by_hand is None:
-            lanes = dict(zip(carrying, cls.even(num_lanes, len(carrying)).lanes_of, strict=True))
-        else:
-            lanes = _filled_up({slot: _given(by_hand, slot) for slot in carrying}, num_lanes)
-        return cls(tuple(tuple(sorted(lanes.get(slot, ()))) for slot in slots))
+            return cls.even(num_lanes, len(slots))
+        lanes = _filled_up({slot: _given(by_hand, slot) for slot in slots}, num_lanes)
+        return cls.explicit(lanes[slot] for slot in slots)
 
     @classmethod
     def explicit(cls, lanes_of: Iterable[Iterable[int]]) -> "Assignment":

@@ -158,7 +158,7 @@ class Formation:
         if record is not None:
             self._pace.take(record.times_s, self.generation.assignment)
             self.first.is_needed |= record.requests[StepRequest.FIRST]
-        self.looks_closely = False
+        self.looks_closely = bool(self._probation.uids)
 
     def batch_is_due(self) -> None:
         """A loader of the run is about to hand out a batch."""
@@ -195,28 +195,24 @@ class Formation:
         self._report(None, False, None, self._clock() - began_s)
 
     def prove(self) -> None:
-        """Newcomers that have agreed on a whole turn carry lanes from now on. See Note [Probation] in newcomer.py."""
+        """Newcomers that have agreed on a whole turn, and do in this step, are like others. See Note [Probation] in
+        newcomer.py."""
         places = self._places
-        if not self._probation.uids or not places.begins_turn:
-            return
-        if self._probation.is_over(places.turn.number, sum(places.updates.values())):
+        if places.begins_turn and self._probation.is_over(places.turn.number, sum(places.updates.values())):
             self._probation = Probation()
-            self.looks_closely = True
-            self.deal()
 
     def _put_on_probation(self, newcomers: tuple[str, ...]) -> None:
         """Those of the new generation who have to show that they are at the same place, now and before."""
         assert self.recovery is not None
         members = self.recovery.membership.view.members
-        spares = self._lane_deal.spares_newcomers
-        new = {member.uid for member in members if member.uid in newcomers and member.fresh and spares}
+        new = {member.uid for member in members if member.uid in newcomers and member.fresh}
         before = {member.uid for member in members if member.uid in self._probation.uids}
         places = self._places
         if new:
             self._probation = Probation(frozenset(before | new), places.turn.number, sum(places.updates.values()))
         else:
             self._probation = replace(self._probation, uids=frozenset(before))
-        self.looks_closely = bool(newcomers)
+        self.looks_closely = bool(newcomers) or bool(before)
 
     def send_misfits_away(self, failure: Disagreement) -> list[int]:
         """Raises, unless the others can go on without those who disagree: gives the ranks of these.
@@ -246,7 +242,7 @@ class Formation:
             if self._becomes_copy():
                 committed = isinstance(self.recovery.join(self.hand_state_over), Commit)
             else:
-                self.recovery.deal_by(self._lane_deal, is_proving=self.is_on_probation)
+                self.recovery.deal_by(self._lane_deal)
                 limit_s = self._patience_s(failure)
                 outcome = self.recovery.reform(self.hand_state_over, admit=admit, limit_s=limit_s)
                 committed = isinstance(outcome, Commit)
@@ -312,7 +308,7 @@ class Formation:
             if self.recovery.is_coordinator:
                 self.recovery.endpoint.await_claim(1.0)
                 self.recovery.has_claims()  # one that is alone decides at once, and admits only those it has heard of
-            self.recovery.deal_by(self._lane_deal, is_proving=self.is_on_probation)
+            self.recovery.deal_by(self._lane_deal)
             try:
                 self.recovery.reform(self.hand_state_over, admit=True)
             except LeftOut as left:
@@ -425,17 +421,10 @@ class Formation:
     # -- lanes ----------------------------------------------------------------------------------------------
 
     def deal(self) -> None:
-        """Outside of a change of members: lanes are dealt out anew to those who are here and not on probation.
-
-        Every member does so at the same step: a probation is over, or a checkpoint has another number of lanes.
-        """
+        """Lanes are dealt out anew, outside of a change of members: a checkpoint has another number of them."""
         if not self.is_member:  # a newcomer has no part in any deal before it is admitted, and no terms to publish
             return
-        if self.recovery is None:
-            assignment = Assignment.dealt(self._state.steps.num_lanes, self.generation.slots, (), self._by_hand)
-        else:
-            assignment = self._lane_deal.assignment(self.recovery.membership.view.members, self._probation.uids)
-        self._take_up(assignment)
+        self._take_up(Assignment.dealt(self._state.steps.num_lanes, self.generation.slots, self._by_hand))
         self._pace.forget()
 
     def _take_up(self, assignment: Assignment) -> None:
@@ -456,8 +445,7 @@ class Formation:
 
     @property
     def _lane_deal(self) -> LaneDeal:
-        may_be_idle = self._engine.statistics is None  # batch norm over all lanes needs a worker for each
-        return LaneDeal(self._state.steps.num_lanes, self._by_hand, spares_newcomers=may_be_idle)
+        return LaneDeal(self._state.steps.num_lanes, self._by_hand)
 
 
 def _cause(failure: Exception | None, slots: tuple[int, ...], lost: list[int]) -> str:

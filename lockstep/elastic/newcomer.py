@@ -4,10 +4,10 @@ See Note [Newcomers] in formation.py.
 
 # Note [Probation]
 # A newcomer has run the script from the top, so its own variables may stand elsewhere than those of the others. It is
-# admitted where a turn of the script begins, and carries no lanes at first: it takes part in the exchanges, gets the
-# gradient, makes its own updates, and must be at the same place as the others in every step. When a whole turn is over,
-# with an update in it, its state is compared too, and from then on it carries lanes. Nothing that it touched before has
-# counted.
+# admitted where a turn of the script begins, and carries lanes like any other: a script may read after the lanes what
+# they have left (`loss.item()`). But until a whole turn is over, with an update in it, and in the step after it, the
+# place, the batch and all state are compared before a step counts: where the newcomer's differ, it leaves, and its
+# lanes are computed again by the others. Nothing that it touched has counted then.
 
 # Note [Misfits]
 # Where workers disagree, those that run the script from its beginning are right: a newcomer that is of another mind

@@ -134,9 +134,9 @@ class Recovery:
     _todo: deque[Action] = field(default_factory=deque)
     _refused_since_s: float | None = None
 
-    def deal_by(self, deal: LaneDeal, *, is_proving: bool) -> None:
-        """The next generation's lanes are dealt out so, if this worker coordinates. `is_proving`: see `Claim`."""
-        self.membership = replace(self.membership, deal=deal, is_proving=is_proving)
+    def deal_by(self, deal: LaneDeal) -> None:
+        """The next generation's lanes are dealt out so, if this worker coordinates."""
+        self.membership = replace(self.membership, deal=deal)
 
     def reform(self, hand_over: HandOver, *, admit: bool = False, limit_s: float = math.inf) -> Commit | Redo:
         """Collective. Forms the next generation of all who are left; says what becomes of the step under way.

@@ -258,7 +258,10 @@ def _idle_note(assignment: Assignment) -> list[str]:
         return []
     who = f"{idle} of {assignment.num_workers} workers {'idles' if idle == 1 else 'idle'}"
     lanes = f"{assignment.num_lanes} lane{'' if assignment.num_lanes == 1 else 's'}"
-    return [f"{who}: with {lanes}, a worker without one computes nothing until another is lost"]
+    return [
+        f"{who}: with {lanes}, a worker without one computes nothing until another is lost. A name that only the body "
+        "of a loop over lanes assigns (`loss`) is not defined there"
+    ]
 
 
 def lanes_note(device: torch.device, assignment: Assignment) -> list[str]:

@@ -1,4 +1,4 @@
-"""When newcomers carry lanes, and who leaves where workers disagree."""
+"""When a probation is over, and who leaves where workers disagree."""
 
 from types import SimpleNamespace
 

@@ -40,10 +40,8 @@ def test_the_lanes_of_a_lost_worker_go_to_those_who_have_the_fewest() -> None:
 def test_a_worker_that_comes_back_has_its_lanes_again() -> None:
     assert Assignment.dealt(6, [0, 1], by_hand=BY_HAND).lanes_of == ((0, 1, 2), (3, 4, 5))
     assert Assignment.dealt(6, [0, 1, 2], by_hand=BY_HAND).lanes_of == BY_HAND
-    assert Assignment.dealt(6, [0, 1, 2], idle=[2], by_hand=BY_HAND).lanes_of == ((0, 1, 2), (3, 4, 5), ())
     assert Assignment.dealt(6, [0, 3], by_hand=BY_HAND).lanes_of == ((0, 1, 2), (3, 4, 5))
 
 
 def test_without_a_hand_lanes_are_dealt_evenly_to_those_who_carry() -> None:
     assert Assignment.dealt(6, [0, 2, 5]).lanes_of == Assignment.even(6, 3).lanes_of
-    assert Assignment.dealt(6, [0, 2, 5], idle=[2]).lanes_of == ((0, 1, 2), (), (3, 4, 5))

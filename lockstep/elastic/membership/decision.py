@@ -62,12 +62,10 @@ def decide(poll: Poll, deal: LaneDeal = ONE_LANE, decider: str = "") -> Verdict:
     admitted = _admitted(poll.claims, staying, step)
     newcomers = [replace(claim.member, since=generation) for claim in admitted]
     members = sorted([claim.member for claim in staying] + newcomers, key=lambda member: member.slot)
-    proving = {claim.member.uid for claim in staying if claim.is_proving}
-    proving |= {member.uid for member in newcomers if member.fresh and deal.spares_newcomers}
     decision = Decision(
         view=View(generation, tuple(members)),
         step=step,
-        assignment=deal.assignment(members, proving) if members else None,
+        assignment=deal.assignment(members) if members else None,
         newcomers=tuple(member.uid for member in newcomers),
         lost=poll.lost + poll.silent,
         left=tuple(claim.member for claim in current if claim not in staying),

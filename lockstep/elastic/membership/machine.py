@@ -110,12 +110,12 @@ class MembershipStage(Enum):
 class Membership:
     """One worker's state. `step` is the step under way or next; `prepared`: this worker has done its part of it.
 
-    `deal` is how the next generation's lanes are dealt out, if this worker decides it; `is_proving`: it is on probation
-    itself. `formed` is the generation that it was part of last, `attempts` are those that it has tried to form since.
-    `known` are those who may be members: of the view, or of a generation that could not be formed. `dead`, `silent`,
-    `alive` and `new` (by uid) are what was found out about them since the coordinator was looked for last, `doubted`
-    those that were silent at any time since the generation broke; `claims` are those of all who are at this worker's
-    endpoint and not answered yet. `has_witness`: two halves can ask which of them goes on; all members have it alike.
+    `deal` is how the next generation's lanes are dealt out, if this worker decides it. `formed` is the generation that
+    it was part of last, `attempts` are those that it has tried to form since. `known` are those who may be members: of
+    the view, or of a generation that could not be formed. `dead`, `silent`, `alive` and `new` (by uid) are what was
+    found out about them since the coordinator was looked for last, `doubted` those that were silent at any time since
+    the generation broke; `claims` are those of all who are at this worker's endpoint and not answered yet.
+    `has_witness`: two halves can ask which of them goes on; all members have it alike.
     """
 
     me: Member
@@ -125,7 +125,6 @@ class Membership:
     prepared: bool = False
     leaving: bool = False
     deal: LaneDeal = ONE_LANE
-    is_proving: bool = False
     formed: Attempt = NEVER
     attempts: tuple[Attempt, ...] = ()
     known: tuple[Member, ...] = ()
@@ -177,7 +176,6 @@ class Membership:
             self.step,
             self.prepared,
             self.leaving,
-            self.is_proving,
             self.formed.id,
             self.attempts,
             tuple(sorted(self.silent)),

@@ -1,7 +1,7 @@
 """The values of membership: a worker as the others know it, a generation, what a worker claims, what is decided."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 
@@ -82,22 +82,14 @@ NEVER = Attempt(GenerationId(0, ""), ())
 
 @dataclass(frozen=True)
 class LaneDeal:
-    """How lanes are dealt out, known alike to all members: how many there are, and those of each slot if given by hand.
-
-    `spares_newcomers`: a member that runs the script from the top carries none until it has proven itself. See
-    Note [Probation] in elastic/newcomer.py.
-    """
+    """How lanes are dealt out, known alike to all members: their number, and those of each slot if given by hand."""
 
     num_lanes: int = 1
     by_hand: tuple[tuple[int, ...], ...] | None = None
-    spares_newcomers: bool = True
 
-    def assignment(self, members: Sequence[Member], idle: Collection[str] = ()) -> Assignment:
-        """The lanes of each member, by rank; those in `idle` (by uid) carry none, unless all are."""
-        slots = {member.uid: member.slot for member in members}
-        return Assignment.dealt(
-            self.num_lanes, list(slots.values()), {slots[uid] for uid in idle if uid in slots}, self.by_hand
-        )
+    def assignment(self, members: Sequence[Member]) -> Assignment:
+        """The lanes of each member, by rank."""
+        return Assignment.dealt(self.num_lanes, [member.slot for member in members], self.by_hand)
 
 
 ONE_LANE = LaneDeal()
@@ -119,8 +111,6 @@ class Claim:
     step: int
     prepared: bool = False
     leaving: bool = False
-    is_proving: bool = False
-    """Whether it is a member on probation, which carries no lanes yet."""
     formed: GenerationId = NEVER.id
     attempts: tuple[Attempt, ...] = ()
     silent: tuple[str, ...] = ()

@@ -188,7 +188,7 @@ def test_a_decision_survives_being_written_as_json(decision: Decision) -> None:
     assert Decision.from_json(decision.to_json()) == decision
 
 
-@given(st.builds(Claim, _MEMBERS, st.integers(0, 9), st.integers(0, 9), *[st.booleans()] * 3, _IDS, _ATTEMPTS, _TEXTS))
+@given(st.builds(Claim, _MEMBERS, st.integers(0, 9), st.integers(0, 9), *[st.booleans()] * 2, _IDS, _ATTEMPTS, _TEXTS))
 def test_a_claim_survives_being_written_as_json(claim: Claim) -> None:
     assert claim_from_json(claim_to_json(claim)) == claim
 
@@ -198,14 +198,10 @@ def test_the_lanes_of_all_are_part_of_the_decision() -> None:
     assert decision.assignment == Assignment.even(5, 2)
 
 
-def test_a_newcomer_carries_no_lanes_until_it_has_proven_itself() -> None:
+def test_a_newcomer_carries_lanes_from_the_first_step() -> None:
     fresh = Claim(replace(_member(1), uid="new", fresh=True), 0, 0)
-    decision = _decide([_claim(0), _claim(2), fresh], [], [], LaneDeal(4))
-    assert decision.assignment.lanes_of == ((0, 1), (), (2, 3))
-    proving = replace(_claim(1), is_proving=True)
-    assert _decide([_claim(0), proving, _claim(2)], [], [], LaneDeal(4)).assignment.lanes_of == ((0, 1), (), (2, 3))
-    needed = _decide([_claim(0), _claim(2), fresh], [], [], LaneDeal(3, spares_newcomers=False))
-    assert needed.assignment.lanes_of == ((0,), (1,), (2,))
+    decision = _decide([_claim(0), _claim(2), fresh], [], [], LaneDeal(5))
+    assert decision.assignment == Assignment.even(5, 3)
 
 
 def test_lanes_given_by_hand_stay_with_their_slots_and_those_of_the_lost_go_to_others() -> None:
