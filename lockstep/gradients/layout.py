@@ -93,7 +93,7 @@ class BucketLayout:
 
     slots: tuple[ParameterSlot, ...]
 
-    @property
+    @cached_property
     def dtype(self) -> torch.dtype:
         """In what the bucket is added up."""
         return self.slots[0].spec.wire_dtype
@@ -102,11 +102,11 @@ class BucketLayout:
     def parameter_dtype(self) -> torch.dtype:
         return self.slots[0].spec.dtype
 
-    @property
+    @cached_property
     def converts(self) -> bool:
         return self.dtype != self.parameter_dtype
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         return torch.device(self.slots[0].spec.device)
 
@@ -115,7 +115,7 @@ class BucketLayout:
         """Of a buffer, as it is added up."""
         return self.num_elements * self.dtype.itemsize
 
-    @property
+    @cached_property
     def num_elements(self) -> int:
         last = self.slots[-1]
         return _up(last.offset + last.spec.num_elements, last.spec.align_elements)

@@ -399,7 +399,7 @@ class StepLoop:
             data = batch.shares[lane]
             data = data if batch.position is not None else self._own(data, trains=use != "evaluation")
             self.carried.begin_lane(lane, trains=use == "lane")
-            versions = versions_of(data)
+            versions = [] if batch.position is None else versions_of(data)  # a share of the user's own is a copy
             yield data
             if batch.position is not None and versions_of(data) != versions:
                 self._changed = SeenBatch.of(batch, 0)
