@@ -25,10 +25,9 @@ TRAINS = frozenset(
 )
 """Methods whose call changes what is trained."""
 
-_BARS = ("bar", "tqdm", "prog")
-_SHOWN = ("meter", "metric", "loss", "acc", "log", "hist", "stat", "result", "info", "record")
+_SHOWN = re.compile(r"bar|tqdm|prog|meter|metric|loss|acc|log|hist|stat|result|info|record|time|prec|score|top_?\d")
 """Words in the names of what is shown, whose `update` trains nothing."""
-_STEPS_ALONG = ("log", "timer", "prof", "writer", "meter", "metric")
+_STEPS_ALONG = re.compile(r"bar|tqdm|prog|log|timer|prof|writer|meter|metric")
 """Those of what is shown, whose `step` trains nothing."""
 _OF_PARAMETERS = re.compile(r"(^|\W)(p|param|parameter)($|\W)|\.(grad|data|weight|bias)\b")
 _OPTIMIZER = re.compile(r"optim|sched|(^|_)opt(_|\d|$)")
@@ -313,8 +312,8 @@ def _trains(call: ast.Call) -> bool:
     owner, method = ast.unparse(call.func.value), call.func.attr
     if method.endswith("_") and not method.endswith("__") and _OF_PARAMETERS.search(owner):
         return True
-    words = (*_BARS, *_SHOWN) if method == "update" else (*_BARS, *_STEPS_ALONG)
-    return method in TRAINS and not any(word in owner.lower() for word in words)
+    is_shown = _SHOWN if method == "update" else _STEPS_ALONG
+    return method in TRAINS and not is_shown.search(owner.lower())
 
 
 def _trains_by_owner(call: ast.Call) -> bool:

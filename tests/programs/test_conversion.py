@@ -150,6 +150,16 @@ def test_names_that_are_set_anew_after_the_loop_and_other_functions_are_left_alo
     assert any("print (line 23) prints on every worker" in remark for remark in conversion.remarks)
 
 
+@pytest.mark.parametrize(
+    ("statement", "is_named"),
+    [("torch.save(model.state_dict(), 'best.pt')", True), ("log = open('log.csv', 'a')", True), ("open('in')", False)],
+)
+def test_what_each_worker_would_write_is_named(statement: str, is_named: bool) -> None:
+    conversion = converted_with("def main", f"def other():\n    {statement}\n\n\ndef main")
+    named = [remark for remark in conversion.remarks if "(line 23) writes on every worker" in remark]
+    assert bool(named) == is_named
+
+
 def test_a_script_that_cannot_be_converted_ends_with_1_and_the_reasons(tmp_path: Path) -> None:
     (tmp_path / "gan.py").write_text(PLAIN.replace("optimizer.step()", "optimizer.step(); other.step()"))
     ended = start_lockstep("init", "gan.py", cwd=tmp_path)

@@ -139,7 +139,8 @@ HARMLESS = {
     "printing now and then": LOOP + "    optimizer.step()\n    if i % 10 == 0:\n        print(i, loss.item())\n",
     "printing behind a continue": LOOP + "    optimizer.step()\n    if i % 10: continue\n    print(i)\n",
     "a progress bar": LOOP + "    optimizer.step()\n    pbar.update(i)\n",
-    "a meter": LOOP + "    optimizer.step()\n    losses.update(i, run.loss)\n    time_meter.update(i)\n",
+    "a meter": LOOP
+    + "    optimizer.step()\n    losses.update(i, run.loss)\n    batch_time.update(i)\n    top1.update(i)\n",
     "a logger that makes steps": LOOP + "    optimizer.step()\n    logger.step(i)\n    timer.step(i)\n",
     "a tensor of its own": LOOP + "    optimizer.step()\n    shown.fill_(i)\n",
     "a curve": LOOP + "    optimizer.step()\n    writer.add_scalar('loss', loss, i)\n",

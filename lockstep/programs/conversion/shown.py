@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 from lockstep.programs.conversion.source import TrainingScript, called_name
 
+_SAVES = ("torch.save", "pickle.dump", "np.save", "np.savez", "shutil.copyfile", "shutil.copy")
+_SAVING_METHODS = ("savefig", "to_csv", "save_image")
 _VALUE = r"(?<![\w.]){name}(?:\.detach\(\)|\.cpu\(\)|\.data)*\.item\(\)|(?<![\w.])float\({name}\)"
 
 
@@ -52,7 +54,22 @@ def left_in_lanes(script: TrainingScript) -> list[str]:
         remarks.append(
             f"print (line {line}) prints on every worker: run.print prints once, and run.log records numbers"
         )
+    saves = [call for call in ast.walk(script.tree) if isinstance(call, ast.Call) and _is_save(call)]
+    if saves:
+        first = min(saves, key=_place)
+        remarks.append(
+            f"{ast.unparse(first.func)} (line {first.lineno}) writes on every worker, to the same file: put "
+            "`if run.is_first:` before it"
+        )
     return remarks
+
+
+def _is_save(call: ast.Call) -> bool:
+    """Whether it writes a file that is named in the script, as all workers do."""
+    if called_name(call) == "open":
+        modes = [*call.args[1:2], *(one.value for one in call.keywords if one.arg == "mode")]
+        return any(isinstance(mode, ast.Constant) and set(str(mode.value)) & set("wax+") for mode in modes)
+    return ast.unparse(call.func) in _SAVES or called_name(call) in _SAVING_METHODS
 
 
 def _prints(script: TrainingScript) -> list[ast.Call]:
