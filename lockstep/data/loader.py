@@ -12,6 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
@@ -99,6 +100,8 @@ class ShardedLoader:
         self._committed: Position | None = None
         self.evaluated: Position | None = None
         """The position after the batch that was last evaluated."""
+        self.num_begun = 0
+        """How often the script has begun a pass, one that yields nothing included."""
         self._num_ahead = 0
         self._sought = False
         self._num_spent = 0
@@ -134,6 +137,7 @@ class ShardedLoader:
 
     def __iter__(self) -> Iterator[GlobalBatch]:
         """Starts a pass: at the position of `seek`, or at the beginning of the next epoch. One runs at a time."""
+        self.num_begun += 1
         if self._num_spent:
             self._num_spent -= 1
             return iter(())
@@ -154,6 +158,13 @@ class ShardedLoader:
     def position(self) -> Position:
         """Passes that have ended, exhausted or left, and batches handed out in the running one."""
         return self._position
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the running pass has handed out all its batches; False where their number is not known."""
+        with suppress(TypeError, NotImplementedError):
+            return not is_stream(self.loader) and self._position.step >= len(self)
+        return False
 
     @property
     def resumes_at(self) -> Position:

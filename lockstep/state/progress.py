@@ -4,7 +4,8 @@
 # A checkpoint saved in the middle of a loader's pass resumes inside that epoch, at the next batch. One saved after
 # the pass that the epoch trained on, at the end of the epoch's body, resumes at the next epoch: the body's end has
 # been done. A loader that is only evaluated on does not count. Steps on batches that came from no loader have no
-# position to go back to: an epoch with such steps counts as done.
+# position to go back to: an epoch with such steps counts as done. An epoch may have several passes, over one loader or
+# over several: those that were over are spent, and yield nothing when the body runs again.
 
 # Note [Numbers of loaders]
 # Order and augmentation of a loader depend on its number, so a resumed run must give its loaders the numbers that they
@@ -61,6 +62,7 @@ class DataProgress:
     waiting: dict[int, LoaderPlace] = field(default_factory=dict)
     trained_on: set[int | None] = field(default_factory=set)
     passes_before: dict[int, int] = field(default_factory=dict)
+    begun_before: dict[int, int] = field(default_factory=dict)
     made: LoaderCounts = field(default_factory=LoaderCounts)
     in_epoch: bool = False
     on_epoch_end: Callable[[], None] | None = None
@@ -151,7 +153,8 @@ class DataProgress:
     def state(self) -> dict[str, Any]:
         """Its part of a snapshot: where the run resumes, after what was trained."""
         made, is_done = self.made, self._epoch_is_done
-        total = made.before_epoch if self.in_epoch and not is_done else made.total
+        is_inside = self.in_epoch and not is_done
+        total = made.before_epoch if is_inside else made.total
         loaders = {str(number): loader for number, loader in self.loaders.items()}
         return {
             "epoch": self.epoch + is_done,
@@ -159,8 +162,15 @@ class DataProgress:
             "batches": {n: list(loader.batches) for n, loader in loaders.items()},
             "drawn": {n: loader.drawn_at(loader.resumes_at) for n, loader in loaders.items()},
             "trained_on": [number for number, loader in self.loaders.items() if loader.is_trained_on],
+            "spent": self.spent() if is_inside else {},
             "made": {"before_training": made.before_training, "total": total, "lost": made.lost},
         }
+
+    def spent(self) -> dict[str, int]:
+        """How many passes of the epoch under way are over, by the loaders that it trained on."""
+        begun = {n: one.num_begun - self.begun_before.get(n, 0) for n, one in self.loaders.items()}
+        over = {n: begun[n] - self.loaders[n].mid_pass for n in self.trained_on if n is not None}
+        return {str(number): count for number, count in over.items() if count > 0}
 
     def load(self, state: Mapping[str, Any], rekey: Callable[[ShardedLoader], None]) -> None:
         """Restores its part of a snapshot; `rekey` sets a loader's seed and lanes to those of the run."""
@@ -186,6 +196,7 @@ class DataProgress:
 
     def _begin(self) -> None:
         self.passes_before = {number: loader.position.epoch for number, loader in self.loaders.items()}
+        self.begun_before = {number: loader.num_begun for number, loader in self.loaders.items()}
         self.trained_on.clear()
         self.made.before_epoch = self.made.total
 

@@ -124,14 +124,9 @@ def in_this_epoch(state: RunState) -> Snapshot:
     """
     snapshot, progress = state.capture(), state.progress
     if progress.in_epoch:
-        loaders, spent = snapshot.state["loaders"], {}
-        for number, loader in progress.loaders.items():
-            passes = progress.passes_before.get(number, 0)
-            if number in progress.trained_on:
-                spent[str(number)] = loader.position.epoch - passes
-            else:
-                loaders[str(number)] = [passes, 0]
-        snapshot.state.update(epoch=progress.epoch, spent=spent)
+        for number in progress.loaders.keys() - progress.trained_on:
+            snapshot.state["loaders"][str(number)] = [progress.passes_before.get(number, 0), 0]
+        snapshot.state.update(epoch=progress.epoch, spent=progress.spent())
         snapshot.state["made"]["total"] = progress.made.before_epoch
     return snapshot
 

@@ -61,6 +61,9 @@ ANEW = {
     "a_rate_halved_by_hand": dict.fromkeys(
         ("joined", "resumed"), Said(rf"`last`.*decides whether group\['lr'\] is set.*{_KEEP}", _TRACK)
     ),
+    "a_rate_that_falls_with_epochs": dict.fromkeys(
+        ("joined", "resumed"), Said(rf"`rate`.*goes into group\['lr'\].*{_KEEP}", _TRACK)
+    ),
     "a_schedule_in_a_closure": dict.fromkeys(
         ("joined", "resumed"), Said(rf"`rate`.*calls=1\).*goes into group\['lr'\].*{_KEEP}", _TRACK)
     ),

@@ -24,6 +24,7 @@ TELLING = {
     "a_global_that_samples_depend_on": ("resumed",),
     "a_loss_read_after_the_lanes": ("joined",),
     "a_rate_halved_by_hand": ("resumed",),
+    "a_rate_that_falls_with_epochs": (),
     "a_rollback_to_the_best": ("joined", "resumed"),
     "a_schedule_in_a_closure": ("joined", "resumed"),
     "a_switch_set_once": ("resumed",),
@@ -48,6 +49,7 @@ TELLING = {
     "masters_in_float32": ("joined", "resumed"),
     "modes_set_once": ("joined", "resumed"),
     "named_samples": ("resumed",),
+    "one_loader_after_the_other": ("resumed",),
     "objects_that_only_show": ("joined", "resumed"),
     "sampler_that_remembers": ("joined",),
     "totals_of_lanes": ("joined",),
@@ -146,6 +148,12 @@ def test_a_run_goes_on_at_the_start_of_an_epoch(tmp_path: Path, shape: str) -> N
     assert verdict(shape, result) == "same", result.shown
     assert "going on from step-00000012" in result.shown
     assert "nothing saves" not in result.shown, result.shown
+
+
+def test_what_an_epoch_does_at_its_end_is_not_done_twice_by_a_run_that_was_stopped_before(tmp_path: Path) -> None:
+    result = disturbed(tmp_path, "a_rate_that_falls_with_epochs", Fault("resumed", workers=1, stop=10, then=3))
+    assert verdict("a_rate_that_falls_with_epochs", result) == "refused", result.shown
+    assert "`rate` (train.py) is 0.01 and was 0.0048999999" in result.refusals[0]
 
 
 @pytest.mark.parametrize("shape", ["loader_made_in_each_epoch", "a_growing_data_set"])

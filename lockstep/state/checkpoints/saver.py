@@ -12,6 +12,9 @@
 # the step was committed: of two loaders that are read in turn the first may already be one batch ahead. Batches that
 # were evaluated since do not matter.
 # The second: an epoch's body has ended. Batches that come from no loader leave only this one.
+# Where the pass of an epoch has no batch left, what is due waits for the next moment: a script that resumed there would
+# go on behind a loop that has had no batch, without the names that the loop assigns. A run that is about to end is
+# saved there all the same, and once more if it comes to the next moment.
 
 # Note [Errors of the writer]
 # A full disk, a folder without permission, a file system that went away: the checkpoint before stays, one line reports
@@ -168,13 +171,15 @@ class Checkpoints:
             self._writer.start(self._copies.copied(capture()))
         self._schedule.done(step, now_s)  # on every worker: see Note [Who saves]
 
-    def save_now(self, step: int, capture: Callable[[], Snapshot], limit_s: float = LIMIT_S) -> Path | None:
+    def save_now(
+        self, step: int, capture: Callable[[], Snapshot], limit_s: float = LIMIT_S, *, again: bool = False
+    ) -> Path | None:
         """Saves `step` and waits for it: the checkpoint's path; None if it could not be written within `limit_s`, or
-        on a worker that does not save. For a run that is about to end."""
+        on a worker that does not save. For a run that is about to end. `again`: in place of one of the same step."""
         if self._worker.rank() != 0:
             return None
         deadline_s = self._clock() + limit_s
-        if self._writer.wait(limit_s) and not self._has(step):
+        if self._writer.wait(limit_s) and (again or not self._has(step)):
             self._writer.start(self._copies.copied(capture()))
             self._schedule.done(step, self._clock())
             self._writer.wait(deadline_s - self._clock())
@@ -229,6 +234,7 @@ class AutomaticSaver:
         self._parts, self._say, self._at_moment = parts, say, at_moment
         self._may_say_no_moment = asked_for
         self._at_commit: dict[int, Position] | None = None
+        self._is_early = self._was_early = False
         parts.progress.on_epoch_end = self._moment
 
     def on_event(self, event: Event) -> None:
@@ -243,11 +249,12 @@ class AutomaticSaver:
         may_be = loader.is_trained_on and loader.position.step > 0
         if self._at_commit is not None and may_be and self._nothing_is_pending(self._at_commit):
             self._at_commit = None
-            self._moment()
+            self._moment(is_early=self._parts.progress.in_epoch and loader.is_spent)
 
     def save_now(self, limit_s: float = LIMIT_S) -> Path | None:
         """Saves this moment and waits for it. Only `at_moment` may call it."""
-        return self.checkpoints.save_now(self._parts.steps.step, self._parts.capture, limit_s)
+        again, self._was_early = self._was_early, self._is_early
+        return self.checkpoints.save_now(self._parts.steps.step, self._parts.capture, limit_s, again=again)
 
     def close(self, limit_s: float = LIMIT_S) -> None:
         """Waits for a save that is under way."""
@@ -259,8 +266,10 @@ class AutomaticSaver:
         passes = {number: loader for number, loader in self._parts.progress.loaders.items() if loader.mid_pass}
         return all(loader.position in (at_commit.get(n), loader.evaluated) for n, loader in passes.items())
 
-    def _moment(self) -> None:
-        self.checkpoints.between_steps(self._parts.steps.step, self._parts.capture)
+    def _moment(self, is_early: bool = False) -> None:
+        self._is_early = is_early
+        if not is_early:
+            self.checkpoints.between_steps(self._parts.steps.step, self._parts.capture)
         self._at_moment()
 
     def _say_if_there_is_no_moment(self) -> None:
