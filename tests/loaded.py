@@ -7,6 +7,7 @@ import torch._inductor.config  # loaded by start and by optimizers
 from torch import nn
 
 import lockstep.run.start  # noqa: F401
+from lockstep.determinism.onednn import OneDnnSwitch
 from lockstep.lanes import Assignment, Root, leaves, reduction
 from lockstep.wire.shared.kernels import summation
 
@@ -28,5 +29,6 @@ def _compile_sums(num_workers: int, num_lanes: int) -> None:
 
 
 _make_a_step()
+OneDnnSwitch(exact=True, device=torch.device("cpu"))  # a first product in bfloat16
 for num_workers, num_lanes in ((2, 2), (2, 6), (3, 3), (3, 6), (3, 8), (4, 4)):
     _compile_sums(num_workers, num_lanes)

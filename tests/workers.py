@@ -25,6 +25,8 @@ import torch
 
 from lockstep.run import active
 from lockstep.script import dependence, lane_state
+from lockstep.script.goes_on import attributes_that_go_on
+from lockstep.script.tables import attributes_with_rows, may_have_rows, outer_names_with_rows
 from lockstep.settings.environments.lockstep_run import LISTEN_FD, MARK, PORT, RANK, SIZE
 
 TESTS = str(Path(__file__).parent)
@@ -122,6 +124,9 @@ def _read(files: frozenset[str]) -> None:
     for path in files:
         if (tree := dependence.parsed(path)) is not None:
             dependence.walked(tree)
+        for look in (attributes_that_go_on, attributes_with_rows, outer_names_with_rows):
+            look(path)
+        may_have_rows(path, "")
 
 
 def _place(rank: int, num_workers: int, listener: socket.socket) -> None:

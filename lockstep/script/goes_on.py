@@ -22,12 +22,16 @@ _NO_STEP = frozenset({"copy_", "zero_", "fill_", "detach_", "requires_grad_", "r
 """Methods of tensors whose result does not go on from the tensor's value."""
 
 
-@lru_cache(maxsize=1024)
 def attributes_that_go_on(path: str, *, over_passes: bool = False) -> Mapping[str, str]:
     """Attributes, of whatever object, from which the file's code goes on; each with the statement in words.
 
     With `over_passes`, those that no pass over a loader begins anew.
     """
+    return _attributes_that_go_on(path, over_passes)
+
+
+@lru_cache(maxsize=1024)
+def _attributes_that_go_on(path: str, over_passes: bool) -> Mapping[str, str]:
     tree = parsed(path)
     found: dict[str, str] = {}
     for function in (*functions_of(tree), *([] if tree is None else [tree])):

@@ -12,7 +12,7 @@
 import ast
 import linecache
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -31,6 +31,8 @@ _SAME_MEMORY = frozenset({"data", "detach", "numpy", "view", "flatten", "squeeze
 _METHODS = "|".join(_BY_ARGUMENT | _BY_VIEW | _SAME_MEMORY)
 _INDEX = r"\[(?:[^\[\]]|\[(?:[^\[\]]|\[[^\[\]]*\])*\])*\]"
 """An index, with indices in it."""
+_WRITES = rf"(?:{_INDEX}\s*)+[-+*/@%&|^<>]*=(?!=)|(?:{_INDEX}\s*)?\.\s*(?:{_METHODS})\b"
+_WRITTEN = re.compile(rf"\b([^\W\d]\w*)(?=\s*(?:{_WRITES}))")
 
 
 @dataclass(frozen=True)
@@ -43,15 +45,14 @@ class RowWrite:
 
 
 def may_have_rows(path: str, name: str) -> bool:
-    """Whether the text of a file has such a statement. To parse a file takes a hundred times as long as to search it,
-    and a script may have hundreds of files."""
-    writes = rf"(?:{_INDEX}\s*)+[-+*/@%&|^<>]*=(?!=)|(?:{_INDEX}\s*)?\.\s*(?:{_METHODS})\b"
-    return re.search(rf"\b{name}\s*(?:{writes})", _text_of(path)) is not None
+    """Whether the text of a file has such a statement. To parse a file takes many times as long as to search it, and a
+    script may have hundreds of files."""
+    return name in _names_with_rows(path)
 
 
-@lru_cache(maxsize=32)
-def _text_of(path: str) -> str:
-    return "".join(linecache.getlines(path))
+@lru_cache(maxsize=1024)
+def _names_with_rows(path: str) -> Set[str]:
+    return frozenset(_WRITTEN.findall("".join(linecache.getlines(path))))
 
 
 @lru_cache(maxsize=1024)
