@@ -266,7 +266,6 @@ class Supervisor:
     def _interrupt(self) -> signal.Signals:
         """Passes the signal on to the workers, which save and run `finally` blocks. A second signal ends the wait."""
         signum = self.interrupts[0]
-        self._pool.keep_spares(0)
         for slot in list(self._pool.running):
             self._pool.send(slot, signum)
         is_engines = signum in self._signals.of_engine

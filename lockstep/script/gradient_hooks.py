@@ -10,6 +10,7 @@
 import dis
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -50,10 +51,11 @@ def _not_linear(hooks: Mapping[int, Any] | None) -> Iterator[str]:
         function = getattr(hook, "__func__", hook)
         code = getattr(function, "__code__", None) or getattr(type(hook).__call__, "__code__", None)
         name = getattr(function, "__name__", type(hook).__name__)
-        if code is None and name in _NOT_LINEAR:  # such as torch.sign
+        if code is not None and is_users(code.co_filename):
+            if _changes(code):
+                yield f"`{name}` (line {code.co_firstlineno} of {Path(code.co_filename).name})"
+        elif name in _NOT_LINEAR:  # such as torch.sign
             yield f"`{name}`"
-        elif code is not None and is_users(code.co_filename) and _changes(code):
-            yield f"`{name}` (line {code.co_firstlineno} of {Path(code.co_filename).name})"
 
 
 def _changes(code: CodeType) -> bool:
@@ -67,15 +69,8 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _gives_back(code: CodeType) -> bool:
-    """Whether it may return something else than None."""
+    """Whether it may return something else than a constant, as None."""
     if code.co_name == "<lambda>" and set(code.co_names) & _GIVES_NOTHING:
         return False
-    before = None
-    for one in dis.get_instructions(code):
-        if one.opname == "RETURN_CONST" and one.argval is not None:
-            return True
-        is_none = before is not None and before.opname == "LOAD_CONST" and before.argval is None
-        if one.opname == "RETURN_VALUE" and not is_none:
-            return True
-        before = one
-    return False
+    names = [one.opname for one in dis.get_instructions(code)]
+    return any(now == "RETURN_VALUE" and before != "LOAD_CONST" for before, now in pairwise(names))

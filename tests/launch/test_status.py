@@ -16,6 +16,7 @@ from lockstep.launch.status import (
     StatusReader,
     StatusRow,
     StatusWriter,
+    Trait,
 )
 
 slots = st.integers(0, MAX_SLOTS - 1)
@@ -43,6 +44,30 @@ def test_a_worker_becomes_a_member_with_its_place():
         writer.close()
         assert row.is_member
         assert (row.generation, row.rank, row.size, row.endpoint_port, row.num_lanes) == (2, 1, 4, 41001, 2)
+
+
+def test_a_worker_is_in_its_run_from_its_place_until_it_closes_it():
+    with StatusPage() as page:
+        writer = StatusWriter(page.fd, 3)
+        seen = [page.row(3).is_in_run]
+        writer.place(generation=1, rank=1, size=4, endpoint_port=41001, num_lanes=2)
+        seen.append(page.row(3).is_in_run)
+        for phase, call in ((Phase.AWAITING, Collective.TOTAL), (Phase.AWAITING, Collective.END), (Phase.ENDED, 0)):
+            writer.enter(phase, 8, call)
+            seen.append(page.row(3).is_in_run)
+        writer.close()
+    assert seen == [False, True, True, False, False]
+
+
+def test_a_copy_of_a_worker_keeps_its_traits_and_no_place():
+    with StatusPage() as page:
+        writer = StatusWriter(page.fd, 0)
+        writer.place(1, 0, 2, 41000, 1)
+        writer.add_trait(Trait.READS_RANK)
+        writer.move_to(2)
+        row = page.row(2)
+        writer.close()
+    assert (row.is_member, row.traits) == (False, Trait.READS_RANK)
 
 
 def test_after_a_commit_the_next_step_is_under_way():

@@ -247,6 +247,18 @@ def test_an_error_in_user_code_ends_the_run_and_is_not_tried_again(stage):
     assert err.startswith("✗ worker 1 failed: ValueError: bad sample\n")
 
 
+def test_exit_functions_of_a_worker_that_has_failed_are_not_disturbed_when_the_others_are_ended(stage):
+    os.mkfifo(stage.folder / "other")
+    stage.start(MEMBERS, "-n", "2")
+    failing, other = stage.players(2)
+    other.do("held = open('other', 'w')")
+    failing.do(
+        "import atexit\natexit.register(lambda: print(repr(open('other').read())))\nraise ValueError('bad sample 7')"
+    )
+    code, out, _ = finish(stage.launcher)
+    assert (code, out) == (1, "''\n")
+
+
 def test_a_worker_killed_before_there_are_members_starts_all_again_as_they_were_told_to(stage):
     stage.start(NOBODY, "-n", "2", "--resume", "never")
     victim = stage.players(2)[1]
@@ -331,9 +343,49 @@ def test_joiners_that_give_their_place_up_cost_nothing_and_after_two_the_members
     stage.player().do("os._exit(76)")
     assert "was killed" in stage.launcher.stderr.readline()
     assert stage.launcher.stderr.readline().endswith("no more are started, and the others go on\n")
-    survivor.do("here()")
+    survivor.do("while not status.is_given_up(1): pass\nhere()")
     assert stage.player() == survivor
     assert stage.dismiss(survivor) == (0, "", "")
+
+
+def test_a_joiner_that_reports_and_ends_at_once_costs_the_next_one_nothing(stage):
+    stage.start("from lockstep.launch.exits import OutOfPlace\n" + NOT_ADMITTED, "-n", "2")
+    survivor, victim = stage.players(2)
+    victim.kill()
+    joiner = stage.player()
+    stage.hold_launcher()
+    joiner.do("raise OutOfPlace('too late')")
+    assert await_end([joiner.pid], within_s=30)
+    stage.launcher.send_signal(signal.SIGCONT)
+    again = stage.player()
+    again.do("here()")
+    assert stage.player() == again
+    code, _, err = stage.dismiss(survivor, again)
+    assert code == 0
+    assert "no more are started" not in err
+
+
+def test_a_joiner_is_not_waited_for(stage):
+    stage.start(NOT_ADMITTED, "-n", "2")
+    waiting, victim = stage.players(2)
+    victim.kill()
+    stage.player().do("impatient()")
+    assert "was killed" in stage.launcher.stderr.readline()
+    waiting.do("status.committed(411, 410_000_000); status.enter(Phase.REDUCING, 412, 1, 3)")
+    waiting.do("status._row[page.SINCE_NS] -= 100_000_000_000")
+    late, who = [stage.launcher.stderr.readline() for _ in range(2)]
+    assert late.startswith("! step 412 is late: ")
+    assert who.endswith("missing: nobody\n")
+    assert stage.dismiss(waiting)[0] == 0
+
+
+def test_what_is_late_again_after_all_have_started_again_is_told_again(stage):
+    stage.start(MEMBERS, "-n", "2")
+    for _ in range(2):
+        for player in stage.players(2):
+            player.do("status.enter(Phase.REDUCING, 412, 1, 3); status._row[page.SINCE_NS] -= 400_000_000_000")
+    code, _, err = stage.dismiss(*stage.players(2))
+    assert (code, err.count("! step 412 is late: ")) == (0, 2)
 
 
 def test_the_last_words_of_the_speaker_are_shown_and_then_the_next_one_speaks(stage):

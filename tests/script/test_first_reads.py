@@ -33,13 +33,28 @@ ANEW = {
         "    def fit(self):\n        for b in loader:\n            self.take(b)\n            self.train()\n"
     ),
     "as a whole, in place": source(batch="w[:] = f(batch)"),
+    "as a whole, by dots": source(batch="w[...] = f(batch)"),
+    "after another goes on": source(batch="v += 1\n        w = f(batch)"),
     "as a whole, by a method": source(batch="torch.mul(batch, 2, out=w.zero_())"),
     "as a comprehension's own, first": source(batch="show([w for w in batch])\n        w = f(batch)"),
+    "in a branch that alone reads it": source(
+        batch="if batch.large: w = 1; show(w)", lane=f"{LANE}".replace("w, ", "")
+    ),
+    "after a call of a function that calls itself": source(batch="show(batch); w = f(batch)")
+    + "def show(b): show(b.rest)\n",
+    "by one function in both branches": source(batch="if batch.large: begin(1)\n        else: begin(2)")
+    + "def begin(n):\n    global w\n    w = n\n",
 }
 IN_EACH_PASS = {
     "in each epoch": source(top="w = 1 / (1 + epoch)"),
     "in each epoch, and changed": source(top="w = 1.0", batch="w *= 0.9"),
     "in each epoch, with another loop inside": source(top="w = 1.0", batch="for p in model.parameters(): w *= 0.9"),
+    "in each batch, and changed by lanes": source(batch="w = 1.0", lane=f"{LANE}            w *= 0.9\n"),
+    "in each part of the data": source(top="w = 1.0", batch="w *= 0.9").replace("run.epochs(9)", "parts"),
+    "by a trainer, in each part of the data": (
+        "class Trainer:\n    def fit(self):\n        for part in self.parts:\n            self.w = 1.0\n"
+        "            for b in part:\n                self.train(b)\n                self.w *= 0.9"
+    ),
     "in a call for each pass": (
         "def train():\n    w = 1.0\n    for batch in loader:\n        train_on(batch, w)\n        w *= 0.9"
     ),
@@ -72,6 +87,22 @@ CARRIED = {
     "from batch to batch of a loop by steps": (
         "while run.step < 9:\n    batch = next(it)\n    for x in run.lanes(batch): loss(w, x)\n    w *= 0.9"
     ),
+    "from step to step of a loop by numbers": (
+        "for n in range(9):\n    for x in run.lanes(make(n)): loss(w, x)\n    w *= 0.9"
+    ),
+    "from step to step of a loop that only shows its own": (
+        "for n in names:\n    show(n)\n    batch = next(it)\n    for x in run.lanes(batch): loss(w, x)\n    w *= 0.9"
+    ),
+    "after a test has read it": source(batch="if w > 1: show(batch)\n        w = f(batch)", top="show(w)"),
+    "after a branch has read it": source(batch="if batch.large: show(w)\n        w = f(batch)", top="show(w)"),
+    "in one branch, for a class that inherits": (
+        "class Trainer:\n    def fit(self):\n        for b in loader:\n            if b.large: self.w = 1\n"
+        "            self.train(b)\nclass Own(Trainer):\n    def train(self, b): loss(self.w, b)\n"
+    ),
+    "after all of it was read": source(batch="show(w[:])\n        w = f(batch)", top="show(w)"),
+    "a part of it alone": source(top="w[1:] = 1"),
+    "an entry alone, by its number": source(top="w[i] = 1"),
+    "all of another": source(batch="v[:] = f(batch)"),
     "from pass to pass of a function": (
         "def train():\n    w = 1.0\n    for batch in a:\n        train_on(batch)\n        w *= 0.9\n"
         "    for batch in b:\n        train_on(batch, w)\n        w *= 0.9"

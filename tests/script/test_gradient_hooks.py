@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from test_lane_state import notes, train
 from torch import Tensor, nn
 
@@ -28,6 +29,15 @@ def logged(gradient: Tensor) -> None:
     norms.append(gradient.norm())
 
 
+def logged_and_bounded(gradient: Tensor) -> Tensor:
+    norms.append(gradient.norm())
+    return gradient.clamp(-1, 1)
+
+
+def norm(gradient: Tensor) -> Tensor:
+    return gradient / 3
+
+
 class Signed:
     def __call__(self, gradient: Tensor) -> Tensor:
         return gradient.sign()
@@ -37,7 +47,10 @@ CHANGING = {
     "a bound": lambda g: g.clamp(-1, 1),
     "a norm": by_norm,
     "in place": in_place,
+    "a log beside a bound": logged_and_bounded,
+    "a bound and another sign": lambda g: -g.clamp(-1, 1),
     "torch's own": torch.sign,
+    "torch's own in Python": F.normalize,
     "with arguments": partial(torch.clamp, min=-1, max=1),
     "a function with arguments": partial(lambda low, g: g.clamp(low), -1),
     "an object": Signed(),
@@ -46,6 +59,9 @@ CHANGING = {
 HARMLESS = {
     "a factor": lambda g: 0.5 * g,
     "a mask": lambda g: g * MASK,
+    "a factor of that name": norm,
+    "torch's own factor": torch.neg,
+    "a library's": eval(compile("lambda g: g.clamp(-1, 1)", torch.__file__, "eval")),
     "a log": logged,
     "a log in a line": lambda g: norms.append(g.norm()),
 }
@@ -74,6 +90,13 @@ def test_hooks_of_modules_that_give_back_other_gradients_are_found() -> None:
     model[0].register_full_backward_hook(lambda *_: norms.append(model[0].weight.norm()))
     (found,) = hooks_that_are_not_linear([model])
     assert found.endswith("of test_gradient_hooks.py) of 1")
+
+
+def test_a_hook_of_the_whole_model_is_named_by_its_class() -> None:
+    model = nn.Linear(3, 2)
+    model.register_full_backward_pre_hook(lambda module, given: tuple(g.clamp(-1, 1) for g in given))
+    (found,) = hooks_that_are_not_linear([model])
+    assert found.endswith("of test_gradient_hooks.py) of Linear")
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

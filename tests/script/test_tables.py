@@ -18,6 +18,7 @@ INDEX = torch.arange(8)
 WRITTEN = {
     "by subscript": "bank[index] = out.detach()",
     "by two": "bank[index, 0] = 1.0",
+    "one by one": "bank[0][index] = 1.0",
     "through data": "bank.data[index] = out.detach()",
     "through numpy": "bank.numpy()[index] = 0",
     "by a method": "bank.index_copy_(0, index, out.detach())",
@@ -28,15 +29,28 @@ WRITTEN = {
     "by update": "bank.update(zip(index.tolist(), losses))",
     "by what is computed from it": """where = 2 * index
             bank[where] = out""",
-    "where it is there": """if bank is not None:
+    "where it is there": """if None is not bank:
                 bank[index] = out""",
+    "in an epoch": """if epoch in (1, 2):
+                bank[index] = out""",
+    "where something else is so": """is_hard = index > 3
+            if is_hard.any():
+                bank[index] = out""",
+    "beside a look": """if len(x) in bank:
+                print(len(x))
+            bank[index] = out""",
+    "where it may fail": """try:
+                bank[index] = losses[0]
+            except IndexError:
+                pass""",
 }
 NOT_WRITTEN = {
     "by a name": "bank['loss'] = loss",
     "by what the lane has not given": "bank[epoch] = loss",
     "by the names of layers": """for name, one in model.named_parameters():
                 bank[name] = one.grad""",
-    "by update of a name": "bank.update({'loss': loss})",
+    "by update of a name": "bank.update({'loss': loss, **others})",
+    "a copy": "bank.clone()[index] = out",
     "a slice": "bank[: len(x)] = out",
     "a cache": """if len(x) not in bank:
                 bank[len(x)] = out""",
@@ -63,11 +77,31 @@ def rows_in(text: str, tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize("words", WRITTEN.values(), ids=WRITTEN)
 def test_rows_that_lanes_write_by_their_index_are_found(words: str, tmp_path: Path) -> None:
     loop = f"""if True:
+        bank = Bank()
         for x, index in run.lanes(batch):
             {words}
         """
     assert "bank" in rows_in(f"{loop}print(bank)", tmp_path)
     assert rows_in(f"{loop}print(x)", tmp_path) == []
+
+
+IN_FUNCTIONS = {
+    "of an object": ("self.rows", "class Bank:\n    def hardest(self): return self.rows.max()\n"),
+    "of the file": ("rows", "rows = {}\ndef show(): print(rows)\n"),
+}
+
+
+@pytest.mark.parametrize(("table", "read"), IN_FUNCTIONS.values(), ids=IN_FUNCTIONS)
+def test_rows_that_functions_write_by_an_argument_are_found_where_something_reads_them(
+    table: str, read: str, tmp_path: Path
+) -> None:
+    written = f"def keep(self, index, out):\n    {table}[index] = out\n"
+    assert rows_in(written + read, tmp_path) == ["rows"]
+    assert rows_in(written, tmp_path) == []
+
+
+def test_rows_of_a_functions_own_table_are_not(tmp_path: Path) -> None:
+    assert rows_in("def keep(index, out):\n    rows = {}\n    rows[index] = out\n    return rows\n", tmp_path) == []
 
 
 @pytest.mark.parametrize("words", NOT_WRITTEN.values(), ids=NOT_WRITTEN)
