@@ -303,6 +303,15 @@ def test_survivors_that_cannot_recover_start_all_again(stage):
     assert "all 2 workers start again" in err
 
 
+def test_ctrl_c_while_all_are_ended_to_start_again_ends_the_run(stage):
+    stage.start("signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getppid(), 2))\n" + NOBODY, "-n", "2")
+    stage.players(2)[1].kill()
+    code, _, err = finish(stage.launcher)
+    assert code == 130
+    assert "start again" in err
+    assert stage.log(0) == ""
+
+
 def test_a_joiner_that_nobody_is_left_to_admit_is_ended_quietly(stage):
     stage.start(NOT_ADMITTED, "-n", "2")
     survivor, victim = stage.players(2)
@@ -494,7 +503,9 @@ def test_a_worker_that_cannot_be_started_does_not_end_the_run(stage):
     stage.scale(2)
     assert "will join" in stage.launcher.stderr.readline()
     assert stage.launcher.stderr.readline().endswith("; the others go on without it\n")
-    assert stage.dismiss(founder)[0] == 0
+    (stage.folder / "runs/train-1/worker-1.log").unlink()
+    stage.scale(2)
+    assert stage.dismiss(founder, stage.player())[0] == 0
 
 
 def test_a_worker_without_a_run_of_its_own_does_not_mind_being_asked_to_leave(stage):

@@ -5,7 +5,7 @@ from textwrap import dedent
 
 import pytest
 
-from lockstep.script.goes_on import attributes_that_go_on, outer_names_that_go_on
+from lockstep.script.goes_on import attributes_that_go_on, outer_names_that_go_on, seeded_in_lanes
 
 ATTRIBUTES = {
     "a counter": "def forward(self, x):\n    self.kept += 1",
@@ -128,3 +128,27 @@ def test_a_variable_of_the_functions_own_is_not(name: str, tmp_path: Path) -> No
 def test_a_source_that_cannot_be_read_shows_nothing(tmp_path: Path) -> None:
     assert not attributes_that_go_on(str(tmp_path / "not there"))
     assert not outer_names_that_go_on(written("def (", tmp_path))
+
+
+SEEDED = {
+    "in a loop over lanes": "for x in run.lanes(b):\n    noise.manual_seed(run.step)\n    seed(1)\n    new().seed(1)",
+    "where it is drawn from": (
+        "def forward(self, x):\n    self.noise.manual_seed(1)\n    return x + torch.randn(3, generator=self.noise)"
+    ),
+}
+NOT_SEEDED = {
+    "before the loop": "def train():\n    noise.manual_seed(1)\n    for x in run.lanes(batch): loss(x, noise)",
+    "where nothing draws": "def begin(noise):\n    noise.manual_seed(1)",
+    "drawn from alone": "for x in run.lanes(batch):\n    x.normal_(generator=noise)\n    noise.random()",
+    "no Python": "for x in run.lanes(batch)",
+}
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_a_generator_that_is_set_in_each_lane_is_found(name: str, tmp_path: Path) -> None:
+    assert "noise" in seeded_in_lanes(written(SEEDED[name], tmp_path))
+
+
+@pytest.mark.parametrize("name", NOT_SEEDED)
+def test_one_that_lanes_only_draw_from_is_not(name: str, tmp_path: Path) -> None:
+    assert "noise" not in seeded_in_lanes(written(NOT_SEEDED[name], tmp_path))

@@ -1,5 +1,6 @@
 """A folder takes the checkpoints of one training at a time; one that was killed keeps nobody out."""
 
+import fcntl
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -104,6 +105,43 @@ def test_a_training_of_another_host_is_noted(tmp_path: Path, monkeypatch: pytest
         assert use.claim() == ""
     assert [text.startswith("another training, on host") for text in said] == [True]
     use.close()
+
+
+def test_nobody_else_looks_while_a_training_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_too(_: str) -> None:
+        descriptor = os.open(tmp_path, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(descriptor)
+        looked.append(tmp_path)
+
+    looked: list[Path] = []
+    with process(use_of(tmp_path).claim):
+        monkeypatch.setattr(in_use, "_host", lambda: "another")
+        use = FolderUse(tmp_path, look_too)
+        assert use.claim() == ""
+        use.close()
+    assert looked == [tmp_path]
+
+
+def test_a_file_that_tells_nothing_of_its_training_is_noted(tmp_path: Path) -> None:
+    said: list[str] = []
+    use = FolderUse(tmp_path, said.append)
+    with process(use_of(tmp_path).claim):
+        (tmp_path / FILE).write_text("")
+        assert use.claim() == ""
+    assert len(said) == 1
+    use.close()
+
+
+def test_whoever_joins_again_holds_one_descriptor(tmp_path: Path) -> None:
+    use = use_of(tmp_path)
+    before = os.listdir("/proc/self/fd")
+    assert use.claim() == ""
+    for _ in range(3):
+        use.join()
+    use.close()
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_where_nothing_can_be_written_nobody_is_kept_out(tmp_path: Path) -> None:
