@@ -100,6 +100,11 @@ def test_rows_that_functions_write_by_an_argument_are_found_where_something_read
     assert rows_in(written, tmp_path) == []
 
 
+def test_rows_by_an_index_of_the_objects_own_are_not(tmp_path: Path) -> None:
+    ring = "def keep(self, out):\n    self.rows[self.at] = out\n"
+    assert rows_in(f"{ring}def all(self): return self.rows\n", tmp_path) == []
+
+
 def test_rows_of_a_functions_own_table_are_not(tmp_path: Path) -> None:
     assert rows_in("def keep(index, out):\n    rows = {}\n    rows[index] = out\n    return rows\n", tmp_path) == []
 
