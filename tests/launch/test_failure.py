@@ -2,6 +2,7 @@
 
 import json
 import re
+import select
 import sys
 import threading
 from dataclasses import replace
@@ -21,8 +22,10 @@ from lockstep.launch.failure import (
     KILLED,
     RAISED,
     Failure,
+    Notice,
     clear_report,
     first_failure,
+    note_of,
     read_report,
     report_path,
     write_report,
@@ -259,3 +262,11 @@ def test_a_memory_error_of_python_tells_what_was_free():
 def test_a_killed_worker_whose_id_is_not_known_is_named_by_its_slot_alone():
     killed = failure_with(how=KILLED, kind="SIGKILL", step=None, message="out of memory")
     assert failure_message(killed, 0, LOG).startswith("✗ worker 2 was killed by SIGKILL: out of memory\n")
+
+
+def test_a_note_is_one_line_that_the_kernel_writes_whole():
+    line = note_of("pid 7", "first\n\tsecond " + "é" * select.PIPE_BUF)
+    assert (line[-1:], line.count(b"\n"), len(line) <= select.PIPE_BUF) == (b"\n", 1, True)
+    notice = Notice.parsed(line.decode().rstrip("\n"))
+    assert (notice.worker_id, notice.report, notice.note[:14]) == ("pid 7", None, "first second é")
+    assert set(notice.note[13:]) == {"é"}

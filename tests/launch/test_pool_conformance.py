@@ -234,6 +234,13 @@ def test_a_worker_can_be_asked_where_it_is_and_what_it_has_done(stage):
         assert query.answer().file.endswith("play.py")
 
 
+def test_a_worker_that_cannot_answer_yet_is_not_disturbed_by_a_question(stage):
+    stage.start(2)
+    stage.pool.ask_stack(1)
+    stage.order(1, "print('alive', flush=True)")
+    stage.wait_for_words(1, "alive")
+
+
 def test_a_slot_that_is_given_up_is_known_to_the_workers_but_not_while_one_runs_there(stage):
     stage.start(2)
     stage.pool.give_up(0)

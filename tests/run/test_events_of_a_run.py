@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from launches import launch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from workers import on_workers
@@ -141,3 +142,25 @@ def test_the_run_ends_with_a_wait_for_the_others_after_it_was_closed(seen) -> No
         assert [kind for kind in last if kind != "CheckpointSaved"] == [
             "Closed", "WaitBegan", "WaitEnded",
         ]  # fmt: skip
+
+
+NOTES = """
+import os, lockstep
+run = lockstep.start(lanes=2)
+note, slot = run._events.note, run.rank
+note(f"of {slot} alone", one_worker=True)
+note(f"of {slot} for its log", one_worker=True, in_log=True)
+note(f"of all, by {slot}")
+if (child := os.fork()) == 0:
+    note(f"of a child of {slot}", one_worker=True)
+    os._exit(0)
+os.waitpid(child, 0)
+run.total(1)
+"""
+
+
+def test_a_note_that_holds_for_one_worker_is_shown_by_the_launcher_and_no_other(tmp_path: Path) -> None:
+    with launch(tmp_path, NOTES, "-n", "2") as run:
+        assert run.finish() == 0, run.shown()
+    shown = sorted(line.removeprefix("  note: ") for line in run.lines if "note: " in line)
+    assert shown == ["of 0 alone", "of 0 for its log", "of a child of 0", "of all, by 0", "worker 1: of 1 alone"]

@@ -111,6 +111,21 @@ def wrong_unclosed_reductions(reducer: Reducer, rank: int, size: int) -> list[st
     return wrong
 
 
+def wrong_by_other_trees(reducer: Reducer, rank: int, size: int) -> list[str]:
+    """Lanes move to other workers, and the same memory is added up in other brackets; which sums are wrong."""
+    wrong = []
+    root, total = (reducer.allocate(1001, torch.float32, CPU) for _ in range(2))
+    for lanes in ([*range(size)], [*range(1, size), 0], [*range(size)]):
+        whole = reduction(Assignment.explicit([[lane] for lane in lanes]), tuple(range(size)))
+        roots = random_roots(whole, 1001, torch.float32)
+        root.copy_(roots[Root(rank, 0)])
+        reducer.reduce(whole, [root], total)
+        reducer.synchronize()
+        if not torch.equal(total, by_hand(whole.tree, roots)):
+            wrong.append(f"lanes {lanes}")
+    return wrong
+
+
 def wrong_after_an_open_one(reducer: Reducer, rank: int, size: int) -> list[str]:
     """Each collective follows a reduction that nobody has closed; which results are wrong."""
     wrong = []
@@ -175,6 +190,7 @@ CLAIMS = {
     "reduce_scatter": wrong_scatters,
     "all_gather": wrong_gathers,
     "left open": wrong_after_an_open_one,
+    "other trees": wrong_by_other_trees,
 }
 
 
@@ -198,6 +214,12 @@ def _on_wire(kind: str, num_workers: int) -> list[dict[str, list[str]]]:
 @WORLDS
 def test_reduce_leaves_the_sum_in_the_brackets_of_the_tree_on_every_worker(kind: str, num_workers: int) -> None:
     assert wrong(kind, num_workers, "reduce") == []
+
+
+@WIRES
+@WORLDS
+def test_the_same_memory_is_added_up_in_the_brackets_of_each_tree(kind: str, num_workers: int) -> None:
+    assert wrong(kind, num_workers, "other trees") == []
 
 
 @WIRES
