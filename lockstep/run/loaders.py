@@ -87,5 +87,6 @@ class Loaders:
     def _lanes_to_load(self, number: int) -> tuple[int, ...]:
         """Asked by a loader before each batch: which lanes to load. It is also a moment to save at."""
         self._loader_asks(number)
+        self._state.places.asked(number)
         self._formation.batch_is_due()
         return self._formation.generation.lanes

@@ -14,6 +14,7 @@ After a resume, or on a newcomer, the script starts from its top. What of it may
 - `modes`           which modules train and which parameters are frozen, which is put back
 - `data_sets`       settings of data sets
 - `rhythm`          the order of loops and updates
+- `restored_state`  what a script does again to models and rates that were restored
 - `unsaved`         iterators and schedulers that start again
 
 Lanes are computed by any worker. What their code may not do, or is told about:

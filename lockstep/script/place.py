@@ -28,6 +28,7 @@ from lockstep.script.counters import Moment, Number, OutOfStep, ScriptCounters, 
 from lockstep.script.data_sets import DataSetSettings, Unset, texts_of_data_sets
 from lockstep.script.modes import ModelModes, OtherModes
 from lockstep.script.random_streams import Streams, is_detail_of_streams, is_of_streams, tolerated
+from lockstep.script.restored_state import ChangedState, RestoredState
 from lockstep.script.rhythm import Rhythm
 from lockstep.script.turns import LaneLoop, Turn
 from lockstep.script.unsaved import restarted_iterator
@@ -220,6 +221,7 @@ class Places:
         """The loaders on which a step has trained since a snapshot was loaded; None if none was."""
         self._was_loaded = False
         self._models, self._progress = models, progress
+        self._restored = RestoredState(models)
         self._groups, self._attributes, self._modes = Groups(models), ModelAttributes(models), ModelModes(models)
         self._data_sets = DataSetSettings(self._texts_of_data_sets)
         self._saved_data: dict[str, tuple[int, str]] = {}
@@ -261,10 +263,20 @@ class Places:
         kept = [*self._models.optimizers.values(), *self._models.tracked.values()]
         return values(frame, self._models.modules.values(), kept)
 
-    def set_anew(self, batch: GlobalBatch, loop: LaneLoop) -> Iterator[Renewed | OtherModes | OtherData | Unset]:
+    def asked(self, number: int) -> None:
+        """A loader is about to load its next batch. See Note [What an epoch does at its head] in restored_state.py."""
+        loader = self._progress.loaders[number]
+        if loader.is_trained_on:
+            self._restored.asked(at_start=loader.position.step == 0)
+
+    def set_anew(
+        self, batch: GlobalBatch, loop: LaneLoop
+    ) -> Iterator[ChangedState | Renewed | OtherModes | OtherData | Unset]:
         """What the run put back or compares after a resume, and the script has as another. Those that are wrong cannot
         be meant."""
         at_start = batch.begins_pass
+        changed = self._restored.changed() if loop.is_step else None
+        yield from () if changed is None else (changed,)
         yield from self._attributes.begin(at_start=at_start)
         modes = self._modes.begin(str(loop.site), at_start=at_start) if loop.is_step else None
         yield from () if modes is None else (modes,)
@@ -314,6 +326,11 @@ class Places:
         self.updates[label] = self.updates.get(label, 0) + 1
         self._updated = True
         return due
+
+    def rate_set_anew(self, optimizer: Optimizer) -> str | None:
+        """The same for the rate of an optimizer that is about to make an update."""
+        label = next((label for label, known in self._models.optimizers.items() if known is optimizer), None)
+        return None if label is None else self._restored.at_update(label)
 
     def begins(self, has_gradients: bool) -> None:
         """A step begins; `has_gradients`: some `p.grad` is set."""
@@ -376,6 +393,7 @@ class Places:
     def generators_loaded(self) -> None:
         """A snapshot has set the generators outside of lanes: their states do not come from draws of this script."""
         self.streams.look(Generators.now())
+        self._restored.loaded(has_gradients=self.rhythm.ends_with_loop)
 
     def of_step(self, batch: GlobalBatch, now: Generators, slot: int, step: int, *, closely: bool) -> StepPlace:
         """The place of the step that begins now, with the generators as they are outside of its lanes.

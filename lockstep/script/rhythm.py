@@ -81,5 +81,10 @@ class Rhythm:
         return None if due == event else due
 
     @property
+    def ends_with_loop(self) -> bool:
+        """Whether no update has been made since the last loop."""
+        return bool(self.history) and self.history[-1].startswith(_LOOP)
+
+    @property
     def _next(self) -> str:
         return self._part[self._place % len(self._part)]

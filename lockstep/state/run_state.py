@@ -50,6 +50,9 @@ class ScriptState(Protocol):
 
     def load(self, state: Mapping[str, Any]) -> None: ...
 
+    def asked(self, number: int) -> None:
+        """Called where a loader is about to load its next batch."""
+
     def generators_loaded(self) -> None:
         """Called after the generators outside of lanes were set to the snapshot's states."""
 

@@ -355,6 +355,9 @@ class StepLoop:
         due = self.places.updated(optimizer)
         if due is not None:
             self._guard.refuse(_out_of_rhythm("optimizer.step()", due, self.step))
+        anew = self.places.rate_set_anew(optimizer)
+        if anew is not None:
+            self._guard.refuse(anew)
 
     def _note_owners(self, place: StepPlace) -> None:
         """See Note [Chance outside of lanes] in random_streams.py."""

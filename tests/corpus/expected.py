@@ -58,6 +58,12 @@ ANEW = {
     "a_rollback_to_the_best": dict.fromkeys(
         ("joined", "resumed"), Said(f"tensors in `best_state`.*model.load_state_dict.*{_KEEP}", _TRACK)
     ),
+    "a_rate_at_the_head_of_an_epoch": {
+        "joined": Said("group 0 of optimizer: .* has lr=", "set it at the end of the body"),
+        "resumed": Said(
+            "the rate of optimizer, group 0 to 0.005, .*head of the epoch", "set it at the end of the body"
+        ),
+    },
     "a_rate_halved_by_hand": dict.fromkeys(
         ("joined", "resumed"), Said(rf"`last`.*decides whether group\['lr'\] is set.*{_KEEP}", _TRACK)
     ),
@@ -66,6 +72,9 @@ ANEW = {
     ),
     "a_schedule_in_a_closure": dict.fromkeys(
         ("joined", "resumed"), Said(rf"`rate`.*calls=1\).*goes into group\['lr'\].*{_KEEP}", _TRACK)
+    ),
+    "a_teacher_at_the_head_of_an_epoch": dict.fromkeys(
+        ("joined", "resumed"), Said("changed model2/.*head of the epoch", "do it at the end of the body")
     ),
     "a_temperature_for_each_epoch": dict.fromkeys(
         ("joined", "resumed"),

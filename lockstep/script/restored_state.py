@@ -1,0 +1,86 @@
+"""Whether a script changes what a snapshot has restored before it trains on, in the middle of a pass.
+
+# Note [What an epoch does at its head]
+# `teacher.load_state_dict(model.state_dict())` at the head of an epoch's body, a new last layer, a rate for the epoch
+# and `optimizer.zero_grad()` are done again when a run goes on inside the epoch. The snapshot has what came of them,
+# and of the batches since. So where the pass that goes on is asked for its next batch, models, the state of optimizers
+# and gradients that no update has used must be as they were restored: the snapshot was taken at that place. Where a
+# pass begins, the head is done for the first time. A rate may be set again after that, before each update: it is looked
+# at where the first one is made.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.gradients.fingerprint import fingerprints
+from lockstep.state.models import Models
+
+ADVICE = (
+    "the run goes on in the middle of an epoch, and what stands at the head of the epoch's body is done again. Do it "
+    "at the end of the body, for the next epoch"
+)
+
+
+@dataclass(frozen=True)
+class ChangedState:
+    """The first tensor that is not as it was restored."""
+
+    name: str
+    is_wrong: bool = True
+
+    def __str__(self) -> str:
+        return f"the script has changed {self.name}, which was restored: {ADVICE}."
+
+
+class RestoredState:
+    """See Note [What an epoch does at its head]."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._expected: dict[str, int] | None = None
+        self._rates: dict[str, float] = {}
+        """Those that were restored, until the first update."""
+        self._others: dict[str, float] = {}
+        """Those that the script had set otherwise when the pass went on."""
+        self._changed: ChangedState | None = None
+        self._has_gradients = False
+
+    def loaded(self, *, has_gradients: bool) -> None:
+        """A snapshot was loaded. `has_gradients`: no update had used those that it has."""
+        self._has_gradients, self._rates, self._others = has_gradients, self._models.rates(), {}
+        self._expected = self._now()
+
+    def asked(self, *, at_start: bool) -> None:
+        """A loader that is trained on is about to load a batch: the first of a pass, or another one."""
+        expected, self._expected = self._expected, None
+        if expected is None or at_start:
+            return
+        now = self._now()
+        changed = (name for name in expected | now if expected.get(name) != now.get(name))
+        self._changed = next((ChangedState(name) for name in changed), None)
+        rates = self._models.rates()
+        self._others = {name: rate for name, rate in rates.items() if self._rates.get(name, rate) != rate}
+
+    def changed(self) -> ChangedState | None:
+        """What a training loop that begins goes on with, and should not."""
+        self._expected, changed, self._changed = None, self._changed, None
+        return changed
+
+    def at_update(self, label: str) -> str | None:
+        """Before the first update of an optimizer: the rate that the script had set when the pass went on, and not
+        since."""
+        self._expected, now = None, self._models.rates()
+        mine = [name for name in self._others if name.startswith(f"{label}, ")]
+        wrong = [name for name in mine if self._others.pop(name) == now.get(name)]
+        if not wrong:
+            return None
+        set_to, restored = now[wrong[0]], self._rates[wrong[0]]
+        return f"the script has set the rate of {wrong[0]} to {set_to:g}, and {restored:g} was restored: {ADVICE}."
+
+    def _now(self) -> dict[str, int]:
+        models = self._models
+        state: Mapping[str, Any] = models.everything() | (
+            {f"the gradient of {name}": one for name, one in models.gradients().items()} if self._has_gradients else {}
+        )
+        return dict(zip(sorted(state), fingerprints(state).tolist(), strict=True))
