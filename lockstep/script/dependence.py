@@ -182,6 +182,13 @@ class Function:
         key = variable_named(name, self.node)
         return self.is_loop_variable(name) or any(_sets_constant(node, key) for node in inside)
 
+    def is_compared(self, name: str) -> bool:
+        """Whether the file compares the name with something, or takes the greater or the smaller of both."""
+        key = variable_named(name, self.node)
+        nodes = [node for part in (self.file or self.node, *self.bodies()) for node in walked(part)]
+        comparing = [node for node in nodes if isinstance(node, ast.Compare) or _is_extreme(node)]
+        return any(mentions(node, {key}) for node in comparing)
+
     def is_set_in_loop(self, name: str) -> bool:
         """Whether a loop sets the name itself, not only what it refers to."""
         key = variable_named(name, self.node)
@@ -190,6 +197,10 @@ class Function:
     def is_loop_variable(self, name: str) -> bool:
         key = variable_named(name, self.node)
         return any(is_target(loop, key) for loop in self._loops())
+
+
+def _is_extreme(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("min", "max")
 
 
 @lru_cache(maxsize=32)

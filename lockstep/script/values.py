@@ -17,6 +17,7 @@
 
 import dis
 import hashlib
+import re
 from argparse import Namespace
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -39,7 +40,7 @@ from lockstep.data.structure import attributes, is_numpy_array
 from lockstep.launch.traceback_lines import is_users
 from lockstep.script.call_site import Site, look_into
 from lockstep.script.data_sets import text_of
-from lockstep.script.dependence import Dependence, function_at
+from lockstep.script.dependence import Dependence, Function, function_at
 from lockstep.script.first_reads import is_carried
 from lockstep.script.iterators import is_iterator, text_of_iterator
 from lockstep.script.owners import PLAIN, carried_attributes, file_of, is_of_script, is_torchs, own_methods
@@ -55,6 +56,8 @@ _GENERATOR = "a random generator"
 _HELD = ".held"
 """Behind the name of a function: the attributes of the objects in its variables."""
 _STORED = "stored: "
+_WHOLE = re.compile(r"-?\d+|True|False")
+_NUMBER = re.compile(r"-?(\d[\d.e+-]*|inf)")
 _OBJECT = "()"
 """Marks the attributes of an object that a variable holds, whose methods are none of the calls under way."""
 _OF_ARRAYS = "arrays "
@@ -130,7 +133,7 @@ def values(frame: FrameType, models: Iterable[nn.Module] = (), kept: Iterable[An
         for one in objects:
             place = file_of(type(one)) or "", f"{type(one).__name__}{_OBJECT}"
             if id(one) not in known and place not in found:
-                found[place] = _plain_ones(attributes(one), put_back, numbers_too=True)
+                found[place] = _plain_ones(attributes(one), put_back)
     return found
 
 
@@ -145,7 +148,7 @@ def _by_object(variables: Mapping[str, Any], put_back: Collection[int]) -> dict[
         if name != "self" and _is_of_the_script(one):
             own = attributes(one)
             stored = {key for method in own_methods(one) for key in method.stores}
-            texts = _plain_ones(own, put_back, numbers_too=True)
+            texts = _plain_ones(own, put_back)
             texts = {key: f"{_STORED if key in stored else ''}{text}" for key, text in texts.items()}
             texts |= {key: type(value).__qualname__ for key, value in own.items() if _is_elsewhere(value)}
             found |= {f"{name}.{key}": text for key, text in texts.items()}
@@ -164,12 +167,16 @@ def _objects(variables: Mapping[str, Any]) -> list[Any]:
 
 
 def changed_since(first: Values, now: Values) -> list[list[str]]:
-    """The values that are other ones now, as a snapshot holds them: file, function, name, value."""
+    """The values that are other ones now, as a snapshot holds them: file, function, name, value.
+
+    Whole numbers in variables, and in attributes of a `self`, are left to counters.py, unless they were none at first.
+    """
     return [
         [Site(path, 0).file, function, name, text]
         for (path, function), texts in now.items()
         for name, text in texts.items()
-        if first.get((path, function), {}).get(name) != text
+        if (before := first.get((path, function), {}).get(name)) != text
+        and (function.endswith((_HELD, _OBJECT)) or not (_WHOLE.fullmatch(text) and _WHOLE.fullmatch(before or text)))
     ]
 
 
@@ -207,11 +214,17 @@ def restarted_values(saved: Iterable[tuple[str, str, str, str]], now: Values, *,
         is_noted = (
             is_set
             and not function.endswith(_OBJECT)
-            and (variable != name or "." in name or value.startswith(_GENERATOR))
+            and (variable != name or "." in name or value.startswith(_GENERATOR) or _is_limit(source, name, before))
         )
         if depends is not None or is_noted:
             changed.append(Changed(file, name, value, before, depends, is_wrong))
     return changed
+
+
+def _is_limit(source: Function, name: str, text: str) -> bool:
+    """Whether it is a number with which others are compared, as the best accuracy so far: what is saved may depend on
+    it."""
+    return _NUMBER.fullmatch(text) is not None and source.is_compared(name)
 
 
 def _parts_of(name: str, texts: Mapping[str, str]) -> list[tuple[str, str, str]]:
@@ -225,10 +238,10 @@ def _may_change(text: str) -> bool:
     return not text.startswith(("'", '"', "-", "None", "True", "False", "inf", "nan", *"0123456789"))
 
 
-def _plain_ones(variables: Mapping[str, Any], put_back: Collection[int], numbers_too: bool = False) -> dict[str, str]:
+def _plain_ones(variables: Mapping[str, Any], put_back: Collection[int]) -> dict[str, str]:
     plain: dict[str, str] = {}
     for name, value in list(variables.items()):
-        if (type(value) in (int, bool) and not numbers_too) or name == "self" or name.startswith("__"):
+        if name == "self" or name.startswith("__"):
             continue
         plain |= {f"{name}.{key}": repr(one) for key, one in _settings(value)}
         text = _text(value, _MOST_DEPTH, put_back)

@@ -15,7 +15,7 @@ import torch
 
 from lockstep.script.dependence import function_at, parsed
 from lockstep.script.first_reads import is_carried
-from lockstep.script.values import changed_since, restarted_values, values
+from lockstep.script.values import _plain_ones, changed_since, restarted_values, values
 
 LIMIT = 7
 SCRIPT = """
@@ -121,11 +121,8 @@ def test_a_value_that_is_as_it_was_is_not(tmp_path: Path) -> None:
     assert refused(tmp_path, EARLY, before="9.0") == []
 
 
-def test_nor_one_that_is_only_shown_or_decides_what_is_saved(tmp_path: Path) -> None:
-    loop = (
-        "for epoch in run.epochs(9):\n    best = min(best, evaluate())\n    if best < 1: run.save(1)\n    print(best)\n"
-    )
-    assert refused(tmp_path, loop) == []
+def test_nor_one_that_is_only_shown(tmp_path: Path) -> None:
+    assert refused(tmp_path, "for epoch in run.epochs(9):\n    best += evaluate()\n    print(best)\n") == []
 
 
 def test_nor_one_that_every_turn_sets_anew_before_it_is_read(tmp_path: Path) -> None:
@@ -330,6 +327,39 @@ def test_functions_and_objects_are_known_by_their_kinds() -> None:
     assert texts["loss"].startswith("mse_loss (line ")
     assert "file" not in texts
     assert (scheduler, loss, file) is not None
+
+
+BEST = """
+best = {first}
+for epoch in run.epochs(3):
+    for batch in loader:
+        train(batch)
+    accuracy = test()
+    {decides}
+    best = max(accuracy, best)
+"""
+
+
+@pytest.mark.parametrize(("first", "later"), [(0, 0.25), (float("inf"), 3)])
+def test_a_number_of_another_type_than_at_first_is_looked_at(tmp_path: Path, first: float, later: float) -> None:
+    (tmp_path / "train.py").write_text(BEST.format(first=first, decides="if accuracy < best: optimizer.step()"))
+    place = str(tmp_path / "train.py"), "<module>"
+    at_first, now = ({place: _plain_ones({"best": value, "count": value}, ())} for value in (first, later))
+    saved = [(row[0], row[1], row[2], row[3]) for row in changed_since(at_first, now)]
+    (found,) = restarted_values(saved, at_first, at_start=False)
+    assert f"`best` (train.py) is {first} and was {later}" in str(found)
+    assert found.is_wrong
+    assert found.depends is not None
+    assert changed_since({place: {"best": "1"}}, {place: {"best": "2"}}) == []
+
+
+def test_a_number_with_which_others_are_compared_is_named_although_nothing_is_trained_by_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(BEST.format(first=0, decides="if accuracy > best: save()\n    total = best + 1"))
+    saved = [("train.py", "<module>", name, "0.25") for name in ("best", "total", "accuracy")]
+    now = {(str(tmp_path / "train.py"), "<module>"): {"best": "0", "total": "0"}}
+    (found,) = restarted_values(saved, now, at_start=False)
+    assert (found.name, found.depends) == ("best", None)
+    assert found.may_join
 
 
 EACH_PASS = """
