@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from lockstep.script.call_site import Site, WholeNumbers
 from lockstep.script.dependence import Dependence, Function, function_at
+from lockstep.script.first_reads import is_carried
 
 
 class Moment(NamedTuple):
@@ -123,8 +124,13 @@ class ScriptCounters:
         return {kind: offset for kind, offset in track.offsets.items() if track.changes and (moves or kind == PASSES)}
 
 
-def out_of_step(saved: Iterable[Number], numbers: WholeNumbers, at: Moment) -> list[OutOfStep]:
-    """The numbers of a snapshot that have wrong values in the script's `numbers`."""
+def out_of_step(
+    saved: Iterable[Number], numbers: WholeNumbers, at: Moment, *, at_start: bool = False
+) -> list[OutOfStep]:
+    """The numbers of a snapshot that have wrong values in the script's `numbers`.
+
+    One that counts nothing is no state where each turn sets it before it reads it; `at_start`, where each pass does.
+    """
     here = {(Site(path, 0).file, function): path for path, function in numbers}
     wrong = []
     for number in saved:
@@ -134,9 +140,15 @@ def out_of_step(saved: Iterable[Number], numbers: WholeNumbers, at: Moment) -> l
             continue
         source = function_at(path, number.function)
         known = _narrowed(number, source)
+        if source is not None and not known.offsets and _is_set_anew(source, number.name, at_start):
+            continue
         if value not in known.expected(at):
             wrong.append(OutOfStep(known, value, at, _dependence(known, source)))
     return wrong
+
+
+def _is_set_anew(source: Function, name: str, at_start: bool) -> bool:
+    return not source.is_loop_variable(name) and not is_carried(source, name, over_passes=at_start)
 
 
 def _narrowed(number: Number, source: Function | None) -> Number:

@@ -245,7 +245,7 @@ class Places:
         if self._passes.setdefault(batch.loader, at.passes) != at.passes:
             self.rhythm.forget()
         expected, self._expected = self._expected, []
-        return out_of_step(expected, loop.numbers, at) if expected else []
+        return out_of_step(expected, loop.numbers, at, at_start=batch.begins_pass) if expected else []
 
     def restarted_values(self, batch: GlobalBatch) -> list[Changed]:
         """The values of the script that start again after a resume. See Note [Values of the script] in values.py."""

@@ -16,6 +16,7 @@ from expected import ALWAYS, ANEW, said_of
 
 NUM_RANDOM = 1000
 TELLING = {
+    "a_coin_for_each_batch": ("resumed",),
     "a_data_set_changed_once": ("resumed",),
     "a_data_set_that_makes_its_generator": ("resumed",),
     "a_data_set_with_a_generator": ("resumed",),
