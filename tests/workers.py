@@ -4,6 +4,7 @@
 what each returned (as JSON). Whatever a job starts dies with it.
 """
 
+import ast
 import faulthandler
 import gc
 import json
@@ -26,6 +27,7 @@ import torch
 from lockstep.run import active
 from lockstep.script import dependence, lane_state
 from lockstep.script.goes_on import attributes_that_go_on
+from lockstep.script.stores import methods_of
 from lockstep.script.tables import attributes_with_rows, may_have_rows, outer_names_with_rows
 from lockstep.settings.environments.lockstep_run import LISTEN_FD, MARK, PORT, RANK, SIZE
 
@@ -122,11 +124,13 @@ def _read_scripts() -> None:
 @lru_cache(maxsize=1)
 def _read(files: frozenset[str]) -> None:
     for path in files:
-        if (tree := dependence.parsed(path)) is not None:
-            dependence.walked(tree)
+        tree = dependence.parsed(path)
         for look in (attributes_that_go_on, attributes_with_rows, outer_names_with_rows):
             look(path)
         may_have_rows(path, "")
+        for one in () if tree is None else dependence.walked(tree):
+            if isinstance(one, ast.ClassDef):
+                methods_of(path, one.name)
 
 
 def _place(rank: int, num_workers: int, listener: socket.socket) -> None:

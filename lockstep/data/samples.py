@@ -117,7 +117,7 @@ class SampleFetch(Fetch):
         """Where the generators stand."""
         now = Generators.on_cpu()
         return [
-            contents([now.torch_cpu, repr(now.python), repr(now.numpy)]),
+            contents([now.torch_cpu, repr(now.python), now.numpy]),
             *(one.digest() for one in self.source.own),
         ]
 
