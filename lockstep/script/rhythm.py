@@ -76,7 +76,7 @@ class Rhythm:
             self._place, self._met = self._place + 1, 0
         due = self._next
         self._place, self._met = self._place + 1, self._met + 1
-        if due == event and self._met == len(self._part):
+        if self._met == len(self._part):
             self.forget()
         return None if due == event else due
 

@@ -46,11 +46,10 @@ class Turn:
         seen = self._seen.get(site)
         is_other = seen is None or seen.is_other(batch, updates)
         self._seen[site] = SeenBatch.of(batch, updates)
-        if self.sites and not (is_other and site in self.sites):
-            self.sites.append(site)
-            return
-        self.number += bool(self.sites)
-        self.sites = [site]
+        if is_other and site in self.sites:
+            self.number += 1
+            self.sites = []
+        self.sites.append(site)
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class SeenBatch:
         return cls(_loaded(batch), _nothing if leaf is None else weakref.ref(leaf), updates)
 
     def is_other(self, batch: GlobalBatch, updates: int) -> bool:
-        if batch.position is not None or self.loaded:
+        if batch.position is not None:
             return _loaded(batch) != self.loaded
         leaf = _first_tensor(batch.whole)
         return leaf is None or self.first() is not leaf or updates > self.updates

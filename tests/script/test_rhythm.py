@@ -58,3 +58,13 @@ def test_after_one_whole_repetition_the_script_is_believed() -> None:
     rhythm = Rhythm()
     rhythm.expect([L, L, U] * 5)
     assert [rhythm.saw(event) for event in (L, L, U, U, L, U)] == [None] * 6
+
+
+def test_a_run_that_is_resumed_again_goes_on_in_the_rhythm_of_both() -> None:
+    first, second = Rhythm(), Rhythm()
+    first.expect([L, L, U] * 5)
+    first.saw(L)
+    second.expect(first.history)
+    assert [second.saw(event) for event in (L, L)] == [None, None]
+    second.expect([*first.history, L])
+    assert [second.saw(event) for event in (U, L, U)] == [None, None, L]

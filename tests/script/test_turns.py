@@ -56,6 +56,17 @@ def test_a_closure_that_loops_several_times_before_an_update_is_one_turn() -> No
     assert numbered(*loops) == [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2)]
 
 
+def test_batches_of_the_scripts_own_are_known_by_their_first_tensor() -> None:
+    one, other = torch.zeros(4), torch.zeros(4)
+    assert numbered((own(one), A, 0), (own(other), A, 0)) == [(0, 1), (1, 1)]
+    assert numbered((own((3, {"x": one})), A, 0), (own((4, {"x": one})), A, 0)) == [(0, 1), (0, 2)]
+    assert numbered((own(("a", "b")), A, 0), (own(("a", "b")), A, 0)) == [(0, 1), (1, 1)]
+
+
+def test_a_batch_of_the_scripts_own_is_another_one_than_that_of_a_loader() -> None:
+    assert numbered((loaded(1), A, 0), (own(torch.zeros(4)), A, 0), (loaded(1), A, 0)) == [(0, 1), (1, 1), (2, 1)]
+
+
 def test_a_script_that_goes_on_to_another_loop_has_turns_there_too() -> None:
     loops = [(loaded(0), A, 0), (loaded(1), A, 1), (loaded(2), B, 2), (loaded(3), B, 3), (loaded(4), B, 4)]
     assert numbered(*loops) == [(0, 1), (1, 1), (1, 2), (2, 1), (3, 1)]
