@@ -11,7 +11,8 @@ are `before NAME` and `after NAME` of
   messages or, in shared memory, by semaphores;
 - update, the optimizer's step (told by the script), and `in loader`, inside the data set (told by the data set);
 - under a sharded strategy: meets and part, the two barriers of an update; batch, the update of a batch, and `in
-  journal`, `in batch` and `before done`, when its journal is written, when some of its elements are, and when all are;
+  journal`, `in batch`, `before done` and `after done`, when its journal is written, when some of its elements are, when
+  all are, and when that is marked;
   finish, what a survivor does for one that is lost; on GPUs store, when a worker's part goes to the memory of the host,
   gather, when the parameters come from the others, in each round, gradient, when its slice of a bucket goes there,
   hold, when the host gets the parameters, leave, when one leaves a worker's GPU, and fetch, when it comes back.
@@ -121,6 +122,8 @@ class Script:
         def in_journal(ledger: Ledger, batch: int, number: int, progress: Progress) -> None:
             self.reach("in journal" if progress is Progress.BEGUN else "before done")
             mark(ledger, batch, number, progress)
+            if progress is Progress.DONE:
+                self.reach("after done")
 
         def in_batch(sharded: ShardedOptimizer) -> None:
             self.reach("in batch")

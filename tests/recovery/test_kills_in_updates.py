@@ -33,7 +33,9 @@ def test_a_kill_at_any_point_of_an_update_costs_nothing(worker: int, point: str,
     assert {sizes[-1] for sizes in result.values("sizes")} == {2}
 
 
-@pytest.mark.parametrize(("point", "nth"), sampled([("in batch", 1), ("in batch", 2), ("in journal", 1)], 3))
+@pytest.mark.parametrize(
+    ("point", "nth"), sampled([("in batch", 1), ("in batch", 2), ("in journal", 1), ("after done", 1)], 4)
+)
 @pytest.mark.parametrize("optimizer", ["sgd", "rmsprop"])
 def test_a_kill_in_the_first_update_costs_nothing(optimizer: str, point: str, nth: int) -> None:
     """There is no optimizer state before it."""
