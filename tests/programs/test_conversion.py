@@ -100,6 +100,7 @@ def test_functions_that_are_handed_model_and_loader_are_seen_through(tmp_path: P
         ("    loader = DataLoader(train, batch_size=96)", "    loader = make(train)", "no single `loader = DataLoader"),
         ("for x, y in loader", "for x, y in make(loader)", r"the loop reads `make\(loader\)`"),
         ("model.parameters()", "[*weights]", "no `optimizer = "),
+        ("torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)", "next(model.parameters())", "without one"),
         ("import torch\n", "import torch, lockstep\n", "imports lockstep already"),
         ("def main", "def", "Python cannot read it"),
         ("    loader =", "    optimizer = torch.optim.SGD(model.parameters())\n    loader =", "made in several places"),

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 _LOADER = "DataLoader"
 _CLIPPERS = ("clip_grad_norm_", "clip_grad_value_")
+_READERS = ("next", "list", "iter", "tuple", "enumerate")
+"""Functions that are given parameters and make no optimizer."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,10 @@ def _optimizer(tree: ast.Module, loop: ast.For) -> ast.Assign:
     stepped = {_owner(node) for node in _calls(loop, "step")}
     mine = [node for node in made if assigned_name(node) in stepped]
     if not made:
-        why = "no `optimizer = ...(model.parameters(), ...)` is there: call run.replicate(model, optimizer) by hand"
+        why = (
+            "no `optimizer = ...(model.parameters(), ...)` is there: call run.replicate(model, optimizer) by hand, or "
+            "run.replicate(model) where the script updates parameters without one"
+        )
         raise CannotSee(Obstacle(0, why))
     if not mine:
         raise CannotSee(Obstacle(loop.lineno, f"the loop never calls {assigned_name(made[0])}.step()"))
@@ -132,7 +137,7 @@ def _optimizer(tree: ast.Module, loop: ast.For) -> ast.Assign:
 def _model_of(statement: ast.Assign) -> str:
     """`model`, for `optimizer = SGD(model.parameters(), ...)`; "" if it is no such thing."""
     arguments = statement.value.args if isinstance(statement.value, ast.Call) else []
-    first = arguments[0] if arguments else None
+    first = arguments[0] if arguments and called_name(statement.value) not in _READERS else None
     return _owner(first) if first is not None and called_name(first) == "parameters" else ""
 
 
