@@ -48,7 +48,7 @@ def variable_named(name: str, within: ast.AST) -> str:
     base, dot, rest = name.partition(".")
     found = {variable(node) for node in ast.walk(within) if isinstance(node, ast.Name) and node.id == base}
     own = base + place_of(within)
-    known = own if own in found or base == "self" or not found else base if base in found else min(map(str, found))
+    known = own if own in found or not found else base if base in found else min(map(str, found))
     return ("self" if base == "self" else known) + dot + rest
 
 

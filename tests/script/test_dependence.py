@@ -110,6 +110,22 @@ DEPENDS = {
         "def train(batch, k): (k * loss(batch)).backward()\nfor i, b in enumerate(loader): train(b, k=i)\n",
         "goes into (k * loss(batch)).backward()",
     ),
+    "a function that is given it, in its place": (
+        "i",
+        "def train(batch, k): (k * loss(batch)).backward()\nfor i, b in enumerate(loader): train(b, i)\n",
+        "goes into (k * loss(batch)).backward()",
+    ),
+    "a method that is given it": (
+        "seen",
+        "class Trainer:\n  def train(self, batch, k): (k * loss(batch)).backward()\n"
+        "  def go(self, batch): self.train(batch, self.seen)\n",
+        "goes into (k * loss(batch)).backward()",
+    ),
+    "a function that is given it and calls itself": (
+        "i",
+        "def go(k):\n    if k: go(k - 1)\n    (k * loss(k)).backward()\nfor i, b in enumerate(loader): go(i)\n",
+        "goes into (k * loss(k)).backward()",
+    ),
     "a function that returns before the update": (
         "i",
         "def update(k):\n    if k % 2: return\n    optimizer.step()\nfor i, b in enumerate(loader): update(i)\n",
@@ -129,6 +145,12 @@ HARMLESS = {
     ),
     "a function that is given it and shows it": (
         "def show(k):\n    if k % 3: return\n    print(k)\n" + LOOP + "    optimizer.step()\n    show(i)\n"
+    ),
+    "a function that is given it beside another": (
+        "def train(k, batch, *more): loss(batch, more).backward()\n" + LOOP + "    train(i, x, **options)\n"
+    ),
+    "functions that are given it and call each other": (
+        "def show(k):\n    log(k)\ndef log(k):\n    show(k)\n" + LOOP + "    optimizer.step()\n    show(i)\n"
     ),
     "a function that says when to show": (
         "def shows():\n    if i % 3: return True\n    return False\n"
