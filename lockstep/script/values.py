@@ -67,6 +67,7 @@ _SAMPLED = 32
 _ELSEWHERE = (nn.Module, Optimizer, Dataset, Sampler, DataLoader)
 """Types whose state is saved in other ways."""
 _MANY = (list, tuple, deque, set, frozenset, dict)
+_GROWING = (list, deque, set, dict)
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,11 @@ def changed_since(first: Values, now: Values) -> list[list[str]]:
         for (path, function), texts in now.items()
         for name, text in texts.items()
         if (before := first.get((path, function), {}).get(name)) != text
-        and (function.endswith((_HELD, _OBJECT)) or not (_WHOLE.fullmatch(text) and _WHOLE.fullmatch(before or text)))
+        and (
+            function.endswith((_HELD, _OBJECT))
+            or "." in name
+            or not (_WHOLE.fullmatch(text) and _WHOLE.fullmatch(before or text))
+        )
     ]
 
 
@@ -308,12 +313,15 @@ def _text_of_table(table: Mapping[Any, Any], depth: int, put_back: Collection[in
 
 
 def _kept_by(function: FunctionType) -> Mapping[str, Any]:
-    """What a function keeps from call to call: variables of the function around it that it sets, and attributes of its
-    own."""
-    kept = dict(vars(function))
+    """What a function keeps from call to call: attributes of its own, lists and tables that are defaults of its
+    arguments, and variables of the function around it that it sets, or that hold such."""
+    arguments = function.__code__.co_varnames[: function.__code__.co_argcount]
+    defaults = function.__defaults__ or ()
+    given = {**dict(zip(arguments[::-1], defaults[::-1], strict=False)), **(function.__kwdefaults__ or {})}
+    kept = vars(function) | {name: one for name, one in given.items() if isinstance(one, _GROWING)}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        if name in _set_around(function.__code__):
-            with suppress(ValueError):  # it is not set yet
+        with suppress(ValueError):  # it is not set yet
+            if name in _set_around(function.__code__) or isinstance(cell.cell_contents, _GROWING):
                 kept[name] = cell.cell_contents
     return kept
 

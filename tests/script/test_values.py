@@ -73,6 +73,29 @@ def test_a_function_is_what_it_keeps_and_an_empty_table_is_a_value(tmp_path: Pat
     assert (anew["rate"].endswith("(calls=0)"), anew["rest"]) == (True, "{}")
 
 
+def test_lists_that_functions_share_or_have_as_defaults_are_kept_from_call_to_call(tmp_path: Path) -> None:
+    made = (
+        "def make():\n    seen, limit = [], 9\n"
+        "    def tick():\n        seen.append(limit)\n"
+        "    def weight():\n        return len(seen)\n"
+        "    return tick, weight\n"
+        "def count(a, b=2, calls=[], *, c={}):\n    calls.append(a)\n"
+        "tick, weight = make()\nfirst = look()\ntick()\ncount(1)"
+    )
+    names = run_script(tmp_path / "train.py", made)
+    saved = {row[2]: row[3] for row in changed_since(names["first"], names["now"])}
+    assert saved["weight"].endswith("(seen=[9])")
+    assert saved["count"].endswith("(calls=[1], c={})")
+
+
+def test_whole_numbers_of_classes_and_settings_are_values_and_those_of_variables_are_counters(tmp_path: Path) -> None:
+    made = "class Meter:\n    n = 0\nn, first = 0, look()\nMeter.n, n = 5, 5"
+    names = run_script(tmp_path / "train.py", made)
+    saved = {row[2]: row[3] for row in changed_since(names["first"], names["now"])}
+    assert saved["Meter.n"] == "5"
+    assert "n" not in saved
+
+
 def test_what_a_value_is_does_not_depend_on_where_it_is_kept() -> None:
     best, tensor, queue, table, stopper = 2.5, torch.tensor(2.5), deque([1, 2]), {"a": [None, "b"]}, Stopper()
     slotted = Slotted()
