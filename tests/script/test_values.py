@@ -88,11 +88,11 @@ def test_lists_that_functions_share_or_have_as_defaults_are_kept_from_call_to_ca
     assert saved["count"].endswith("(calls=[1], c={})")
 
 
-def test_whole_numbers_of_classes_and_settings_are_values_and_those_of_variables_are_counters(tmp_path: Path) -> None:
-    made = "class Meter:\n    n = 0\nn, first = 0, look()\nMeter.n, n = 5, 5"
+def test_whole_numbers_of_settings_are_values_and_those_of_variables_are_counters(tmp_path: Path) -> None:
+    made = "from types import SimpleNamespace\nargs, n = SimpleNamespace(n=0), 0\nfirst = look()\nargs.n, n = 5, 5"
     names = run_script(tmp_path / "train.py", made)
     saved = {row[2]: row[3] for row in changed_since(names["first"], names["now"])}
-    assert saved["Meter.n"] == "5"
+    assert saved["args.n"] == "5"
     assert "n" not in saved
 
 
