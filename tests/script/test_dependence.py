@@ -100,6 +100,22 @@ DEPENDS = {
         "class Base:\n  def weight(self): return 0.1 * self.seen\n",
         "goes into (self.weight() * loss(x)).backward()",
     ),
+    "a method of a class whose bases are elsewhere, or itself": (
+        "seen",
+        "class Trainer(Base, other.Base):\n  def go(self):\n    if self.seen % 4: self.optimizer.step()\n"
+        "class Base(Base): pass\n",
+        "decides whether self.optimizer.step() is called",
+    ),
+    "a data set that reads a global": (
+        "i",
+        LOOP + "    optimizer.step()\nclass Data(Dataset):\n  def __getitem__(self, n): return n * i\n",
+        "is read in Data",
+    ),
+    "a function that makes batches of a global": (
+        "i",
+        "def pad(samples): return samples[:i]\nloader = DataLoader(data, collate_fn=pad)\n" + LOOP,
+        "is read in pad",
+    ),
     "a function that reads a global": (
         "steps",
         "def weight(): return 0.1 * steps\nfor b in loader:\n    (weight() * loss(b)).backward()\n    steps += 1\n",
@@ -146,6 +162,15 @@ HARMLESS = {
     "a function that is given it and shows it": (
         "def show(k):\n    if k % 3: return\n    print(k)\n" + LOOP + "    optimizer.step()\n    show(i)\n"
     ),
+    "an object that shows it": LOOP + "    optimizer.step()\nclass Show:\n    def go(self): print(i)\n",
+    "a data set that is made with it": (
+        LOOP + "    optimizer.step()\nclass Data(Dataset):\n    def __init__(self): self.first = i\n"
+    ),
+    "a function that makes batches without it": (
+        "def pad(samples): return samples\nloader = DataLoader(data, collate_fn=pad)\n"
+        + LOOP
+        + "    optimizer.step()\n    losses[i] = 1\n"
+    ),
     "a function that is given it beside another": (
         "def train(k, batch, *more): loss(batch, more).backward()\n" + LOOP + "    train(i, x, **options)\n"
     ),
@@ -188,6 +213,63 @@ def test_a_loop_variable_and_one_that_is_set_to_zero_in_a_loop_begin_anew() -> N
     text = "steps = 0\nfor epoch in epochs:\n    seen = 0\n    for i, b in enumerate(loader):\n        steps += 1\n"
     function = Function(ast.parse(text))
     assert [function.is_reset(name) for name in ("i", "seen", "steps")] == [True, True, False]
+
+
+AGAIN = {
+    "in a loop": ("for b in loader:\n    (w * loss(b)).backward()\n", True),
+    "before the loop": ("(w * loss(b)).backward()\nfor b in loader: show(b)\n", False),
+    "in no loop": ("(w * loss(b)).backward()\n", False),
+    "in a function": ("def train(b):\n    (w * loss(b)).backward()\n", True),
+    "in a function that a loop calls": (
+        "def train(b):\n    (w * loss(b)).backward()\nfor b in loader: train(b)\n",
+        True,
+    ),
+    "in a function that is called before the loop": (
+        "def train(b):\n    (w * loss(b)).backward()\ntrain(b)\nfor b in loader: show(b)\n",
+        False,
+    ),
+    "before the loop of a function": (
+        "def train(b):\n    (w * loss(b)).backward()\n    for b in loader: show(b)\n",
+        False,
+    ),
+    "in a method": ("class T:\n    def train(self, b): (self.w * loss(b)).backward()\n", True),
+    "in the method that makes the object": (
+        "class T:\n    def __init__(self, b): (self.w * loss(b)).backward()\n",
+        False,
+    ),
+    "before the loop of a method": (
+        "class T:\n    def fit(self, b):\n        (self.w * loss(b)).backward()\n        for b in loader: show(b)\n",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "is_found"), AGAIN.values(), ids=AGAIN)
+def test_what_is_done_once_is_not_done_again(text: str, is_found: bool) -> None:
+    tree = ast.parse(text)
+    node = tree.body[-1] if isinstance(tree.body[-1], ast.FunctionDef | ast.ClassDef) else tree
+    assert (Function(node, tree).dependence("w", again=True) is not None) == is_found
+    assert Function(node, tree).dependence("w") is not None
+
+
+def test_an_object_that_is_a_module_is_none_that_reads_its_own() -> None:
+    tree = ast.parse("class Net(nn.Module):\n    def forward(self, x): return self.seen * x\n")
+    assert Function(tree.body[0], tree).dependence("seen") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "is_set"),
+    [
+        ("def begin():\n    global w\n    w = 1\nfor b in loader: begin()\n", True),
+        ("def go():\n    back()\ndef back():\n    go()\nfor b in loader: go()\n", False),
+        ("def train():\n    w = 1\n    for b in loader: train()\n", False),
+        ("w = 1\nfor b in loader: table['w'] = w\n", False),
+    ],
+)
+def test_a_loop_sets_what_functions_that_it_calls_set(text: str, is_set: bool) -> None:
+    tree = ast.parse(text)
+    node = tree.body[0] if text.startswith("def train") else tree
+    assert Function(node, tree).is_set_in_loop("w") == is_set
 
 
 def test_the_function_of_a_frame_is_found_and_a_file_without_source_says_nothing() -> None:

@@ -47,6 +47,7 @@ def test_mentions_of_a_name_are_told_apart_by_the_function_that_they_belong_to(t
         ("def f(args):\n    return args.w", "args.w", True),
         ("def f():\n    return args.w", "args.w", False),
         ("def f():\n    pass", "w", True),
+        ("def f():\n    v = 1", "w", True),
     ],
 )
 def test_a_name_in_a_function_is_its_own_where_it_sets_it_and_the_files_where_it_reads_it(
@@ -63,6 +64,20 @@ def test_a_name_that_only_a_function_inside_has_is_that() -> None:
     mark(tree)
     assert variable_named("w", tree.body[0]) == "w@2:4"
     assert variable_named("w", tree) == "w@2:4"
+
+
+def test_a_name_of_a_function_and_of_one_inside_is_that_of_the_function() -> None:
+    tree = ast.parse("\n" * 8 + "def f():\n    def g():\n        w = 1\n    w = 2")
+    mark(tree)
+    assert variable_named("w", tree.body[0]) == "w@9:0"
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [("self.w", "self.w"), ("args.w", "args.w"), ("args.of.w", None), ("f().w", None), ("f()", None)],
+)
+def test_an_attribute_is_a_variable_where_it_is_that_of_a_name(text: str, wanted: str | None) -> None:
+    assert variable(ast.parse(text, mode="eval").body) == wanted
 
 
 def test_attributes_of_self_are_those_of_the_object_everywhere() -> None:
