@@ -73,3 +73,40 @@ def test_a_number_of_another_function_or_file_is_not_compared() -> None:
     assert (
         out_of_step(learned, {("other.py", "main"): {"i": 0}, ("train.py", "go"): {"i": 0}}, Moment(5, 5, 0, 1)) == []
     )
+
+
+def _counts(values: list[int], passes: list[int], now: int) -> dict[str, int] | None:
+    """What a number counts that has had these values at loops one step after the other; None if it is not kept."""
+    counters = ScriptCounters()
+    for step, (value, number) in enumerate(zip(values, passes, strict=True)):
+        counters.note({PLACE: {"n": value}}, Moment(step, step, step - passes.index(number), number))
+    found = [dict(number.offsets) for number in counters.learned({PLACE: {"n": now}})]
+    return found[0] if found else None
+
+
+def test_a_number_that_has_stood_still_counts_no_steps_although_it_catches_up() -> None:
+    assert _counts([0, 0, 2, 3], [0, 0, 0, 0], 3) == {}
+    assert _counts([0, 1, 1], [0, 0, 0], 1) == {}
+    assert _counts([0, 1, 2], [0, 0, 0], 2) == {"step": 0, "turn": 0, "batch": 0}
+
+
+def test_a_number_that_stays_in_another_pass_counts_no_passes() -> None:
+    assert _counts([0, 0, 1, 1], [0, 0, 1, 1], 1) == {"passes": 0}
+    assert _counts([0, 0, 1, 1, 1], [0, 0, 1, 1, 2], 1) == {}
+
+
+def test_a_number_that_has_changed_since_the_last_loop_alone_is_kept_and_counts_nothing() -> None:
+    assert _counts([0, 0], [0, 0], 0) is None
+    assert _counts([0], [0], 1) == {}
+
+
+def test_a_number_that_is_wrong_is_told_with_what_depends_on_it(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("def main():\n  while n < 9:\n    n += 1\n    optimizer.step()\n    print(m)\n    m += 1\n")
+    learned = [Number("train.py", "main", name, 4, {"step": 0}) for name in ("m", "n")]
+    found = out_of_step(learned, {(str(script), "main"): {"m": 0, "n": 0}}, Moment(5, 5, 5, 0))
+    should = "(train.py) is 0 and should be 5, as steps go on at 5."
+    assert [str(one) for one in found] == [
+        f"`m` {should}",
+        f"`n` {should} It decides whether optimizer.step() is called (train.py:2).",
+    ]
