@@ -75,6 +75,7 @@ class Handoff:
         check_fits(self._run.models, snapshot, Path("of the run under way"))
         refuse_difference(snapshot.state["hardware"], compared(self._run.device), rank)
         self._run.install(snapshot)
+        self._run.places.joined()
         self._given = Generators.now()
 
 

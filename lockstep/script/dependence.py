@@ -189,6 +189,16 @@ class Function:
         comparing = [node for node in nodes if isinstance(node, ast.Compare) or _is_extreme(node)]
         return any(mentions(node, {key}) for node in comparing)
 
+    def is_stepped(self, name: str) -> bool:
+        """Whether it is changed by what it was (`w *= 0.9`, `w = 0.9 * w`), and set in no other way in loops."""
+        key = variable_named(name, self.node)
+        nodes = [node for part in self.with_called(self._loops()) for node in walked(part)]
+        setting = [node for node in nodes if isinstance(node, _ASSIGNS) and key in _targets(node)]
+        return bool(setting) and all(
+            isinstance(node, ast.AugAssign) or (isinstance(node.value, ast.BinOp) and mentions(node.value, {key}))
+            for node in setting
+        )
+
     def is_set_in_loop(self, name: str) -> bool:
         """Whether a loop sets the name itself, not only what it refers to."""
         key = variable_named(name, self.node)

@@ -219,7 +219,7 @@ class Places:
         self._saved_values: list[tuple[str, str, str, str]] = []
         self._gone_on: set[int] | None = None
         """The loaders on which a step has trained since a snapshot was loaded; None if none was."""
-        self._was_loaded = False
+        self._was_loaded = self._has_joined = False
         self._models, self._progress = models, progress
         self._restored = RestoredState(models)
         self._groups, self._attributes, self._modes = Groups(models), ModelAttributes(models), ModelModes(models)
@@ -251,7 +251,9 @@ class Places:
         """The values of the script that start again after a resume. See Note [Values of the script] in values.py."""
         saved, self._saved_values = self._saved_values, []
         now = self._values(calling_frame()) if saved else {}
-        return restarted_values(saved, now, at_start=batch.begins_pass)
+        is_after_epoch = batch.begins_pass and self._progress.epoch > 0 and not self._has_joined
+        first = self._first_values if is_after_epoch else None
+        return restarted_values(saved, now, at_start=batch.begins_pass, first=first)
 
     def _training_begins(self) -> None:
         """All that the script sets before its first epoch is set; what is set in epochs counts as a change."""
@@ -389,6 +391,10 @@ class Places:
             for part, words in made_of.items()
         }
         self._modes.load(state.get("modes", ()))
+
+    def joined(self) -> None:
+        """The snapshot is one of a step under way: its epoch's head was done."""
+        self._has_joined = True
 
     def generators_loaded(self) -> None:
         """A snapshot has set the generators outside of lanes: their states do not come from draws of this script."""

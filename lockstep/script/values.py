@@ -48,6 +48,7 @@ from lockstep.script.owners import PLAIN, carried_attributes, file_of, is_of_scr
 Values = Mapping[tuple[str, str], Mapping[str, str]]
 """Values as text by their names, for each function, or class of attributes: `(path, function)`."""
 
+_PLACED = ("an iterator with", "a generator at", "count(")
 _MOST_ITEMS = 1000
 _MOST_DEPTH = 3
 _MOST_TEXT = 100
@@ -109,6 +110,11 @@ class Changed:
         elif self.is_of_tensors:
             kind = "arrays" if self.before.startswith(_OF_ARRAYS) else "tensors"
             words = f"{kind} in `{name}` ({self.file}) had changed in training, and begin anew: nothing saves them."
+        elif self.value == self.before:
+            words = (
+                f"`{self.name}` ({self.file}) begins anew, and has come to {self.value} once more, which it was when "
+                "the snapshot was taken."
+            )
         else:
             words = f"`{self.name}` ({self.file}) is {self.value} and was {self.before} when the snapshot was taken."
         subject = f"`{name}`" if self.is_of_tensors else "It"
@@ -185,10 +191,14 @@ def changed_since(first: Values, now: Values) -> list[list[str]]:
     ]
 
 
-def restarted_values(saved: Iterable[tuple[str, str, str, str]], now: Values, *, at_start: bool) -> list[Changed]:
+def restarted_values(
+    saved: Iterable[tuple[str, str, str, str]], now: Values, *, at_start: bool, first: Values | None = None
+) -> list[Changed]:
     """The values of a snapshot that are other ones `now`: tensors, and others on which the training depends.
 
-    `at_start`: a pass over a loader begins, and what the script sets before each of them is as it should be.
+    `at_start`: a pass over a loader begins, and what the script sets before each of them is as it should be. `first`
+    are the values before the epoch, where an epoch was over when the snapshot was taken: what has come from them to the
+    value of the snapshot by a step of its own would be one step further.
     """
     here = {(Site(path, 0).file, function): path for path, function in now}
     saved = list(saved)
@@ -198,9 +208,12 @@ def restarted_values(saved: Iterable[tuple[str, str, str, str]], now: Values, *,
         path, variable = here.get((file, function)), name.removeprefix(_TENSORS)
         texts = {} if path is None else now[path, function]
         value = texts.get(name, texts.get(variable))  # where tensors were, there may be None
-        if path is None or value is None or value == before or function.endswith(_HELD):
+        if path is None or value is None or function.endswith(_HELD):
             continue
         source = function_at(path, function.removesuffix(_OBJECT))
+        has_moved = (first or {}).get((path, function), {}).get(name, before) != before
+        if value == before and not (has_moved and source is not None and _moves(source, variable, value)):
+            continue
         is_set = source is not None and is_carried(source, variable, over_passes=at_start)
         if source is None or not (
             is_set or (not at_start and _may_change(value) and is_carried(source, variable, in_place=True))
@@ -230,6 +243,11 @@ def _is_limit(source: Function, name: str, text: str) -> bool:
     """Whether it is a number with which others are compared, as the best accuracy so far: what is saved may depend on
     it."""
     return _NUMBER.fullmatch(text) is not None and source.is_compared(name)
+
+
+def _moves(source: Function, name: str, text: str) -> bool:
+    """Whether it is never twice the same: an iterator, or a number that statements like `w *= 0.9` change."""
+    return text.startswith(_PLACED) or source.is_stepped(name)
 
 
 def _parts_of(name: str, texts: Mapping[str, str]) -> list[tuple[str, str, str]]:

@@ -50,6 +50,9 @@ class ScriptState(Protocol):
 
     def load(self, state: Mapping[str, Any]) -> None: ...
 
+    def joined(self) -> None:
+        """Called where the snapshot that was loaded is one of a step under way, with its epoch's head done."""
+
     def asked(self, number: int) -> None:
         """Called where a loader is about to load its next batch."""
 

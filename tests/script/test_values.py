@@ -394,6 +394,24 @@ for epoch in run.epochs(3):
 """
 
 
+@pytest.mark.parametrize(
+    ("head", "is_refused"),
+    [("best *= 0.9", True), ("best = 0.9 * best", True), ("best = max(0.9, best)", False), ("best = 0.9", False)],
+)
+def test_what_has_come_to_the_value_of_an_epochs_end_by_its_first_step_is_one_behind(
+    tmp_path: Path, head: str, is_refused: bool
+) -> None:
+    (path := tmp_path / "train.py").write_text(
+        f"for e in run.epochs(3):\n    {head}\n    for b in loader:\n        (best * f(b)).backward()\n"
+    )
+    first, now = ({(str(path), "<module>"): {"best": text}} for text in ("1.0", "0.9"))
+    saved = [("train.py", "<module>", "best", "0.9")]
+    found = restarted_values(saved, now, at_start=True, first=first)
+    assert [one.is_wrong for one in found] == [True] * is_refused
+    assert all("`best` (train.py) begins anew, and has come to 0.9 once more" in str(one) for one in found)
+    assert restarted_values(saved, now, at_start=True) == []
+
+
 def test_at_the_start_of_a_pass_what_is_set_before_each_of_them_is_as_it_should_be(tmp_path: Path) -> None:
     in_each, before_all = EACH_PASS.format(sets="best = 9.0"), EACH_PASS.format(sets="pass")
     assert refused(tmp_path, in_each, at_start=True) == []
