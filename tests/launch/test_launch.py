@@ -220,6 +220,16 @@ def test_a_child_that_the_script_forked_does_not_speak_for_the_worker(bench):
     assert (code, err) == (0, "")
 
 
+def test_programs_that_a_script_starts_do_not_hold_what_the_launcher_gave_the_worker(real_bench):
+    script = """
+import subprocess
+for name in ("NOTICE", "STATUS"):
+    held = f"[ -e /proc/self/fd/{os.environ[f'LOCKSTEP_{name}_FD']} ]"
+    print(name, subprocess.run(["sh", "-c", held], close_fds=False).returncode)
+"""
+    assert real_bench.run(script)[1] == "NOTICE 1\nSTATUS 1\n"
+
+
 def test_children_left_behind_by_a_finished_worker_are_ended(bench):
     code, _, _ = bench.run("import subprocess; subprocess.Popen(['sleep', '1000'])", "-n", "2")
     assert code == 0

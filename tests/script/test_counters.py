@@ -110,3 +110,14 @@ def test_a_number_that_is_wrong_is_told_with_what_depends_on_it(tmp_path: Path) 
         f"`m` {should}",
         f"`n` {should} It decides whether optimizer.step() is called (train.py:2).",
     ]
+
+
+def test_a_number_that_counts_nothing_and_is_set_in_every_turn_is_not_compared(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "def main():\n  m = 0\n  for b in loader:\n    m += f(b)\n    n = f(b)\n    if m > n: optimizer.step()\n"
+    )
+    learned = [Number("train.py", "main", *one) for one in (("m", 4, {}), ("n", 4, {}), ("n", 4, {"step": 0}))]
+    found = out_of_step(learned, {(str(script), "main"): {"m": 0, "n": 0}}, Moment(5, 5, 5, 0))
+    assert [(one.number.name, dict(one.number.offsets)) for one in found] == [("m", {}), ("n", {"step": 0})]
+    assert out_of_step(learned, {(str(script), "main"): {"other": 0}}, Moment(5, 5, 5, 0)) == []
