@@ -28,7 +28,7 @@ from lockstep.script import lane_state
 
 del os.environ["OMP_NUM_THREADS"]  # it has been read; what tests start decides for itself
 
-settings.register_profile("lockstep", deadline=None)  # no test asserts a time
+settings.register_profile("lockstep", deadline=None, max_examples=50)  # no test asserts a time; each run has others
 settings.load_profile("lockstep")
 
 PR_GET_CHILD_SUBREAPER = 37

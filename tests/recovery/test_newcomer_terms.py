@@ -41,6 +41,8 @@ while run.step < 300:
         ask("after")
         with open("found.json", "w") as file:
             json.dump(found, file)
+    if run.step > 10 and run.total(float("after" in found)):  # nobody is lost in this call
+        break
 """
 
 

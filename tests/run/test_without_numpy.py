@@ -79,7 +79,7 @@ def test_a_run_without_numpy_saves_resumes_and_dumps(tmp_path: Path) -> None:
 
 def test_no_file_of_the_package_imports_numpy() -> None:
     for path in Path(lockstep.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(text if "numpy" in (text := path.read_text()) else "")):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
             assert not [name for name in names if name.partition(".")[0] == "numpy"], path
