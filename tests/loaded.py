@@ -4,6 +4,7 @@ import encodings.idna  # noqa: F401 - of addresses
 
 import torch
 import torch._inductor.config  # loaded by start and by optimizers
+import torch.nn.functional as F
 from torch import nn
 
 import lockstep.run.start  # noqa: F401
@@ -15,11 +16,15 @@ torch.set_num_threads(1)  # a forked process must not inherit a pool of threads 
 
 
 def _make_a_step() -> None:
-    """The first backward pass and the first update of a process cost it more than the others."""
+    """The first backward pass of a kind of layer, and the first update, cost a process more than the others."""
     with torch.random.fork_rng(devices=[]):
-        model = nn.Linear(2, 2)
-    model(torch.ones(1, 2)).sum().backward()
-    torch.optim.AdamW(model.parameters()).step()
+        convolution = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, padding=1))
+        attention = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True, norm_first=True)
+        for size in (6, 7):  # lanes of the models in training.py
+            out = attention(torch.ones(size, 12, 16), src_mask=torch.full((12, 12), float("-inf")).triu(1))
+            F.cross_entropy(out[:, -1, :5], torch.zeros(size, dtype=torch.long)).backward()
+            F.relu(convolution(torch.ones(size, 3, 4, 4))).mean((2, 3)).sum().backward()
+    torch.optim.AdamW(convolution.parameters()).step()
 
 
 def _compile_sums(num_workers: int, num_lanes: int) -> None:

@@ -187,7 +187,7 @@ NAMES = st.sampled_from(
 LINES = st.lists(st.dictionaries(NAMES, ANYTHING | st.dictionaries(NAMES, ANYTHING, max_size=4)), max_size=3)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(journal=LINES, history=LINES, workers=LINES, noise=LINES, metrics=LINES)
 def test_no_line_that_anybody_has_written_breaks_the_view(
     tmp_path_factory: pytest.TempPathFactory, journal: Any, history: Any, workers: Any, noise: Any, metrics: Any
