@@ -197,7 +197,11 @@ def check_fits(models: Models, snapshot: Snapshot, path: Path) -> None:
         groups = unpack(snapshot.state["optimizers"][label], snapshot.tensors)["param_groups"]
         sizes = [len(group["params"]) for group in groups]
         if sizes != [len(group["params"]) for group in optimizer.param_groups]:
-            raise BadCheckpoint(f"checkpoint {path}: {label} has parameter groups of {sizes}, another model's")
+            raise BadCheckpoint(
+                f"checkpoint {path}: {label} has parameter groups of {sizes}, another model's. If the script calls "
+                "add_param_group as it trains: make all groups at first, and freeze what is not to be trained yet "
+                "(requires_grad_(False)), or set its rate to 0."
+            )
 
 
 def _form(tensor: torch.Tensor | None) -> str:

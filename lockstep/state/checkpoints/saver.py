@@ -249,7 +249,8 @@ class AutomaticSaver:
         may_be = loader.is_trained_on and loader.position.step > 0
         if self._at_commit is not None and may_be and self._nothing_is_pending(self._at_commit):
             self._at_commit = None
-            self._moment(is_early=self._parts.progress.in_epoch and loader.is_spent)
+            in_epoch = self._parts.progress.in_epoch
+            self._moment(is_early=in_epoch, saves=not (in_epoch and loader.is_spent))
 
     def save_now(self, limit_s: float = LIMIT_S) -> Path | None:
         """Saves this moment and waits for it. Only `at_moment` may call it."""
@@ -266,9 +267,10 @@ class AutomaticSaver:
         passes = {number: loader for number, loader in self._parts.progress.loaders.items() if loader.mid_pass}
         return all(loader.position in (at_commit.get(n), loader.evaluated) for n, loader in passes.items())
 
-    def _moment(self, is_early: bool = False) -> None:
+    def _moment(self, *, is_early: bool = False, saves: bool = True) -> None:
+        """`is_early`: the pass under way may have no batch left. What is due is saved if it `saves`."""
         self._is_early = is_early
-        if not is_early:
+        if saves:
             self.checkpoints.between_steps(self._parts.steps.step, self._parts.capture)
         self._at_moment()
 
