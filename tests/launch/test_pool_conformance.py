@@ -234,10 +234,18 @@ def test_a_worker_can_be_asked_where_it_is_and_what_it_has_done(stage):
         assert query.answer().file.endswith("play.py")
 
 
+DEAF = """
+import faulthandler; faulthandler.unregister(signal.SIGUSR2); signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+print('deaf', flush=True); signal.sigwait([signal.SIGTERM]); print('alive', flush=True)
+"""
+
+
 def test_a_worker_that_cannot_answer_yet_is_not_disturbed_by_a_question(stage):
     stage.start(2)
+    stage.order(1, DEAF)
+    stage.wait_for_words(1, "deaf")
     stage.pool.ask_stack(1)
-    stage.order(1, "print('alive', flush=True)")
+    stage.pool.send(1, signal.SIGTERM)
     stage.wait_for_words(1, "alive")
 
 
