@@ -153,7 +153,7 @@ def _is_set_anew(source: Function, name: str, at_start: bool) -> bool:
 
 def _narrowed(number: Number, source: Function | None) -> Number:
     """In the first pass steps and batches count alike: the source shows which of them a number goes on counting."""
-    if source is None or "batch" not in number.offsets or len(number.offsets) == 1:
+    if source is None:
         return number
     is_reset = source.is_reset(number.name)
     kept = {kind: offset for kind, offset in number.offsets.items() if (kind == "batch") == is_reset}

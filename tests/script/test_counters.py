@@ -120,4 +120,14 @@ def test_a_number_that_counts_nothing_and_is_set_in_every_turn_is_not_compared(t
     learned = [Number("train.py", "main", *one) for one in (("m", 4, {}), ("n", 4, {}), ("n", 4, {"step": 0}))]
     found = out_of_step(learned, {(str(script), "main"): {"m": 0, "n": 0}}, Moment(5, 5, 5, 0))
     assert [(one.number.name, dict(one.number.offsets)) for one in found] == [("m", {}), ("n", {"step": 0})]
+    assert all(one.depends is not None for one in found)
     assert out_of_step(learned, {(str(script), "main"): {"other": 0}}, Moment(5, 5, 5, 0)) == []
+
+
+def test_a_loop_variable_shows_nothing_unless_it_counts(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("def main():\n  for n in picked:\n    if n > 1: optimizer.step()\n")
+    learned = [Number("train.py", "main", "n", 4, offsets) for offsets in ({}, {"batch": 0}, {"step": 0, "turn": 0})]
+    found = out_of_step(learned, {(str(script), "main"): {"n": 0}}, Moment(5, 5, 5, 0))
+    assert [one.depends is not None for one in found] == [False, True, True]
+    assert [dict(one.number.offsets) for one in found] == [{}, {"batch": 0}, {"step": 0, "turn": 0}]
