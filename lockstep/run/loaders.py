@@ -14,6 +14,11 @@ from lockstep.events import BatchLoaded, Events
 from lockstep.state.run_state import RunState
 from lockstep.strategies import StepEngine
 
+NO_BATCH_LEFT = (
+    "the checkpoint was saved behind the last batch of an epoch's pass: that pass has no batch left, and names that "
+    "only its loop assigns are not defined before the next epoch. Call run.save behind the loop, at the body's end."
+)
+
 
 class Loaders:
     """The data of one run on one worker. One owner, who calls `close`.
@@ -87,6 +92,7 @@ class Loaders:
     def _lanes_to_load(self, number: int) -> tuple[int, ...]:
         """Asked by a loader before each batch: which lanes to load. It is also a moment to save at."""
         self._loader_asks(number)
-        self._state.places.asked(number)
+        if self._state.places.asked(number):
+            self._events.note(NO_BATCH_LEFT)
         self._formation.batch_is_due()
         return self._formation.generation.lanes

@@ -265,11 +265,14 @@ class Places:
         kept = [*self._models.optimizers.values(), *self._models.tracked.values()]
         return values(frame, self._models.modules.values(), kept)
 
-    def asked(self, number: int) -> None:
-        """A loader is about to load its next batch. See Note [What an epoch does at its head] in restored_state.py."""
+    def asked(self, number: int) -> bool:
+        """A loader is about to load its next batch. See Note [What an epoch does at its head] in restored_state.py.
+
+        Returns whether an epoch goes on behind the last batch of its pass.
+        """
         loader = self._progress.loaders[number]
-        if loader.is_trained_on:
-            self._restored.asked(at_start=loader.position.step == 0)
+        goes_on = loader.is_trained_on and self._restored.asked(at_start=loader.position.step == 0)
+        return goes_on and loader.is_spent and self._progress.in_epoch
 
     def set_anew(
         self, batch: GlobalBatch, loop: LaneLoop

@@ -51,16 +51,18 @@ class RestoredState:
         self._has_gradients, self._rates, self._others = has_gradients, self._models.rates(), {}
         self._expected = self._now()
 
-    def asked(self, *, at_start: bool) -> None:
-        """A loader that is trained on is about to load a batch: the first of a pass, or another one."""
+    def asked(self, *, at_start: bool) -> bool:
+        """A loader that is trained on is about to load a batch: the first of a pass, or another one. Returns whether it
+        goes on where the snapshot was taken, in the middle of a pass."""
         expected, self._expected = self._expected, None
         if expected is None or at_start:
-            return
+            return False
         now = self._now()
         changed = (name for name in expected | now if expected.get(name) != now.get(name))
         self._changed = next((ChangedState(name) for name in changed), None)
         rates = self._models.rates()
         self._others = {name: rate for name, rate in rates.items() if self._rates.get(name, rate) != rate}
+        return True
 
     def changed(self) -> ChangedState | None:
         """What a training loop that begins goes on with, and should not."""

@@ -53,8 +53,8 @@ class ScriptState(Protocol):
     def joined(self) -> None:
         """Called where the snapshot that was loaded is one of a step under way, with its epoch's head done."""
 
-    def asked(self, number: int) -> None:
-        """Called where a loader is about to load its next batch."""
+    def asked(self, number: int) -> bool:
+        """Called where a loader is about to load its next batch. Whether an epoch goes on behind the last one."""
 
     def generators_loaded(self) -> None:
         """Called after the generators outside of lanes were set to the snapshot's states."""

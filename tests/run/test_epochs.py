@@ -1,6 +1,7 @@
 """Epochs from a number of the script's own, for one that has loaded a checkpoint of its own."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,3 +80,22 @@ def test_a_second_loop_after_one_without_epochs_needs_no_word(capfd: pytest.Capt
         assert list(run.epochs(0)) == []
         assert list(run.epochs(2)) == [0, 1]
     assert "a second loop" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("at", "is_noted"), [(2, False), (3, True)])
+def test_an_epoch_that_goes_on_behind_the_last_batch_of_its_pass_is_noted(
+    at: int, is_noted: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for is_resumed in (False, True):
+        with lockstep.start(lanes=2, seed=4) as run:
+            model = run.replicate(nn.Linear(1, 1))
+            loader = run.shard(DataLoader(TensorDataset(torch.arange(12.0).view(12, 1)), batch_size=4))
+            if is_resumed:
+                run.resume(tmp_path / "saved")
+            for _ in run.epochs(2):
+                for batch in loader:
+                    for (x,) in run.lanes(batch):
+                        model(x).sum().backward()
+                    if run.step == at and not is_resumed:
+                        run.save(tmp_path / "saved")
+        assert ("that pass has no batch left" in capfd.readouterr().err) == (is_noted and is_resumed)
