@@ -116,8 +116,9 @@ def require_optimizer(optimizer: Optimizer) -> None:
     if not isinstance(optimizer, Optimizer):
         raise BadArgument(f"{type(optimizer).__name__} is not an optimizer; give a torch.optim.Optimizer")
     for number, group in enumerate(optimizer.param_groups):
-        if "lr" not in group:
-            raise BadArgument(f"parameter group {number} of {type(optimizer).__name__} has no 'lr' to scale or check")
+        if not _is_number(group.get("lr")):
+            kind = type(optimizer).__name__
+            raise BadArgument(f"parameter group {number} of {kind} has no 'lr' that is a number, to scale or check")
 
 
 def require_count(name: str, value: int) -> int:

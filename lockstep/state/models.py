@@ -99,12 +99,12 @@ class Models:
         }
 
     def rates(self) -> dict[str, float]:
-        """The learning rate of every group, as `<optimizer>, group <number>`."""
+        """The learning rate of every group that has one, as `<optimizer>, group <number>`."""
         return {
-            f"{label}, group {number}": float(group["lr"])
+            f"{label}, group {number}": rate
             for label, optimizer in self.optimizers.items()
             for number, group in enumerate(optimizer.param_groups)
-            if "lr" in group
+            if (rate := _as_number(group.get("lr"))) is not None
         }
 
     def everything(self) -> dict[str, Any]:
@@ -184,6 +184,14 @@ def has_state(optimizer: Optimizer) -> bool:
 
 def _parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _as_number(rate: Any) -> float | None:
+    """None for a rate that is none: an optimizer may find its rates itself."""
+    try:
+        return float(rate)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return None
 
 
 def _numbered(word: str, already: int) -> str:

@@ -163,9 +163,11 @@ def _optimizer(value: Any, entry: Entry) -> None:
     groups = value.get("param_groups")
     entry.expect(isinstance(groups, list), groups, "one with a list of parameter groups")
     for group in groups:
-        numbers = group.get("params") if isinstance(group, dict) else None
+        numbers: Any = group.get("params") if isinstance(group, dict) else None
         are_numbered = isinstance(numbers, list) and all(type(number) is int for number in numbers)
         entry.expect(are_numbered, group, "one whose groups number their parameters")
+        for number in numbers:
+            _by_name(_anything)(value["state"].get(number, {}), entry.inside("state").inside(number))
 
 
 def _made(value: Any, entry: Entry) -> None:

@@ -52,10 +52,8 @@ def pack(value: Any, path: str, tensors: Tensors, depth: int = 0) -> Json:
     if depth == DEEPEST:
         raise BadArgument(f"{path} stands in {DEEPEST} containers, and a checkpoint holds no deeper ones")
     if isinstance(value, Mapping):
-        items = [(key, f"{path}/{key}", item) for key, item in value.items()]
-        return {
-            "dict": [[pack(k, f"{at}.key", tensors, depth + 1), pack(v, at, tensors, depth + 1)] for k, at, v in items]
-        }
+        items = [(_pack_key(key, path, tensors, depth + 1), f"{path}/{key}", item) for key, item in value.items()]
+        return {"dict": [[key, pack(item, at, tensors, depth + 1)] for key, at, item in items]}
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [pack(item, f"{path}/{number}", tensors, depth + 1) for number, item in enumerate(value)]}
@@ -97,6 +95,13 @@ def check_packed(packed: Json, path: str, tensors: Mapping[str, torch.Tensor], d
         raise BadCheckpoint(f"{path} is {reprlib.repr(packed)}, which is no packed value")
 
 
+def _pack_key(key: Any, path: str, tensors: Tensors, depth: int) -> Json:
+    packed = pack(key, f"{path}/{key}.key", tensors, depth)
+    if not _can_be_key(packed):
+        raise BadArgument(f"{path} has a tensor as a key, and nothing would be found by it once it is loaded")
+    return packed
+
+
 def _put(tensor: torch.Tensor, path: str, tensors: Tensors) -> str:
     """Adds the tensor; returns its name, which need not be its path: two keys may read alike, as 1 and "1" do."""
     while path in tensors:
@@ -112,15 +117,15 @@ def _check_item(kind: str, item: Json, path: str, tensors: Mapping[str, torch.Te
         raise BadCheckpoint(f"{path} is {reprlib.repr(item)}, which is no key with its value")
     for part in item:
         check_packed(part, path, tensors, depth)
-    if not _is_hashable(item[0]):
+    if not _can_be_key(item[0]):
         raise BadCheckpoint(f"{path} has the key {reprlib.repr(item[0])}, which cannot be one")
     return None
 
 
-def _is_hashable(packed: Json) -> bool:
+def _can_be_key(packed: Json) -> bool:
     if not isinstance(packed, dict):
         return True
-    return not packed.keys() & {"dict", "list"} and all(map(_is_hashable, packed.get("tuple", ())))
+    return not packed.keys() & {"dict", "list", "tensor"} and all(map(_can_be_key, packed.get("tuple", ())))
 
 
 def forms_of(tensors: Mapping[str, torch.Tensor]) -> list[list[Any]]:

@@ -38,6 +38,7 @@ TELLING = {
     "an_annealed_loss": ("resumed",),
     "an_annealed_temperature": ("joined", "resumed"),
     "an_optimizer_of_its_own": ("resumed",),
+    "an_optimizer_that_finds_its_rate": ("resumed",),
     "an_optimizer_that_is_forgotten": ("joined", "resumed"),
     "another_loss_once": ("resumed",),
     "counted_by_run_step": ("resumed",),

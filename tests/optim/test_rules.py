@@ -267,6 +267,9 @@ def test_something_else_than_an_optimizer_is_refused() -> None:
 
 def test_an_optimizer_without_a_rate_is_refused() -> None:
     optimizer = make(torch.optim.SGD, lr=0.1)
+    group_of(optimizer)["lr"] = None  # it finds its rate itself
+    with pytest.raises(BadArgument, match="group 0 of SGD has no 'lr' that is a number"):
+        scale_lr(optimizer, batch=2, base_batch=1)
     del group_of(optimizer)["lr"]
     with pytest.raises(BadArgument, match="group 0 of SGD has no 'lr'"):
         scale_lr(optimizer, batch=2, base_batch=1)

@@ -147,7 +147,13 @@ def test_entries_that_came_later_may_be_missing_and_others_may_come(run: Run, wh
         (("optimizers", "optimizer"), {"tensor": "nowhere"}, "state/optimizers/optimizer names the tensor 'nowhere'"),
         (("optimizers", "optimizer"), {"dict": []}, "state/optimizers/optimizer is {}, not the state of an optimizer"),
         (("tracked", "schedule"), [1], r"state/tracked/schedule is \[1\], which is no packed value"),
+        (
+            ("optimizers", "optimizer", "dict", 0, 1, "dict", 0, 1),
+            {"list": []},
+            r"state/optimizers/optimizer/state/0 is \[\], not a table",
+        ),
         (("tracked", "schedule"), {"dict": [[{"list": []}, 1]]}, "state/tracked/schedule/0 has the key"),
+        (("tracked", "schedule"), {"dict": [[{"tensor": "model/weight"}, 1]]}, "state/tracked/schedule/0 has the key"),
         (("generators", "dict", 0, 1), {"tensor": "model/bias"}, "state/generators/torch is not the state of a gen"),
         (("generators", "dict", 2, 1), {"tuple": [3, {"tuple": []}, None]}, "state/generators/python is not the state"),
         (("noise", 0, "count"), None, "state/noise/0/count is None, not a number"),
@@ -187,6 +193,12 @@ def test_tensors_under_keys_that_read_alike_are_told_apart() -> None:
     )
     back = unpack(packed, tensors)
     assert [int(back[1]), int(back["1"]), int(back["a"]["b"]), int(back["a/b"])] == [1, 2, 3, 4]
+
+
+def test_a_tensor_as_a_key_is_refused_when_it_is_saved() -> None:
+    for key in (torch.tensor(1), (1, torch.tensor(1))):
+        with pytest.raises(BadArgument, match="average has a tensor as a key, and nothing would be found by it"):
+            pack({key: 1}, "average", {})
 
 
 def sign_anew(place: Path, name: str, value: str) -> None:
