@@ -324,7 +324,7 @@ class Places:
 
     def updated(self, optimizer: Optimizer) -> str | None:
         """An optimizer is about to make an update. Returns what was due instead, if the script is out of its rhythm."""
-        label = next((label for label, known in self._models.optimizers.items() if known is optimizer), None)
+        label = self._label_of(optimizer)
         if label is None:
             return None
         due = self.rhythm.saw(rhythm.update(label))
@@ -334,8 +334,11 @@ class Places:
 
     def rate_set_anew(self, optimizer: Optimizer) -> str | None:
         """The same for the rate of an optimizer that is about to make an update."""
-        label = next((label for label, known in self._models.optimizers.items() if known is optimizer), None)
+        label = self._label_of(optimizer)
         return None if label is None else self._restored.at_update(label)
+
+    def _label_of(self, optimizer: Optimizer) -> str | None:
+        return next((label for label, known in self._models.optimizers.items() if known is optimizer), None)
 
     def begins(self, has_gradients: bool) -> None:
         """A step begins; `has_gradients`: some `p.grad` is set."""

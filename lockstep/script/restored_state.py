@@ -40,9 +40,9 @@ class RestoredState:
         self._models = models
         self._expected: dict[str, int] | None = None
         self._rates: dict[str, float] = {}
-        """Those that were restored, until the first update."""
+        """Those that were restored."""
         self._others: dict[str, float] = {}
-        """Those that the script had set otherwise when the pass went on."""
+        """Those that the script had set otherwise when the pass went on, until the first update."""
         self._changed: ChangedState | None = None
         self._has_gradients = False
 
@@ -70,10 +70,13 @@ class RestoredState:
         return changed
 
     def at_update(self, label: str) -> str | None:
-        """Before the first update of an optimizer: the rate that the script had set when the pass went on, and not
-        since."""
-        self._expected, now = None, self._models.rates()
+        """Before an update of an optimizer: the rate that the script had set when the pass went on, and not since.
+
+        Rates are read, for which a host may wait for its GPU, only before the first update after that.
+        """
+        self._expected = None
         mine = [name for name in self._others if name.startswith(f"{label}, ")]
+        now = self._models.rates() if mine else {}
         wrong = [name for name in mine if self._others.pop(name) == now.get(name)]
         if not wrong:
             return None

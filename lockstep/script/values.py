@@ -57,6 +57,7 @@ _GENERATOR = "a random generator"
 _HELD = ".held"
 """Behind the name of a function: the attributes of the objects in its variables."""
 _STORED = "stored: "
+"""Before the text of an attribute that a method sets."""
 _WHOLE = re.compile(r"-?\d+|True|False")
 _NUMBER = re.compile(r"-?(\d[\d.e+-]*|inf)")
 _OBJECT = "()"
@@ -156,7 +157,7 @@ def _by_object(variables: Mapping[str, Any], put_back: Collection[int]) -> dict[
             own = attributes(one)
             stored = {key for method in own_methods(one) for key in method.stores}
             texts = _plain_ones(own, put_back)
-            texts = {key: f"{_STORED if key in stored else ''}{text}" for key, text in texts.items()}
+            texts = {k: f"{_STORED if k.removeprefix(_TENSORS) in stored else ''}{text}" for k, text in texts.items()}
             texts |= {key: type(value).__qualname__ for key, value in own.items() if _is_elsewhere(value)}
             found |= {f"{name}.{key}": text for key, text in texts.items()}
     return found
@@ -202,7 +203,9 @@ def restarted_values(
     """
     here = {(Site(path, 0).file, function): path for path, function in now}
     saved = list(saved)
-    held = {(file, function, name): text for file, function, name, text in saved if function.endswith(_HELD)}
+    held: dict[tuple[str, str], dict[str, str]] = {}
+    for file, function, name, text in saved:
+        held.setdefault((file, function), {})[name] = text
     changed = []
     for file, function, name, before in saved:
         path, variable = here.get((file, function)), name.removeprefix(_TENSORS)
@@ -221,12 +224,8 @@ def restarted_values(
             continue
         is_number = not value.startswith(("(", "["))
         again = not function.endswith(_OBJECT)  # the script calls the methods of an object in its loops
-        parts = _parts_of(variable, now.get((path, f"{function}{_HELD}"), {}))
-        others = {
-            attribute for attribute, part, text in parts if held.get((file, f"{function}{_HELD}", part), text) != text
-        }
-        fixed = {attribute for attribute, _, text in parts if not text.startswith(_STORED)}
-        unchanged = fixed - others if others else ()
+        of_objects = f"{function}{_HELD}"
+        unchanged = _unchanged(variable, now.get((path, of_objects), {}), held.get((file, of_objects), {}))
         depends = source.dependence(variable, again=again, in_calls=is_number, unchanged=unchanged)
         is_wrong = depends is not None and (variable == name or source.is_set_in_loop(variable))
         is_noted = (
@@ -250,10 +249,17 @@ def _moves(source: Function, name: str, text: str) -> bool:
     return text.startswith(_PLACED) or source.is_stepped(name)
 
 
-def _parts_of(name: str, texts: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """The attributes of an object, each with its name in a snapshot, and its text."""
-    own = [(part, text) for part, text in texts.items() if part.startswith(f"{name}.")]
-    return [(part.removeprefix(f"{name}.").removeprefix(_TENSORS), part, text) for part, text in own]
+def _unchanged(name: str, texts: Mapping[str, str], before: Mapping[str, str]) -> set[str]:
+    """The attributes of the object that are as they were, where others have changed.
+
+    Those that a method sets are left out: they may follow from others. So is all of an object of which nothing is known
+    to have changed: what has changed is then not among its attributes.
+    """
+    own = [part for part in texts if part.startswith(f"{name}.")]
+    attribute = {part: part.removeprefix(f"{name}.").removeprefix(_TENSORS) for part in own}
+    changed = {attribute[part] for part in own if before.get(part, texts[part]) != texts[part]}
+    stored = {attribute[part] for part in own if texts[part].startswith(_STORED)}
+    return set(attribute.values()) - changed - stored if changed else set()
 
 
 def _may_change(text: str) -> bool:

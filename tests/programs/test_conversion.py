@@ -153,7 +153,12 @@ def test_names_that_are_set_anew_after_the_loop_and_other_functions_are_left_alo
 
 @pytest.mark.parametrize(
     ("statement", "is_named"),
-    [("torch.save(model.state_dict(), 'best.pt')", True), ("log = open('log.csv', 'a')", True), ("open('in')", False)],
+    [
+        ("torch.save(model.state_dict(), 'best.pt')", True),
+        ("pyplot.savefig('losses.png')", True),
+        ("log = open('log.csv', 'a')", True),
+        ("open('in')", False),
+    ],
 )
 def test_what_each_worker_would_write_is_named(statement: str, is_named: bool) -> None:
     conversion = converted_with("def main", f"def other():\n    {statement}\n\n\ndef main")

@@ -15,7 +15,7 @@ import torch
 
 from lockstep.script.dependence import function_at, parsed
 from lockstep.script.first_reads import is_carried
-from lockstep.script.values import _plain_ones, changed_since, restarted_values, values
+from lockstep.script.values import _plain_ones, _unchanged, changed_since, restarted_values, values
 
 LIMIT = 7
 SCRIPT = """
@@ -376,8 +376,14 @@ def test_a_number_of_another_type_than_at_first_is_looked_at(tmp_path: Path, fir
     assert changed_since({place: {"best": "1"}}, {place: {"best": "2"}}) == []
 
 
-def test_a_number_with_which_others_are_compared_is_named_although_nothing_is_trained_by_it(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(BEST.format(first=0, decides="if accuracy > best: save()\n    total = best + 1"))
+@pytest.mark.parametrize(
+    ("decides", "then"), [("if accuracy > best: save()", "best = accuracy"), ("pass", "best = max(accuracy, best)")]
+)
+def test_a_number_with_which_others_are_compared_is_named_although_nothing_is_trained_by_it(
+    tmp_path: Path, decides: str, then: str
+) -> None:
+    loop = BEST.format(first=0, decides=decides).replace("best = max(accuracy, best)", then)
+    (tmp_path / "train.py").write_text(f"{loop}    total = best + 1\n")
     saved = [("train.py", "<module>", name, "0.25") for name in ("best", "total", "accuracy")]
     now = {(str(tmp_path / "train.py"), "<module>"): {"best": "0", "total": "0"}}
     (found,) = restarted_values(saved, now, at_start=False)
@@ -504,3 +510,34 @@ def test_attributes_in_slots_of_self_and_of_other_objects_are_looked_at_by_thems
     found = {function: texts for (_, function), texts in counted.look().items()}
     assert found["Counted"] == {"best": "2.5"}
     assert found["Counted()"] == {"best": "2.5"}
+
+
+class Stored:
+    """A method sets `kept`."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = [1, 2]
+
+    def store(self) -> None:
+        self.kept = [3, torch.ones(2)]
+
+
+def test_of_an_object_what_is_as_it_was_is_unchanged_where_something_else_is_not() -> None:
+    texts = {"one.a": "1", "one.b": "2", "one.tensors in c": "x", "one.d": "stored: 4", "other.e": "5"}
+    assert _unchanged("one", texts, texts) == set()
+    assert _unchanged("one", texts, {"other.e": "6"}) == set()
+    assert _unchanged("one", texts, {"one.a": "0"}) == {"b", "c"}
+    assert _unchanged("one", texts, {"one.d": "stored: 3"}) == {"a", "b", "c"}
+    assert _unchanged("one", texts | {"one.a": "0"}, {"one.tensors in c": "y"}) == {"a", "b"}
+    both = {"one.a": "[1]", "one.tensors in a": "x", "one.b": "2"}
+    assert _unchanged("one", both, {"one.tensors in a": "y"}) == {"b"}
+
+
+def test_what_a_method_stores_is_marked_whether_plain_or_of_tensors() -> None:
+    one = Stored()
+    one.store()
+    found = values(sys._getframe())
+    (texts,) = (texts for (path, function), texts in found.items() if path == __file__ and function.endswith(".held"))
+    assert {name: text.startswith("stored: ") for name, text in texts.items() if name.startswith("one.")} == {
+        "one.tensors in kept": True
+    }
