@@ -162,8 +162,7 @@ class Formation:
 
     def batch_is_due(self) -> None:
         """A loader of the run is about to hand out a batch."""
-        may_be_joined = StepRequest.JOIN in self.requests or self._engine.statistics is not None  # see await_company
-        self._handoff.body_begins(may_be_joined)
+        self._handoff.arrive()
 
     def close(self) -> None:
         """Closes the wire, and the endpoint at which others would look for this worker. The run has ended."""

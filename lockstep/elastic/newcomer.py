@@ -33,15 +33,6 @@ class Handoff:
     def __init__(self, run: RunState) -> None:
         self._run = run
         self._given: Generators | None = None
-        self._before_body: Generators | None = None
-
-    def body_begins(self, may_be_joined: bool) -> None:
-        """A loader is about to hand out a batch: what follows in the user's loop belongs to the next step.
-
-        So this is where a newcomer must stand, with its generators, when it takes part in that step.
-        """
-        self.arrive()
-        self._before_body = Generators.now() if may_be_joined else None
 
     @property
     def is_on_its_way(self) -> bool:
@@ -56,10 +47,7 @@ class Handoff:
 
     def state(self, batch: GlobalBatch | None, turns: int) -> Snapshot:
         """The state before the step under way, whose `batch` is to be handed out again by the newcomer's loader."""
-        now = Generators.now()
-        (self._before_body or now).restore()
         snapshot = self._run.capture()
-        now.restore()
         snapshot.state["epoch"] = self._run.progress.epoch
         # What the newcomer does next is compared with what the members do: it needs no rhythm from before.
         snapshot.state["script"] |= {"turns": turns, "rhythm": []}

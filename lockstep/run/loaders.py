@@ -72,7 +72,9 @@ class Loaders:
         if start > progress.epoch:
             progress.start_at(start, self._state.steps.step)
         self._note_second_loop(count)
-        yield from progress.epochs(count)
+        for epoch in progress.epochs(count):
+            self._state.places.epoch_begins()
+            yield epoch
 
     def _note_second_loop(self, count: int) -> None:
         """Once: a script may take the numbers of epochs for those of each loop."""
@@ -92,7 +94,7 @@ class Loaders:
     def _lanes_to_load(self, number: int) -> tuple[int, ...]:
         """Asked by a loader before each batch: which lanes to load. It is also a moment to save at."""
         self._loader_asks(number)
+        self._formation.batch_is_due()
         if self._state.places.asked(number):
             self._events.note(NO_BATCH_LEFT)
-        self._formation.batch_is_due()
         return self._formation.generation.lanes

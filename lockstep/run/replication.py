@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from lockstep.chance import Generators
 from lockstep.data.device import to_device
 from lockstep.determinism.hardware import precision
 from lockstep.errors import Misuse
@@ -39,8 +40,9 @@ def _share_generators(wire: Wire) -> None:
     if not wire.world.peers:
         return
     tensors: Tensors = {}
-    mine = to_bytes(pack_generators(tensors), tensors) if wire.world.rank == 0 else b""
-    unpack_generators(*from_bytes(exchange_bytes(wire.transport, mine)[0]))
+    is_first = wire.world.rank == 0
+    mine = to_bytes(pack_generators(Generators.now(), "generators", tensors), tensors) if is_first else b""
+    unpack_generators(*from_bytes(exchange_bytes(wire.transport, mine)[0])).restore()
 
 
 def signature(models: Models) -> dict[str, str]:

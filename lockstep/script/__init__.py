@@ -15,6 +15,7 @@ After a resume, or on a newcomer, the script starts from its top. What of it may
 - `data_sets`       settings of data sets
 - `rhythm`          the order of loops and updates
 - `restored_state`  what a script does again to models and rates that were restored
+- `restored_generators` the generators outside of lanes, which are put back where they stood
 - `unsaved`         iterators and schedulers that start again
 
 Lanes are computed by any worker. What their code may not do, or is told about:
@@ -29,6 +30,7 @@ What both read from the source:
 
 - `dependence`      whether the training depends on a variable; `scopes`: which variable a name stands for
 - `first_reads`     what a turn of a loop, or a pass, may read of an earlier one
+- `module_hooks`    tables that forward hooks fill
 - `goes_on`         statements that go on from what they have left; `detours`: several that do so together
 - `stores`          what the methods of a class store, and together with what
 - `owners`          whose code an object runs, and what that code does to its attributes

@@ -23,11 +23,12 @@ from lockstep.script.dependence import (
     mentions,
     walked,
 )
+from lockstep.script.module_hooks import filled_by
 from lockstep.script.scopes import variable, variable_named
 
 Loop = ast.For | ast.While
-_FILLS = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_"})
-"""Methods of tensors that leave nothing of what they held."""
+_FILLS = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "clear"})
+"""Methods of tensors and containers that leave nothing of what they held."""
 
 
 def is_carried(function: Function, name: str, *, over_passes: bool = False, in_place: bool = False) -> bool:
@@ -37,11 +38,13 @@ def is_carried(function: Function, name: str, *, over_passes: bool = False, in_p
     sets it, such as a list: a batch of a pass, where the pass only mentions it. What no loop sets by its name, but has
     changed, was changed inside: it is carried too. See Note [Turns and passes].
     """
-    uses = _Uses(variable_named(name, function.node), function.functions())
+    key = variable_named(name, function.node)
+    filled = filled_by(function, key)
+    uses = _Uses(key, function.functions(), filled.modules, [*filled.hooks])
     loops = [node for body in function.bodies() for node in walked(body) if isinstance(node, LOOPS)]
     if in_place:
         return any(uses.read_first(loop.body) for loop in _passes(loops))
-    setting = [loop for loop in loops if any(_sets(part, uses.name) for part in function.with_called([loop]))]
+    setting = [loop for loop in loops if any(uses.sets(part) for part in function.with_called([loop]))]
     if not setting:
         return True
     carrying = [loop for loop in setting if not is_target(loop, uses.name) and _carries(function, loop, uses)]
@@ -94,11 +97,16 @@ class _Uses:
 
     name: str
     functions: Mapping[str, ast.FunctionDef]
+    modules: frozenset[str] = frozenset()
+    """Those that set it when they are called. See Note [Filled by hooks] in module_hooks.py."""
     _inside: list[ast.FunctionDef] = field(default_factory=list)
 
     def read_first(self, statements: Iterable[ast.stmt]) -> bool | None:
         """By statements one after the other, and what they call. A loop counts as if its body ran."""
         return next((is_read for one in statements if (is_read := self._by(one)) is not None), None)
+
+    def sets(self, part: ast.AST) -> bool:
+        return _sets(part, self.name) or any(self._calls_module(node) for node in walked(part))
 
     def _by(self, statement: ast.stmt) -> bool | None:
         match statement:
@@ -110,14 +118,26 @@ class _Uses:
             case ast.For() | ast.While() | ast.With() | ast.Try():
                 head = self._in([one for one in ast.iter_child_nodes(statement) if not isinstance(one, ast.stmt)])
                 return self.read_first(statement.body) if head is None else head
+            case ast.FunctionDef():  # runs where it is mentioned
+                return None
         return self._in([statement])
 
     def _in(self, parts: Sequence[ast.AST]) -> bool | None:
-        if any(_is_read(part, self.name) for part in parts):
+        if any(_is_read(part, self.name) and not self._fills_before_reading(part) for part in parts):
             return True
         ways = [self._when_called(node) for part in parts for node in ast.walk(part)]
-        ways += [False for part in parts if _sets(part, self.name)]
+        ways += [False for part in parts if self.sets(part)]
         return True if True in ways else False if False in ways else None
+
+    def _calls_module(self, node: ast.AST) -> bool:
+        """Whether it calls such a module, or gives it to a function."""
+        return isinstance(node, ast.Call) and any(variable(one) in self.modules for one in (node.func, *node.args))
+
+    def _fills_before_reading(self, part: ast.AST) -> bool:
+        """Whether a module is called in the part, to the left of where the variable is read."""
+        calls = [_place(node) for node in walked(part) if self._calls_module(node)]
+        reads = [_place(node) for node in walked(part) if _loads(node, self.name)]
+        return bool(calls and reads) and min(calls) < min(reads)
 
     def _when_called(self, node: ast.AST) -> bool | None:
         called_one = self.functions.get(variable(node) or "")
@@ -154,6 +174,10 @@ def _is_read(part: ast.AST, name: str) -> bool:
 
 def _goes_on(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.AugAssign) and any(variable(one) == name for one in ast.walk(node.target))
+
+
+def _place(node: ast.AST) -> tuple[int, int]:
+    return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
 
 
 def _loads(node: ast.AST, name: str) -> bool:

@@ -28,6 +28,7 @@ from lockstep.script.counters import Moment, Number, OutOfStep, ScriptCounters, 
 from lockstep.script.data_sets import DataSetSettings, Unset, texts_of_data_sets
 from lockstep.script.modes import ModelModes, OtherModes
 from lockstep.script.random_streams import Streams, is_detail_of_streams, is_of_streams, tolerated
+from lockstep.script.restored_generators import DrawnAhead, RestoredGenerators
 from lockstep.script.restored_state import ChangedState, RestoredState
 from lockstep.script.rhythm import Rhythm
 from lockstep.script.turns import LaneLoop, Turn
@@ -221,7 +222,10 @@ class Places:
         """The loaders on which a step has trained since a snapshot was loaded; None if none was."""
         self._was_loaded = self._has_joined = False
         self._models, self._progress = models, progress
-        self._restored = RestoredState(models)
+        self._restored, self._generators = RestoredState(models), RestoredGenerators()
+        self._drawn_ahead: DrawnAhead | None = None
+        self._asks: dict[int, Generators] = {}
+        """The generators where each loader was asked for the first batch that it would hand out again."""
         self._groups, self._attributes, self._modes = Groups(models), ModelAttributes(models), ModelModes(models)
         self._data_sets = DataSetSettings(self._texts_of_data_sets)
         self._saved_data: dict[str, tuple[int, str]] = {}
@@ -238,6 +242,7 @@ class Places:
         self._loop = loop
         if not loop.is_step:
             return []
+        self._generators.step_begins()
         self.turn.enter(batch, loop.site, sum(self.updates.values()))
         position = batch.position or Position()
         at = Moment(step, self.turn.number, position.step, position.epoch)
@@ -270,18 +275,25 @@ class Places:
 
         Returns whether an epoch goes on behind the last batch of its pass.
         """
-        loader = self._progress.loaders[number]
-        goes_on = loader.is_trained_on and self._restored.asked(at_start=loader.position.step == 0)
+        loader, in_pass = self._progress.loaders[number], self._progress.loaders[number].position.step > 0
+        if in_pass and loader.is_trained_on and loader.drew_ahead:
+            self._drawn_ahead = DrawnAhead(number)
+        self._generators.asked(in_pass=in_pass, is_trained_on=loader.is_trained_on)
+        if number not in self._asks or self._progress.resumes_at(loader) == loader.position:
+            self._asks[number] = Generators.now()
+        goes_on = loader.is_trained_on and self._restored.asked(at_start=not in_pass)
         return goes_on and loader.is_spent and self._progress.in_epoch
 
     def set_anew(
         self, batch: GlobalBatch, loop: LaneLoop
-    ) -> Iterator[ChangedState | Renewed | OtherModes | OtherData | Unset]:
+    ) -> Iterator[ChangedState | DrawnAhead | Renewed | OtherModes | OtherData | Unset]:
         """What the run put back or compares after a resume, and the script has as another. Those that are wrong cannot
         be meant."""
         at_start = batch.begins_pass
         changed = self._restored.changed() if loop.is_step else None
         yield from () if changed is None else (changed,)
+        drawn_ahead, self._drawn_ahead = self._drawn_ahead, None
+        yield from () if drawn_ahead is None else (drawn_ahead,)
         yield from self._attributes.begin(at_start=at_start)
         modes = self._modes.begin(str(loop.site), at_start=at_start) if loop.is_step else None
         yield from () if modes is None else (modes,)
@@ -347,7 +359,8 @@ class Places:
 
     def committed(self, batch: GlobalBatch) -> None:
         """The step that trained on `batch` is committed."""
-        self._updated = False
+        self._updated, self._progress.has_committed = False, True
+        self._asks.clear()
         for number, loader in self._progress.loaders.items():
             loader.committed(batch.position if number == batch.loader else None)
 
@@ -402,9 +415,28 @@ class Places:
         """The snapshot is one of a step under way: its epoch's head was done."""
         self._has_joined = True
 
-    def generators_loaded(self) -> None:
+    def generators(self) -> Generators:
+        """Those outside of lanes where a run that is resumed from now goes on: as they are; or, where it hands out a
+        batch again, as they were when that was asked for."""
+        progress = self._progress
+        asks = ((progress.loaders[number], generators) for number, generators in self._asks.items())
+        again = (generators for loader, generators in asks if progress.resumes_at(loader) != loader.position)
+        return next(again, None) or Generators.now()
+
+    @property
+    def head(self) -> Generators | None:
+        """The generators outside of lanes where the body of the epoch under way began."""
+        return self._generators.head
+
+    def epoch_begins(self) -> None:
+        """The body of an epoch is about to begin. See Note [Draws that are made again] in restored_generators.py."""
+        self._generators.epoch_begins()
+
+    def generators_loaded(self, head: Generators | None, *, in_tail: bool) -> None:
         """A snapshot has set the generators outside of lanes: their states do not come from draws of this script."""
+        self._asks.clear()
         self.streams.look(Generators.now())
+        self._generators.loaded(head, in_tail=in_tail)
         self._restored.loaded(has_gradients=self.rhythm.ends_with_loop)
 
     def of_step(self, batch: GlobalBatch, now: Generators, slot: int, step: int, *, closely: bool) -> StepPlace:

@@ -65,6 +65,8 @@ class DataProgress:
     begun_before: dict[int, int] = field(default_factory=dict)
     made: LoaderCounts = field(default_factory=LoaderCounts)
     in_epoch: bool = False
+    has_committed: bool = False
+    """Whether the run has made a step."""
     on_epoch_end: Callable[[], None] | None = None
     on_begin: Callable[[], None] | None = None
     """Called once, when the script begins its first epoch, before anything of its body, or trains without epochs."""
@@ -150,17 +152,24 @@ class DataProgress:
         if loader is not None and batch.position is not None:
             loader.evaluated = Position(batch.position.epoch, batch.position.step + 1)
 
+    def resumes_at(self, loader: ShardedLoader) -> Position:
+        """Where a run that is resumed from now starts in it. Before the first step nothing was trained: batches that
+        were handed out, and not evaluated, are handed out again."""
+        is_untouched = not self.has_committed and loader.mid_pass and loader.evaluated is None
+        return Position(loader.position.epoch, 0) if is_untouched else loader.resumes_at
+
     def state(self) -> dict[str, Any]:
         """Its part of a snapshot: where the run resumes, after what was trained."""
         made, is_done = self.made, self._epoch_is_done
         is_inside = self.in_epoch and not is_done
         total = made.before_epoch if is_inside else made.total
         loaders = {str(number): loader for number, loader in self.loaders.items()}
+        positions = {n: self.resumes_at(loader) for n, loader in loaders.items()}
         return {
             "epoch": self.epoch + is_done,
-            "loaders": {n: [loader.resumes_at.epoch, loader.resumes_at.step] for n, loader in loaders.items()},
+            "loaders": {n: [position.epoch, position.step] for n, position in positions.items()},
             "batches": {n: list(loader.batches) for n, loader in loaders.items()},
-            "drawn": {n: loader.drawn_at(loader.resumes_at) for n, loader in loaders.items()},
+            "drawn": {n: loader.drawn_at(positions[n]) for n, loader in loaders.items()},
             "trained_on": [number for number, loader in self.loaders.items() if loader.is_trained_on],
             "spent": self.spent() if is_inside else {},
             "made": {"before_training": made.before_training, "total": total, "lost": made.lost},
@@ -180,7 +189,7 @@ class DataProgress:
                 "the checkpoint's run trained on a loader that was made by run.shard inside its training loop, so its "
                 "place cannot be found again. Make loaders before the loop, or loop by run.epochs."
             )
-        self.epoch = state["epoch"]
+        self.epoch, self.has_committed = state["epoch"], state["step"] > 0
         self.waiting = places(state)
         self._resumed = LoaderCounts(made["total"], made["before_training"]) if made else None
         for number, loader in self.loaders.items():

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from lockstep.chance import Generators
 from lockstep.determinism.hardware import difference, recorded
 from lockstep.errors import BadCheckpoint
 from lockstep.settings.options import Settings
@@ -56,8 +57,19 @@ class ScriptState(Protocol):
     def asked(self, number: int) -> bool:
         """Called where a loader is about to load its next batch. Whether an epoch goes on behind the last one."""
 
-    def generators_loaded(self) -> None:
-        """Called after the generators outside of lanes were set to the snapshot's states."""
+    def generators(self) -> Generators:
+        """The generators outside of lanes where a run that is resumed from now goes on."""
+
+    @property
+    def head(self) -> Generators | None:
+        """The generators outside of lanes where the body of the epoch under way began."""
+
+    def epoch_begins(self) -> None:
+        """Called where the body of an epoch is about to begin."""
+
+    def generators_loaded(self, head: Generators | None, *, in_tail: bool) -> None:
+        """Called after the generators outside of lanes were set to the snapshot's states. `head`: what they were where
+        the body of the epoch began that is about to run again. `in_tail`: a pass in it is over."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +101,7 @@ class RunState:
             "hardware": recorded(self.device),
             "carried": self.carried.state(tensors),
             "script": self.places.state(),
-            "generators": pack_generators(tensors),
+            "generators": pack_generators(self.places.generators(), "generators", tensors),
             "optimizers": {
                 label: pack(optimizer.state_dict(), label, tensors) for label, optimizer in models.optimizers.items()
             },
@@ -99,6 +111,9 @@ class RunState:
                 name: pack(thing.state_dict(), f"tracked/{name}", tensors) for name, thing in models.tracked.items()
             },
         }
+        if self.progress.in_epoch and self.places.head is not None:
+            head = pack_generators(self.places.head, "generators_at_head", tensors)
+            state["generators_at_head"] = {"epoch": self.progress.epoch, "states": head}
         of_strategy = self.engine.state(tensors)
         return Snapshot(tensors, {**state, "strategy": of_strategy} if of_strategy else state)
 
@@ -119,8 +134,8 @@ class RunState:
         self.engine.load(state.get("strategy", {}), snapshot.tensors)
         self.progress.load(state, lambda loader: loader.rekey(steps.seed, steps.num_lanes))
         _install_gradients(self.models, snapshot.tensors)
-        unpack_generators(state["generators"], snapshot.tensors)
-        self.places.generators_loaded()
+        unpack_generators(state["generators"], snapshot.tensors).restore()
+        self.places.generators_loaded(_head(snapshot), in_tail=bool(state.get("spent")))
 
 
 def in_this_epoch(state: RunState) -> Snapshot:
@@ -135,6 +150,15 @@ def in_this_epoch(state: RunState) -> Snapshot:
         snapshot.state.update(epoch=progress.epoch, spent=progress.spent())
         snapshot.state["made"]["total"] = progress.made.before_epoch
     return snapshot
+
+
+def _head(snapshot: Snapshot) -> Generators | None:
+    """The generators where the body of the epoch began in which the run goes on; None where it begins a new one. Older
+    snapshots do not have them."""
+    saved = snapshot.state.get("generators_at_head")
+    if saved is None or saved["epoch"] != snapshot.state["epoch"]:
+        return None
+    return unpack_generators(saved["states"], snapshot.tensors)
 
 
 def resume_notes(models: Models, snapshot: Snapshot, settings: Settings) -> list[str]:

@@ -233,6 +233,7 @@ STATE: Mapping[str, Check] = {
 
 LATER: Mapping[str, Check] = {
     "forgotten": _list_of(_text),
+    "generators_at_head": _fields({"epoch": _whole(0), "states": _packed(_GENERATORS)}, {}),
     "optimizers_made": _by_name(_packed(_made)),
     "noise": _noise,
     "hardware": _by_name(_text),

@@ -159,20 +159,20 @@ def from_bytes(content: bytes) -> tuple[Json, Tensors]:
     return header["state"], tensors
 
 
-def pack_generators(tensors: Tensors) -> Json:
-    """The states of the generators outside of lanes; tensors go into `tensors`."""
-    now = Generators.now()
+def pack_generators(states: Generators, path: str, tensors: Tensors) -> Json:
+    """The JSON form of the states; tensors go into `tensors`."""
     numpy = None
-    if now.numpy is not None:
-        name, keys, *rest = now.numpy
+    if states.numpy is not None:
+        name, keys, *rest = states.numpy
         numpy = [name, [int(key) for key in keys], *rest]
-    states = {"torch": now.torch_cpu, "cuda": now.torch_cuda, "python": now.python, "numpy": numpy}
-    return pack(states, "generators", tensors)
+    by_name = {"torch": states.torch_cpu, "cuda": states.torch_cuda, "python": states.python, "numpy": numpy}
+    return pack(by_name, path, tensors)
 
 
-def unpack_generators(packed: Json, tensors: Tensors) -> None:
-    """Restores the generators. Those that are not in use, or were not in use in the snapshot, keep their state."""
+def unpack_generators(packed: Json, tensors: Tensors) -> Generators:
+    """The states that `pack_generators` was given. Restoring them leaves the generators alone that are not in use, or
+    were not."""
     saved: dict[str, Any] = unpack(packed, tensors)
     numpy = None if saved["numpy"] is None else tuple(saved["numpy"])
     cuda = saved["cuda"] if torch.cuda.is_initialized() else None
-    Generators(saved["torch"], cuda, saved["python"], numpy).restore()
+    return Generators(saved["torch"], cuda, saved["python"], numpy)

@@ -63,6 +63,32 @@ def test_resume_on_another_number_of_workers_ends_with_the_same_bits(tmp_path: P
     assert on_workers(2, resume_and_finish, str(tmp_path), {}) == [[save_at, 6, undisturbed]] * 2
 
 
+@pytest.mark.parametrize("save_at", [0, 3])
+def test_what_a_body_draws_before_it_saves_it_draws_again(tmp_path: Path, save_at: int) -> None:
+    (whole,) = on_workers(1, train_with_a_coin, str(tmp_path), save_at, resumes=False)
+    on_workers(2, train_with_a_coin, str(tmp_path), save_at, resumes=False)
+    assert on_workers(3, train_with_a_coin, str(tmp_path), save_at, resumes=True) == [whole] * 3
+
+
+def train_with_a_coin(folder: str, save_at: int, resumes: bool) -> list[Any]:
+    """Draws, saves, and trains on a batch, in this order. Returns the step at the end, and the digest."""
+    run = lockstep.start(lanes=6, seed=3)
+    model, optimizer, _, loader = _parts(run)
+    if resumes:
+        run.resume(Path(folder) / "c")
+    for _ in run.epochs(2):
+        strength = torch.rand(())
+        for batch in loader:
+            coin = torch.rand(())
+            if run.step == save_at and not resumes:
+                run.save(Path(folder) / "c")
+            for x, y in run.lanes(batch):
+                (strength * coin * torch.nn.functional.cross_entropy(model(x), y)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return [run.step, run.digest()]
+
+
 def test_a_resumed_run_keeps_its_lanes_and_seed_without_being_told(tmp_path: Path) -> None:
     assert on_workers(1, train_and_save, str(tmp_path), 5) == [digest_undisturbed()]
     assert on_workers(1, resume_and_finish, str(tmp_path), {})[0] == [5, 6, digest_undisturbed()]

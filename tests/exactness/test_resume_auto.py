@@ -5,6 +5,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class Trainer:
         run.guard.formation.deal()
         run._events.subscribe(self.saving.on_event)
         for index, loader in run._progress.loaders.items():
-            loader._lanes = lambda index=index: self._lanes_to_load(index)
+            loader._lanes = partial(self._lanes_to_load, index, loader._lanes)
         return run.step
 
     def train(self) -> str:
@@ -81,11 +82,11 @@ class Trainer:
                 for x, _ in self.run.lanes(batch, train=False):
                     self.model(x)
 
-    def _lanes_to_load(self, index: int) -> tuple[int, ...]:
+    def _lanes_to_load(self, index: int, lanes: Callable[[], Sequence[int]]) -> Sequence[int]:
         assert self.saving is not None
         self.now_s += self.seconds_before.get(index, float)()
         self.saving.loader_asks(index)
-        return self.run.guard.generation.lanes
+        return lanes()
 
     def _say(self, text: str) -> None:
         self.run._events.note(text)

@@ -45,6 +45,13 @@ ANEW = {
     "by one function in both branches": source(batch="if batch.large: begin(1)\n        else: begin(2)")
     + "def begin(n):\n    global w\n    w = n\n",
 }
+HOOK = "import torch\ndef hook(module, args, output):\n    w['a'] = output\nmodel.conv.register_forward_hook(hook)\n"
+ANEW |= {
+    "as a whole, emptied": source(batch="w.clear()"),
+    "by a hook of the module that a lane calls": HOOK + source(lane=f"            y = model(x)\n{LANE}"),
+    "by a hook of the module that a lane gives away": HOOK + source(lane=f"            y = f(model, x)\n{LANE}"),
+    "by a hook, to the left": HOOK + source(lane="            loss(model(x), w, y).backward()\n"),
+}
 IN_EACH_PASS = {
     "in each epoch": source(top="w = 1 / (1 + epoch)"),
     "in each epoch, and changed": source(top="w = 1.0", batch="w *= 0.9"),
@@ -76,6 +83,9 @@ CARRIED = {
     "all of it, from what it was": source(batch="w[:] *= 0.9"),
     "an entry of it alone": source(top="w[0] = 1"),
     "in one branch": source(batch="if batch.large: w = 1"),
+    "by a hook of another module": HOOK + source(lane=f"            y = other(x)\n{LANE}"),
+    "by a hook, to the right": HOOK + source(lane="            loss(w, model(x), y).backward()\n"),
+    "by a hook that reads it": HOOK.replace("= output", "= w + output") + source(lane=f"            model(x)\n{LANE}"),
     "after a method has read it": (
         "class Trainer:\n    def train(self):\n        loss(self.w).backward()\n    def fit(self):\n"
         "        for b in loader:\n            self.train()\n            self.w = f(b)\n"

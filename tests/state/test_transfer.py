@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from workers import on_workers, outcomes
 
 import lockstep
+from lockstep.chance import Generators
 from lockstep.errors import BadCheckpoint
 from lockstep.state.snapshot import Snapshot, pack_generators
 from lockstep.state.transfer import SNAPSHOT, help_to_send, helpers_of, pieces, receive_snapshot, send_snapshot
@@ -35,7 +36,7 @@ def odd() -> Snapshot:
 def snapshot() -> Snapshot:
     """With the state of a run, without which it would not be taken."""
     taken = odd()
-    generators = pack_generators(taken.tensors)
+    generators = pack_generators(Generators.now(), "generators", taken.tensors)
     state = {"epoch": 0, "num_lanes": 1, "seed": 0, "loss": None, "loaders": [], "optimizers": {}, "tracked": {}}
     return Snapshot(taken.tensors, taken.state | state | {"generators": generators})
 

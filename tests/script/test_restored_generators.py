@@ -1,0 +1,158 @@
+"""Generators outside of lanes stand where the script goes on as they stood there."""
+
+import random
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from lockstep.chance import Generators
+from lockstep.data import ShardedLoader
+from lockstep.script.place import Places
+from lockstep.script.restored_generators import RestoredGenerators
+from lockstep.state.models import Models
+from lockstep.state.progress import DataProgress
+
+
+def seeded(key: int) -> Generators:
+    torch.manual_seed(key)
+    random.seed(key)
+    return Generators.now()
+
+
+def is_at(key: int) -> bool:
+    """Whether the generators stand as they were seeded."""
+    now = Generators.now()
+    return now.equal_on_cpu(seeded(key))
+
+
+def loaded(head: Generators | None, *, in_tail: bool = False) -> RestoredGenerators:
+    """Those of a snapshot that was taken at 7; afterwards the script has seeded by itself."""
+    restored = RestoredGenerators()
+    seeded(7)
+    restored.loaded(head, in_tail=in_tail)
+    seeded(1)
+    return restored
+
+
+def test_in_an_epoch_they_are_those_of_its_head_and_where_the_pass_goes_on_those_of_the_snapshot() -> None:
+    restored = loaded(seeded(5))
+    restored.epoch_begins()
+    assert is_at(5)
+    seeded(2)
+    restored.asked(in_pass=True, is_trained_on=True)
+    assert is_at(7)
+    seeded(2)
+    restored.asked(in_pass=True, is_trained_on=True)
+    assert is_at(2)
+
+
+def test_the_head_is_that_of_the_epoch_also_when_the_run_is_saved_again() -> None:
+    head = seeded(5)
+    restored = loaded(head)
+    assert restored.head is head
+    restored.epoch_begins()
+    assert restored.head is not None
+    assert restored.head.equal_on_cpu(head)
+
+
+def test_between_two_epochs_they_are_those_of_the_snapshot_and_the_head_draws_for_the_first_time() -> None:
+    restored = loaded(None)
+    restored.epoch_begins()
+    assert is_at(7)
+    seeded(2)
+    for in_pass in (False, True):  # a pass that outlasts its epoch goes on in the middle
+        restored.asked(in_pass=in_pass, is_trained_on=True)
+        assert is_at(2)
+
+
+def test_the_next_epoch_draws_on() -> None:
+    restored = loaded(seeded(5))
+    restored.epoch_begins()
+    seeded(2)
+    restored.epoch_begins()
+    assert is_at(2)
+    restored.asked(in_pass=True, is_trained_on=True)
+    assert is_at(2)
+
+
+@pytest.mark.parametrize("in_pass", [True, False])
+def test_without_epochs_they_are_those_of_the_snapshot_in_the_middle_of_a_pass(in_pass: bool) -> None:
+    restored = loaded(None)
+    restored.asked(in_pass=in_pass, is_trained_on=True)
+    assert is_at(7 if in_pass else 1)
+
+
+@pytest.mark.parametrize("in_tail", [True, False])
+def test_a_loader_that_is_only_evaluated_on_shows_where_the_script_is_only_behind_the_pass(in_tail: bool) -> None:
+    restored = loaded(seeded(5), in_tail=in_tail)
+    restored.epoch_begins()
+    restored.asked(in_pass=False, is_trained_on=False)
+    assert is_at(7 if in_tail else 5)
+
+
+def test_a_step_ends_what_is_put_back() -> None:
+    restored = loaded(seeded(5))
+    restored.epoch_begins()
+    restored.step_begins()
+    restored.asked(in_pass=True, is_trained_on=True)
+    assert is_at(5)
+
+
+def test_without_a_snapshot_nothing_is_put_back() -> None:
+    restored = RestoredGenerators()
+    seeded(3)
+    restored.epoch_begins()
+    restored.asked(in_pass=True, is_trained_on=True)
+    assert is_at(3)
+    assert restored.head is not None
+    assert restored.head.equal_on_cpu(seeded(3))
+
+
+def following() -> tuple[Places, DataProgress, ShardedLoader]:
+    """A script with one loader, which is asked for its first batch at 3."""
+    progress = DataProgress()
+    data = DataLoader(TensorDataset(torch.arange(20.0)), 4)
+    places = Places(Models(), progress)
+    loader = progress.add(
+        lambda number: ShardedLoader(data, seed=0, num_lanes=2, lanes=lambda: (0, 1), index=number, say=print)
+    )
+    return places, progress, loader
+
+
+def test_a_batch_that_is_handed_out_again_is_asked_for_with_the_generators_of_before() -> None:
+    places, progress, loader = following()
+    batches = iter(loader)
+    for key in (3, 5):
+        asked = seeded(key)
+        places.asked(0)
+        batch = next(batches)
+        seeded(9)
+        assert places.generators().equal_on_cpu(asked)
+        places.committed(batch)
+        seeded(9)
+        now = seeded(9)
+    assert places.generators().equal_on_cpu(now)
+    assert progress.has_committed
+
+
+def test_a_pass_that_had_no_batch_left_when_it_was_asked_is_none_that_goes_on() -> None:
+    places, _, loader = following()
+    for batch in loader:
+        places.committed(batch)
+    seeded(3)
+    places.asked(0)  # for the end
+    batches, asked = iter(loader), seeded(5)
+    places.asked(0)
+    next(batches)
+    seeded(9)
+    assert places.generators().equal_on_cpu(asked)
+
+
+def test_of_a_loader_that_goes_on_behind_what_it_has_handed_out_nothing_comes_again() -> None:
+    places, progress, loader = following()
+    batches = iter(loader)
+    places.asked(0)
+    progress.evaluates(next(batches))
+    now = seeded(9)
+    assert places.generators().equal_on_cpu(now)
