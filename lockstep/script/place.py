@@ -73,7 +73,8 @@ ADVICE = {
     "run.step, which is the same on every worker and after a resume.",
     "group": "A rate was changed on some workers only, or by a scheduler that was not tracked: give it to "
     "run.replicate(model, optimizer, scheduler=scheduler).",
-    LOADERS: "A sharded loader must be iterated by every worker alike.",
+    LOADERS: "A sharded loader must be iterated by every worker alike, and not by a thread that reads ahead: let its "
+    "processes do that (num_workers).",
     STATE: "A worker that came later was not given all that the training depends on: give schedulers, averages of "
     "weights and anything else with a state_dict to run.replicate(model, optimizer, name=object).",
     "random": "A worker drew, or seeded, where the others did not (`if run.rank == 0`), and now they draw different "

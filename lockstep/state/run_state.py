@@ -1,6 +1,7 @@
 """How a run is captured in a snapshot, and restored from one."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +20,8 @@ from lockstep.state.snapshot import Json, Snapshot, Tensors, pack, pack_generato
 
 GRADIENT = "grad/"
 """What the names of kept gradients begin with."""
+
+_LABEL = re.compile(r"model\d*/")
 
 
 @dataclass
@@ -206,6 +209,12 @@ def check_fits(models: Models, snapshot: Snapshot, path: Path) -> None:
     """Names the first way in which the checkpoint is another model's."""
     saved = {name.removeprefix("model/"): t for name, t in snapshot.tensors.items() if name.startswith("model/")}
     here = models.tensors()
+    num_saved, num_here = _num_models(saved), len(models.modules)
+    if num_saved > num_here:
+        raise BadCheckpoint(
+            f"checkpoint {path} has {num_saved} models, and the script has given {num_here} to run.replicate so far: "
+            "give it all of them before the run is resumed"
+        )
     for name in [*here, *(name for name in saved if name not in here)]:
         mine, theirs = _form(here.get(name)), _form(saved.get(name))
         if mine != theirs:
@@ -226,6 +235,11 @@ def check_fits(models: Models, snapshot: Snapshot, path: Path) -> None:
                 "add_param_group as it trains: make all groups at first, and freeze what is not to be trained yet "
                 "(requires_grad_(False)), or set its rate to 0."
             )
+
+
+def _num_models(names: Iterable[str]) -> int:
+    """Names of tensors begin with the label of their model where there are several."""
+    return max(1, len({found[0] for name in names if (found := _LABEL.match(name))}))
 
 
 def _form(tensor: torch.Tensor | None) -> str:

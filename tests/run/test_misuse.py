@@ -281,6 +281,20 @@ def test_a_missing_checkpoint_is_named(run: lockstep.Run, tmp_path: Path) -> Non
         run.resume(tmp_path / "epoch-4")
 
 
+@pytest.mark.parametrize("num_saved", [2, 3])
+def test_a_checkpoint_of_more_models_than_the_script_has_come_to_is_refused_by_their_number(
+    run: lockstep.Run, tmp_path: Path, num_saved: int
+) -> None:
+    for _ in range(num_saved):
+        run.replicate(*parts())
+    run.save(tmp_path / "c")
+    run.close()
+    with lockstep.start(lanes=3) as second:
+        second.replicate(*parts())
+        with pytest.raises(BadCheckpoint, match=f"has {num_saved} models, and the script has given 1 to run.replicate"):
+            second.resume(tmp_path / "c")
+
+
 def test_a_checkpoint_of_another_model_is_refused_and_nothing_is_loaded(run: lockstep.Run, tmp_path: Path) -> None:
     model, optimizer = parts()
     run.replicate(model, optimizer)
