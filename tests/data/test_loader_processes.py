@@ -1,5 +1,6 @@
 """Loader processes: torch's own, and without influence on a single bit."""
 
+import gc
 import multiprocessing
 from typing import Any
 
@@ -110,13 +111,19 @@ def test_worker_init_fn_sets_up_the_users_own_data_set() -> None:
     assert [batch.shares[0].flatten().tolist() for batch in loader] == [[100, 101]]
 
 
-def test_an_error_in_a_loader_process_keeps_its_type_and_shows_its_place() -> None:
+def test_an_error_in_a_loader_process_keeps_its_type_and_shows_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.2)  # how long torch waits at the end
+
     class Broken(Noisy):
         def __getitem__(self, index: int) -> torch.Tensor:
             raise ZeroDivisionError("sample is broken")
 
-    with pytest.raises(ZeroDivisionError, match=r"(?s)Original Traceback.*in __getitem__.*sample is broken"):
-        list(sharded(DataLoader(Broken(2), 2, num_workers=1)))
+    def read() -> None:
+        with pytest.raises(ZeroDivisionError, match=r"(?s)Original Traceback.*in __getitem__.*sample is broken"):
+            list(sharded(DataLoader(Broken(2), 2, num_workers=1)))
+
+    read()
+    gc.collect()  # the error holds the loader
 
 
 def test_a_started_rather_than_forked_process_gives_the_same_bits() -> None:
