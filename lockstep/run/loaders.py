@@ -23,8 +23,8 @@ NO_BATCH_LEFT = (
 class Loaders:
     """The data of one run on one worker. One owner, who calls `close`.
 
-    `take_up` is called where the script first asks for epochs, `loader_asks` before each batch, with the
-    loader's index.
+    `take_up` is called where the script first asks for epochs, `loader_asks` before each batch, with the loader's
+    index, `epoch_ends` after the body of an epoch.
     """
 
     def __init__(
@@ -36,10 +36,11 @@ class Loaders:
         events: Events,
         take_up: Callable[[], None],
         loader_asks: Callable[[int], None],
+        epoch_ends: Callable[[], None],
     ) -> None:
         self._state, self._formation, self._engine = state, formation, engine
         self._mover, self._events = mover, events
-        self._take_up, self._loader_asks = take_up, loader_asks
+        self._take_up, self._loader_asks, self._epoch_ends = take_up, loader_asks, epoch_ends
         self._num_loops = 0
 
     def shard(self, loader: "DataLoader[Any]", batch: str) -> ShardedLoader:
@@ -75,6 +76,7 @@ class Loaders:
         for epoch in progress.epochs(count):
             self._state.places.epoch_begins()
             yield epoch
+            self._epoch_ends()
 
     def _note_second_loop(self, count: int) -> None:
         """Once: a script may take the numbers of epochs for those of each loop."""

@@ -97,7 +97,7 @@ class Run:
         )
         self._loaders = Loaders(
             self._state, self._formation, self._engine, moving, events,
-            self._autosave.take_up, self._autosave.loader_asks,
+            self._autosave.take_up, self._autosave.loader_asks, self._loop.refuse_again,
         )  # fmt: skip
         self._updates = UpdateHooks(self._loop, self._engine, self.guard, events)
         self._captures = Captures(settings, self._models, events, self._engine, self._loop.misplaced, self._updates.ids)
@@ -447,6 +447,13 @@ class Run:
         if not self._closed:
             self._loop.refuse_unless_outside("run.save")
         self._models.require("run.save")
+        twice = self._places.changed_in_body()
+        if twice is not None:
+            raise Misuse(
+                f"run.save behind a change of {twice}, in the body of a loop whose batch is not trained on yet: a run "
+                "that is resumed from here has this batch again, and makes that change twice. Save at the end of the "
+                "body, or before the change."
+            )
         if self.is_first:
             checkpoint.write(as_path("run.save", path), self._state.capture())
 

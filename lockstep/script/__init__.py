@@ -16,6 +16,7 @@ After a resume, or on a newcomer, the script starts from its top. What of it may
 - `rhythm`          the order of loops and updates
 - `restored_state`  what a script does again to models and rates that were restored
 - `restored_generators` the generators outside of lanes, which are put back where they stood
+- `saved_in_body`   what a script has changed before `run.save` in the body of a loop
 - `unsaved`         iterators and schedulers that start again
 
 Lanes are computed by any worker. What their code may not do, or is told about:
@@ -24,7 +25,8 @@ Lanes are computed by any worker. What their code may not do, or is told about:
 - `lane_sums`       what a loop over `run.lanes` adds up that nobody totals
 - `gradient_hooks`  hooks that change the gradient of each lane by more than a factor
 - `lane_dependence` whether what lanes train on depends on what an earlier lane has left
-- `lane_state`      what the code of a lane keeps for the next lane; `tables`: rows that it writes by an index
+- `lane_state`      what the code of a lane keeps for the next lane; `tables`: rows that it writes by an index;
+                    `drawn_once`: what it draws where it is not there yet
 
 What both read from the source:
 

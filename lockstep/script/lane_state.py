@@ -9,6 +9,7 @@
 # first lane, and a statement that goes on from it. Where several statements do so together (detours.py), or where there
 # was None before, a mask that is made once looks the same: so a later lane must change the value too. A module that is
 # no part of torch, nor of the script (a metric of a library) is known by its whole numbers: it counts what it was fed.
+# What is drawn at random where there was None before (drawn_once.py) is noted where a later lane leaves it as it is.
 
 # Note [Buffers that are no averages]
 # After a step a buffer of a replicated model is the mean of what the lanes have made of it, and a whole number advances
@@ -42,6 +43,7 @@ from lockstep.launch.load_once import loaded_by_script
 from lockstep.launch.traceback_lines import is_users
 from lockstep.script.call_site import Site, look_into
 from lockstep.script.detours import attributes_handed_on, handed_on_by_lanes, outer_names_handed_on
+from lockstep.script.drawn_once import attributes_drawn_once, outer_names_drawn_once
 from lockstep.script.goes_on import attributes_that_go_on, outer_names_that_go_on, seeded_in_lanes
 from lockstep.script.lane_dependence import lanes_train_from
 from lockstep.script.lane_sums import changed_by_lanes, sums_at, totalled_names
@@ -76,6 +78,8 @@ class KeptPlace:
     """The object's id."""
     file: str
     """That of the variable, or of the object's class."""
+    kind: str = ""
+    """The object's class."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,11 @@ class LaneState:
         wanted = [one for one in changed if one.name not in totalled and self._has_grown(one)]
         return list(dict.fromkeys(filter(None, map(self._row, wanted))))
 
+    def drawn_once(self) -> list[str]:
+        """What the first lane has drawn, and this one has left as it was, in words."""
+        left = (one for one in self._of_first if one in self._now and one not in self._changed)
+        return list(dict.fromkeys(filter(None, map(self._draw, left))))
+
     def drawn_from(self) -> list[str]:
         """The script's own generators from which the first lane has drawn, unless the script sets them in its lanes."""
         now = {} if self._of_first else self._now
@@ -153,7 +162,7 @@ class LaneState:
         if self._of_first:
             return self._of_first - set(self._changed)
         new = [one for one in self._changed if self._marks[one] is NOTHING or self._statement(one) is None]
-        ways = (self._statement, self._detour, self._row)
+        ways = (self._statement, self._detour, self._row, self._draw)
         return {one for one in new if any(way(one) is not None for way in ways)}
 
     def buffers(self, *, of_models: bool) -> list[str]:
@@ -227,6 +236,11 @@ class LaneState:
         """The statement that writes rows of it."""
         return self._shown(place, attributes_with_rows, outer_names_with_rows, rows_of_lanes)
 
+    def _draw(self, place: KeptPlace) -> str | None:
+        """The statement that draws it where it is not there yet: a variable, or an attribute of an object."""
+        found = attributes_drawn_once(place.file, place.kind) if place.owner else outer_names_drawn_once(place.file)
+        return f"{found[place.name]} of {Site(place.file, 0).file}" if place.name in found else None
+
     def _tables_of(self, file: str | None, of_objects: bool) -> _IsTable:
         """Whether rows of an attribute of objects of that file, or of one of its variables, are written.
 
@@ -262,7 +276,7 @@ class LaneState:
             for file, held in self._attributes(one):
                 tables = self._tables_of(file, of_objects=True)
                 found = _marked(held, tables=tables, only_whole=not is_users(file))
-                marks.update({KeptPlace(holder, name, owner, file): mark for name, mark in found})
+                marks.update({KeptPlace(holder, name, owner, file, type(one).__name__): mark for name, mark in found})
         return marks
 
     def _attributes(self, one: Any) -> list[tuple[str, Mapping[str, Any]]]:
@@ -291,6 +305,13 @@ def notes_on(state: LaneState, is_step: bool, num_lanes: int, has_peers: bool) -
                 "worker, not once for each batch. If the loss depends on it, another number of workers gives other "
                 "bits. Change it after the loop over lanes, compute it from run.step, or keep it for each lane in "
                 "run.carried."
+            )
+        drawn = state.drawn_once()
+        if drawn:
+            yield (
+                f"{KEPT_BY_LANE}, by {listed(drawn)}: each worker draws it in its first lane, so another number of "
+                "workers, or a run that is resumed, has other numbers. Draw it before training, into a buffer of a "
+                "replicated model (register_buffer)."
             )
         written = state.buffers(of_models=True)
         if written:

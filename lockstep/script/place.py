@@ -31,6 +31,7 @@ from lockstep.script.random_streams import Streams, is_detail_of_streams, is_of_
 from lockstep.script.restored_generators import DrawnAhead, RestoredGenerators
 from lockstep.script.restored_state import ChangedState, RestoredState
 from lockstep.script.rhythm import Rhythm
+from lockstep.script.saved_in_body import Marks, changed, marks_of
 from lockstep.script.turns import LaneLoop, Turn
 from lockstep.script.unsaved import restarted_iterator
 from lockstep.script.values import Changed, Values, changed_since, restarted_values, values
@@ -225,8 +226,8 @@ class Places:
         self._models, self._progress = models, progress
         self._restored, self._generators = RestoredState(models), RestoredGenerators()
         self._drawn_ahead: DrawnAhead | None = None
-        self._asks: dict[int, Generators] = {}
-        """The generators where each loader was asked for the first batch that it would hand out again."""
+        self._asks: dict[int, tuple[Generators, Marks]] = {}
+        """What was where each loader was asked for the first batch that it would hand out again."""
         self._groups, self._attributes, self._modes = Groups(models), ModelAttributes(models), ModelModes(models)
         self._data_sets = DataSetSettings(self._texts_of_data_sets)
         self._saved_data: dict[str, tuple[int, str]] = {}
@@ -281,7 +282,7 @@ class Places:
             self._drawn_ahead = DrawnAhead(number)
         self._generators.asked(in_pass=in_pass, is_trained_on=loader.is_trained_on)
         if number not in self._asks or self._progress.resumes_at(loader) == loader.position:
-            self._asks[number] = Generators.now()
+            self._asks[number] = Generators.now(), marks_of(self._models)
         goes_on = loader.is_trained_on and self._restored.asked(at_start=not in_pass)
         return goes_on and loader.is_spent and self._progress.in_epoch
 
@@ -419,10 +420,19 @@ class Places:
     def generators(self) -> Generators:
         """Those outside of lanes where a run that is resumed from now goes on: as they are; or, where it hands out a
         batch again, as they were when that was asked for."""
+        again = self._asked_again()
+        return Generators.now() if again is None else again[0]
+
+    def changed_in_body(self) -> str | None:
+        """What the script has changed since the batch was asked for that a run which is resumed from now is handed out
+        again. See Note [Saved in a body] in saved_in_body.py."""
+        again = self._asked_again()
+        return None if again is None else changed(again[1], marks_of(self._models))
+
+    def _asked_again(self) -> tuple[Generators, Marks] | None:
         progress = self._progress
-        asks = ((progress.loaders[number], generators) for number, generators in self._asks.items())
-        again = (generators for loader, generators in asks if progress.resumes_at(loader) != loader.position)
-        return next(again, None) or Generators.now()
+        asks = ((progress.loaders[number], asked) for number, asked in self._asks.items())
+        return next((asked for loader, asked in asks if progress.resumes_at(loader) != loader.position), None)
 
     @property
     def head(self) -> Generators | None:

@@ -11,8 +11,9 @@
 #
 # An untracked average of the weights starts again too. Of tensors and NumPy's arrays, by themselves, in lists and
 # tables, in modules and in objects of the script, a snapshot has a digest of some elements. Where they are others after
-# a resume a note is shown. They may be memory that is written in every step, so only a name that a loop sets anew can
-# be refused. A worker that joins is refused where they go into the loss: its lanes would be others than before.
+# a resume a note is shown. They may be memory that is written in every step, so only a name that a loop sets anew, or
+# a module with other parameters (a teacher that follows), can be refused. A worker that joins is refused where they go
+# into the loss: its lanes would be others than before.
 """
 
 import dis
@@ -63,6 +64,7 @@ _NUMBER = re.compile(r"-?(\d[\d.e+-]*|inf)")
 _OBJECT = "()"
 """Marks the attributes of an object that a variable holds, whose methods are none of the calls under way."""
 _OF_ARRAYS = "arrays "
+_PARAMETERS = "parameters "
 _SAMPLED = 32
 """How many elements of a tensor are read."""
 
@@ -96,6 +98,10 @@ class Changed:
     @property
     def is_of_tensors(self) -> bool:
         return self.name.startswith(_TENSORS)
+
+    @property
+    def is_module(self) -> bool:
+        return self.before.startswith(_PARAMETERS)
 
     @property
     def is_generator(self) -> bool:
@@ -227,7 +233,8 @@ def restarted_values(
         of_objects = f"{function}{_HELD}"
         unchanged = _unchanged(variable, now.get((path, of_objects), {}), held.get((file, of_objects), {}))
         depends = source.dependence(variable, again=again, in_calls=is_number, unchanged=unchanged)
-        is_wrong = depends is not None and (variable == name or source.is_set_in_loop(variable))
+        cannot_be = variable == name or source.is_set_in_loop(variable) or _other_parameters(value, before)
+        is_wrong = depends is not None and cannot_be
         is_noted = (
             is_set
             and not function.endswith(_OBJECT)
@@ -278,8 +285,20 @@ def _plain_ones(variables: Mapping[str, Any], put_back: Collection[int]) -> dict
         if text is not None:
             plain[name] = _short(text)
         if tensors:
-            plain[_TENSORS + name] = _digest(tensors)
+            plain[_TENSORS + name] = _of_module(value, tensors) if isinstance(value, nn.Module) else _digest(tensors)
     return plain
+
+
+def _of_module(module: nn.Module, tensors: Iterable[Any]) -> str:
+    """The digest of its parameters by itself: they are no memory that is written in every step."""
+    parameters = [one for one in module.parameters() if _can_be_read(one)]
+    return f"{_PARAMETERS}{_digest(parameters)} {_digest(tensors)}" if parameters else _digest(tensors)
+
+
+def _other_parameters(value: str, before: str) -> bool:
+    """Whether they are two texts of a module's tensors, with other parameters."""
+    is_module = value.startswith(_PARAMETERS) and before.startswith(_PARAMETERS)
+    return is_module and value.split()[1] != before.split()[1]
 
 
 def _settings(value: Any) -> Iterator[tuple[str, int | float | bool | str]]:

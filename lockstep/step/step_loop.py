@@ -58,6 +58,7 @@ KEEP_TENSORS = (
     "If they are to go on, make them buffers of a replicated model, or keep them in an object with a state_dict and "
     "give it to run.replicate(..., name=object)."
 )
+KEEP_MODULE = "Give the module to run.replicate by a name (run.replicate(model, optimizer, teacher=teacher))."
 KEEP_GENERATORS = (
     "Draw from torch's, Python's or NumPy's own, which the run saves, or make it anew where you draw: "
     "numpy.random.default_rng([seed, run.step])."
@@ -66,6 +67,9 @@ COUNT_BY_STEP = (
     "Count by run.step and run.epochs, which go on after a resume, or keep the number in an object with a state_dict "
     "and give it to run.replicate(..., name=object)."
 )
+
+
+LANES, UPDATE = "run.lanes", "optimizer.step()"
 
 
 class Stage(Enum):
@@ -145,6 +149,8 @@ class StepLoop:
         self._loops_since_step = 0
         self._loop = 0
         self._first_lane = 0
+        self._refused: str | None = None
+        """Why a loop over lanes or an update was refused first, if the script went on all the same."""
         self._changed: SeenBatch | None = None
         """The batch of the last loop, if that loop has changed its lanes in place."""
 
@@ -155,9 +161,10 @@ class StepLoop:
 
     def training(self, batch: GlobalBatch, loop: LaneLoop) -> Iterator[Any]:
         """Yields the data of each lane; when exhausted, the step's gradient stands in `p.grad` on every worker."""
-        self._refuse_changed_data(batch)
-        self._enter(Stage.TRAINING)
-        self._find_place(batch, loop)
+        with self._remembering_refusals():
+            self._refuse_changed_data(batch)
+            self._enter(Stage.TRAINING)
+            self._find_place(batch, loop)
         batch = self._guard.begin(batch)
         self._events.step = self.step
         if loop.is_step:
@@ -216,9 +223,14 @@ class StepLoop:
         return self.stage is Stage.TRAINING
 
     def refuse_unless_outside(self, what: str) -> None:
+        with self._remembering_refusals(what):
+            self._check_outside(what)
+
+    def _check_outside(self, what: str) -> None:
         if self.stage is Stage.CLOSED:
             raise Misuse(f"{what} after run.close(): the run has ended. Close it when all is done.")
         if self.stage in (Stage.TRAINING, Stage.EVALUATING):
+            self.refuse_again()
             raise Misuse(
                 f"{what} inside of run.lanes (or after leaving it by break): the lanes of a step are one batch. "
                 "Write it after the `for ... in run.lanes(batch)` loop has ended by itself."
@@ -228,6 +240,19 @@ class StepLoop:
                 f"{what} after run.lanes was left by break, return or an exception in step {self.step}: its gradient "
                 "is not complete. Let the `for ... in run.lanes(batch)` loop end by itself (`continue` is fine)."
             )
+
+    def refuse_again(self) -> None:
+        """An epoch is over. Raises what was refused in it: the script has caught that, and batches are not trained."""
+        if self._refused is not None:
+            raise Misuse(self._refused)
+
+    @contextmanager
+    def _remembering_refusals(self, what: str = LANES) -> Iterator[None]:
+        try:
+            yield
+        except Misuse as refusal:
+            self._refused = self._refused or (str(refusal) if what in (LANES, UPDATE) else None)
+            raise
 
     # -- one attempt at a step ------------------------------------------------------------------------------
 
@@ -302,7 +327,7 @@ class StepLoop:
             self._guard.note(f"{found}")
         for value in self.places.restarted_values(batch):
             if value.is_wrong:
-                self._guard.refuse(f"{value} {KEEP_GENERATORS if value.is_generator else KEEP_IN_STATE}")
+                self._guard.refuse(f"{value} {_how_to_keep(value)}")
             self._guard.note(f"{value} {_how_to_keep(value)}", may_join=value.may_join)
         anew = self.places.wrapped(batch)
         if anew is not None:
@@ -351,13 +376,14 @@ class StepLoop:
 
     def updated(self, optimizer: Optimizer) -> None:
         """An optimizer is about to make an update."""
-        self.refuse_unless_outside("optimizer.step()")
-        due = self.places.updated(optimizer)
-        if due is not None:
-            self._guard.refuse(_out_of_rhythm("optimizer.step()", due, self.step))
-        anew = self.places.rate_set_anew(optimizer)
-        if anew is not None:
-            self._guard.refuse(anew)
+        with self._remembering_refusals(UPDATE):
+            self._check_outside(UPDATE)
+            due = self.places.updated(optimizer)
+            if due is not None:
+                self._guard.refuse(_out_of_rhythm(UPDATE, due, self.step))
+            anew = self.places.rate_set_anew(optimizer)
+            if anew is not None:
+                self._guard.refuse(anew)
 
     def _note_owners(self, place: StepPlace) -> None:
         """See Note [Chance outside of lanes] in random_streams.py."""
@@ -369,7 +395,7 @@ class StepLoop:
             )
 
     def _enter(self, stage: Stage) -> None:
-        self.refuse_unless_outside("run.lanes")
+        self.refuse_unless_outside(LANES)
         self.stage = stage
         self._loop += 1
         self._loops_since_step += 1
@@ -426,7 +452,9 @@ def _out_of_rhythm(event: str, due: str, step: int) -> str:
 def _how_to_keep(value: Changed) -> str:
     if value.is_generator:
         return KEEP_GENERATORS
-    return KEEP_TENSORS if value.is_of_tensors else KEEP_IN_STATE
+    if value.is_module:
+        return KEEP_MODULE
+    return KEEP_TENSORS if value.is_of_tensors and not value.is_wrong else KEEP_IN_STATE
 
 
 def _begins_anew(anew: str, batch: GlobalBatch, step: int) -> str:

@@ -28,6 +28,9 @@ ALWAYS = {
     ),
     "clipped_in_the_lanes": Said("changed inside a lane.*Clip after the loop", "clip after the lanes"),
     "data_changed_in_place": Said("changed the data of its lanes in place.*Change a copy", "change a copy"),
+    "saves_behind_a_scheduler": Said(
+        "run.save behind a change of the rates of optimizer.*Save at the end", "save at the end of the body"
+    ),
     "sampler_without_a_seed": Said("samples of the batch.*fixed seed", "seed the sampler"),
 }
 """Refused whatever happens: no number of workers, or no second loop, would be right."""
@@ -76,6 +79,12 @@ ANEW = {
     "a_teacher_at_the_head_of_an_epoch": dict.fromkeys(
         ("joined", "resumed"), Said("changed model2/.*head of the epoch", "do it at the end of the body")
     ),
+    "a_teacher_that_follows": dict.fromkeys(
+        ("joined", "resumed"),
+        Said(
+            "tensors in `teacher`.*goes into.*Give the module to run.replicate", "`run.replicate(..., teacher=teacher)`"
+        ),
+    ),
     "a_temperature_for_each_epoch": dict.fromkeys(
         ("joined", "resumed"),
         Said("model.temperature is 2.0 and was .*Compute it from run.step", "compute it from `run.step`"),
@@ -100,6 +109,7 @@ ANEW = {
     "early_stopping": dict.fromkeys(("joined", "resumed"), Said(f"`best`.*{_KEEP}", _TRACK)),
     "early_stopping_object": dict.fromkeys(("joined", "resumed"), Said(f"`stopping`.*{_KEEP}", _TRACK)),
     "enumerated_accumulation": dict.fromkeys(("joined", "resumed"), Said(f"`i`.*{_COUNTS}", _BY_STEP)),
+    "errors_that_are_caught": dict.fromkeys(("joined", "resumed"), Said(f"`count`.*{_COUNTS}", _BY_STEP)),
     "islice": dict.fromkeys(
         ("joined", "resumed"), Said("itertools.islice counts its batches by itself", "`break` by `run.step`")
     ),

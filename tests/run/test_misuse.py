@@ -144,6 +144,32 @@ def test_leaving_the_lanes_by_break_stops_the_next_lanes(run: lockstep.Run) -> N
         run.lanes((X, Y))
 
 
+@pytest.mark.parametrize("where", ["in a lane", "in the lanes", "left"])
+def test_a_script_that_catches_what_is_refused_ends_with_it_after_the_epoch(run: lockstep.Run, where: str) -> None:
+    model, optimizer = parts()
+    run.replicate(model, optimizer)
+    caught = []
+    with pytest.raises(
+        Misuse, match=r"inside of run\.lanes" if where == "in the lanes" else r"run\.lanes was left by break"
+    ):
+        for _ in run.epochs(2):
+            for number in range(3):
+                try:
+                    for x, y in run.lanes((X, Y)):
+                        F.cross_entropy(model(x), y).backward()
+                        if where == "in a lane" and number == 1:
+                            raise ValueError("a bad sample")
+                        if where == "in the lanes":
+                            optimizer.step()
+                        if where == "left":
+                            break
+                    optimizer.step()
+                    optimizer.zero_grad()
+                except Exception as error:  # noqa: BLE001 - as users write it
+                    caught.append(error)
+    assert len(caught) == (2 if where == "in a lane" else 3)
+
+
 def test_an_optimizer_step_inside_the_lanes_is_refused_before_it_does_anything(run: lockstep.Run) -> None:
     model, optimizer = parts()
     run.replicate(model, optimizer)

@@ -136,6 +136,79 @@ def test_what_is_made_once_is_not_noted(num_workers: int) -> None:
     assert notes(num_workers, lambda run: train(run, Masked(), steps=4)) == []
 
 
+class Draws(nn.Linear):
+    """Multiplies by numbers that it draws where they are not there yet."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.kept: Tensor | None = None
+        self.of_size: dict[int, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * self.drawn(x))
+
+    def drawn(self, x: Tensor) -> Tensor:
+        if self.kept is None:
+            self.kept = torch.bernoulli(torch.full((3,), 0.5))
+        return self.kept
+
+
+class DrawsByVariable(Draws):
+    def drawn(self, x: Tensor) -> Tensor:
+        kept = self.kept
+        if kept is None:
+            kept = torch.empty(3).uniform_(0.5, 1.5)
+            self.kept = kept
+        return kept
+
+
+class DrawsInOneExpression(Draws):
+    def drawn(self, x: Tensor) -> Tensor:
+        self.kept = torch.rand(3) if self.kept is None else self.kept
+        return self.kept
+
+
+class DrawsForEachSize(Draws):
+    def drawn(self, x: Tensor) -> Tensor:
+        if len(x) not in self.of_size:
+            self.of_size[len(x)] = torch.randn(len(x), 1)
+        return self.of_size[len(x)]
+
+
+class DrawsInEachLane(Draws):
+    fresh: Tensor | None = None
+
+    def drawn(self, x: Tensor) -> Tensor:
+        self.fresh = None
+        if self.fresh is None:
+            self.fresh = torch.rand(3)
+        return self.fresh
+
+
+class DrawsSomethingElse(Draws):
+    """Keeps ones; the noise, which it draws in training, is another one each time."""
+
+    def drawn(self, x: Tensor) -> Tensor:
+        if self.kept is None:
+            self.kept = torch.ones(3)
+        if self.training:
+            self.noise = torch.randn(3)
+        return self.kept + 0.1 * self.noise
+
+
+@pytest.mark.parametrize("num_workers", [1, 4])
+@pytest.mark.parametrize("model", [Draws, DrawsByVariable, DrawsInOneExpression, DrawsForEachSize])
+def test_what_is_drawn_once_and_kept_is_noted(num_workers: int, model: type[Draws]) -> None:
+    (note,) = notes(num_workers, lambda run: train(run, model(), steps=3))
+    assert "a lane keeps something for the next one, by `self." in note
+    assert "each worker draws it in its first lane" in note
+
+
+@pytest.mark.parametrize("model", [DrawsInEachLane, DrawsSomethingElse])
+def test_what_is_drawn_in_each_lane_is_not_noted(model: type[Draws]) -> None:
+    assert notes(1, lambda run: train(run, model(), steps=3)) == []
+
+
 class Centred(nn.Module):
     """A loss with a running average, and no parameter."""
 
