@@ -260,15 +260,14 @@ def allreduce(
     The sums are first shown to be right. All sizes take about half a minute for each number of workers, in which the
     machine should do nothing else.
     """
+    from lockstep.launch.memory import free_bytes
     from lockstep.programs.bench.allreduce.plot import draw
-    from lockstep.programs.doctor.control_groups import ControlGroups
-    from lockstep.programs.doctor.machine import memory
 
     refuse_unless_gpu(device, mps=mps)
     each = sizes or parse_sizes(allreduces.USUAL_SIZES[device])
     plans = allreduces.make_plans(flattened(workers), each, algorithm, rounds, device)
     if device == CPU:
-        allreduces.check_memory(plans, memory(ControlGroups.of_this_process()).left_bytes)
+        allreduces.check_memory(plans, free_bytes())
         if warning := allreduces.crowding(plans, num_cores=len(os.sched_getaffinity(0))):
             click.echo(warning, err=True)
     else:

@@ -97,7 +97,6 @@ class ShardedLoader:
         self._position = Position()
         self.mid_pass = False
         """Whether a pass has begun and is not exhausted; also after seeking into the middle of one."""
-        """The position at which the last ended pass was exhausted or left."""
         self._committed: Position | None = None
         self.evaluated: Position | None = None
         """The position after the batch that was last evaluated."""
@@ -166,11 +165,11 @@ class ShardedLoader:
         return self._position
 
     @property
-    def is_spent(self) -> bool:
-        """Whether the running pass has handed out all its batches; False where their number is not known."""
+    def num_left(self) -> int | None:
+        """How many batches the running pass has not handed out yet; None where their number is not known."""
         with suppress(TypeError, NotImplementedError):
-            return not is_stream(self.loader) and self._position.step >= len(self)
-        return False
+            return None if is_stream(self.loader) else max(0, len(self) - self._position.step)
+        return None
 
     @property
     def resumes_at(self) -> Position:

@@ -13,7 +13,8 @@ Do:
 - `worker`, `spare`  what the processes run; `identity` is which worker a process is; `load_once` and `fork`: how one
   is forked from another
 - `status`, `failure`, `control`, `stacks`, `exits`   what workers and launcher show and say to each other
-- `signals`, `process_stats`, `memory`, `traceback_lines`, `folder`   what the launcher reads and keeps on this host
+- `signals`, `process_stats`, `memory`, `control_groups`, `traceback_lines`, `folder`   what the launcher reads and
+  keeps on this host
 - `scale`      how another process reaches the launcher of a run
 - `function`   `lockstep.launch(fn, ...)`: a function on workers, from a notebook; `call` is what these run
 

@@ -1,4 +1,4 @@
-"""Memory that ran out: whether the kernel killed something for it, and how much was free."""
+"""Memory: how much is free, and whether the kernel killed something when it ran out."""
 
 import re
 from collections.abc import Callable
@@ -6,12 +6,20 @@ from pathlib import Path
 
 import psutil
 
+from lockstep.launch.control_groups import ControlGroups
+
 _RECENT_S = 2.0
 _CGROUPS = Path("/sys/fs/cgroup")
 _ALLOCATION = re.compile(
     "can't allocate memory|not enough memory|unable to allocate|out of memory|bad_alloc", re.IGNORECASE
 )
 _REQUESTED = re.compile(r"tried to allocate (\d+) bytes")
+
+
+def free_bytes() -> int:
+    """How much more this host, and the container, let a process take."""
+    free, groups = int(psutil.virtual_memory().available), ControlGroups.of_this_process().memory()
+    return free if groups is None else min(free, groups[1])
 
 
 class MemoryKills:

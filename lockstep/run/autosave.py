@@ -24,7 +24,7 @@ from lockstep.state.checkpoints.in_use import FolderUse
 from lockstep.state.checkpoints.plan import AUTO, NEVER, CheckpointOptions, CheckpointPlan, Every, plan_checkpoints
 from lockstep.state.checkpoints.resume import begin, restore
 from lockstep.state.checkpoints.saver import AutomaticSaver, SavingWorker
-from lockstep.state.run_state import RunState, in_this_epoch
+from lockstep.state.run_state import RunState
 
 SELDOM = Every(minutes=60 * 24 * 365)
 """How often a run is saved that nobody asked to save: only when it must."""
@@ -101,10 +101,9 @@ class Autosave:
 
     def rescue(self, lost: WorkerLost) -> NoReturn:
         """Collective, outside of steps. What a lost worker had counted is gone, and only the user's code can count it
-        again: the launcher starts all anew. So the state of now is saved first, by one of those who are left."""
+        again: the launcher starts all anew. So those who have a snapshot in memory save it."""
         if self._saving is not None and self._guard.regroup():
-            step = self._state.steps.step
-            self._saving.checkpoints.save_now(step, lambda: in_this_epoch(self._state), RESCUE_S)
+            self._saving.checkpoints.save_standby(RESCUE_S)
         raise lost
 
     def close(self) -> None:
@@ -139,7 +138,9 @@ class Autosave:
         claim = str if use is None else use.claim
         if not self._guard.is_member:
             plan, claim = replace(plan, resume=NEVER), str
-        worker = SavingWorker(lambda: self._guard.generation.world.rank, self._events.note, self._saved, claim)
+        worker = SavingWorker(
+            lambda: self._guard.generation.world.rank, self._events.note, self._saved, claim, self._stands_by
+        )
         wire = shown(self._guard.generation.wire, self._events, Wait.CHECKPOINTS)
         with naming_lost_worker(self._state.steps.step, "run.checkpoints"):
             self._saving = begin(
@@ -156,6 +157,11 @@ class Autosave:
             self._events.subscribe(lambda _: use.join(), Copied)
         self._guard.formation.deal()
         self._events.subscribe(self._saving.on_event, StepCommitted)
+
+    def _stands_by(self) -> bool:
+        """Whoever is lost, one of two is left."""
+        world = self._guard.generation.world
+        return world.rank < 2 <= world.size and self._guard.recovery is not None
 
     def _saved(self, path: Path, took_s: float) -> None:
         self._events.emit(CheckpointSaved, str(path), took_s)

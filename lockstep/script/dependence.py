@@ -191,13 +191,22 @@ class Function:
 
     def is_stepped(self, name: str) -> bool:
         """Whether it is changed by what it was (`w *= 0.9`, `w = 0.9 * w`), and set in no other way in loops."""
+        steps = self._steps(name)
+        return bool(steps) and all(steps)
+
+    def is_summed_up(self, name: str) -> bool:
+        """Whether it is changed by what it was, and may be set in other ways too."""
+        return any(self._steps(name))
+
+    def _steps(self, name: str) -> list[bool]:
+        """Of every statement in loops that sets it: whether it goes on from what it was."""
         key = variable_named(name, self.node)
         nodes = [node for part in self.with_called(self._loops()) for node in walked(part)]
         setting = [node for node in nodes if isinstance(node, _ASSIGNS) and key in _targets(node)]
-        return bool(setting) and all(
+        return [
             isinstance(node, ast.AugAssign) or (isinstance(node.value, ast.BinOp) and mentions(node.value, {key}))
             for node in setting
-        )
+        ]
 
     def is_set_in_loop(self, name: str) -> bool:
         """Whether a loop sets the name itself, not only what it refers to."""

@@ -28,7 +28,7 @@ from lockstep.script.counters import Moment, Number, OutOfStep, ScriptCounters, 
 from lockstep.script.data_sets import DataSetSettings, Unset, texts_of_data_sets
 from lockstep.script.modes import ModelModes, OtherModes
 from lockstep.script.random_streams import Streams, is_detail_of_streams, is_of_streams, tolerated
-from lockstep.script.restored_generators import DrawnAhead, RestoredGenerators
+from lockstep.script.restored_generators import DrawnAhead, EvaluatedAgain, RestoredGenerators
 from lockstep.script.restored_state import ChangedState, RestoredState
 from lockstep.script.rhythm import Rhythm
 from lockstep.script.saved_in_body import Marks, changed, marks_of
@@ -226,6 +226,12 @@ class Places:
         self._models, self._progress = models, progress
         self._restored, self._generators = RestoredState(models), RestoredGenerators()
         self._drawn_ahead: DrawnAhead | None = None
+        self._evaluated_again: EvaluatedAgain | None = None
+        self._at_head: tuple[Marks, list[int]] | None = None
+        """What was where the body of the epoch under way began, until its first step begins."""
+        self.changes_at_head = False
+        """Whether the script has changed some state before the first batch of the epoch under way: one that goes on in
+        the middle of the epoch would change it twice."""
         self._asks: dict[int, tuple[Generators, Marks]] = {}
         """What was where each loader was asked for the first batch that it would hand out again."""
         self._groups, self._attributes, self._modes = Groups(models), ModelAttributes(models), ModelModes(models)
@@ -245,6 +251,7 @@ class Places:
         if not loop.is_step:
             return []
         self._generators.step_begins()
+        self._look_at_head(batch)
         self.turn.enter(batch, loop.site, sum(self.updates.values()))
         position = batch.position or Position()
         at = Moment(step, self.turn.number, position.step, position.epoch)
@@ -253,6 +260,20 @@ class Places:
             self.rhythm.forget()
         expected, self._expected = self._expected, []
         return out_of_step(expected, loop.numbers, at, at_start=batch.begins_pass) if expected else []
+
+    def _look_at_head(self, batch: GlobalBatch) -> None:
+        at_head, self._at_head = self._at_head, None
+        asked = self._asks.get(batch.loader) if batch.loader is not None and batch.begins_pass else None
+        if at_head is not None and asked is not None:
+            self.changes_at_head = bool(changed(at_head[0], asked[1])) or at_head[1] != self._versions()
+
+    def _versions(self) -> list[int]:
+        return [tensor._version for tensor in self._models.tensors().values()]
+
+    def evaluates(self, batch: GlobalBatch) -> None:
+        """A batch is evaluated."""
+        if self._generators.is_done_again and batch.loader is not None:
+            self._evaluated_again = EvaluatedAgain(batch.loader)
 
     def restarted_values(self, batch: GlobalBatch) -> list[Changed]:
         """The values of the script that start again after a resume. See Note [Values of the script] in values.py."""
@@ -284,11 +305,11 @@ class Places:
         if number not in self._asks or self._progress.resumes_at(loader) == loader.position:
             self._asks[number] = Generators.now(), marks_of(self._models)
         goes_on = loader.is_trained_on and self._restored.asked(at_start=not in_pass)
-        return goes_on and loader.is_spent and self._progress.in_epoch
+        return goes_on and loader.num_left == 0 and self._progress.in_epoch
 
     def set_anew(
         self, batch: GlobalBatch, loop: LaneLoop
-    ) -> Iterator[ChangedState | DrawnAhead | Renewed | OtherModes | OtherData | Unset]:
+    ) -> Iterator[ChangedState | DrawnAhead | EvaluatedAgain | Renewed | OtherModes | OtherData | Unset]:
         """What the run put back or compares after a resume, and the script has as another. Those that are wrong cannot
         be meant."""
         at_start = batch.begins_pass
@@ -296,6 +317,8 @@ class Places:
         yield from () if changed is None else (changed,)
         drawn_ahead, self._drawn_ahead = self._drawn_ahead, None
         yield from () if drawn_ahead is None else (drawn_ahead,)
+        evaluated_again, self._evaluated_again = self._evaluated_again, None
+        yield from () if evaluated_again is None else (evaluated_again,)
         yield from self._attributes.begin(at_start=at_start)
         modes = self._modes.begin(str(loop.site), at_start=at_start) if loop.is_step else None
         yield from () if modes is None else (modes,)
@@ -442,12 +465,13 @@ class Places:
     def epoch_begins(self) -> None:
         """The body of an epoch is about to begin. See Note [Draws that are made again] in restored_generators.py."""
         self._generators.epoch_begins()
+        self._at_head, self.changes_at_head = (marks_of(self._models), self._versions()), False
 
-    def generators_loaded(self, head: Generators | None, *, in_tail: bool) -> None:
+    def generators_loaded(self, head: Generators | None) -> None:
         """A snapshot has set the generators outside of lanes: their states do not come from draws of this script."""
         self._asks.clear()
         self.streams.look(Generators.now())
-        self._generators.loaded(head, in_tail=in_tail)
+        self._generators.loaded(head)
         self._restored.loaded(has_gradients=self.rhythm.ends_with_loop)
 
     def of_step(self, batch: GlobalBatch, now: Generators, slot: int, step: int, *, closely: bool) -> StepPlace:

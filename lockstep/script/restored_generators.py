@@ -29,6 +29,21 @@ class DrawnAhead:
         )
 
 
+@dataclass(frozen=True)
+class EvaluatedAgain:
+    """A loader on which the script has evaluated, before the batch at which its pass goes on."""
+
+    loader: int
+    is_wrong: bool = False
+
+    def __str__(self) -> str:
+        return (
+            f"the run goes on in the middle of an epoch, and the script has evaluated on loader {self.loader} before "
+            "it came there, as it does in every epoch: what it shows of that is of the model as it is now, and not as "
+            "it was then."
+        )
+
+
 class RestoredGenerators:
     """See Note [Draws that are made again]."""
 
@@ -37,13 +52,13 @@ class RestoredGenerators:
         """What they were where the body of the epoch under way began."""
         self._saved: Generators | None = None
         """Those of the snapshot, until they are where the script goes on."""
-        self._is_inside = self._has_begun = self._in_tail = False
+        self._is_inside = self._has_begun = False
 
-    def loaded(self, head: Generators | None, *, in_tail: bool) -> None:
+    def loaded(self, head: Generators | None) -> None:
         """They are as in a snapshot. `head` has them where the body of the epoch began that runs again; None: the
-        snapshot was taken between two epochs, or the script has none. `in_tail`: a pass of the epoch was over."""
+        snapshot was taken between two epochs, or the script has none."""
         self.head, self._saved = head, Generators.now()
-        self._is_inside, self._has_begun, self._in_tail = head is not None, False, in_tail
+        self._is_inside, self._has_begun = head is not None, False
 
     def epoch_begins(self) -> None:
         """The body of an epoch is about to begin: the first one after a snapshot was loaded, or another one."""
@@ -54,10 +69,15 @@ class RestoredGenerators:
         self._has_begun = True
         self.head = Generators.now()
 
+    @property
+    def is_done_again(self) -> bool:
+        """Whether the script is between the head of an epoch's body and the place where it goes on."""
+        return self._saved is not None and self._is_inside and self._has_begun
+
     def asked(self, *, in_pass: bool, is_trained_on: bool) -> None:
         """A loader is about to load a batch. `in_pass`: not the first of a pass."""
         goes_on = self._is_inside or (in_pass and not self._has_begun)
-        if self._saved is not None and goes_on and (is_trained_on or self._in_tail):
+        if self._saved is not None and goes_on and is_trained_on:
             self._saved.restore()
             self._saved = None
 

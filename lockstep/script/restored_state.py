@@ -3,19 +3,26 @@
 # Note [What an epoch does at its head]
 # `teacher.load_state_dict(model.state_dict())` at the head of an epoch's body, a new last layer, a rate for the epoch
 # and `optimizer.zero_grad()` are done again when a run goes on inside the epoch. The snapshot has what came of them,
-# and of the batches since. So where the pass that goes on is asked for its next batch, models, the state of optimizers
-# and gradients that no update has used must be as they were restored: the snapshot was taken at that place. Where a
-# pass begins, the head is done for the first time. A rate may be set again after that, before each update: it is looked
-# at where the first one is made.
+# and of the batches since. So where the pass that goes on is asked for its next batch, models, the state of optimizers,
+# gradients that no update has used, and what is tracked must be as they were restored: the snapshot was taken at that
+# place. Where a pass begins, the head is done for the first time. A rate may be set again after that, before each
+# update: it is looked at where the first one is made. A tracked object of the script's own, as a mean that begins anew
+# in each epoch, may be of no consequence for the training: that it was changed is noted.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+from torch.amp import GradScaler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
 from lockstep.gradients.fingerprint import fingerprints
 from lockstep.state.models import Models
 
+TRACKED = "tracked "
+"""Before the names of what was given to run.replicate besides models and optimizers."""
 ADVICE = (
     "the run goes on in the middle of an epoch, and what stands at the head of the epoch's body is done again. Do it "
     "at the end of the body, for the next epoch"
@@ -24,13 +31,15 @@ ADVICE = (
 
 @dataclass(frozen=True)
 class ChangedState:
-    """The first tensor that is not as it was restored."""
+    """What is not as it was restored; wrong if the training depends on it."""
 
     name: str
     is_wrong: bool = True
 
     def __str__(self) -> str:
-        return f"the script has changed {self.name}, which was restored: {ADVICE}."
+        tracked = self.name.removeprefix(TRACKED)
+        name = self.name if tracked == self.name else f"`{tracked}`"
+        return f"the script has changed {name}, which was restored: {ADVICE}."
 
 
 class RestoredState:
@@ -59,7 +68,8 @@ class RestoredState:
             return False
         now = self._now()
         changed = (name for name in expected | now if expected.get(name) != now.get(name))
-        self._changed = next((ChangedState(name) for name in changed), None)
+        found = [ChangedState(name, is_wrong=self._trains(name)) for name in changed]
+        self._changed = min(found, key=lambda one: not one.is_wrong, default=None)
         rates = self._models.rates()
         self._others = {name: rate for name, rate in rates.items() if self._rates.get(name, rate) != rate}
         return True
@@ -83,9 +93,17 @@ class RestoredState:
         set_to, restored = now[wrong[0]], self._rates[wrong[0]]
         return f"the script has set the rate of {wrong[0]} to {set_to:g}, and {restored:g} was restored: {ADVICE}."
 
+    def _trains(self, name: str) -> bool:
+        """Whether the training depends on what has this name."""
+        tracked = self._models.tracked.get(name.removeprefix(TRACKED)) if name.startswith(TRACKED) else None
+        return tracked is None or isinstance(tracked, (LRScheduler, ReduceLROnPlateau, GradScaler, nn.Module))
+
     def _now(self) -> dict[str, int]:
         models = self._models
-        state: Mapping[str, Any] = models.everything() | (
-            {f"the gradient of {name}": one for name, one in models.gradients().items()} if self._has_gradients else {}
-        )
+        gradients = models.gradients() if self._has_gradients else {}
+        state: Mapping[str, Any] = {
+            **models.everything(),
+            **{f"the gradient of {name}": one for name, one in gradients.items()},
+            **{f"{TRACKED}{name}": one.state_dict() for name, one in models.tracked.items()},
+        }
         return dict(zip(sorted(state), fingerprints(state).tolist(), strict=True))

@@ -238,7 +238,13 @@ def restarted_values(
         is_noted = (
             is_set
             and not function.endswith(_OBJECT)
-            and (variable != name or "." in name or value.startswith(_GENERATOR) or _is_limit(source, name, before))
+            and (
+                variable != name
+                or "." in name
+                or value.startswith(_GENERATOR)
+                or _is_limit(source, name, before)
+                or (_NUMBER.fullmatch(before) is not None and source.is_summed_up(name))
+            )
         )
         if depends is not None or is_noted:
             changed.append(Changed(file, name, value, before, depends, is_wrong))

@@ -64,15 +64,19 @@ class ScriptState(Protocol):
         """The generators outside of lanes where a run that is resumed from now goes on."""
 
     @property
+    def changes_at_head(self) -> bool:
+        """Whether a run that is resumed inside the epoch under way would change some state twice."""
+
+    @property
     def head(self) -> Generators | None:
         """The generators outside of lanes where the body of the epoch under way began."""
 
     def epoch_begins(self) -> None:
         """Called where the body of an epoch is about to begin."""
 
-    def generators_loaded(self, head: Generators | None, *, in_tail: bool) -> None:
+    def generators_loaded(self, head: Generators | None) -> None:
         """Called after the generators outside of lanes were set to the snapshot's states. `head`: what they were where
-        the body of the epoch began that is about to run again. `in_tail`: a pass in it is over."""
+        the body of the epoch began that is about to run again."""
 
 
 @dataclass(frozen=True)
@@ -138,21 +142,7 @@ class RunState:
         self.progress.load(state, lambda loader: loader.rekey(steps.seed, steps.num_lanes))
         _install_gradients(self.models, snapshot.tensors)
         unpack_generators(state["generators"], snapshot.tensors).restore()
-        self.places.generators_loaded(_head(snapshot), in_tail=bool(state.get("spent")))
-
-
-def in_this_epoch(state: RunState) -> Snapshot:
-    """A snapshot from which the body of the epoch under way runs again, without the batches it has trained on.
-
-    An evaluation that was cut short is then done again, from its beginning.
-    """
-    snapshot, progress = state.capture(), state.progress
-    if progress.in_epoch:
-        for number in progress.loaders.keys() - progress.trained_on:
-            snapshot.state["loaders"][str(number)] = [progress.passes_before.get(number, 0), 0]
-        snapshot.state.update(epoch=progress.epoch, spent=progress.spent())
-        snapshot.state["made"]["total"] = progress.made.before_epoch
-    return snapshot
+        self.places.generators_loaded(_head(snapshot))
 
 
 def _head(snapshot: Snapshot) -> Generators | None:

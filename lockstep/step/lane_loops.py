@@ -129,6 +129,7 @@ class LaneLoops:
 
     def _evaluating(self, batch: GlobalBatch) -> Iterator[Any]:
         self._progress.evaluates(batch)
+        self._loop.places.evaluates(batch)
         lanes = self._loop.evaluating(batch)
         return self._watched(lanes, is_first_turn=False) if self._models.modules else lanes
 

@@ -20,6 +20,8 @@ SHAPES = sorted(path.stem for path in (HERE / "shapes").glob("*.py"))
 STOPPED = 143
 """The exit code of `lockstep run` when it was told to stop."""
 KINDS = ("calm", "lost", "replaced", "joined", "scaled", "resumed")
+COLLECTING = [shape for shape in SHAPES if "run.total(" in (HERE / "shapes" / f"{shape}.py").read_text()]
+"""Those that evaluate in lanes."""
 
 _PRELUDE = f"import sys; sys.path[:0] = [{str(HERE)!r}]; import corpus_prelude\n"
 _ERRORS = r"(?:Disagreement|Misuse|BadCheckpoint|BadArgument|CannotCut): "
@@ -35,13 +37,16 @@ class Fault:
 
     calm: nothing. lost: workers are killed, and nobody takes their places. replaced: copies of living workers do.
     joined: newcomers do, which run the script from the top. scaled: the number of workers changes twice. resumed: the
-    run is stopped, and goes on with `then` workers.
+    run is stopped, and goes on with `then` workers. collecting: workers are killed where they collect what lanes have
+    given, and all start again.
     """
 
     kind: str
     workers: int = 3
     kills: tuple[tuple[int, int], ...] = ()
     """Slots and steps."""
+    collects: tuple[tuple[int, int], ...] = ()
+    """Slots, and the steps from which on."""
     scale: tuple[tuple[int, int], ...] = ()
     """Steps and numbers of workers."""
     stop: int = -1
@@ -49,12 +54,14 @@ class Fault:
 
     def plan(self) -> dict[str, Any]:
         """As the prelude reads it."""
-        plan = {"workers": self.workers, "kills": self.kills, "scale": self.scale, "stop": self.stop}
+        plan = {"workers": self.workers, "kills": self.kills, "collects": self.collects}
+        plan |= {"scale": self.scale, "stop": self.stop}
         return plan | {"awaits_newcomer": self.kind == "joined"}
 
     def happened(self, folder: Path) -> bool:
         """Whether all of it has."""
         marks = [f"kill {list(kill)}" for kill in self.kills] + [f"scale {list(change)}" for change in self.scale]
+        marks += [f"collect {list(kill)}" for kill in self.collects]
         marks += ["stop"] if self.stop >= 0 else []
         return all((folder / f"done {mark}").exists() for mark in marks)
 
@@ -68,6 +75,7 @@ USUAL = {
     "resumed": Fault("resumed", workers=2, stop=8, then=3),
 }
 """One fault of each kind."""
+WHILE_COLLECTING = Fault("collecting", collects=((0, 8), (1, 12)))
 
 
 @dataclass(frozen=True)
@@ -96,10 +104,17 @@ def disturbed(folder: Path, shape: str, fault: Fault) -> Result:
         return _by_hand(folder, shape, fault)
     options = ("--no-copies",) if fault.kind == "joined" else ()
     result = _launched(folder, shape, fault.workers, options, fault)
+    if fault.kind == "collecting":  # a copy that was made while all ended is left out, and ends where it was made
+        last = max((_step_of(digest) for digest in result.digests), default=0)
+        return replace(result, digests=frozenset(one for one in result.digests if _step_of(one) == last))
     if fault.kind == "resumed" and result.exit_code == STOPPED:
         later = _launched(folder, shape, fault.then, ("--resume", "auto"), Fault("calm"))
         return replace(later, extra=result.extra + later.extra, shown=f"{result.shown}\n{later.shown}")
     return result
+
+
+def _step_of(digest: str) -> int:
+    return int(digest.split()[1])
 
 
 def verdict(shape: str, result: Result) -> str:

@@ -1,7 +1,8 @@
 """Runs before a script of the corpus, in every worker: disturbs it in logical time, and says what it came to.
 
-What shall happen stands in CORPUS, as JSON: `kills` of workers at steps (each once in all), `scale` to so many workers
-at a step, `stop` the run at a step as SIGTERM does. Afterwards `digest-<slot>-<pid>` in the working folder has the
+What shall happen stands in CORPUS, as JSON: `kills` of workers at steps (each once in all), and, in `collects`, where
+they collect what lanes have given, from a step on; `scale` to so many workers at a step, `stop` the run at a step as
+SIGTERM does. Afterwards `digest-<slot>-<pid>` in the working folder has the
 digest of each worker that came to its end.
 """
 
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import lockstep
-from lockstep.events import Closed, Event, StepBegan
+from lockstep.events import Closed, Event, StepBegan, Wait, WaitBegan
 from lockstep.launch.scale import ask_for
 from lockstep.run.run import Run
 from lockstep.run.start import start
@@ -38,6 +39,8 @@ class Watch:
         match event:
             case StepBegan(step=step):
                 self._begin(step)
+            case WaitBegan(step=step, wait=Wait.TOTAL | Wait.GATHER):
+                self._collect(step)
             case Closed(step=step) if (
                 not self.run.failed and not self.run.guard.signals.terminate and not self.run.guard.signals.leave
             ):
@@ -57,6 +60,11 @@ class Watch:
         if step == PLAN.get("stop") and self.run.is_first and _first_time("stop"):
             os.kill(int(os.environ["LOCKSTEP_PARENT_PID"]), signal.SIGTERM)
             _await(lambda: self.run.guard.signals.terminate)
+
+    def _collect(self, step: int) -> None:
+        for kill in PLAN.get("collects", ()):
+            if kill[0] == self.slot and step >= kill[1] and _first_time(f"collect {kill}"):
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def _await_change(self, wanted: int) -> None:
         """Returns when what was asked for has come to this worker, if it is the one that has to do something."""

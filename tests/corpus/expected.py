@@ -67,6 +67,14 @@ ANEW = {
             "the rate of optimizer, group 0 to 0.005, .*head of the epoch", "set it at the end of the body"
         ),
     },
+    "a_scheduler_at_the_head_of_an_epoch": dict.fromkeys(
+        ("joined", "resumed"),
+        Said("has changed `scheduler`, .*head of the epoch.*at the end of the body", "step it at the end of the body"),
+    ),
+    "evaluated_before_each_epoch": {
+        "joined": Said("worker 1 has run.total, worker 0 has training step", "evaluate at the end of the body"),
+        "resumed": Said("has changed `scheduler`, .*head of the epoch", "evaluate at the end of the body"),
+    },
     "a_rate_halved_by_hand": dict.fromkeys(
         ("joined", "resumed"), Said(rf"`last`.*decides whether group\['lr'\] is set.*{_KEEP}", _TRACK)
     ),

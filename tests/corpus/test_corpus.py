@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from corpus import HERE, KINDS, SHAPES, USUAL, Fault, calm, disturbed, verdict
+from corpus import COLLECTING, HERE, KINDS, SHAPES, USUAL, WHILE_COLLECTING, Fault, calm, disturbed, verdict
 from expected import ALWAYS, ANEW, said_of
 
 NUM_RANDOM = 1000
@@ -29,6 +29,8 @@ TELLING = {
     "a_rate_that_falls_with_epochs": (),
     "a_rollback_to_the_best": ("joined", "resumed"),
     "a_schedule_in_a_closure": ("joined", "resumed"),
+    "a_scheduler_at_the_head_of_an_epoch": ("resumed",),
+    "a_scheduler_before_the_evaluation": ("resumed",),
     "a_strength_drawn_for_each_epoch": ("joined", "resumed"),
     "a_switch_set_once": ("resumed",),
     "a_teacher_at_the_head_of_an_epoch": ("resumed",),
@@ -48,6 +50,7 @@ TELLING = {
     "early_stopping_tracked": ("resumed",),
     "enumerated_accumulation": ("joined", "resumed"),
     "errors_that_are_caught": ("resumed",),
+    "evaluated_before_each_epoch": ("resumed",),
     "evaluation_on_rank_0": ("resumed",),
     "features_from_hooks": ("joined",),
     "generators_seeded_after_resuming": ("resumed",),
@@ -85,6 +88,7 @@ OFTEN = [
     *((shape, KINDS[1 + number % (len(KINDS) - 1)]) for number, shape in enumerate(FEW)),
 ]
 """What `make test` runs."""
+COLLECTED_OFTEN = ("a_scheduler_before_the_evaluation", "averaged_weights_for_the_evaluation")
 
 
 def check(folder: Path, shape: str, fault: Fault) -> str:
@@ -107,6 +111,17 @@ def test_a_script_with_a_fault_gives_the_bits_of_the_calm_one_or_a_sentence(
     tmp_path: Path, shape: str, kind: str
 ) -> None:
     check(tmp_path / "run", shape, USUAL[kind])
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [shape if shape in COLLECTED_OFTEN else pytest.param(shape, marks=pytest.mark.soak) for shape in COLLECTING],
+)
+def test_a_script_that_loses_workers_in_evaluations_gives_the_bits_of_the_calm_one(tmp_path: Path, shape: str) -> None:
+    """All start again, twice, and go on where the script has done nothing yet that it would do twice."""
+    result = disturbed(tmp_path, shape, WHILE_COLLECTING)
+    assert verdict(shape, result) == "same", result.shown
+    assert WHILE_COLLECTING.happened(tmp_path), f"the fault never came:\n{result.shown}"
 
 
 def test_a_worker_is_copied_again_and_again_also_one_that_is_a_copy(tmp_path: Path) -> None:

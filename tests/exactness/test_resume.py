@@ -10,7 +10,7 @@ from training import Job, loader_of, make, train_step
 from workers import on_workers
 
 import lockstep
-from lockstep.state.checkpoints.saver import HostCopies
+from lockstep.state.checkpoints.in_memory import HostCopies
 
 JOB = Job("conv", epochs=4, augment=True)
 

@@ -26,11 +26,11 @@ def is_at(key: int) -> bool:
     return now.equal_on_cpu(seeded(key))
 
 
-def loaded(head: Generators | None, *, in_tail: bool = False) -> RestoredGenerators:
+def loaded(head: Generators | None) -> RestoredGenerators:
     """Those of a snapshot that was taken at 7; afterwards the script has seeded by itself."""
     restored = RestoredGenerators()
     seeded(7)
-    restored.loaded(head, in_tail=in_tail)
+    restored.loaded(head)
     seeded(1)
     return restored
 
@@ -83,12 +83,26 @@ def test_without_epochs_they_are_those_of_the_snapshot_in_the_middle_of_a_pass(i
     assert is_at(7 if in_pass else 1)
 
 
-@pytest.mark.parametrize("in_tail", [True, False])
-def test_a_loader_that_is_only_evaluated_on_shows_where_the_script_is_only_behind_the_pass(in_tail: bool) -> None:
-    restored = loaded(seeded(5), in_tail=in_tail)
+def test_a_loader_that_is_only_evaluated_on_does_not_show_where_the_script_goes_on() -> None:
+    restored = loaded(seeded(5))
     restored.epoch_begins()
     restored.asked(in_pass=False, is_trained_on=False)
-    assert is_at(7 if in_tail else 5)
+    assert is_at(5)
+
+
+def test_what_stands_at_the_head_is_done_again_until_the_pass_goes_on() -> None:
+    restored = loaded(seeded(5))
+    assert not restored.is_done_again  # the script is before its epochs
+    restored.epoch_begins()
+    assert restored.is_done_again
+    restored.asked(in_pass=True, is_trained_on=True)
+    assert not restored.is_done_again
+
+
+def test_between_two_epochs_nothing_is_done_again() -> None:
+    restored = loaded(None)
+    restored.epoch_begins()
+    assert not restored.is_done_again
 
 
 def test_a_step_ends_what_is_put_back() -> None:

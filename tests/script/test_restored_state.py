@@ -29,6 +29,19 @@ def restored() -> tuple[Counting, RestoredState]:
     return models, state
 
 
+class Mean:
+    """An object of a script's own that is tracked."""
+
+    def __init__(self) -> None:
+        self.total = 1.0
+
+    def state_dict(self) -> dict[str, float]:
+        return {"total": self.total}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.total = state["total"]
+
+
 def set_rate(models: Models, rate: float) -> None:
     models.optimizers["optimizer"].param_groups[1]["lr"] = rate
 
@@ -61,3 +74,38 @@ def test_rates_are_read_before_an_update_only_where_one_had_been_set_otherwise(a
     before = models.num_reads
     assert state.at_update("optimizer") is None
     assert models.num_reads == before
+
+
+def test_a_scheduler_that_steps_at_the_head_is_wrong_also_where_no_rate_changes() -> None:
+    models, state = restored()
+    scheduler, mean = torch.optim.lr_scheduler.StepLR(models.optimizers["optimizer"], 5), Mean()
+    models.tracked |= {"mean": mean, "scheduler": scheduler}
+    models.optimizers["optimizer"].step()
+    state.loaded(has_gradients=False)
+    mean.total = 0.0
+    scheduler.step()
+    state.asked(at_start=False)
+    changed = state.changed()
+    assert changed is not None
+    assert changed.is_wrong
+    assert str(changed).startswith("the script has changed `scheduler`, which was restored: ")
+
+
+def test_a_mean_that_begins_anew_at_the_head_is_said() -> None:
+    models, state = restored()
+    models.tracked["mean"] = mean = Mean()
+    state.loaded(has_gradients=False)
+    mean.total = 0.0
+    state.asked(at_start=False)
+    changed = state.changed()
+    assert changed is not None
+    assert not changed.is_wrong
+    assert str(changed).startswith("the script has changed `mean`, which was restored: ")
+
+
+def test_what_is_tracked_and_unchanged_is_not_named() -> None:
+    models, state = restored()
+    models.tracked["mean"] = Mean()
+    state.loaded(has_gradients=False)
+    state.asked(at_start=False)
+    assert state.changed() is None

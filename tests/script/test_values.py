@@ -116,11 +116,12 @@ def test_tensors_and_what_is_very_long_are_no_plain_values() -> None:
 
 
 def refused(tmp_path: Path, loop: str, before: str = "1.0", *, at_start: bool = False) -> list[str]:
-    """What is said after a resume of a script that begins with `best = 9.0` and was at `before`."""
+    """What is refused after a resume of a script that begins with `best = 9.0` and was at `before`."""
     path = tmp_path / "train.py"
     path.write_text(f"best = 9.0\n{loop}")
     now = {(str(path), "<module>"): {"best": "9.0"}}
-    return [str(one) for one in restarted_values([("train.py", "<module>", "best", before)], now, at_start=at_start)]
+    found = restarted_values([("train.py", "<module>", "best", before)], now, at_start=at_start)
+    return [str(one) for one in found if one.is_wrong]
 
 
 EARLY = """
@@ -389,6 +390,27 @@ def test_a_number_with_which_others_are_compared_is_named_although_nothing_is_tr
     (found,) = restarted_values(saved, now, at_start=False)
     assert (found.name, found.depends) == ("best", None)
     assert found.may_join
+
+
+MEAN = """
+for epoch in run.epochs(3):
+    total = 0.0
+    for batch in loader:
+        train(batch)
+        total += run.loss
+        took, began = clock() - began, clock()
+    print(total)
+"""
+
+
+def test_a_sum_that_is_only_shown_is_named_where_the_run_goes_on_in_its_middle(tmp_path: Path) -> None:
+    """What is set to something else each time, as a time, is no sum."""
+    (path := tmp_path / "train.py").write_text(MEAN)
+    saved = [("train.py", "<module>", name, "2.5") for name in ("total", "began")]
+    now = {(str(path), "<module>"): {"total": "0.0", "began": "0.5"}}
+    (found,) = restarted_values(saved, now, at_start=False)
+    assert (found.name, found.depends, found.is_wrong) == ("total", None, False)
+    assert restarted_values(saved, now, at_start=True) == []
 
 
 EACH_PASS = """

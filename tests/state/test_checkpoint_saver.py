@@ -13,8 +13,9 @@ from workers import on_workers
 from lockstep.state.checkpoints import saver
 from lockstep.state.checkpoints.file import read, write
 from lockstep.state.checkpoints.folder import name_of, newest_good
+from lockstep.state.checkpoints.in_memory import HostCopies
 from lockstep.state.checkpoints.plan import CheckpointPlan, Every
-from lockstep.state.checkpoints.saver import Checkpoints, HostCopies, SavingWorker
+from lockstep.state.checkpoints.saver import Checkpoints, SavingWorker
 from lockstep.state.snapshot import Snapshot
 
 

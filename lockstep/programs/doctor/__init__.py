@@ -2,8 +2,8 @@
 
 - `facts`      what is known about the machine, as one value
 - `checks`     pure functions from facts to a result each; `diagnosis` is all of them together, as lines and as JSON
-- `machine`    gathers the facts, with `control_groups` (what a container is limited to), `leftovers` (what
-  ended runs left behind), `gpu_links` (how GPUs are joined), `checkpoint_trial` and `gpu_trial` (which try)
+- `machine`    gathers the facts, with `leftovers` (what ended runs left behind), `gpu_links` (how GPUs are joined),
+  `checkpoint_trial` and `gpu_trial` (which try)
 
 Nothing here imports torch, except the processes of the trials.
 """

@@ -30,12 +30,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from lockstep.data import Position
 from lockstep.events import Event, StepCommitted
 from lockstep.state.checkpoints.file import write
 from lockstep.state.checkpoints.folder import Retention, name_of, next_serial, remove_leftovers
+from lockstep.state.checkpoints.in_memory import HostCopies, Standby
 from lockstep.state.checkpoints.plan import CheckpointPlan, CheckpointSchedule
 from lockstep.state.run_state import RunState
 from lockstep.state.snapshot import Snapshot
@@ -48,40 +47,15 @@ class SavingWorker:
     """This worker's rank now, and where it reports.
 
     `saved` is called with the path of a checkpoint that is on disk, and the seconds since its snapshot. `claim` takes
-    the folder for the training that begins, and gives what stands against it.
+    the folder for the training that begins, and gives what stands against it. `stands_by`: whether it keeps a snapshot
+    in memory now (Note [Lost outside of steps] in in_memory.py).
     """
 
     rank: Callable[[], int]
     say: Callable[[str], None]
     saved: Callable[[Path, float], None] = lambda path, took_s: None
     claim: Callable[[], str] = str
-
-
-class HostCopies:
-    """CPU memory into which snapshots are copied, used again every time: training changes the tensors themselves.
-
-    It holds one snapshot at a time, the last one copied.
-    """
-
-    def __init__(self) -> None:
-        self._copies: dict[str, torch.Tensor] = {}
-
-    @torch.no_grad()
-    def copied(self, snapshot: Snapshot) -> Snapshot:
-        """The same snapshot in this memory. Nothing is allocated for a name that has the size and dtype of before."""
-        self._copies = {name: self._place_for(name, tensor) for name, tensor in snapshot.tensors.items()}
-        for name, tensor in snapshot.tensors.items():
-            self._copies[name].copy_(tensor, non_blocking=tensor.is_cuda)
-        for device in {tensor.device for tensor in snapshot.tensors.values() if tensor.is_cuda}:
-            torch.cuda.synchronize(device)
-        return Snapshot(dict(self._copies), snapshot.state)
-
-    def _place_for(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        known = self._copies.get(name)
-        if known is not None and known.shape == tensor.shape and known.dtype == tensor.dtype:
-            return known
-        # A GPU copies into pinned memory at the full speed of its link.
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
+    stands_by: Callable[[], bool] = lambda: False
 
 
 class Writer:
@@ -154,7 +128,7 @@ class Checkpoints:
         self._worker, self._clock = worker, clock
         self._schedule = CheckpointSchedule(plan.every, step, clock())
         self._writer = Writer(plan.folder, plan.keep)
-        self._copies = HostCopies()
+        self._copies, self._standby = HostCopies(), Standby(worker.say, clock)
         self._said_put_off = False
 
     def between_steps(self, step: int, capture: Callable[[], Snapshot]) -> None:
@@ -170,6 +144,22 @@ class Checkpoints:
         if self._worker.rank() == 0:
             self._writer.start(self._copies.copied(capture()))
         self._schedule.done(step, now_s)  # on every worker: see Note [Who saves]
+
+    def stand_by(self, capture: Callable[[], Snapshot], *, is_end: bool) -> None:
+        """The run can be saved now. `is_end`: a pass has one batch left, or an epoch has ended."""
+        if self._worker.stands_by():
+            self._standby.look(capture, is_end=is_end)
+
+    def save_standby(self, limit_s: float = LIMIT_S) -> None:
+        """Writes the snapshot that this worker has kept in memory, unless one is on disk that is as new. Another worker
+        may write one too."""
+        snapshot, saved, deadline_s = self._standby.snapshot, self._schedule.step, self._clock() + limit_s
+        step = -1 if snapshot is None else snapshot.state["step"]
+        is_newer = step > saved or (step == saved and not (self.folder / name_of(step)).exists())
+        if snapshot is not None and is_newer and self._writer.wait(limit_s):
+            self._writer.start(snapshot)
+            self._writer.wait(deadline_s - self._clock())
+        self._say_news()
 
     def save_now(
         self, step: int, capture: Callable[[], Snapshot], limit_s: float = LIMIT_S, *, again: bool = False
@@ -235,7 +225,7 @@ class AutomaticSaver:
         self._may_say_no_moment = asked_for
         self._at_commit: dict[int, Position] | None = None
         self._is_early = self._was_early = False
-        parts.progress.on_epoch_end = self._moment
+        parts.progress.on_epoch_end = self._epoch_has_ended
 
     def on_event(self, event: Event) -> None:
         """A subscriber of the run's events."""
@@ -250,7 +240,8 @@ class AutomaticSaver:
         if self._at_commit is not None and may_be and self._nothing_is_pending(self._at_commit):
             self._at_commit = None
             in_epoch = self._parts.progress.in_epoch
-            self._moment(is_early=in_epoch, saves=not (in_epoch and loader.is_spent))
+            self._moment(is_early=in_epoch, saves=not (in_epoch and loader.num_left == 0))
+            self._stand_by(loader.num_left)
 
     def save_now(self, limit_s: float = LIMIT_S) -> Path | None:
         """Saves this moment and waits for it. Only `at_moment` may call it."""
@@ -267,12 +258,22 @@ class AutomaticSaver:
         passes = {number: loader for number, loader in self._parts.progress.loaders.items() if loader.mid_pass}
         return all(loader.position in (at_commit.get(n), loader.evaluated) for n, loader in passes.items())
 
+    def _epoch_has_ended(self) -> None:
+        self._moment()
+        self.checkpoints.stand_by(self._parts.capture, is_end=True)
+
     def _moment(self, *, is_early: bool = False, saves: bool = True) -> None:
         """`is_early`: the pass under way may have no batch left. What is due is saved if it `saves`."""
         self._is_early = is_early
         if saves:
             self.checkpoints.between_steps(self._parts.steps.step, self._parts.capture)
         self._at_moment()
+
+    def _stand_by(self, num_left: int | None) -> None:
+        """In the middle of a pass. What the script has done in the epoch, a run that went on from here would do again.
+        So it has changed nothing before this pass, and this is the first one."""
+        if num_left != 0 and not self._parts.places.changes_at_head and not self._parts.progress.spent():
+            self.checkpoints.stand_by(self._parts.capture, is_end=num_left == 1)
 
     def _say_if_there_is_no_moment(self) -> None:
         progress = self._parts.progress
