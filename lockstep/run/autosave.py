@@ -159,9 +159,11 @@ class Autosave:
         self._events.subscribe(self._saving.on_event, StepCommitted)
 
     def _stands_by(self) -> bool:
-        """Whoever is lost, one of two is left."""
-        world = self._guard.generation.world
-        return world.rank < 2 <= world.size and self._guard.recovery is not None
+        """Of the first and the last worker one is left, also where a whole host is lost. Where state is divided to save
+        memory, one alone keeps all of it."""
+        world, is_divided = self._guard.generation.world, self._settings.strategy != "replicated"
+        keeps = world.rank == 0 or (world.rank == world.size - 1 and not is_divided)
+        return keeps and world.size > 1 and self._guard.recovery is not None
 
     def _saved(self, path: Path, took_s: float) -> None:
         self._events.emit(CheckpointSaved, str(path), took_s)

@@ -3,8 +3,9 @@
 # Note [What is not in an account]
 # Temporary memory inside of operators, what an update needs besides its state (torch's foreach updates make copies),
 # what the C library, or torch's allocator for GPUs, keeps of freed memory, and what CUDA itself takes in each process.
-# Data loaders have processes of their own. Activations are those of one lane at the end of its forward pass, where the
-# inputs are known.
+# Data loaders have processes of their own. The snapshots that are kept for a loss in an evaluation take at most a part
+# of the free memory (Note [Lost outside of steps] in state/checkpoints/in_memory.py). Activations are those of one lane
+# at the end of its forward pass, where the inputs are known.
 
 # Note [Parameters beside activations]
 # Under "sharded:parameters" a GPU has all parameters when a lane begins, and all activations when its forward pass

@@ -5,9 +5,9 @@
 # worker had counted is gone, and only the script can count it again: all workers start again. They do not go on from
 # the state of that moment. The script may have changed it since its last batch, by a scheduler's step or averaged
 # weights for the evaluation, and would change it again; and it would miss what its loop over batches leaves behind, as
-# the last loss. So the first two workers keep a snapshot in memory, taken where a run can be saved (Note [Moments] in
-# saver.py): where the last batch of a pass is asked for, where an epoch has ended, and once a minute. Those who are
-# left write it to disk.
+# the last loss. So the first and the last worker keep a snapshot in memory, taken where a run can be saved (Note
+# [Moments] in saver.py): where the last batch of a pass is asked for, where an epoch has ended, and once a minute.
+# Those who are left write it to disk.
 """
 
 import time
