@@ -10,8 +10,10 @@
 # left out.
 
 # Note [Metrics of a resumed run]
-# A run that goes on from step r trains r + 1 and what follows again. Their lines are cut off before its first step;
-# those up to r stay. A run that begins at 0 begins with an empty file. A worker that joins cuts nothing off.
+# A run that goes on from step r trains r + 1 and what follows again. Their lines are cut off before its first step, and
+# of r itself those that were logged after the checkpoint: it has how many there were. A run that begins anew begins
+# with an empty file. A worker that joins cuts nothing off. What a script logs before it has come to the place where it
+# goes on, at its top or at the head of an epoch, was logged before, and is left out.
 """
 
 import json
@@ -28,6 +30,7 @@ from lockstep.errors import BadArgument
 from lockstep.events import Closed, Copied, Event, Events, GenerationFormed, StepBegan
 from lockstep.observe.json_lines import append_line, newest_first
 from lockstep.observe.sinks import MetricsSink
+from lockstep.state.run_state import StepState
 
 FILE = "metrics.jsonl"
 
@@ -66,14 +69,16 @@ class MetricsLog:
     `folder` is the run's; None where it has none. See Note [Metrics are written once].
     """
 
-    def __init__(self, folder: Path | None, worker: LoggingWorker, events: Events) -> None:
+    def __init__(self, folder: Path | None, worker: LoggingWorker, events: Events, steps: StepState) -> None:
         self._path = None if folder is None else folder.absolute() / FILE  # the script may change its working folder
-        self._worker, self._say = worker, events.note
+        self._worker, self._say, self._steps = worker, events.note, steps
         self._sinks: list[MetricsSink] = []
         self._inherited: list[MetricsSink] = []
-        self._step, self._calls = -1, list[dict[str, float]]()
+        self._step, self._first, self._calls = -1, 0, list[dict[str, float]]()
+        """Those of the present step, and the number of the first of them."""
         self._cuts_off = worker.is_member
-        self._base: int | None = None
+        self._base: Written | None = None
+        """How far the file went where this process began to log or to train."""
         self._written: Written | None = None
         """None while another worker writes."""
         events.subscribe(self._on_change, GenerationFormed, Copied, Closed)
@@ -84,18 +89,23 @@ class MetricsLog:
         """From now on values go there too."""
         self._sinks.append(MetricsSink(sink, self._say))
 
-    def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """What the script logs after `step` steps: written here and now on the first worker, kept on the others."""
+    def log(self, step: int, values: Mapping[str, Any], *, is_again: bool = False) -> None:
+        """What the script logs after `step` steps: written here and now on the first worker, kept on the others.
+
+        `is_again`: the script was resumed, and has not come to the place where it goes on.
+        """
         checked = checked_values(values)
-        if not self._worker.is_present:
+        if is_again or not self._worker.is_present:
             return  # a newcomer on its way: the others have logged that
-        if step != self._step:
-            self._step, self._calls = step, []
-        self._calls.append(checked)
+        number = self._steps.num_logged
         self._begin(step)
+        if step != self._step:
+            self._step, self._first, self._calls = step, number, []
+        self._calls.append(checked)
+        self._steps.num_logged += 1
         if self._worker.is_first:
             self._take_up()
-            self._write(len(self._calls) - 1)
+            self._write(number)
 
     def _on_step(self, event: Event) -> None:
         if self._base is None:
@@ -115,20 +125,21 @@ class MetricsLog:
             self._cut_off(event.step)
             self._take_up()
             for number in range(len(self._calls)):
-                self._write(number, is_certain=False)
+                self._write(self._first + number, is_certain=False)
 
     # -- the file -------------------------------------------------------------------------------------------
 
     def _begin(self, step: int) -> None:
         """The run's first step, or call, in this process. See Note [Metrics of a resumed run]."""
         if self._base is None:
-            self._base = step
+            self._base = Written(step, self._steps.num_logged)
             if self._worker.is_first:
                 self._cut_off(step)
 
     def _cut_off(self, step: int) -> None:
-        if self._path is not None and self._cuts_off and step == self._base:
-            self._attempt(lambda path: cut_off(path, after=step), f"what comes after step {step} cannot be cut off")
+        base = self._base
+        if self._path is not None and self._cuts_off and base is not None and step == base.step:
+            self._attempt(lambda path: cut_off(path, base), f"what comes after step {step} cannot be cut off")
 
     def _take_up(self) -> None:
         """This worker is the first one from now on: it learns what is in the file."""
@@ -144,7 +155,7 @@ class MetricsLog:
         assert self._written is not None
         if self._written.has(self._step, number) or (self._path is None and not is_certain):
             return
-        values = self._calls[number]
+        values = self._calls[number - self._first]
         line = line_of(self._step, values)
         self._attempt(lambda path: append_line(path, line), f"the metrics of step {self._step} could not be written")
         for sink in self._sinks:
@@ -191,13 +202,17 @@ def end_of(path: Path) -> Written:
     return Written(last, count)
 
 
-def cut_off(path: Path, after: int) -> None:
-    """Leaves the lines up to this step in the file; none for 0, from which a run begins anew."""
-    kept = 0
+def cut_off(path: Path, base: Written) -> None:
+    """Leaves so much in the file."""
+    kept, ends = 0, list[int]()
     for place, entry in newest_first(path):
-        if after > 0 and isinstance(entry.get("step"), int) and entry["step"] <= after:
+        step = entry.get("step")
+        if isinstance(step, int) and step < base.step:
             kept = place + 1
             break
+        if step == base.step:
+            ends.append(place + 1)
+    kept = [kept, *reversed(ends)][: base.num_calls + 1][-1]
     if path.is_file() and not path.is_symlink() and kept < path.stat().st_size:
         os.truncate(path, kept)
 

@@ -77,6 +77,7 @@ class Loaders:
             self._state.places.epoch_begins()
             yield epoch
             self._epoch_ends()
+        self._state.places.epochs_are_over()
 
     def _note_second_loop(self, count: int) -> None:
         """Once: a script may take the numbers of epochs for those of each loop."""

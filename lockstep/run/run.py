@@ -101,7 +101,7 @@ class Run:
         )  # fmt: skip
         self._updates = UpdateHooks(self._loop, self._engine, self.guard, events)
         self._captures = Captures(settings, self._models, events, self._engine, self._loop.misplaced, self._updates.ids)
-        self._metrics = MetricsLog(context.overrides.run_dir, self._formation, events)
+        self._metrics = MetricsLog(context.overrides.run_dir, self._formation, events, self._state.steps)
         self._timeline = RunTimeline(
             events, self._overrides.run_dir, settings.device.type, lambda: self._formation.number,
             launcher_merges=self._overrides.status_fd is not None,
@@ -423,7 +423,7 @@ class Run:
         The present first worker writes them, once, to `metrics.jsonl` in the run's folder and to what `log_to` names.
         """
         self._loop.refuse_unless_outside("run.log")
-        self._metrics.log(self.step, values)
+        self._metrics.log(self.step, values, is_again=self._places.is_before)
 
     def log_to(self, sink: Any) -> None:
         """What `log` is given goes to `sink` too: a logger of another library, or a function that makes it when needed.

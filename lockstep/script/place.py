@@ -222,7 +222,7 @@ class Places:
         self._saved_values: list[tuple[str, str, str, str]] = []
         self._gone_on: set[int] | None = None
         """The loaders on which a step has trained since a snapshot was loaded; None if none was."""
-        self._was_loaded = self._has_joined = False
+        self._was_loaded = self._has_joined = self._counted_epochs = False
         self._models, self._progress = models, progress
         self._restored, self._generators = RestoredState(models), RestoredGenerators()
         self._drawn_ahead: DrawnAhead | None = None
@@ -400,6 +400,7 @@ class Places:
         put_back, compared = self._attributes.changed(in_evaluation=self._in_evaluation())
         return {
             "updates": dict(self.updates),
+            "has_epochs": self.head is not None,
             "turns": self.turn.number + bool(self.turn.sites),
             "owners": dict(self.streams.owners),
             "rhythm": list(self.rhythm.history),
@@ -420,6 +421,7 @@ class Places:
     def load(self, state: Mapping[str, Any]) -> None:
         """Restores its part of a snapshot; an older one may have none."""
         self.updates = dict(state.get("updates", {}))
+        self._counted_epochs = state.get("has_epochs", False)
         self.turn.number = state.get("turns", 0)
         self.streams.owners = dict(state.get("owners", {}))
         self.rhythm.expect(state.get("rhythm", ()))
@@ -466,6 +468,16 @@ class Places:
         """The body of an epoch is about to begin. See Note [Draws that are made again] in restored_generators.py."""
         self._generators.epoch_begins()
         self._at_head, self.changes_at_head = (marks_of(self._models), self._versions()), False
+
+    def epochs_are_over(self) -> None:
+        """The script has had all its epochs."""
+        self._generators.epochs_are_over()
+
+    @property
+    def is_before(self) -> bool:
+        """Whether a script that counts by run.epochs was resumed, and has not come to the place where it goes on: it
+        does again what it did."""
+        return self._generators.is_before and self._counted_epochs
 
     def generators_loaded(self, head: Generators | None) -> None:
         """A snapshot has set the generators outside of lanes: their states do not come from draws of this script."""

@@ -72,7 +72,12 @@ class RestoredGenerators:
     @property
     def is_done_again(self) -> bool:
         """Whether the script is between the head of an epoch's body and the place where it goes on."""
-        return self._saved is not None and self._is_inside and self._has_begun
+        return self.is_before and self._has_begun
+
+    @property
+    def is_before(self) -> bool:
+        """Whether the script has not come to the place where it goes on, or to the epoch that is to begin."""
+        return self._saved is not None and (self._is_inside or not self._has_begun)
 
     def asked(self, *, in_pass: bool, is_trained_on: bool) -> None:
         """A loader is about to load a batch. `in_pass`: not the first of a pass."""
@@ -80,6 +85,12 @@ class RestoredGenerators:
         if self._saved is not None and goes_on and is_trained_on:
             self._saved.restore()
             self._saved = None
+
+    def epochs_are_over(self) -> None:
+        """No epoch was left after the snapshot was taken: the script goes on behind them."""
+        if self.is_before and self._saved is not None:
+            self._saved.restore()
+        self._saved = None
 
     def step_begins(self) -> None:
         """The script has gone on: what it draws from now on, it draws for the first time."""

@@ -33,6 +33,8 @@ class StepState:
     step: int = 0
     loss: float | None = None
     """That of the last step."""
+    num_logged: int = 0
+    """How often the script has called run.log since then."""
 
 
 class StatePart(Protocol):
@@ -74,6 +76,9 @@ class ScriptState(Protocol):
     def epoch_begins(self) -> None:
         """Called where the body of an epoch is about to begin."""
 
+    def epochs_are_over(self) -> None:
+        """Called where the script has had all its epochs."""
+
     def generators_loaded(self, head: Generators | None) -> None:
         """Called after the generators outside of lanes were set to the snapshot's states. `head`: what they were where
         the body of the epoch began that is about to run again."""
@@ -101,6 +106,7 @@ class RunState:
         state = {
             **self.progress.state(),
             "step": self.steps.step,
+            "logged": self.steps.num_logged,
             "num_lanes": self.steps.num_lanes,
             "seed": self.steps.seed,
             "loss": pack(self.steps.loss, "loss", tensors),
@@ -134,6 +140,7 @@ class RunState:
         self.models.made |= _made(snapshot)
         self.models.lost = frozenset(state.get("forgotten", ()))
         steps.step, steps.seed, steps.num_lanes = state["step"], state["seed"], state["num_lanes"]
+        steps.num_logged = state.get("logged", 0)
         steps.loss = unpack(state["loss"], snapshot.tensors)
         self.noise.load_state_dict(state.get("noise", ()))
         self.carried.load(state.get("carried", {}), snapshot.tensors)

@@ -233,6 +233,7 @@ STATE: Mapping[str, Check] = {
 
 LATER: Mapping[str, Check] = {
     "forgotten": _list_of(_text),
+    "logged": _whole(0),
     "generators_at_head": _fields({"epoch": _whole(0), "states": _packed(_GENERATORS)}, {}),
     "optimizers_made": _by_name(_packed(_made)),
     "noise": _noise,
@@ -258,6 +259,7 @@ LATER: Mapping[str, Check] = {
             "data_sets": _by_name(_list_of(_text)),
             "data": _table_by_number(_by_name(_text)),
             "modes": _list_of(_row(_text, _list_of(_text), _list_of(_text), _truth)),
+            "has_epochs": _truth,
         },
     ),
     "on_probation": _list_of(_text),

@@ -197,6 +197,7 @@ class StepLoop:
         """The step that trained on `batch` is over."""
         self.places.committed(batch)
         self.state.steps.step += 1
+        self.state.steps.num_logged = 0
         self._loops_since_step = 0
         self._events.emit(StepCommitted, batch.num_samples, self.state.steps.loss)
         self._events.step = self.step

@@ -12,6 +12,7 @@ import pytest
 import torch
 from launches import launch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 from workers import on_workers, outcomes
 
 import lockstep
@@ -20,6 +21,7 @@ from lockstep.events import Events, GenerationFormed
 from lockstep.observe import json_lines
 from lockstep.observe.json_lines import append_line, newest_first
 from lockstep.observe.metrics import FILE, MetricsLog, Written, cut_off, end_of, line_of
+from lockstep.state.run_state import StepState
 
 NUM_STEPS = 6
 
@@ -133,6 +135,73 @@ def test_steps_that_a_resumed_run_trains_again_are_there_once(tmp_path: Path, ca
     (tmp_path / FILE).write_text(before + line_of(9, {"loss": 0.5}) + "\n")
     on_workers(3, _train, str(tmp_path), resume=checkpoint)
     assert (tmp_path / FILE).read_text() == calm
+
+
+EPOCHS_LOGGED = 3
+
+
+def _train_and_log(folder: str, resume: str = "", save: int | None = None, last_step: int | None = None) -> None:
+    """Logs at its top, at the head of each epoch, in the body, at the end of each epoch, and behind them."""
+    os.environ["LOCKSTEP_RUN_DIR"] = folder
+    run = lockstep.start(lanes=4, seed=1)
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    run.replicate(model, optimizer)
+    loader = run.shard(DataLoader(TensorDataset(torch.arange(96.0).view(32, 3) / 50), batch_size=8, shuffle=True))
+    if resume:
+        run.resume(resume)
+    run.log({"parameters": 4})
+    for epoch in run.epochs(EPOCHS_LOGGED):
+        run.log({"epoch": epoch})
+        run.log({"again": epoch})
+        for batch in loader:
+            if run.step == last_step:
+                run.close()
+                return
+            for (x,) in run.lanes(batch):
+                run.backward(model(x).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            run.log({"loss": run.loss})
+            if run.step == save and save % len(loader):
+                run.save(f"{folder}/checkpoint")
+        run.log({"done": epoch})
+        if run.step == save:
+            run.save(f"{folder}/checkpoint")
+    if run.step != last_step:
+        run.log({"test": 1.0})
+    run.close()
+
+
+@pytest.mark.parametrize(("saved", "reached"), [(2, 3), (4, 4), (4, 6), (6, 7), (12, 12), (12, None)])
+def test_what_a_resumed_script_logs_again_is_there_once_and_what_it_logs_anew_is_there(
+    tmp_path: Path, saved: int, reached: int | None
+) -> None:
+    """Of four steps an epoch, a checkpoint in the middle of one, at the end of one, or of the last one."""
+    calm, folder = tmp_path / "calm", tmp_path / "run"
+    on_workers(1, _train_and_log, str(calm))
+    on_workers(2, _train_and_log, str(folder), save=saved, last_step=reached)
+    on_workers(3, _train_and_log, str(folder), resume=str(folder / "checkpoint"))
+    assert (folder / FILE).read_text() == (calm / FILE).read_text()
+
+
+def _resume_and_log(folder: str, checkpoint: str) -> None:
+    os.environ["LOCKSTEP_RUN_DIR"] = folder
+    with lockstep.start(lanes=4, seed=1) as run:
+        model = nn.Linear(3, 1)
+        run.replicate(model, torch.optim.SGD(model.parameters(), 0.1))
+        run.resume(checkpoint)
+        run.log({"resumed": 1})
+
+
+def test_what_a_script_without_epochs_logs_where_it_was_resumed_is_written(tmp_path: Path) -> None:
+    """Nothing shows that it does what it did before."""
+    checkpoint = str(tmp_path / "checkpoint")
+    on_workers(1, _train, str(tmp_path), steps=4, save=checkpoint)
+    before = (tmp_path / FILE).read_text()
+    on_workers(1, _resume_and_log, str(tmp_path), checkpoint)
+    assert (tmp_path / FILE).read_text() == before + line_of(4, {"resumed": 1}) + "\n"
 
 
 def test_a_run_that_begins_anew_in_the_same_folder_begins_a_new_file(tmp_path: Path, calm: str) -> None:
@@ -275,7 +344,7 @@ class Someone:
 def test_what_a_newcomer_logs_on_its_way_is_never_written(tmp_path: Path) -> None:
     """It has run the script from the top, and the others have logged that before."""
     events, newcomer = Events(), Someone(is_present=False)
-    log = MetricsLog(tmp_path, newcomer, events)
+    log = MetricsLog(tmp_path, newcomer, events, StepState(seed=0, num_lanes=1))
     log.log(8, {"epoch": 2})
     newcomer.is_present = newcomer.is_first = True  # the worker before it is lost in its first step
     events.emit(GenerationFormed, 3, (1,), (0,), (), (), (), (), False, "", 0.1, step=8)
@@ -302,12 +371,13 @@ def test_the_end_of_the_file_is_its_last_step_and_how_many_lines_it_has(tmp_path
 
 
 @pytest.mark.parametrize("block", [3, 40, 1 << 16])
-def test_what_comes_after_a_step_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+def test_what_comes_after_a_call_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     monkeypatch.setattr(json_lines, "_BLOCK_BYTES", block)
     path = tmp_path / FILE
     _lines(path, *range(50), 50, 50)
-    for after, left in ((60, 52), (50, 52), (49, 50), (7, 8), (0, 0)):
-        cut_off(path, after)
+    some = ((60, 0, 52), (50, 2, 52), (50, 1, 51), (50, 0, 50), (49, 1, 50), (7, 9, 8), (7, 0, 7), (0, 0, 0))
+    for step, calls, left in some:
+        cut_off(path, Written(step, calls))
         assert [entry["step"] for _, entry in newest_first(path)] == [*range(50), 50, 50][:left][::-1]
 
 

@@ -170,3 +170,18 @@ def test_of_a_loader_that_goes_on_behind_what_it_has_handed_out_nothing_comes_ag
     progress.evaluates(next(batches))
     now = seeded(9)
     assert places.generators().equal_on_cpu(now)
+
+
+def test_where_no_epoch_is_left_they_are_those_of_the_snapshot_behind_the_epochs() -> None:
+    restored = loaded(None)
+    restored.epochs_are_over()
+    assert is_at(7)
+    assert not restored.is_before
+
+
+def test_behind_epochs_that_were_had_they_go_on() -> None:
+    restored = loaded(None)
+    restored.epoch_begins()
+    seeded(2)
+    restored.epochs_are_over()
+    assert is_at(2)
