@@ -30,7 +30,6 @@ TELLING = {
     "a_rollback_to_the_best": ("joined", "resumed"),
     "a_schedule_in_a_closure": ("joined", "resumed"),
     "a_scheduler_at_the_head_of_an_epoch": ("resumed",),
-    "a_scheduler_before_the_evaluation": ("resumed",),
     "a_strength_drawn_for_each_epoch": ("joined", "resumed"),
     "a_switch_set_once": ("resumed",),
     "a_teacher_at_the_head_of_an_epoch": ("resumed",),
@@ -88,7 +87,7 @@ OFTEN = [
     *((shape, KINDS[1 + number % (len(KINDS) - 1)]) for number, shape in enumerate(FEW)),
 ]
 """What `make test` runs."""
-COLLECTED_OFTEN = ("a_scheduler_before_the_evaluation", "averaged_weights_for_the_evaluation")
+COLLECTED_OFTEN = ("a_scheduler_before_the_evaluation",)
 
 
 def check(folder: Path, shape: str, fault: Fault) -> str:
