@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lockstep.errors import BadArgument
 from lockstep.state.checkpoints import in_memory
 from lockstep.state.checkpoints.file import read
 from lockstep.state.checkpoints.folder import name_of
@@ -93,6 +94,23 @@ def test_a_state_that_memory_has_no_room_for_is_not_kept_and_that_is_said_once(m
     assert kept(standby) is None
     assert len(training.said) == 1
     assert "no snapshot is kept in memory" in training.said[0]
+
+
+def test_a_state_that_cannot_be_saved_ends_no_training_and_that_is_said_once() -> None:
+    """The run was not asked to save anything."""
+    training = Training()
+    standby = training.standby()
+    standby.look(training.capture, is_end=True)
+
+    def fail() -> Snapshot:
+        raise BadArgument("tracked/seen is a object, which is neither saved nor sent")
+
+    for _ in range(3):
+        training.now_s += 1e9
+        standby.look(fail, is_end=True)
+    assert kept(standby) is None
+    (said,) = training.said
+    assert said.startswith("no snapshot is kept in memory: tracked/seen is a object, which is neither saved nor sent. ")
 
 
 def test_it_is_written_when_a_worker_is_lost(tmp_path: Path) -> None:

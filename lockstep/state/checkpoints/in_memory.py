@@ -10,6 +10,7 @@
 # Those who are left write it to disk.
 """
 
+import math
 import time
 from collections.abc import Callable
 
@@ -66,22 +67,21 @@ class Standby:
         began_s = self._clock()
         if began_s < self._due_s or not (is_end or began_s - self._taken_s >= EVERY_S):
             return
-        snapshot = capture()
-        if self.snapshot is None and (too_large := _too_large(snapshot)):
-            self._due_s = float("inf")
-            self._say(too_large)
+        try:
+            self._take(capture())
+        except Exception as error:  # noqa: BLE001 - nobody has asked for it, so its failure ends no training
+            self.snapshot, self._due_s = None, math.inf
+            self._say(
+                f"no snapshot is kept in memory: {error}. When a worker is lost in an evaluation, the run goes on from "
+                "its newest checkpoint"
+            )
             return
-        self.snapshot = self._copies.copied(snapshot)
         self._taken_s = self._clock()
         self._due_s = self._taken_s + SHARE * (self._taken_s - began_s)
 
-
-def _too_large(snapshot: Snapshot) -> str:
-    """Why it is not kept, if it is not."""
-    needed, free = sum(tensor.nbytes for tensor in snapshot.tensors.values()), free_bytes()
-    if needed <= free * MOST_OF_FREE:
-        return ""
-    return (
-        f"no snapshot is kept in memory: it takes {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free. When "
-        "a worker is lost in an evaluation, the run goes on from its newest checkpoint"
-    )
+    def _take(self, snapshot: Snapshot) -> None:
+        if self.snapshot is None:
+            needed, free = sum(tensor.nbytes for tensor in snapshot.tensors.values()), free_bytes()
+            if needed > free * MOST_OF_FREE:
+                raise MemoryError(f"it takes {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free")
+        self.snapshot = self._copies.copied(snapshot)
