@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
+from lockstep.data.structure import versions_of
 from lockstep.errors import Misuse
 from lockstep.gradients.buffer_sum import BufferGroup, buffer_groups, copy_together
 from lockstep.lanes import Fold, Reduction
@@ -63,12 +64,12 @@ class BufferStart:
 
     tensor: torch.Tensor
     value: torch.Tensor
-    version: int
+    version: list[int]
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "BufferStart":
         """The value is a copy, which outlives what a lane writes."""
-        return cls(tensor, tensor.detach().clone(), tensor._version)
+        return cls(tensor, tensor.detach().clone(), versions_of(tensor))
 
     def fits(self, tensor: torch.Tensor) -> bool:
         """Whether the memory of the value can hold this tensor's."""
@@ -96,7 +97,7 @@ class LaneBuffers:
             tensor, start = self.slots[index].read(), self._starts[index]
             if start.fits(tensor):
                 again.append(index)
-                start.tensor, start.version = tensor, tensor._version
+                start.tensor, start.version = tensor, versions_of(tensor)
             else:
                 self._starts[index] = BufferStart.of(tensor)
         copy_together([self._starts[i].value for i in again], [self._starts[i].tensor for i in again])
@@ -149,7 +150,7 @@ class LaneBuffers:
     def replayed(self, written: Sequence[int]) -> None:
         """A graph has written to these buffers, which their version counters do not show."""
         for index in written:
-            self._starts[index].version = -1
+            self._starts[index].version = [-1]
 
     @property
     def places(self) -> set[BufferKey]:
@@ -201,7 +202,7 @@ class LaneBuffers:
         copied = {id(start.tensor) for start in starts}
         for start in self._starts:  # two modules may hold one tensor
             if id(start.tensor) in copied:
-                start.version = start.tensor._version
+                start.version = versions_of(start.tensor)
 
     def _moved(self, slot: BufferSlot, start: BufferStart) -> bool:
         """See Note [Which buffers changed]."""
@@ -267,7 +268,7 @@ def _once(modules: Sequence[torch.nn.Module], names: Sequence[str]) -> list[Buff
 
 def _shows_change(slot: BufferSlot, start: BufferStart) -> bool:
     tensor = slot.read()
-    return tensor is not start.tensor or tensor._version != start.version
+    return tensor is not start.tensor or versions_of(tensor) != start.version
 
 
 def _differs(tensor: torch.Tensor, value: torch.Tensor) -> bool:

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from lockstep.chance import Generators
 from lockstep.data import GlobalBatch, Position, ShardedLoader
 from lockstep.data.contents import contents, sampled_contents
+from lockstep.data.structure import versions_of
 from lockstep.errors import Disagreement
 from lockstep.gradients.fingerprint import combined, fingerprints
 from lockstep.script import rhythm
@@ -268,7 +269,7 @@ class Places:
             self.changes_at_head = bool(changed(at_head[0], asked[1])) or at_head[1] != self._versions()
 
     def _versions(self) -> list[int]:
-        return [tensor._version for tensor in self._models.tensors().values()]
+        return versions_of(list(self._models.tensors().values()))
 
     def evaluates(self, batch: GlobalBatch) -> None:
         """A batch is evaluated."""

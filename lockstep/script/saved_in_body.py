@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lockstep.data.structure import versions_of
 from lockstep.state.models import Models
 
 Marks = Mapping[str, Any]
@@ -26,7 +27,7 @@ def marks_of(models: Models) -> Marks:
     marks: dict[str, Any] = {}
     for label, optimizer in models.optimizers.items():
         groups = optimizer.param_groups
-        marks[f"the parameters of {label}"] = [parameter._version for group in groups for parameter in group["params"]]
+        marks[f"the parameters of {label}"] = versions_of([one for group in groups for one in group["params"]])
         marks[f"the rates of {label}"] = [_number(group.get("lr")) for group in groups]
     return marks | {f"`{name}`": _counts(one) for name, one in models.tracked.items()}
 
@@ -37,11 +38,11 @@ def changed(before: Marks, now: Marks) -> str | None:
 
 
 def _number(value: Any) -> Any:
-    return value._version if isinstance(value, torch.Tensor) else value
+    return versions_of(value) if isinstance(value, torch.Tensor) else value
 
 
 def _counts(one: Any) -> Any:
     """The numbers in its attributes; of a module, how often its first parameter and its own buffers were written."""
     if isinstance(one, nn.Module):
-        return [tensor._version for tensor in (*islice(one.parameters(), 1), *one.buffers(recurse=False))]
+        return versions_of([*islice(one.parameters(), 1), *one.buffers(recurse=False)])
     return [value for value in vars(one).values() if type(value) in (int, float)] if hasattr(one, "__dict__") else []

@@ -116,3 +116,45 @@ def test_buffers_may_be_replaced_between_steps() -> None:
     assert len(alone["seen"][1]) == 10
     for num_workers in (2, 3):
         assert on_workers(num_workers, replaced_between_steps) == [alone] * num_workers
+
+
+class Caching(nn.Module):
+    """Makes a table when it first evaluates, as rotary embeddings do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+        self.register_buffer("table", torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.linear(x)
+        if self.training:
+            return result
+        if len(self.table) == 1:
+            self.table = torch.tensor([1.0, 2.0])
+        return result * self.table[-1]
+
+
+def a_buffer_made_in_inference_mode() -> str:
+    with lockstep.start(lanes=LANES) as run:
+        torch.manual_seed(0)
+        model = Caching()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        run.replicate(model, optimizer)
+        for _ in run.epochs(3):
+            model.train()
+            for x in run.lanes(data(12)):
+                model(x).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.eval()
+            with torch.inference_mode():
+                for x in run.lanes(data(12)):
+                    model(x)
+        digest: str = run.digest()
+        return digest
+
+
+def test_a_buffer_that_was_made_in_inference_mode_has_no_versions() -> None:
+    (alone,) = on_workers(1, a_buffer_made_in_inference_mode)
+    assert on_workers(3, a_buffer_made_in_inference_mode) == [alone] * 3

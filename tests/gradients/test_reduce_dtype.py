@@ -222,6 +222,7 @@ def test_complex_gradients_are_left_alone() -> None:
     def gradient(reduce_dtype: str | None) -> torch.Tensor:
         model = nn.Linear(6, 2, dtype=torch.complex64)
         nn.init.ones_(model.weight)
+        nn.init.zeros_(model.bias)
         with lockstep.start(lanes=3, reduce_dtype=reduce_dtype) as run:
             run.replicate(model)
             for x in run.lanes(X):
