@@ -32,7 +32,7 @@ from lockstep.lanes import Assignment
 from lockstep.launch.control import Control
 from lockstep.launch.exits import LEFT_OUT, OutOfPlace
 from lockstep.launch.status import NoStatus, StatusWriter, Trait
-from lockstep.script.place import Places
+from lockstep.script.places import Places
 from lockstep.state.run_state import RunState
 from lockstep.state.transfer import help_to_send, helpers_of, receive_snapshot, send_snapshot
 from lockstep.strategies.protocol import StepEngine

@@ -22,7 +22,7 @@ from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.record import StepRecord, StepRequest
 from lockstep.lanes import present_lanes
 from lockstep.launch.exits import TERMINATED, OutOfPlace
-from lockstep.script.place import Places
+from lockstep.script.places import Places
 from lockstep.state.run_state import RunState, load_models
 from lockstep.state.transfer import receive_snapshot, send_snapshot
 from lockstep.strategies.protocol import StepEngine

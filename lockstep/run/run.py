@@ -40,7 +40,7 @@ from lockstep.run.context import Context
 from lockstep.run.loaders import Loaders
 from lockstep.run.replication import join, place_on
 from lockstep.run.timeline import RunTimeline
-from lockstep.script.place import Places
+from lockstep.script.places import Places
 from lockstep.settings.paths import as_path
 from lockstep.state.carried import Carried
 from lockstep.state.checkpoints import file as checkpoint

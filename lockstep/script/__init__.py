@@ -1,6 +1,7 @@
 """The place of a step: where each worker's script is, so that all are in the same place before a step is committed.
 
 - `place`           the place of a step as one value, and what to write instead where two workers' places differ
+- `places`          follows the script, and makes the place of each step
 - `turns`           how many loops over run.lanes make one turn of the script, and which one this is
 - `call_site`       the line that called into lockstep, and the script's own variables there
 - `random_streams`  the states of the generators outside of lanes, and which worker has one to itself

@@ -29,21 +29,6 @@ class DrawnAhead:
         )
 
 
-@dataclass(frozen=True)
-class EvaluatedAgain:
-    """A loader on which the script has evaluated, before the batch at which its pass goes on."""
-
-    loader: int
-    is_wrong: bool = False
-
-    def __str__(self) -> str:
-        return (
-            f"the run goes on in the middle of an epoch, and the script has evaluated on loader {self.loader} before "
-            "it came there, as it does in every epoch: what it shows of that is of the model as it is now, and not as "
-            "it was then."
-        )
-
-
 class RestoredGenerators:
     """See Note [Draws that are made again]."""
 

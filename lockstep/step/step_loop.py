@@ -40,7 +40,8 @@ from lockstep.lanes import share
 from lockstep.optim.noise.watch import NoiseWatch
 from lockstep.script.call_site import Site
 from lockstep.script.lane_sums import spoilt_by_a_loss
-from lockstep.script.place import Places, StepPlace
+from lockstep.script.place import StepPlace
+from lockstep.script.places import Places
 from lockstep.script.turns import LaneLoop, SeenBatch
 from lockstep.script.values import Changed
 from lockstep.state.carried import Carried

@@ -5,7 +5,7 @@ import torch
 from lockstep.chance import Generators
 from lockstep.data import GlobalBatch
 from lockstep.script.call_site import Site
-from lockstep.script.place import Places
+from lockstep.script.places import Places
 from lockstep.script.turns import LaneLoop
 from lockstep.state.models import Models
 from lockstep.state.progress import DataProgress
