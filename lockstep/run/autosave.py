@@ -175,3 +175,11 @@ class Autosave:
             if path is not None:
                 self._status.saved()
                 self._events.note(f"saved as {path}")
+                self._warn_of(self._saving.changed_at_head)
+
+    def _warn_of(self, changed: str | None) -> None:
+        if changed is not None:
+            self._events.note(
+                f"the script changes {changed} at the head of an epoch's body: a run that goes on from this checkpoint "
+                "would change it again, and is refused until that is done at the end of the body, for the next epoch"
+            )

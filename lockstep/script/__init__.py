@@ -17,7 +17,8 @@ After a resume, or on a newcomer, the script starts from its top. What of it may
 - `rhythm`          the order of loops and updates
 - `restored_state`  what a script does again to models and rates that were restored
 - `restored_generators` the generators outside of lanes, which are put back where they stood
-- `saved_in_body`   what a script has changed before `run.save` in the body of a loop
+- `changes`         what a script has changed that a resumed run would change twice: before `run.save` in the body of a
+                    loop, and at the head of an epoch
 - `unsaved`         iterators and schedulers that start again
 
 Lanes are computed by any worker. What their code may not do, or is told about:

@@ -9,11 +9,11 @@ from torch.optim import Optimizer
 
 from lockstep.chance import Generators
 from lockstep.data import GlobalBatch, Position, ShardedLoader
-from lockstep.data.structure import versions_of
 from lockstep.gradients.fingerprint import combined, fingerprints
 from lockstep.script import rhythm
 from lockstep.script.attributes import ModelAttributes, Renewed
 from lockstep.script.call_site import calling_frame, whole_numbers
+from lockstep.script.changes import Marks, changed, marks_of
 from lockstep.script.counters import Moment, Number, OutOfStep, ScriptCounters, out_of_step
 from lockstep.script.data_sets import DataSetSettings, Unset, texts_of_data_sets
 from lockstep.script.modes import ModelModes, OtherModes
@@ -36,7 +36,6 @@ from lockstep.script.random_streams import Streams
 from lockstep.script.restored_generators import DrawnAhead, RestoredGenerators
 from lockstep.script.restored_state import ChangedState, EvaluatedAgain, RestoredState
 from lockstep.script.rhythm import Rhythm
-from lockstep.script.saved_in_body import Marks, changed, marks_of
 from lockstep.script.turns import LaneLoop, Turn
 from lockstep.script.unsaved import restarted_iterator
 from lockstep.script.values import Changed, Values, changed_since, restarted_values, values
@@ -87,11 +86,12 @@ class Places:
         self._restored, self._generators = RestoredState(models), RestoredGenerators()
         self._drawn_ahead: DrawnAhead | None = None
         self._evaluated_again: EvaluatedAgain | None = None
-        self._at_head: tuple[Marks, list[int]] | None = None
+        self._at_head: Marks | None = None
         """What was where the body of the epoch under way began, until its first step begins."""
         self.changes_at_head = False
-        """Whether the script has changed some state before the first batch of the epoch under way: one that goes on in
-        the middle of the epoch would change it twice."""
+        """Whether the script has changed rates, or some state, before the first batch of the epoch under way."""
+        self.changed_at_head: str | None = None
+        """The state among that, in words. See Note [Changed at the head] in changes.py."""
         self._asks: dict[int, tuple[Generators, Marks]] = {}
         """What was where each loader was asked for the first batch that it would hand out again."""
         self._groups, self._attributes, self._modes = Groups(models), ModelAttributes(models), ModelModes(models)
@@ -125,10 +125,8 @@ class Places:
         at_head, self._at_head = self._at_head, None
         asked = self._asks.get(batch.loader) if batch.loader is not None and batch.begins_pass else None
         if at_head is not None and asked is not None:
-            self.changes_at_head = bool(changed(at_head[0], asked[1])) or at_head[1] != self._versions()
-
-    def _versions(self) -> list[int]:
-        return versions_of(list(self._models.tensors().values()))
+            self.changes_at_head = changed(at_head, asked[1]) is not None
+            self.changed_at_head = changed(at_head, asked[1], only_state=True)
 
     def evaluates(self, batch: GlobalBatch) -> None:
         """A batch is evaluated."""
@@ -163,7 +161,7 @@ class Places:
             self._drawn_ahead = DrawnAhead(number)
         self._generators.asked(in_pass=in_pass, is_trained_on=loader.is_trained_on)
         if number not in self._asks or self._progress.resumes_at(loader) == loader.position:
-            self._asks[number] = Generators.now(), marks_of(self._models)
+            self._asks[number] = Generators.now(), marks_of(self._models, of_weights=self._at_head is not None)
         goes_on = loader.is_trained_on and self._restored.asked(at_start=not in_pass)
         return goes_on and loader.num_left == 0 and self._progress.in_epoch
 
@@ -310,7 +308,7 @@ class Places:
 
     def changed_in_body(self) -> str | None:
         """What the script has changed since the batch was asked for that a run which is resumed from now is handed out
-        again. See Note [Saved in a body] in saved_in_body.py."""
+        again. See Note [Saved in a body] in changes.py."""
         again = self._asked_again()
         return None if again is None else changed(again[1], marks_of(self._models))
 
@@ -327,7 +325,7 @@ class Places:
     def epoch_begins(self) -> None:
         """The body of an epoch is about to begin. See Note [Draws that are made again] in restored_generators.py."""
         self._generators.epoch_begins()
-        self._at_head, self.changes_at_head = (marks_of(self._models), self._versions()), False
+        self._at_head, self.changes_at_head, self.changed_at_head = marks_of(self._models, of_weights=True), False, None
 
     def epochs_are_over(self) -> None:
         """The script has had all its epochs."""

@@ -25,8 +25,13 @@ TRACKED = "tracked "
 """Before the names of what was given to run.replicate besides models and optimizers."""
 ADVICE = (
     "the run goes on in the middle of an epoch, and what stands at the head of the epoch's body is done again. Do it "
-    "at the end of the body, for the next epoch"
+    "at the end of the body, for the next epoch, or go on from a checkpoint that was saved at the end of an epoch"
 )
+
+
+def trains(tracked: Any) -> bool:
+    """Whether the training depends on an object that was given to run.replicate besides models and optimizers."""
+    return isinstance(tracked, (LRScheduler, ReduceLROnPlateau, GradScaler, nn.Module))
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,7 @@ class RestoredState:
     def _trains(self, name: str) -> bool:
         """Whether the training depends on what has this name."""
         tracked = self._models.tracked.get(name.removeprefix(TRACKED)) if name.startswith(TRACKED) else None
-        return tracked is None or isinstance(tracked, (LRScheduler, ReduceLROnPlateau, GradScaler, nn.Module))
+        return tracked is None or trains(tracked)
 
     def _now(self) -> dict[str, int]:
         models = self._models

@@ -67,7 +67,11 @@ class ScriptState(Protocol):
 
     @property
     def changes_at_head(self) -> bool:
-        """Whether a run that is resumed inside the epoch under way would change some state twice."""
+        """Whether a run that is resumed inside the epoch under way would change some state, or rates, twice."""
+
+    @property
+    def changed_at_head(self) -> str | None:
+        """The state among that, in words: such a run would be refused."""
 
     @property
     def head(self) -> Generators | None:

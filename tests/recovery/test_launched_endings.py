@@ -151,3 +151,28 @@ def test_the_command_that_ctrl_c_ends_with_goes_on_with_the_run_although_no_fold
         again.wait_for("going on from step-")
         first = again.wait_for("^step ")
         assert int(again.lines[first][1].split()[1]) > 5
+
+
+def test_a_signal_in_an_epoch_whose_head_changes_a_teacher_says_that_it_cannot_go_on_from_there(tmp_path):
+    script = f"""{training().partition("while")[0]}
+from torch.utils.data import DataLoader, TensorDataset
+teacher = run.replicate(torch.nn.Linear(2, 1))
+loader = run.shard(DataLoader(TensorDataset(torch.ones(80, 2)), batch_size=8))
+for epoch in run.epochs(1000):
+    teacher.load_state_dict(model.state_dict())
+    for batch in loader:
+        for x, in run.lanes(batch):
+            (model(x) - teacher(x)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if rank == 0 and run.step == 15:
+            os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(0.01)
+"""
+    with launched_script(tmp_path, script, "-n", "2") as run:
+        assert run.process.wait(60) == 130
+        run.wait_for("saved as ")
+        run.wait_for("the script changes the weights of model2 at the head of an epoch's body: a run that goes on from")
+        _, *words = shlex.split(run.lines[run.wait_for("to go on: lockstep run ")][1].partition("to go on: ")[2])
+    with launched_command(tmp_path, *words) as again:
+        again.wait_for("the script has changed .*, which was restored")

@@ -14,7 +14,8 @@
 # The second: an epoch's body has ended. Batches that come from no loader leave only this one.
 # Where the pass of an epoch has no batch left, what is due waits for the next moment: a script that resumed there would
 # go on behind a loop that has had no batch, without the names that the loop assigns. A run that is about to end is
-# saved there all the same, and once more if it comes to the next moment.
+# saved there all the same, and once more if it comes to the next moment. What is due also waits for the end of an epoch
+# at whose head the script has changed some state: it would change it again, and be refused.
 
 # Note [Errors of the writer]
 # A full disk, a folder without permission, a file system that went away: the checkpoint before stays, one line reports
@@ -129,14 +130,18 @@ class Checkpoints:
         self._schedule = CheckpointSchedule(plan.every, step, clock())
         self._writer = Writer(plan.folder, plan.keep)
         self._copies, self._standby = HostCopies(), Standby(worker.say, clock)
-        self._said_put_off = False
+        self._said_put_off = self._said_head = False
 
-    def between_steps(self, step: int, capture: Callable[[], Snapshot]) -> None:
+    def between_steps(self, step: int, capture: Callable[[], Snapshot], changed_at_head: str | None = None) -> None:
         """Called when a step is wholly done and the next has not begun. If due, copies `capture()`, which a thread
-        writes; the training waits for the copy only. If a save is under way, this one is postponed."""
+        writes; the training waits for the copy only. If a save is under way, this one is postponed, and so is one in
+        the middle of an epoch that has `changed_at_head` some state."""
         self._say_news()
         now_s = self._clock()
         if not self._schedule.due(step, now_s):
+            return
+        if changed_at_head is not None:
+            self._say_head(changed_at_head)
             return
         if self._worker.rank() == 0 and self._writer.is_busy:
             self._say_put_off(step)
@@ -194,6 +199,15 @@ class Checkpoints:
         while self._writer.news:
             self._worker.say(self._writer.news.popleft())
 
+    def _say_head(self, changed: str) -> None:
+        if not self._said_head:
+            self._said_head = True
+            self._worker.say(
+                f"checkpoints are saved at the ends of epochs only: the script changes {changed} at the head of an "
+                "epoch's body, before its first batch, and a run that went on in the middle of the epoch would change "
+                "it again. To have them in between, do it at the end of the body, for the next epoch."
+            )
+
     def _say_put_off(self, step: int) -> None:
         if not self._said_put_off:
             self._said_put_off = True
@@ -243,6 +257,11 @@ class AutomaticSaver:
             self._moment(is_early=in_epoch, saves=not (in_epoch and loader.num_left == 0))
             self._stand_by(loader.num_left)
 
+    @property
+    def changed_at_head(self) -> str | None:
+        """What the script has changed in the epoch under way that a run which goes on from now would change again."""
+        return self._parts.places.changed_at_head if self._parts.progress.in_epoch else None
+
     def save_now(self, limit_s: float = LIMIT_S) -> Path | None:
         """Saves this moment and waits for it. Only `at_moment` may call it."""
         again, self._was_early = self._was_early, self._is_early
@@ -266,7 +285,7 @@ class AutomaticSaver:
         """`is_early`: the pass under way may have no batch left. What is due is saved if it `saves`."""
         self._is_early = is_early
         if saves:
-            self.checkpoints.between_steps(self._parts.steps.step, self._parts.capture)
+            self.checkpoints.between_steps(self._parts.steps.step, self._parts.capture, self.changed_at_head)
         self._at_moment()
 
     def _stand_by(self, num_left: int | None) -> None:
