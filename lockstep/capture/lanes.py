@@ -26,7 +26,8 @@ from torch.utils import _pytree as pytree
 
 from lockstep.capture.graph import CannotCapture, capture, num_broken, watching_for_waits
 from lockstep.chance import Generators
-from lockstep.gradients.recorder import LaneRecorder, Recording
+from lockstep.gradients.recorded_lane import Recording
+from lockstep.gradients.recorder import LaneRecorder
 from lockstep.strategies.protocol import StepEngine
 
 WARM_UP = 3

@@ -173,6 +173,17 @@ class Bucket:
         """What becomes `p.grad`, parameter by parameter, when `finish` has been called."""
         return self.result.views
 
+    def hand_over(self, used: Sequence[bool], kept: Mapping[int, torch.Tensor]) -> None:
+        """Puts the sum, and what was `kept` before the step, into `p.grad`; by the numbers of parameters, `used` says
+        which of them any lane has reached."""
+        self.finish()
+        for slot, parameter, view in zip(self.layout.slots, self.parameters, self.handed_over, strict=True):
+            before = kept.get(slot.index)
+            if not used[slot.index]:
+                parameter.grad = before
+            else:
+                parameter.grad = view if before is None else view.add_(before)
+
     @torch.no_grad()
     def finish(self) -> None:
         """The sum stands in `result`. See Note [The dtype of the sum] in fold.py."""

@@ -7,7 +7,7 @@
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -95,6 +95,42 @@ class BucketSet:
         broadcast(self._wire.transport, order, source)
         self._order = [int(index) for index in order]
         self._order_is_news = self._order != guessed
+
+    # -- what stands in `p.grad` around a step --------------------------------------------------------------
+
+    def keep_gradients(self) -> None:
+        """What stands there may be a view of a bucket, which a step writes to, or lays out anew: now a copy."""
+        for parameter in self._parameters:
+            if parameter.requires_grad and parameter.grad is not None:
+                parameter.grad = parameter.grad.clone().detach()
+
+    def set_aside(self) -> dict[int, torch.Tensor]:
+        """What stands there, by the number of the parameter; then nothing does."""
+        kept = {index: grad for bucket in self.buckets for index, grad in bucket.numbered_gradients().items()}
+        for bucket in self.buckets:
+            bucket.forget_gradients()
+        return kept
+
+    def put_back(self, kept: Mapping[int, torch.Tensor]) -> None:
+        """What was set aside stands there again, and nothing else."""
+        for bucket in self.buckets:
+            bucket.forget_gradients()
+            bucket.give_gradients(kept)
+
+    def add_kept(self, kept: Mapping[int, torch.Tensor]) -> None:
+        """Nothing went through the buckets: the gradient there, which is only read, is added to what was set aside.
+
+        See Note [Gradients are only read] in fold.py.
+        """
+        for index, before in kept.items():
+            grad = self._parameters[index].grad
+            self._parameters[index].grad = before if grad is None else before.add_(grad)
+
+    def copy_own_gradients(self) -> None:
+        """Nothing goes through the buckets: a gradient that is a tensor of the user's becomes a copy."""
+        for number, bucket in enumerate(self.buckets):
+            if self.watch.has_own(number):
+                bucket.copy_gradients()
 
     def close(self) -> None:
         """Removes hooks and frees the buckets' memory; what stands in `p.grad` stays."""

@@ -57,9 +57,14 @@ class StepHealth:
             state = plan.state()
             self._compared, self._vector = list(state), fingerprints(state)
 
+    @property
+    def looks(self) -> bool:
+        """Whether more gradients are to be looked at: not if one was found that is not finite."""
+        return self._plan.looks and self._finding is None
+
     def look(self, lane: int, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Looks at some of a lane's own gradients, unless something was found before, or the policy is to keep it."""
-        if not self._plan.looks or self._finding is not None:
+        """Looks at some of a lane's own gradients."""
+        if not self.looks:
             return
         bad = finite.first_bad(gradients)
         if bad is not None:

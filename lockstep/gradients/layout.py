@@ -128,7 +128,7 @@ class BucketLayout:
 
 @dataclass(frozen=True)
 class Layout:
-    """All buckets, in the order in which they leave. See Note [Launch order] in replicated.py."""
+    """All buckets, in the order in which they leave. See Note [Launch order] in pipeline.py."""
 
     buckets: tuple[BucketLayout, ...]
 

@@ -64,7 +64,7 @@ class StepPlan:
         return present_lanes(self.num_samples, self.assignment.num_lanes, self.least)
 
     @cached_property
-    def adds_nothing(self) -> bool:
+    def has_nothing_to_add(self) -> bool:
         """See Note [Nothing to add]."""
         return len(self.present) == 1 and self.assignment.num_workers == 1 and not self.always_folds
 

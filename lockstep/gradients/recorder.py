@@ -6,80 +6,23 @@
 # what was noted is done to the step again: which gradients are used, how high the stacks are, which buffers were
 # written, and the event behind each bucket, which is part of the graph. So the reduction of a bucket still begins in
 # the middle of the backward pass.
-
-# Note [Made before]
-# Pinned memory and events cannot be made while work is recorded. So there are some of each from the start.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-
-import torch
 
 from lockstep.errors import Misuse
-from lockstep.gradients.bucket import Bucket
 from lockstep.gradients.bucket_set import BucketSet
-from lockstep.gradients.record import DeviceLoss
+from lockstep.gradients.pipeline import BucketPipeline
+from lockstep.gradients.recorded_lane import Recording
 from lockstep.gradients.step import StepInFlight
-
-FoldBuckets = Callable[[StepInFlight, Sequence[Bucket]], None]
-LaunchBucket = Callable[[StepInFlight, int, torch.cuda.Event | None], None]
-
-MOST_LOSSES = 8
-"""How many losses of one lane can be recorded. See Note [Made before]."""
-
-
-class TooManyLosses(RuntimeError):  # noqa: N818
-    """A lane reported more losses than can be recorded."""
-
-
-@dataclass
-class Recording:
-    """What happened in a lane that was recorded. `gradients` are what it left in `p.grad` where nothing is folded."""
-
-    ready: list[torch.cuda.Event]
-    loss_events: list[torch.cuda.Event]
-    places: torch.Tensor
-    num_full: int = 0
-    losses: list[DeviceLoss] = field(default_factory=list)
-    weight: float | None = None
-    reached: list[list[bool]] = field(default_factory=list)
-    written: list[int] = field(default_factory=list)
-    gradients: dict[int, torch.Tensor] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, num_buckets: int) -> "Recording":
-        """See Note [Made before]."""
-        places = torch.empty(MOST_LOSSES, 8, dtype=torch.uint8, device="cpu", pin_memory=True)
-        return cls([_event() for _ in range(num_buckets)], [_event() for _ in range(MOST_LOSSES)], places)
-
-    def bucket_is_full(self) -> None:
-        """The next bucket has taken the gradients of the lane: others may read it behind this point."""
-        self.ready[self.num_full].record()
-        self.num_full += 1
-
-    def add_loss(self, loss: torch.Tensor) -> DeviceLoss:
-        number = len(self.losses)
-        if number == MOST_LOSSES:
-            raise TooManyLosses(f"it tells more than {MOST_LOSSES} losses in a lane")
-        place = self.places[number].view(loss.dtype)[0]
-        self.losses.append(DeviceLoss.of(loss.detach(), place, self.loss_events[number]))
-        return self.losses[-1]
 
 
 class LaneRecorder:
-    """Records the lane under way, or takes a replayed one into the step. See Note [A lane that is replayed].
+    """Records the lane under way, or takes a replayed one into the step. See Note [A lane that is replayed]."""
 
-    `fold` takes some buckets' gradients of the lane, `launch` hands a bucket to the wire behind an event.
-    """
-
-    def __init__(
-        self, buckets: BucketSet, in_flight: Callable[[], StepInFlight], fold: FoldBuckets, launch: LaunchBucket
-    ) -> None:
-        self._buckets, self._in_flight, self._fold, self._launch = buckets, in_flight, fold, launch
-        self.recording: Recording | None = None
-        """That of the lane under way, while it is recorded."""
+    def __init__(self, buckets: BucketSet, in_flight: Callable[[], StepInFlight], pipeline: BucketPipeline) -> None:
+        self._buckets, self._in_flight, self._pipeline = buckets, in_flight, pipeline
 
     @property
     def layout_number(self) -> int:
@@ -89,13 +32,13 @@ class LaneRecorder:
     @property
     def is_settled(self) -> bool:
         """Whether the buckets will stay as they are: the order of gradients is known, or nothing goes through them."""
-        return self._buckets.knows_order or self._in_flight().plan.adds_nothing
+        return self._buckets.knows_order or self._in_flight().plan.has_nothing_to_add
 
     @property
     def lane_place(self) -> Hashable:
         """What the work of the lane under way depends on besides its data: its place in the sum, and its weight."""
         step = self._in_flight()
-        return step.fold, step.position, step.weight, step.plan.adds_nothing
+        return step.fold, step.position, step.weight, step.plan.has_nothing_to_add
 
     def expects_whole_lane(self) -> bool:
         """Whether the lane under way may be computed by a graph: False if some backward pass was in it before."""
@@ -120,12 +63,12 @@ class LaneRecorder:
         step = self._in_flight()
         before = [bucket.begin_recording() for bucket in step.buckets]
         self._buckets.watch.lane_begins()
-        self.recording = recording
+        step.recording = recording
         try:
             yield
             self._finish(recording, step)
         finally:
-            self.recording = None
+            step.recording = None
             for bucket, standing in zip(step.buckets, before, strict=True):
                 bucket.end_recording(standing)
             for bucket in self._buckets.buckets:
@@ -136,7 +79,7 @@ class LaneRecorder:
 
     def _finish(self, recording: Recording, step: StepInFlight) -> None:
         self._buckets.watch.lane_ends()
-        self._fold(step, step.buckets[step.folded :])
+        self._pipeline.fold(step, step.buckets[step.folded :])
         replaced = step.buffers.replaced()
         if replaced:
             raise RuntimeError(f"it puts a new tensor in the place of buffer {replaced[0]}: write into it instead")
@@ -159,11 +102,4 @@ class LaneRecorder:
             step.losses[step.lane] = list(recording.losses)
         if step.on_last_lane:
             for number in range(recording.num_full):
-                self._launch(step, number, recording.ready[number])
-
-
-def _event() -> torch.cuda.Event:
-    """An event that is recorded inside of a graph and awaited outside; torch makes it when it is first recorded."""
-    event = torch.cuda.Event(external=True)
-    event.record()
-    return event
+                self._pipeline.launch(step, number, recording.ready[number])

@@ -55,7 +55,7 @@ class LaneRules:
         self._spans.end_loop()
 
     def begin_step(self, plan: StepPlan) -> None:
-        self._versions = [] if plan.adds_nothing else self._parameter_versions()
+        self._versions = [] if plan.has_nothing_to_add else self._parameter_versions()
 
     def begin_lane(self, buckets: BucketSet) -> None:
         buckets.watch.lane_begins(self._closely)

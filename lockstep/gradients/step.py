@@ -18,6 +18,7 @@ from lockstep.gradients.buffers import LaneBuffers
 from lockstep.gradients.health import StepHealth
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import SUMMED, LaneLoss, StepRecord, Weights
+from lockstep.gradients.recorded_lane import Recording
 from lockstep.gradients.squares import Squares
 from lockstep.lanes import Fold, Reduction
 from lockstep.wire import Agreement, PendingReduction
@@ -52,6 +53,8 @@ class StepInFlight:
         self.folded = 0
         """How many buckets have taken the gradients of the lane under way."""
         self.full: set[int] = set()
+        self.recording: Recording | None = None
+        """That of the lane under way, while it is recorded."""
         self.losses: dict[int, list[LaneLoss]] = {}
         self.outcome: StepRecord | None = None
         self.weights = Weights({}, 1.0)

@@ -1,10 +1,5 @@
 """Plain data parallelism: every worker holds all of the model, adds all gradients, and makes every update.
 
-# Note [Launch order]
-# Buckets leave in layout order, not in the order they fill: two workers may fill them differently, and a
-# collective is matched by position. A bucket that is full while an earlier one is not waits for it, at the latest until
-# the end of the lanes, where all that any worker used leaves. A bucket nobody used is not sent.
-
 # Note [Commit]
 # Once its own slices of all sums are written, a worker signals *prepared* to all; it hands the sum over only after all
 # have signalled: no worker can then be left without it. In shared memory the closing barrier of the last bucket is the
@@ -25,17 +20,17 @@ from torch.autograd.graph import Node
 from torch.optim import Optimizer
 
 from lockstep.errors import Misuse, naming_lost_worker
-from lockstep.events import BucketFilled, Events, LaneGradients, ReduceBegan, ReduceDone, Wait, WaitBegan, WaitEnded
+from lockstep.events import Events, LaneGradients, Wait, WaitBegan, WaitEnded
 from lockstep.gradients.batchnorm import Statistics, connect, norms_by_lane
 from lockstep.gradients.bucket import Bucket
 from lockstep.gradients.bucket_set import BucketSet, own_buckets
 from lockstep.gradients.buffers import LaneBuffers
 from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.finite import BadLosses, NotFiniteVerdict
-from lockstep.gradients.fold import fold_lane
 from lockstep.gradients.health import Remarks, StepHealth
 from lockstep.gradients.hooks import CheckpointWatch
 from lockstep.gradients.layout import Layout
+from lockstep.gradients.pipeline import BucketPipeline
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import SUMMED, StepRecord, lane_loss
 from lockstep.gradients.recorder import LaneRecorder
@@ -64,8 +59,11 @@ class Replicated:
 class ReplicatedEngine(StepEngine):
     """The gradients of all replicated models: folds lanes into buckets and reduces them while backward goes on."""
 
-    def __init__(self, options: EngineOptions, generation: Generation, events: Events) -> None:
+    def __init__(
+        self, options: EngineOptions, generation: Generation, events: Events, pipeline: BucketPipeline | None = None
+    ) -> None:
         self._options, self._events = options, events
+        self._pipeline = pipeline or BucketPipeline(events)
         self._paused = False
         self._remarks = Remarks()
         self.measured: tuple[StepSquares | None, ...] = ()
@@ -88,9 +86,9 @@ class ReplicatedEngine(StepEngine):
         self.rules = LaneRules(replicas.parameters, self._events.note)
         self._buckets = BucketSet(
             generation.wire, replicas.parameters, self._options.buckets,
-            self._gradient_arrived, self._bucket_full, self._make_buckets,
+            self._gradient_arrived, self._bucket_is_full, self._make_buckets,
         )  # fmt: skip
-        self.recorder = LaneRecorder(self._buckets, self._in_flight, self._fold, self._launch)
+        self.recorder = LaneRecorder(self._buckets, self._in_flight, self._pipeline)
 
     def look_at_buffers(self) -> None:
         self.buffers = LaneBuffers(list(self.replicas.modules), list(self.replicas.prefixes))
@@ -130,18 +128,18 @@ class ReplicatedEngine(StepEngine):
             reduction=whole,
             agreement=agreement,
             record=StepRecord.empty(plan.assignment.num_lanes, len(self._parameters), len(self.buffers.slots)),
-            buckets=[] if plan.adds_nothing else self._buckets.buckets,
+            buckets=[] if plan.has_nothing_to_add else self._buckets.buckets,
             buffers=self.buffers,
             health=StepHealth(self._options.health, plan, self._names),
             kept={},
             launched=[],
             squares=self._squares_of(plan),
         )
-        self._set_gradients_aside(self._step)
+        self._step.kept = self._buckets.set_aside()
         for bucket in self._buckets.buckets:
             bucket.reset()
         self.rules.begin_step(plan)
-        self._may_rewind = not plan.adds_nothing or self._options.health.policy == "skip"
+        self._may_rewind = not plan.has_nothing_to_add or self._options.health.policy == "skip"
         if self._may_rewind:
             self.buffers.begin_step()
 
@@ -184,21 +182,19 @@ class ReplicatedEngine(StepEngine):
         step.record.weights[lane] = weight
         if self.statistics is not None and weight is not None:
             self.statistics.weight = weight
-        recording = self.recorder.recording
-        step.losses.setdefault(lane, []).append(lane_loss(loss) if recording is None else recording.add_loss(loss))
+        taken = lane_loss(loss) if step.recording is None else step.recording.add_loss(loss)
+        step.losses.setdefault(lane, []).append(taken)
 
     def end_lane(self) -> None:
         step = self._step
         assert step is not None
         self.rules.end_lane(step, self._buckets)
-        if step.plan.adds_nothing:
-            self._copy_own_gradients()
+        if step.plan.has_nothing_to_add:
+            self._buckets.copy_own_gradients()
             for bucket in self._buckets.buckets:
-                self._show_gradients(step, bucket)
-                if self._options.health.looks:
-                    step.health.look(step.lane, bucket.gradients())
+                self._pipeline.look(step, bucket, as_folded=False)
         else:
-            self._fold_rest(step)
+            self._pipeline.fold_rest(step)
             step.folded = 0
             self.buffers.end_lane(last=step.on_last_lane)
         step.in_lane = False
@@ -222,7 +218,7 @@ class ReplicatedEngine(StepEngine):
                 step.plan.step, f"reduce of bucket {number}"
             ):  # a job that could not be woken says less
                 launched.result()
-        if not step.plan.adds_nothing and not self._buckets.knows_order and any(record.used):
+        if not step.plan.has_nothing_to_add and not self._buckets.knows_order and any(record.used):
             with naming_lost_worker(step.plan.step, "agreeing on the order of gradients"):
                 self._buckets.learn_order(step.plan.assignment.carriers()[step.plan.present[0]])
         step.outcome = record
@@ -265,7 +261,10 @@ class ReplicatedEngine(StepEngine):
             with torch.no_grad():
                 self._scale(step, step.outcome)
                 self.measured = self._measured(step, step.outcome)
-                self._hand_over(step, step.outcome)
+                if step.plan.has_nothing_to_add:
+                    self._buckets.add_kept(step.kept)
+                for bucket in step.buckets:
+                    bucket.hand_over(step.outcome.used, step.kept)
         self._step = None
         return step.outcome.loss(step.weights)
 
@@ -273,11 +272,12 @@ class ReplicatedEngine(StepEngine):
         step, self._step = self._step, None
         if step is None:
             return
-        for bucket in self._buckets.buckets:
-            for slot, parameter in zip(bucket.layout.slots, bucket.parameters, strict=True):
-                parameter.grad = step.kept.get(slot.index)
+        self._buckets.put_back(step.kept)
         if self._may_rewind:
             self.buffers.rewind()
+
+    def keep_gradients(self) -> None:
+        self._buckets.keep_gradients()
 
     def before_update(self, optimizer: Optimizer, has_closure: bool) -> None:
         pass
@@ -322,6 +322,10 @@ class ReplicatedEngine(StepEngine):
 
     # -- during the lanes -----------------------------------------------------------------------------------
 
+    def _bucket_is_full(self, number: int) -> None:
+        if self._step is not None:
+            self._pipeline.bucket_is_full(self._step, number)
+
     def _gradient_arrived(self) -> None:
         in_lane = self._step is not None and self._step.in_lane
         if not in_lane and not self._paused:
@@ -333,44 +337,8 @@ class ReplicatedEngine(StepEngine):
 
     def _look_at_roots(self, roots: Sequence[Node]) -> None:
         step = self._step
-        if step is not None and step.in_lane and self.recorder.recording is None:
+        if step is not None and step.in_lane and step.recording is None:
             self.rules.look_at(step, roots)
-
-    def _bucket_full(self, number: int) -> None:
-        step = self._step
-        if step is None or not step.folds_early:
-            return
-        step.full.add(number)
-        while step.folded in step.full and step.buckets[step.folded].filled():
-            self._fold(step, [step.buckets[step.folded]])
-            if self.recorder.recording is None:
-                self._launch(step, step.folded - 1)
-            else:
-                self.recorder.recording.bucket_is_full()
-
-    def _show_gradients(self, step: StepInFlight, bucket: Bucket) -> None:
-        if self._events.has_readers(LaneGradients):
-            self._events.emit(LaneGradients, step.lane, bucket.gradients(), step=step.plan.step)
-
-    def _fold(self, step: StepInFlight, buckets: Sequence[Bucket]) -> None:
-        for bucket in buckets:
-            self._show_gradients(step, bucket)
-            if self._options.health.looks:
-                step.health.look(step.lane, bucket.entering_gradients())
-            if step.squares is not None:
-                step.squares.look(step.lane, bucket.numbered_gradients())
-        fold_lane(buckets, step.weight, step.fold.merges[step.position])
-        step.folded += len(buckets)
-
-    def _fold_rest(self, step: StepInFlight) -> None:
-        """The lane ends: what it has left in `p.grad` is taken."""
-        self._fold(step, step.buckets[step.folded :])
-
-    def _copy_own_gradients(self) -> None:
-        """Where nothing is folded. See Note [Gradients are only read] in fold.py."""
-        for number, bucket in enumerate(self._buckets.buckets):
-            if self._buckets.watch.has_own(number):
-                bucket.copy_gradients()
 
     # -- at the end -----------------------------------------------------------------------------------------
 
@@ -385,7 +353,7 @@ class ReplicatedEngine(StepEngine):
         for bucket in step.buckets:
             for slot, used in zip(bucket.layout.slots, bucket.used, strict=True):
                 mine.used[slot.index] = used
-        if not step.plan.adds_nothing:
+        if not step.plan.has_nothing_to_add:
             mine.changed = self.buffers.changed()
         wire = step.generation.wire
         most_lanes = step.plan.assignment.most_lanes
@@ -393,10 +361,7 @@ class ReplicatedEngine(StepEngine):
         return mine
 
     def _launch_rest(self, step: StepInFlight, record: StepRecord) -> None:
-        for number in range(len(step.launched), len(step.buckets)):
-            bucket = step.buckets[number]
-            if any(record.used[slot.index] for slot in bucket.layout.slots):
-                self._launch(step, number)
+        self._pipeline.launch_rest(step, record)
         if any(record.changed):
 
             def settle() -> None:
@@ -404,26 +369,6 @@ class ReplicatedEngine(StepEngine):
                     self._settle_buffers(step, record)
 
             step.launched.append(step.generation.wire.sequence.submit(settle))
-
-    def _launch(self, step: StepInFlight, number: int, after: torch.cuda.Event | None = None) -> None:
-        """Hands a bucket to the wire; on a GPU its gradients are there `after` an event, or after all so far."""
-        at = step.plan.step
-
-        def reduce() -> None:
-            self._events.emit(ReduceBegan, number, step=at)
-            with naming_lost_worker(at, f"reduce of bucket {number}"):
-                step.agreement.check()
-                self._add(step, step.buckets[number], is_last=number == len(step.buckets) - 1)
-            self._events.emit(ReduceDone, number, step=at)
-
-        self._events.emit(BucketFilled, number, step=at)
-        step.launched.append(step.generation.wire.sequence.submit(reduce, after))
-
-    def _add(self, step: StepInFlight, bucket: Bucket, is_last: bool) -> None:
-        """Collective. On the thread of the wire: adds a bucket over all workers."""
-        reducer = step.generation.wire.reducer
-        add = reducer.reduce_unclosed if is_last else reducer.reduce
-        add(step.reduction, bucket.roots(), bucket.total)
 
     def _settle_buffers(self, step: StepInFlight, record: StepRecord) -> None:
         shares = step.plan.shares
@@ -438,7 +383,7 @@ class ReplicatedEngine(StepEngine):
 
     def _squares_of(self, plan: StepPlan) -> Squares | None:
         weigh = self._options.squares.weigh
-        if plan.adds_nothing or not self._options.squares.taken_in(plan.step, len(plan.present)):
+        if plan.has_nothing_to_add or not self._options.squares.taken_in(plan.step, len(plan.present)):
             return None
         return Squares(self._parameters, None if weigh is None else weigh())
 
@@ -456,34 +401,6 @@ class ReplicatedEngine(StepEngine):
         if step.weights.summed:
             return of_all(*as_means(record.squares, squares, step.plan.shares))
         return of_all(record.squares, step.weights.lanes, squares)
-
-    def _hand_over(self, step: StepInFlight, record: StepRecord) -> None:
-        """Puts the sum, and what was set aside before the step, into `p.grad`."""
-        if step.plan.adds_nothing:
-            for index, before in step.kept.items():
-                grad = self._parameters[index].grad  # only read: see Note [Gradients are only read] in fold.py
-                self._parameters[index].grad = before if grad is None else before.add_(grad)
-        for bucket in step.buckets:
-            bucket.finish()
-            for slot, parameter, view in zip(bucket.layout.slots, bucket.parameters, bucket.handed_over, strict=True):
-                kept = step.kept.get(slot.index)
-                if not record.used[slot.index]:
-                    parameter.grad = kept
-                else:
-                    parameter.grad = view if kept is None else view.add_(kept)
-
-    def keep_gradients(self) -> None:
-        """What stands in `p.grad` may be a view of a bucket, which the step writes to, or lays out anew: now a copy."""
-        for parameter in self._parameters:
-            if parameter.requires_grad and parameter.grad is not None:
-                parameter.grad = parameter.grad.clone().detach()
-
-    def _set_gradients_aside(self, step: StepInFlight) -> None:
-        for bucket in self._buckets.buckets:
-            for slot, parameter in zip(bucket.layout.slots, bucket.parameters, strict=True):
-                if parameter.grad is not None:
-                    step.kept[slot.index] = parameter.grad
-                    parameter.grad = None
 
 
 def _call(weight: float | None) -> str:

@@ -25,7 +25,7 @@ from lockstep.chance import Generators
 from lockstep.errors import BadArgument, Misuse
 from lockstep.gradients import recorder as recorder_module
 from lockstep.gradients.record import HostLoss
-from lockstep.gradients.recorder import Recording
+from lockstep.gradients.recorded_lane import Recording
 from lockstep.gradients.step import StepInFlight
 from lockstep.strategies.replicated import ReplicatedEngine
 

@@ -20,7 +20,7 @@ from lockstep.errors import BadArgument
 from lockstep.gradients.layout import Layout, Spec, make_layout
 from lockstep.lanes import Assignment, reduction
 from lockstep.strategies.sharded import plan
-from lockstep.strategies.sharded.gradients import NUM_BUFFERS
+from lockstep.strategies.sharded.lent_buffers import NUM_BUFFERS
 from lockstep.strategies.sharded.marks import MARKING_BYTES
 from lockstep.strategies.sharded.offload import GROUP_BYTES
 from lockstep.strategies.sharded.rounds import buffer_bytes

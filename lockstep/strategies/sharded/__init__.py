@@ -4,7 +4,7 @@
 `ledger` how far each worker has come. `optimizer` makes the user's optimizer update `chunks`.
 
 - `host_engine`   CPUs. All workers of a host map one memory: `on_host` updates it (a `fused` optimizer in one call),
-                  `gradients` is where their sum stands
+                  `gradients` is where their sum stands; lanes wait for it in `lent_buffers`
 - `gpu_engine`    GPUs. Each worker has its parameters: `on_gpu` updates a part of them, and they are gathered in
                   `rounds`. `host_sums` has the sum of the gradients in the memory of the host, of which a script sees
                   a `host_gradient`. Parameters may leave the GPU while lanes need the memory (`offload`), if their

@@ -17,7 +17,6 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
@@ -34,7 +33,7 @@ from lockstep.gradients.record import StepRecord
 from lockstep.gradients.step import StepInFlight
 from lockstep.strategies.protocol import EngineOptions, Replicas
 from lockstep.strategies.replicated import ReplicatedEngine
-from lockstep.strategies.sharded.gradients import NUM_BUFFERS, LendingBucket
+from lockstep.strategies.sharded.lent_buffers import LendingPipeline, lending_in
 from lockstep.strategies.sharded.once import TOKEN_BYTES
 from lockstep.strategies.sharded.optimizer import ShardedOptimizer, check_known
 from lockstep.wire import Wire
@@ -95,7 +94,8 @@ class ShardedEngine(ReplicatedEngine):
         self._is_comparing_due = False
         self._wire = generation.wire
         check_page_table()
-        super().__init__(options, generation, events)
+        self._lending_pipeline = LendingPipeline(events)
+        super().__init__(options, generation, events, self._lending_pipeline)
 
     def hold(self, replicas: Replicas, generation: Generation) -> None:
         for named in replicas.parameters:
@@ -112,7 +112,7 @@ class ShardedEngine(ReplicatedEngine):
         self._use(generation.wire)
         super().begin(plan, generation)
         step = self._in_flight()
-        for bucket in self._lending(step):
+        for bucket in lending_in(step):
             bucket.lend(self._may_lend(step))
 
     def _use(self, wire: Wire) -> None:
@@ -137,51 +137,24 @@ class ShardedEngine(ReplicatedEngine):
 
     @abstractmethod
     def _may_lend(self, step: StepInFlight) -> bool:
-        """Whether buckets take turns in the step. See Note [Lent buffers] in gradients.py."""
-
-    def _lending(self, step: StepInFlight) -> list[LendingBucket]:
-        return [bucket for bucket in step.buckets if isinstance(bucket, LendingBucket)]
-
-    def _fold(self, step: StepInFlight, buckets: Sequence[Bucket]) -> None:
-        """See Note [Lent buffers] in gradients.py."""
-        for bucket in buckets:
-            if isinstance(bucket, LendingBucket) and bucket.is_lent and bucket.number >= NUM_BUFFERS:
-                with suppress(Exception):  # it is raised where the step ends
-                    step.launched[bucket.number - NUM_BUFFERS].result()
-        super()._fold(step, buckets)
-
-    def _fold_rest(self, step: StepInFlight) -> None:
-        if not any(bucket.is_lent for bucket in self._lending(step)):
-            return super()._fold_rest(step)
-        for bucket in step.buckets[step.folded :]:
-            self._fold(step, [bucket])
-            self._launch(step, step.folded - 1)
-        return None
-
-    def _add(self, step: StepInFlight, bucket: Bucket, is_last: bool) -> None:
-        if isinstance(bucket, LendingBucket):
-            bucket.add(step.reduction, closes=not is_last)
-        else:
-            super()._add(step, bucket, is_last)
+        """Whether buckets take turns in the step. See Note [Lent buffers] in lent_buffers.py."""
 
     def reduce(self, requests: Sequence[bool], carries: bool) -> StepRecord:
         step = self._in_flight()
-        once = self._lending(step)
-        for bucket in once[len(step.launched) :]:
-            self._launch(step, bucket.number)
+        self._lending_pipeline.launch_all(step)
         record = super().reduce(requests, carries)
         with naming_lost_worker(step.plan.step, "the end of the step"):
-            for bucket in once:
+            for bucket in lending_in(step):
                 bucket.finish_own(step.scale)
         return record
 
     def _scale(self, step: StepInFlight, record: StepRecord) -> None:
-        if not self._lending(step):
+        if not lending_in(step):
             super()._scale(step, record)
 
     def hand_over(self) -> float | None:
         self._is_comparing_due = self._options.health.compares_in(self._in_flight().plan)
-        for bucket in self._lending(self._in_flight())[:1]:
+        for bucket in lending_in(self._in_flight())[:1]:
             bucket.forget_writes()
         return super().hand_over()
 

@@ -1,12 +1,4 @@
-"""The sum of the gradients, once on a host, and the memory in which each worker's lane waits to be added to it.
-
-# Note [Lent buffers]
-# A worker with one lane needs the memory of a bucket only from the moment when autograd has filled it until it is added
-# up. So its buckets take turns in NUM_BUFFERS buffers: a bucket is folded when the reduction of the bucket that had the
-# buffer before is over. That cannot wait for ever: every worker hands all of its buckets to the wire, in order, before
-# it waits for the others in any other way. A worker with several lanes needs memory for the partial sum of all of them,
-# so its buckets have memory of their own. So do those of a worker whose lanes are recorded: a graph folds all buckets
-# at once.
+"""The sum of the gradients, once on a host.
 
 # Note [A gradient that may be written]
 # `p.grad` is a view of a private mapping (Note [A view that may be written] in wire/shared/once.py). A script that
@@ -14,83 +6,20 @@
 # They are given up when the next sum is handed over.
 """
 
-from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
 
-from lockstep.gradients.bucket import Bucket, FlatBuffer
+from lockstep.gradients.bucket import FlatBuffer
 from lockstep.gradients.layout import BucketLayout, Layout
 from lockstep.lanes import Reduction
+from lockstep.strategies.sharded.lent_buffers import LendingBucket, LentBuffers
 from lockstep.strategies.sharded.once import Form, OnceTensors, map_once
-from lockstep.wire import Reducer, Wire
+from lockstep.wire import Wire
 from lockstep.wire.network.hierarchical import HierarchicalReducer
 from lockstep.wire.shared.reducer import SharedMemoryReducer
 
 OnceReducer = SharedMemoryReducer | HierarchicalReducer
-
-NUM_BUFFERS = 2
-"""See Note [Lent buffers]."""
-
-
-class LentBuffers:
-    """The memory that the buckets of a layout have in turns. See Note [Lent buffers]."""
-
-    def __init__(self, reducer: Reducer, layout: Layout) -> None:
-        self._reducer, self._layout = reducer, layout
-        self._buffers: dict[int, torch.Tensor] = {}
-
-    def of(self, number: int) -> torch.Tensor:
-        """That of a bucket, for a while."""
-        turn, bucket = number % NUM_BUFFERS, self._layout.buckets[number]
-        if turn not in self._buffers:
-            most = max(other.num_bytes for other in self._layout.buckets[turn::NUM_BUFFERS])
-            self._buffers[turn] = self._reducer.allocate(most, torch.uint8, bucket.device)
-        return self._buffers[turn][: bucket.num_bytes].view(bucket.dtype)
-
-    def close(self) -> None:
-        for buffer in self._buffers.values():
-            self._reducer.release(buffer)
-        self._buffers = {}
-
-
-class LendingBucket(Bucket):
-    """A bucket whose sum stands on the host. `number` is its place in the layout."""
-
-    def __init__(
-        self, layout: BucketLayout, parameters: Sequence[torch.nn.Parameter], buffers: LentBuffers, reducer: Reducer,
-        number: int,
-    ) -> None:  # fmt: skip
-        super().__init__(layout, parameters, reducer)
-        self.number, self._buffers = number, buffers
-        self._own, self._lent = self._stack, list[FlatBuffer]()
-
-    @property
-    def is_lent(self) -> bool:
-        return self._stack is self._lent
-
-    def lend(self, is_lent: bool) -> None:
-        """At the beginning of a step: whether its memory is lent. See Note [Lent buffers]."""
-        self._stack = self._lent if is_lent else self._own
-
-    @abstractmethod
-    def add(self, reduction: Reduction, closes: bool) -> None:
-        """Collective. On the thread of the wire. Its sum stands on the host; `finish_own` completes it."""
-
-    @abstractmethod
-    def finish_own(self, scale: float) -> None:
-        """Before the commit: this worker's slices of the sum are there, to be multiplied by `scale`."""
-
-    def forget_writes(self) -> None:
-        """For all buckets of the layout: the views show the sums, whatever a script has written there."""
-
-    def close(self) -> None:
-        self._stack = self._own
-        super().close()
-        self._buffers.close()
-
-    def _allocate(self) -> torch.Tensor:
-        return self._buffers.of(self.number) if self.is_lent else super()._allocate()
 
 
 class SummedGradients:

@@ -14,8 +14,8 @@ import torch
 from lockstep.gradients.bucket import FlatBuffer
 from lockstep.gradients.layout import BucketLayout, Layout, ParameterSlot
 from lockstep.lanes import Reduction
-from lockstep.strategies.sharded.gradients import LendingBucket, LentBuffers
 from lockstep.strategies.sharded.host_gradient import HostGradient
+from lockstep.strategies.sharded.lent_buffers import LendingBucket, LentBuffers
 from lockstep.strategies.sharded.once import Form, OnceTensors, map_once
 from lockstep.wire import Wire
 from lockstep.wire.cuda.kernels import aligned_slices
