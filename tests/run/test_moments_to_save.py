@@ -175,7 +175,7 @@ def test_what_is_due_is_saved_where_a_run_that_goes_on_is_not_refused(
     body: Script,
     expected: list[int],
 ) -> None:
-    """And from each checkpoint the script ends with the same bits."""
+    """And from any checkpoint the script ends with the same bits."""
     monkeypatch.setattr(Writer, "start", Writer._save)  # the next one that is due does not wait for a disk
 
     def train(folder: Path) -> tuple[str, str]:
@@ -190,7 +190,7 @@ def test_what_is_due_is_saved_where_a_run_that_goes_on_is_not_refused(
     saved = sorted(folder.glob("step-*"))
     assert [int(path.name[5:]) for path in saved] == expected
     assert told.count("checkpoints are saved at the ends of epochs only") == (expected == ENDS)
-    for path in saved:
+    for path in {saved[1], saved[-2]}:  # in the middle of an epoch, if some are
         shutil.copytree(path, tmp_path / f"from {path.name}" / path.name)
         assert train(tmp_path / f"from {path.name}")[0] == digest
 
