@@ -90,12 +90,21 @@ class Generators:
         )
 
     def equal_on_cpu(self, other: "Generators") -> bool:
-        """Whether nothing was drawn on the CPU between the two."""
-        mine, theirs = self.numpy or (), other.numpy or ()
-        same_numpy = len(mine) == len(theirs) and all(
-            bool((a == b).all()) if hasattr(a, "all") else a == b for a, b in zip(mine, theirs, strict=True)
+        """Whether nothing was drawn on the CPU between the two. NumPy may have been loaded in between."""
+        mine, theirs = self.numpy, other.numpy
+        same_numpy = (
+            mine is theirs  # the same object as long as nothing is drawn
+            or mine is None
+            or theirs is None
+            or all(bool((a == b).all()) if hasattr(a, "all") else a == b for a, b in zip(mine, theirs, strict=True))
         )
         return torch.equal(self.torch_cpu, other.torch_cpu) and self.python == other.python and same_numpy
+
+    def has_moved_since(self, before: "Generators") -> bool:
+        """Whether something was drawn since. A GPU may have come into use in between."""
+        mine, theirs = self.torch_cuda, before.torch_cuda
+        same_cuda = mine is None or theirs is None or torch.equal(mine, theirs)
+        return not (same_cuda and self.equal_on_cpu(before))
 
     def restore(self) -> None:
         torch.default_generator.set_state(self.torch_cpu)

@@ -11,7 +11,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -32,19 +32,23 @@ _NUMERIC = "biufcSU"
 """The kinds of NumPy's dtypes whose elements are values, not objects."""
 
 
-def made_of(data_set: Any) -> dict[str, str]:
-    """What the data set holds, by the names of attributes: a glimpse, and a digest of some elements."""
-    return dict(_parts(type(data_set).__name__, data_set, _MOST_DEPTH))
+def made_of(data_set: Any, hidden: Callable[[Any], Collection[str]] = lambda _: ()) -> dict[str, str]:
+    """What the data set holds, by the names of attributes: a glimpse, and a digest of some elements. Without those that
+    are `hidden` of an object."""
+    return dict(_parts(type(data_set).__name__, data_set, hidden, _MOST_DEPTH))
 
 
-def _parts(name: str, holder: Any, depth: int) -> Iterator[tuple[str, str]]:
+def _parts(name: str, holder: Any, hidden: Callable[[Any], Collection[str]], depth: int) -> Iterator[tuple[str, str]]:
+    unseen = hidden(holder)
     for key, value in list(attributes(holder).items()):
+        if key in unseen:
+            continue
         words = _words(value)
         if words is not None:
             yield f"{name}.{key}", words
         for path, one in each_in(f"{name}.{key}", value):
             if depth > 0 and (isinstance(one, Dataset) or (_package(one), type(one).__name__) == _OF_HUGGING_FACE):
-                yield from _parts(path, one, depth - 1)
+                yield from _parts(path, one, hidden, depth - 1)
 
 
 def each_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -18,7 +18,6 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from lockstep.chance import Generators
 from lockstep.data.batch import GlobalBatch, Position
 from lockstep.data.device import DeviceMover
 from lockstep.data.fetch import Fetch, Loaded, Source
@@ -105,10 +104,6 @@ class ShardedLoader:
         self._num_ahead = 0
         self._sought = False
         self._num_spent = 0
-        self._at_begin: Generators | None = None
-        """The generators where the pass was begun that goes on after `seek`, until it is asked for a batch."""
-        self.drew_ahead = False
-        """Whether the script has drawn between that begin and the batch that it asks for now."""
         self._has_remarked = False
         self._marks: deque[tuple[Position, str]] = deque(maxlen=MOST_MARKS)
         self._pass_number = 0
@@ -147,7 +142,6 @@ class ShardedLoader:
             return iter(())
         if self.mid_pass and not self._sought:
             self._position = Position(self._position.epoch + 1, 0)
-        self._at_begin = Generators.on_cpu() if self._sought else None
         self.mid_pass, self._sought = True, False
         self._pass_number += 1
         running = self._batches(self._pass_number)
@@ -281,7 +275,6 @@ class ShardedLoader:
         try:
             while True:
                 self._check_newest(number)
-                self._look_whether_drawn_ahead()
                 lanes, least, began_ns = tuple(self._lanes()), self._least(), time.monotonic_ns()
                 if (lanes, least) != carried or self._loading is None:
                     self._loading = None  # its loader processes end before new ones start
@@ -310,10 +303,6 @@ class ShardedLoader:
                 self._loading = None
                 self._fetch.close()
         self._end_pass()
-
-    def _look_whether_drawn_ahead(self) -> None:
-        begin, self._at_begin = self._at_begin, None
-        self.drew_ahead = begin is not None and not Generators.on_cpu().equal_on_cpu(begin)
 
     def _end_pass(self) -> None:
         self._position, self.mid_pass = Position(self._position.epoch + 1, 0), False

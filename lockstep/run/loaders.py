@@ -96,6 +96,7 @@ class Loaders:
 
     def _lanes_to_load(self, number: int) -> tuple[int, ...]:
         """Asked by a loader before each batch: which lanes to load. It is also a moment to save at."""
+        self._state.places.before_batch(number)
         self._loader_asks(number)
         self._formation.batch_is_due()
         if self._state.places.asked(number):

@@ -13,7 +13,7 @@ After a resume, or on a newcomer, the script starts from its top. What of it may
 - `iterators`       where iterators of the script stand
 - `attributes`      plain values in the attributes of models and optimizers, which are put back
 - `modes`           which modules train and which parameters are frozen, which is put back
-- `data_sets`       settings of data sets
+- `data_sets`       settings of data sets, and what they hold
 - `rhythm`          the order of loops and updates
 - `restored_state`  what a script does again to models and rates that were restored
 - `restored_generators` the generators outside of lanes, which are put back where they stood

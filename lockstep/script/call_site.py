@@ -6,6 +6,7 @@
 # (`locals()`). That of a module or of a class body is the namespace itself, and is left alone.
 """
 
+import dis
 import inspect
 import os
 import sys
@@ -64,6 +65,18 @@ def looping_frame(frame: FrameType) -> FrameType:
         if not hands_on(call.f_code.co_filename, call.f_lineno):
             return call
     return frame
+
+
+def is_for_statement(frame: FrameType | None) -> bool:
+    """Whether a `for` statement asks for what this call gives, through any generator functions around it."""
+    while frame is not None:
+        instruction = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+        if not instruction.startswith(("FOR_ITER", "SEND")):  # the other one is that of `yield from`
+            return False
+        if not frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def site_of(frame: FrameType) -> Site:

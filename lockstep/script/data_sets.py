@@ -8,6 +8,13 @@
 # others while it evaluates. Where one has an earlier text again when training goes on, the script is refused, unless it
 # had come back to an earlier one before, which is a rhythm of the script's own. What a data set stores while it reads a
 # sample is its own business, and is not looked at.
+
+# Note [Contents that begin anew]
+# `random.shuffle(data.files)` and `data.labels[:half] = predicted` go on from what the epoch before has left. A process
+# that starts later begins with other contents, and trains on other samples under the same indices. So a snapshot has
+# digests of what data sets hold, where it has changed since training began. In the middle of a pass, and on a newcomer,
+# they must be the same. Where a pass begins they may have been made anew for the epoch: that is noted, unless their
+# number has changed, as that of a data set that grows.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +27,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from lockstep.data.identity import each_in
+from lockstep.data.identity import each_in, made_of
 from lockstep.data.structure import attributes
 from lockstep.script.attributes import SET_AGAIN
 from lockstep.script.owners import PLAIN, are_settings, own_methods
@@ -43,6 +50,69 @@ class Unset:
 
     def __str__(self) -> str:
         return f"{self.name} is {self.value} and was {self.before} when the snapshot was taken. {SET_AGAIN}"
+
+
+@dataclass(frozen=True)
+class OtherContents:
+    """What a data set holds is not what it held when the snapshot was taken."""
+
+    name: str
+    is_wrong: bool
+
+    def __str__(self) -> str:
+        words = f"{self.name} had been changed in training, and is not as it was when the snapshot was taken"
+        if self.is_wrong:
+            return f"{words}: this pass would have other samples. Make it in every epoch from the epoch's number."
+        return f"{words}. If an epoch goes on from what the one before has left there, make it from the epoch's number."
+
+
+class DataSetContents:
+    """See Note [Contents that begin anew]. `read` gives what data sets hold now, in words that begin with its size."""
+
+    def __init__(self, read: Callable[[], Texts]) -> None:
+        self._read = read
+        self._first: Texts = {}
+        self._saved: Texts = {}
+        """Those of the snapshot, until training goes on."""
+
+    def note_first(self) -> None:
+        """The script begins to train."""
+        self._first = self._read()
+
+    def begin(self, *, at_start: bool, has_joined: bool) -> list[OtherContents]:
+        """A training loop begins. Returns what is not as it was, after a resume."""
+        saved, self._saved = self._saved, {}
+        now = self._read() if saved else {}
+        other = [name for name, words in saved.items() if now.get(name, words) != words]
+        in_place = [name for name in other if _size(now[name]) == _size(saved[name])]
+        must_be = has_joined or not at_start
+        return [OtherContents(name, must_be) for name in (other if must_be else in_place)]
+
+    def state(self) -> Texts:
+        """Its part of a snapshot: what has changed."""
+        now = self._read() if self._first else {}
+        return {name: words for name, words in now.items() if self._first.get(name, words) != words} | self._saved
+
+    def load(self, saved: Mapping[str, str]) -> None:
+        self._saved = dict(saved)
+
+
+def contents_of_data_sets(data_sets: Mapping[int, Any]) -> Texts:
+    """What data sets hold, by the numbers of their loaders, but for what they change while they read samples."""
+    return {
+        f"{name} (the data set of loader {number})": words
+        for number, data_set in data_sets.items()
+        for name, words in made_of(data_set, _changed_inside).items()
+    }
+
+
+def _changed_inside(holder: Any) -> set[str]:
+    return {one for method in own_methods(holder) if method.is_inner for one in (*method.stores, *method.fills)}
+
+
+def _size(words: str) -> str:
+    """Of `[3, 4] digest` and `12: a, b, ... digest`."""
+    return words.partition("]" if words.startswith("[") else ":")[0]
 
 
 class DataSetSettings:

@@ -57,6 +57,18 @@ def is_carried(function: Function, name: str, *, over_passes: bool = False, in_p
     return bool(carrying)
 
 
+def is_set_before_passes(function: Function, name: str) -> bool:
+    """Whether a loop sets the name before each pass over a loader, and no pass does: in the middle of a pass it is what
+    it was at its start."""
+    uses = _Uses(variable_named(name, function.node), function.functions())
+    loops = [node for body in function.bodies() for node in walked(body) if isinstance(node, LOOPS)]
+    passes = {loop: function.with_called([loop]) for loop in _passes(loops)}
+    trained = {loop for loop, parts in passes.items() if any("lanes" in called(part) for part in parts)}
+    around = [loop for loop in _around_passes(loops) if trained.intersection(walked(loop))]
+    is_set_around = any(uses.sets(part) for loop in around for part in loop.body if part not in loops)
+    return is_set_around and not any(uses.sets(part) for parts in passes.values() for part in parts)
+
+
 def _carries(function: Function, loop: Loop, uses: "_Uses") -> bool:
     """Whether a turn reads first, or what it sets under a condition alone is read elsewhere."""
     is_read = uses.read_first(loop.body)

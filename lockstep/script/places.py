@@ -12,10 +12,17 @@ from lockstep.data import GlobalBatch, Position, ShardedLoader
 from lockstep.gradients.fingerprint import combined, fingerprints
 from lockstep.script import rhythm
 from lockstep.script.attributes import ModelAttributes, Renewed
-from lockstep.script.call_site import calling_frame, whole_numbers
+from lockstep.script.call_site import calling_frame, is_for_statement, whole_numbers
 from lockstep.script.changes import Marks, changed, marks_of
 from lockstep.script.counters import Moment, Number, OutOfStep, ScriptCounters, out_of_step
-from lockstep.script.data_sets import DataSetSettings, Unset, texts_of_data_sets
+from lockstep.script.data_sets import (
+    DataSetContents,
+    DataSetSettings,
+    OtherContents,
+    Unset,
+    contents_of_data_sets,
+    texts_of_data_sets,
+)
 from lockstep.script.modes import ModelModes, OtherModes
 from lockstep.script.place import (
     COUNTER,
@@ -59,6 +66,9 @@ class OtherData:
         return f"{words}. If the data set was not changed on purpose, its order or split is drawn without a seed."
 
 
+SetAnew = ChangedState | DrawnAhead | EvaluatedAgain | Renewed | OtherModes | OtherData | Unset | OtherContents
+
+
 class Places:
     """Follows what this worker's script does, and makes the place of each step from it.
 
@@ -95,7 +105,8 @@ class Places:
         self._asks: dict[int, tuple[Generators, Marks]] = {}
         """What was where each loader was asked for the first batch that it would hand out again."""
         self._groups, self._attributes, self._modes = Groups(models), ModelAttributes(models), ModelModes(models)
-        self._data_sets = DataSetSettings(self._texts_of_data_sets)
+        self._data_sets = DataSetSettings(lambda: texts_of_data_sets(self._data_of_loaders()))
+        self._contents = DataSetContents(lambda: contents_of_data_sets(self._data_of_loaders()))
         self._saved_data: dict[str, tuple[int, str]] = {}
         """The loader's number and what its data set was made of, by name, until training goes on."""
         progress.on_begin = self._training_begins
@@ -110,6 +121,8 @@ class Places:
         self._loop = loop
         if not loop.is_step:
             return []
+        if self._has_joined and batch.loader is None and self._generators.has_drawn_ahead:
+            self._drawn_ahead = DrawnAhead(None)
         self._generators.step_begins()
         self._look_at_head(batch)
         self.turn.enter(batch, loop.site, sum(self.updates.values()))
@@ -137,19 +150,30 @@ class Places:
         """The values of the script that start again after a resume. See Note [Values of the script] in values.py."""
         saved, self._saved_values = self._saved_values, []
         now = self._values(calling_frame()) if saved else {}
-        is_after_epoch = batch.begins_pass and self._progress.epoch > 0 and not self._has_joined
-        first = self._first_values if is_after_epoch else None
-        return restarted_values(saved, now, at_start=batch.begins_pass, first=first)
+        at_start, has_joined = batch.begins_pass, self._has_joined
+        first = self._first_values if at_start and self._progress.epoch > 0 and not has_joined else None
+        return restarted_values(saved, now, at_start=at_start, has_joined=has_joined, first=first)
 
     def _training_begins(self) -> None:
         """All that the script sets before its first epoch is set; what is set in epochs counts as a change."""
         self._first_values = self._values(calling_frame())
         self._attributes.note_first()
         self._data_sets.note_first()
+        self._contents.note_first()
 
     def _values(self, frame: FrameType) -> Values:
         kept = [*self._models.optimizers.values(), *self._models.tracked.values()]
         return values(frame, self._models.modules.values(), kept)
+
+    def before_batch(self, number: int) -> None:
+        """A loader is about to be asked for its next batch, and the run may be saved first."""
+        progress = self._progress
+        loader = progress.loaders[number]
+        if loader.is_trained_on and loader.position.step > 0:
+            self._generators.before_batch()
+        goes_on = loader.is_trained_on and any(one.mid_pass and one.is_trained_on for one in progress.loaders.values())
+        if goes_on and self._generators.has_drawn_ahead and not is_for_statement(calling_frame()):
+            self._drawn_ahead = DrawnAhead(number)
 
     def asked(self, number: int) -> bool:
         """A loader is about to load its next batch. See Note [What an epoch does at its head] in restored_state.py.
@@ -157,17 +181,13 @@ class Places:
         Returns whether an epoch goes on behind the last batch of its pass.
         """
         loader, in_pass = self._progress.loaders[number], self._progress.loaders[number].position.step > 0
-        if in_pass and loader.is_trained_on and loader.drew_ahead:
-            self._drawn_ahead = DrawnAhead(number)
         self._generators.asked(in_pass=in_pass, is_trained_on=loader.is_trained_on)
         if number not in self._asks or self._progress.resumes_at(loader) == loader.position:
             self._asks[number] = Generators.now(), marks_of(self._models, of_weights=self._at_head is not None)
         goes_on = loader.is_trained_on and self._restored.asked(at_start=not in_pass)
         return goes_on and loader.num_left == 0 and self._progress.in_epoch
 
-    def set_anew(
-        self, batch: GlobalBatch, loop: LaneLoop
-    ) -> Iterator[ChangedState | DrawnAhead | EvaluatedAgain | Renewed | OtherModes | OtherData | Unset]:
+    def set_anew(self, batch: GlobalBatch, loop: LaneLoop) -> Iterator[SetAnew]:
         """What the run put back or compares after a resume, and the script has as another. Those that are wrong cannot
         be meant."""
         at_start = batch.begins_pass
@@ -182,6 +202,7 @@ class Places:
         yield from () if modes is None else (modes,)
         yield from self._other_data(batch)
         yield from self._data_sets.begin(at_start=at_start)
+        yield from self._contents.begin(at_start=at_start, has_joined=self._has_joined)
 
     def _other_data(self, batch: GlobalBatch) -> list[OtherData]:
         """What of the loaders' data sets is not as in the snapshot. See Note [Another data set on each worker]."""
@@ -191,8 +212,8 @@ class Places:
         other = [(name, number) for name, (number, words) in saved.items() if now.get(name, words) != words]
         return [OtherData(name, now[name], saved[name][1], number == middle) for name, number in other]
 
-    def _texts_of_data_sets(self) -> dict[str, str]:
-        return texts_of_data_sets({number: loader.dataset for number, loader in self._present().items()})
+    def _data_of_loaders(self) -> dict[int, Any]:
+        return {number: loader.dataset for number, loader in self._present().items()}
 
     def wrapped(self, batch: GlobalBatch) -> str | None:
         """What starts again around a pass that goes on in its middle. See Note [Iterators that start again]."""
@@ -259,6 +280,7 @@ class Places:
         return {
             "updates": dict(self.updates),
             "has_epochs": self.head is not None,
+            "draws_between": self._generators.draws_between,
             "turns": self.turn.number + bool(self.turn.sites),
             "owners": dict(self.streams.owners),
             "rhythm": list(self.rhythm.history),
@@ -267,6 +289,7 @@ class Places:
             "attributes": put_back,
             "compared": compared,
             "data_sets": self._data_sets.state(),
+            "contents": self._contents.state(),
             "data": {str(number): dict(loader.made_of) for number, loader in self._present().items()},
             "modes": self._modes.state(),
         }
@@ -280,6 +303,7 @@ class Places:
         """Restores its part of a snapshot; an older one may have none."""
         self.updates = dict(state.get("updates", {}))
         self._counted_epochs = state.get("has_epochs", False)
+        self._generators.draws_between = state.get("draws_between", False)
         self.turn.number = state.get("turns", 0)
         self.streams.owners = dict(state.get("owners", {}))
         self.rhythm.expect(state.get("rhythm", ()))
@@ -289,6 +313,7 @@ class Places:
         self._expected = [Number(*saved) for saved in state.get("numbers", ())]
         self._attributes.load(state.get("attributes", {}), state.get("compared", {}))
         self._data_sets.load(state.get("data_sets", {}))
+        self._contents.load(state.get("contents", {}))
         self._saved_data = {
             DATA.format(number=number, part=part): (int(number), words)
             for number, made_of in state.get("data", {}).items()
@@ -350,6 +375,8 @@ class Places:
         A batch that is the script's own is compared as a whole in the first step, later by some of its contents. With
         `closely`, all of it is compared, and the state of everything that is trained.
         """
+
+        self._generators.at_lanes(now, is_own_batch=batch.loader is None)
 
         def facts() -> dict[str, str]:
             self.streams.look(now)

@@ -6,7 +6,13 @@
 # twice. Where the body begins, they are set to what they were there, and the head draws what it drew. Where the pass
 # that goes on is asked for its next batch, they are set to those of the snapshot, which was taken at that place. A
 # snapshot that was taken between two epochs has only the first place: what is drawn after it is drawn for the first
-# time. What the body draws before each `next(batches)` cannot be drawn again: the snapshot was taken behind it.
+# time.
+#
+# What the body draws before each `next(batches)` cannot be drawn again: the snapshot was taken behind it. Such a body
+# shows in a calm run, by generators that have moved between a batch's lanes and the request for the next one. If they
+# do, and the script has drawn on its way to where it goes on, what it has drawn there may be for the batch: it is
+# refused. A `for` statement over the loader draws nothing before its batch. A newcomer whose batches come from no
+# loader is refused alike: it is given the generators as they are at the lanes.
 """
 
 from dataclasses import dataclass
@@ -16,16 +22,21 @@ from lockstep.chance import Generators
 
 @dataclass(frozen=True)
 class DrawnAhead:
-    """Random numbers that the script has drawn ahead of the batch at which its pass goes on."""
+    """Random numbers that the script has drawn ahead of the batch at which it goes on."""
 
-    loader: int
-    is_wrong: bool = False
+    loader: int | None
+    is_wrong: bool = True
 
     def __str__(self) -> str:
+        if self.loader is None:
+            return (
+                "the script draws random numbers outside of lanes for each of its batches, and has drawn others for "
+                "this one than those who go on have: draw them from a generator that is seeded by run.step."
+            )
         return (
-            f"the run goes on in the middle of the pass over loader {self.loader}, and the script has drawn random "
-            "numbers between iter(loader) and its first batch. If it draws them for each batch, this batch has others "
-            "than it would have had: draw behind next(...)."
+            f"the run goes on in the middle of a pass, and the script has drawn random numbers before it asked loader "
+            f"{self.loader} for a batch, as it does from batch to batch. Those of this batch cannot be drawn again: "
+            "draw behind next(...), or from a generator that is seeded by run.step."
         )
 
 
@@ -38,11 +49,32 @@ class RestoredGenerators:
         self._saved: Generators | None = None
         """Those of the snapshot, until they are where the script goes on."""
         self._is_inside = self._has_begun = False
+        self._at_lanes: Generators | None = None
+        """What they were at the lanes of the step before."""
+        self.draws_between = False
+        """Whether the script has ever drawn between the lanes of a step and the next batch."""
+
+    def at_lanes(self, now: Generators, *, is_own_batch: bool) -> None:
+        """The lanes of a step begin. `is_own_batch`: its batch comes from no loader."""
+        before, self._at_lanes = self._at_lanes, now
+        if is_own_batch and before is not None and not self.draws_between:
+            self.draws_between = now.has_moved_since(before)
+
+    def before_batch(self) -> None:
+        """A loader in the middle of a pass that is trained on is about to be asked for its next batch."""
+        if self._at_lanes is not None and not self.draws_between:
+            self.draws_between = Generators.now().has_moved_since(self._at_lanes)
+
+    @property
+    def has_drawn_ahead(self) -> bool:
+        """Whether the script has drawn on its way to where it goes on, and draws between batches."""
+        start = self.head if self._has_begun else self._saved
+        return self.draws_between and self.is_before and start is not None and Generators.now().has_moved_since(start)
 
     def loaded(self, head: Generators | None) -> None:
         """They are as in a snapshot. `head` has them where the body of the epoch began that runs again; None: the
         snapshot was taken between two epochs, or the script has none."""
-        self.head, self._saved = head, Generators.now()
+        self.head, self._saved, self._at_lanes = head, Generators.now(), None
         self._is_inside, self._has_begun = head is not None, False
 
     def epoch_begins(self) -> None:

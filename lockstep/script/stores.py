@@ -9,6 +9,8 @@ from lockstep.script.dependence import parsed, walked
 
 _INNER = frozenset({"forward", "__call__", "__getitem__", "__getitems__", "__iter__", "__next__"})
 _MAKES = frozenset({"__init__", "__post_init__", "__setstate__"})
+_CHANGES = frozenset({"append", "extend", "insert", "add", "update", "setdefault", "pop", "popleft", "appendleft"})
+"""Methods of containers that change what they hold."""
 _REGISTERS = frozenset({"register_buffer", "register_parameter", "setattr"})
 
 
@@ -20,6 +22,8 @@ class Method:
     registers: bool
     """Whether it makes buffers, or stores under names that the source does not show."""
     is_inner: bool
+    fills: frozenset[str]
+    """The attributes of which it changes what they hold: `self.cache[i] = x`, `self.seen.add(x)`."""
 
 
 @lru_cache(maxsize=256)
@@ -32,7 +36,7 @@ def methods_of(path: str, name: str) -> tuple[Method, ...]:
     while new := {call for one in inner for call in _own_calls(methods[one]) if call in methods} - inner:
         inner |= new
     return tuple(
-        Method(frozenset(_stored(one)), bool(_REGISTERS & set(_calls(one))), name in inner)
+        Method(frozenset(_stored(one)), bool(_REGISTERS & set(_calls(one))), name in inner, frozenset(_filled(one)))
         for name, one in methods.items()
         if name not in _MAKES
     )
@@ -42,6 +46,17 @@ def _stored(method: ast.FunctionDef) -> Iterator[str]:
     for node in walked(method):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value):
             yield node.attr
+
+
+def _filled(method: ast.FunctionDef) -> Iterator[str]:
+    for node in walked(method):
+        held: ast.expr | None = None
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            held = node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGES:
+            held = node.func.value
+        if isinstance(held, ast.Attribute) and _is_self(held.value):
+            yield held.attr
 
 
 def _own_calls(method: ast.FunctionDef) -> Iterator[str]:

@@ -42,7 +42,7 @@ from lockstep.launch.traceback_lines import is_users
 from lockstep.script.call_site import Site, look_into
 from lockstep.script.data_sets import text_of
 from lockstep.script.dependence import Dependence, Function, function_at
-from lockstep.script.first_reads import is_carried
+from lockstep.script.first_reads import is_carried, is_set_before_passes
 from lockstep.script.iterators import is_iterator, text_of_iterator
 from lockstep.script.owners import PLAIN, carried_attributes, file_of, is_of_script, is_torchs, own_methods
 
@@ -199,13 +199,19 @@ def changed_since(first: Values, now: Values) -> list[list[str]]:
 
 
 def restarted_values(
-    saved: Iterable[tuple[str, str, str, str]], now: Values, *, at_start: bool, first: Values | None = None
+    saved: Iterable[tuple[str, str, str, str]],
+    now: Values,
+    *,
+    at_start: bool,
+    has_joined: bool = False,
+    first: Values | None = None,
 ) -> list[Changed]:
     """The values of a snapshot that are other ones `now`: tensors, and others on which the training depends.
 
-    `at_start`: a pass over a loader begins, and what the script sets before each of them is as it should be. `first`
-    are the values before the epoch, where an epoch was over when the snapshot was taken: what has come from them to the
-    value of the snapshot by a step of its own would be one step further.
+    `at_start`: a pass over a loader begins, and what the script sets before each of them is as it should be, unless it
+    `has_joined`: then the snapshot was taken behind that. `first` are the values before the epoch, where an epoch was
+    over when the snapshot was taken: what has come from them to the value of the snapshot by a step of its own would be
+    one step further.
     """
     here = {(Site(path, 0).file, function): path for path, function in now}
     saved = list(saved)
@@ -223,7 +229,10 @@ def restarted_values(
         has_moved = (first or {}).get((path, function), {}).get(name, before) != before
         if value == before and not (has_moved and source is not None and _moves(source, variable, value)):
             continue
-        is_set = source is not None and is_carried(source, variable, over_passes=at_start)
+        is_set = source is not None and (
+            is_carried(source, variable, over_passes=at_start)
+            or ((has_joined or not at_start) and variable == name and is_set_before_passes(source, variable))
+        )
         if source is None or not (
             is_set or (not at_start and _may_change(value) and is_carried(source, variable, in_place=True))
         ):

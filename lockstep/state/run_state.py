@@ -59,6 +59,9 @@ class ScriptState(Protocol):
     def joined(self) -> None:
         """Called where the snapshot that was loaded is one of a step under way, with its epoch's head done."""
 
+    def before_batch(self, number: int) -> None:
+        """Called before a loader loads its next batch, and before the run is saved there."""
+
     def asked(self, number: int) -> bool:
         """Called where a loader is about to load its next batch. Whether an epoch goes on behind the last one."""
 

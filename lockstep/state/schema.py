@@ -260,6 +260,8 @@ LATER: Mapping[str, Check] = {
             "data": _table_by_number(_by_name(_text)),
             "modes": _list_of(_row(_text, _list_of(_text), _list_of(_text), _truth)),
             "has_epochs": _truth,
+            "draws_between": _truth,
+            "contents": _by_name(_text),
         },
     ),
     "on_probation": _list_of(_text),

@@ -46,6 +46,17 @@ ANEW = {
         ("joined", "resumed"),
         Said(r"Transformed.transform \(the data set of loader 0\) is None and was flipped", "set it in every epoch"),
     ),
+    "a_data_set_shuffled_by_hand": dict.fromkeys(
+        ("joined", "resumed"),
+        Said(r"Listed.order \(the data set of loader 0\) had been changed.*other samples", "make it from the epoch"),
+    ),
+    "a_strength_before_each_batch": dict.fromkeys(
+        ("joined", "resumed"), Said("drawn random numbers before it asked loader 0", "draw behind `next`")
+    ),
+    "a_strength_for_each_pass": {
+        "joined": Said(f"`strength`.*goes into.*{_KEEP}", "count by `run.epochs`"),
+        "resumed": Said("its script trains from the beginning|`strength`.*goes into", "count by `run.epochs`"),
+    },
     "a_generator_for_what_is_shown": {"joined": Said("the random generator `chance`", "draw from `random`")},
     "a_generator_of_its_own": dict.fromkeys(
         ("joined", "resumed"),

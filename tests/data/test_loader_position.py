@@ -1,6 +1,5 @@
 """Where a loader stands, and starting it anywhere."""
 
-import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -181,17 +180,3 @@ def test_its_length_is_that_of_the_loader() -> None:
 def test_a_stream_without_length_has_none() -> None:
     with pytest.raises(TypeError):
         len(sharded(DataLoader(NoisyStream(4))))
-
-
-@pytest.mark.parametrize("draws", [True, False])
-def test_numbers_drawn_between_the_begin_of_a_pass_that_goes_on_and_its_batch_are_noted(draws: bool) -> None:
-    loader = sharded(DataLoader(Noisy(20), 4))
-    loader.seek(Position(0, 2), is_trained_on=True)
-    batches = iter(loader)
-    if draws:
-        random.random()
-    next(batches)
-    assert loader.drew_ahead is draws
-    random.random()
-    next(batches)
-    assert not loader.drew_ahead

@@ -1,5 +1,6 @@
 """Settings of data sets that a script changes once are compared after a resume."""
 
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,14 @@ from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from lockstep.script import owners
-from lockstep.script.data_sets import DataSetSettings, Unset, text_of, texts_of_data_sets
+from lockstep.script.data_sets import (
+    DataSetContents,
+    DataSetSettings,
+    Unset,
+    contents_of_data_sets,
+    text_of,
+    texts_of_data_sets,
+)
 
 
 class Scaled(Dataset[Any]):
@@ -115,3 +123,72 @@ def test_the_source_of_a_class_of_the_script_is_read_and_not_that_of_pythons_own
     monkeypatch.setattr(owners, "methods_of", lambda path, name: read.append(name) or ())
     assert list(owners.own_methods(Scaled())) == []
     assert read == ["Scaled"]
+
+
+class Listed(Dataset[int]):
+    """Shuffled by its script; what it has read it keeps by itself."""
+
+    def __init__(self) -> None:
+        self.order, self.labels, self.cache = list(range(5000)), torch.zeros(4, 2), [0, 1, 2]
+
+    def __getitem__(self, index: int) -> int:
+        self.cache[index % 3] = index
+        return self.order[index]
+
+
+def held(data: Listed) -> DataSetContents:
+    return DataSetContents(lambda: contents_of_data_sets({0: data}))
+
+
+def _shuffle(data: Listed) -> None:
+    data.order.reverse()
+
+
+def _label(data: Listed) -> None:
+    data.labels[1] = 3.0
+
+
+def _grow(data: Listed) -> None:
+    data.order = list(range(5001))
+
+
+def _read(data: Listed) -> None:
+    data[7]
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "noted_at_start"),
+    [(_shuffle, "order", True), (_label, "labels", True), (_grow, "order", False), (_read, None, False)],
+)
+def test_contents_that_begin_anew_are_named(
+    change: Callable[[Listed], None], name: str | None, noted_at_start: bool
+) -> None:
+    data = Listed()
+    calm = held(data)
+    calm.note_first()
+    change(data)
+    saved = calm.state()
+    assert list(saved) == ([] if name is None else [f"Listed.{name} (the data set of loader 0)"])
+    for at_start, has_joined in ((False, False), (False, True), (True, True)):
+        anew = held(Listed())
+        anew.note_first()
+        anew.load(saved)
+        assert [one.is_wrong for one in anew.begin(at_start=at_start, has_joined=has_joined)] == [True] * len(saved)
+        assert anew.begin(at_start=at_start, has_joined=has_joined) == [], "once"
+    between = held(Listed())
+    between.load(saved)
+    assert [one.is_wrong for one in between.begin(at_start=True, has_joined=False)] == [False] * noted_at_start
+    same = held(data)
+    same.load(saved)
+    assert same.begin(at_start=False, has_joined=True) == []
+
+
+def test_what_begins_anew_is_in_a_snapshot_that_is_taken_before_training_goes_on() -> None:
+    data = Listed()
+    calm = held(data)
+    calm.note_first()
+    _shuffle(data)
+    saved = calm.state()
+    anew = held(Listed())
+    anew.load(saved)
+    assert anew.state() == saved

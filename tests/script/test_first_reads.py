@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from lockstep.script.dependence import Function
-from lockstep.script.first_reads import is_carried
+from lockstep.script.first_reads import is_carried, is_set_before_passes
 
 TRAINS = (
     "for epoch in run.epochs(9):\n{top}    for batch in loader:\n{batch}        for x, y in run.lanes(batch):\n{lane}"
@@ -151,3 +151,19 @@ def test_in_the_middle_of_a_pass_what_was_set_before_it_may_have_been_changed_in
 ) -> None:
     node = ast.parse(source(top="w = iter(weights)", batch=batch, lane="            loss(x, y).backward()\n"))
     assert is_carried(Function(node, node), "w", in_place=True) == is_carried_on
+
+
+@pytest.mark.parametrize(
+    ("body", "is_set"),
+    [
+        ("w = draw()\n    for batch in loader: train(batch)", True),
+        ("w = draw()\n    for batch in loader:\n        for x in run.lanes(batch): f(x, w)", True),
+        ("for batch in loader:\n        w = draw()\n        for x in run.lanes(batch): f(x, w)", False),
+        ("w = 0\n    for batch in loader:\n        w += 1\n        train(batch)", False),
+        ("w = draw()\n    for group in groups: group['lr'] = w", False),
+    ],
+)
+def test_what_is_set_before_each_pass_is_in_its_middle_what_it_was_at_its_start(body: str, is_set: bool) -> None:
+    source = f"def train(batch):\n    for x in run.lanes(batch): f(x)\nwhile run.step < 9:\n    {body}\n"
+    tree = ast.parse(source)
+    assert is_set_before_passes(Function(tree, tree), "w") is is_set

@@ -1,7 +1,9 @@
 """Generators outside of lanes stand where the script goes on as they stood there."""
 
 import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -185,3 +187,52 @@ def test_behind_epochs_that_were_had_they_go_on() -> None:
     seeded(2)
     restored.epochs_are_over()
     assert is_at(2)
+
+
+def drawing(*, between: bool, has_epochs: bool) -> RestoredGenerators:
+    """As in a snapshot of a script that draws between batches, or does not; it is on its way to its batch."""
+    before = RestoredGenerators()
+    for _ in range(2):
+        before.at_lanes(Generators.now(), is_own_batch=False)
+        if between:
+            random.random()
+        before.before_batch()
+    restored = loaded(seeded(5) if has_epochs else None)
+    restored.draws_between = before.draws_between
+    if has_epochs:
+        restored.epoch_begins()
+    else:
+        seeded(7)
+    return restored
+
+
+@pytest.mark.parametrize("has_epochs", [True, False])
+@pytest.mark.parametrize("between", [True, False])
+def test_what_is_drawn_on_the_way_to_a_batch_counts_where_the_script_draws_between_batches(
+    between: bool, has_epochs: bool
+) -> None:
+    restored = drawing(between=between, has_epochs=has_epochs)
+    assert not restored.has_drawn_ahead
+    random.random()
+    assert restored.has_drawn_ahead is between
+    restored.step_begins()
+    assert not restored.has_drawn_ahead
+
+
+def test_a_script_with_batches_of_its_own_draws_between_if_its_generators_move_from_lanes_to_lanes() -> None:
+    followed = RestoredGenerators()
+    for _ in range(2):
+        followed.at_lanes(Generators.now(), is_own_batch=True)
+    assert not followed.draws_between
+    random.random()
+    followed.at_lanes(Generators.now(), is_own_batch=True)
+    assert followed.draws_between
+
+
+def test_who_loads_numpy_has_drawn_nothing() -> None:
+    now = Generators.now()
+    without = replace(now, numpy=None)
+    assert not now.has_moved_since(without)
+    assert not without.has_moved_since(now)
+    np.random.rand()
+    assert Generators.now().has_moved_since(now)
