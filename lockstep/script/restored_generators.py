@@ -22,7 +22,7 @@ from lockstep.chance import Generators
 
 @dataclass(frozen=True)
 class DrawnAhead:
-    """Random numbers that the script has drawn ahead of the batch at which it goes on."""
+    """Random numbers that the script has drawn ahead of the batch at which it goes on; None: a batch of its own."""
 
     loader: int | None
     is_wrong: bool = True
@@ -50,7 +50,7 @@ class RestoredGenerators:
         """Those of the snapshot, until they are where the script goes on."""
         self._is_inside = self._has_begun = False
         self._at_lanes: Generators | None = None
-        """What they were at the lanes of the step before."""
+        """What they were at the lanes of the step before, if that was in this epoch."""
         self.draws_between = False
         """Whether the script has ever drawn between the lanes of a step and the next batch."""
 
@@ -84,7 +84,7 @@ class RestoredGenerators:
         if self._saved is not None:
             (self.head if self._is_inside and self.head is not None else self._saved).restore()
         self._has_begun = True
-        self.head = Generators.now()
+        self.head, self._at_lanes = Generators.now(), None  # what is drawn at the head is drawn again
 
     @property
     def is_done_again(self) -> bool:

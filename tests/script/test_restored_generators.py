@@ -223,6 +223,9 @@ def test_a_script_with_batches_of_its_own_draws_between_if_its_generators_move_f
     followed = RestoredGenerators()
     for _ in range(2):
         followed.at_lanes(Generators.now(), is_own_batch=True)
+    random.random()
+    followed.epoch_begins()
+    followed.at_lanes(Generators.now(), is_own_batch=True)
     assert not followed.draws_between
     random.random()
     followed.at_lanes(Generators.now(), is_own_batch=True)
