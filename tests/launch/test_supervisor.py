@@ -48,10 +48,10 @@ def here():
         pipe.write(json.dumps(told) + "\\n")
 def obey():
     os.mkfifo(f"orders-{os.getpid()}")
+    # Open for writing too: between two orders the pipe neither ends nor loses its reader.
+    orders = open(os.open(f"orders-{os.getpid()}", os.O_RDWR))
     here()
-    while True:
-        with open(f"orders-{os.getpid()}") as orders:
-            for line in orders: exec(line, globals())
+    for line in orders: exec(line, globals())
 """
 MEMBERS = "member(generation=2 if joiner else 1)\nobey()\n"
 NOT_ADMITTED = "if not joiner: member()\nobey()\n"
