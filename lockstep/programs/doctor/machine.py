@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import metadata, util
 from math import inf
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
+from typing import Any
 
 import psutil
 
@@ -22,18 +24,7 @@ from lockstep.launch.control_groups import ControlGroups
 from lockstep.programs.doctor.checkpoint_trial import try_saving
 from lockstep.programs.doctor.checks import EXTRAS, NEEDED, OURS
 from lockstep.programs.doctor.diagnosis import MiB
-from lockstep.programs.doctor.facts import (
-    Cores,
-    Disk,
-    Facts,
-    Gpus,
-    HostName,
-    Limits,
-    MemoryFacts,
-    Network,
-    SharedMemoryFacts,
-    Software,
-)
+from lockstep.programs.doctor.facts import Facts
 from lockstep.programs.doctor.leftovers import leftovers
 from lockstep.version import VERSION
 
@@ -46,90 +37,83 @@ _MPS_DAEMON = "nvidia-cuda-mps-control"
 def gather(num_workers: int | None, runs: Path, environ: Mapping[str, str]) -> Facts:
     """Everything about this machine that the checks need. Without a number, there are as many workers as cores."""
     groups = ControlGroups.of_this_process()
-    cores = Cores(usable_cores(), groups.cpu_quota())
-    return Facts(
-        num_workers=num_workers if num_workers is not None else max(int(cores.worth or 1), 1),
-        software=software(),
-        host_name=resolve_own_name(RESOLVING_S),
-        disk=disk(runs),
-        cores=cores,
-        memory=memory(groups),
-        shared_memory=shared_memory(),
-        limits=limits(groups),
-        network=network(environ),
+    limit, left = groups.memory() or (None, None)
+    soft, hard = map(_limit, resource.getrlimit(resource.RLIMIT_NOFILE))
+    facts = Facts(
+        num_workers or 1,
+        python=tuple(sys.version_info[:3]),
+        running=VERSION,
+        installed=_installed(),
+        saving_error=try_saving(),
+        usable_cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        core_quota=groups.cpu_quota(),
         threads=environ.get("OMP_NUM_THREADS") or None,
         architecture=platform.machine(),
-        leftovers=leftovers(runs),
-        saving_error=try_saving(),
-        gpus=gpus(),
+        free_bytes=int(psutil.virtual_memory().available),
+        group_limit_bytes=limit,
+        group_left_bytes=left,
+        memfd=_memfd_works(),
+        open_files_soft=soft,
+        open_files_hard=hard,
+        processes_left=min(_processes_of_user_left(), _or_no_limit(groups.processes_left())),
+        interfaces=_interfaces(),
+        gloo_interfaces=gloo_interfaces(environ),
+        loopback_works=_loopback_works(),
+        **shared_memory(),
+        **disk(runs),
+        **resolve_own_name(RESOLVING_S),
+        **gpus(),
+        **leftovers(runs),
     )
+    return facts if num_workers is not None else replace(facts, num_workers=max(int(facts.cores_worth or 1), 1))
 
 
-def software() -> Software:
-    """By the installed metadata: importing torch takes seconds."""
-    names = (OURS, *NEEDED, "llvmlite", *(package for package, _ in EXTRAS.values()))
-    return Software(tuple(sys.version_info[:3]), VERSION, {name: _installed(name) for name in names})
+# Fields of the facts that are found out together.
 
 
-def usable_cores() -> int | None:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
-
-
-def memory(groups: ControlGroups) -> MemoryFacts:
-    limit, left = groups.memory() or (None, None)
-    return MemoryFacts(int(psutil.virtual_memory().available), limit, left)
-
-
-def shared_memory() -> SharedMemoryFacts:
-    memfd = _memfd_works()
+def shared_memory() -> dict[str, Any]:
     try:
         usage = shutil.disk_usage("/dev/shm")
     except OSError:
-        return SharedMemoryFacts(memfd=memfd)
-    return SharedMemoryFacts(usage.total, usage.free, memfd)
+        return {}
+    return {"shm_bytes": usage.total, "shm_free_bytes": usage.free}
 
 
-def limits(groups: ControlGroups) -> Limits:
-    soft, hard = map(_limit, resource.getrlimit(resource.RLIMIT_NOFILE))
-    return Limits(soft, hard, min(_processes_of_user_left(), _or_no_limit(groups.processes_left())))
-
-
-def network(environ: Mapping[str, str]) -> Network:
-    named = environ.get("GLOO_SOCKET_IFNAME", "").split(",")
-    return Network(_interfaces(), _loopback_works(), tuple(name.strip() for name in named if name.strip()))
-
-
-def disk(folder: Path) -> Disk:
+def disk(folder: Path) -> dict[str, Any]:
     there = next((above for above in (folder, *folder.absolute().parents) if above.is_dir()), Path("/"))
     try:
         free = shutil.disk_usage(there).free
     except OSError:
         free = None
-    return Disk(str(there), free, os.access(there, os.W_OK | os.X_OK))
+    return {"folder": str(there), "disk_free_bytes": free, "writable": os.access(there, os.W_OK | os.X_OK)}
 
 
-def resolve_own_name(waited_s: float) -> HostName:
-    """What the host's name resolves to. Waits at most `waited_s` for an answer."""
+def resolve_own_name(waited_s: float) -> dict[str, Any]:
+    """Waits at most `waited_s` for an answer."""
     name = socket.gethostname()
     answers: SimpleQueue[tuple[str, ...]] = SimpleQueue()
     began_s = time.monotonic()
     # getaddrinfo knows no time limit; a daemon does not keep the program from ending
     Thread(target=lambda: answers.put(_addresses(name)), daemon=True).start()
     try:
-        addresses = answers.get(timeout=waited_s)
+        addresses, took_s = answers.get(timeout=waited_s), time.monotonic() - began_s
     except Empty:
-        return HostName(name, waited_s=waited_s)
-    return HostName(name, addresses, time.monotonic() - began_s, waited_s)
+        addresses, took_s = (), None
+    return {"host_name": name, "addresses": addresses, "resolving_s": took_s, "waited_s": waited_s}
 
 
-def gpus() -> Gpus:
+def gpus() -> dict[str, Any]:
     """By nvidia-smi, or the kernel's names without it. MPS is the daemon by which several processes share a GPU."""
     listed = _ask_tool()
     names = tuple(name for name, _ in listed) if listed is not None else _names_by_kernel()
     free_bytes = tuple(free for _, free in listed) if listed is not None else None
-    return Gpus(names, free_bytes, _cuda_of_torch(), bool(names) and _mps_runs())
+    mps = bool(names) and _mps_runs()
+    return {"gpus": names, "gpu_free_bytes": free_bytes, "torch_cuda": _cuda_of_torch(), "mps": mps}
+
+
+def gloo_interfaces(environ: Mapping[str, str]) -> tuple[str, ...]:
+    named = environ.get("GLOO_SOCKET_IFNAME", "").split(",")
+    return tuple(name.strip() for name in named if name.strip())
 
 
 def parse_gpus(lines: str) -> list[tuple[str, int]]:
@@ -138,11 +122,15 @@ def parse_gpus(lines: str) -> list[tuple[str, int]]:
     return [(match[1], int(match[2]) * MiB) for match in matches if match]
 
 
-def _installed(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
+def _installed() -> dict[str, str | None]:
+    """By the metadata: importing torch takes seconds."""
+    found: dict[str, str | None] = {}
+    for name in (OURS, *NEEDED, "llvmlite", *(package for package, _ in EXTRAS.values())):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    return found
 
 
 def _memfd_works() -> bool:
