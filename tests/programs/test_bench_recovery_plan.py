@@ -253,7 +253,7 @@ class Scripted:
 
 
 def benchmark(disturbed: dict[str, str]) -> RecoveryBench:
-    return RecoveryBench(PLAN, Scripted("right", disturbed), lambda part, progress: None)
+    return RecoveryBench(PLAN, Scripted("right", disturbed), lambda progress: None)
 
 
 @pytest.mark.parametrize("side", [SURVIVORS, SPARE])
@@ -274,5 +274,5 @@ def test_a_report_of_recoveries_has_the_keys_that_it_always_had() -> None:
 
 def test_all_runs_that_were_planned_are_followed() -> None:
     runs = []
-    RecoveryBench(PLAN, Scripted("right", {}), lambda part, progress: runs.append(progress.done)).run()
+    RecoveryBench(PLAN, Scripted("right", {}), lambda progress: runs.append(progress.done)).run()
     assert runs == list(range(1, PLAN.rounds + 1))

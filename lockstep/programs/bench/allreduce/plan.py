@@ -30,19 +30,6 @@ TENSORS = 4  # what each worker holds of one size: one for each side, and what t
 
 
 @dataclass(frozen=True)
-class AllreducePart:
-    """One size on one number of workers: one row of the report."""
-
-    workers: int
-    num_bytes: int
-    rounds: int
-
-    @property
-    def title(self) -> str:
-        return f"{named(self.num_bytes)} on {self.workers} workers"
-
-
-@dataclass(frozen=True)
 class AllreducePlan(BenchRecord):
     """All sizes on one number of workers: one launch. Every round has one block of each side."""
 
@@ -60,9 +47,9 @@ class AllreducePlan(BenchRecord):
                 f"--algorithm {self.algorithm} is for the CPU: leave it out, and the wire between GPUs is measured"
             )
 
-    @property
-    def parts(self) -> tuple[AllreducePart, ...]:
-        return tuple(AllreducePart(self.workers, num_bytes, self.rounds) for num_bytes in self.sizes)
+
+def title_of(num_bytes: int, workers: int) -> str:
+    return f"{named(num_bytes)} on {workers} workers"
 
 
 def parse_algorithm(text: str) -> str:
@@ -119,20 +106,24 @@ def bench_allreduce(
 
 
 def make_row(
-    part: AllreducePart, rounds: Sequence[Mapping[str, float]], p95: Mapping[str, float], counts: Mapping[str, int]
+    workers: int,
+    num_bytes: int,
+    rounds: Sequence[Mapping[str, float]],
+    p95: Mapping[str, float],
+    counts: Mapping[str, int],
 ) -> dict[str, Any]:
     """One size: medians over rounds, ratios, and the rounds themselves, in ms per operation and of the slowest worker.
 
     `p95` is of each side's single operations, and `counts` how many of them a block has.
     """
-    row = {"workers": part.workers, "bytes": part.num_bytes, "rounds": part.rounds, **times_of(rounds, SIDES)}
+    row = {"workers": workers, "bytes": num_bytes, "rounds": len(rounds), **times_of(rounds, SIDES)}
     times = row["rounds_ms"]
     return {
         **row,
         "lockstep_p95_ms": p95[LOCKSTEP],
         "gloo_p95_ms": p95[GLOO],
-        "bandwidth_gb_per_s": part.num_bytes / row["lockstep_ms"] / 1e6,  # whatever had to be moved for it
-        "gloo_bandwidth_gb_per_s": part.num_bytes / row["gloo_ms"] / 1e6,
+        "bandwidth_gb_per_s": num_bytes / row["lockstep_ms"] / 1e6,  # whatever had to be moved for it
+        "gloo_bandwidth_gb_per_s": num_bytes / row["gloo_ms"] / 1e6,
         **spread("ratio_to_gloo", ratios(times[GLOO], times[LOCKSTEP]), low=0.25, high=0.75),
         "ratio_to_floor": row["lockstep_ms"] / row["floor_ms"],
         "repetitions": counts,

@@ -35,17 +35,15 @@ def bench_gpu_steps(
 
 def measure(plan: GpuStepPlan, follow: Follow, variables: Mapping[str, str]) -> GpuOutcome:
     """Measures the sides of one plan; none of their processes is left."""
-    follow(plan, RoundsDone(0, plan.rounds, "starting its processes"))
+    follow(RoundsDone(plan.title, 0, plan.rounds, "starting its processes"))
     with result_folder() as folder, start_sides(plan, folder, variables) as children:
-        return SideTurns(plan, children, lambda progress: follow(plan, progress)).taken()
+        return SideTurns(plan, children, follow).taken()
 
 
 class SideTurns:
     """Measures the sides whose children have connected. A side that fails or disagrees is left out."""
 
-    def __init__(
-        self, plan: GpuStepPlan, children: Sequence[SideProcess], follow: Callable[[RoundsDone], None]
-    ) -> None:
+    def __init__(self, plan: GpuStepPlan, children: Sequence[SideProcess], follow: Follow) -> None:
         self._plan, self._children, self._follow = plan, children, follow
         self._outcome = GpuOutcome()
 
@@ -54,7 +52,7 @@ class SideTurns:
         self._open()
         self._prepare()
         self._agree()
-        self._follow(RoundsDone(0, self._plan.rounds))
+        self._doing("")
         self._take_rounds()
         for child in self._children:
             outcome.remarks[child.name] = child.remarks()
@@ -68,7 +66,7 @@ class SideTurns:
         return [child for child in self._children if child.failure is None and child.name not in self._outcome.reasons]
 
     def _doing(self, what: str) -> None:
-        self._follow(RoundsDone(0, self._plan.rounds, what))
+        self._follow(RoundsDone(self._plan.title, 0, self._plan.rounds, what))
 
     def _open(self) -> None:
         """Every child makes its side, all at once; one that cannot is left out."""
@@ -127,7 +125,7 @@ class SideTurns:
         for number in range(self._plan.rounds):
             try:
                 self._round(number)
-                self._follow(RoundsDone(number + 1, self._plan.rounds))
+                self._follow(RoundsDone(self._plan.title, number + 1, self._plan.rounds))
             except KeyboardInterrupt:
                 whole = min(map(len, outcome.seconds.values()), default=0)
                 if whole == 0:

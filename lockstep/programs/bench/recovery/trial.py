@@ -19,7 +19,7 @@ from lockstep.launch.orphans import OrphanGuard
 from lockstep.launch.process import await_end
 from lockstep.launch.process_stats import process_state
 from lockstep.launch.signals import SCALE, LauncherSignals
-from lockstep.programs.bench.launch import BenchStopped, ResultsDiffer, result_folder, start_program
+from lockstep.programs.bench.launch import STOPPED, BenchStopped, ResultsDiffer, result_folder, start_program
 from lockstep.programs.bench.recovery import log
 from lockstep.programs.bench.recovery import plan as kills
 from lockstep.programs.bench.recovery.log import TrainingResult, TrainingTask
@@ -56,7 +56,7 @@ def bench_recovery(plan: RecoveryPlan, follow: Follow) -> dict[str, Any]:
 
     Raises `ResultsDiffer` if a loss changed lockstep's bits.
     """
-    follow(plan, RoundsDone(0, plan.rounds))
+    follow(RoundsDone(plan.title, 0, plan.rounds))
     with result_folder() as folder, LauncherSignals() as signals, OrphanGuard() as guard:
         trials = Trials(plan, folder, SignalWatch(signals), guard, process_environment())
         return RecoveryBench(plan, trials, follow).run()
@@ -109,7 +109,7 @@ class RecoveryBench:
         if trial.recovery is not None:
             facts = f"next step after {trial.recovery.next_s:.2f} s"
         doing = f"run {self.runs} of {self.plan.rounds}, {side.title}: {facts}"
-        self.follow(self.plan, RoundsDone(self.runs, self.plan.rounds, doing))
+        self.follow(RoundsDone(self.plan.title, self.runs, self.plan.rounds, doing))
         return trial
 
 
@@ -260,7 +260,7 @@ class SignalWatch:
         select.select([self._signals], [], [], seconds)
         for signum in self._signals.take():
             if signum != SCALE:
-                raise BenchStopped("✗ stopped; all workers have ended", _EXIT_CODES[signum], interrupted=True)
+                raise BenchStopped(STOPPED, _EXIT_CODES[signum], interrupted=True)
 
 
 class Quiet:

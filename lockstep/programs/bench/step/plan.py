@@ -66,10 +66,6 @@ class CpuStepPlan(BenchRecord):
         how = "" if self.strategy == "replicated" else f", {self.strategy}"
         return f"{self.model} on {count_of(self.workers)}{how}"
 
-    @property
-    def parts(self) -> tuple["CpuStepPlan"]:
-        return (self,)
-
 
 def make_plans(
     models: Sequence[str], workers: Sequence[int], steps: int | None, rounds: int, strategy: str = "replicated"

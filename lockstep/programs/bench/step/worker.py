@@ -75,7 +75,7 @@ def main(plan: CpuStepPlan, folder: Path) -> None:
         on_host = gathered({"base": base, **memory}, run.size)
         differences, refused = agree(plan, sides, comparable(workload, run.size), run, store)
         timed = lambda name: time_block(sides[name], plan.steps, run.rank == 0)  # noqa: E731
-        rounds = [] if refused else timed_rounds(plan.parts, plan, steps.SIDES, timed)
+        rounds = [] if refused else timed_rounds(plan.title, plan.rounds, steps.SIDES, timed)
         if run.rank == 0:
             as_rows = {name: asdict(difference) for name, difference in differences.items()}
             parameters = count_parameters(sides[steps.LOCKSTEP].training.model)
