@@ -106,19 +106,15 @@ class RecoveryPlan:
 
 @dataclass(frozen=True)
 class PlannedKill:
-    """Worker `victim` gets SIGKILL once `step` is committed, when `fraction` of the next step's usual time is over."""
+    """Worker `victim` gets SIGKILL once `step` is committed, when `fraction` of the next step's usual time is over.
+
+    Every side suffers it in turn, in this order.
+    """
 
     victim: int
     step: int
     fraction: float
-
-
-@dataclass(frozen=True)
-class KillRound:
-    """One kill, suffered by every side in turn, in this order."""
-
-    kill: PlannedKill
-    order: tuple[RecoverySide, ...]
+    order: tuple[RecoverySide, ...] = ()
 
 
 def make_plan(model: str, workers: int, lanes: int | None, kills: int, baseline: bool = True) -> RecoveryPlan:
@@ -131,12 +127,12 @@ def default_lanes(model: str, workers: int) -> int:
     return max(workers, min(2 * workers, REFERENCES[model].batch_size))
 
 
-def make_rounds(plan: RecoveryPlan) -> list[KillRound]:
+def make_rounds(plan: RecoveryPlan) -> list[PlannedKill]:
     """All rounds, the untimed one first: victims, moments and orders by lot, the same ones for the same seed."""
     lots, rounds = random.Random(plan.seed), []
     for _ in range(plan.kills + 1):
-        kill = PlannedKill(lots.randrange(plan.workers), lots.randrange(BEFORE, BEFORE + WINDOW), lots.random())
-        rounds.append(KillRound(kill, tuple(lots.sample(plan.sides, len(plan.sides)))))
+        victim, step, fraction = lots.randrange(plan.workers), lots.randrange(BEFORE, BEFORE + WINDOW), lots.random()
+        rounds.append(PlannedKill(victim, step, fraction, tuple(lots.sample(plan.sides, len(plan.sides)))))
     return rounds
 
 
@@ -197,7 +193,7 @@ Measured = dict[str, RecoveryTimes]  # the recovery of every side in one round, 
 
 def make_report(
     plan: RecoveryPlan,
-    rounds: Sequence[KillRound],
+    rounds: Sequence[PlannedKill],
     measured: Sequence[Measured],
     steps: dict[str, int],
     baseline_agrees: bool | None,
@@ -212,7 +208,7 @@ def make_report(
         if side.most_s is not None
     ]  # fmt: skip
     killed = [
-        {"victim": each.kill.victim, "step": each.kill.step, "order": [side.name for side in each.order],
+        {"victim": each.victim, "step": each.step, "order": [side.name for side in each.order],
          "recoveries": {name: asdict(recovery) for name, recovery in times.items()}}
         for each, times in zip(rounds, measured, strict=True)
     ]  # fmt: skip
