@@ -14,13 +14,14 @@ from lockstep.errors import BadArgument, LockstepError
 from lockstep.events import Subscriber
 from lockstep.launch.launch import Job, LaunchOutcome, launch
 from lockstep.launch.local_pool import LocalPool
+from lockstep.launch.messages import count
 from lockstep.observe.history import WorkerHistory
 from lockstep.observe.journal import Journal
 from lockstep.observe.page.entries import FILES
 from lockstep.observe.progress import Shown, show_progress
 from lockstep.programs.demo.kills import STEPS_PER_KILL, Killer, KillPlan, KillRecord, living_members
 from lockstep.programs.demo.recipe import Recipe
-from lockstep.programs.demo.result import DemoResult, DemoVerdict, Reader, judge, judge_disturbed, workers
+from lockstep.programs.demo.result import DemoResult, DemoVerdict, Reader, judge, judge_disturbed
 
 WORKER = "lockstep.programs.demo.worker"
 SPARES = 1
@@ -32,7 +33,7 @@ class DidNotFinish(LockstepError):  # noqa: N818
     """A run of the demo ended early; the launcher has reported why. `exit_code` is the launch's."""
 
     def __init__(self, num_workers: int, exit_code: int) -> None:
-        super().__init__(f"the demo ended early, in its run on {workers(num_workers)}")
+        super().__init__(f"the demo ended early, in its run on {count(num_workers, 'worker')}")
         self.exit_code = exit_code
 
 
@@ -85,10 +86,10 @@ def demonstrate(
     stopped by Ctrl-C; no process is left then either.
     """
     check(recipe, worker_counts, kill)
-    names = [f"workers-{count}" for count in worker_counts] + ["with-kills"] * kill
+    names = [f"workers-{number}" for number in worker_counts] + ["with-kills"] * kill
     folders = tuple(make_folder(out, name) for name in names)
     results = tuple(
-        train(recipe, count, folder, console) for count, folder in zip(worker_counts, folders, strict=not kill)
+        train(recipe, number, folder, console) for number, folder in zip(worker_counts, folders, strict=not kill)
     )
     disturbed = None
     if kill:
@@ -103,9 +104,9 @@ def check(recipe: Recipe, worker_counts: Sequence[int], kill: bool) -> None:
         raise BadArgument(f"the demo needs at least 1 step, not {recipe.steps}")
     if not worker_counts or len(set(worker_counts)) < len(worker_counts):
         raise BadArgument(f"name each number of workers once, not {','.join(map(str, worker_counts))!r}")
-    for count in worker_counts:
-        if not 1 <= count <= recipe.lanes:
-            raise BadArgument(f"the demo runs on 1 to {recipe.lanes} workers, one for each lane, not {count}")
+    for number in worker_counts:
+        if not 1 <= number <= recipe.lanes:
+            raise BadArgument(f"the demo runs on 1 to {recipe.lanes} workers, one for each lane, not {number}")
     if kill and max(worker_counts) < 2:
         raise BadArgument("--kill needs a run on 2 workers or more, for somebody has to go on: give --workers 1,2")
     if kill and recipe.steps < STEPS_PER_KILL:
@@ -129,7 +130,7 @@ def make_folder(out: Path, name: str) -> Path:
 def train(recipe: Recipe, num_workers: int, folder: Path, console: Console) -> DemoResult:
     """Trains to the end; returns the complete result."""
     result = DemoResult(num_workers, recipe.tokens_per_step)
-    with show_progress(console, f"{workers(num_workers):<9}", recipe.steps) as shown:
+    with show_progress(console, f"{count(num_workers, 'worker'):<9}", recipe.steps) as shown:
         reader = Reader(result, time.monotonic, lambda now: show_step(shown, now), shown.say)
         return finished(result, launched(job_of(recipe, num_workers, folder), reader, shown))
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lockstep.launch.messages import count
+
 
 @dataclass
 class DemoResult:
@@ -109,7 +111,7 @@ def judge(results: Sequence[DemoResult]) -> DemoVerdict:
         if difference:
             return DemoVerdict(
                 False,
-                f"On {workers(other.num_workers)} another model was trained than on {first.num_workers}: "
+                f"On {count(other.num_workers, 'worker')} another model was trained than on {first.num_workers}: "
                 f"{difference}. This breaks lockstep's promise: please report it, with the report's folder.",
             )
     if len(results) == 1:
@@ -126,7 +128,7 @@ def judge_disturbed(undisturbed: DemoResult, disturbed: DemoResult, num_kills: i
     """Whether a run whose workers were killed trained the model of the calm one. Without kills it proves nothing."""
     if num_kills == 0:
         return DemoVerdict(False, "Nobody was killed before the end, so nothing was shown: give more --steps.")
-    lost = "1 worker was killed" if num_kills == 1 else f"{num_kills} workers were killed"
+    lost = f"{count(num_kills, 'worker')} {'was' if num_kills == 1 else 'were'} killed"
     difference = _difference(undisturbed, disturbed)
     if difference:
         return DemoVerdict(
@@ -135,10 +137,6 @@ def judge_disturbed(undisturbed: DemoResult, disturbed: DemoResult, num_kills: i
             "please report it, with the report's folder.",
         )
     return DemoVerdict(True, f"{lost}, and the same model was trained as in peace, bit for bit.")
-
-
-def workers(count: int) -> str:
-    return f"{count} worker" if count == 1 else f"{count} workers"
 
 
 def listed(words: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lockstep.launch.messages import count
 from lockstep.programs.explain.schedules.catalogue import CATALOGUE
 from lockstep.programs.explain.story import EXAMPLE_BYTES, RoundMessage, Scene, Story, spans
 
@@ -34,7 +35,7 @@ def show(story: Story, console: Console) -> None:
 
 def _headline(story: Story) -> Text:
     schedule = story.schedule
-    title = f"{schedule.collective.replace('_', '-')}, {story.name}, {_count(schedule.num_workers, 'worker')}"
+    title = f"{schedule.collective.replace('_', '-')}, {story.name}, {count(schedule.num_workers, 'worker')}"
     return Text(title, style="bold").append(f": {story.algorithm.summary}", style="not bold")
 
 
@@ -74,9 +75,9 @@ def _cells(counts: tuple[int, ...], whole: int) -> Text:
     if len(counts) > MOST_CELLS:
         return _bar(counts, whole)
     cells = Text()
-    for count in counts:
-        word = "·" if count == 0 else str(count)
-        cells.append(f"{word:>{len(str(whole))}} ", style=_style(count, whole))
+    for held in counts:
+        word = "·" if held == 0 else str(held)
+        cells.append(f"{word:>{len(str(whole))}} ", style=_style(held, whole))
     return cells.append(f"of {whole}", style="dim") if whole > 1 else cells
 
 
@@ -87,12 +88,12 @@ def _bar(counts: tuple[int, ...], whole: int) -> Text:
     for first in range(0, len(counts), group):
         least = min(counts[first : first + group])
         bar.append("·▁▂▃▄▅▆▇█"[-(-8 * least // whole)], style=_style(least, whole))
-    complete = sum(count == whole for count in counts)
-    return bar.append(f" {complete} of {_count(len(counts), 'part')} complete", style="dim")
+    complete = sum(held == whole for held in counts)
+    return bar.append(f" {complete} of {count(len(counts), 'part')} complete", style="dim")
 
 
-def _style(count: int, whole: int) -> str:
-    return "bold green" if count == whole else "yellow" if count else "dim"
+def _style(held: int, whole: int) -> str:
+    return "bold green" if held == whole else "yellow" if held else "dim"
 
 
 def _summary(story: Story) -> list[str]:
@@ -123,7 +124,3 @@ def brackets(story: Story) -> list[str]:
 
 def _names(cost: str, letter: str) -> bool:
     return any(word == letter for word in "".join(c if c.isalnum() else " " for c in cost).split())
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

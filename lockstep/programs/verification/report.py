@@ -58,7 +58,7 @@ def as_json(report: VerifyReport) -> dict[str, Any]:
     request, difference, likely = report.request, report.difference, report.likely_cause
     entries: dict[str, Any] = {
         "equal": report.equal,
-        "digests": {str(count): report.runs[str(count)].digest for count in request.counts},
+        "digests": {str(number): report.runs[str(number)].digest for number in request.counts},
         "interleaved": {name: run.digest for name, run in report.runs.items() if not name.isdigit()},
         "steps": report.reference.num_steps,
         "lanes": request.lanes,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lockstep.lanes import Assignment
+from lockstep.launch.messages import count
 from lockstep.programs.verification.faults import FEWEST_STEPS, FaultResult, disturb
 from lockstep.programs.verification.runs import (
     BEGIN_ALIKE,
@@ -14,7 +15,6 @@ from lockstep.programs.verification.runs import (
     Variant,
     dump_path,
     run_calm,
-    workers,
 )
 from lockstep.verify.cause import LikelyCause, explain_sum, judge
 from lockstep.verify.evidence import RunTrace, TraceDifference, first_difference
@@ -74,12 +74,13 @@ def variants(request: Request) -> list[Variant]:
     """Every number of workers with contiguous lanes, and the largest with interleaved ones if they differ."""
     steps, largest = request.steps, max(request.counts)
     planned = [
-        Variant(str(count), workers(count), Assignment.even(request.lanes, count), steps) for count in request.counts
+        Variant(str(number), count(number, "worker"), Assignment.even(request.lanes, number), steps)
+        for number in request.counts
     ]
     planned[0] = replace(planned[0], dump=request.distance)
     mixed = interleaved(request.lanes, largest)
     if mixed != Assignment.even(request.lanes, largest):
-        label = f"{workers(largest)}, interleaved lanes"
+        label = f"{count(largest, 'worker')}, interleaved lanes"
         planned.append(Variant(f"{largest}-interleaved", label, mixed, steps))
     return planned
 

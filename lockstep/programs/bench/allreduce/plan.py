@@ -9,8 +9,9 @@ from lockstep.errors import BadArgument
 from lockstep.programs.bench.allreduce.sizes import named
 from lockstep.programs.bench.launch import bench_launched
 from lockstep.programs.bench.plan import CPU, BenchRecord
-from lockstep.programs.bench.report import Columns, machine_line, ratios, show_notes, show_table, spread, times_of
+from lockstep.programs.bench.report import machine_line, ratios, spread, times_of
 from lockstep.programs.bench.rounds import Follow
+from lockstep.programs.tables import Columns, show_notes, show_table
 
 if TYPE_CHECKING:
     from rich.console import Console

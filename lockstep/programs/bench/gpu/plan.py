@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import BadArgument
+from lockstep.launch.messages import count
 from lockstep.programs.bench import plan as bench
-from lockstep.programs.bench.plan import CUDA, ReferenceModel, count_of
-from lockstep.programs.bench.report import Columns, Times, ratios, show_notes, show_table, spread, spread_cell
+from lockstep.programs.bench.plan import CUDA, ReferenceModel
+from lockstep.programs.bench.report import Times, ratios, spread, spread_cell
 from lockstep.programs.packages import require
+from lockstep.programs.tables import Columns, show_notes, show_table
 from lockstep.settings.environment import STRATEGIES
 
 if TYPE_CHECKING:
@@ -95,7 +97,7 @@ class GpuStepPlan(bench.BenchRecord):
         allowed = _sides_on(self.workers, self.lanes, self.ranks_share_gpu)
         odd = [side for side in self.sides if side not in allowed]
         if odd:
-            where = count_of(self.workers)
+            where = count(self.workers, "worker")
             raise BadArgument(f"{', '.join(odd)} cannot be measured on {where}: choose from {', '.join(allowed)}")
         divisor = f"a number of workers that divides {self.batch_size}"
         bench.refuse_unequal_shares(self.model, self.batch_size, self.workers, divisor)
@@ -162,7 +164,7 @@ def _sides_on(workers: int, lanes: int, ranks_share_gpu: bool) -> tuple[str, ...
 
 
 def _where(workers: int, lanes: int) -> str:
-    return count_of(workers) if lanes == 1 else f"{count_of(workers)}, {lanes} lanes each"
+    return count(workers, "worker") if lanes == 1 else f"{count(workers, 'worker')}, {lanes} lanes each"
 
 
 def require_packages(plans: Sequence[GpuStepPlan]) -> None:

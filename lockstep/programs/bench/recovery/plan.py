@@ -17,17 +17,8 @@ from typing import TYPE_CHECKING, Any
 from lockstep.errors import BadArgument, LockstepError
 from lockstep.programs.bench.plan import NUM_BATCHES, REFERENCES
 from lockstep.programs.bench.recovery.log import CommitEntry, last_step
-from lockstep.programs.bench.report import (
-    NONE,
-    Columns,
-    machine_line,
-    quantile,
-    ratios,
-    show_notes,
-    show_table,
-    spread,
-    spread_cell,
-)
+from lockstep.programs.bench.report import NONE, machine_line, quantile, ratios, spread, spread_cell
+from lockstep.programs.tables import Columns, show_notes, show_table
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,19 +5,12 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from lockstep.launch.messages import count
 from lockstep.programs.bench.launch import bench_launched
-from lockstep.programs.bench.plan import REFERENCES, BenchRecord, count_of, models_named, refuse_unequal_shares
-from lockstep.programs.bench.report import (
-    Columns,
-    machine_line,
-    ratios,
-    show_notes,
-    show_table,
-    spread,
-    spread_cell,
-    times_of,
-)
+from lockstep.programs.bench.plan import REFERENCES, BenchRecord, models_named, refuse_unequal_shares
+from lockstep.programs.bench.report import machine_line, ratios, spread, spread_cell, times_of
 from lockstep.programs.bench.rounds import Follow
+from lockstep.programs.tables import Columns, show_notes, show_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,7 +57,7 @@ class CpuStepPlan(BenchRecord):
     @property
     def title(self) -> str:
         how = "" if self.strategy == "replicated" else f", {self.strategy}"
-        return f"{self.model} on {count_of(self.workers)}{how}"
+        return f"{self.model} on {count(self.workers, 'worker')}{how}"
 
 
 def make_plans(
