@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from lockstep.errors import BadArgument
-from lockstep.lanes import Assignment, Reduction, reduction
+from lockstep.lanes import Assignment, reduction
 from lockstep.programs.explain.schedules.catalogue import CATALOGUE, Algorithm, Setting, find
 from lockstep.wire.schedules import Collective
 from lockstep.wire.transport import Hosts
@@ -34,7 +34,9 @@ class ExplainRequest:
         algorithm = find(self.collective, self.name)
         self._check_meanings(algorithm)
         num_workers = self._workers()
-        lanes = None if self.num_lanes is None else _even_lanes(self.num_lanes, num_workers)
+        lanes = None
+        if self.num_lanes is not None:
+            lanes = reduction(Assignment.even(self.num_lanes, num_workers), tuple(range(self.num_lanes)))
         hosts = self._hosts(num_workers)
         return algorithm, Setting(num_workers, lanes, hosts, self.source, self.num_chunks)
 
@@ -47,7 +49,10 @@ class ExplainRequest:
         }
         for option, (value, parameter) in given.items():
             if value is not None and parameter not in algorithm.parameters:
-                raise BadArgument(f"{option} has no meaning for {self.name}{_those_with(self.collective, parameter)}")
+                others = CATALOGUE[self.collective].items()
+                names = [name for name, other in others if parameter in other.parameters]
+                for_whom = f": it is for {', '.join(names)}" if names else ""
+                raise BadArgument(f"{option} has no meaning for {self.name}{for_whom}")
 
     def _workers(self) -> int:
         on_hosts = sum(self.workers_per_host or ())
@@ -66,13 +71,3 @@ class ExplainRequest:
             hosts.append(tuple(range(first, first + size)))
             first += size
         return tuple(hosts)
-
-
-def _even_lanes(num_lanes: int, num_workers: int) -> Reduction:
-    return reduction(Assignment.even(num_lanes, num_workers), tuple(range(num_lanes)))
-
-
-def _those_with(collective: Collective, parameter: str) -> str:
-    """The part of a message that names the algorithms to which an option applies."""
-    names = [name for name, algorithm in CATALOGUE[collective].items() if parameter in algorithm.parameters]
-    return f": it is for {', '.join(names)}" if names else ""

@@ -1,5 +1,7 @@
 """A story on the terminal."""
 
+import re
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -23,7 +25,9 @@ VARIABLES = {
 
 def show(story: Story, console: Console) -> None:
     """Prints the rounds, then what they cost."""
-    console.print(_headline(story), highlight=False)
+    schedule = story.schedule
+    title = f"{schedule.collective.replace('_', '-')}, {story.name}, {count(schedule.num_workers, 'worker')}"
+    console.print(Text(title, style="bold").append(f": {story.algorithm.summary}", style="not bold"), highlight=False)
     console.print()
     console.print(_rows(story, "before", None, story.at_first), highlight=False)
     for number, scene in enumerate(story.scenes, start=1):
@@ -31,12 +35,6 @@ def show(story: Story, console: Console) -> None:
         console.print(_rows(story, f"round {number}", scene, scene.held), highlight=False)
     for line in _summary(story):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _headline(story: Story) -> Text:
-    schedule = story.schedule
-    title = f"{schedule.collective.replace('_', '-')}, {story.name}, {count(schedule.num_workers, 'worker')}"
-    return Text(title, style="bold").append(f": {story.algorithm.summary}", style="not bold")
 
 
 def _rows(story: Story, title: str, scene: Scene | None, held: tuple[tuple[int, ...], ...]) -> Table:
@@ -57,17 +55,12 @@ def _sent(story: Story, messages: list[RoundMessage]) -> Text:
     for message in messages[:MOST_MESSAGES]:
         color = "yellow" if message.is_summand else "green"
         words.append("   " if words else "").append("──▶ ", style=color).append(str(message.target), style="bold")
-        words.append(f" {_what(story, message)}", style=color)
+        parts = "all" if len(message.parts) == story.schedule.num_parts else f"part {spans(message.parts)}"
+        roots = f" of {message.num_roots} roots" if message.num_roots > 1 else ""
+        words.append(f" {parts}{roots}{' (+)' if message.is_summand else ''}", style=color)
     if len(messages) > MOST_MESSAGES:
         words.append(f"   and to {len(messages) - MOST_MESSAGES} more", style="dim")
     return words or Text("·", style="dim")
-
-
-def _what(story: Story, message: RoundMessage) -> str:
-    """Which parts of what, and what becomes of them."""
-    parts = "all" if len(message.parts) == story.schedule.num_parts else f"part {spans(message.parts)}"
-    roots = f" of {message.num_roots} roots" if message.num_roots > 1 else ""
-    return f"{parts}{roots}{' (+)' if message.is_summand else ''}"
 
 
 def _cells(counts: tuple[int, ...], whole: int) -> Text:
@@ -97,30 +90,18 @@ def _style(held: int, whole: int) -> str:
 
 
 def _summary(story: Story) -> list[str]:
-    share = story.proof.most_bytes_sent(EXAMPLE_BYTES) / EXAMPLE_BYTES
+    share, cost = story.proof.most_bytes_sent(EXAMPLE_BYTES) / EXAMPLE_BYTES, str(story.algorithm.cost)
+    letters = set(re.findall(r"[^\W_]+", cost))
     lines = [
         f"Rounds: {story.proof.rounds}. The busiest worker sends {share:.2f} MiB of a 1 MiB message.",
-        f"Cost: {story.algorithm.cost}",
-        f"      {legend(str(story.algorithm.cost))}",
-        *brackets(story),
-        "(+) is added up by the target, the rest is copied." if story.brackets else "",
-        f"Others: {', '.join(name for name in CATALOGUE[story.schedule.collective] if name != story.name)}.",
+        f"Cost: {cost}",
+        f"      {', '.join(f'{letter} = {meaning}' for letter, meaning in VARIABLES.items() if letter in letters)}",
     ]
-    return ["", *(line for line in lines if line)]
-
-
-def legend(cost: str) -> str:
-    """What the letters in a cost line stand for."""
-    return ", ".join(f"{letter} = {meaning}" for letter, meaning in VARIABLES.items() if _names(cost, letter))
-
-
-def brackets(story: Story) -> list[str]:
-    if story.brackets is None:
-        return []
-    if story.algorithm.exact:
-        return [f"Exact, in the brackets of the summation tree over the lanes: {story.brackets}"]
-    return [f"Not exact: the brackets depend on the number of workers. Those of part 0: {story.brackets}"]
-
-
-def _names(cost: str, letter: str) -> bool:
-    return any(word == letter for word in "".join(c if c.isalnum() else " " for c in cost).split())
+    if story.brackets is not None and story.algorithm.exact:
+        lines.append(f"Exact, in the brackets of the summation tree over the lanes: {story.brackets}")
+    elif story.brackets is not None:
+        lines.append(f"Not exact: the brackets depend on the number of workers. Those of part 0: {story.brackets}")
+    if story.brackets:
+        lines.append("(+) is added up by the target, the rest is copied.")
+    others = [name for name in CATALOGUE[story.schedule.collective] if name != story.name]
+    return ["", *lines, f"Others: {', '.join(others)}."]
