@@ -147,10 +147,15 @@ def step(
     """
     counts = flattened(workers)
     if device == CUDA:
+        num_gpus = 1
+        if max(counts, default=1) > 1 and sides is None:
+            from lockstep.settings.device import count_gpus  # loads torch
+
+            num_gpus = count_gpus()
         on_gpu = gpu.make_plans(
             models, counts or [1], sides, flattened(lanes) or [1],
             steps=steps, rounds=rounds or gpu.ROUNDS, ranks_share_gpu=ranks_share_gpu, strategy=strategy,
-            num_gpus=number_of_gpus() if max(counts, default=1) > 1 and sides is None else 1,
+            num_gpus=num_gpus,
         )  # fmt: skip
         step_on_gpu(on_gpu, mps, as_json)
         return
@@ -162,13 +167,6 @@ def step(
         steps_on_cpu.show,
         as_json,
     )
-
-
-def number_of_gpus() -> int:
-    """Loads torch."""
-    from lockstep.settings.device import count_gpus
-
-    return count_gpus()
 
 
 @contextmanager
