@@ -42,12 +42,7 @@ def of_collective(name: str) -> click.Command:
     @click.option("--algorithm", metavar="NAME", help="How to do it; a name that does not exist lists those that do.")
     @click.option("-n", "--workers", "num_workers", type=click.IntRange(1, 64), help="Workers, 1 to 64.  [default: 4]")
     @click.option("--lanes", "num_lanes", type=click.IntRange(1, 512), help="Lanes, for exact ones. [default: workers]")
-    @click.option(
-        "--hosts",
-        "workers_per_host",
-        type=ParsedOption("sizes", parse_hosts),
-        help='Workers of each host, such as "2,2".',
-    )
+    @click.option("--hosts", "workers_per_host", type=HOSTS, help='Workers of each host, such as "2,2".')
     @click.option("--source", type=click.IntRange(0, 63), help="The worker that broadcasts.  [default: 0]")
     @click.option("--chunks", "num_chunks", type=click.IntRange(1, 64), help="Chunks that follow each other in a tree.")
     @click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Draw it into this file.")

@@ -71,7 +71,11 @@ class Reader:
             self._read(line.decode(errors="replace"))
 
     def _read(self, line: str) -> None:
-        match _facts(line):
+        try:
+            facts = json.loads(line)
+        except ValueError:
+            facts = None
+        match facts:
             case {"step": int(step), "loss": float(loss)}:
                 self._note_step(step, loss)
             case {"about": dict(about)}:
@@ -156,10 +160,3 @@ def _difference(one: DemoResult, other: DemoResult) -> str | None:
     if repr(one.end) != repr(other.end):
         return "their losses on held-out text or the text they write differ"
     return None
-
-
-def _facts(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None

@@ -31,7 +31,7 @@ from lockstep.version import VERSION
 RESOLVING_S = 1.0
 ASKING_S = 5.0
 _QUERY = ("--query-gpu=name,memory.free", "--format=csv,noheader,nounits")
-_MPS_DAEMON = "nvidia-cuda-mps-control"
+_MPS_DAEMON = "nvidia-cuda-mps-control"[:15]  # the kernel keeps so many letters of a process's name
 
 
 def gather(num_workers: int | None, runs: Path, environ: Mapping[str, str]) -> Facts:
@@ -107,7 +107,7 @@ def gpus() -> dict[str, Any]:
     listed = _ask_tool()
     names = tuple(name for name, _ in listed) if listed is not None else _names_by_kernel()
     free_bytes = tuple(free for _, free in listed) if listed is not None else None
-    mps = bool(names) and _mps_runs()
+    mps = any(process.info["name"] == _MPS_DAEMON for process in (psutil.process_iter(["name"]) if names else ()))
     return {"gpus": names, "gpu_free_bytes": free_bytes, "torch_cuda": _cuda_of_torch(), "mps": mps}
 
 
@@ -183,12 +183,9 @@ def _addresses(name: str) -> tuple[str, ...]:
 
 
 def _ask_tool() -> list[tuple[str, int]] | None:
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return None
     try:
-        answer = subprocess.run([tool, *_QUERY], capture_output=True, text=True, timeout=ASKING_S, check=True)
-    except (OSError, subprocess.SubprocessError):
+        answer = subprocess.run(["nvidia-smi", *_QUERY], capture_output=True, text=True, timeout=ASKING_S, check=True)
+    except (OSError, subprocess.SubprocessError):  # also where it is not installed
         return None
     return parse_gpus(answer.stdout)
 
@@ -210,8 +207,3 @@ def _cuda_of_torch() -> str | None:
         return None
     match = re.search(r"^cuda\b[^=]*= *['\"](.+)['\"]", text, re.MULTILINE)
     return match[1] if match else None
-
-
-def _mps_runs() -> bool:
-    """The kernel keeps 15 letters of a process's name."""
-    return any(process.info["name"] == _MPS_DAEMON[:15] for process in psutil.process_iter(["name"]))

@@ -95,10 +95,6 @@ class MemoryPart:
     each: int | None
     once: int = 0
 
-    def per_worker(self, num_workers: int) -> float | None:
-        """With its share of what stands once: what PSS counts."""
-        return None if self.each is None else self.each + self.once / num_workers
-
     def on_host(self, num_workers: int) -> int | None:
         return None if self.each is None else self.each * num_workers + self.once
 
@@ -121,8 +117,9 @@ class MemoryAccount:
         return self.host_bytes / self.num_workers
 
     def shares(self, part: MemoryPart) -> tuple[float | None, float | None]:
-        """What a worker and the host hold of a part."""
-        return part.per_worker(self.num_workers), part.on_host(self.num_workers)
+        """What a worker, with its share of what stands once, and the host hold of a part: what PSS counts."""
+        on_host = part.on_host(self.num_workers)
+        return None if on_host is None else on_host / self.num_workers, on_host
 
 
 class GpuMemoryAccount(MemoryAccount):
@@ -144,8 +141,11 @@ def make_account(sizes: ModelSizes, workers: WorkersOnHost, strategy: str, base:
     """What a training takes under the strategy, all workers on one host. Raises for a strategy that is not there."""
     _check(strategy)
     is_once = strategy != REPLICATED
+    loaded = MemoryPart("Python and torch", base.own_bytes, base.shared_bytes)
+    if is_once and workers.num_workers > 1:  # see Note [Loaded once] in launch/load_once.py
+        loaded = MemoryPart(loaded.name, WRITTEN_BYTES, base.shared_bytes + base.own_bytes)
     parts = (
-        _loaded(base, is_once and workers.num_workers > 1),
+        loaded,
         _held("parameters", sizes.parameter_bytes, is_once),
         *_gradients(make_layout(sizes.specs), workers, strategy in SHARDED[1:] and workers.num_workers > 1),
         _held("optimizer state", sizes.state_bytes, is_once),
@@ -184,12 +184,6 @@ def _beside_activations(sizes: ModelSizes, workers: WorkersOnHost) -> int:
     """See Note [Parameters beside activations]. Those of the last modules have not left when the forward pass ends."""
     held = sizes.parameter_bytes
     return max(held - (_activations(sizes, workers) or 0), min(held, GROUP_BYTES))
-
-
-def _loaded(base: BaseMemory, is_once: bool) -> MemoryPart:
-    """See Note [Loaded once] in launch/load_once.py."""
-    own, once = (WRITTEN_BYTES, base.own_bytes) if is_once else (base.own_bytes, 0)
-    return MemoryPart("Python and torch", own, base.shared_bytes + once)
 
 
 def _held(name: str, num_bytes: int, is_once: bool) -> MemoryPart:

@@ -291,8 +291,8 @@ def _side(name: str, plan: GpuStepPlan, outcome: GpuOutcome) -> dict[str, Any]:
     times: Times = [1000 * seconds for seconds in outcome.seconds.get(name, ())]
     bases = {"plain_fused": FUSED, "plain_deterministic": DETERMINISTIC, "ddp": plan.ddp}
     peaks, evidence = outcome.peaks.get(name, {}), outcome.evidence.get(name, {})
-    numbers = {kind: evidence.get(kind, math.inf) for kind in ("gradients", "movement", "length")}
-    finite = {kind: value for kind, value in numbers.items() if math.isfinite(value)}  # JSON has no infinity
+    # JSON has no infinity.
+    finite = {kind: value for kind, value in evidence.items() if kind != "digest" and math.isfinite(value)}
     row = {
         "side": name,
         "reason": None if times else outcome.reasons.get(name, "failed: it was never timed"),
@@ -342,7 +342,10 @@ def _columns(ddp: str, workers: int) -> Columns:
     host: Columns = [("host GiB", lambda side: _number(side["host_bytes"] if side["ms"] else None, 2**30, ".1f"))]
     return (
         ("side", lambda side: side["side"]),
-        ("ms", lambda side: _ms_or_reason(side)),
+        (
+            "ms",
+            lambda side: (side["reason"] or "").partition(":")[0] or spread_cell(side, "ms", 2 - (side["ms"] >= 100)),
+        ),
         *(plain if workers == 1 else ()),
         (f"÷ {ddp}", lambda side: spread_cell(side, "ratio_to_ddp", 3)),
         ("GiB", lambda side: _number(side["peak_reserved_bytes"] if side["ms"] else None, 2**30, ".1f")),

@@ -50,7 +50,6 @@ MOVEMENT_TOLERANCE = 5e-2
 class CpuSide:
     """A way to train in the worker's process. `threads` is None where the process is as lockstep.start left it.
 
-    lockstep asks for deterministic kernels; the other sides run as torch comes, as their users would have it.
     `alone`: only worker 0 computes, the others wait.
     """
 
@@ -59,7 +58,7 @@ class CpuSide:
     alone: bool = False
 
     def conditions(self) -> AbstractContextManager[None]:
-        """Inside, the process has the settings that this side's users have."""
+        """lockstep asks for deterministic kernels; the other sides run as torch comes, as their users have it."""
         return nullcontext() if self.threads is None else as_torch_comes(self.threads)
 
 
