@@ -31,8 +31,7 @@ def order(sides: Sequence[str], round_number: int) -> tuple[str, ...]:
     """The sides in the order of one round.
 
     In as many rounds as there are sides every side is once in every position; the next ones run backwards, so that a
-    side follows another as often as that follows it. Neither a slow drift of the machine nor the caches of the side
-    before favour one of them.
+    side follows another as often as that follows it.
     """
     shift = round_number % len(sides)
     turned = (*sides[shift:], *sides[:shift])

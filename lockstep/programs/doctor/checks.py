@@ -4,11 +4,6 @@
 # What a worker takes depends on the model, which the doctor does not know. The numbers here are those of a worker
 # with the smallest model, rounded up (230 MiB of its own, 4 threads, 30 files and 2 more for each other worker; the
 # launcher holds 3 for each): with less a run cannot work, with more it may.
-
-# Note [Whose name]
-# On one host lockstep's workers meet on the loopback interface and resolve no name. On several hosts, and in process
-# groups that a script opens by itself, Gloo listens on the address that the host's own name resolves to, unless
-# GLOO_SOCKET_IFNAME names an interface.
 """
 
 import re
@@ -278,7 +273,7 @@ def loopback(facts: Facts) -> CheckResult:
 
 
 def host_name(facts: Facts) -> CheckResult:
-    """See Note [Whose name]."""
+    """docs/doctor.md says where it matters."""
     name = f"the host's name, {facts.host_name},"
     in_hosts = f"echo '<address of this host> {facts.host_name}' >> /etc/hosts"
     if facts.resolving_s is None:

@@ -1,10 +1,4 @@
-"""What a recovery benchmark kills, and when, and the report that it makes from the times. Without torch.
-
-# Note [What counts as going on]
-# A step that was under way may still be committed after the kill, if the victim had done its part: that is no recovery.
-# So the clock stops at the first commit of a group that was formed after the kill, and only at a step that was not
-# committed before: repeated steps are no progress. The worker with rank 0 reads the clock.
-"""
+"""What a recovery benchmark kills, and when, and the report that it makes from the times. Without torch."""
 
 import math
 import random
@@ -156,7 +150,7 @@ class RecoveryTimes:
 
 
 def recovery_from(commits: Sequence[CommitEntry], killed_s: float, num_workers: int) -> RecoveryTimes:
-    """See Note [What counts as going on]."""
+    """docs/bench.md says which step counts as the next one; the worker with rank 0 reads the clock."""
     old = max(commit.generation for commit in commits if commit.time_s <= killed_s)
     done = last_step(commit for commit in commits if commit.generation <= old)
     after = [commit for commit in commits if commit.generation > old and commit.rank == 0]

@@ -30,8 +30,7 @@ from lockstep.settings.environment import process_environment
 WORKER = "lockstep.programs.bench.recovery.worker"
 
 VARIABLES = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""For all sides: connections stay on this host, a worker has one thread, and every attempt of torchrun has a store of
-its own: in one that is kept, restarted workers find the addresses of dead ones (docs/bench.md)."""
+"""For all sides. docs/bench.md says why torchrun's store is not shared."""
 
 START_S = 120.0  # how long workers may take to be ready
 STEPS_S = 240.0  # how long a run may take then

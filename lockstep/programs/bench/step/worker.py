@@ -245,10 +245,9 @@ def agree(
 
 
 def time_block(side: CpuSide, num_steps: int, is_first: bool) -> float:
-    """Collective. The median time of a step in ms; 0 on a worker that only waited, without computing.
+    """Collective. The median time of a step in ms, after an untimed one; 0 on a worker that only waited.
 
-    One step goes ahead untimed, for caches and threads. The garbage of others is collected before; then
-    Python's collector runs as always, so that each side pays for its own.
+    The garbage of others is collected before; then Python's collector runs as always.
     """
     side.training.restart()
     gc.collect()
