@@ -47,7 +47,7 @@ def result(losses: tuple[float, ...] = (5.5, 4.0, 3.0), **end: object) -> DemoRe
 
 def demonstration(disturbed: DemoResult, num_kills: int = 1) -> Demonstration:
     calm = result()
-    kills = tuple(KillRecord(number, LivingWorker(1, 812, 2), 0.25) for number in range(1, num_kills + 1))
+    kills = (KillRecord(LivingWorker(1, 812, 2), 0.25),) * num_kills
     verdict = judge_disturbed(calm, disturbed, num_kills)
     recipe = replace(Recipe(), steps=3)
     return Demonstration(recipe, (calm,), judge([calm]), Disturbed(calm, disturbed, kills, verdict))

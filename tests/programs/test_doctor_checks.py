@@ -117,7 +117,7 @@ WARNINGS = [
     (checks.host_name, but(addresses=(), resolving_s=0.1), "does not resolve", "/etc/hosts"),
     (checks.host_name, but(addresses=(), resolving_s=None), "not resolved within 1 s", "/etc/hosts"),
     (checks.host_name, but(resolving_s=0.8), "takes 0.8 s", "/etc/hosts"),
-    (checks.orphans, but(orphans=(Orphan(7, 3, "python t.py"), Orphan(9, 3, "x"))), "7 (python t.py)", "kill 7 9"),
+    (checks.orphans, but(orphans=(Orphan(7, "python t.py"), Orphan(9, "x"))), "7 (python t.py)", "kill 7 9"),
     (checks.ended_runs, but(dead_runs=("runs/a b",)), "runs/a b", "rm 'runs/a b/launcher.json'"),
     (
         checks.checkpoints,

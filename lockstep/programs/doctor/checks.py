@@ -14,12 +14,12 @@ from ipaddress import ip_address
 from math import isinf
 from types import MappingProxyType
 
+from lockstep.launch.messages import count
 from lockstep.programs.doctor.diagnosis import (
     CheckResult,
     Diagnosis,
     GiB,
     MiB,
-    count,
     not_known,
     ok,
     plain,
@@ -312,7 +312,7 @@ def orphans(facts: Facts) -> CheckResult:
     named = "; ".join(f"{orphan.pid} ({orphan.command})" for orphan in left[:3])
     more = f"; {len(left) - 3} more" if len(left) > 3 else ""
     return warning(
-        f"{count(len(left), 'process', 'processes')} of a run whose launcher is gone: {named}{more}",
+        f"{len(left)} process{'' if len(left) == 1 else 'es'} of a run whose launcher is gone: {named}{more}",
         f"kill {' '.join(str(orphan.pid) for orphan in left[:MOST_NAMED])}",
     )
 

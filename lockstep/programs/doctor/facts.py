@@ -9,7 +9,6 @@ class Orphan:
     """A process of a run whose launcher is gone."""
 
     pid: int
-    launcher_pid: int
     command: str
 
 

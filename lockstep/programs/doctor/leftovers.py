@@ -78,7 +78,7 @@ def _as_orphan(process: psutil.Process) -> Orphan | None:
             return None
         if _had_started(int(parent), process):
             return None
-        return Orphan(process.pid, int(parent), " ".join(process.cmdline())[:60] or process.name())
+        return Orphan(process.pid, " ".join(process.cmdline())[:60] or process.name())
     except (psutil.Error, OSError):
         return None
 

@@ -342,10 +342,7 @@ def _columns(ddp: str, workers: int) -> Columns:
     host: Columns = [("host GiB", lambda side: _number(side["host_bytes"] if side["ms"] else None, 2**30, ".1f"))]
     return (
         ("side", lambda side: side["side"]),
-        (
-            "ms",
-            lambda side: (side["reason"] or "").partition(":")[0] or spread_cell(side, "ms", 2 - (side["ms"] >= 100)),
-        ),
+        ("ms", _ms_or_reason),
         *(plain if workers == 1 else ()),
         (f"÷ {ddp}", lambda side: spread_cell(side, "ratio_to_ddp", 3)),
         ("GiB", lambda side: _number(side["peak_reserved_bytes"] if side["ms"] else None, 2**30, ".1f")),

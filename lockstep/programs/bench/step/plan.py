@@ -105,17 +105,13 @@ def memory_cell(row: Mapping[str, Any], side: str) -> str:
     return f"{found['worker_bytes'] / 2**20:,.0f}\n[dim]{found['host_bytes'] / 2**20:,.0f}[/dim]"
 
 
-def time_cell(row: Mapping[str, Any], side: str) -> str:
-    return f"{row[f'{side}_ms']:.1f}"
-
-
 def columns(cell: Callable[..., str], sides: Iterable[str]) -> Columns:
     return (*SUBJECT, *((HEADINGS[side], partial(cell, side=side)) for side in sides))
 
 
 def show(report: dict[str, Any], console: "Console") -> None:
     rows = report["rows"]
-    show_table(columns(time_cell, SIDES), rows, console)
+    show_table(columns(lambda row, side: f"{row[f'{side}_ms']:.1f}", SIDES), rows, console)
     console.print()
     show_table((*SUBJECT, *RATIO_COLUMNS), rows, console)
     for strategy in sorted({row["strategy"] for row in rows} - {"replicated"}):
