@@ -129,7 +129,6 @@ def explain_collective(collective: str, svg: Path | None, wants_json: bool, opti
     from rich.console import Console
 
     from lockstep.programs.explain.picture import picture
-    from lockstep.programs.explain.request import ExplainRequest
     from lockstep.programs.explain.screen import show
     from lockstep.programs.explain.story import as_json, make_story
 
@@ -137,7 +136,7 @@ def explain_collective(collective: str, svg: Path | None, wants_json: bool, opti
         raise BadArgument(f"--svg must be a file that ends in .svg, not {svg}")
     if svg is not None and not svg.parent.is_dir():
         raise BadArgument(f"--svg {svg} cannot be written: there is no folder {svg.parent}")
-    story = make_story(ExplainRequest(collective, **options))  # type: ignore[arg-type]
+    story = make_story(collective, **options)  # type: ignore[arg-type]
     if svg is not None:
         try:
             svg.write_text(picture(story), encoding="utf-8")

@@ -6,9 +6,9 @@ from typing import Any
 
 from lockstep.lanes import Branch, Root, Tree
 from lockstep.programs.explain.proof import Proof, SymbolicExecution, prove
-from lockstep.programs.explain.request import ExplainRequest
+from lockstep.programs.explain.request import resolve
 from lockstep.programs.explain.schedules.catalogue import Algorithm
-from lockstep.wire.schedules import Schedule, ScheduleRound
+from lockstep.wire.schedules import Collective, Schedule, ScheduleRound
 from lockstep.wire.transport import Hosts
 
 EXAMPLE_BYTES = 1 << 20
@@ -50,9 +50,9 @@ class Story:
     hosts: Hosts | None
 
 
-def make_story(request: ExplainRequest) -> Story:
-    """Proves the schedule of the request; returns its story."""
-    algorithm, setting = request.resolve()
+def make_story(collective: Collective, **options: Any) -> Story:
+    """Proves the schedule that is asked for, as `resolve` takes it; returns its story."""
+    name, algorithm, setting = resolve(collective, **options)
     schedule = algorithm.schedule(setting)
     proof = prove(schedule)
     execution = SymbolicExecution(schedule)
@@ -65,7 +65,7 @@ def make_story(request: ExplainRequest) -> Story:
     if schedule.reduction is not None:
         whole = sum(len(fold.lanes) for fold in schedule.reduction.folds)
     return Story(
-        name=request.name,
+        name=name,
         algorithm=algorithm,
         schedule=schedule,
         proof=proof,
