@@ -179,14 +179,11 @@ def _compared(
 def _failed(blank: FaultResult, ran: Ran, calm: RunTrace) -> FaultResult:
     """A run that refused to go on has reported why."""
     failure, output = ran.outcome.failure, "\n".join(ran.output)
-    if failure is None:
-        return replace(blank, cause=output or _why_nothing_happened(ran, calm))
-    return replace(blank, cause=failure.sentence or output, first_step=failure.step, explanation=output)
-
-
-def _why_nothing_happened(ran: Ran, calm: RunTrace) -> str:
+    if failure is not None:
+        return replace(blank, cause=failure.sentence or output, first_step=failure.step, explanation=output)
     trace = read_disturbed("", [trace_folder(ran.job.run_dir)])
     first = min((worker.first_step for worker in trace.workers), default=0)
+    why = "the script ended before the fault could happen"
     if first > calm.workers[0].first_step:
-        return f"the script went on at step {first}, from a checkpoint of an earlier run: {BEGIN_ALIKE}"
-    return "the script ended before the fault could happen"
+        why = f"the script went on at step {first}, from a checkpoint of an earlier run: {BEGIN_ALIKE}"
+    return replace(blank, cause=output or why)

@@ -51,21 +51,20 @@ def verify(request: Request, running: Running) -> VerifyReport:
     planned = variants(request)
     runs = {variant.name: run_calm(request, variant, running) for variant in planned}
     _check_beginnings(request, list(runs.values()))
-    report = VerifyReport(request, runs, first_difference(list(runs.values())))
-    if report.difference is not None:
-        likely = judge(report.difference, lambda: _again(request, planned, report, running))
-        report = replace(report, likely_cause=likely)
+    difference = first_difference(list(runs.values()))
+    report = VerifyReport(request, runs, difference)
+    if difference is not None:
+        left = next(variant for variant in planned if runs[variant.name] is difference.left.run)
+        again = replace(left, name=f"{left.name}-again", label=f"{left.label}, a second time", dump=False)
+        again = replace(again, steps=max(difference.step, 1))  # as far as the difference
+        report = replace(report, likely_cause=judge(difference, lambda: run_calm(request, again, running)))
     if request.distance:
         report = _with_distance(report, planned[0], running)
-    return _with_faults(report, running) if request.faults else report
-
-
-def _with_faults(report: VerifyReport, running: Running) -> VerifyReport:
-    """Only where the calm runs are equal: if they differ already, faults show nothing."""
-    if report.difference is not None:
+    if not request.faults:
+        return report
+    if difference is not None:  # faults would show nothing
         return replace(report, untested="the runs differ without any")
-    most = report.runs[str(max(report.request.counts))]
-    faults = disturb(report.request, most, running)
+    faults = disturb(request, runs[str(max(request.counts))], running)
     few = f"{report.reference.num_steps} steps are too few, {FEWEST_STEPS} are needed"
     return replace(report, faults=tuple(faults), untested="" if faults else few)
 
@@ -88,20 +87,6 @@ def variants(request: Request) -> list[Variant]:
 def interleaved(num_lanes: int, num_workers: int) -> Assignment:
     """Lane v on worker v mod n."""
     return Assignment(tuple(tuple(range(rank, num_lanes, num_workers)) for rank in range(num_workers)))
-
-
-def _again(request: Request, planned: list[Variant], report: VerifyReport, running: Running) -> RunTrace:
-    """The left run of the difference, a second time, as far as the difference."""
-    assert report.difference is not None
-    first = next(v for v in planned if report.runs[v.name] is report.difference.left.run)
-    second = replace(
-        first,
-        name=f"{first.name}-again",
-        label=f"{first.label}, a second time",
-        steps=max(report.difference.step, 1),
-        dump=False,
-    )
-    return run_calm(request, second, running)
 
 
 def _check_beginnings(request: Request, runs: list[RunTrace]) -> None:
