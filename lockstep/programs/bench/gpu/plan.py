@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import BadArgument
@@ -122,29 +123,22 @@ def make_plans(
     num_gpus: int = 1,
 ) -> tuple[GpuStepPlan, ...]:  # fmt: skip
     """A plan for every model on every number of workers and of lanes, each once; raises before anything runs."""
-    if strategy != REPLICATED:
-        _refuse_strategy(strategy, sides, workers)
-
-    def plan(model: str, count: int, each: int) -> GpuStepPlan:
-        names = tuple(dict.fromkeys(sides or _usual_sides(count, each, ranks_share_gpu or count <= num_gpus, strategy)))
-        about = {"lanes": each, "ranks_share_gpu": ranks_share_gpu}
-        return GpuStepPlan(model, count, names, steps or GPU_REFERENCES[model].steps, rounds, **about)  # type: ignore[arg-type]
-
-    names = bench.models_named(models, GPU_REFERENCES, "on a GPU")
-    return tuple(
-        plan(name, count, each) for name in names for count in dict.fromkeys(workers) for each in dict.fromkeys(lanes)
-    )
-
-
-def _refuse_strategy(strategy: str, sides: Sequence[str] | None, workers: Sequence[int]) -> None:
-    """Raises where there would be nothing to choose by it, or nothing to divide."""
-    if sides:
+    if strategy != REPLICATED and sides:
         raise BadArgument(
             f"--strategy chooses the sides, and --sides names them: leave --strategy {strategy} out, and name the side "
             f"{LOCKSTEP} {strategy} in --sides"
         )
-    if 1 in workers:
+    if strategy != REPLICATED and 1 in workers:
         raise BadArgument(f"one worker updates as without sharding: take -n 2 or more for --strategy {strategy}")
+
+    plans = []
+    names = bench.models_named(models, GPU_REFERENCES, "on a GPU")
+    for model, number, each in product(names, dict.fromkeys(workers), dict.fromkeys(lanes)):
+        by_nccl = ranks_share_gpu or number <= num_gpus
+        chosen = tuple(dict.fromkeys(sides or _usual_sides(number, each, by_nccl, strategy)))
+        block = steps or GPU_REFERENCES[model].steps
+        plans.append(GpuStepPlan(model, number, chosen, block, rounds, lanes=each, ranks_share_gpu=ranks_share_gpu))
+    return tuple(plans)
 
 
 def _usual_sides(workers: int, lanes: int, by_nccl: bool, strategy: str) -> tuple[str, ...]:

@@ -49,7 +49,12 @@ class SideTurns:
 
     def taken(self) -> GpuOutcome:
         outcome = self._outcome
-        self._open()
+        self._doing("making models and optimizers")  # all at once
+        for child in self._children:
+            child.send(word="open")
+        for child in self._children:
+            if answers := child.answers():
+                outcome.coarse = answers[0]["coarse"]
         self._prepare()
         self._agree()
         self._doing("")
@@ -67,15 +72,6 @@ class SideTurns:
 
     def _doing(self, what: str) -> None:
         self._follow(RoundsDone(self._plan.title, 0, self._plan.rounds, what))
-
-    def _open(self) -> None:
-        """Every child makes its side, all at once; one that cannot is left out."""
-        self._doing("making models and optimizers")
-        for child in self._children:
-            child.send(word="open")
-        for child in self._children:
-            if answers := child.answers():
-                self._outcome.coarse = answers[0]["coarse"]
 
     def _prepare(self) -> None:
         """Every child warms up, one after the other because of the GPU's memory. Those that compile do that first and
@@ -139,14 +135,10 @@ class SideTurns:
         for name in gpu.drawn_order(number, list(by_name)):
             if answers := by_name[name].ask(word="block", steps=self._plan.steps):
                 self._outcome.seconds.setdefault(name, []).append(answers[0]["seconds"] / self._plan.steps)
-                self._note_peak(name, answers)
-
-    def _note_peak(self, name: str, answers: Sequence[Words]) -> None:
-        """The most of any block, of all members together."""
-        peaks = self._outcome.peaks.setdefault(name, {})
-        for kind in ("reserved_bytes", "allocated_bytes", "host_bytes"):
-            now = [answer[kind] for answer in answers]
-            peaks[kind] = None if None in now else max(sum(now), peaks.get(kind) or 0)
+                peaks = self._outcome.peaks.setdefault(name, {})  # the most of any block, of all members together
+                for kind in ("reserved_bytes", "allocated_bytes", "host_bytes"):
+                    now = [answer[kind] for answer in answers]
+                    peaks[kind] = None if None in now else max(sum(now), peaks.get(kind) or 0)
 
 
 # -- agreement --------------------------------------------------------------------------------------------------
