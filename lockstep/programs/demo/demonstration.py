@@ -15,6 +15,7 @@ from lockstep.events import Subscriber
 from lockstep.launch.launch import Job, LaunchOutcome, launch
 from lockstep.launch.local_pool import LocalPool
 from lockstep.launch.messages import count
+from lockstep.launch.scale import find_launcher
 from lockstep.observe.history import WorkerHistory
 from lockstep.observe.journal import Journal
 from lockstep.observe.page.entries import FILES
@@ -114,12 +115,13 @@ def check(recipe: Recipe, worker_counts: Sequence[int], kill: bool) -> None:
 
 
 def make_folder(out: Path, name: str) -> Path:
-    """The folder of one run, inside of the report's. Nothing of an earlier demo is shown with it."""
+    """The folder of one run, inside of the report's, without what an earlier demo has left there to be shown."""
     folder = out / "logs" / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for file in FILES:
-            (folder / file).unlink(missing_ok=True)
+        earlier = (*map(folder.joinpath, FILES), *folder.glob("worker-*.log"))
+        for file in earlier if find_launcher(folder) is None else ():  # else the launch is refused
+            file.unlink(missing_ok=True)
     except OSError as error:
         raise BadArgument(
             f"no report can be written to {out}: {error.strerror}; name a folder, or one that can be made"
