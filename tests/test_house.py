@@ -24,7 +24,7 @@ SOURCES = [path for folder in ("lockstep", "tests", "examples", "benchmarks") fo
 TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")
 PAGES = [*TOP, *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
 
-INSIDE = {"guard", "sources"}
+INSIDE = {"guard", "sources", "trail"}
 """Fields of a Run that other rooms use; scripts do not."""
 
 DOUBLED: dict[str, set[str]] = {}

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -283,12 +284,18 @@ def _make_run(context: Context, generation: Generation, elasticity: Elasticity |
     subscribe_readers(run, context, place)
     _close_at_exit(run, undo)
     if context.settings.exact:
-        undo.enter_context(named_once(events.note))
+        undo.enter_context(named_once(partial(_note_inexact, run, events)))
         undo.enter_context(watched_compiler(events.note, lambda text: events.emit(GraphCompiled, text)))
     asked = stop_signals(process_environment(), place.launcher)
     undo.enter_context(handled(run.guard.signals, asked, events.note))
     set_generators(fold(context.settings.seed, "outside"))
     return run
+
+
+def _note_inexact(run: Run, events: Events, text: str) -> None:
+    """An operator has no deterministic kernel."""
+    run.trail.lose()
+    events.note(text)
 
 
 def _status(place: LaunchPlace, overrides: Overrides) -> StatusWriter | NoStatus:

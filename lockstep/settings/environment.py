@@ -172,6 +172,8 @@ class Overrides:
     assignment: tuple[tuple[int, ...], ...] | None = None
     run_dir: Path | None = None
     rebalance: bool | None = None
+    trail: bool | None = None
+    """Whether a resumed run is compared with the one from whose checkpoint it goes on."""
     timeline: bool = False
     """Whether all steps are written to the run's timeline."""
     trace_dir: Path | None = None
@@ -216,6 +218,7 @@ def read_overrides(environ: Mapping[str, str]) -> Overrides:
         assignment=_assignment(environ),
         run_dir=_path(environ, "LOCKSTEP_RUN_DIR"),
         rebalance=_switch(environ, "LOCKSTEP_REBALANCE"),
+        trail=_switch(environ, "LOCKSTEP_TRAIL"),
         timeline=bool(optional(environ, "LOCKSTEP_TIMELINE", at_most=1)),
         trace_dir=_path(environ, "LOCKSTEP_TRACE_DIR"),
         stop_after=optional(environ, "LOCKSTEP_STOP_AFTER"),

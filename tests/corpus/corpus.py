@@ -155,7 +155,8 @@ def _launched(folder: Path, shape: str, workers: int, options: Sequence[str], fa
 
 
 def _script(shape: str) -> str:
-    return _PRELUDE + (HERE / "shapes" / f"{shape}.py").read_text()
+    """Of a shape by its name, or a script that was composed."""
+    return _PRELUDE + (shape if "\n" in shape else (HERE / "shapes" / f"{shape}.py").read_text())
 
 
 def _read(folder: Path, exit_code: int, shown: str) -> Result:

@@ -53,6 +53,7 @@ def begin(
         check(parts, snapshot, path, settings)
         notes = [f"going on from {path.name} in {path.parent}", *resume_notes(parts.models, snapshot, settings)]
         parts.install(snapshot)
+        worker.goes_on(path)
         for note in notes:
             worker.say(note)
     checkpoints = Checkpoints(plan, worker, parts.steps.step, clock)
