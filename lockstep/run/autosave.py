@@ -51,6 +51,8 @@ class Autosave:
         self._events, self._status, self._trail = events, status, trail
         self._saving: AutomaticSaver | None = None
         self._use: FolderUse | None = None
+        self._saved_last: Path | None = None
+        """What was saved because a signal ends the run."""
         self._taken_up = False
 
     def begin(self, asked: CheckpointOptions) -> None:
@@ -192,7 +194,8 @@ class Autosave:
         if self._saving is not None and self._guard.is_ending and not self._guard.is_saved:
             self._guard.compute_one_more()
             path = self._saving.save_now(self._guard.signals.grace_s)
-            if path is not None:
+            if path is not None and path != self._saved_last:
+                self._saved_last = path
                 self._status.saved()
                 self._events.note(f"saved as {path}")
                 self._warn_of(self._saving.changed_at_head)

@@ -114,7 +114,7 @@ def start(
         rebalance=rebalance,
     )  # fmt: skip
     environ = process_environment()
-    place, overrides = find_place(environ), read_overrides(environ)
+    place, overrides = find_place(environ), read_overrides(environ).for_run(active.num_before())
     if active.has_changed():
         raise BadEnvironment(
             "workers have come or gone, or failed, in an earlier run of this script: a further one needs those that "

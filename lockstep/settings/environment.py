@@ -189,6 +189,15 @@ class Overrides:
     checkpoint_every: str | None = None
     """As typed: "100 steps", "10 min" or both with a comma."""
     checkpoint_keep: int | None = None
+    of_run: str = ""
+    """The folder of a further run of the script, in that of the first one's checkpoints."""
+
+    def for_run(self, number: int) -> "Overrides":
+        """For a run before which the script has had so many others: it goes on from checkpoints of its own alone."""
+        if number == 0:
+            return self
+        resume = self.resume if self.resume in (None, "never") else "auto"
+        return replace(self, of_run=f"run-{number + 1}", resume=resume)
 
     @property
     def saves(self) -> bool:
@@ -198,7 +207,8 @@ class Overrides:
     @property
     def checkpoint_folder(self) -> Path | None:
         """The folder that was named, else the one beside the logs; None where there is no run folder either."""
-        return self.checkpoints or (self.run_dir / "checkpoints" if self.run_dir else None)
+        folder = self.checkpoints or (self.run_dir / "checkpoints" if self.run_dir else None)
+        return None if folder is None else folder / self.of_run
 
 
 def first_given(*values: Any) -> Any:
