@@ -194,6 +194,7 @@ class StepLoop:
                     known: KnownLanes | None = None
                     if loop.is_step and self._guard.newcomers:
                         known = yield from self._rehearse(batch, plan, generation)
+                        self._note_sums(loop.site, joins=True)
                         batch, plan = batch.reload(generation.lanes), replace(plan, marks_lanes=True)
                     yield from self._attempt(batch, plan, generation, "lane" if loop.is_step else "calibration")
                     if self._agrees(generation, known):
@@ -385,8 +386,8 @@ class StepLoop:
         if due is not None:
             self._guard.refuse(_out_of_rhythm(f"the loop at {loop.site}", due, self.step))
 
-    def _note_sums(self, site: Site, is_committed: bool = False) -> None:
-        """After a loss. See Note [Sums that a loss spoils] in lane_sums.py."""
+    def _note_sums(self, site: Site, *, is_committed: bool = False, joins: bool = False) -> None:
+        """After a loss, or where a newcomer `joins`. See Note [Sums that a loss spoils] in lane_sums.py."""
         if (site, is_committed) in self._noted_sums:
             return
         self._noted_sums.add((site, is_committed))
@@ -398,9 +399,11 @@ class StepLoop:
                 f"The lanes of a lost worker had been computed in step {self.step}: what they counted is not in it."
             )
         else:
+            spoilt = "may be in it twice, and what a lost worker had counted is not"
+            twice = "are in it twice: a worker joins, and the step is computed without it and with it"
             advice = (
-                f"Those of step {self.step} may be in it twice, and what a lost worker had counted is not. A list with "
-                "one entry for each lane, given to run.total after the lanes of each step, counts every lane once."
+                f"Those of step {self.step} {twice if joins else spoilt}. A list with one entry for each lane, given "
+                "to run.total after the lanes of each step, counts every lane once."
             )
         self._guard.note(
             f"{found.words} in {site.file} is done once for each lane that a worker computes. {advice} `{found.name}` "
