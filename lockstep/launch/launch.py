@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from lockstep.events import Events, Subscriber
-from lockstep.launch.decisions import Over
+from lockstep.launch.channels.exits import CTRL_C, DONE, ENVIRONMENT, TERMINATED, USER_ERROR, WORKER_LOST
+from lockstep.launch.channels.failure import Failure
 from lockstep.launch.events import LAUNCHER, LaunchBegan, LaunchEnded, OutputLost, RanApart, RunFailed, RunInterrupted
-from lockstep.launch.exits import CTRL_C, DONE, ENVIRONMENT, TERMINATED, USER_ERROR, WORKER_LOST
-from lockstep.launch.failure import Failure
+from lockstep.launch.host.folder import clear_earlier, log_path
+from lockstep.launch.host.signals import LauncherSignals
 from lockstep.launch.job import Job
-from lockstep.launch.local_pool import LocalPool
-from lockstep.launch.messages import LauncherConsole
-from lockstep.launch.output import clear_earlier, log_path
 from lockstep.launch.pool import OpenPool
+from lockstep.launch.pools.local_pool import LocalPool
 from lockstep.launch.scale import registered
-from lockstep.launch.signals import LauncherSignals
-from lockstep.launch.supervisor import Supervisor
+from lockstep.launch.supervision.decisions import Over
+from lockstep.launch.supervision.messages import LauncherConsole
+from lockstep.launch.supervision.supervisor import Supervisor
 from lockstep.settings.environment import process_environment
 from lockstep.settings.environments.stop_signals import launcher_ends
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from lockstep.launch import memory
-from lockstep.launch.control_groups import ControlGroups
+from lockstep.launch.host import memory
+from lockstep.launch.host.control_groups import ControlGroups
 
 
 def groups(root: Path, paths: str, files: dict[str, str]) -> ControlGroups:

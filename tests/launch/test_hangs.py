@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.launch.channels.stacks import innermost
+from lockstep.launch.channels.status import Collective, Phase, StatusRow
+from lockstep.launch.channels.traceback_lines import Frame
 from lockstep.launch.events import HangFound
-from lockstep.launch.hangs import (
+from lockstep.launch.host.processes import Activity
+from lockstep.launch.supervision.hangs import (
     STEP,
     HangDetector,
     HangFinding,
@@ -22,11 +26,7 @@ from lockstep.launch.hangs import (
     StoppedWorker,
     WorkerView,
 )
-from lockstep.launch.messages import hung_message, late_message
-from lockstep.launch.process_stats import Activity
-from lockstep.launch.stacks import innermost
-from lockstep.launch.status import Collective, Phase, StatusRow
-from lockstep.launch.traceback_lines import Frame
+from lockstep.launch.supervision.messages import hung_message, late_message
 
 USUAL_NS = 410_000_000
 BEGAN_S = 100.0

@@ -14,9 +14,9 @@ import pytest
 from launches import IMPORTABLE, REPOSITORY, Forked, finish, start_lockstep
 from marked import MARK, survivors
 
-from lockstep.launch import supervisor
+from lockstep.launch.host.processes import await_end
 from lockstep.launch.launch import Job, launch
-from lockstep.launch.process import await_end
+from lockstep.launch.supervision import supervisor
 
 PREAMBLE = """
 import os, signal, sys

@@ -24,9 +24,9 @@ import torch
 
 from lockstep.chance import Generators
 from lockstep.elastic.copies.obstacles import access_mode
-from lockstep.launch import identity
-from lockstep.launch.control import CopyRequest
-from lockstep.launch.fork import fork_for_launcher, take_part
+from lockstep.launch.channels.control import CopyRequest
+from lockstep.launch.worker import identity
+from lockstep.launch.worker.fork import fork_for_launcher, take_part
 from lockstep.wire.network.keepalive import close_copy
 
 READY_S = 10.0

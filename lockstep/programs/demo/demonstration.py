@@ -12,7 +12,7 @@ from rich.console import Console
 
 from lockstep.errors import BadArgument, LockstepError
 from lockstep.launch.launch import Job, LaunchOutcome, launch
-from lockstep.launch.local_pool import LocalPool
+from lockstep.launch.pools.local_pool import LocalPool
 from lockstep.observe.progress import Shown, show_progress
 from lockstep.programs.demo.kills import STEPS_PER_KILL, Killer, KillPlan, KillRecord, living_members
 from lockstep.programs.demo.recipe import Recipe

@@ -187,7 +187,7 @@ def _beside_activations(sizes: ModelSizes, workers: WorkersOnHost) -> int:
 
 
 def _loaded(base: BaseMemory, is_once: bool) -> MemoryPart:
-    """See Note [Loaded once] in launch/load_once.py."""
+    """See Note [Loaded once] in launch/worker/load_once.py."""
     own, once = (WRITTEN_BYTES, base.own_bytes) if is_once else (base.own_bytes, 0)
     return MemoryPart("Python and torch", own, base.shared_bytes + once)
 

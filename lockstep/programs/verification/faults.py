@@ -9,7 +9,7 @@ import shutil
 from dataclasses import dataclass, replace
 
 from lockstep.lanes import Assignment
-from lockstep.launch.exits import NO_MOMENT, TERMINATED
+from lockstep.launch.channels.exits import NO_MOMENT, TERMINATED
 from lockstep.launch.launch import Job
 from lockstep.programs.verification.runs import (
     BEGIN_ALIKE,
