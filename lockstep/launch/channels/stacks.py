@@ -6,17 +6,16 @@ never returns. The launcher sends the signal and reads what is new in the file.
 
 import faulthandler
 import linecache
-import os
 import re
 import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.launch.channels.traceback_lines import Frame, is_users
+from lockstep.launch.host.folder import open_new
 
 STACK_SIGNAL = signal.SIGUSR2
 _CALL = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def stack_path(folder: Path, slot: int) -> Path:
@@ -26,7 +25,7 @@ def stack_path(folder: Path, slot: int) -> Path:
 def answer_stack_queries(folder: Path, slot: int) -> None:
     """From now on this process answers stack queries; if the file cannot be opened, it ignores them."""
     try:
-        fd = os.open(stack_path(folder, slot), _FLAGS, 0o644)
+        fd = open_new(stack_path(folder, slot))
     except OSError:
         signal.signal(STACK_SIGNAL, signal.SIG_IGN)
     else:

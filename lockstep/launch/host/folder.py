@@ -73,6 +73,12 @@ def clear_earlier(folder: Path) -> None:
                 raise BadEnvironment(f"{path} of an earlier run cannot be removed: {error.strerror}") from error
 
 
+def open_new(path: Path) -> int:
+    """A new, empty file to append to. A link in its place is refused: nothing is written outside the folder."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(path, flags, 0o644)
+
+
 def write_whole(path: Path, text: str) -> None:
     """Writes the whole file, or raises and leaves nothing of it."""
     half = path.with_name(f"{path.name}.{os.getpid()}.half")

@@ -1,8 +1,8 @@
 """One worker on this host, for a launcher on another one.
 
-The process is the same as that of `LocalPool`: a group of its own, a status page, a pipe for output, one for notices. A
-thread follows it, and keeps what the launcher has to know until it asks (`news`). So a launcher elsewhere sees of
-its worker what the launcher of one host does: the row of the status page, the output, the report and the exit status.
+The process is followed as by a `LocalPool`, with a status page and pipes of its own. A thread does so, and keeps what
+the launcher has to know until it asks (`news`). So a launcher elsewhere sees of its worker what the launcher of one
+host does: the row of the status page, the output, the report and the exit status.
 
 # Note [The parent is a thread]
 # The kernel kills a worker when its parent dies, and takes the thread that started it for the parent. So the thread
@@ -10,30 +10,26 @@ its worker what the launcher of one host does: the row of the status page, the o
 """
 
 import os
-import selectors
 import signal
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from contextlib import ExitStack, closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lockstep.errors import BadEnvironment
-from lockstep.launch.channels.failure import Failure, NoticePipe, clear_report, read_report
-from lockstep.launch.channels.stacks import STACK_SIGNAL, StackFile
-from lockstep.launch.channels.status import StatusPage, StatusRow
+from lockstep.launch.channels.failure import Failure
+from lockstep.launch.channels.status import StatusRow
 from lockstep.launch.channels.traceback_lines import Frame
-from lockstep.launch.host.memory import MemoryKills
-from lockstep.launch.host.orphans import OrphanGuard
-from lockstep.launch.host.processes import Activity, activity, await_end, members, process_state, survives_signal
+from lockstep.launch.host.processes import Activity, process_state
 from lockstep.launch.job import Job
 from lockstep.launch.pool import ExitStatus
+from lockstep.launch.pools.local_workers import LocalWorkers
 from lockstep.launch.pools.output import Tee
-from lockstep.launch.pools.process import KILL_WAIT_S, STRAY_GRACE_S, WorkerProcess
-from lockstep.settings.environments.lockstep_run import Bootstrap
+from lockstep.launch.pools.process import WorkerProcess
 
 LOOK_S = 0.25
 ACTIVITY_S = 1.0
@@ -61,6 +57,23 @@ class WorkerOrder:
     marker: str = ""
     given_up: frozenset[int] = frozenset()
 
+    def check(self) -> None:
+        """Raises BadEnvironment where this host cannot carry it out."""
+        host = socket.gethostname()
+        if self.folder and not os.path.isdir(self.folder):
+            raise BadEnvironment(
+                f"{host} has no folder {self.folder}, where the launcher was started: share it between the hosts, or "
+                "start the launcher there where each host has a copy of it"
+            )
+        path = Path(self.folder, self.job.program)
+        if not self.job.module and not path.exists():
+            raise BadEnvironment(f"{host} has no script {path}: share its folder between the hosts, or copy it to each")
+        try:
+            self.job.run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            why = f"the run's folder {self.job.run_dir} cannot be made: {error.strerror}"
+            raise BadEnvironment(why) from error
+
 
 @dataclass(frozen=True)
 class StartedWorker:
@@ -72,21 +85,19 @@ class StartedWorker:
 
 @dataclass(frozen=True)
 class WorkerNews:
-    """What the launcher has not heard yet (`output`), and how the worker stands now.
+    """How the worker stands now, and what the launcher has not heard yet (`output`, `notes`).
 
     Times are on this host's monotonic clock, which shows `clock_ns`.
     """
 
-    output: bytes
-    row: StatusRow
-    state: str
-    activity: Activity | None
-    report: Failure | None
-    status: ExitStatus | None
-    ended_s: float
-    clock_ns: int
-    is_last: bool
-    """Nothing of the worker is left, and all its output is passed on."""
+    row: StatusRow = field(default_factory=StatusRow)
+    activity: Activity | None = None
+    report: Failure | None = None
+    status: ExitStatus | None = None
+    ended_s: float = 0.0
+    state: str = ""
+    clock_ns: int = 0
+    output: bytes = b""
     notes: tuple[str, ...] = ()
     """What holds for this worker alone."""
 
@@ -102,6 +113,9 @@ class OutputBuffer:
             self._chunks.append(output)
             self.num_bytes += len(output)
 
+    def end(self, report: Failure | None) -> None:
+        """The report travels beside the output."""
+
     def take(self) -> bytes:
         with self._lock:
             chunks, self._chunks, self.num_bytes = self._chunks, [], 0
@@ -114,20 +128,16 @@ class HostedWorker:
     def __init__(self, order: WorkerOrder, inherited: Mapping[str, str]) -> None:
         """Returns when the process runs; raises BadEnvironment if it cannot be started."""
         self._order, self._inherited = order, inherited
-        self._run_dir = order.job.run_dir
-        self._output = OutputBuffer()
+        self._output, self._notes = OutputBuffer(), deque[str]()
+        self._workers = LocalWorkers(order.job.run_dir, lambda: None, lambda _, note: self._notes.append(note))
+        self._worker: WorkerProcess | None = None
+        self._error: BadEnvironment | None = None
+        self._now, self._is_over = WorkerNews(), False
+        """Replaced by the thread alone, which announces by `_changed` what is new."""
+        self._next_activity_s = 0.0
         self._changed = threading.Condition()
         self._wake, self._woken = socket.socketpair()
         self._woken.setblocking(False)
-        self._worker: WorkerProcess | None = None
-        self._error: BadEnvironment | None = None
-        self._report: Failure | None = None
-        self._notes = deque[str]()
-        self._status: ExitStatus | None = None
-        self._row, self._is_over = StatusRow(), False
-        self._activity: Activity | None = None
-        self._next_activity_s = 0.0
-        self._is_ended = False
         self._thread = threading.Thread(target=self._run, name="lockstep-worker", daemon=True)
         self._thread.start()
         with self._changed:
@@ -140,219 +150,118 @@ class HostedWorker:
     @property
     def started(self) -> StartedWorker:
         assert self._worker is not None
-        return StartedWorker(self._worker.pid, (self._run_dir / self._order.marker).exists())
+        return StartedWorker(self._worker.pid, (self._order.job.run_dir / self._order.marker).exists())
 
     def news(self, within_s: float) -> WorkerNews:
         """How the worker stands: at once if there is output or it has failed or ended, else after `within_s`."""
         with self._changed:
-            heard = (self._report, self._status, self._is_over)
+            heard = self._endings()
             self._changed.wait_for(
-                lambda: (
-                    self._output.num_bytes
-                    or self._notes
-                    or heard != (self._report, self._status, self._is_over)
-                    or self._is_over
-                ),
-                within_s,
+                lambda: self._output.num_bytes or self._notes or self._is_over or heard != self._endings(), within_s
             )
-        # Whether this is the last is read before the output: what is written later belongs to further news.
-        is_over, status = self._is_over, self._status
-        output = self._output.take()
-        self._wake_thread()
-        return WorkerNews(
-            output,
-            self._row,
-            self._state(),
-            self._activity,
-            self._report,
-            status,
-            0.0 if self._worker is None else self._worker.ended_s,
-            time.monotonic_ns(),
-            is_over,
-            tuple(self._notes.popleft() for _ in range(len(self._notes))),
-        )
+        now = self._now  # before the output: what is written later belongs to further news
+        output, notes = self._output.take(), tuple(self._notes.popleft() for _ in range(len(self._notes)))
+        with suppress(OSError):
+            self._wake.send(b".", socket.MSG_DONTWAIT)
+        return replace(now, state=self._state(), clock_ns=time.monotonic_ns(), output=output, notes=notes)
 
     def send(self, signum: signal.Signals) -> None:
         """Sends the signal to the worker, unless it has ended."""
-        if self._worker is not None and self._status is None:
+        if self._worker is not None and self._now.status is None:
             self._worker.send(signum)
 
     def end(self) -> None:
         """Kills the worker and all that it has started."""
-        if self._worker is not None and self._status is None:
+        if self._worker is not None and self._now.status is None:
             self._worker.send_to_group(signal.SIGKILL)
 
-    def join(self, within_s: float) -> None:
-        """Returns when nothing of the worker is left, or after `within_s`."""
+    def end_and_join(self, within_s: float) -> WorkerNews:
+        """The last news, when nothing of the worker is left, or after `within_s`."""
+        self.end()
         self._thread.join(within_s)
+        return self.news(0.0)
 
-    def give_up(self, slot: int) -> None:
-        """Marks another worker's slot as empty for good."""
+    def set_given_up(self, slot: int, is_given_up: bool) -> None:
+        """Marks another worker's slot as empty for good, or no longer so."""
+        page = self._workers.page
         with suppress(ValueError):  # the page is closed: the worker has ended
-            self._page.give_up(slot)
-
-    def restore(self, slot: int) -> None:
-        """Another worker may come into the slot again."""
-        with suppress(ValueError):
-            self._page.clear(slot)
+            (page.give_up if is_given_up else page.clear)(slot)
 
     def stack(self, within_s: float) -> Frame | None:
         """The innermost call in user code; None if the worker does not answer."""
-        if self._worker is None or not survives_signal(self._worker.pid, STACK_SIGNAL):
-            return None
-        query = StackFile.of(self._run_dir, self._order.slot)
-        self.send(STACK_SIGNAL)
-        until_s = time.monotonic() + within_s
-        while (frame := query.answer()) is None and time.monotonic() < until_s and self._status is None:
+        slot, until_s = self._order.slot, time.monotonic() + within_s
+        query = self._workers.ask_stack(slot) if slot in self._workers.running else None
+        frame = None
+        while query is not None and frame is None and time.monotonic() < until_s and self._now.status is None:
             with self._changed:
                 self._changed.wait(ANSWER_LOOK_S)  # nobody is notified when faulthandler has written
+            frame = query.answer()
         return frame
+
+    def _endings(self) -> tuple[object, ...]:
+        return self._now.report, self._now.status, self._is_over
+
+    def _state(self) -> str:
+        process = None if self._worker is None or self._now.status is not None else process_state(self._worker.pid)
+        return "X" if process is None else process.state
 
     # -- the thread: see Note [The parent is a thread] ------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            with ExitStack() as owned:
-                self._start(owned)
-                while not self._is_ended:
+            self._order.check()
+            with self._workers:
+                self._start()
+                while self._workers.running:
                     self._look()
-                self._clear_away()
         except BadEnvironment as error:
             self._error = error
         finally:
             self._is_over = True
             self._notify()
 
-    def _start(self, owned: ExitStack) -> None:
-        order = self._order
-        _stand_in(order.folder)
-        _check_program(order)
-        try:
-            self._run_dir.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BadEnvironment(f"the run's folder {self._run_dir} cannot be made: {error.strerror}") from error
-        clear_report(self._run_dir, order.slot)
-        self._guard = owned.enter_context(OrphanGuard())
-        self._selector = owned.enter_context(selectors.DefaultSelector())
-        self._page = owned.enter_context(StatusPage())
-        for slot in order.given_up:
-            self._page.give_up(slot)
-        self._notices = owned.enter_context(closing(NoticePipe()))
-        self._memory_kills = MemoryKills()
-        worker = self._start_process(self._notices.worker_fd)
-        self._guard.note(worker.group)
-        self._selector.register(worker.pidfd, selectors.EVENT_READ, self._see_end)
-        self._selector.register(worker.tee, selectors.EVENT_READ, self._pump)
-        self._selector.register(self._notices, selectors.EVENT_READ, self._noticed)
-        self._selector.register(self._woken, selectors.EVENT_READ, self._go_on_reading)
-        self._worker = worker
-        self._notify()
-
-    def _start_process(self, notice_fd: int) -> WorkerProcess:
-        order = self._order
-        boot = Bootstrap(
-            slot=order.slot,
-            parent_pid=os.getpid(),
-            run_dir=self._run_dir,
-            notice_fd=notice_fd,
-            listen_fd=None,
-            status_fd=self._page.fd,
-            endpoints=order.endpoints,
-            secret=order.secret,
+    def _start(self) -> None:
+        order, page = self._order, self._workers.page
+        boot = replace(
+            self._workers.boot(order.slot, order.endpoints, order.secret),
             address=order.address,
             local_rank=order.local_rank,
             local_size=order.local_size,
         )
+        for slot in order.given_up:
+            page.give_up(slot)
         variables = {
             **order.job.variables_of_all({**self._inherited, **order.variables}),
             **order.job.variables_of_one(boot, order.num_workers, *order.ports),
         }
         tee = Tee(lambda _: None, self._output)
-        try:
-            return WorkerProcess.start(
-                order.job.command(), variables, tee, [notice_fd, self._page.fd], order.slot, order.folder or None
-            )
-        except OSError as error:
-            raise BadEnvironment(f"worker {order.slot} cannot be started: {error.strerror}") from error
+        self._workers.register(self._woken, self._read_on)
+        self._worker = self._workers.start(order.job.command(), variables, tee, order.slot, folder=order.folder or None)
+        self._notify()
 
     def _look(self) -> None:
-        for key, _ in self._selector.select(LOOK_S):
-            key.data()
         assert self._worker is not None
-        self._row = self._page.row(self._order.slot)
-        now_s = time.monotonic()
-        self._memory_kills.recent(now_s)
-        if now_s >= self._next_activity_s:
+        now = self._now
+        for event in self._workers.wait(LOOK_S):
+            now = replace(now, report=now.report or event.report, status=event.status, ended_s=event.time_s)
+        if (now_s := time.monotonic()) >= self._next_activity_s and now.status is None:
             self._next_activity_s = now_s + ACTIVITY_S
-            self._activity = activity(members({self._worker.group}))
-
-    def _pump(self) -> None:
-        assert self._worker is not None
-        if not self._worker.tee.pump() or self._output.num_bytes > MOST_OUTPUT_BYTES:
-            self._selector.unregister(self._worker.tee)
+            now = replace(now, activity=self._workers.activity(self._order.slot))
+        self._now = replace(now, row=self._workers.page.row(self._order.slot))
+        if self._output.num_bytes > MOST_OUTPUT_BYTES:
+            self._workers.unregister(self._worker.tee)
         self._notify()
 
-    def _go_on_reading(self) -> None:
+    def _read_on(self) -> None:
         """The launcher has fetched the output: what waits in the pipe is read again."""
-        assert self._worker is not None
         with suppress(BlockingIOError):
             self._woken.recv(1 << 12)
-        if self._worker.tee not in self._selector.get_map() and not self._is_ended:
-            self._selector.register(self._worker.tee, selectors.EVENT_READ, self._pump)
-
-    def _noticed(self) -> None:
-        """See Note [Notices] in failure.py."""
-        for notice in self._notices.read():
-            if notice.note:
-                self._notes.append(notice.note)
-                self._notify()
-            else:
-                self._take_report(notice.worker_id, notice.report)
-
-    def _take_report(self, worker_id: str, report: Failure | None = None) -> None:
-        report = report or read_report(self._run_dir, self._order.slot)
-        if report is not None and report.worker_id == worker_id:
-            self._report = report
-            self._notify()
-
-    def _see_end(self) -> None:
-        worker = self._worker
-        assert worker is not None
-        self._selector.unregister(worker.pidfd)
-        worker.note_end()
-        worker.tee.drain()
-        self._row = self._page.row(self._order.slot)
-        if self._report is None:
-            self._take_report(worker.id)
-        self._status = ExitStatus.of(worker.exit_status or 0, lambda: self._memory_kills.recent(time.monotonic()))
-        self._is_ended = True
-        worker.send_to_group(signal.SIGTERM)
-        self._notify()
-
-    def _clear_away(self) -> None:
-        """Ends what the worker left behind, after STRAY_GRACE_S to end by itself."""
-        worker = self._worker
-        assert worker is not None
-        await_end(set(members({worker.group})) - {worker.pid}, STRAY_GRACE_S)
-        strays = set(members({worker.group})) - {worker.pid}
-        worker.send_to_group(signal.SIGKILL)
-        await_end(strays, KILL_WAIT_S)
-        worker.reap_children()
-        worker.tee.drain()
-        self._guard.clear(worker.group)
-        worker.reap()
+        for worker in self._workers.running.values():
+            self._workers.read(worker)
 
     def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
-
-    def _wake_thread(self) -> None:
-        with suppress(OSError):
-            self._wake.send(b".", socket.MSG_DONTWAIT)
-
-    def _state(self) -> str:
-        process = None if self._worker is None or self._status is not None else process_state(self._worker.pid)
-        return "X" if process is None else process.state
 
 
 def moved(row: StatusRow, by_ns: int) -> StatusRow:
@@ -363,19 +272,3 @@ def moved(row: StatusRow, by_ns: int) -> StatusRow:
         committed_ns=row.committed_ns and row.committed_ns + by_ns,
         patient_until_ns=row.patient_until_ns and row.patient_until_ns + by_ns,
     )
-
-
-def _stand_in(folder: str) -> None:
-    if folder and not os.path.isdir(folder):
-        raise BadEnvironment(
-            f"{socket.gethostname()} has no folder {folder}, where the launcher was started: share it between the "
-            "hosts, or start the launcher there where each host has a copy of it"
-        )
-
-
-def _check_program(order: WorkerOrder) -> None:
-    path = Path(order.folder, order.job.program)
-    if not order.job.module and not path.exists():
-        raise BadEnvironment(
-            f"{socket.gethostname()} has no script {path}: share its folder between the hosts, or copy it to each"
-        )

@@ -7,22 +7,20 @@ from pathlib import Path
 from typing import Protocol
 
 from lockstep.errors import BadEnvironment
-from lockstep.launch.host.folder import is_full, log_path
+from lockstep.launch.channels.failure import Failure
+from lockstep.launch.host.folder import is_full, log_path, open_new
 
 _CHUNK_BYTES = 1 << 16
 _PIPE_BYTES = 1 << 20
-
-
-def open_log(folder: Path, slot: int) -> int:
-    """A new, empty log. A link in its place is refused: nothing is written outside the folder."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.open(log_path(folder, slot), flags, 0o644)
 
 
 class OutputSink(Protocol):
     """What takes a worker's output."""
 
     def write(self, output: bytes) -> None: ...
+
+    def end(self, report: Failure | None) -> None:
+        """The worker has ended, with this report."""
 
 
 class Log:
@@ -37,7 +35,7 @@ class Log:
     def open(self) -> None:
         """Raises BadEnvironment if the log cannot be opened, except on a full disk."""
         try:
-            self._fd = open_log(self._folder, self._slot)
+            self._fd = open_new(log_path(self._folder, self._slot))
         except OSError as error:
             if not is_full(error):
                 path = log_path(self._folder, self._slot)
@@ -49,11 +47,16 @@ class Log:
         gap = b"--- here some output is missing: there was no room for it ---\n" if self._has_gap else b""
         try:
             if self._fd is None:
-                self._fd = open_log(self._folder, self._slot)
+                self._fd = open_new(log_path(self._folder, self._slot))
             _write_all(self._fd, gap + output)
             self._has_gap = False
         except OSError as error:
             self._miss(error)
+
+    def end(self, report: Failure | None) -> None:
+        """Appends the traceback. It goes to the log alone: the screen gets the launcher's short message."""
+        if report is not None:
+            self.write(report.traceback.encode(errors="backslashreplace"))
 
     def close(self) -> None:
         if self._fd is not None:
@@ -134,6 +137,12 @@ class Tee:
             if self.log is None or not (chunk := self._read()):
                 break
             self._pass_on(chunk)
+
+    def end(self, report: Failure | None) -> None:
+        """Passes on the rest, when the worker has ended with this report."""
+        self.drain()
+        if self.log is not None:
+            self.log.end(report)
 
     def _read(self) -> bytes | None:
         """None if the pipe is empty now; no bytes at its end."""

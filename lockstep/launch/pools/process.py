@@ -15,9 +15,6 @@ from lockstep.launch.pools.output import Log, Tee
 from lockstep.settings.environments.lockstep_run import CONTROL_FD
 
 NO_SLOT = -1
-STRAY_GRACE_S = 0.3
-"""How long children of an ended worker get to end by themselves: Python's resource tracker needs a moment to remove the
-shared memory that its process left."""
 KILL_WAIT_S = 5.0
 
 

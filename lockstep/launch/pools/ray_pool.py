@@ -12,43 +12,38 @@ This module imports Ray: only the command line does so, when it is asked for.
 """
 
 import os
-import queue
 import secrets
-import selectors
-import signal
-import socket
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from signal import Signals
 from typing import Any
 
 from ray.exceptions import ActorUnavailableError, RayTaskError
 
 from lockstep.errors import BadEnvironment
-from lockstep.launch.channels.failure import RAISED, Failure, note_of_worker
+from lockstep.launch.channels.failure import note_of_worker
 from lockstep.launch.channels.status import StatusRow
 from lockstep.launch.host.addresses import is_loopback
 from lockstep.launch.host.processes import Activity
-from lockstep.launch.host.signals import SCALE, LauncherSignals
+from lockstep.launch.host.signals import LauncherSignals
 from lockstep.launch.job import RESUME, Job
 from lockstep.launch.pool import ExitStatus, OpenPool, WorkerEvent, speaking_slot
-from lockstep.launch.pools.hosted_worker import StartedWorker, WorkerNews, WorkerOrder, moved
+from lockstep.launch.pools.hosted_worker import StartedWorker, WorkerNews, WorkerOrder
 from lockstep.launch.pools.output import Logs
-from lockstep.launch.pools.ray_cluster import RayRequest, connected, waiting_message, why_lost
-from lockstep.launch.pools.ray_worker import ACTOR, ActorPlace, PendingStack, RayWorker, Reservation, kill_actors
+from lockstep.launch.pools.ray_actors import ActorAnswers, Reservation, Reservations, kill_actors
+from lockstep.launch.pools.ray_cluster import RayRequest, connected, why_lost
+from lockstep.launch.pools.ray_worker import PendingStack, RayWorker, lost, refused
 from lockstep.settings.environment import ADDRESS, make_secret, process_environment
 from lockstep.settings.environments.lockstep_run import SECRET
 
 NEWS_S = 0.2
 """How often an actor reports a worker that does nothing else than change its row."""
 END_S = 5.0
-UNPLACED_S = 20.0
-"""Workers that wait for a place in the cluster for so long are reported."""
-UNREACHED_S = 30.0
-"""A worker whose actor cannot be reached for so long counts as lost."""
 STACK_S = 1.0
 
 _OF_THE_USER = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONPATH")
@@ -57,6 +52,8 @@ _OF_THE_USER = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONPATH")
 
 class RayPool:
     """See `WorkerPool`. Owns the actors and the logs of one launch."""
+
+    obstacles: Collection[str] = ()
 
     def __init__(
         self,
@@ -70,8 +67,6 @@ class RayPool:
         checkpoints = None if job.checkpoints is None else job.checkpoints.absolute()
         self._job = replace(job, run_dir=job.run_dir.absolute(), checkpoints=checkpoints)
         self._show, self._say, self._signals, self._request = show, say, signals, request
-        self._reserved: dict[int, Reservation] = {}
-        """For joiners, by slot."""
         self._workers: dict[int, RayWorker] = {}
         self._past: list[RayWorker] = []
         """Workers that have ended, until nothing of them is left."""
@@ -80,8 +75,6 @@ class RayPool:
         self._given_up: set[int] = set()
         self._speaker: RayWorker | None = None
         self._events: list[WorkerEvent] = []
-        self._answers: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._marker = f".{secrets.token_hex(8)}"
         self._meeting = ("", (0, 0))
         """The address of worker 0, and its two ports."""
         self._num_workers = job.num_workers
@@ -94,16 +87,11 @@ class RayPool:
     def __enter__(self) -> "RayPool":
         with ExitStack() as owned:
             owned.enter_context(connected(self._request))
-            self._selector = owned.enter_context(selectors.DefaultSelector())
-            self._wake, self._woken = socket.socketpair()
-            for end in (self._wake, self._woken):
-                end.setblocking(False)
-                owned.callback(end.close)
+            self._answers = owned.enter_context(closing(ActorAnswers(self._signals)))
+            self._joiners = Reservations(self._answers, self._request, self._say, self._start_joiner)
             self._logs = owned.enter_context(closing(Logs(self._job.run_dir, self._say)))
-            self._mark_folder(owned)
+            self._marker = owned.enter_context(marked(self._job.run_dir))
             owned.callback(self.end_all)
-            self._selector.register(self._signals, selectors.EVENT_READ)
-            self._selector.register(self._woken, selectors.EVENT_READ)
             self._owned = owned.pop_all()
         return self
 
@@ -118,94 +106,53 @@ class RayPool:
         self._extra = {} if resume is None else {RESUME: resume}
         self._given_up.clear()
         self._rows.clear()
-        founders = [self._reserve() for _ in range(num_workers)]
-        try:
-            is_whole = self._await_places(founders)
-        except BaseException:
-            kill_actors(founder.actor for founder in founders)
-            raise
-        if is_whole:
-            self._found(founders)
-        else:
-            kill_actors(founder.actor for founder in founders)
+        places = self._joiners.await_founders(num_workers, self._signals)
+        if not places:
+            return
+        addresses = [place.address for _, place in places]
+        places.sort(key=lambda pair: addresses.index(pair[1].address))
+        self._meeting = (places[0][1].address, places[0][1].ports)
+        founders = [RayWorker(slot, actor, place, self._logs.of(slot)) for slot, (actor, place) in enumerate(places)]
+        self._workers = {founder.slot: founder for founder in founders}
+        self._speaker = founders[0]
+        for founder in founders:
+            self._start(founder)
+        while not all(founder.id for founder in founders if founder in self._workers.values()):
+            self._answers.wait(1.0)
+        reports = [event.report for event in self._events if event.report is not None]
+        for report in reports:
+            if report.kind == BadEnvironment.__name__:
+                self.end_all()
+                raise BadEnvironment(f"worker {report.rank} cannot be started: {report.message}")
 
     def replace(self, slot: int, endpoints: tuple[str, ...], num_workers: int) -> None:
         self._num_workers = num_workers
-        self._cancel(slot)
+        self._joiners.cancel(slot)
         if slot in self._workers:
             self._end_now([self._workers.pop(slot)])
         self._rows.pop(slot, None)
         if slot in self._given_up:
             self._set_given_up(slot, False)
-        self._reserved[slot] = self._reserve(endpoints)
+        self._joiners.add(slot, endpoints)
 
     def keep_spares(self, number: int) -> None:
         """There are none: a spare would hold the resources of a worker."""
 
-    def _reserve(self, endpoints: tuple[str, ...] = ()) -> Reservation:
-        actor = ACTOR.options(**self._request.options()).remote()
-        reservation = Reservation(actor, time.monotonic(), endpoints)
-        self._ask(actor.place.remote(), partial(self._take_place, reservation))
-        return reservation
-
-    def _take_place(self, reservation: Reservation, future: "Future[ActorPlace]") -> None:
-        reservation.error = future.exception()
-        reservation.place = None if reservation.error is not None else future.result()
-        slot = next((slot for slot, other in self._reserved.items() if other is reservation), None)
-        if slot is None:
-            return  # a founder, or it was cancelled
-        del self._reserved[slot]
-        if reservation.place is None:
-            self._report_unstarted(slot, reservation.actor, reservation.error)
-        else:
-            joiner = RayWorker(slot, reservation.actor, reservation.place, self._logs.of(slot))
-            self._start(joiner, self._endpoints() or reservation.endpoints)
-
-    def _await_places(self, founders: list[Reservation]) -> bool:
-        """Whether all founders have a place; False if a signal ends the launch first."""
-        seen: list[signal.Signals] = []
-        while not all(founder.place for founder in founders):
-            self._turn(1.0)
-            self._report_waiting(founders)
-            for founder in founders:
-                if founder.error is not None:
-                    raise BadEnvironment(f"Ray cannot start a worker: {why_lost(founder.error)}") from founder.error
-            seen += self._signals.take()
-            if any(signum != SCALE for signum in seen):
-                break
-        for signum in seen:
-            self._signals.add(signum)
-        return all(founder.place for founder in founders)
-
-    def _found(self, founders: list[Reservation]) -> None:
-        places = [(founder.actor, founder.place) for founder in founders if founder.place is not None]
-        addresses = [place.address for _, place in places]
-        places.sort(key=lambda pair: addresses.index(pair[1].address))
-        self._meeting = (places[0][1].address, places[0][1].ports)
-        workers = [RayWorker(slot, actor, place, self._logs.of(slot)) for slot, (actor, place) in enumerate(places)]
-        self._workers = {worker.slot: worker for worker in workers}
-        self._speaker = workers[0]
-        for worker in workers:
-            self._start(worker)
-        while not all(worker.id for worker in workers if worker in self._workers.values()):
-            self._turn(1.0)
-        refused = [
-            event.report for event in self._events if event.report is not None and event.report.kind == "BadEnvironment"
-        ]
-        if refused:
-            self.end_all()
-            raise BadEnvironment(f"worker {refused[0].rank} cannot be started: {refused[0].message}")
-
-    def _endpoints(self) -> tuple[str, ...]:
-        """Where members listen now, at addresses that other nodes reach: the supervisor knows ports alone."""
-        rows = [(worker.place.address, worker.row) for worker in self._workers.values() if worker.row.is_member]
-        return tuple(f"{address}:{row.endpoint_port}" for address, row in rows if row.endpoint_port)
+    def _start_joiner(self, joiner: Reservation) -> None:
+        assert joiner.slot is not None
+        if joiner.place is None:
+            self._report_unstarted(joiner.slot, joiner.actor, joiner.error or RuntimeError())
+            return
+        # Where members listen now, at addresses that other nodes reach: the supervisor knows ports alone.
+        members = [(worker.place.address, worker.row) for worker in self._workers.values() if worker.row.is_member]
+        endpoints = tuple(f"{address}:{row.endpoint_port}" for address, row in members if row.endpoint_port)
+        worker = RayWorker(joiner.slot, joiner.actor, joiner.place, self._logs.of(joiner.slot))
+        self._start(worker, endpoints or joiner.endpoints)
 
     def _start(self, worker: RayWorker, endpoints: tuple[str, ...] = ()) -> None:
         self._workers[worker.slot] = worker
-        neighbours = sorted(
-            slot for slot, other in self._workers.items() if other.place.address == worker.place.address
-        )
+        own = worker.place.address
+        neighbours = sorted(slot for slot, other in self._workers.items() if other.place.address == own)
         address, ports = self._meeting
         order = WorkerOrder(
             job=self._job,
@@ -217,17 +164,12 @@ class RayPool:
             local_size=len(neighbours),
             endpoints=endpoints,
             secret=self._secret,
-            variables={**self._variables(), ADDRESS: "" if is_loopback(worker.place.address) else worker.place.address},
+            variables={**inherited_variables(), **self._extra, ADDRESS: "" if is_loopback(own) else own},
             folder=os.getcwd(),
             marker=self._marker,
             given_up=frozenset(self._given_up),
         )
-        self._ask(worker.actor.start.remote(order), partial(self._answered, worker, self._follow))
-
-    def _variables(self) -> dict[str, str]:
-        inherited = process_environment()
-        names = [name for name in inherited if name.startswith("LOCKSTEP_") or name in _OF_THE_USER]
-        return {**{name: inherited[name] for name in names}, **self._extra}
+        self._answers.ask(worker.actor.start.remote(order), partial(self._answered, worker, self._follow))
 
     def _follow(self, worker: RayWorker, started: StartedWorker) -> None:
         worker.id = f"pid {started.pid} on {worker.place.address}"
@@ -239,63 +181,34 @@ class RayPool:
             )
         self._ask_for_news(worker)
 
-    def _report_unstarted(self, slot: int, actor: Any, error: BaseException | None) -> None:
+    def _report_unstarted(self, slot: int, actor: Any, error: BaseException) -> None:
         """An error of its own would come again; a lost node is a loss like any other."""
-        name, now_s = f"actor {actor._actor_id.hex()[:8]}", time.monotonic()
-        why = error if isinstance(error, BadEnvironment) else None
-        if why is None and not isinstance(error, RayTaskError):
-            status = ExitStatus("SIGKILL", is_killed=True, reason=why_lost(error or RuntimeError()))
-            self._events.append(WorkerEvent(slot, name, None, status, now_s))
-        else:
-            report = Failure(
-                slot,
-                None,
-                "BadEnvironment",
-                str(why or why_lost(error or RuntimeError())),
-                (),
-                False,
-                now_s,
-                RAISED,
-                name,
-            )
-            self._events.append(WorkerEvent(slot, name, report, ExitStatus("3"), now_s))
+        event = refused(slot, actor, str(error) if isinstance(error, BadEnvironment) else why_lost(error))
+        if not isinstance(error, (BadEnvironment, RayTaskError)):
+            event = replace(event, report=None, status=lost(error))
+        self._events.append(event)
         kill_actors([actor])
 
-    def _report_waiting(self, reservations: Collection[Reservation]) -> None:
-        due_s = time.monotonic() - UNPLACED_S
-        late = [one for one in reservations if one.place is None and not one.is_reported and one.asked_s <= due_s]
-        if late:
-            self._say(waiting_message(len(late), self._request, UNPLACED_S))
-        for one in late:
-            one.is_reported = True
+    # -- following workers ---------------------------------------------------------------------------------------
 
-    def _mark_folder(self, owned: ExitStack) -> None:
-        """Workers that see the mark share the folder with this host."""
-        mark = self._job.run_dir / self._marker
-        with suppress(OSError):
-            mark.touch()
-            owned.callback(partial(mark.unlink, missing_ok=True))
+    @property
+    def running(self) -> Mapping[int, str]:
+        return {slot: worker.id for slot, worker in self._workers.items() if worker.id}
 
-    # -- questions to actors -------------------------------------------------------------------------------------
+    def wait(self, within_s: float) -> list[WorkerEvent]:
+        if not self._events:
+            self._answers.wait(within_s)
+        if self._unreached and (now_s := time.monotonic()) >= self._next_try_s:
+            self._next_try_s = now_s + NEWS_S
+            unreached, self._unreached = self._unreached, []
+            for worker in unreached:
+                self._ask_for_news(worker)
+        self._joiners.report_late()
+        events, self._events = self._events, []
+        return events
 
-    def _ask(self, reference: Any, answered: Callable[["Future[Any]"], None]) -> None:
-        """Calls `answered` when there is an answer or an error: in this thread, during `_turn`."""
-        reference.future().add_done_callback(partial(self._hand_over, answered))
-
-    def _hand_over(self, answered: Callable[["Future[Any]"], None], future: "Future[Any]") -> None:
-        """Called by a thread of Ray."""
-        self._answers.put(partial(answered, future))
-        with suppress(OSError):  # it is awake already, or the pool is closed
-            self._wake.send(b".")
-
-    def _turn(self, within_s: float) -> None:
-        """Takes the answers that are there, after the first one, a signal, or `within_s`."""
-        self._selector.select(max(0.0, within_s))
-        with suppress(BlockingIOError):
-            self._woken.recv(1 << 16)
-        with suppress(queue.Empty):
-            while True:
-                self._answers.get_nowait()()
+    def _ask_for_news(self, worker: RayWorker) -> None:
+        self._answers.ask(worker.ask("news", NEWS_S), partial(self._answered, worker, self._learn))
 
     def _answered(self, worker: RayWorker, then: Callable[[RayWorker, Any], None], future: "Future[Any]") -> None:
         if self._workers.get(worker.slot) is not worker:
@@ -304,70 +217,33 @@ class RayPool:
         if error is None:
             worker.unreached_since_s = None
             then(worker, future.result())
-        elif isinstance(error, ActorUnavailableError) and worker.id and self._is_patient_with(worker):
-            self._unreached.append(worker)
-        elif worker.id:
-            self._lose(worker, error)
-        else:
+        elif not worker.id:
             del self._workers[worker.slot]
             self._report_unstarted(worker.slot, worker.actor, error)
-
-    def _is_patient_with(self, worker: RayWorker) -> bool:
-        now_s = time.monotonic()
-        worker.unreached_since_s = worker.unreached_since_s or now_s
-        return now_s - worker.unreached_since_s < UNREACHED_S
-
-    def _ask_unreached(self) -> None:
-        """Asks those again that could not be reached, a few times a second."""
-        now_s = time.monotonic()
-        if self._unreached and now_s >= self._next_try_s:
-            self._next_try_s = now_s + NEWS_S
-            unreached, self._unreached = self._unreached, []
-            for worker in unreached:
-                self._ask_for_news(worker)
-
-    def _ask_for_news(self, worker: RayWorker) -> None:
-        self._ask(worker.actor.news.remote(NEWS_S), partial(self._answered, worker, self._learn))
-
-    # -- following workers ---------------------------------------------------------------------------------------
-
-    @property
-    def running(self) -> Mapping[int, str]:
-        return {slot: worker.id for slot, worker in self._workers.items() if worker.id}
-
-    @property
-    def obstacles(self) -> Collection[str]:
-        return ()
-
-    def wait(self, within_s: float) -> list[WorkerEvent]:
-        if not self._events:
-            self._turn(within_s)
-        self._ask_unreached()
-        self._report_waiting(self._reserved.values())
-        events, self._events = self._events, []
-        return events
+        elif isinstance(error, ActorUnavailableError) and worker.may_be_reached_again(time.monotonic()):
+            self._unreached.append(worker)
+        else:
+            del self._workers[worker.slot]
+            self._events.append(worker.event(lost(error), time.monotonic()))
+            kill_actors([worker.actor])
 
     def _learn(self, worker: RayWorker, news: WorkerNews) -> None:
-        self._take_news(worker, news)
-        if news.report is not None and worker.report is None:
-            worker.report = replace(
-                news.report, worker_id=worker.id, time_s=news.report.time_s + worker.offset_ns / 1e9
-            )
-            if news.status is None:
-                self._events.append(WorkerEvent(worker.slot, worker.id, worker.report))
-        if news.status is None:
-            self._ask_for_news(worker)
-        else:
-            self._see_end(worker, news.status, news.ended_s + worker.offset_ns / 1e9)
+        is_reported = worker.report is not None
+        self._take(worker, news)
+        if news.status is not None:
+            self._see_end(worker, news.status)
+            return
+        if worker.report is not None and not is_reported:
+            self._events.append(worker.event())
+        self._ask_for_news(worker)
 
-    def _take_news(self, worker: RayWorker, news: WorkerNews) -> None:
-        """A row that has not changed keeps its times: an idle worker must be seen to be idle."""
-        if news.row != worker.raw_row:
-            worker.offset_ns = time.monotonic_ns() - news.clock_ns
-            worker.raw_row, worker.row = news.row, moved(news.row, worker.offset_ns)
+    def _take(self, worker: RayWorker, news: WorkerNews) -> None:
+        worker.take(news)
+        if self._workers.get(worker.slot) is worker:
             self._rows[worker.slot] = worker.row
-        worker.state, worker.activity = news.state, news.activity
-        self._settle_speaker()
+        slot = speaking_slot({slot: other.row for slot, other in self._workers.items()})
+        if slot is not None:  # while no member has rank 0, the last speaker stays
+            self._speaker = self._workers[slot]
         for note in news.notes if worker is not self._speaker else ():
             self._say(note_of_worker(worker.slot, note))
         if news.output:
@@ -375,34 +251,11 @@ class RayPool:
             if worker is self._speaker:
                 self._show(news.output)
 
-    def _settle_speaker(self) -> None:
-        """Shows the output of the member with rank 0; while there is none, the last speaker stays."""
-        slot = speaking_slot({slot: worker.row for slot, worker in self._workers.items()})
-        if slot is not None:
-            self._speaker = self._workers[slot]
-
-    def _see_end(self, worker: RayWorker, status: ExitStatus, ended_s: float) -> None:
-        if worker.report is not None:
-            worker.log.write(worker.report.traceback.encode(errors="backslashreplace"))
-        self._events.append(WorkerEvent(worker.slot, worker.id, worker.report, status, ended_s))
+    def _see_end(self, worker: RayWorker, status: ExitStatus) -> None:
+        worker.log.end(worker.report)
+        self._events.append(worker.event(status, worker.news.ended_s + worker.offset_ns / 1e9))
         del self._workers[worker.slot]
-        self._past.append(worker)
-        self._ask(worker.actor.end_and_join.remote(END_S), partial(self._clear_away, worker))
-
-    def _lose(self, worker: RayWorker, error: BaseException) -> None:
-        status = ExitStatus("SIGKILL", is_killed=True, reason=why_lost(error))
-        self._events.append(WorkerEvent(worker.slot, worker.id, worker.report, status, time.monotonic()))
-        del self._workers[worker.slot]
-        kill_actors([worker.actor])
-
-    def _clear_away(self, worker: RayWorker, future: "Future[WorkerNews | None]") -> None:
-        """Writes the last output of a worker, and gives its resources back."""
-        if worker in self._past:
-            self._past.remove(worker)
-            last = None if future.exception() is not None else future.result()
-            if last is not None:
-                self._take_news(worker, last)
-            kill_actors([worker.actor])
+        self._end_and_forget(worker)
 
     # -- what is known of them -----------------------------------------------------------------------------------
 
@@ -419,49 +272,74 @@ class RayPool:
     def _set_given_up(self, slot: int, is_given_up: bool) -> None:
         (self._given_up.add if is_given_up else self._given_up.discard)(slot)
         for worker in self._workers.values():
-            worker.actor.set_given_up.remote(slot, is_given_up)
+            worker.ask("set_given_up", slot, is_given_up)
 
     def state(self, slot: int) -> str:
-        return self._workers[slot].state
+        return self._workers[slot].news.state
 
     def activity(self, slot: int) -> Activity | None:
-        return self._workers[slot].activity
+        return self._workers[slot].news.activity
 
     def ask_stack(self, slot: int) -> PendingStack:
-        return PendingStack(self._workers[slot].actor.stack.remote(STACK_S).future())
+        return PendingStack(self._workers[slot].ask("stack", STACK_S).future())
 
     # -- ending workers ------------------------------------------------------------------------------------------
 
-    def send(self, slot: int, signum: signal.Signals) -> None:
+    def send(self, slot: int, signum: Signals) -> None:
         if slot in self._workers:
-            self._workers[slot].actor.send.remote(int(signum))
+            self._workers[slot].ask("send", signum)
 
     def end(self, slot: int) -> None:
-        self._cancel(slot)
+        self._joiners.cancel(slot)
         if slot in self._workers:
-            self._workers[slot].actor.end.remote()
+            self._workers[slot].ask("end")
 
     def end_all(self) -> None:
-        for slot in list(self._reserved):
-            self._cancel(slot)
+        self._joiners.cancel()
         workers, self._workers = list(self._workers.values()), {}
         self._end_now(workers)
         self._events = []
 
-    def _cancel(self, slot: int) -> None:
-        if slot in self._reserved:
-            kill_actors([self._reserved.pop(slot).actor])
-
     def _end_now(self, workers: Collection[RayWorker]) -> None:
         """Kills the workers and waits until nothing of them, and of those that ended before, is left."""
-        self._past += workers
         for worker in workers:
-            self._ask(worker.actor.end_and_join.remote(END_S), partial(self._clear_away, worker))
+            self._end_and_forget(worker)
         deadline_s = time.monotonic() + 2 * END_S
         while self._past and (left_s := deadline_s - time.monotonic()) > 0:
-            self._turn(min(left_s, 1.0))
+            self._answers.wait(min(left_s, 1.0))
         kill_actors(worker.actor for worker in self._past)
         self._past = []
+
+    def _end_and_forget(self, worker: RayWorker) -> None:
+        self._past.append(worker)
+        self._answers.ask(worker.ask("end_and_join", END_S), partial(self._clear_away, worker))
+
+    def _clear_away(self, worker: RayWorker, future: "Future[WorkerNews | None]") -> None:
+        """Writes the last output of a worker, and gives its resources back."""
+        if worker in self._past:
+            self._past.remove(worker)
+            last = None if future.exception() is not None else future.result()
+            if last is not None:
+                self._take(worker, last)
+            kill_actors([worker.actor])
+
+
+@contextmanager
+def marked(folder: Path) -> Iterator[str]:
+    """The name of a file that is in the folder for a while: hosts that see it share the folder with this one."""
+    mark = folder / f".{secrets.token_hex(8)}"
+    with suppress(OSError):
+        mark.touch()
+    try:
+        yield mark.name
+    finally:
+        with suppress(OSError):
+            mark.unlink(missing_ok=True)
+
+
+def inherited_variables() -> dict[str, str]:
+    inherited = process_environment()
+    return {name: value for name, value in inherited.items() if name.startswith("LOCKSTEP_") or name in _OF_THE_USER}
 
 
 def pool_for(options: Mapping[str, Any]) -> OpenPool:

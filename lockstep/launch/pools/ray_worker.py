@@ -4,24 +4,26 @@ An actor holds the worker's resources, starts its process (`HostedWorker`) and a
 module imports Ray.
 """
 
-import signal
-from collections.abc import Iterable
+import time
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
 
-from lockstep.launch.channels.failure import Failure
+from lockstep.errors import BadEnvironment
+from lockstep.launch.channels.failure import RAISED, Failure
 from lockstep.launch.channels.status import StatusRow
 from lockstep.launch.channels.traceback_lines import Frame
 from lockstep.launch.host.addresses import GLOO_INTERFACE, free_port, interface_of
-from lockstep.launch.host.processes import Activity
-from lockstep.launch.pools.hosted_worker import HostedWorker, StartedWorker, WorkerNews, WorkerOrder
+from lockstep.launch.pool import ExitStatus, WorkerEvent
+from lockstep.launch.pools.hosted_worker import HostedWorker, StartedWorker, WorkerNews, WorkerOrder, moved
 from lockstep.launch.pools.output import Log
+from lockstep.launch.pools.ray_cluster import why_lost
 from lockstep.settings.environment import process_environment
+
+UNREACHED_S = 30.0
+"""A worker whose actor cannot be reached for so long counts as lost."""
 
 _OF_RAY = ("OMP_NUM_THREADS",)
 """Ray sets these for its actors, after the number of their cores: it must not change the bits."""
@@ -50,53 +52,12 @@ class WorkerActor:
         self._hosted = HostedWorker(order, {**({GLOO_INTERFACE: interface} if interface else {}), **inherited})
         return self._hosted.started
 
-    def news(self, within_s: float) -> WorkerNews:
-        assert self._hosted is not None
-        return self._hosted.news(within_s)
-
-    def send(self, signum: int) -> None:
-        if self._hosted is not None:
-            self._hosted.send(signal.Signals(signum))
-
-    def end(self) -> None:
-        if self._hosted is not None:
-            self._hosted.end()
-
-    def end_and_join(self, within_s: float) -> WorkerNews | None:
-        """The last news, after nothing of the worker is left."""
-        if self._hosted is None:
-            return None
-        self._hosted.end()
-        self._hosted.join(within_s)
-        return self._hosted.news(0.0)
-
-    def set_given_up(self, slot: int, is_given_up: bool) -> None:
-        if self._hosted is not None:
-            (self._hosted.give_up if is_given_up else self._hosted.restore)(slot)
-
-    def stack(self, within_s: float) -> Frame | None:
-        return None if self._hosted is None else self._hosted.stack(within_s)
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """What this method of the `HostedWorker` returns; None while there is none."""
+        return None if self._hosted is None else getattr(self._hosted, method)(*arguments)
 
 
 ACTOR = ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=8)(WorkerActor)
-
-
-def kill_actors(actors: Iterable[Any]) -> None:
-    for actor in actors:
-        with suppress(RayError, ValueError):  # it is gone already
-            ray.kill(actor, no_restart=True)
-
-
-@dataclass(eq=False)
-class Reservation:
-    """An actor that has no worker yet; `place` is None until the cluster has found one."""
-
-    actor: Any
-    asked_s: float
-    endpoints: tuple[str, ...] = ()
-    place: ActorPlace | None = None
-    error: BaseException | None = None
-    is_reported: bool = False
 
 
 @dataclass(eq=False)
@@ -109,14 +70,45 @@ class RayWorker:
     log: Log
     id: str = ""
     """Empty until its process runs."""
+    news: WorkerNews = field(default_factory=WorkerNews)
+    """The last that was heard of it, on its own host's clock."""
     row: StatusRow = field(default_factory=StatusRow)
-    raw_row: StatusRow = field(default_factory=StatusRow)
-    """The same on its own host's clock."""
+    """The row of the news, on this host's clock."""
     offset_ns: int = 0
-    state: str = ""
-    activity: Activity | None = None
     report: Failure | None = None
     unreached_since_s: float | None = None
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Asks its `HostedWorker`; gives Ray's reference to the answer."""
+        return self.actor.ask.remote(method, *arguments)
+
+    def take(self, news: WorkerNews) -> None:
+        """A row that has not changed keeps its times: an idle worker must be seen to be idle."""
+        if news.row != self.news.row:
+            self.offset_ns = time.monotonic_ns() - news.clock_ns
+            self.row = moved(news.row, self.offset_ns)
+        if news.report is not None and self.report is None:
+            self.report = replace(news.report, worker_id=self.id, time_s=news.report.time_s + self.offset_ns / 1e9)
+        self.news = replace(news, output=b"")
+
+    def event(self, status: ExitStatus | None = None, time_s: float = 0.0) -> WorkerEvent:
+        return WorkerEvent(self.slot, self.id, self.report, status, time_s)
+
+    def may_be_reached_again(self, now_s: float) -> bool:
+        self.unreached_since_s = self.unreached_since_s or now_s
+        return now_s - self.unreached_since_s < UNREACHED_S
+
+
+def lost(error: BaseException) -> ExitStatus:
+    """How a worker ended whose actor is gone."""
+    return ExitStatus("SIGKILL", is_killed=True, reason=why_lost(error))
+
+
+def refused(slot: int, actor: Any, why: str) -> WorkerEvent:
+    """The end of a worker that cannot be started, which another one could not either."""
+    name, now_s = f"actor {actor._actor_id.hex()[:8]}", time.monotonic()
+    report = Failure(slot, None, BadEnvironment.__name__, why, (), False, now_s, RAISED, name)
+    return WorkerEvent(slot, name, report, ExitStatus("3"), now_s)
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,21 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
-from lockstep.launch.channels.control import ControlLine
+from lockstep.launch.channels.control import ControlLine, CopyDeclined, CopyStarted
 from lockstep.launch.channels.status import StatusRow, Trait
 from lockstep.launch.host.orphans import OrphanGuard
 from lockstep.launch.host.processes import await_end
+from lockstep.launch.pools.local_workers import LocalWorkers
 from lockstep.launch.pools.output import Log, Tee
-from lockstep.launch.pools.process import WorkerProcess
+from lockstep.launch.pools.process import KILL_WAIT_S, WorkerProcess
 from lockstep.settings.environments.lockstep_run import Bootstrap
 
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
-_KILL_WAIT_S = 1.0
+FOUNDER_END_S = 0.1
+"""A process that ends closes its files a moment before it has ended."""
+SPARE_END_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -31,20 +35,6 @@ class WorkerSpec:
     boot: Bootstrap
     variables: Mapping[str, str]
     log: Log
-
-
-@dataclass(frozen=True, eq=False)
-class PendingCopy:
-    """A requested copy, until its process is known. `of` is the worker to copy."""
-
-    spec: WorkerSpec
-    tee: Tee
-    control: ControlLine
-    of: WorkerProcess
-
-    def close(self) -> None:
-        self.tee.close()
-        self.control.close()
 
 
 @contextmanager
@@ -69,6 +59,109 @@ def copied_slot(slot: int, rows: Mapping[int, StatusRow]) -> int | None:
     if any(row.traits & Trait.READS_RANK for row in able.values()):
         able = {other: row for other, row in able.items() if row.rank > 0 and other > 0 and slot > 0}
     return max(able, default=None)
+
+
+@dataclass(frozen=True, eq=False)
+class PendingCopy:
+    """A requested copy, until its process is known. `of` is the worker to copy."""
+
+    spec: WorkerSpec
+    tee: Tee
+    control: ControlLine
+    of: WorkerProcess
+    is_founder: bool
+
+    def close(self) -> None:
+        self.tee.close()
+        self.control.close()
+
+
+class Copies:
+    """Asks workers for copies of themselves, and adopts these. `workers` follow what it has adopted.
+
+    Founders that the first worker forks are copies too: see Note [Loaded once] in load_once.py.
+    """
+
+    def __init__(
+        self, workers: LocalWorkers, say: Callable[[str], None], start_without: Callable[[WorkerSpec], None]
+    ) -> None:
+        """`start_without` starts a worker of which no copy was made."""
+        self._workers, self._say, self._start_without = workers, say, start_without
+        self._pending: dict[int, PendingCopy] = {}
+        self._founders: set[int] = set()
+        """Slots whose founders were asked of the first worker."""
+        self._loads_apart = False
+        self.obstacles: dict[str, None] = {}
+        """Each once, in the order in which they were reported."""
+
+    def ask(self, spec: WorkerSpec, original: WorkerProcess, tee: Tee, *, is_founder: bool = False) -> bool:
+        """Whether the request for a copy has reached the worker. The copy owns the tee, which is closed if not."""
+        slot, control = spec.boot.slot, ControlLine()
+        asked = original.control.ask_for_copy(slot, spec.variables, tee.writer(), control.worker_fd)
+        tee.close_worker_end()
+        control.close_worker_end()
+        copy = PendingCopy(spec, tee, control, original, is_founder)
+        if not asked:
+            copy.close()
+            return False
+        self._pending[slot] = copy
+        (self._founders.add if is_founder else self._founders.discard)(slot)
+        self._workers.register(control, partial(self._answered, copy))
+        return True
+
+    def listen(self, worker: WorkerProcess) -> None:
+        """From now on it is heard why the worker cannot be copied."""
+        self._workers.register(worker.control, partial(self._declined, worker))
+
+    def settle(self, slot: int) -> None:
+        """Adopts the copy that was asked for in the slot, if there is one, or gives it up."""
+        if slot in self._pending:
+            copy = self._pending[slot]
+            self._adopted(copy, copy.control.answer())
+
+    def settle_all(self) -> None:
+        """Kills the originals: once one is dead, its copy has reported itself or was never made."""
+        copies = list(self._pending.values())
+        for copy in copies:
+            copy.of.send_to_group(signal.SIGKILL)
+        for copy in copies:
+            self._adopted(copy, copy.control.await_answer(KILL_WAIT_S))
+
+    def _answered(self, copy: PendingCopy) -> None:
+        """The copy has reported its process, or its end of the socket was closed because it was not made."""
+        if self._pending.get(copy.spec.boot.slot) is not copy or self._adopted(copy, copy.control.answer()):
+            return
+        if not (copy.is_founder and await_end([copy.of.pid], FOUNDER_END_S)):
+            self._start_without(copy.spec)  # else all start again, or none
+
+    def _adopted(self, copy: PendingCopy, answer: CopyStarted | CopyDeclined | None) -> bool:
+        """Whether the copy runs; it is followed now. It is pending no more."""
+        slot = copy.spec.boot.slot
+        self._workers.unregister(copy.control)
+        self._pending.pop(slot, None)
+        pid = answer.pid if isinstance(answer, CopyStarted) else None
+        worker = None if pid is None else WorkerProcess.adopt(pid, copy.tee, copy.control, slot)
+        if worker is None:
+            copy.close()
+            return False
+        self._workers.follow(worker)
+        self.listen(worker)
+        return True
+
+    def _declined(self, worker: WorkerProcess) -> None:
+        """A worker has declined to be copied, or has ended."""
+        answer = worker.control.answer()
+        if not isinstance(answer, CopyDeclined):
+            self._workers.unregister(worker.control)
+        elif answer.slot in self._founders:
+            if not self._loads_apart:
+                self._loads_apart = True
+                self._say(f"  each worker loads torch for itself: {answer.why}")
+        elif answer.why not in self.obstacles:
+            self.obstacles[answer.why] = None
+            self._say(
+                f"  worker {worker.slot} cannot be copied ({answer.why}): a new process takes the place of one lost"
+            )
 
 
 @dataclass(frozen=True)
@@ -130,7 +223,7 @@ class Spares:
         for spare in spares:
             spare.process.send_to_group(signal.SIGKILL)
             os.close(spare.part_fd)
-        await_end([spare.process.pid for spare in spares], _KILL_WAIT_S)
+        await_end([spare.process.pid for spare in spares], SPARE_END_S)
         for spare in spares:
             self._guard.clear(spare.process.group)
             spare.process.reap()
