@@ -108,7 +108,7 @@ class StoppedFound(Event):
 
 @dataclass
 class LateFound(Event):
-    """A step or a call is late: `finding` is a `Late` or `Idle` of `lockstep.launch.supervision.hangs`.
+    """A step or a call is late: `finding` is a `Late` of `lockstep.launch.supervision.hangs`.
 
     `views` are all workers as they are at `time_s`, `places` where in the user's code the suspects are, by slot.
     """

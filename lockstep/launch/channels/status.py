@@ -134,6 +134,11 @@ class StatusRow:
         return self.generation >= 1
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether the worker waits for others."""
+        return self.phase in (Phase.REDUCING, Phase.RECOVERING, Phase.AWAITING)
+
+    @property
     def is_ending(self) -> bool:
         """Whether the worker has closed its run, so that it admits no joiner any more."""
         return self.phase == Phase.ENDED or (self.phase == Phase.AWAITING and self.detail_a == Collective.END)

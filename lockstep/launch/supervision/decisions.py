@@ -14,6 +14,7 @@
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from lockstep.events import Event as ReportedEvent
 from lockstep.launch import events
@@ -189,12 +190,12 @@ def restarted_state(state: SupervisorState) -> SupervisorState:
 
 def decide(state: SupervisorState, event: Event, page: Page) -> tuple[SupervisorState, list[Action]]:
     """The state after the event, and the actions. `page` has the rows of all workers, the ended one's too."""
-    actions: list[Action] = []
-    state = _learn(_refilled(state, page), event, page, actions)
-    if not state.failures:
-        state = _dismiss_useless(state, page, actions)
-        state = _fill(state, page, actions)
-    return state, actions
+    case = _Case(_refilled(state, page), page)
+    case.learn(event)
+    if not case.state.failures:
+        case.dismiss_useless()
+        case.fill()
+    return case.state, case.actions
 
 
 def judge(state: SupervisorState) -> Restart | Over:
@@ -217,22 +218,6 @@ def empty_slots(state: SupervisorState) -> set[int]:
     }
 
 
-def _learn(state: SupervisorState, event: Event, page: Page, actions: list[Action]) -> SupervisorState:
-    match event:
-        case Finished(slot):
-            return _finish(state, slot, page)
-        case Failed(failure, ended):
-            return _fail(state, failure, ended, page, actions)
-        case Rescaled(wanted):
-            actions.append(Report(events.RunScaled(state.wanted, wanted, **_of_run(state))))
-            return replace(state, wanted=wanted, given_up=frozenset(), num_misplaced=0)
-        case Condemned(slot) if slot in state.workers:
-            return _with(state, slot, replace(state.workers[slot], condemned=True))
-        case Looked(now_s):
-            return _pass_time(state, now_s, page, actions)
-    return state
-
-
 def _refilled(state: SupervisorState, page: Page) -> SupervisorState:
     """See Note [The fault budget]. The first step that is seen need not be the first that was made."""
     committed = [row.step for row in page.values() if row.is_member and row.committed_ns]
@@ -243,157 +228,189 @@ def _refilled(state: SupervisorState, page: Page) -> SupervisorState:
     return replace(state, num_steps=num_steps, num_faults=max(0, state.num_faults - gained))
 
 
-def _finish(state: SupervisorState, slot: int, page: Page) -> SupervisorState:
-    worker = state.workers.get(slot)
-    if worker is None:
-        return state
-    state = _without(state, slot)
-    if worker.joiner and not page[slot].is_member:
-        return replace(state, given_up=state.given_up | {slot})
-    return state if worker.leaving else replace(state, finished=True)
+@dataclass
+class _Case:
+    """One event while it is decided on: the state so far, the workers' rows, and the actions until now."""
 
+    state: SupervisorState
+    page: Page
+    actions: list[Action] = field(default_factory=list)
 
-def _fail(state: SupervisorState, failure: Failure, ended: bool, page: Page, actions: list[Action]) -> SupervisorState:
-    slot = failure.rank
-    worker = state.workers.get(slot)
-    if worker is None:
-        return state
-    if worker.joiner and failure.is_misplaced and _members(_without(state, slot), page):
-        return _misplaced(_without(state, slot), failure, actions)
-    if worker.joiner and not page[slot].is_member:
-        return _lose_joiner(state, failure, actions) if ended else state
-    state = _without(state, slot)
-    if failure.is_error:
-        waits = page[slot].phase == Phase.AWAITING
-        return _in_crisis(replace(state, waited=state.waited | ({slot} if waits else set())), failure)
-    if failure.how == EXITED and not failure.is_loss and not (state.finished and not _members(state, page)):
-        return replace(state, exits={**state.exits, slot: failure})
-    return _lose(state, failure, worker, page, actions)
+    # -- what the event changes --------------------------------------------------------------------------------
 
+    def learn(self, event: Event) -> None:
+        state = self.state
+        match event:
+            case Finished(slot) if slot in state.workers:
+                self._finish(slot, self._remove(slot))
+            case Failed(failure, ended) if failure.rank in state.workers:
+                self._fail(failure, ended)
+            case Rescaled(wanted):
+                self._report(events.RunScaled(state.wanted, wanted, **_of_run(state)))
+                self._set(wanted=wanted, given_up=frozenset(), num_misplaced=0)
+            case Condemned(slot) if slot in state.workers:
+                self._change(slot, condemned=True)
+            case Looked(now_s):
+                self._pass_time(now_s)
 
-def _lose_joiner(state: SupervisorState, failure: Failure, actions: list[Action]) -> SupervisorState:
-    """The joiner failed before any member had admitted it. Unless the cause was its own, its slot is tried again."""
-    retried = failure.is_loss or failure.secondary
-    condemned = state.workers[failure.rank].condemned
-    state = _charged(_without(state, failure.rank))
-    if not retried:
-        given_up, turned_away = state.given_up | {failure.rank}, (*state.turned_away, failure)
-        state = replace(state, given_up=given_up, turned_away=turned_away)
-    if state.num_faults > state.fault_budget:
-        return _in_crisis(replace(state, exhausted=_used_up(state)), failure)
-    if not condemned:
-        actions.append(Report(events.JoinerLost(failure, retried, **_of(failure))))
-    return state
+    def _finish(self, slot: int, worker: Worker) -> None:
+        if worker.joiner and not self.page[slot].is_member:
+            self._set(given_up=self.state.given_up | {slot})
+        elif not worker.leaving:
+            self._set(finished=True)
 
+    def _fail(self, failure: Failure, ended: bool) -> None:
+        slot = failure.rank
+        worker, row = self.state.workers[slot], self.page[slot]
+        if worker.joiner and failure.is_misplaced and set(self._members()) - {slot}:
+            self._remove(slot)
+            self._misplace(failure)
+        elif worker.joiner and not row.is_member:
+            if ended:
+                self._remove(slot)
+                self._lose_joiner(failure, worker)
+        else:
+            self._remove(slot)
+            self._fail_member(failure, worker, row)
 
-def _misplaced(state: SupervisorState, failure: Failure, actions: list[Action]) -> SupervisorState:
-    """The members go on. It costs nothing of the fault budget: the script cannot be joined at this point."""
-    actions.append(Report(events.JoinerMisplaced(failure, **_of(failure))))
-    state = replace(state, num_misplaced=state.num_misplaced + 1, turned_away=(*state.turned_away, failure))
-    if state.num_misplaced == MISPLACED_TRIES:
-        actions.append(Report(events.JoinersGivenUp(MISPLACED_TRIES, **_of_run(state))))
-    return state
+    def _fail_member(self, failure: Failure, worker: Worker, row: StatusRow) -> None:
+        state = self.state
+        if failure.is_error:
+            waits = {failure.rank} if row.phase == Phase.AWAITING else set()
+            self._set(waited=state.waited | waits)
+            self._fall_in_crisis(failure)
+        elif failure.how == EXITED and not failure.is_loss and not (state.finished and not self._members()):
+            self._set(exits={**state.exits, failure.rank: failure})
+        else:
+            self._lose(failure, worker)
 
+    def _lose_joiner(self, failure: Failure, worker: Worker) -> None:
+        """No member had admitted the joiner yet. Unless the cause was its own, its slot is tried again."""
+        is_retried = failure.is_loss or failure.secondary
+        if not is_retried:
+            turned_away = (*self.state.turned_away, failure)
+            self._set(given_up=self.state.given_up | {failure.rank}, turned_away=turned_away)
+        if self._is_one_too_many():
+            self._fall_in_crisis(failure)
+        elif not worker.condemned:
+            self._report(events.JoinerLost(failure, is_retried, **_of(failure)))
 
-def _lose(
-    state: SupervisorState,
-    failure: Failure,
-    worker: Worker,
-    page: Page,
-    actions: list[Action],
-    is_survived: bool = False,
-) -> SupervisorState:
-    """`is_survived`: other workers have finished the script without it, and have ended."""
-    others = _members(state, page)
-    if not failure.is_loss and not others and not is_survived:  # its own exit code, which it would give again
-        return _in_crisis(state, failure)
-    state = _counted(state, failure, page.get(failure.rank, StatusRow()).generation)
-    if not (others or is_survived) or state.exhausted or state.failures:
-        unreported = state.unreported if worker.condemned else (*state.unreported, failure)
-        return _in_crisis(replace(state, unreported=unreported), failure)
-    if not worker.condemned:
-        actions.append(Report(member_lost(failure)))
-    return state
+    def _misplace(self, failure: Failure) -> None:
+        """The members go on. It costs nothing of the fault budget: the script cannot be joined at this point."""
+        self._report(events.JoinerMisplaced(failure, **_of(failure)))
+        self._set(num_misplaced=self.state.num_misplaced + 1, turned_away=(*self.state.turned_away, failure))
+        if self.state.num_misplaced == MISPLACED_TRIES:
+            self._report(events.JoinersGivenUp(MISPLACED_TRIES, **_of_run(self.state)))
 
+    def _lose(self, failure: Failure, worker: Worker, is_survived: bool = False) -> None:
+        """`is_survived`: other workers have finished the script without it, and have ended."""
+        is_survived = is_survived or bool(self._members())
+        if not failure.is_loss and not is_survived:  # its own exit code, which it would give again
+            self._fall_in_crisis(failure)
+            return
+        self._charge_step(failure)
+        if not is_survived or self.state.exhausted or self.state.failures:
+            if not worker.condemned:
+                self._set(unreported=(*self.state.unreported, failure))
+            self._fall_in_crisis(failure)
+        elif not worker.condemned:
+            self._report(member_lost(failure))
 
-def _counted(state: SupervisorState, failure: Failure, generation: int) -> SupervisorState:
-    """Charges the loss to the run and to the step; `exhausted` is set if that was one too many."""
-    attempt = (state.num_starts, state.num_lost if failure.step is None else generation)
-    here = state.losses.get(failure.step, frozenset()) | {attempt}
-    state = replace(
-        _charged(state),
-        num_killed=state.num_killed + failure.is_loss,
-        losses={**state.losses, failure.step: here},
-    )
-    if state.num_faults > state.fault_budget:
-        return replace(state, exhausted=_used_up(state))
-    if len(here) >= SAME_STEP:
-        what = "the start" if failure.step is None else f"step {failure.step}"
-        why = f"{what} has cost workers in {len(here)} attempts: it would cost the next one too"
-        return replace(state, exhausted=why)
-    return state
+    def _charge_step(self, failure: Failure) -> None:
+        """Charges the loss to the run and to the step; `exhausted` is set if that was one too many."""
+        state = self.state
+        generation = self.page.get(failure.rank, StatusRow()).generation
+        attempt = (state.num_starts, state.num_lost if failure.step is None else generation)
+        here = state.losses.get(failure.step, frozenset()) | {attempt}
+        self._set(num_killed=state.num_killed + failure.is_loss, losses={**state.losses, failure.step: here})
+        if not self._is_one_too_many() and len(here) >= SAME_STEP:
+            what = "the start" if failure.step is None else f"step {failure.step}"
+            why = f"{what} has cost workers in {len(here)} attempts: it would cost the next one too"
+            self._set(exhausted=why)
 
+    def _is_one_too_many(self) -> bool:
+        """Charges a loss to the run; `exhausted` is set if the budget does not cover it."""
+        self._set(num_lost=self.state.num_lost + 1, num_faults=self.state.num_faults + 1)
+        if self.state.num_faults <= self.state.fault_budget:
+            return False
+        lost = count(self.state.num_lost, "worker")
+        too_few = "" if self.state.num_steps is None else ", and too few steps meanwhile"
+        budget = f"the fault budget of {self.state.fault_budget} is used up (--fault-budget)"
+        self._set(exhausted=f"{lost} lost in this run{too_few}: {budget}")
+        return True
 
-def _charged(state: SupervisorState) -> SupervisorState:
-    return replace(state, num_lost=state.num_lost + 1, num_faults=state.num_faults + 1)
+    def _pass_time(self, now_s: float) -> None:
+        if self._members():
+            self._set(losses={step: lost for step, lost in self.state.losses.items() if step is not None})
+        for slot, failure in self.state.exits.items():
+            if now_s >= failure.time_s + EXIT_GRACE_S or not self._members():
+                self._set(exits={other: exit for other, exit in self.state.exits.items() if other != slot})
+                self._lose(failure, Worker(), is_survived=self.state.finished)
 
+    # -- what follows for the others ---------------------------------------------------------------------------
 
-def _used_up(state: SupervisorState) -> str:
-    lost, too_few = count(state.num_lost, "worker"), "" if state.num_steps is None else ", and too few steps meanwhile"
-    return f"{lost} lost in this run{too_few}: the fault budget of {state.fault_budget} is used up (--fault-budget)"
+    def dismiss_useless(self) -> None:
+        """Ends joiners that no member can admit any more, once the members have finished the script."""
+        workers = self.state.workers
+        has_work = any(self.page[slot].is_member or not worker.joiner for slot, worker in workers.items())
+        if self.state.finished and not self.state.exits and not has_work:
+            self.actions += [Dismiss(slot) for slot in workers]
+            self._set(workers={})
 
+    def fill(self) -> None:
+        """Starts joiners or shrinks the run to `wanted` workers, as soon as there are members to admit or to leave."""
+        state = self.state
+        ports = [self.page[slot].endpoint_port for slot in self._members()]
+        endpoints = tuple(f"{LOOPBACK}:{port}" for port in ports if port)
+        staying = sorted(slot for slot, worker in state.workers.items() if not worker.leaving)
+        missing = state.wanted - len(staying) - len(state.given_up) - len(state.exits)
+        if not endpoints or state.finished:
+            return
+        if missing < 0:
+            self._shrink(staying[missing:])
+        elif state.num_misplaced < MISPLACED_TRIES:
+            taken = {*state.workers, *state.given_up, *state.exits}
+            free = [slot for slot in range(len(taken) + missing) if slot not in taken][:missing]
+            self.actions += [StartJoiner(slot, endpoints, state.wanted) for slot in free]
+            self._set(workers={**state.workers, **{slot: Worker(joiner=True) for slot in free}})
 
-def _pass_time(state: SupervisorState, now_s: float, page: Page, actions: list[Action]) -> SupervisorState:
-    if _members(state, page):
-        state = replace(state, losses={step: lost for step, lost in state.losses.items() if step is not None})
-    for slot, failure in state.exits.items():
-        if now_s >= failure.time_s + EXIT_GRACE_S or not _members(state, page):
-            state = replace(state, exits={other: exit for other, exit in state.exits.items() if other != slot})
-            state = _lose(state, failure, Worker(), page, actions, is_survived=state.finished)
-    return state
+    def _shrink(self, surplus: list[int]) -> None:
+        """Members leave after their step, joiners that are not members end now, founders that are not members stay."""
+        leaving = [slot for slot in surplus if self.page[slot].is_member]
+        for slot in leaving:
+            self._change(slot, leaving=True)
+            self.actions.append(SendSignal(slot, signal.SIGUSR1))
+        for slot in surplus:
+            if slot not in leaving and self.state.workers[slot].joiner:
+                self._remove(slot)
+                self.actions.append(Dismiss(slot))
+        if leaving:
+            self._report(events.LeavingAsked(tuple(leaving), self.state.wanted, **_of_run(self.state)))
 
+    def _members(self) -> list[int]:
+        """The workers that can go on and admit others: not those that the watchdog has killed."""
+        workers = self.state.workers.items()
+        return sorted(slot for slot, worker in workers if self.page[slot].is_member and not worker.condemned)
 
-def _dismiss_useless(state: SupervisorState, page: Page, actions: list[Action]) -> SupervisorState:
-    """Ends joiners that no member can admit any more, once the members have finished the script."""
-    if not state.finished or state.exits or any(_has_work(slot, state, page) for slot in state.workers):
-        return state
-    actions += [Dismiss(slot) for slot in state.workers]
-    return replace(state, workers={})
+    # -- changes -----------------------------------------------------------------------------------------------
 
+    def _set(self, **changes: Any) -> None:
+        self.state = replace(self.state, **changes)
 
-def _has_work(slot: int, state: SupervisorState, page: Page) -> bool:
-    return page[slot].is_member or not state.workers[slot].joiner
+    def _change(self, slot: int, **changes: bool) -> None:
+        self._set(workers={**self.state.workers, slot: replace(self.state.workers[slot], **changes)})
 
+    def _remove(self, slot: int) -> Worker:
+        workers = dict(self.state.workers)
+        worker = workers.pop(slot)
+        self._set(workers=workers)
+        return worker
 
-def _fill(state: SupervisorState, page: Page, actions: list[Action]) -> SupervisorState:
-    """Starts joiners or shrinks the run to `wanted` workers, as soon as there are members to admit or to leave."""
-    ports = [page[slot].endpoint_port for slot in _members(state, page)]
-    endpoints = tuple(f"{LOOPBACK}:{port}" for port in ports if port)
-    staying = [slot for slot, worker in state.workers.items() if not worker.leaving]
-    missing = state.wanted - len(staying) - len(state.given_up) - len(state.exits)
-    if not endpoints or state.finished or missing == 0 or (missing > 0 and state.num_misplaced >= MISPLACED_TRIES):
-        return state
-    if missing > 0:
-        taken = {*state.workers, *state.given_up, *state.exits}
-        free = [slot for slot in range(len(taken) + missing) if slot not in taken][:missing]
-        actions += [StartJoiner(slot, endpoints, state.wanted) for slot in free]
-        return replace(state, workers={**state.workers, **{slot: Worker(joiner=True) for slot in free}})
-    return _shrink(state, sorted(staying)[missing:], page, actions)
+    def _fall_in_crisis(self, failure: Failure) -> None:
+        self._set(failures=(*self.state.failures, failure))
 
-
-def _shrink(state: SupervisorState, surplus: list[int], page: Page, actions: list[Action]) -> SupervisorState:
-    """Members leave after their step, joiners that are not members end now, founders that are not members stay."""
-    leaving = [slot for slot in surplus if page[slot].is_member]
-    dismissed = [slot for slot in surplus if not page[slot].is_member and state.workers[slot].joiner]
-    for slot in leaving:
-        state = _with(state, slot, replace(state.workers[slot], leaving=True))
-        actions.append(SendSignal(slot, signal.SIGUSR1))
-    for slot in dismissed:
-        state = _without(state, slot)
-        actions.append(Dismiss(slot))
-    if leaving:
-        actions.append(Report(events.LeavingAsked(tuple(leaving), state.wanted, **_of_run(state))))
-    return state
+    def _report(self, event: ReportedEvent) -> None:
+        self.actions.append(Report(event))
 
 
 def member_lost(failure: Failure) -> events.MemberLost:
@@ -408,20 +425,3 @@ def _of(failure: Failure) -> dict[str, int]:
 def _of_run(state: SupervisorState) -> dict[str, int]:
     """What an event about the whole run is stamped with."""
     return {"worker": events.LAUNCHER, "step": state.num_steps or 0}
-
-
-def _members(state: SupervisorState, page: Page) -> list[int]:
-    """The workers that can go on and admit others: not those that the watchdog has killed."""
-    return sorted(slot for slot, worker in state.workers.items() if page[slot].is_member and not worker.condemned)
-
-
-def _in_crisis(state: SupervisorState, failure: Failure) -> SupervisorState:
-    return replace(state, failures=(*state.failures, failure))
-
-
-def _with(state: SupervisorState, slot: int, worker: Worker) -> SupervisorState:
-    return replace(state, workers={**state.workers, slot: worker})
-
-
-def _without(state: SupervisorState, slot: int) -> SupervisorState:
-    return replace(state, workers={other: worker for other, worker in state.workers.items() if other != slot})

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
+from lockstep.events import Wait
 from lockstep.launch.channels.status import Collective, Phase, StatusRow
 from lockstep.launch.host.processes import Activity
 from lockstep.launch.job import HANG_S
@@ -45,18 +46,8 @@ IDLE_CPU_S = 0.02
 IDLE_WAKES_PER_S, IDLE_WAKES = 1.0, 2
 
 STEP = "step"
-CALLS: Mapping[int, str] = {
-    Collective.START: "lockstep.start",
-    Collective.REPLICATE: "run.replicate",
-    Collective.RESUME: "run.resume",
-    Collective.CHECKPOINTS: "run.checkpoints",
-    Collective.TOTAL: "run.total",
-    Collective.GATHER: "run.gather",
-    Collective.EXCHANGE: "an exchange between steps",
-    Collective.STATISTICS: STEP,
-    Collective.END: "the end of the run",
-    Collective.UPDATE: "optimizer.step()",
-}
+CALLS: Mapping[int, str] = {call: Wait[call.name].value for call in Collective if call is not Collective.STATISTICS}
+"""The calls in which workers wait for each other; synchronised batch norm is a part of a step."""
 _STOPPED = "T"
 # Waits for a disk, or is held by a debugger.
 _BUSY_WITHOUT_CPU = ("D", "t")
@@ -89,7 +80,10 @@ class StoppedWorker:
 
 @dataclass(frozen=True)
 class Late:
-    """A step or a call (`what`) in which `waiting` have waited too long for `missing`, if there are any."""
+    """A step or a call (`what`) in which `waiting` have waited too long for `missing`.
+
+    If nobody is missing, all wait for each other. If nobody waits, none of the missing shows a sign of work.
+    """
 
     generation: int
     step: int
@@ -109,24 +103,6 @@ class Late:
 
 
 @dataclass(frozen=True)
-class Idle:
-    """No worker waits, and none shows a sign of work."""
-
-    generation: int
-    step: int
-    slots: tuple[int, ...]
-    seconds: float
-
-    @property
-    def named(self) -> tuple[int, ...]:
-        return self.slots
-
-    @property
-    def suspects(self) -> tuple[int, ...]:
-        return self.slots
-
-
-@dataclass(frozen=True)
 class Hung:
     """Workers that will not go on: a missing one, or all."""
 
@@ -135,7 +111,7 @@ class Hung:
     is_all: bool = False
 
 
-HangFinding = StoppedWorker | Late | Idle | Hung
+HangFinding = StoppedWorker | Late | Hung
 
 
 @dataclass(frozen=True)
@@ -192,6 +168,33 @@ class IdlenessTracker:
         return before
 
 
+@dataclass(frozen=True)
+class WaitsNow:
+    """Who waits now, for how long, and for whom. `rows` are those of all workers that take part."""
+
+    rows: Mapping[int, StatusRow]
+    waited_s: Mapping[int, float]
+    missing: Mapping[int, WorkerView]
+    """Without those that have asked for patience."""
+    is_excused: bool
+    """Nobody else is missing where others wait; or nobody waits, and one has asked for patience."""
+
+    @property
+    def usual_s(self) -> float | None:
+        learned = [row.usual_step_ns / 1e9 for row in self.rows.values() if row.usual_step_ns]
+        return median(learned) if learned else None
+
+    @property
+    def step_limit_s(self) -> float:
+        usual_s = self.usual_s
+        return NOT_LEARNED_S if usual_s is None else max(LEAST_S, USUAL_STEPS * usual_s) + SLACK_S
+
+    def late(self, slot: int, seconds: float) -> Late:
+        """As the worker in `slot` sees it."""
+        row, waiting, missing = self.rows[slot], tuple(sorted(self.waited_s)), tuple(sorted(self.missing))
+        return Late(row.generation, row.step, call_of(row), seconds, self.usual_s, waiting, missing)
+
+
 @dataclass
 class HangDetector:
     """Keeps what it needs from one look to the next. Times are on the monotonic clock of the host."""
@@ -204,7 +207,7 @@ class HangDetector:
     _idle_s: dict[str, float] = field(default_factory=dict)
     """For how long the suspects have been idle, by id, as they were last observed."""
     _observed_s: float = float("-inf")
-    _found: set[tuple[str, int, int]] = field(default_factory=set)
+    _found: set[tuple[object, ...]] = field(default_factory=set)
 
     def look(
         self, now_s: float, views: Mapping[int, WorkerView], activity: Callable[[int], Activity | None]
@@ -218,8 +221,9 @@ class HangDetector:
         if gap or all(view.state == _STOPPED for view in views.values()):
             self._reset_clocks(now_s)
             return []
-        crowd = {slot: view for slot, view in views.items() if view.takes_part}
-        return [*self._find_stopped(now_s, views), *self._find_late(now_s, crowd, activity)]
+        waits = self._waits(now_s, views)
+        self._observe(now_s, self._suspects(now_s, waits), activity)
+        return [*self._find_stopped(now_s, views), *self._find_late(waits)]
 
     @property
     def limit_s(self) -> float:
@@ -235,37 +239,38 @@ class HangDetector:
         self._stopped_from_s.clear()
         self._idleness.forget()
 
+    def _waits(self, now_s: float, views: Mapping[int, WorkerView]) -> WaitsNow:
+        crowd = {slot: view for slot, view in views.items() if view.takes_part}
+        rows = {slot: view.row for slot, view in crowd.items()}
+        since_s = {slot: max(row.since_ns / 1e9, self._counts_from_s) for slot, row in rows.items() if row.is_waiting}
+        missing = {slot: view for slot, view in crowd.items() if slot not in since_s}
+        impatient = {slot: view for slot, view in missing.items() if view.row.patient_until_ns / 1e9 <= now_s}
+        is_excused = len(impatient) < len(missing) and not (since_s and impatient)
+        return WaitsNow(rows, {slot: now_s - began_s for slot, began_s in since_s.items()}, impatient, is_excused)
+
+    # -- stopped -------------------------------------------------------------------------------------------------
+
     def _find_stopped(self, now_s: float, views: Mapping[int, WorkerView]) -> list[HangFinding]:
         stopped = {view.id: slot for slot, view in views.items() if view.state == _STOPPED}
         self._stopped_from_s = {worker: self._stopped_from_s.get(worker, now_s) for worker in stopped}
         seconds = {slot: now_s - self._stopped_from_s[worker] for worker, slot in stopped.items()}
         return [StoppedWorker(slot, stopped_s) for slot, stopped_s in seconds.items() if stopped_s >= STOPPED_S]
 
-    def _find_late(
-        self, now_s: float, crowd: Mapping[int, WorkerView], activity: Callable[[int], Activity | None]
-    ) -> list[HangFinding]:
-        waited_s = {slot: self._waited_s(now_s, view.row) for slot, view in crowd.items() if is_waiting(view.row)}
-        missing = {slot: view for slot, view in crowd.items() if slot not in waited_s}
-        if any(view.row.patient_until_ns / 1e9 > now_s for view in missing.values()):
-            missing = {slot: view for slot, view in missing.items() if view.row.patient_until_ns / 1e9 <= now_s}
-            if not waited_s or not missing:
-                self._observe(now_s, {}, activity)
-                return []
-        if not missing:
-            self._observe(now_s, {}, activity)
-            return self._find_deadlock(crowd, waited_s)
-        suspicious_s = max(waited_s.values()) if waited_s else self._silent_s(now_s, missing)
-        self._observe(now_s, missing if suspicious_s > OBSERVED_S else {}, activity)
-        return self._find_missing(crowd, waited_s, missing) if waited_s else self._find_idle(missing)
+    # -- idle ----------------------------------------------------------------------------------------------------
 
-    def _waited_s(self, now_s: float, row: StatusRow) -> float:
-        return now_s - max(row.since_ns / 1e9, self._counts_from_s)
+    def _suspects(self, now_s: float, waits: WaitsNow) -> Mapping[int, WorkerView]:
+        """Those who are missing, when they have been for a moment."""
+        if waits.is_excused or not waits.missing:
+            return {}
+        lasts_s = max(waits.waited_s.values()) if waits.waited_s else self._silent_s(now_s, waits.missing)
+        return waits.missing if lasts_s > OBSERVED_S else {}
 
-    def _silent_s(self, now_s: float, rows: Mapping[int, WorkerView]) -> float:
+    def _silent_s(self, now_s: float, views: Mapping[int, WorkerView]) -> float:
         """For how long no worker has written its status row, while all are members and none has ended."""
-        if not all(view.row.is_member and not view.row.is_ending for view in rows.values()):
+        rows = [view.row for view in views.values()]
+        if not all(row.is_in_run for row in rows):
             return 0.0
-        return now_s - max(self._counts_from_s, *(view.row.updated_ns / 1e9 for view in rows.values()))
+        return now_s - max(self._counts_from_s, *(row.updated_ns / 1e9 for row in rows))
 
     def _observe(
         self, now_s: float, suspects: Mapping[int, WorkerView], activity: Callable[[int], Activity | None]
@@ -283,79 +288,58 @@ class HangDetector:
             }
             self._idle_s = self._idleness.look(now_s, seen)
 
-    def _find_missing(
-        self, crowd: Mapping[int, WorkerView], waited_s: Mapping[int, float], missing: Mapping[int, WorkerView]
-    ) -> list[HangFinding]:
-        late = _latest(crowd, waited_s, tuple(sorted(missing)))
-        if late is None:
-            return []
-        idle_s = {slot: self._idle_s.get(view.id, 0.0) for slot, view in missing.items()}
-        hung = [Hung((slot,), seconds) for slot, seconds in idle_s.items() if seconds >= self.limit_s]
-        return [*self._once(late, late.what, missing), *hung]
+    # -- late: see Note [Late, busy, hung] -----------------------------------------------------------------------
 
-    def _find_idle(self, everyone: Mapping[int, WorkerView]) -> list[HangFinding]:
-        idle_s = min(self._idle_s.get(view.id, 0.0) for view in everyone.values())
+    def _find_late(self, waits: WaitsNow) -> list[HangFinding]:
+        if waits.is_excused or not waits.rows:
+            return []
+        if not waits.missing:
+            return self._find_deadlock(waits)
+        return self._find_missing(waits) if waits.waited_s else self._find_idle(waits)
+
+    def _find_missing(self, waits: WaitsNow) -> list[HangFinding]:
+        """Of the wait that has lasted longest beyond its limit."""
+        limits_s = {s: waits.step_limit_s if call_of(waits.rows[s]) == STEP else PLACE_S for s in waits.waited_s}
+        slot = max(limits_s, key=lambda slot: waits.waited_s[slot] - limits_s[slot])
+        if waits.waited_s[slot] <= limits_s[slot]:
+            return []
+        idle_s = {slot: self._idle_s.get(view.id, 0.0) for slot, view in waits.missing.items()}
+        hung = [Hung((slot,), seconds) for slot, seconds in idle_s.items() if seconds >= self.limit_s]
+        return [*self._once(waits, waits.late(slot, waits.waited_s[slot])), *hung]
+
+    def _find_idle(self, waits: WaitsNow) -> list[HangFinding]:
+        idle_s = min(self._idle_s.get(view.id, 0.0) for view in waits.missing.values())
         if idle_s < IDLE_S:
             return []
-        first = next(iter(everyone.values())).row
-        idle = Idle(first.generation, first.step, tuple(sorted(everyone)), idle_s)
-        hung = [Hung(idle.slots, idle_s, is_all=True)] if idle_s >= self.limit_s else []
-        return [*self._once(idle, "idle", everyone), *hung]
+        late = waits.late(min(waits.missing), idle_s)
+        hung = [Hung(late.missing, idle_s, is_all=True)] if idle_s >= self.limit_s else []
+        return [*self._once(waits, late), *hung]
 
-    def _find_deadlock(self, crowd: Mapping[int, WorkerView], waited_s: Mapping[int, float]) -> list[HangFinding]:
+    def _find_deadlock(self, waits: WaitsNow) -> list[HangFinding]:
         """All wait. That is normal in a recovery, and for a moment before they go on."""
-        rows = {slot: view.row for slot, view in crowd.items()}
-        if not rows or any(row.phase == Phase.RECOVERING or row.is_ending for row in rows.values()):
+        if any(row.phase == Phase.RECOVERING or row.is_ending for row in waits.rows.values()):
             return []
-        usual_s = _usual_s(rows)
-        shortest_s, limit_s = min(waited_s.values()), max(NOT_LEARNED_S, _step_limit_s(usual_s))
+        slot = min(waits.waited_s, key=lambda slot: waits.waited_s[slot])
+        shortest_s, limit_s = waits.waited_s[slot], max(NOT_LEARNED_S, waits.step_limit_s)
         if shortest_s <= limit_s:
             return []
-        late = _late(rows, waited_s, min(waited_s, key=lambda slot: waited_s[slot]), ())
+        late = waits.late(slot, shortest_s)
         hung = [Hung(late.waiting, shortest_s, is_all=True)] if shortest_s >= max(self.limit_s, limit_s) else []
-        return [*self._once(late, late.what, {}), *hung]
+        return [*self._once(waits, late), *hung]
 
-    def _once(self, finding: Late | Idle, what: str, queried: Mapping[int, WorkerView]) -> list[HangFinding]:
-        """The finding, if it is new; then the stacks of `queried` will be asked for."""
-        key = (what, finding.generation, finding.step)
+    def _once(self, waits: WaitsNow, late: Late) -> list[HangFinding]:
+        """The finding, if it is new; then the stacks of those who are missing will be asked for."""
+        key = (late.what, late.generation, late.step, bool(late.waiting))
         if key in self._found:
             return []
         self._found.add(key)
-        self._idleness.excuse(view.id for view in queried.values())
-        return [finding]
-
-
-def is_waiting(row: StatusRow) -> bool:
-    return row.phase in (Phase.REDUCING, Phase.RECOVERING, Phase.AWAITING)
+        self._idleness.excuse(view.id for view in waits.missing.values())
+        return [late]
 
 
 def call_of(row: StatusRow) -> str:
     """The call in which the worker waits, or STEP."""
     return CALLS.get(row.detail_a, STEP) if row.phase == Phase.AWAITING else STEP
-
-
-def _latest(crowd: Mapping[int, WorkerView], waited_s: Mapping[int, float], missing: tuple[int, ...]) -> Late | None:
-    """The wait that has lasted longest beyond its limit; None if none has."""
-    rows = {slot: view.row for slot, view in crowd.items()}
-    step_limit_s = _step_limit_s(_usual_s(rows))
-    beyond_s = {s: waited - (step_limit_s if call_of(rows[s]) == STEP else PLACE_S) for s, waited in waited_s.items()}
-    slot = max(beyond_s, key=lambda slot: beyond_s[slot])
-    return _late(rows, waited_s, slot, missing) if beyond_s[slot] > 0 else None
-
-
-def _late(rows: Mapping[int, StatusRow], waited_s: Mapping[int, float], slot: int, missing: tuple[int, ...]) -> Late:
-    """As the worker in `slot` sees it."""
-    row, waiting = rows[slot], tuple(sorted(waited_s))
-    return Late(row.generation, row.step, call_of(row), waited_s[slot], _usual_s(rows), waiting, missing)
-
-
-def _usual_s(rows: Mapping[int, StatusRow]) -> float | None:
-    learned = [row.usual_step_ns / 1e9 for row in rows.values() if row.usual_step_ns]
-    return median(learned) if learned else None
-
-
-def _step_limit_s(usual_s: float | None) -> float:
-    return NOT_LEARNED_S if usual_s is None else max(LEAST_S, USUAL_STEPS * usual_s) + SLACK_S
 
 
 def shows_work(then: Observation, now: Observation, seconds: float) -> bool:

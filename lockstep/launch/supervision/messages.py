@@ -29,7 +29,7 @@ from lockstep.launch.events import (
     StoppedFound,
     WorkerNotStarted,
 )
-from lockstep.launch.supervision.hangs import STEP, Idle, Late, WorkerView, call_of
+from lockstep.launch.supervision.hangs import STEP, Late, WorkerView, call_of
 from lockstep.launch.supervision.stragglers import Slow, SlowCause
 
 _LONGEST = 600
@@ -159,15 +159,12 @@ def _apart(event: RanApart | NobodyStarted) -> str:
     )
 
 
-def late_message(late: Late | Idle, views: Mapping[int, WorkerView], places: Mapping[int, Frame], now_s: float) -> str:
-    """Two lines: how late the step or call is, and which workers wait for which; `places` are the suspects' stacks.
-
-    If no worker is missing, all of them wait for each other.
-    """
-    if isinstance(late, Idle):
-        who = "the worker does nothing" if len(late.slots) == 1 else f"all {len(late.slots)} workers do nothing"
+def late_message(late: Late, views: Mapping[int, WorkerView], places: Mapping[int, Frame], now_s: float) -> str:
+    """Two lines: how late the step or call is, and which workers wait for which; `places` are the suspects' stacks."""
+    if not late.waiting:
+        who = "the worker does nothing" if len(late.missing) == 1 else f"all {len(late.missing)} workers do nothing"
         headline = f"! step {late.step} does not get on: {who}, since {late.seconds:.0f} s"
-        return f"{headline}\n    {_each(late.slots, views, places, now_s)}"
+        return f"{headline}\n    {_each(late.missing, views, places, now_s)}"
     waiting: dict[str, list[int]] = {}
     for slot in late.waiting:
         waiting.setdefault(_waits_in(views[slot].row), []).append(slot)

@@ -12,7 +12,7 @@ from lockstep.events import Event
 from lockstep.launch.channels.traceback_lines import Frame
 from lockstep.launch.events import CatchUpFound, HangFound, LateFound, SlowFound, StoppedFound
 from lockstep.launch.pool import StackQuery, WorkerPool
-from lockstep.launch.supervision.hangs import HangDetector, Hung, Idle, Late, StoppedWorker, WorkerView
+from lockstep.launch.supervision.hangs import HangDetector, Hung, Late, StoppedWorker, WorkerView
 from lockstep.launch.supervision.stragglers import CaughtUp, StragglerDetector
 
 ANSWER_S = 1.0
@@ -23,7 +23,7 @@ _ENDED = ("Z", "X")
 class PendingReport:
     """A late step or call that is not reported yet: the suspects have until `until_s` to answer with their stacks."""
 
-    finding: Late | Idle
+    finding: Late
     queries: Mapping[int, StackQuery]
     until_s: float
 
@@ -47,7 +47,7 @@ class Watchdog:
         killed: list[int] = []
         for finding in self.hangs.look(now_s, views, self.pool.activity):
             match finding:
-                case Late() | Idle():
+                case Late():
                     self._ask(finding, now_s)
                 case StoppedWorker(slot):
                     self.report(_stopped(finding, views[slot]))
@@ -76,7 +76,7 @@ class Watchdog:
             self.pool.send(slot, signal.SIGKILL)
         return slots
 
-    def _ask(self, finding: Late | Idle, now_s: float) -> None:
+    def _ask(self, finding: Late, now_s: float) -> None:
         sent = {slot: self.pool.ask_stack(slot) for slot in finding.suspects}
         queries = {slot: query for slot, query in sent.items() if query is not None}
         self._pending = PendingReport(finding, queries, now_s + ANSWER_S)
