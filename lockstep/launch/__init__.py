@@ -2,7 +2,7 @@
 
 What others use:
 - `launch`       runs a `job` to its end: opens a pool, and lets a supervisor follow its workers
-- `function`     `lockstep.launch(fn, ...)`: a function on workers, from a notebook
+- `function`     `lockstep.launch(fn, ...)`: a function on workers, from a notebook; `call` is what these run
 - `pool`         the seam: all that the supervisor asks of workers
 - `events`       what the launcher does and sees, as values
 - `scale`        how another process finds the launcher of a run and sets its number of workers

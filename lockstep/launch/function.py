@@ -20,13 +20,13 @@ from typing import Any, TextIO
 
 from lockstep import version
 from lockstep.errors import BadArgument, BadEnvironment, LaunchFailed
+from lockstep.launch.call import CallHeader, cloudpickle, read_value, write_call
 from lockstep.launch.channels.exits import CTRL_C, DONE, TERMINATED
 from lockstep.launch.channels.status import MAX_SLOTS
 from lockstep.launch.host.folder import name_from, new_run_folder
 from lockstep.launch.job import FAULT_BUDGET, Job
 from lockstep.launch.launch import LaunchOutcome, launch
 from lockstep.launch.supervision.messages import failure_sentence
-from lockstep.launch.worker.call import CallHeader, cloudpickle, read_value, write_call
 from lockstep.settings.environment import process_environment
 
 OPTIONS = ("lanes", "seed", "threads", "device", "strategy", "load_once", "spares", "copies", "fault_budget", "hang_s",
@@ -132,7 +132,7 @@ def _job(folder: Path, run_dir: Path, n: int, options: Mapping[str, Any]) -> Job
     if "checkpoints" in given:
         given["checkpoints"] = Path(given["checkpoints"])
     return Job(
-        program="lockstep.launch.worker.call",
+        program="lockstep.launch.call",
         run_dir=run_dir,
         module=True,
         arguments=(str(folder),),

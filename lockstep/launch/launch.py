@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lockstep.events import Events, Subscriber
 from lockstep.launch.channels.exits import CTRL_C, DONE, ENVIRONMENT, TERMINATED, USER_ERROR, WORKER_LOST
@@ -92,27 +92,19 @@ def launch(
             saved, num_steps = any(row.saved for row in rows), max((row.step for row in rows), default=0)
             ran_apart = end is None and supervisor.ran_apart
             events.step = supervisor.num_steps
-    outcome = LaunchOutcome(
-        _exit_code(end),
-        end.first if isinstance(end, Over) else None,
-        0.0,
-        saved,
-        supervisor.turned_away,
-        tuple(pool.obstacles),
-        num_steps,
-        len(supervisor.interrupts) > 1,
-    )
-    if shown.error is not None and not isinstance(end, Over):
+    first = end.first if isinstance(end, Over) else None
+    exit_code, obstacles = _exit_code(end), tuple(pool.obstacles)
+    if shown.error is not None and first is None:
+        exit_code = ENVIRONMENT
         events.emit(OutputLost, shown.error.strerror or str(shown.error), supervisor.num_workers, str(job.run_dir))
-        outcome = LaunchOutcome(ENVIRONMENT, None, 0.0, saved)
     elif ran_apart:
+        exit_code = USER_ERROR
         events.emit(RanApart, supervisor.num_workers)
-        outcome = LaunchOutcome(USER_ERROR, None, 0.0)
     elif isinstance(end, signal.Signals):
         events.emit(RunInterrupted, end.name, supervisor.num_workers, str(job.run_dir))
-    outcome = replace(outcome, seconds=time.monotonic() - began_s)
-    events.emit(LaunchEnded, outcome.exit_code, outcome.seconds)
-    return outcome
+    at_once, seconds = len(supervisor.interrupts) > 1, time.monotonic() - began_s
+    events.emit(LaunchEnded, exit_code, seconds)
+    return LaunchOutcome(exit_code, first, seconds, saved, supervisor.turned_away, obstacles, num_steps, at_once)
 
 
 def _exit_code(end: signal.Signals | Over | None) -> int:

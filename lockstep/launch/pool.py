@@ -34,7 +34,7 @@ class ExitStatus:
         """From the exit code of a process, or minus the signal that killed it."""
         if code >= 0:
             return cls(str(code))
-        kind = signal_name(-code)
+        kind = next((signum.name for signum in signal.Signals if signum == -code), f"signal {-code}")
         return cls(kind, True, "out of memory" if kind == "SIGKILL" and is_for_memory() else "")
 
     @property
@@ -140,8 +140,3 @@ def speaking_slot(rows: Mapping[int, StatusRow]) -> int | None:
     newest = max((row.generation for row in rows.values()), default=0)
     ranks = {row.rank: slot for slot, row in rows.items() if row.generation == newest}
     return ranks.get(0) if newest else None
-
-
-def signal_name(number: int) -> str:
-    """Its name for an `ExitStatus`."""
-    return next((signum.name for signum in signal.Signals if signum == number), f"signal {number}")

@@ -24,13 +24,11 @@ from lockstep.launch.supervision.decisions import (
     Restart,
     SendSignal,
     StartJoiner,
-    SupervisorState,
     decide,
-    initial_state,
     judge,
-    restarted_state,
 )
 from lockstep.launch.supervision.messages import message
+from lockstep.launch.supervision.supervisor_state import SupervisorState, initial_state, restarted_state
 
 
 def member(slot: int, generation: int = 1) -> StatusRow:

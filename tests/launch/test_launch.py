@@ -452,7 +452,7 @@ def test_a_launch_gives_back_the_signal_handlers_it_found(bench):
 
 def test_help_and_the_launcher_do_without_torch_and_rich():
     check = (
-        "import sys, lockstep.cli.main, lockstep.cli.run, lockstep.launch.launch, lockstep.launch.worker;"
+        "import sys, lockstep.cli.main, lockstep.cli.run, lockstep.launch.launch, lockstep.launch.worker.__main__;"
         "print({'torch', 'rich'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", check], cwd=REPOSITORY, capture_output=True, text=True)

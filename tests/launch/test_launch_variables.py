@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.errors import BadEnvironment
-from lockstep.launch.host.memory import MemoryKills
+from lockstep.launch.host.resources import MemoryKills
 from lockstep.launch.job import Job
 from lockstep.settings.environment import find_place, read_overrides
 from lockstep.settings.environments.lockstep_run import Bootstrap, bootstrap, variables

@@ -29,6 +29,11 @@ class CopyRequest:
     output_fd: int
     control_fd: int
 
+    def close(self) -> None:
+        """In the original: both files are the copy's, or nobody's."""
+        os.close(self.output_fd)
+        os.close(self.control_fd)
+
 
 @dataclass(frozen=True)
 class CopyStarted:
@@ -45,16 +50,32 @@ class CopyDeclined:
     why: str
 
 
-class Control:
-    """The worker's end. Only `await_request` waits."""
+class ControlEnd:
+    """One end of the socket. It never waits, except in `await_message`."""
 
-    def __init__(self, fd: int) -> None:
-        self._socket = socket.socket(fileno=fd)
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
         self._socket.setblocking(False)
-        os.set_inheritable(fd, False)
 
     def fileno(self) -> int:
         return self._socket.fileno()
+
+    def await_message(self, within_s: float) -> None:
+        """Returns when there is a message, when the other end is closed, or after `within_s`."""
+        poll = select.poll()
+        poll.register(self, select.POLLIN)
+        poll.poll(within_s * 1000)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Control(ControlEnd):
+    """The worker's end."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(socket.socket(fileno=fd))
+        os.set_inheritable(fd, False)
 
     def asked(self) -> CopyRequest | None:
         """The launcher's next request, if there is one; takes 2 us if not."""
@@ -69,9 +90,7 @@ class Control:
 
     def await_request(self, within_s: float) -> CopyRequest | None:
         """The launcher's next request; None if there is none `within_s`."""
-        poll = select.poll()
-        poll.register(self, select.POLLIN)
-        poll.poll(within_s * 1000)
+        self.await_message(within_s)
         return self.asked()
 
     def report_started(self) -> None:
@@ -82,27 +101,17 @@ class Control:
             os._exit(1)
 
     def decline(self, request: CopyRequest, why: str) -> None:
-        os.close(request.output_fd)
-        os.close(request.control_fd)
-        self._send({"slot": request.slot, "why": why})
-
-    def _send(self, message: Mapping[str, object]) -> None:
+        request.close()
         with suppress(BlockingIOError, ConnectionError):  # workers end with their launcher anyway
-            self._socket.send(json.dumps(message).encode())
-
-    def close(self) -> None:
-        self._socket.close()
+            self._socket.send(json.dumps({"slot": request.slot, "why": why}).encode())
 
 
-class ControlLine:
+class ControlLine(ControlEnd):
     """The launcher's end; until `close_worker_end`, also the worker's."""
 
     def __init__(self) -> None:
-        self._socket, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.setblocking(False)
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
+        ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        super().__init__(ours)
 
     @property
     def worker_fd(self) -> int:
@@ -134,11 +143,9 @@ class ControlLine:
 
     def await_answer(self, within_s: float) -> CopyStarted | CopyDeclined | None:
         """The worker's next message; None if the worker has ended, or says nothing `within_s`."""
-        poll = select.poll()
-        poll.register(self, select.POLLIN)
-        poll.poll(within_s * 1000)
+        self.await_message(within_s)
         return self.answer()
 
     def close(self) -> None:
-        self._socket.close()
+        super().close()
         self._theirs.close()

@@ -14,9 +14,9 @@ from lockstep.errors import BadEnvironment
 from lockstep.launch.channels.failure import Failure, NoticePipe, clear_report, read_report
 from lockstep.launch.channels.stacks import STACK_SIGNAL, StackFile
 from lockstep.launch.channels.status import StatusPage
-from lockstep.launch.host.memory import MemoryKills
 from lockstep.launch.host.orphans import OrphanGuard
 from lockstep.launch.host.processes import Activity, activity, await_end, members, process_state, survives_signal
+from lockstep.launch.host.resources import MemoryKills
 from lockstep.launch.pool import ExitStatus, WorkerEvent
 from lockstep.launch.pools.output import Tee
 from lockstep.launch.pools.process import KILL_WAIT_S, WorkerProcess

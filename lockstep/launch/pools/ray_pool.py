@@ -32,7 +32,7 @@ from lockstep.launch.host.addresses import is_loopback
 from lockstep.launch.host.processes import Activity
 from lockstep.launch.host.signals import LauncherSignals
 from lockstep.launch.job import RESUME, Job
-from lockstep.launch.pool import ExitStatus, OpenPool, WorkerEvent, speaking_slot
+from lockstep.launch.pool import OpenPool, WorkerEvent, speaking_slot
 from lockstep.launch.pools.hosted_worker import StartedWorker, WorkerNews, WorkerOrder
 from lockstep.launch.pools.output import Logs
 from lockstep.launch.pools.ray_actors import ActorAnswers, Reservation, Reservations, kill_actors
@@ -231,11 +231,14 @@ class RayPool:
         is_reported = worker.report is not None
         self._take(worker, news)
         if news.status is not None:
-            self._see_end(worker, news.status)
-            return
-        if worker.report is not None and not is_reported:
-            self._events.append(worker.event())
-        self._ask_for_news(worker)
+            worker.log.end(worker.report)
+            self._events.append(worker.event(news.status, news.ended_s + worker.offset_ns / 1e9))
+            del self._workers[worker.slot]
+            self._end_and_forget(worker)
+        else:
+            if worker.report is not None and not is_reported:
+                self._events.append(worker.event())
+            self._ask_for_news(worker)
 
     def _take(self, worker: RayWorker, news: WorkerNews) -> None:
         worker.take(news)
@@ -250,12 +253,6 @@ class RayPool:
             worker.log.write(news.output)
             if worker is self._speaker:
                 self._show(news.output)
-
-    def _see_end(self, worker: RayWorker, status: ExitStatus) -> None:
-        worker.log.end(worker.report)
-        self._events.append(worker.event(status, worker.news.ended_s + worker.offset_ns / 1e9))
-        del self._workers[worker.slot]
-        self._end_and_forget(worker)
 
     # -- what is known of them -----------------------------------------------------------------------------------
 

@@ -164,14 +164,6 @@ class Copies:
             )
 
 
-@dataclass(frozen=True)
-class Spare:
-    """A process that can become a worker, and the pipe to it."""
-
-    process: WorkerProcess
-    part_fd: int
-
-
 class Spares:
     """Owns the spares of a launch.
 
@@ -181,7 +173,8 @@ class Spares:
     def __init__(self, guard: OrphanGuard, make: Callable[[int], WorkerProcess]) -> None:
         """`make` starts a process that reads its variables from the given pipe."""
         self._guard, self._make = guard, make
-        self._waiting: list[Spare] = []
+        self._waiting: list[tuple[WorkerProcess, int]] = []
+        """Each with the pipe to it."""
 
     def keep(self, number: int) -> None:
         """Starts or ends spares until `number` wait. One that cannot be started is left out."""
@@ -194,20 +187,20 @@ class Spares:
     def take(self, variables: Mapping[str, str]) -> WorkerProcess | None:
         """A live spare, which has been sent the variables of the worker that it becomes; None if there is none."""
         while self._waiting:
-            spare = self._waiting.pop(0)
+            process, part_fd = self._waiting.pop(0)
             try:
-                os.write(spare.part_fd, json.dumps(dict(variables)).encode())
+                os.write(part_fd, json.dumps(dict(variables)).encode())
             except BrokenPipeError:
-                self._end([spare])
+                self._end([(process, part_fd)])
             else:
-                os.close(spare.part_fd)
-                return spare.process
+                os.close(part_fd)
+                return process
         return None
 
     def close(self) -> None:
         self.keep(0)
 
-    def _start(self) -> Spare:
+    def _start(self) -> tuple[WorkerProcess, int]:
         reader, writer = os.pipe()
         try:
             process = self._make(reader)
@@ -217,13 +210,13 @@ class Spares:
         finally:
             os.close(reader)
         self._guard.note(process.group)
-        return Spare(process, writer)
+        return process, writer
 
-    def _end(self, spares: Sequence[Spare]) -> None:
-        for spare in spares:
-            spare.process.send_to_group(signal.SIGKILL)
-            os.close(spare.part_fd)
-        await_end([spare.process.pid for spare in spares], SPARE_END_S)
-        for spare in spares:
-            self._guard.clear(spare.process.group)
-            spare.process.reap()
+    def _end(self, spares: Sequence[tuple[WorkerProcess, int]]) -> None:
+        for process, part_fd in spares:
+            process.send_to_group(signal.SIGKILL)
+            os.close(part_fd)
+        await_end([process.pid for process, _ in spares], SPARE_END_S)
+        for process, _ in spares:
+            self._guard.clear(process.group)
+            process.reap()

@@ -1,7 +1,8 @@
 """What decides and reports: it asks any pool, and starts nothing itself.
 
 Decide (pure, tested without a process):
-- `decisions`    what follows from an event: which worker is replaced, when all start again, when the run is over
+- `decisions`    what follows from an event: which worker is replaced, when all start again, when the run is over.
+  `supervisor_state`: what it knows meanwhile
 - `hangs`        which worker is stopped, late or hung; `stragglers`: which is slow, and with what
 
 Do:

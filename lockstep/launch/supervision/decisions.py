@@ -5,10 +5,6 @@
 # slot with a joiner. When no member can go on (no generation was formed yet, the last member is gone, or a survivor
 # reports that it could not recover) there is a *crisis*: nothing is started any more, the others get a moment to
 # report, and then `judge` decides whether all workers start again or the run is over.
-
-# Note [The fault budget]
-# A lost worker costs one of the budget. A step that is committed for the first time gives one back, up to the whole. So
-# a run that makes progress survives any number of losses, and one that only loses workers ends.
 """
 
 import signal
@@ -21,6 +17,7 @@ from lockstep.launch import events
 from lockstep.launch.channels.failure import EXITED, Failure, first_failure
 from lockstep.launch.channels.status import Phase, StatusRow
 from lockstep.launch.supervision.messages import count
+from lockstep.launch.supervision.supervisor_state import SupervisorState, Worker, refilled
 from lockstep.settings.environments.place import LOOPBACK
 
 # Workers that all leave with the script's own exit code do so within this time, and none of them is replaced.
@@ -46,6 +43,10 @@ class Failed:
 
     failure: Failure
     ended: bool = True
+
+    @property
+    def slot(self) -> int:
+        return self.failure.rank
 
 
 @dataclass(frozen=True)
@@ -103,57 +104,6 @@ Action = Report | StartJoiner | SendSignal | Dismiss
 
 
 @dataclass(frozen=True)
-class Worker:
-    """A worker that has not failed. A joiner was started after the founders, and must be admitted."""
-
-    joiner: bool = False
-    leaving: bool = False
-    condemned: bool = False
-
-
-@dataclass(frozen=True)
-class SupervisorState:
-    """All that the supervisor knows, apart from the page."""
-
-    wanted: int
-    fault_budget: int
-    workers: Mapping[int, Worker] = field(default_factory=dict)
-    given_up: frozenset[int] = frozenset()
-    """Slots whose joiner failed in a way that would repeat."""
-    num_misplaced: int = 0
-    """Joiners that did not find their place in the script."""
-    turned_away: tuple[Failure, ...] = ()
-    """Joiners that reported why they cannot take part."""
-    exits: Mapping[int, Failure] = field(default_factory=dict)
-    """Members that left with an exit code of their own just now: losses, unless the others do so too."""
-    finished: bool = False
-    """A worker has finished the script: no more workers are started."""
-    failures: tuple[Failure, ...] = ()
-    """Not empty: there is a crisis. See Note [Who goes on]."""
-    waited: frozenset[int] = frozenset()
-    """Slots that failed while they waited for the others in a call. If a worker was lost, that is the cause."""
-    unreported: tuple[Failure, ...] = ()
-    """Losses of the crisis that are reported only if all workers start again."""
-    num_killed: int = 0
-    """Since the workers were last started from the top."""
-    num_lost: int = 0
-    num_faults: int = 0
-    """What is used of the budget. See Note [The fault budget]."""
-    num_steps: int | None = None
-    """How many steps were ever committed; None while none was."""
-    losses: Mapping[int | None, frozenset[tuple[int, int]]] = field(default_factory=dict)
-    """By step: the attempts (start, generation) that have cost workers. Under None: each loss before the first step."""
-    num_starts: int = 1
-    exhausted: str = ""
-    """Why the run cannot survive this loss, if it cannot."""
-
-    @property
-    def done(self) -> bool:
-        """Whether no worker has anything left to do."""
-        return not self.workers and not self.exits and not self.failures
-
-
-@dataclass(frozen=True)
 class Restart:
     """All workers are ended and started again: from the newest checkpoint, if a step was ever committed.
 
@@ -170,27 +120,9 @@ class Over:
     why: str = ""
 
 
-def initial_state(wanted: int, fault_budget: int) -> SupervisorState:
-    """The state when the founders have just been started."""
-    return SupervisorState(wanted, fault_budget, workers={slot: Worker() for slot in range(wanted)})
-
-
-def restarted_state(state: SupervisorState) -> SupervisorState:
-    """The state when all workers have been started again: only faults are kept."""
-    fresh = initial_state(state.wanted, state.fault_budget)
-    return replace(
-        fresh,
-        num_lost=state.num_lost,
-        num_faults=state.num_faults,
-        num_steps=state.num_steps,
-        losses=state.losses,
-        num_starts=state.num_starts + 1,
-    )
-
-
 def decide(state: SupervisorState, event: Event, page: Page) -> tuple[SupervisorState, list[Action]]:
     """The state after the event, and the actions. `page` has the rows of all workers, the ended one's too."""
-    case = _Case(_refilled(state, page), page)
+    case = _Case(refilled(state, page.values()), page)
     case.learn(event)
     if not case.state.failures:
         case.dismiss_useless()
@@ -218,16 +150,6 @@ def empty_slots(state: SupervisorState) -> set[int]:
     }
 
 
-def _refilled(state: SupervisorState, page: Page) -> SupervisorState:
-    """See Note [The fault budget]. The first step that is seen need not be the first that was made."""
-    committed = [row.step for row in page.values() if row.is_member and row.committed_ns]
-    num_steps = max([*committed, *([] if state.num_steps is None else [state.num_steps])], default=None)
-    if num_steps is None or num_steps == state.num_steps:
-        return state
-    gained = 1 if state.num_steps is None else num_steps - state.num_steps
-    return replace(state, num_steps=num_steps, num_faults=max(0, state.num_faults - gained))
-
-
 @dataclass
 class _Case:
     """One event while it is decided on: the state so far, the workers' rows, and the actions until now."""
@@ -243,10 +165,10 @@ class _Case:
         match event:
             case Finished(slot) if slot in state.workers:
                 self._finish(slot, self._remove(slot))
-            case Failed(failure, ended) if failure.rank in state.workers:
+            case Failed(failure, ended) if event.slot in state.workers:
                 self._fail(failure, ended)
             case Rescaled(wanted):
-                self._report(events.RunScaled(state.wanted, wanted, **_of_run(state)))
+                self._report(events.RunScaled(state.wanted, wanted, **stamp_of_run(state)))
                 self._set(wanted=wanted, given_up=frozenset(), num_misplaced=0)
             case Condemned(slot) if slot in state.workers:
                 self._change(slot, condemned=True)
@@ -300,7 +222,7 @@ class _Case:
         self._report(events.JoinerMisplaced(failure, **_of(failure)))
         self._set(num_misplaced=self.state.num_misplaced + 1, turned_away=(*self.state.turned_away, failure))
         if self.state.num_misplaced == MISPLACED_TRIES:
-            self._report(events.JoinersGivenUp(MISPLACED_TRIES, **_of_run(self.state)))
+            self._report(events.JoinersGivenUp(MISPLACED_TRIES, **stamp_of_run(self.state)))
 
     def _lose(self, failure: Failure, worker: Worker, is_survived: bool = False) -> None:
         """`is_survived`: other workers have finished the script without it, and have ended."""
@@ -385,7 +307,7 @@ class _Case:
                 self._remove(slot)
                 self.actions.append(Dismiss(slot))
         if leaving:
-            self._report(events.LeavingAsked(tuple(leaving), self.state.wanted, **_of_run(self.state)))
+            self._report(events.LeavingAsked(tuple(leaving), self.state.wanted, **stamp_of_run(self.state)))
 
     def _members(self) -> list[int]:
         """The workers that can go on and admit others: not those that the watchdog has killed."""
@@ -422,6 +344,6 @@ def _of(failure: Failure) -> dict[str, int]:
     return {"worker": failure.rank, "step": failure.step or 0}
 
 
-def _of_run(state: SupervisorState) -> dict[str, int]:
+def stamp_of_run(state: SupervisorState) -> dict[str, int]:
     """What an event about the whole run is stamped with."""
     return {"worker": events.LAUNCHER, "step": state.num_steps or 0}

@@ -6,29 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 
 from lockstep.errors import explained
 from lockstep.events import Event, Note
+from lockstep.launch import events
 from lockstep.launch.channels.failure import EXITED, KILLED, QUIT, RAISED, Failure
 from lockstep.launch.channels.status import Collective, Phase, StatusRow
 from lockstep.launch.channels.traceback_lines import Frame
-from lockstep.launch.events import (
-    CatchUpFound,
-    HangFound,
-    JoinerLost,
-    JoinerMisplaced,
-    JoinersGivenUp,
-    LateFound,
-    LeavingAsked,
-    MemberLost,
-    NobodyStarted,
-    OutputLost,
-    RanApart,
-    RunFailed,
-    RunInterrupted,
-    RunRestarted,
-    RunScaled,
-    SlowFound,
-    StoppedFound,
-    WorkerNotStarted,
-)
 from lockstep.launch.supervision.hangs import STEP, Late, WorkerView, call_of
 from lockstep.launch.supervision.stragglers import Slow, SlowCause
 
@@ -44,6 +25,9 @@ _ADVICE = {
     SlowCause.COMPUTE: "look for another load on its cores; with rebalancing, and enough lanes, some move away",
     SlowCause.OTHER: "look at what it alone does between steps, such as evaluating, saving or logging",
 }
+
+
+Found = events.HangFound | events.LateFound | events.StoppedFound | events.SlowFound | events.CatchUpFound
 
 
 class LauncherConsole:
@@ -62,64 +46,62 @@ def message(event: Event) -> str:
     match event:
         case Note(text=text):
             return text
-        case RunFailed():
+        case events.RunFailed():
             return _failure(event)
-        case RunInterrupted():
+        case events.RunInterrupted():
             by = "Ctrl-C" if event.signal == "SIGINT" else event.signal
             return f"✗ stopped by {by}; {_all_ended(event.num_workers, event.folder)}"
-        case OutputLost():
+        case events.OutputLost():
             return f"✗ the output cannot be written: {event.reason}; {_all_ended(event.num_workers, event.folder)}"
-        case RanApart() | NobodyStarted():
+        case events.RanApart() | events.NobodyStarted():
             return _apart(event)
-        case HangFound() | LateFound() | StoppedFound() | SlowFound() | CatchUpFound():
-            return _found(event)
-    return _change(event)
+    return _found(event) if isinstance(event, Found) else _change(event)
 
 
 def _change(event: Event) -> str:
     """Of workers that were lost, come, leave or start again."""
     match event:
-        case MemberLost():
+        case events.MemberLost():
             return f"! {_headline(event.failure)}"
-        case JoinerLost():
+        case events.JoinerLost():
             again = "tried again" if event.is_retried else "not tried again"
             return f"! {_headline(event.failure)}, before it had joined: {again}"
-        case JoinerMisplaced() if event.failure.message:
+        case events.JoinerMisplaced() if event.failure.message:
             return f"! worker {event.worker} gives its place up: {event.failure.message}"
-        case JoinersGivenUp():
+        case events.JoinersGivenUp():
             misplaced = f"{event.num_misplaced} new workers have not found their place in the script"
             return f"  {misplaced}: no more are started, and the others go on"
-        case WorkerNotStarted():
+        case events.WorkerNotStarted():
             return f"! {event.reason}; the others go on without it"
-        case RunScaled() if event.num_wanted > event.num_before:
+        case events.RunScaled() if event.num_wanted > event.num_before:
             more = count(event.num_wanted - event.num_before, "more worker")
             return f"  {more} will join: {event.num_wanted} wanted"
-        case LeavingAsked():
+        case events.LeavingAsked():
             verb = "leaves" if len(event.slots) == 1 else "leave"
             return f"  {listed(event.slots, 'worker')} {verb} after the step: {event.num_wanted} wanted"
-        case RunRestarted():
+        case events.RunRestarted():
             return _restart(event)
     return ""
 
 
-def _found(event: HangFound | LateFound | StoppedFound | SlowFound | CatchUpFound) -> str:
+def _found(event: Found) -> str:
     """What the watchdog has found."""
     match event:
-        case LateFound():
+        case events.LateFound():
             return late_message(event.finding, event.views, event.places, event.time_s)
-        case HangFound():
+        case events.HangFound():
             return hung_message(event)
-        case SlowFound():
+        case events.SlowFound():
             return slow_message(event.finding)
-        case CatchUpFound():
+        case events.CatchUpFound():
             return f"  worker {event.worker} has caught up: it is not slow any more"
-        case StoppedFound():
+        case events.StoppedFound():
             moment = f" at step {event.step}" if event.is_member else ""
             stopped = f"worker {event.worker} ({event.worker_id}) is stopped{moment}"
             return f"! {stopped} (state T, since {event.seconds:.1f} s): it is ended and replaced"
 
 
-def _failure(event: RunFailed) -> str:
+def _failure(event: events.RunFailed) -> str:
     """What failed and where, why that ends the run, how the others are, and where the log is."""
     failure, why = event.failure, [f"  {event.why}"] if event.why else []
     lines = [f"✗ {_headline(failure)}", *_places(failure.frames), *_hint(failure), *why]
@@ -133,7 +115,7 @@ def failure_sentence(failure: Failure) -> str:
     return f"{_headline(failure)}{where}"
 
 
-def _restart(event: RunRestarted) -> str:
+def _restart(event: events.RunRestarted) -> str:
     workers = "the worker starts" if event.num_workers == 1 else f"all {event.num_workers} workers start"
     if not event.has_trained:
         return f"  no step was made yet: {workers} again"
@@ -145,9 +127,9 @@ def _all_ended(num_workers: int, folder: str) -> str:
     return f"{workers} ended. Logs: {folder}"
 
 
-def _apart(event: RanApart | NobodyStarted) -> str:
+def _apart(event: events.RanApart | events.NobodyStarted) -> str:
     """Of workers of which none has called `lockstep.start`."""
-    if isinstance(event, NobodyStarted):
+    if isinstance(event, events.NobodyStarted):
         return (
             f"! nobody has called lockstep.start for {event.seconds:.0f} s: without it each of the "
             f"{event.num_workers} workers runs the whole script by itself"
@@ -173,7 +155,7 @@ def late_message(late: Late, views: Mapping[int, WorkerView], places: Mapping[in
     return f"! {_late_what(late)}\n    waiting: {waits}    missing: {missing}"
 
 
-def hung_message(hung: HangFound) -> str:
+def hung_message(hung: events.HangFound) -> str:
     """One line, after the `late_message` that has named the suspects."""
     for_s = f"for {hung.seconds:.0f} s (--hang-s)"
     if not hung.is_all:

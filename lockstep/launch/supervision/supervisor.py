@@ -6,41 +6,16 @@ from collections.abc import Callable
 
 from lockstep.errors import BadEnvironment
 from lockstep.events import Events
+from lockstep.launch import events
 from lockstep.launch.channels.failure import EXITED, KILLED, Failure
 from lockstep.launch.channels.status import StatusRow
-from lockstep.launch.events import (
-    LAUNCHER,
-    NobodyStarted,
-    RunRestarted,
-    WorkerExited,
-    WorkerNotStarted,
-    WorkersSeen,
-    WorkerStarted,
-)
 from lockstep.launch.host.signals import SCALE, LauncherSignals
 from lockstep.launch.job import Job
 from lockstep.launch.pool import ExitStatus, WorkerEvent, WorkerPool
 from lockstep.launch.scale import read_wanted
-from lockstep.launch.supervision.decisions import (
-    Condemned,
-    Dismiss,
-    Event,
-    Failed,
-    Finished,
-    Looked,
-    Over,
-    Report,
-    Rescaled,
-    SendSignal,
-    StartJoiner,
-    decide,
-    empty_slots,
-    initial_state,
-    judge,
-    member_lost,
-    restarted_state,
-)
+from lockstep.launch.supervision import decisions
 from lockstep.launch.supervision.hangs import HangDetector
+from lockstep.launch.supervision.supervisor_state import initial_state, restarted_state
 from lockstep.launch.supervision.watchdog import Watchdog
 from lockstep.settings.environments.stop_signals import ENGINE_GRACE_S
 
@@ -94,7 +69,7 @@ class Supervisor:
         self._is_together = self._is_together or bool(self._pool.rows())
         return not self._is_together
 
-    def run(self) -> signal.Signals | Over | None:
+    def run(self) -> signal.Signals | decisions.Over | None:
         """Runs the job to its end. Returns the signal or failure that ended it; None if every worker finished."""
         self._start()
         while True:
@@ -105,12 +80,12 @@ class Supervisor:
                 return self._interrupt()
             if self._state.done:
                 return None
-            verdict = judge(self._state)
-            if isinstance(verdict, Over):
+            verdict = decisions.judge(self._state)
+            if isinstance(verdict, decisions.Over):
                 return verdict
             self._restart()
 
-    def num_well(self, over: Over) -> int:
+    def num_well(self, over: decisions.Over) -> int:
         """How many workers were well when the run was over, those included that only reported another's failure."""
         failed = {over.first.rank, *(failure.rank for failure in over.others)}
         return sum(failure.secondary for failure in over.others) + len(self._pool.running.keys() - failed)
@@ -125,20 +100,16 @@ class Supervisor:
 
     # -- reporting ---------------------------------------------------------------------------------------------
 
-    def _of_run(self) -> dict[str, int]:
-        """What an event about the whole run is stamped with."""
-        return {"worker": LAUNCHER, "step": self.num_steps}
-
     def _report_start(self, slot: int, joins: bool) -> None:
         replaces = slot in self._used_slots
         self._used_slots.add(slot)
-        self._events.publish(WorkerStarted(joins, replaces, worker=slot, step=self.num_steps))
+        self._events.publish(events.WorkerStarted(joins, replaces, worker=slot, step=self.num_steps))
 
     def _report_exit(self, event: WorkerEvent, status: ExitStatus) -> None:
         row = self._pool.row(event.slot)
         reason = self._watchdog.condemned.get(event.id, status.reason)
         step = row.step if row.is_member else 0
-        self._events.publish(WorkerExited(status.kind, status.is_killed, reason, worker=event.slot, step=step))
+        self._events.publish(events.WorkerExited(status.kind, status.is_killed, reason, worker=event.slot, step=step))
 
     # -- following the workers ---------------------------------------------------------------------------------
 
@@ -149,26 +120,26 @@ class Supervisor:
             self._learn(self._wait(min(WAKE_S, deadline_s - now_s)))
 
     def _wait(self, within_s: float) -> list[WorkerEvent]:
-        events = self._pool.wait(within_s)
+        happened = self._pool.wait(within_s)
         signals = self._signals.take()
         self._is_scale_requested |= SCALE in signals
         self.interrupts += [signum for signum in signals if signum != SCALE]
-        return events
+        return happened
 
-    def _learn(self, events: list[WorkerEvent]) -> None:
+    def _learn(self, happened: list[WorkerEvent]) -> None:
         """Decides on each event, and performs what follows from it."""
         if self._is_scale_requested:
             self._is_scale_requested = False
-            self._decide(Rescaled(read_wanted(self._job.run_dir) or self._state.wanted))
-        for event in sorted(events, key=_urgency):
+            self._decide(decisions.Rescaled(read_wanted(self._job.run_dir) or self._state.wanted))
+        for event in sorted(happened, key=_urgency):
             if event.status is not None:
                 self._report_exit(event, event.status)
             if event.status is not None and event.slot in self._pool.running:
                 continue  # it was dismissed, and another worker runs in its slot
             if event.status is not None and event.status.is_clean and not self._pool.row(event.slot).is_in_run:
-                self._decide(Finished(event.slot))
+                self._decide(decisions.Finished(event.slot))
             else:
-                self._decide(Failed(self._failure(event), ended=event.status is not None))
+                self._decide(decisions.Failed(self._failure(event), ended=event.status is not None))
         if (now_s := time.monotonic()) >= self._next_look_s:
             self._next_look_s = now_s + WAKE_S
             self._look(now_s)
@@ -177,17 +148,19 @@ class Supervisor:
         """Runs a few times a second, however many events there are."""
         if self.ran_apart and not self._has_warned_apart and now_s - self._began_s > UNSTARTED_S:
             self._has_warned_apart = True
-            self._events.publish(NobodyStarted(self._state.wanted, UNSTARTED_S, **self._of_run()))
+            self._events.publish(
+                events.NobodyStarted(self._state.wanted, UNSTARTED_S, **decisions.stamp_of_run(self._state))
+            )
         if not self._state.failures:
             joiners = {slot for slot, worker in self._state.workers.items() if worker.joiner}
             for slot in self._watchdog.look(now_s, joiners):
-                self._decide(Condemned(slot))
+                self._decide(decisions.Condemned(slot))
         if now_s >= self._next_seen_s:
             self._next_seen_s = now_s + SEEN_S
             rows = {slot: self._pool.row(slot) for slot in self._pool.running}
-            self._events.publish(WorkersSeen(rows, **self._of_run()))
-        self._decide(Looked(now_s))
-        for slot in empty_slots(self._state):
+            self._events.publish(events.WorkersSeen(rows, **decisions.stamp_of_run(self._state)))
+        self._decide(decisions.Looked(now_s))
+        for slot in decisions.empty_slots(self._state):
             self._pool.give_up(slot)
         if any(self._pool.row(slot).is_member for slot in self._state.workers):
             self._pool.keep_spares(self._job.spares)
@@ -214,22 +187,22 @@ class Supervisor:
 
     # -- doing what was decided --------------------------------------------------------------------------------
 
-    def _decide(self, event: Event) -> None:
-        self._state, actions = decide(self._state, event, self._page_for(event))
+    def _decide(self, event: decisions.Event) -> None:
+        self._state, actions = decisions.decide(self._state, event, self._page_for(event))
         for action in actions:
             match action:
-                case Report(reported):
+                case decisions.Report(reported):
                     self._events.publish(reported)
-                case StartJoiner(slot, endpoints, num_workers):
+                case decisions.StartJoiner(slot, endpoints, num_workers):
                     self._join(slot, endpoints, num_workers)
-                case SendSignal(slot, signum):
+                case decisions.SendSignal(slot, signum):
                     self._pool.send(slot, signum)
-                case Dismiss(slot):
+                case decisions.Dismiss(slot):
                     self._pool.end(slot)
 
-    def _page_for(self, event: Event) -> dict[int, StatusRow]:
+    def _page_for(self, event: decisions.Event) -> dict[int, StatusRow]:
         """The rows of the event's own worker and of those that run; an empty row for every other that has ended."""
-        own = event.failure.rank if isinstance(event, Failed) else event.slot if isinstance(event, Finished) else None
+        own = event.slot if isinstance(event, (decisions.Failed, decisions.Finished)) else None
         ended = self._state.workers.keys() - self._pool.running.keys() - {own}
         known = {*self._state.workers, *([] if own is None else [own])}
         return {slot: StatusRow() if slot in ended else self._pool.row(slot) for slot in known}
@@ -239,8 +212,8 @@ class Supervisor:
         try:
             self._pool.replace(slot, endpoints, num_workers)
         except BadEnvironment as error:
-            self._events.publish(WorkerNotStarted(str(error), worker=slot, step=self.num_steps))
-            self._decide(Finished(slot))
+            self._events.publish(events.WorkerNotStarted(str(error), worker=slot, step=self.num_steps))
+            self._decide(decisions.Finished(slot))
         else:
             self._report_start(slot, joins=True)
 
@@ -253,9 +226,11 @@ class Supervisor:
 
     def _restart(self) -> None:
         for failure in self._state.unreported:
-            self._events.publish(member_lost(failure))
+            self._events.publish(decisions.member_lost(failure))
         has_trained = self._state.num_steps is not None
-        self._events.publish(RunRestarted(self._state.wanted, has_trained, **self._of_run()))
+        self._events.publish(
+            events.RunRestarted(self._state.wanted, has_trained, **decisions.stamp_of_run(self._state))
+        )
         self.end_others()
         self._pool.end_all()
         if not self.interrupts:

@@ -4,5 +4,4 @@
 - `identity`     which worker this process is
 - `fork`         makes one worker out of another; `load_once`: the first one loads torch, and forks the others
 - `spare`        waits, with torch loaded, until it becomes a worker
-- `call`         the function of `lockstep.launch(fn, ...)`, in place of a script
 """

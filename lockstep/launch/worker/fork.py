@@ -12,6 +12,7 @@ import warnings
 
 from lockstep.errors import LockstepError
 from lockstep.launch.channels.control import CopyRequest
+from lockstep.launch.worker import identity
 from lockstep.settings.environment import take_environment
 
 
@@ -19,8 +20,9 @@ class CannotFork(LockstepError):  # noqa: N818
     """The system refused another process, a limit on their number, say. Only this one is there."""
 
 
-def fork_for_launcher() -> tuple[int, int]:
-    """In the original: the new process, and the end of a pipe that is readable when the new one closes its own.
+def fork_for_launcher(request: CopyRequest) -> tuple[int, int]:
+    """In the original, which lets the request's files go: the new process, and the end of a pipe that is readable when
+    the new one closes its own.
 
     In the new process, which has a session of its own: 0, and the other end of that pipe. Raises CannotFork where there
     may be no more processes. See Note [Two forks].
@@ -43,6 +45,7 @@ def fork_for_launcher() -> tuple[int, int]:
     if pid == 0:
         os.close(reader)
         raise CannotFork("there may be no more processes")
+    request.close()
     return pid, reader
 
 
@@ -62,10 +65,11 @@ def _fork_in_between(writer: int) -> int:
     return 0
 
 
-def take_part(request: CopyRequest) -> None:
-    """Output and variables are those of the request from now on."""
+def take_part(request: CopyRequest, *, is_copy: bool) -> None:
+    """This process is the worker of the request from now on, with its output and variables."""
     for stream in (sys.__stdout__, sys.__stderr__):
         if stream is not None:
             os.dup2(request.output_fd, stream.fileno())
     os.close(request.output_fd)
     take_environment(request.variables)
+    identity.settle(is_copy=is_copy)

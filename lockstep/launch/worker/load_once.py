@@ -78,23 +78,20 @@ def _forked(request: CopyRequest, control: Control) -> bool:
         control.decline(request, f"{count} threads were there when torch was loaded")
         return False
     try:
-        pid, pipe = fork_for_launcher()
+        pid, pipe = fork_for_launcher(request)
     except CannotFork as error:
         control.decline(request, str(error))
         return False
     os.close(pipe)
     if pid:
-        os.close(request.output_fd)
-        os.close(request.control_fd)
         return False
     for fd in (boot.listen_fd, int(process_environment()[CONTROL_FD])):  # worker 0's own
         if fd is not None:
             os.close(fd)
     drop_variables(LISTEN_FD)
-    take_part(request)
+    take_part(request, is_copy=False)
     take_environment({CONTROL_FD: str(request.control_fd)})
     own = Control(os.dup(request.control_fd))
     own.report_started()
     own.close()
-    identity.settle()
     return True

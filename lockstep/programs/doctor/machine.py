@@ -18,7 +18,7 @@ from threading import Thread
 
 import psutil
 
-from lockstep.launch.host.control_groups import ControlGroups
+from lockstep.launch.host.resources import ControlGroups
 from lockstep.programs.doctor.checkpoint_trial import try_saving
 from lockstep.programs.doctor.checks import EXTRAS, NEEDED, OURS
 from lockstep.programs.doctor.diagnosis import MiB

@@ -1,20 +1,24 @@
-"""What a container may use: the limits of the control groups that this process is in, of either version.
+"""What this host, and the container, let processes use, and whether the kernel killed one when memory ran out."""
 
-A limit holds for everything below it, so the tightest from the group up to the root counts.
-"""
-
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path, PurePosixPath
 
+import psutil
+
 UNLIMITED = 2**60
 """Version 1 writes "no limit" as a number of about this size or more."""
+RECENT_S = 2.0
 
 
 @dataclass(frozen=True)
 class ControlGroups:
-    """`paths` is /proc/self/cgroup; `root` is where the groups are mounted."""
+    """The control groups that this process is in, of either version.
+
+    A limit holds for everything below it, so the tightest from the group up to the root counts. `paths` is
+    /proc/self/cgroup; `root` is where the groups are mounted.
+    """
 
     paths: str
     root: Path
@@ -51,6 +55,26 @@ class ControlGroups:
                 base = self.root / controller if controllers else self.root
                 group = PurePosixPath(path.lstrip("/"))
                 yield from (base / above for above in (group, *group.parents) if (base / above).is_dir())
+
+
+def free_bytes() -> int:
+    """How much more this host, and the container, let a process take."""
+    free, groups = int(psutil.virtual_memory().available), ControlGroups.of_this_process().memory()
+    return free if groups is None else min(free, groups[1])
+
+
+class MemoryKills:
+    """Notices that the kernel killed a process for memory. `recent` must be called a few times a second."""
+
+    def __init__(self, count: Callable[[], int] = lambda: ControlGroups.of_this_process().memory_kills()) -> None:
+        self._count, self._counted, self._grew_s = count, count(), float("-inf")
+
+    def recent(self, now_s: float) -> bool:
+        """Whether the count has grown in the last moments: a large process takes some time to be gone."""
+        before, self._counted = self._counted, self._count()
+        if self._counted > before:
+            self._grew_s = now_s
+        return now_s - self._grew_s < RECENT_S
 
 
 def _quota(folder: Path) -> float | None:

@@ -1,6 +1,6 @@
 """A function and its arguments as a file for the workers, and what the first of them returned as another.
 
-    python -m lockstep.launch.worker --module lockstep.launch.worker.call FOLDER
+    python -m lockstep.launch.worker --module lockstep.launch.call FOLDER
 
 # Note [Files of a call]
 # Functions of a notebook are in no file that a worker could import: they are pickled (cloudpickle), which is done
