@@ -36,7 +36,6 @@ NO_FILES = {
     "utils.py",  # there is none
     "model/", "model2/",  # what names in `run.state()` begin with
     "step-00000412/",  # a checkpoint
-    "demo-report/report.md",  # written by the demo
 }  # fmt: skip
 NO_MODULES = {"lockstep.noise"}  # a logger
 

@@ -103,16 +103,6 @@ def parse_folder(text: str | Path) -> Path:
 FOLDER = ParsedOption("path", parse_folder)
 
 
-def parse_seconds(text: str | float) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise ValueError(f"{text!r} is not allowed: give seconds, more than 0")
-    return seconds
-
-
 def parse_amount(text: str | float) -> float:
     try:
         amount = float(text)
@@ -121,6 +111,16 @@ def parse_amount(text: str | float) -> float:
     if not 0 <= amount < float("inf"):
         raise ValueError(f"{text!r} is not allowed: give a number, 0 or more")
     return amount
+
+
+def parse_seconds(text: str | float) -> float:
+    try:
+        seconds = parse_amount(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds:
+        raise ValueError(f"{text!r} is not allowed: give seconds, more than 0")
+    return seconds
 
 
 def parse_resume(text: str) -> str:
@@ -302,7 +302,8 @@ def command(
     check_engine(engine, settings["spares"], settings["load_once"])
     (check_module if module else check_script)(program)
     check_assignment(assignment, workers, settings["lanes"])
-    check_workers(workers)
+    if workers > MAX_SLOTS:
+        raise BadArgument(f"--workers {workers} is not allowed: one host runs {MAX_SLOTS} at most")
     note_misplaced_workers(program, settings["arguments"])
     if checkpoint_every is not None:
         parse_every(checkpoint_every)
@@ -464,11 +465,6 @@ def check_assignment(assignment: Assignment | None, workers: int, lanes: int | N
         raise BadArgument(f"--assignment names {count(assignment.num_workers, 'worker')}, but --workers is {workers}")
     if lanes not in (None, assignment.num_lanes):
         raise BadArgument(f"--assignment carries {assignment.num_lanes} lanes, but --lanes is {lanes}")
-
-
-def check_workers(workers: int) -> None:
-    if workers > MAX_SLOTS:
-        raise BadArgument(f"--workers {workers} is not allowed: one host runs {MAX_SLOTS} at most")
 
 
 def make_folder(run_dir: Path | None, program: str) -> Path:

@@ -60,10 +60,6 @@ class Variant:
     dump: bool = False
 
 
-def workers(count: int) -> str:
-    return "1 worker" if count == 1 else f"{count} workers"
-
-
 def run_calm(request: Request, variant: Variant, running: Running) -> RunTrace:
     """Launches one variant, to which nothing happens, and reads what its workers wrote."""
     ran = launched(job_of(request, variant), variant.label, running)
