@@ -246,7 +246,7 @@ def allreduce(
     The sums are first shown to be right. All sizes take about half a minute for each number of workers, in which the
     machine should do nothing else.
     """
-    from lockstep.launch.memory import free_bytes
+    from lockstep.launch.host.resources import free_bytes
     from lockstep.programs.bench.allreduce.plot import draw
 
     refuse_unless_gpu(device, mps=mps)

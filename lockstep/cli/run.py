@@ -19,15 +19,14 @@ from lockstep.cli.streams import complain, discard_output
 from lockstep.errors import BadArgument, BadEnvironment, LockstepError
 from lockstep.events import Subscriber
 from lockstep.lanes import Assignment
-from lockstep.launch.exits import AT_ONCE, CTRL_C, NO_MOMENT, TERMINATED
-from lockstep.launch.folder import name_from, new_run_folder
-from lockstep.launch.hangs import HANG_S
-from lockstep.launch.job import FAULT_BUDGET, write_assignment
+from lockstep.launch.channels.exits import AT_ONCE, CTRL_C, NO_MOMENT, TERMINATED
+from lockstep.launch.channels.status import MAX_SLOTS
+from lockstep.launch.host.folder import name_from, new_run_folder
+from lockstep.launch.job import FAULT_BUDGET, HANG_S, write_assignment
 from lockstep.launch.launch import Job, launch
-from lockstep.launch.local_pool import LocalPool
-from lockstep.launch.messages import count
 from lockstep.launch.pool import OpenPool
-from lockstep.launch.status import MAX_SLOTS
+from lockstep.launch.pools.local_pool import LocalPool
+from lockstep.launch.supervision.messages import count
 from lockstep.observe.history import WorkerHistory
 from lockstep.observe.journal import Journal
 from lockstep.observe.json_lines import only_first
@@ -377,7 +376,7 @@ def pool_on(engine: Mapping[str, Any]) -> OpenPool:
     if "--on" not in engine:
         return LocalPool
     try:
-        ray_pool = importlib.import_module("lockstep.launch.ray_pool")
+        ray_pool = importlib.import_module("lockstep.launch.pools.ray_pool")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != "ray":
             raise

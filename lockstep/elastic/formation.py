@@ -29,9 +29,9 @@ from lockstep.errors import Disagreement, WorkerLost
 from lockstep.events import Copied, Events, GenerationFormed, JoinBegan, RecoveryBegan
 from lockstep.gradients.record import StepRecord, StepRequest
 from lockstep.lanes import Assignment
-from lockstep.launch.control import Control
-from lockstep.launch.exits import LEFT_OUT, OutOfPlace
-from lockstep.launch.status import NoStatus, StatusWriter, Trait
+from lockstep.launch.channels.control import Control
+from lockstep.launch.channels.exits import LEFT_OUT, OutOfPlace
+from lockstep.launch.channels.status import NoStatus, StatusWriter, Trait
 from lockstep.script.places import Places
 from lockstep.state.run_state import RunState
 from lockstep.state.transfer import help_to_send, helpers_of, receive_snapshot, send_snapshot
@@ -110,7 +110,7 @@ class Formation:
         return found if len(found) < len(members) else []
 
     def _copier(self, elasticity: Elasticity | None) -> Copier | None:
-        """See Note [Replacement by a copy] in launch/control.py."""
+        """See Note [Replacement by a copy] in launch/channels/control.py."""
         if elasticity is None or elasticity.control is None:
             return None
         recovery, port = elasticity.recovery, elasticity.store_port

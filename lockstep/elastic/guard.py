@@ -23,7 +23,7 @@ from lockstep.events import Events, Wait
 from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.record import StepRecord, StepRequest
 from lockstep.lanes import present_lanes
-from lockstep.launch.exits import TERMINATED, OutOfPlace
+from lockstep.launch.channels.exits import TERMINATED, OutOfPlace
 from lockstep.script.places import Places
 from lockstep.state.run_state import RunState, load_models
 from lockstep.state.transfer import receive_snapshot, send_snapshot

@@ -12,7 +12,7 @@ from typing import Literal
 
 from lockstep.errors import BadArgument, BadEnvironment
 from lockstep.events import NoiseMeasured
-from lockstep.launch.messages import count
+from lockstep.launch.supervision.messages import count
 from lockstep.observe.noise_lines import RECENT, advice_on, seen, usual
 from lockstep.observe.recorder import FILE, event_of
 from lockstep.optim.noise.advice import Advice

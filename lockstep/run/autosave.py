@@ -15,7 +15,7 @@ from lockstep.elastic.guard import Guard
 from lockstep.elastic.shown_waits import shown
 from lockstep.errors import BadArgument, Misuse, WorkerLost, naming_lost_worker
 from lockstep.events import CheckpointSaved, Copied, Events, StepCommitted, Wait
-from lockstep.launch.status import NoStatus, StatusWriter
+from lockstep.launch.channels.status import NoStatus, StatusWriter
 from lockstep.settings.environment import Overrides
 from lockstep.settings.options import Settings
 from lockstep.state.checkpoints.file import read_state

@@ -23,7 +23,7 @@ from lockstep.elastic.guard import Guard
 from lockstep.elastic.shown_waits import shown
 from lockstep.errors import Disagreement, Misuse, WorkerLost, advise, naming_lost_worker
 from lockstep.events import Closed, Wait
-from lockstep.launch.status import Trait
+from lockstep.launch.channels.status import Trait
 from lockstep.observe.metrics import MetricsLog
 from lockstep.optim.noise import Noise
 from lockstep.optim.noise.watch import NoiseWatch

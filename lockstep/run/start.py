@@ -30,8 +30,8 @@ from lockstep.elastic.rendezvous import open_store
 from lockstep.elastic.roster import RunIsOver
 from lockstep.errors import BadArgument, BadEnvironment, advise, naming_lost_worker
 from lockstep.events import Events, GraphCompiled, Started, Wait
-from lockstep.launch.control import Control
-from lockstep.launch.status import NoStatus, StatusReader, StatusWriter
+from lockstep.launch.channels.control import Control
+from lockstep.launch.channels.status import NoStatus, StatusReader, StatusWriter
 from lockstep.run import active
 from lockstep.run.context import Context
 from lockstep.run.readers import subscribe_readers
@@ -306,7 +306,7 @@ def _status(place: LaunchPlace, overrides: Overrides) -> StatusWriter | NoStatus
 
 
 def _control(overrides: Overrides, settings: Settings) -> Control | None:
-    """How the launcher asks this worker for a copy of itself. See Note [Replacement by a copy] in launch/control.py."""
+    """How the launcher asks this worker for a copy of itself. See Note [Replacement by a copy] in control.py."""
     if overrides.control_fd is None or settings.device.type != "cpu" or settings.threads > 1:
         return None
     os.set_inheritable(overrides.control_fd, False)
@@ -324,7 +324,7 @@ def _gpu_notes(settings: Settings) -> list[str]:
 
 
 def _late_variables() -> list[str]:
-    """See Note [Loaded once] in launch/load_once.py."""
+    """See Note [Loaded once] in launch/worker/load_once.py."""
     names = set_too_late(process_environment())
     if not names:
         return []

@@ -13,7 +13,7 @@ from operator import length_hint
 from types import GeneratorType
 from typing import Any
 
-from lockstep.launch.traceback_lines import is_users
+from lockstep.launch.channels.traceback_lines import is_users
 from lockstep.script.call_site import copied_variables
 from lockstep.script.dependence import Function, computed_from, function_at, gives, walked
 from lockstep.script.scopes import variable_named

@@ -39,8 +39,8 @@ from lockstep.data.own_generators import OwnGenerator, is_own
 from lockstep.data.structure import attributes
 from lockstep.events import KEPT_BY_LANE
 from lockstep.gradients.fingerprint import fingerprints
-from lockstep.launch.load_once import loaded_by_script
-from lockstep.launch.traceback_lines import is_users
+from lockstep.launch.channels.traceback_lines import is_users
+from lockstep.launch.worker.load_once import loaded_by_script
 from lockstep.script.call_site import Site, look_into
 from lockstep.script.detours import attributes_handed_on, handed_on_by_lanes, outer_names_handed_on
 from lockstep.script.drawn_once import attributes_drawn_once, outer_names_drawn_once

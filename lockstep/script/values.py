@@ -38,7 +38,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from lockstep.data.contents import contents
 from lockstep.data.own_generators import OwnGenerator, is_own
 from lockstep.data.structure import attributes, is_numpy_array
-from lockstep.launch.traceback_lines import is_users
+from lockstep.launch.channels.traceback_lines import is_users
 from lockstep.script.call_site import Site, look_into
 from lockstep.script.data_sets import text_of
 from lockstep.script.dependence import Dependence, Function, function_at

@@ -16,8 +16,8 @@ from marked import MARK, survivors
 from workers import on_workers
 
 from lockstep.cli.bench import command
-from lockstep.launch.orphans import OrphanGuard
-from lockstep.launch.signals import LauncherSignals
+from lockstep.launch.host.orphans import OrphanGuard
+from lockstep.launch.host.signals import LauncherSignals
 from lockstep.programs.bench.launch import BenchStopped
 from lockstep.programs.bench.recovery.log import TrainingResult, TrainingTask, shut_gate
 from lockstep.programs.bench.recovery.plan import (

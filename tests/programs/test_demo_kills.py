@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from lockstep.events import GenerationFormed
-from lockstep.launch.process_stats import process_state
-from lockstep.launch.status import Phase, StatusPage, StatusRow, StatusWriter
+from lockstep.launch.channels.status import Phase, StatusPage, StatusRow, StatusWriter
+from lockstep.launch.host.processes import process_state
 from lockstep.observe.console import changes
 from lockstep.programs.demo.demonstration import Demonstration, Disturbed
 from lockstep.programs.demo.kills import (
@@ -205,7 +205,7 @@ def test_those_of_the_newest_generation_who_have_not_ended_are_members() -> None
 def test_a_worker_that_is_dead_and_was_not_replaced_yet_is_no_member() -> None:
     words = [
         "import sys",
-        "from lockstep.launch.status import StatusWriter",
+        "from lockstep.launch.channels.status import StatusWriter",
         "StatusWriter(int(sys.argv[1]), 1).place(1, 1, 2, 1, 1)",
     ]
     with StatusPage() as page:

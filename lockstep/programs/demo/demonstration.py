@@ -13,9 +13,9 @@ from rich.console import Console
 from lockstep.errors import BadArgument, LockstepError
 from lockstep.events import Subscriber
 from lockstep.launch.launch import Job, LaunchOutcome, launch
-from lockstep.launch.local_pool import LocalPool
-from lockstep.launch.messages import count
+from lockstep.launch.pools.local_pool import LocalPool
 from lockstep.launch.scale import find_launcher
+from lockstep.launch.supervision.messages import count
 from lockstep.observe.history import WorkerHistory
 from lockstep.observe.journal import Journal
 from lockstep.observe.page.entries import FILES

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lockstep.launch.messages import count
+from lockstep.launch.supervision.messages import count
 
 
 @dataclass

@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from math import isinf
 from types import MappingProxyType
 
-from lockstep.launch.messages import count
+from lockstep.launch.supervision.messages import count
 from lockstep.programs.doctor.diagnosis import (
     CheckResult,
     Diagnosis,

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from lockstep.launch.messages import count
+from lockstep.launch.supervision.messages import count
 
 MiB = 1024**2
 GiB = 1024**3

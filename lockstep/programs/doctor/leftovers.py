@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from lockstep.launch.process_stats import process_state
+from lockstep.launch.host.processes import process_state
 from lockstep.launch.scale import find_launcher
 from lockstep.programs.doctor.facts import Orphan
 from lockstep.settings.environments.lockstep_run import MARK, PARENT_PID

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from lockstep.launch.control_groups import ControlGroups
+from lockstep.launch.host.resources import ControlGroups
 from lockstep.programs.doctor.checkpoint_trial import try_saving
 from lockstep.programs.doctor.checks import EXTRAS, NEEDED, OURS
 from lockstep.programs.doctor.diagnosis import MiB

@@ -7,7 +7,7 @@ import colorsys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lockstep.launch.messages import count
+from lockstep.launch.supervision.messages import count
 from lockstep.programs import svg
 from lockstep.programs.explain.story import EXAMPLE_BYTES, RoundMessage, Story, spans
 

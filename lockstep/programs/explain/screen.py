@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.launch.messages import count
+from lockstep.launch.supervision.messages import count
 from lockstep.programs.explain.schedules.catalogue import CATALOGUE
 from lockstep.programs.explain.story import EXAMPLE_BYTES, RoundMessage, Scene, Story, spans
 

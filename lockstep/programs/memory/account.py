@@ -143,7 +143,7 @@ def make_account(sizes: ModelSizes, workers: WorkersOnHost, strategy: str, base:
     _check(strategy)
     is_once = strategy != REPLICATED
     loaded = MemoryPart("Python and torch", base.own_bytes, base.shared_bytes)
-    if is_once and workers.num_workers > 1:  # see Note [Loaded once] in launch/load_once.py
+    if is_once and workers.num_workers > 1:  # see Note [Loaded once] in launch/worker/load_once.py
         loaded = MemoryPart(loaded.name, WRITTEN_BYTES, base.shared_bytes + base.own_bytes)
     parts = (
         loaded,

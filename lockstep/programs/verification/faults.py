@@ -9,9 +9,9 @@ import shutil
 from dataclasses import dataclass, replace
 
 from lockstep.lanes import Assignment
-from lockstep.launch.exits import NO_MOMENT, TERMINATED
+from lockstep.launch.channels.exits import NO_MOMENT, TERMINATED
 from lockstep.launch.launch import Job
-from lockstep.launch.messages import count
+from lockstep.launch.supervision.messages import count
 from lockstep.programs.verification.runs import (
     BEGIN_ALIKE,
     Ran,

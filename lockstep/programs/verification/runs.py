@@ -7,9 +7,9 @@ from pathlib import Path
 
 from lockstep.errors import LockstepError
 from lockstep.lanes import Assignment
-from lockstep.launch.exits import CTRL_C, ENVIRONMENT, TERMINATED
+from lockstep.launch.channels.exits import CTRL_C, ENVIRONMENT, TERMINATED
+from lockstep.launch.host.folder import log_path
 from lockstep.launch.launch import Job, LaunchOutcome, launch
-from lockstep.launch.output import log_path
 from lockstep.verify.evidence import RunTrace, read_run, trace_path, trace_paths
 
 Running = Callable[[str], AbstractContextManager[object]]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lockstep.lanes import Assignment
-from lockstep.launch.messages import count
+from lockstep.launch.supervision.messages import count
 from lockstep.programs.verification.faults import FEWEST_STEPS, FaultResult, disturb
 from lockstep.programs.verification.runs import (
     BEGIN_ALIKE,

@@ -8,7 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import BadArgument
-from lockstep.launch.messages import count
+from lockstep.launch.supervision.messages import count
 from lockstep.programs.bench import plan as bench
 from lockstep.programs.bench.plan import CUDA, ReferenceModel
 from lockstep.programs.bench.report import Times, ratios, spread, spread_cell

@@ -15,10 +15,9 @@ from typing import Any
 
 import psutil
 
-from lockstep.launch.orphans import OrphanGuard
-from lockstep.launch.process import await_end
-from lockstep.launch.process_stats import process_state
-from lockstep.launch.signals import SCALE, LauncherSignals
+from lockstep.launch.host.orphans import OrphanGuard
+from lockstep.launch.host.processes import await_end, process_state
+from lockstep.launch.host.signals import SCALE, LauncherSignals
 from lockstep.programs.bench.launch import STOPPED, BenchStopped, ResultsDiffer, result_folder, start_program
 from lockstep.programs.bench.recovery import log
 from lockstep.programs.bench.recovery import plan as kills
@@ -38,7 +37,7 @@ LOOK_S = 0.02
 END_S = 10.0
 QUIET_S = 0.5
 _EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
-_SPARE = "lockstep.launch.spare"
+_SPARE = "lockstep.launch.worker.spare"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lockstep.launch.messages import count
+from lockstep.launch.supervision.messages import count
 from lockstep.programs.bench.launch import bench_launched
 from lockstep.programs.bench.plan import REFERENCES, BenchRecord, models_named, refuse_unequal_shares
 from lockstep.programs.bench.report import machine_line, ratios, spread, spread_cell, times_of
