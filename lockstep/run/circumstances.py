@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from lockstep.determinism.hardware import recorded
-from lockstep.launch.traceback_lines import is_users
+from lockstep.launch.channels.traceback_lines import is_users
 from lockstep.settings.options import Settings
 from lockstep.state.checkpoints.trail import Circumstances
 from lockstep.version import VERSION
