@@ -19,7 +19,8 @@ class Console:
     """Writes the start line and notices to a stream, on the worker that `speaks` now.
 
     `launcher_reports`: the launcher reports lost workers, and knows more about why. `run_dir` is where the noise is
-    recorded. A run that `has_failed` gets no advice at its end.
+    recorded. A run that `has_failed` gets no advice at its end. The launcher shows the output of the first worker
+    alone: a line of another one goes to it by `pass_on`.
     """
 
     def __init__(
@@ -30,8 +31,9 @@ class Console:
         launcher_reports: bool = False,
         run_dir: Path | None = None,
         has_failed: Callable[[], bool] = lambda: False,
+        pass_on: Callable[[str], None] | None = None,
     ) -> None:
-        self._stream, self._speaks, self._launcher_reports = stream, speaks, launcher_reports
+        self._stream, self._speaks, self._launcher_reports, self._pass_on = stream, speaks, launcher_reports, pass_on
         self._noise, self._has_failed = NoiseLines(run_dir), has_failed
 
     def __call__(self, event: Event) -> None:
@@ -40,7 +42,12 @@ class Console:
             return
         match event:
             case GenerationFormed():
-                self._write(*changes(event, reported_by_launcher=self._launcher_reports))
+                lines = changes(event, reported_by_launcher=self._launcher_reports)
+                if self._pass_on is None or event.worker == event.slots[0]:
+                    self._write(*lines)
+                else:
+                    for line in lines:
+                        self._pass_on(line)
             case Started():
                 wire = [f"  wire: {event.wire}"] if event.wire else []
                 self._write(start_line(event), *wire, *(f"  note: {note}" for note in event.notes))

@@ -15,7 +15,7 @@ from lockstep.events import (
     StepBegan,
     StepCommitted,
 )
-from lockstep.launch.channels.failure import id_of_process, note_of
+from lockstep.launch.channels.failure import id_of_process, line_of, note_of
 from lockstep.launch.worker.identity import OURS
 from lockstep.observe.console import SHOWN, Console
 from lockstep.observe.finish import Finish, FinishMark
@@ -41,6 +41,7 @@ def subscribe_readers(run: Run, context: Context, place: LaunchPlace) -> None:
             launcher_reports=overrides.status_fd is not None,
             run_dir=overrides.run_dir,
             has_failed=lambda: run.failed,
+            pass_on=None if OURS.boot is None or not OURS.is_worker else _show_line,
         ),
         *SHOWN,
     )
@@ -71,6 +72,11 @@ def _pass_on(event: Event) -> None:
     """The launcher shows one worker's output: what holds for another worker alone it must be told."""
     if isinstance(event, Note) and event.one_worker and not event.in_log and OURS.boot is not None and OURS.is_worker:
         os.write(OURS.boot.notice_fd, note_of(id_of_process(OURS.pid), event.text))
+
+
+def _show_line(line: str) -> None:
+    if OURS.boot is not None:
+        os.write(OURS.boot.notice_fd, line_of(id_of_process(OURS.pid), line))
 
 
 def _show_timeline(run: Run, overrides: Overrides) -> None:

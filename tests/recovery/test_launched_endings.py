@@ -5,9 +5,11 @@ import re
 import shlex
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from launched import launched, launched_command, launched_script
+from launches import launch
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -176,3 +178,32 @@ for epoch in run.epochs(1000):
         _, *words = shlex.split(run.lines[run.wait_for("to go on: lockstep run ")][1].partition("to go on: ")[2])
     with launched_command(tmp_path, *words) as again:
         again.wait_for("the script has changed .*, which was restored")
+
+
+FIRST_IS_LOST = """
+import os, signal, torch, lockstep
+run = lockstep.start(lanes=4, seed=1)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+run.replicate(model, optimizer)
+for epoch in run.epochs(8):
+    for x in run.lanes(torch.ones(8, 4)):
+        model(x).mean().backward()
+        if run.step == 4 and run.is_first and not os.path.exists("lost"):
+            open("lost", "w")
+            os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--no-copies",)])
+def test_when_the_first_worker_is_lost_it_is_shown_once_what_becomes_of_its_step(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """The one that says it is not the one whose output is shown."""
+    with launch(tmp_path, FIRST_IS_LOST, "-n", "3", *options) as run:
+        assert run.finish() == 0, run.shown()
+    assert run.shown().count("  step 4 was not applied and is computed again; ") == 1, run.shown()
+    if not options:
+        assert run.shown().count("+ worker 0 is new at step 4: 3 workers now") == 1, run.shown()

@@ -120,22 +120,28 @@ def write_report(failure: Failure, folder: Path) -> None:
 # Note [Notices]
 # A worker that has failed writes one line into a pipe that all workers share: its id, a tab, and, if the disk has no
 # room for its report, the report itself, cut short. A note that holds for this worker alone is such a line too, because
-# the launcher shows one worker's output: then the text of the note comes after a second tab. The kernel writes a line
-# of at most PIPE_BUF bytes whole.
+# the launcher shows one worker's output: then the text of the note comes after a second tab. A line that is to be shown
+# as it is, whoever is shown then, comes after a third. The kernel writes a line of at most PIPE_BUF bytes whole.
 
 
 @dataclass(frozen=True)
 class Notice:
-    """A worker has failed, and has left this `report` if the folder had no room for it; or it says a `note`."""
+    """A worker has failed, and has left this `report` if the folder had no room for it; or it has a `note`, or a `line`
+    that is shown as it is."""
 
     worker_id: str
     report: Failure | None = None
     note: str = ""
+    line: str = ""
 
     @classmethod
-    def parsed(cls, line: str) -> "Notice":
-        worker_id, report, *note = line.split("\t", 2)
-        return cls(worker_id, Failure.from_json(report) if report else None, "".join(note))
+    def parsed(cls, text: str) -> "Notice":
+        worker_id, report, *words = text.split("\t", 3)
+        return cls(worker_id, Failure.from_json(report) if report else None, *words)
+
+    def shown(self, slot: int) -> str:
+        """As the launcher shows it; `slot` is the worker's."""
+        return self.line or f"  note: worker {slot}: {self.note}"
 
 
 def notice_of(failure: Failure, has_report: bool) -> bytes:
@@ -149,9 +155,9 @@ def note_of(worker_id: str, text: str) -> bytes:
     return f"{worker_id}\t\t{words}\n".encode()
 
 
-def note_of_worker(slot: int, note: str) -> str:
-    """As the launcher shows it."""
-    return f"  note: worker {slot}: {note}"
+def line_of(worker_id: str, line: str) -> bytes:
+    """The same, for a line that is shown as it is."""
+    return f"{worker_id}\t\t\t{line}\n".encode()
 
 
 class NoticePipe:

@@ -129,7 +129,9 @@ class HostedWorker:
         """Returns when the process runs; raises BadEnvironment if it cannot be started."""
         self._order, self._inherited = order, inherited
         self._output, self._notes = OutputBuffer(), deque[str]()
-        self._workers = LocalWorkers(order.job.run_dir, lambda: None, lambda _, note: self._notes.append(note))
+        self._workers = LocalWorkers(
+            order.job.run_dir, lambda: None, lambda worker, notice: self._notes.append(notice.shown(worker.slot))
+        )
         self._worker: WorkerProcess | None = None
         self._error: BadEnvironment | None = None
         self._now, self._is_over = WorkerNews(), False

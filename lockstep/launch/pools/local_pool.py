@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from signal import SIGKILL, Signals
 
-from lockstep.launch.channels.failure import note_of_worker
+from lockstep.launch.channels.failure import Notice
 from lockstep.launch.channels.stacks import StackFile
 from lockstep.launch.channels.status import StatusRow
 from lockstep.launch.host.addresses import free_port
@@ -127,9 +127,9 @@ class LocalPool:
     def wait(self, within_s: float) -> list[WorkerEvent]:
         return self._workers.wait(within_s)
 
-    def _note(self, worker: WorkerProcess, note: str) -> None:
-        if worker is not self._speaker:
-            self._say(note_of_worker(worker.slot, note))
+    def _note(self, worker: WorkerProcess, notice: Notice) -> None:
+        if notice.line or worker is not self._speaker:
+            self._say(notice.shown(worker.slot))
 
     def _settle_speaker(self) -> None:
         """Shows the output of the member with rank 0; while there is none, the last speaker stays."""

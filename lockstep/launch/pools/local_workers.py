@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.errors import BadEnvironment
-from lockstep.launch.channels.failure import Failure, NoticePipe, clear_report, read_report
+from lockstep.launch.channels.failure import Failure, Notice, NoticePipe, clear_report, read_report
 from lockstep.launch.channels.stacks import STACK_SIGNAL, StackFile
 from lockstep.launch.channels.status import StatusPage
 from lockstep.launch.host.orphans import OrphanGuard
@@ -34,11 +34,11 @@ shared memory that its process left."""
 class LocalWorkers:
     """Owns the workers' processes, the status page and the pipe of their notices. For one thread.
 
-    `before_reading` is called before output of a worker is passed on, and `noted` with each note of a worker.
+    `before_reading` is called before output of a worker is passed on, and `noted` with each note, or line, of a worker.
     """
 
     def __init__(
-        self, run_dir: Path, before_reading: Callable[[], None], noted: Callable[[WorkerProcess, str], None]
+        self, run_dir: Path, before_reading: Callable[[], None], noted: Callable[[WorkerProcess, Notice], None]
     ) -> None:
         self._run_dir, self._before_reading, self._noted = run_dir, before_reading, noted
         self.running: dict[int, WorkerProcess] = {}
@@ -157,8 +157,8 @@ class LocalWorkers:
             if notice.report is not None:
                 self._reports[notice.worker_id] = notice.report
             worker = by_id.get(notice.worker_id)
-            if worker is not None and notice.note:
-                self._noted(worker, notice.note)
+            if worker is not None and (notice.note or notice.line):
+                self._noted(worker, notice)
             elif worker is not None and worker.exit_status is None:
                 self._reported.append(worker)
 

@@ -26,7 +26,6 @@ from typing import Any
 from ray.exceptions import ActorUnavailableError, RayTaskError
 
 from lockstep.errors import BadEnvironment
-from lockstep.launch.channels.failure import note_of_worker
 from lockstep.launch.channels.status import StatusRow
 from lockstep.launch.host.addresses import is_loopback
 from lockstep.launch.host.processes import Activity
@@ -248,7 +247,7 @@ class RayPool:
         if slot is not None:  # while no member has rank 0, the last speaker stays
             self._speaker = self._workers[slot]
         for note in news.notes if worker is not self._speaker else ():
-            self._say(note_of_worker(worker.slot, note))
+            self._say(note)
         if news.output:
             worker.log.write(news.output)
             if worker is self._speaker:
