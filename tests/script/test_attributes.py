@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from lockstep.script.attributes import ModelAttributes, Renewed
+from lockstep.script.restart.attributes import ModelAttributes, Renewed
 from lockstep.state.models import Models
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from lockstep.script import owners
-from lockstep.script.data_sets import (
+from lockstep.script.restart.data_sets import (
     DataSetContents,
     DataSetSettings,
     Unset,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.script.modes import ModelModes
+from lockstep.script.restart.modes import ModelModes
 from lockstep.state.models import Models
 
 

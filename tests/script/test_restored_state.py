@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lockstep.script.restored_state import RestoredState
+from lockstep.script.restart.restored_state import RestoredState
 from lockstep.state.models import Models
 
 

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.script.dependence import function_at, parsed
-from lockstep.script.first_reads import is_carried
-from lockstep.script.values import _plain_ones, _unchanged, changed_since, restarted_values, values
+from lockstep.script.restart.values import _plain_ones, _unchanged, changed_since, restarted_values, values
+from lockstep.script.source.first_reads import is_carried
+from lockstep.script.source.functions import function_at
+from lockstep.script.source.syntax import parsed
 
 LIMIT = 7
 SCRIPT = """

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lockstep.script.attributes import SET_AGAIN, name_of_module
+from lockstep.script.restart.attributes import SET_AGAIN, name_of_module
 from lockstep.state.models import Models
 
 _MOST_EARLIER = 16
@@ -67,23 +67,23 @@ class ModelModes:
         self._flags: dict[str, tuple[bool, ...]] = {}
         """Their modes when each loop began last."""
 
-    def begin(self, loop: str, *, at_start: bool) -> OtherModes | None:
+    def begin(self, loop: str, *, at_start: bool) -> list[OtherModes]:
         """A training loop begins, at the start of a pass or within one. Returns what is other than in the snapshot."""
         self._newest = loop
         modules, parameters = self._holders or self._look()
         flags = (*map(_trains, modules), *map(_needs_grad, parameters))
         if self._flags.get(loop) == flags:
-            return None
+            return []
         now = self._names()
         self._flags[loop] = flags
         known = self._loops.setdefault(loop, _Loop(now, now))
         before = known.last
         known.saw(now)
         if loop not in self._due:
-            return None
+            return []
         self._due.remove(loop)
         is_meant = known.alternates or (at_start and now != known.first)
-        return None if now == before or is_meant else OtherModes(_in_words(loop, now, before), not at_start)
+        return [] if now == before or is_meant else [OtherModes(_in_words(loop, now, before), not at_start)]
 
     def state(self) -> list[list[Any]]:
         """Its part of a snapshot: for each loop its line, the names at first and at last, and if it alternates.

@@ -7,8 +7,10 @@ functions that it calls do: those of the file, or the class whose methods read i
 import ast
 from functools import lru_cache
 
-from lockstep.script.dependence import Function, parsed, walked
-from lockstep.script.goes_on import loops_at
+from lockstep.script.source.dependence import dependence
+from lockstep.script.source.functions import Function
+from lockstep.script.source.lane_loops import loops_at
+from lockstep.script.source.syntax import parsed, walked
 
 
 @lru_cache(maxsize=256)
@@ -28,7 +30,7 @@ def lanes_train_from(path: str, line: int, file: str, name: str, is_attribute: b
 
 
 def _depends(source: Function, name: str) -> bool:
-    return source.dependence(name, in_calls=False) is not None
+    return dependence(source, name, in_calls=False) is not None
 
 
 def _mentions(part: ast.AST, name: str, is_attribute: bool) -> set[str]:

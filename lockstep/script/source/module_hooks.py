@@ -1,17 +1,22 @@
-"""Tables that forward hooks fill: whoever calls the module has set them. Pure.
+"""Tables that forward hooks fill: each call of the module sets them. Pure.
 
 # Note [Filled by hooks]
-# `layer.register_forward_hook(keep("conv1"))`, with a hook that does `features[name] = output`, is how features are
-# taken out of a model. The table is set by each call of the model, so what is read of it afterwards is no state. A hook
-# that reads the table (a running mean), or fills it under a condition, may leave something for the next call.
+# This is how features are taken out of a model:
+#
+#     def keep(module, args, output): features["conv1"] = output
+#     model.conv1.register_forward_hook(keep)
+#
+# Each call of the model sets the table, so what is read of it afterwards is no state. A hook that reads the table (a
+# running mean), or fills it under a condition, may leave something for the next call.
 """
 
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lockstep.script.dependence import Function, walked
-from lockstep.script.scopes import variable
+from lockstep.script.source.functions import Function
+from lockstep.script.source.scopes import variable
+from lockstep.script.source.syntax import walked
 
 _REGISTERS = frozenset({"register_forward_hook", "register_forward_pre_hook"})
 
@@ -24,9 +29,9 @@ class FilledBy:
     hooks: tuple[ast.FunctionDef, ...]
 
 
-def filled_by(function: Function, name: str) -> FilledBy:
+def filled_by_modules(function: Function, name: str) -> FilledBy:
     """What fills the table by this name. See Note [Filled by hooks]."""
-    nodes = walked(function.file or function.node)
+    nodes = function.around()
     modules, hooks = set[str](), list[ast.FunctionDef]()
     for node in nodes:
         match node:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from lockstep.script.call_site import Site, WholeNumbers
-from lockstep.script.dependence import Dependence, Function, function_at
-from lockstep.script.first_reads import is_carried
+from lockstep.script.source.dependence import Dependence, dependence
+from lockstep.script.source.first_reads import is_carried
+from lockstep.script.source.functions import Function, function_at
 
 
 class Moment(NamedTuple):
@@ -164,4 +165,4 @@ def _dependence(number: Number, source: Function | None) -> Dependence | None:
     """A number that a loop itself sets again shows nothing, unless it counts."""
     if source is None or (not number.offsets and source.is_loop_variable(number.name)):
         return None
-    return source.dependence(number.name)
+    return dependence(source, number.name)

@@ -40,11 +40,12 @@ from lockstep.data.own_generators import OwnGenerator, is_own
 from lockstep.data.structure import attributes, is_numpy_array
 from lockstep.launch.traceback_lines import is_users
 from lockstep.script.call_site import Site, look_into
-from lockstep.script.data_sets import text_of
-from lockstep.script.dependence import Dependence, Function, function_at
-from lockstep.script.first_reads import is_carried, is_set_before_passes
-from lockstep.script.iterators import is_iterator, text_of_iterator
 from lockstep.script.owners import PLAIN, carried_attributes, file_of, is_of_script, is_torchs, own_methods
+from lockstep.script.restart.data_sets import text_of
+from lockstep.script.restart.iterators import is_iterator, text_of_iterator
+from lockstep.script.source.dependence import Dependence, dependence
+from lockstep.script.source.first_reads import is_carried, is_set_before_passes
+from lockstep.script.source.functions import Function, function_at
 
 Values = Mapping[tuple[str, str], Mapping[str, str]]
 """Values as text by their names, for each function, or class of attributes: `(path, function)`."""
@@ -241,7 +242,7 @@ def restarted_values(
         again = not function.endswith(_OBJECT)  # the script calls the methods of an object in its loops
         of_objects = f"{function}{_HELD}"
         unchanged = _unchanged(variable, now.get((path, of_objects), {}), held.get((file, of_objects), {}))
-        depends = source.dependence(variable, again=again, in_calls=is_number, unchanged=unchanged)
+        depends = dependence(source, variable, again=again, in_calls=is_number, unchanged=unchanged)
         cannot_be = variable == name or source.is_set_in_loop(variable) or _other_parameters(value, before)
         is_wrong = depends is not None and cannot_be
         is_noted = (

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from lockstep.script.dependence import parsed, walked
+from lockstep.script.source.syntax import called_name, called_on, nodes_of, walked
 
 _INNER = frozenset({"forward", "__call__", "__getitem__", "__getitems__", "__iter__", "__next__"})
 _MAKES = frozenset({"__init__", "__post_init__", "__setstate__"})
@@ -29,14 +29,14 @@ class Method:
 @lru_cache(maxsize=256)
 def methods_of(path: str, name: str) -> tuple[Method, ...]:
     """The methods of a class of a file, except those that make its objects."""
-    nodes = () if (tree := parsed(path)) is None else walked(tree)
-    found = next((node for node in nodes if isinstance(node, ast.ClassDef) and node.name == name), None)
-    methods = {} if found is None else {one.name: one for one in found.body if isinstance(one, ast.FunctionDef)}
+    classes = (node for node in nodes_of(path) if isinstance(node, ast.ClassDef) and node.name == name)
+    body = next((one.body for one in classes), [])
+    methods = {one.name: one for one in body if isinstance(one, ast.FunctionDef)}
     inner = set(_INNER & methods.keys())
     while new := {call for one in inner for call in _own_calls(methods[one]) if call in methods} - inner:
         inner |= new
     return tuple(
-        Method(frozenset(_stored(one)), bool(_REGISTERS & set(_calls(one))), name in inner, frozenset(_filled(one)))
+        Method(frozenset(_stored(one)), _registers(one), name in inner, frozenset(_filled(one)))
         for name, one in methods.items()
         if name not in _MAKES
     )
@@ -50,11 +50,8 @@ def _stored(method: ast.FunctionDef) -> Iterator[str]:
 
 def _filled(method: ast.FunctionDef) -> Iterator[str]:
     for node in walked(method):
-        held: ast.expr | None = None
-        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
-            held = node.value
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGES:
-            held = node.func.value
+        is_element = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+        held = node.value if is_element else called_on(node, _CHANGES)  # type: ignore[attr-defined]
         if isinstance(held, ast.Attribute) and _is_self(held.value):
             yield held.attr
 
@@ -65,10 +62,8 @@ def _own_calls(method: ast.FunctionDef) -> Iterator[str]:
             yield node.func.attr
 
 
-def _calls(method: ast.FunctionDef) -> Iterator[str]:
-    for node in walked(method):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
-            yield node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+def _registers(method: ast.FunctionDef) -> bool:
+    return any(isinstance(node, ast.Call) and called_name(node) in _REGISTERS for node in walked(method))
 
 
 def _is_self(node: ast.expr) -> bool:

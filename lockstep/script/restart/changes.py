@@ -22,9 +22,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from lockstep.chance import Generators
+from lockstep.data import GlobalBatch
 from lockstep.data.structure import versions_of
-from lockstep.script.restored_state import trains
+from lockstep.script.restart.restored_state import trains
 from lockstep.state.models import Models
+from lockstep.state.progress import DataProgress
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,57 @@ def changed(before: Marks, now: Marks, *, only_state: bool = False) -> str | Non
     """The first that is not as it was, in words."""
     looked_at = ((name, mark) for name, mark in now.items() if mark.is_state or not only_state)
     return next((name for name, mark in looked_at if before.get(name, mark) != mark), None)
+
+
+class BodyChanges:
+    """What a run that is resumed from now would do twice. See Note [Saved in a body] and Note [Changed at the head]."""
+
+    def __init__(self, models: Models, progress: DataProgress) -> None:
+        self._models, self._progress = models, progress
+        self._at_head: Marks | None = None
+        """What was where the body of the epoch under way began, until its first step begins."""
+        self._asks: dict[int, tuple[Generators, Marks]] = {}
+        """What was where each loader was asked for the first batch that it would hand out again."""
+        self.changes_at_head = False
+        """Whether the script has changed rates, or some state, before the first batch of the epoch under way."""
+        self.changed_at_head: str | None = None
+        """The state among that, in words."""
+
+    def epoch_begins(self) -> None:
+        self._at_head, self.changes_at_head, self.changed_at_head = marks_of(self._models, of_weights=True), False, None
+
+    def asked(self, number: int) -> None:
+        """A loader is about to load its next batch."""
+        loader = self._progress.loaders[number]
+        if number not in self._asks or self._progress.resumes_at(loader) == loader.position:
+            self._asks[number] = Generators.now(), marks_of(self._models, of_weights=self._at_head is not None)
+
+    def step_begins(self, batch: GlobalBatch) -> None:
+        at_head, self._at_head = self._at_head, None
+        asked = self._asks.get(batch.loader) if batch.loader is not None and batch.begins_pass else None
+        if at_head is not None and asked is not None:
+            self.changes_at_head = changed(at_head, asked[1]) is not None
+            self.changed_at_head = changed(at_head, asked[1], only_state=True)
+
+    def forget(self) -> None:
+        """No batch is handed out again: the step that trained on it is committed, or a snapshot was loaded."""
+        self._asks.clear()
+
+    def generators(self) -> Generators:
+        """Those outside of lanes where a run that is resumed from now goes on: as they are; or, where it hands out a
+        batch again, as they were when that was asked for."""
+        again = self._asked_again()
+        return Generators.now() if again is None else again[0]
+
+    def in_body(self) -> str | None:
+        """What the script has changed since the batch was asked for that such a run is handed out again."""
+        again = self._asked_again()
+        return None if again is None else changed(again[1], marks_of(self._models))
+
+    def _asked_again(self) -> tuple[Generators, Marks] | None:
+        progress = self._progress
+        asks = ((progress.loaders[number], asked) for number, asked in self._asks.items())
+        return next((asked for loader, asked in asks if progress.resumes_at(loader) != loader.position), None)
 
 
 def _tensors(module: nn.Module) -> list[torch.Tensor]:

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from lockstep.script.owners import PLAIN, are_settings, carried_attributes, is_torchs, own_methods
-from lockstep.script.stores import Method
+from lockstep.script.source.methods import Method
 from lockstep.state.models import Models
 from lockstep.state.snapshot import Json, pack, unpack
 

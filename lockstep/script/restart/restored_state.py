@@ -72,7 +72,7 @@ class RestoredState:
         """Those that were restored."""
         self._others: dict[str, float] = {}
         """Those that the script had set otherwise when the pass went on, until the first update."""
-        self._changed: ChangedState | None = None
+        self._changed: list[ChangedState] = []
         self._has_gradients = False
 
     def loaded(self, *, has_gradients: bool) -> None:
@@ -89,14 +89,14 @@ class RestoredState:
         now = self._now()
         changed = (name for name in expected | now if expected.get(name) != now.get(name))
         found = [ChangedState(name, is_wrong=self._trains(name)) for name in changed]
-        self._changed = min(found, key=lambda one: not one.is_wrong, default=None)
+        self._changed = sorted(found, key=lambda one: not one.is_wrong)[:1]
         rates = self._models.rates()
         self._others = {name: rate for name, rate in rates.items() if self._rates.get(name, rate) != rate}
         return True
 
-    def changed(self) -> ChangedState | None:
+    def changed(self) -> list[ChangedState]:
         """What a training loop that begins goes on with, and should not."""
-        self._expected, changed, self._changed = None, self._changed, None
+        self._expected, changed, self._changed = None, self._changed, []
         return changed
 
     def at_update(self, label: str) -> str | None:

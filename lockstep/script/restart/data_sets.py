@@ -1,4 +1,4 @@
-"""Settings of data sets, compared after a resume.
+"""What data sets are made of, their settings and what they hold: compared after a resume.
 
 # Note [Settings that are set once]
 # `if epoch == 3: train_set.transform = strong` is done once, and a process that starts later does not do it. What a
@@ -27,10 +27,13 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from lockstep.data import GlobalBatch, ShardedLoader
 from lockstep.data.identity import each_in, made_of
 from lockstep.data.structure import attributes
-from lockstep.script.attributes import SET_AGAIN
 from lockstep.script.owners import PLAIN, are_settings, own_methods
+from lockstep.script.place import DATA, SEED_DATA
+from lockstep.script.restart.attributes import SET_AGAIN
+from lockstep.state.progress import DataProgress
 
 Texts = dict[str, str]
 
@@ -50,6 +53,66 @@ class Unset:
 
     def __str__(self) -> str:
         return f"{self.name} is {self.value} and was {self.before} when the snapshot was taken. {SET_AGAIN}"
+
+
+@dataclass(frozen=True)
+class OtherData:
+    """Something of a data set that is not as in the snapshot; `is_wrong` if the run goes on in the middle of a pass."""
+
+    name: str
+    now: str
+    before: str
+    is_wrong: bool
+
+    def __str__(self) -> str:
+        words = f"{self.name} is {self.now}, and was {self.before} when the snapshot was taken"
+        if self.is_wrong:
+            return f"{words}: a pass cannot go on with other samples. {SEED_DATA}"
+        return f"{words}. If the data set was not changed on purpose, its order or split is drawn without a seed."
+
+
+class DataSetOrigins:
+    """What the loaders' data sets were made of. See Note [Another data set on each worker]."""
+
+    def __init__(self, progress: DataProgress) -> None:
+        self._progress = progress
+        self._saved: dict[str, tuple[int, str]] = {}
+        """The loader's number and what its data set was made of, by name, until training goes on."""
+
+    def begin(self, batch: GlobalBatch) -> list[OtherData]:
+        """A training loop over `batch` begins. Returns what is not as in the snapshot."""
+        saved, self._saved = self._saved, {}
+        now = self.facts() if saved else {}
+        middle = None if batch.begins_pass else batch.loader
+        other = [(name, number) for name, (number, words) in saved.items() if now.get(name, words) != words]
+        return [OtherData(name, now[name], saved[name][1], number == middle) for name, number in other]
+
+    def facts(self) -> dict[str, str]:
+        """In words, which must be equal on all workers."""
+        return {name: words for name, (_, words) in _named(self.state()).items()}
+
+    def data_sets(self) -> dict[int, Any]:
+        """By the numbers of their loaders."""
+        return {number: loader.dataset for number, loader in self._present().items()}
+
+    def state(self) -> dict[str, dict[str, str]]:
+        """Its part of a snapshot."""
+        return {str(number): dict(loader.made_of) for number, loader in self._present().items()}
+
+    def load(self, saved: Mapping[str, Mapping[str, str]]) -> None:
+        self._saved = _named(saved)
+
+    def _present(self) -> dict[int, ShardedLoader]:
+        present = self._progress.present()
+        return {number: loader for number, loader in self._progress.loaders.items() if loader in present}
+
+
+def _named(made_of: Mapping[str, Mapping[str, str]]) -> dict[str, tuple[int, str]]:
+    return {
+        DATA.format(number=number, part=part): (int(number), words)
+        for number, parts in made_of.items()
+        for part, words in parts.items()
+    }
 
 
 @dataclass(frozen=True)

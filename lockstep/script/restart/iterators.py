@@ -15,8 +15,10 @@ from typing import Any
 
 from lockstep.launch.traceback_lines import is_users
 from lockstep.script.call_site import copied_variables
-from lockstep.script.dependence import Function, computed_from, function_at, gives, walked
-from lockstep.script.scopes import variable_named
+from lockstep.script.source.computed import computed_from, gives
+from lockstep.script.source.functions import Function, function_at
+from lockstep.script.source.scopes import variable_named
+from lockstep.script.source.syntax import walked
 
 _SAMPLES: tuple[Any, ...] = ([], (), range(0), range(2**70), "", "é", b"", {}, {}.values(), {}.items(), set())
 _PLACED: tuple[Any, ...] = tuple({type(iter(one)) for one in _SAMPLES} | {type(reversed([])), type(reversed({}))})
@@ -78,4 +80,4 @@ def _matters(source: Function, name: str) -> bool:
     function = source.node
     if not isinstance(function, ast.FunctionDef):
         return True
-    return gives(function, computed_from(walked(function), variable_named(name, function), source.functions()))
+    return gives(function, computed_from(walked(function), [variable_named(name, function)], source.functions()))

@@ -31,13 +31,15 @@ def place_of(function: ast.AST) -> str:
 
 
 def variable(node: ast.AST) -> str | None:
-    """The variable that is read or set there: `x`, with its function if it is one's own; `self.x`; `args.x`."""
+    """The variable that is read or set there: `x`, with its function if it is one's own; `self.x`; `a.b.x`."""
     if isinstance(node, ast.Name):
         return node.id + getattr(node, "scope", "")
     if isinstance(node, ast.FunctionDef):
         return node.name + getattr(node, "scope", "")
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        return f"self.{node.attr}" if node.value.id == "self" else f"{variable(node.value)}.{node.attr}"
+    if isinstance(node, ast.Attribute):
+        is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
+        owner = "self" if is_own else variable(node.value)
+        return None if owner is None else f"{owner}.{node.attr}"
     return None
 
 
