@@ -16,9 +16,9 @@ from lockstep.script.restart.data_sets import (
     DataSetSettings,
     Unset,
     contents_of_data_sets,
-    text_of,
     texts_of_data_sets,
 )
+from lockstep.script.restart.texts import text_of
 
 
 class Scaled(Dataset[Any]):

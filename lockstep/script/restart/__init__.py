@@ -1,7 +1,7 @@
 """What of a script begins anew after a resume, or on a newcomer: the script starts from its top, and steps go on.
 
 - `counters`        whole numbers that count steps, batches or passes
-- `values`          other plain values, and untracked tensors
+- `values`          other plain values, and untracked tensors; `texts`: values as text, to compare them
 - `iterators`       where iterators of the script stand
 - `attributes`      plain values in the attributes of models and optimizers, which are put back
 - `modes`           which modules train and which parameters are frozen, which is put back

@@ -17,22 +17,19 @@
 # number has changed, as that of a data set that grows.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
-import torch
-from torch import nn
 from torch.utils.data import Dataset
 
 from lockstep.data import GlobalBatch, ShardedLoader
 from lockstep.data.identity import each_in, made_of
 from lockstep.data.structure import attributes
-from lockstep.script.owners import PLAIN, are_settings, own_methods
+from lockstep.script.owners import are_settings, own_methods
 from lockstep.script.place import DATA, SEED_DATA
 from lockstep.script.restart.attributes import SET_AGAIN
+from lockstep.script.restart.texts import text_of
 from lockstep.state.progress import DataProgress
 
 Texts = dict[str, str]
@@ -242,33 +239,3 @@ def _add_texts(found: Texts, name: str, holder: Any, depth: int) -> None:
         for path, one in each_in(f"{name}.{key}", value):
             if depth > 0 and (isinstance(one, Dataset) or are_settings(one)):
                 _add_texts(found, path, one, depth - 1)
-
-
-def text_of(value: Any) -> str | None:
-    """A plain value, the kind of a function or an object, or the length of a list; None for tensors."""
-    if type(value) in PLAIN:
-        return repr(value)
-    if isinstance(value, _MANY):
-        return f"a {type(value).__name__} of {len(value)}"
-    if isinstance(value, torch.Tensor):
-        return None
-    if isinstance(value, partial):
-        return f"partial({', '.join(_parts(value))})"
-    if isinstance(value, FunctionType):
-        return f"{value.__qualname__} (line {value.__code__.co_firstlineno})"
-    if isinstance(value, MethodType | BuiltinFunctionType | type):
-        return value.__qualname__
-    if isinstance(value, nn.Module) and type(value).__module__.startswith("torch."):
-        return f"{type(value).__name__}({', '.join(_plain_attributes(value))})"
-    return type(value).__qualname__
-
-
-def _parts(one: "partial[Any]") -> Iterator[str]:
-    yield from (str(text_of(value)) for value in (one.func, *one.args))
-    yield from (f"{name}={text_of(value)}" for name, value in one.keywords.items())
-
-
-def _plain_attributes(module: nn.Module) -> Iterator[str]:
-    for name, value in vars(module).items():
-        if type(value) in PLAIN and not name.startswith("_") and name != "training":
-            yield f"{name}={value!r}"
