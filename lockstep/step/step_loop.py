@@ -42,7 +42,7 @@ from lockstep.script.call_site import Site
 from lockstep.script.lanes import spoilt_by_a_loss
 from lockstep.script.place import StepPlace
 from lockstep.script.places import Places
-from lockstep.script.restart.values import Changed
+from lockstep.script.restart import Changed
 from lockstep.script.turns import LaneLoop, SeenBatch
 from lockstep.state.carried import Carried
 from lockstep.state.run_state import RunState

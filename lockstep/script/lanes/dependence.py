@@ -1,7 +1,9 @@
 """Whether what lanes train on depends on what an earlier lane has left in a variable or an attribute. Pure.
 
-Where the loop over lanes mentions it, its body decides: what stands around it is the same for all lanes. Else the
-functions that it calls do: those of the file, or the class whose methods read it.
+`for x in run.lanes(batch): h = cell(x, h); run.backward(h.sum())` does: `h` goes into the loss of the next lane.
+
+Where the loop over lanes mentions the variable, its body decides: what stands around it is the same for all lanes. Else
+the functions that it calls do: those of the file, or the class whose methods read it.
 """
 
 import ast

@@ -1,11 +1,16 @@
 """What a loop over `run.lanes`, or an evaluation by `run.steps`, adds up that nobody totals, as its source shows it.
 
 # Note [Sums of one worker]
-# A worker computes its own lanes. What a script adds up in a loop over them (`correct += ...`, a list of losses, a
-# meter) is that worker's part, and on one worker the whole: a number that is right there, and wrong without a word on
-# more. The source shows it: something that the loop's body goes on from, that is read after the loop, and that is in no
-# call which totals. A function that returns it may have a caller that totals: there any such call in the file will do.
-# So it does in one expression: `sum(f(x) for x in run.lanes(batch))`.
+# A worker computes its own lanes. What a script adds up in a loop over them is that worker's part:
+#
+#     for x, y in run.lanes(batch):
+#         correct += right(model(x), y)
+#     print(correct / len(data))
+#
+# On one worker the number is right, and on more it is wrong without a word. The source shows it: the loop's body goes
+# on from something that is read after the loop, and that is in no call which totals, as `run.total(correct)`. A
+# function that returns it may have a caller that totals: there any such call in the file will do. The same holds for
+# one expression: `sum(f(x) for x in run.lanes(batch))`.
 
 # Note [Sums that a loss spoils]
 # When a worker is lost in a training step, the step is computed again: what its lanes have added to a sum of the script

@@ -15,3 +15,7 @@
 
 `resumption` is all of it: what a snapshot has of it, and what each finds where training goes on.
 """
+
+from lockstep.script.restart.values import Changed
+
+__all__ = ["Changed"]

@@ -12,9 +12,10 @@
 # wrong, and it is refused; but at the start of a pass over a loader, what the source sets before each pass is as it
 # should be. What no code goes on from may be computed: a note names it.
 #
-# A method may store such a value together with something that no snapshot has: `self.size = n`, and a table of that
-# size. One without the other would be worse than neither, so the value is not put back. If the method is part of the
-# forward pass, it is a cache, and is made again; else the script is refused where the value has its first one again.
+# A method may store such a value together with something that no snapshot has: `self.size = n` and `self.table =
+# zeros(n)`. One without the other would be worse than neither, so the value is not put back. If the method is part of
+# the forward pass, it is a cache, and is made again; else the script is refused where the value has its first one
+# again.
 """
 
 from collections.abc import Iterator, Mapping

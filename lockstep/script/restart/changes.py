@@ -1,11 +1,15 @@
 """What a script has changed between two places of its loop that a resumed run would change twice.
 
 # Note [Saved in a body]
-# A checkpoint that is saved between a batch and its loop over lanes goes on with that batch: the body runs again, from
-# its top. What stands there before run.save, as `scheduler.step()`, was done before the checkpoint, and is done again.
-# So where a loader is asked for a batch, it is noted how often the parameters were written, and where rates, schedulers
-# and other counts stand; run.save compares them. Values are not read: this is done for each batch. What torch does not
-# count, as writes to `p.data`, is not seen.
+#     for batch in loader:
+#         scheduler.step()
+#         run.save("last")
+#         for x, y in run.lanes(batch): ...
+#
+# This checkpoint goes on with the batch that was not trained on yet: the body runs again, from its top. What stands
+# there before run.save was done before the checkpoint, and is done again. So where a loader is asked for a batch, it is
+# noted how often the parameters were written, and where rates, schedulers and other counts stand; run.save compares
+# them. Values are not read: this is done for each batch. What torch does not count, as writes to `p.data`, is not seen.
 
 # Note [Changed at the head]
 # A checkpoint in the middle of an epoch goes on with the head of the epoch's body: what the script changes there before

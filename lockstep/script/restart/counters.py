@@ -2,10 +2,17 @@
 
 # Note [Numbers of the script]
 # A newcomer, or a resumed run, runs the script from the top: its own counters and flags start again, while the steps go
-# on. So every snapshot has the whole numbers (and truth values) in the script's variables, and what they count: a
-# number counts steps, turns, batches of a pass or passes if it has differed from that by the same amount at every
-# training loop so far. Where a number is another one after a resume, it is known by name, and if the training depends
-# on it (Note [What depends on a counter] in dependence.py), the script is refused.
+# on. In
+#
+#     count = 0
+#     for batch in loader:
+#         count += 1
+#         if count % 2 == 0: optimizer.step()
+#
+# `count` should be 12 where step 12 begins. So every snapshot has the whole numbers (and truth values) in the script's
+# variables, and what they count: a number counts steps, turns, batches of a pass or passes if it has differed from that
+# by the same amount at every training loop so far. A number that is another one after a resume is known by its name. If
+# the training depends on it (Note [What depends on a counter] in dependence.py), the script is refused.
 """
 
 from collections.abc import Iterable, Mapping

@@ -3,10 +3,14 @@
 # Note [Rhythm]
 # A script that makes an update after every second batch, or trains a generator after every fifth one, may have a
 # counter that lockstep cannot read. What it does can be observed: loops over run.lanes, by their line, and updates, by
-# their optimizer. If the last of them before a snapshot repeat themselves, the resumed run must go on at the same place
-# of the repetition: an update where none was due, or another loop, shows that its script has restarted its count. A
-# missing update alone shows nothing: a GradScaler leaves one out now and then. With one loop in each repetition nothing
-# can be out of order.
+# their optimizer:
+#
+#     loop train.py:9, loop train.py:9, update, loop train.py:9, loop train.py:9, update, loop train.py:9
+#
+# If the last of them before a snapshot repeat themselves, the resumed run must go on at the same place of the
+# repetition. Here a loop is due, and then an update: an update where none is due, or another loop, shows that the
+# script has restarted its count. A missing update alone shows nothing: a GradScaler leaves one out now and then. With
+# one loop in each repetition nothing can be out of order.
 """
 
 from collections import deque

@@ -1,19 +1,19 @@
 """The script's own values other than whole numbers: the best loss so far, a list of losses, what an object remembers.
 
 # Note [Values of the script]
-# A best loss starts again like a counter when the script runs from the top (Note [Numbers of the script] in
-# counters.py), but its right value cannot be computed: it is the one it had. So a snapshot has, as text, the plain
-# values in the script's variables that have changed since training began: numbers, strings, and lists, tables and
-# objects of the script's own classes that hold such; of functions and modules, as a loss, which one it is, and those
-# values of a module from which its code goes on. Where one of them is another after a resume, and the training depends
-# on it, the script is refused. Values that never change are not compared, such as the time at which the script was
-# started.
+# `best = inf`, and later `best = min(best, loss)`: a best loss starts again like a counter when the script runs from
+# its top (Note [Numbers of the script] in counters.py), but its right value cannot be computed. So a snapshot has, as
+# text, the plain values of the script's variables that have changed since training began: numbers, strings, and lists,
+# tables and objects of the script's own classes that hold such. Of a function or a module, such as a loss, it has which
+# one it is, and the attributes from which the module's code goes on. Where one of them is another after a resume, and
+# the training depends on it, the script is refused. Values that never change are not compared, such as the time at
+# which the script was started.
 #
 # An untracked average of the weights starts again too. Of tensors and NumPy's arrays, by themselves, in lists and
 # tables, in modules and in objects of the script, a snapshot has a digest of some elements. Where they are others after
-# a resume a note is shown. They may be memory that is written in every step, so only a name that a loop sets anew, or
-# a module with other parameters (a teacher that follows), can be refused. A worker that joins is refused where they go
-# into the loss: its lanes would be others than before.
+# a resume a note is shown. They may be memory that is written in every step, so only a name that a loop sets anew
+# (`mean = 0.9 * mean + w`), or a module with other parameters (a teacher that follows), can be refused. A worker that
+# joins is refused where they go into the loss: its lanes would be others than before.
 """
 
 import re
