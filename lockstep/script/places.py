@@ -76,7 +76,7 @@ class Places:
     def rate_set_anew(self, optimizer: Optimizer) -> str | None:
         """Its rate, if the script has set another one after a resume than was restored, in words."""
         label = self._label_of(optimizer)
-        return None if label is None else self.resumption.rate_set_anew(label)
+        return None if label is None else self.resumption.restored.at_update(label)
 
     def _label_of(self, optimizer: Optimizer) -> str | None:
         return next((label for label, known in self._models.optimizers.items() if known is optimizer), None)
@@ -189,7 +189,7 @@ class Places:
     def _numbers(self) -> dict[str, str]:
         """Those of the script's numbers that have changed since it began to train."""
         assert self._loop is not None
-        learned = self.resumption.counters_now(self._loop)
+        learned = self.resumption.counters.learned(self._loop.numbers)
         return {f"{COUNTER}`{number.name}` ({number.file})": str(number.value) for number in learned}
 
     def _entries(self) -> dict[str, str]:

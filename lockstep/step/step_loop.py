@@ -331,10 +331,10 @@ class StepLoop:
             if value.is_wrong:
                 self._guard.refuse(f"{value} {_how_to_keep(value)}")
             self._guard.note(f"{value} {_how_to_keep(value)}", may_join=value.may_join)
-        anew = self.places.resumption.wrapped(batch)
+        anew = self.places.resumption.wrapped.around_pass(batch)
         if anew is not None:
             self._guard.refuse(_begins_anew(anew, batch, self.step))
-        anew = self.places.resumption.wrapped_epochs()
+        anew = self.places.resumption.wrapped.around_epochs()
         if anew is not None:
             self._guard.refuse(
                 f"run.epochs goes on in the middle, at step {self.step}, and {anew}. Take what belongs to an epoch by "

@@ -11,7 +11,7 @@
 - `restored_generators` the generators outside of lanes, which are put back where they stood
 - `changes`         what a script has changed that a resumed run would change twice: before `run.save` in the body of a
                     loop, and at the head of an epoch
-- `wrapped_passes`  iterators around a pass over a loader that start again
+- `wrapped_passes`  iterators around a pass over a loader, or around epochs, that start again
 
 `resumption` is all of it: what a snapshot has of it, and what each finds where training goes on.
 """

@@ -90,6 +90,21 @@ class ScriptCounters:
     _tracks: dict[tuple[str, str], dict[str, Track]] = field(default_factory=dict)
     _loops: int = 0
     _passes: int = 0
+    _saved: list[Number] = field(default_factory=list)
+    """Those of a snapshot, until training goes on."""
+
+    def begin(self, numbers: WholeNumbers, at: Moment, *, at_start: bool) -> list[OutOfStep]:
+        """A training loop begins, at the start of a pass or within one. Returns what is wrong after a resume."""
+        self.note(numbers, at)
+        saved, self._saved = self._saved, []
+        return out_of_step(saved, numbers, at, at_start=at_start) if saved else []
+
+    def state(self, now: WholeNumbers) -> list[list[Any]]:
+        """Its part of a snapshot."""
+        return [number.to_json() for number in self.learned(now)]
+
+    def load(self, saved: Iterable[list[Any]]) -> None:
+        self._saved = [Number(*one) for one in saved]
 
     def note(self, numbers: WholeNumbers, at: Moment) -> None:
         """A training loop begins."""

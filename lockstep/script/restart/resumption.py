@@ -4,7 +4,6 @@ A snapshot has a part of each file of this room. Where training goes on, each sa
 """
 
 from collections.abc import Iterator, Mapping
-from types import FrameType
 from typing import Any
 
 from lockstep.chance import Generators
@@ -12,7 +11,7 @@ from lockstep.data import GlobalBatch, Position
 from lockstep.script.call_site import calling_frame, is_for_statement, whole_numbers
 from lockstep.script.restart.attributes import ModelAttributes, Renewed
 from lockstep.script.restart.changes import BodyChanges
-from lockstep.script.restart.counters import Moment, Number, OutOfStep, ScriptCounters, out_of_step
+from lockstep.script.restart.counters import Moment, OutOfStep, ScriptCounters
 from lockstep.script.restart.data_sets import (
     DataSetContents,
     DataSetOrigins,
@@ -27,8 +26,8 @@ from lockstep.script.restart.modes import ModelModes, OtherModes
 from lockstep.script.restart.restored_generators import DrawnAhead, RestoredGenerators
 from lockstep.script.restart.restored_state import ChangedState, EvaluatedAgain, RestoredState
 from lockstep.script.restart.rhythm import Rhythm
-from lockstep.script.restart.values import Changed, Values, changed_since, restarted_values, values
-from lockstep.script.restart.wrapped_passes import restarted_iterator
+from lockstep.script.restart.values import Changed, ScriptValues
+from lockstep.script.restart.wrapped_passes import WrappedPasses
 from lockstep.script.turns import LaneLoop
 from lockstep.state.models import Models
 from lockstep.state.progress import DataProgress
@@ -41,31 +40,24 @@ class Resumption:
 
     def __init__(self, models: Models, progress: DataProgress) -> None:
         self._models, self._progress = models, progress
-        self.rhythm, self.generators, self.changes = Rhythm(), RestoredGenerators(), BodyChanges(models, progress)
-        self._restored, self._attributes = RestoredState(models), ModelAttributes(models)
-        self._modes = ModelModes(models)
-        self.origins = DataSetOrigins(progress)
+        self.rhythm, self.generators, self.counters = Rhythm(), RestoredGenerators(), ScriptCounters()
+        self.restored, self.changes = RestoredState(models), BodyChanges(models, progress)
+        self.wrapped, self.origins = WrappedPasses(progress), DataSetOrigins(progress)
+        self._values, self._attributes, self._modes = ScriptValues(models), ModelAttributes(models), ModelModes(models)
         self._settings = DataSetSettings(lambda: texts_of_data_sets(self.origins.data_sets()))
         self._contents = DataSetContents(lambda: contents_of_data_sets(self.origins.data_sets()))
-        self._counters = ScriptCounters()
         self._passes: dict[int | None, int] = {}
         """How many passes over each loader were begun before the one under way."""
-        self._expected: list[Number] = []
-        self._first_values: Values | None = None
-        self._saved_values: list[tuple[str, str, str, str]] = []
         self._found: dict[type, DrawnAhead | EvaluatedAgain] = {}
         """What was found on the way to the place where the script goes on."""
-        self._gone_on: set[int] | None = None
-        """The loaders on which a step has trained since a snapshot was loaded; None if none was."""
-        self._was_loaded = self._has_joined = self._counted_epochs = False
+        self._has_joined = self._counted_epochs = False
         progress.on_begin = self._training_begins
 
     # -- on the way to a step -----------------------------------------------------------------------------------------
 
     def _training_begins(self) -> None:
         """All that the script sets before its first epoch is set; what is set in epochs counts as a change."""
-        self._first_values = self._values(calling_frame())
-        for part in (self._attributes, self._settings, self._contents):
+        for part in (self._values, self._attributes, self._settings, self._contents):
             part.note_first()
 
     def epoch_begins(self) -> None:
@@ -95,7 +87,7 @@ class Resumption:
         loader, in_pass = self._progress.loaders[number], self._progress.loaders[number].position.step > 0
         self.generators.asked(in_pass=in_pass, is_trained_on=loader.is_trained_on)
         self.changes.asked(number)
-        goes_on = loader.is_trained_on and self._restored.asked(at_start=not in_pass)
+        goes_on = loader.is_trained_on and self.restored.asked(at_start=not in_pass)
         return goes_on and loader.num_left == 0 and self._progress.in_epoch
 
     # -- where a step begins ------------------------------------------------------------------------------------------
@@ -108,18 +100,16 @@ class Resumption:
         self.changes.step_begins(batch)
         position = batch.position or Position()
         at = Moment(step, turn, position.step, position.epoch)
-        self._counters.note(loop.numbers, at)
         if self._passes.setdefault(batch.loader, at.passes) != at.passes:
             self.rhythm.forget()
-        expected, self._expected = self._expected, []
-        return out_of_step(expected, loop.numbers, at, at_start=batch.begins_pass) if expected else []
+        return self.counters.begin(loop.numbers, at, at_start=batch.begins_pass)
 
     def set_anew(self, batch: GlobalBatch, loop: LaneLoop) -> Iterator[SetAnew]:
         """What the run put back or compares after a resume, and the script has as another. Those that are wrong cannot
         be meant."""
         at_start = batch.begins_pass
         if loop.is_step:
-            yield from self._restored.changed()
+            yield from self.restored.changed()
         found, self._found = self._found, {}
         yield from sorted(found.values(), key=lambda one: not one.is_wrong)
         yield from self._attributes.begin(at_start=at_start)
@@ -130,39 +120,9 @@ class Resumption:
         yield from self._contents.begin(at_start=at_start, has_joined=self._has_joined)
 
     def restarted_values(self, batch: GlobalBatch) -> list[Changed]:
-        """The values of the script that start again after a resume. See Note [Values of the script] in values.py."""
-        saved, self._saved_values = self._saved_values, []
-        now = self._values(calling_frame()) if saved else {}
-        at_start, has_joined = batch.begins_pass, self._has_joined
-        first = self._first_values if at_start and self._progress.epoch > 0 and not has_joined else None
-        return restarted_values(saved, now, at_start=at_start, has_joined=has_joined, first=first)
-
-    def _values(self, frame: FrameType) -> Values:
-        kept = [*self._models.optimizers.values(), *self._models.tracked.values()]
-        return values(frame, self._models.modules.values(), kept)
-
-    def wrapped(self, batch: GlobalBatch) -> str | None:
-        """What starts again around a pass that goes on in its middle. See Note [Iterators that start again]."""
-        number, position = batch.loader, batch.position
-        if self._gone_on is None or number is None or number in self._gone_on or position is None:
-            return None
-        self._gone_on.add(number)
-        passes = [loader.running for loader in self._progress.loaders.values()]
-        running = self._progress.loaders[number].running
-        if running is None or position == Position():
-            return None
-        return restarted_iterator(running, passes, at_start=position.step == 0)
-
-    def wrapped_epochs(self) -> str | None:
-        """The same for epochs, once after a resume."""
-        was_loaded, self._was_loaded = self._was_loaded, False
-        epochs = self._progress.epochs_under_way()
-        goes_on = was_loaded and self._progress.epoch > 0 and epochs is not None
-        return restarted_iterator(epochs, ()) if goes_on else None
-
-    def rate_set_anew(self, label: str) -> str | None:
-        """Before an update of an optimizer: its rate, if the script has set another than was restored, in words."""
-        return self._restored.at_update(label)
+        """The values of the script that start again."""
+        at_start, in_later_epoch = batch.begins_pass, self._progress.epoch > 0
+        return self._values.begin(at_start=at_start, has_joined=self._has_joined, in_later_epoch=in_later_epoch)
 
     @property
     def is_before(self) -> bool:
@@ -174,14 +134,13 @@ class Resumption:
 
     def state(self) -> dict[str, Any]:
         """Its part of a snapshot, with the script's numbers as they are now."""
-        frame = calling_frame()
         put_back, compared = self._attributes.changed(in_evaluation=self._in_evaluation())
         return {
             "has_epochs": self.generators.head is not None,
             "draws_between": self.generators.draws_between,
             "rhythm": list(self.rhythm.history),
-            "numbers": [number.to_json() for number in self._counters.learned(whole_numbers(frame))],
-            "values": [] if self._first_values is None else changed_since(self._first_values, self._values(frame)),
+            "numbers": self.counters.state(whole_numbers(calling_frame())),
+            "values": self._values.state(),
             "attributes": put_back,
             "compared": compared,
             "data_sets": self._settings.state(),
@@ -201,9 +160,9 @@ class Resumption:
         self.generators.draws_between = state.get("draws_between", False)
         self.rhythm.expect(state.get("rhythm", ()))
         self._passes = {}
-        self._gone_on, self._was_loaded = set(), True
-        self._saved_values = [tuple(saved) for saved in state.get("values", ())]
-        self._expected = [Number(*saved) for saved in state.get("numbers", ())]
+        self.wrapped.loaded()
+        self.counters.load(state.get("numbers", ()))
+        self._values.load(state.get("values", ()))
         self._attributes.load(state.get("attributes", {}), state.get("compared", {}))
         self._settings.load(state.get("data_sets", {}))
         self._contents.load(state.get("contents", {}))
@@ -218,8 +177,4 @@ class Resumption:
         """A snapshot has set the generators outside of lanes."""
         self.changes.forget()
         self.generators.loaded(head)
-        self._restored.loaded(has_gradients=self.rhythm.ends_with_loop)
-
-    def counters_now(self, loop: LaneLoop) -> list[Number]:
-        """Those of the script's numbers that have changed since it began to train."""
-        return self._counters.learned(loop.numbers)
+        self.restored.loaded(has_gradients=self.rhythm.ends_with_loop)

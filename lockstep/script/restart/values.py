@@ -17,7 +17,7 @@
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
@@ -27,7 +27,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lockstep.data.structure import attributes
-from lockstep.script.call_site import Site, look_into
+from lockstep.script.call_site import Site, calling_frame, look_into
 from lockstep.script.owners import file_of, is_of_script, own_methods
 from lockstep.script.restart.texts import (
     ELSEWHERE,
@@ -41,6 +41,7 @@ from lockstep.script.restart.texts import (
 from lockstep.script.source.dependence import Dependence, dependence
 from lockstep.script.source.first_reads import is_carried, is_set_before_passes
 from lockstep.script.source.functions import Function, function_at
+from lockstep.state.models import Models
 
 Values = Mapping[tuple[str, str], Mapping[str, str]]
 """Values as text by their names, for each function, or class of attributes: `(path, function)`."""
@@ -218,6 +219,38 @@ def restarted_values(
         changed = one.judged(file, unchanged, at_start=at_start, has_joined=has_joined)
         found += [] if changed is None else [changed]
     return found
+
+
+class ScriptValues:
+    """The script's values before it trained, and those of a snapshot. See Note [Values of the script]."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._first: Values | None = None
+        self._saved: list[tuple[str, str, str, str]] = []
+        """Those of the snapshot, until training goes on."""
+
+    def note_first(self) -> None:
+        """The script begins to train: what changes from now on is in a snapshot."""
+        self._first = self._now()
+
+    def begin(self, *, at_start: bool, has_joined: bool, in_later_epoch: bool) -> list[Changed]:
+        """A training loop begins, at the start of a pass or within one. Returns what starts again after a resume."""
+        saved, self._saved = self._saved, []
+        first = self._first if at_start and in_later_epoch and not has_joined else None
+        now = self._now() if saved else {}
+        return restarted_values(saved, now, at_start=at_start, has_joined=has_joined, first=first)
+
+    def state(self) -> list[list[str]]:
+        """Its part of a snapshot."""
+        return [] if self._first is None else changed_since(self._first, self._now())
+
+    def load(self, saved: Iterable[Sequence[str]]) -> None:
+        self._saved = [(file, function, name, text) for file, function, name, text in saved]
+
+    def _now(self) -> Values:
+        kept = [*self._models.optimizers.values(), *self._models.tracked.values()]
+        return values(calling_frame(), self._models.modules.values(), kept)
 
 
 @dataclass(frozen=True)

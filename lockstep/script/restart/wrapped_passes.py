@@ -14,11 +14,47 @@ from itertools import chain, count, cycle, islice, repeat, takewhile
 from types import GeneratorType
 from typing import Any
 
+from lockstep.data import GlobalBatch, Position
+from lockstep.state.progress import DataProgress
+
 _MOST_WRAPPERS = 4
 _TRANSPARENT = (enumerate, map, filter, chain, takewhile, GeneratorType)
 """They take one item for each that they yield, and keep no count. What a generator function counts can be read."""
 _ENDLESS = (count, repeat)
 """What they give does not depend on where they begin, or can be read."""
+
+
+class WrappedPasses:
+    """What stands around the passes and the epochs of a run that goes on. See Note [Iterators that start again]."""
+
+    def __init__(self, progress: DataProgress) -> None:
+        self._progress = progress
+        self._gone_on: set[int] | None = None
+        """The loaders on which a step has trained since a snapshot was loaded; None if none was."""
+        self._was_loaded = False
+
+    def loaded(self) -> None:
+        """A snapshot was loaded."""
+        self._gone_on, self._was_loaded = set(), True
+
+    def around_pass(self, batch: GlobalBatch) -> str | None:
+        """A training loop over `batch` begins. Returns what starts again around its pass, which goes on inside."""
+        number, position = batch.loader, batch.position
+        if self._gone_on is None or number is None or number in self._gone_on or position is None:
+            return None
+        self._gone_on.add(number)
+        loaders = self._progress.loaders
+        running = loaders[number].running
+        if running is None or position == Position():
+            return None
+        return restarted_iterator(running, [one.running for one in loaders.values()], at_start=position.step == 0)
+
+    def around_epochs(self) -> str | None:
+        """The same for epochs, once after a resume."""
+        was_loaded, self._was_loaded = self._was_loaded, False
+        epochs = self._progress.epochs_under_way()
+        goes_on = was_loaded and self._progress.epoch > 0 and epochs is not None
+        return restarted_iterator(epochs, ()) if goes_on else None
 
 
 def restarted_iterator(running: object, passes: Collection[object], *, at_start: bool = False) -> str | None:
