@@ -5,7 +5,7 @@ from textwrap import dedent
 
 import pytest
 
-from lockstep.script.lanes.generators import seeded_in_lanes
+from lockstep.script.lanes.draws import seeded_in_lanes
 from lockstep.script.source.goes_on import gone_on_in
 
 ATTRIBUTES = {

@@ -9,8 +9,7 @@
 
 - `detours`         several statements that together go on from what they have left
 - `tables`          rows that a lane writes by an index
-- `drawn_once`      what is drawn at random where it is not there yet
-- `generators`      generators that are set in each lane
+- `draws`           what is drawn at random once and kept, and generators that are set in each lane
 - `dependence`      whether what lanes train on depends on it
 """
 

@@ -14,7 +14,7 @@
 # Where several statements do so together (detours.py), or where there was None before, a mask that is made once looks
 # the same: so a later lane must change the value too. A module that is no part of torch, nor of the script (a metric of
 # a library) is known by its whole numbers: it counts what it was fed. What is drawn at random where there was None
-# before (drawn_once.py) is noted where a later lane leaves it as it is.
+# before (draws.py) is noted where a later lane leaves it as it is.
 
 # Note [Buffers that are no averages]
 # After a step a buffer of a replicated model is the mean of what the lanes have made of it, and a whole number advances
@@ -35,8 +35,7 @@ from lockstep.launch.traceback_lines import is_users
 from lockstep.script.call_site import Site
 from lockstep.script.lanes.dependence import lanes_train_from
 from lockstep.script.lanes.detours import handed_on_by_lanes, handed_on_in
-from lockstep.script.lanes.drawn_once import drawn_once_in
-from lockstep.script.lanes.generators import seeded_in_lanes
+from lockstep.script.lanes.draws import drawn_once_in, seeded_in_lanes
 from lockstep.script.lanes.marks import (
     NOTHING,
     DictionaryMark,

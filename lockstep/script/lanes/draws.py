@@ -1,17 +1,20 @@
-"""What a function draws at random where it is not there yet, and keeps: `if self.mask is None: self.mask = rand(5)`.
+"""What lanes draw at random, by the source of a file. Pure.
 
-In a lane, each worker draws its own. Pure: by the source of a file.
+What a function draws where it is not there yet, and keeps: `if self.mask is None: self.mask = rand(5)`. In a lane, each
+worker draws its own. And generators of the script's own that it sets in each lane: `g.manual_seed(7)`. What these give
+does not depend on other lanes.
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from functools import lru_cache
 
 from lockstep.script.source.computed import computed_from
 from lockstep.script.source.functions import function_at
+from lockstep.script.source.lane_loops import lane_loops
 from lockstep.script.source.scopes import variable
 from lockstep.script.source.statements import Statements, shown_by_functions
-from lockstep.script.source.syntax import bare, called_name, functions_of, mentions, walked
+from lockstep.script.source.syntax import bare, called_name, called_on, functions_of, mentions, parsed, walked, written
 
 _DRAWS = frozenset(
     {"rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "randrange", "randperm", "permutation"}
@@ -20,6 +23,7 @@ _DRAWS = frozenset(
 )
 _FILLS = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_")
 """The ends of the names of functions that fill a tensor."""
+_SEEDS = frozenset({"manual_seed", "seed", "set_state", "setstate"})
 
 
 @lru_cache(maxsize=1024)
@@ -67,3 +71,23 @@ def _draws(choice: ast.If | ast.IfExp) -> bool:
     parts = [*choice.body, *choice.orelse] if isinstance(choice, ast.If) else [choice.body, choice.orelse]
     names = [called_name(node) for part in parts for node in ast.walk(part) if isinstance(node, ast.Call)]
     return any(name in _DRAWS or name.endswith(_FILLS) for name in names)
+
+
+@lru_cache(maxsize=1024)
+def seeded_in_lanes(path: str) -> Set[str]:
+    """Names and attributes of generators that the file sets in each lane: in a loop over lanes, or in a function
+    without such a loop that draws from them too."""
+    in_loops = {name for loop in lane_loops(parsed(path)) for name, _ in _seeded(loop)}
+    functions = [one for one in functions_of(path) if not lane_loops(one)]
+    return in_loops | {name for one in functions for name, uses in _seeded(one) if uses > 1}
+
+
+def _seeded(part: ast.AST) -> Iterator[tuple[str, int]]:
+    """The names that are set in it, and how often it mentions them."""
+    names = [_last_name(node) for node in walked(part) if isinstance(node, ast.Name | ast.Attribute)]
+    owners = (owner for node in walked(part) if (owner := called_on(node, _SEEDS)) is not None)
+    yield from ((_last_name(owner), names.count(_last_name(owner))) for owner in owners)
+
+
+def _last_name(node: ast.AST) -> str:
+    return (written(node) or "").rpartition(".")[2]
