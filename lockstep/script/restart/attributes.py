@@ -19,7 +19,6 @@
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -27,6 +26,7 @@ import torch
 from torch import nn
 
 from lockstep.script.owners import PLAIN, are_settings, carried_attributes, is_torchs, own_methods
+from lockstep.script.restart.finding import Finding
 from lockstep.script.source.methods import Method
 from lockstep.state.models import Models
 from lockstep.state.snapshot import Json, pack, unpack
@@ -40,29 +40,17 @@ SET_AGAIN = (
 )
 
 
-@dataclass(frozen=True)
-class Renewed:
-    """An attribute that has its first value again, although training had changed it."""
-
-    name: str
-    value: Plain
-    before: Plain
-    goes_on: bool
-    """Whether the script's code goes on from it: then it is not computed anew."""
-    was_put_back: bool = True
-
-    @property
-    def is_wrong(self) -> bool:
-        return self.goes_on or not self.was_put_back
-
-    def __str__(self) -> str:
-        words = f"{self.name} is {self.value!r} and was {self.before!r} when the snapshot was taken"
-        if self.was_put_back:
-            return (
-                f"{words}: it was put back, and the script has set it anew. Compute it from run.step, or set it above "
-                "run.replicate only."
-            )
-        return f"{words}. {SET_AGAIN}"
+def renewed(name: str, value: Plain, before: Plain, *, goes_on: bool, was_put_back: bool = True) -> Finding:
+    """An attribute that has its first value again, although training had changed it. If the script's code `goes_on`
+    from it, it is not computed anew."""
+    words = f"{name} is {value!r} and was {before!r} when the snapshot was taken"
+    if not was_put_back:
+        return Finding(f"{words}. {SET_AGAIN}", is_wrong=True)
+    return Finding(
+        f"{words}: it was put back, and the script has set it anew. Compute it from run.step, or set it above "
+        "run.replicate only.",
+        is_wrong=goes_on,
+    )
 
 
 class ModelAttributes:
@@ -81,7 +69,7 @@ class ModelAttributes:
         self._in_training: list[Plain] = []
         """What they were when the last training loop began."""
 
-    def begin(self, *, at_start: bool) -> list[Renewed]:
+    def begin(self, *, at_start: bool) -> list[Finding]:
         """A training loop begins, at the start of a pass or within one. Returns what has its first value again after a
         resume and should not."""
         if at_start or self._switches is None:
@@ -92,11 +80,11 @@ class ModelAttributes:
         if not loaded and not bound:
             return []
         now = self._now()
-        renewed = _with_first(loaded, now)
-        carried = self._carried(over_passes=at_start) if renewed else set()
-        meant = self._carried(over_passes=False) - carried if renewed else set()
-        found = [Renewed(name, *pair, name in carried) for name, pair in renewed.items() if name not in meant]
-        return [*found, *(Renewed(name, *pair, False, False) for name, pair in _with_first(bound, now).items())]
+        again, bound = _with_first(loaded, now), _with_first(bound, now)
+        carried = self._carried(over_passes=at_start) if again else set()
+        meant = self._carried(over_passes=False) - carried if again else set()
+        found = [renewed(name, *pair, goes_on=name in carried) for name, pair in again.items() if name not in meant]
+        return found + [renewed(name, *pair, goes_on=False, was_put_back=False) for name, pair in bound.items()]
 
     def note_first(self) -> None:
         """The script begins to train: what changes from now on is in a snapshot."""

@@ -18,7 +18,6 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import Dataset
@@ -29,6 +28,7 @@ from lockstep.data.structure import attributes
 from lockstep.script.owners import are_settings, own_methods
 from lockstep.script.place import DATA, SEED_DATA
 from lockstep.script.restart.attributes import SET_AGAIN
+from lockstep.script.restart.finding import Finding
 from lockstep.script.restart.texts import text_of
 from lockstep.state.progress import DataProgress
 
@@ -39,35 +39,6 @@ _MOST_EARLIER = 16
 _MOST_DEPTH = 4
 
 
-@dataclass(frozen=True)
-class Unset:
-    """A setting that has an earlier value again, although the script had changed it."""
-
-    name: str
-    value: str
-    before: str
-    is_wrong = True
-
-    def __str__(self) -> str:
-        return f"{self.name} is {self.value} and was {self.before} when the snapshot was taken. {SET_AGAIN}"
-
-
-@dataclass(frozen=True)
-class OtherData:
-    """Something of a data set that is not as in the snapshot; `is_wrong` if the run goes on in the middle of a pass."""
-
-    name: str
-    now: str
-    before: str
-    is_wrong: bool
-
-    def __str__(self) -> str:
-        words = f"{self.name} is {self.now}, and was {self.before} when the snapshot was taken"
-        if self.is_wrong:
-            return f"{words}: a pass cannot go on with other samples. {SEED_DATA}"
-        return f"{words}. If the data set was not changed on purpose, its order or split is drawn without a seed."
-
-
 class DataSetOrigins:
     """What the loaders' data sets were made of. See Note [Another data set on each worker]."""
 
@@ -76,13 +47,13 @@ class DataSetOrigins:
         self._saved: dict[str, tuple[int, str]] = {}
         """The loader's number and what its data set was made of, by name, until training goes on."""
 
-    def begin(self, batch: GlobalBatch) -> list[OtherData]:
+    def begin(self, batch: GlobalBatch) -> list[Finding]:
         """A training loop over `batch` begins. Returns what is not as in the snapshot."""
         saved, self._saved = self._saved, {}
         now = self.facts() if saved else {}
         middle = None if batch.begins_pass else batch.loader
         other = [(name, number) for name, (number, words) in saved.items() if now.get(name, words) != words]
-        return [OtherData(name, now[name], saved[name][1], number == middle) for name, number in other]
+        return [_other_data(name, now[name], saved[name][1], is_wrong=number == middle) for name, number in other]
 
     def facts(self) -> dict[str, str]:
         """In words, which must be equal on all workers."""
@@ -104,26 +75,21 @@ class DataSetOrigins:
         return {number: loader for number, loader in self._progress.loaders.items() if loader in present}
 
 
+def _other_data(name: str, now: str, before: str, is_wrong: bool) -> Finding:
+    """If the run goes on in the middle of a pass, it is wrong."""
+    words = f"{name} is {now}, and was {before} when the snapshot was taken"
+    if is_wrong:
+        return Finding(f"{words}: a pass cannot go on with other samples. {SEED_DATA}", is_wrong)
+    words += ". If the data set was not changed on purpose, its order or split is drawn without a seed."
+    return Finding(words, is_wrong)
+
+
 def _named(made_of: Mapping[str, Mapping[str, str]]) -> dict[str, tuple[int, str]]:
     return {
         DATA.format(number=number, part=part): (int(number), words)
         for number, parts in made_of.items()
         for part, words in parts.items()
     }
-
-
-@dataclass(frozen=True)
-class OtherContents:
-    """What a data set holds is not what it held when the snapshot was taken."""
-
-    name: str
-    is_wrong: bool
-
-    def __str__(self) -> str:
-        words = f"{self.name} had been changed in training, and is not as it was when the snapshot was taken"
-        if self.is_wrong:
-            return f"{words}: this pass would have other samples. Make it in every epoch from the epoch's number."
-        return f"{words}. If an epoch goes on from what the one before has left there, make it from the epoch's number."
 
 
 class DataSetContents:
@@ -139,14 +105,14 @@ class DataSetContents:
         """The script begins to train."""
         self._first = self._read()
 
-    def begin(self, *, at_start: bool, has_joined: bool) -> list[OtherContents]:
+    def begin(self, *, at_start: bool, has_joined: bool) -> list[Finding]:
         """A training loop begins. Returns what is not as it was, after a resume."""
         saved, self._saved = self._saved, {}
         now = self._read() if saved else {}
         other = [name for name, words in saved.items() if now.get(name, words) != words]
         in_place = [name for name in other if _size(now[name]) == _size(saved[name])]
         must_be = has_joined or not at_start
-        return [OtherContents(name, must_be) for name in (other if must_be else in_place)]
+        return [_other_contents(name, must_be) for name in (other if must_be else in_place)]
 
     def state(self) -> Texts:
         """Its part of a snapshot: what has changed."""
@@ -155,6 +121,15 @@ class DataSetContents:
 
     def load(self, saved: Mapping[str, str]) -> None:
         self._saved = dict(saved)
+
+
+def _other_contents(name: str, is_wrong: bool) -> Finding:
+    words = f"{name} had been changed in training, and is not as it was when the snapshot was taken"
+    if is_wrong:
+        words += ": this pass would have other samples. Make it in every epoch from the epoch's number."
+    else:
+        words += ". If an epoch goes on from what the one before has left there, make it from the epoch's number."
+    return Finding(words, is_wrong)
 
 
 def contents_of_data_sets(data_sets: Mapping[int, Any]) -> Texts:
@@ -175,6 +150,12 @@ def _size(words: str) -> str:
     return words.partition("]" if words.startswith("[") else ":")[0]
 
 
+def unset(name: str, value: str, before: str) -> Finding:
+    """A setting that has an earlier value again, although the script had changed it."""
+    words = f"{name} is {value} and was {before} when the snapshot was taken. {SET_AGAIN}"
+    return Finding(words, is_wrong=True)
+
+
 class DataSetSettings:
     """See Note [Settings that are set once]. `texts` reads the settings as they are now."""
 
@@ -190,15 +171,15 @@ class DataSetSettings:
         """The script begins to train: what changes from now on is in a snapshot."""
         self._note(self._texts())
 
-    def begin(self, *, at_start: bool) -> list[Unset]:
+    def begin(self, *, at_start: bool) -> list[Finding]:
         """A training loop begins, at the start of a pass or within one. Returns what has an earlier value again."""
         if not at_start and not self._saved:
             return []
         now, saved, self._saved = self._texts(), self._saved, {}
-        unset = [Unset(name, now[name], texts[-1]) for name, texts in saved.items() if now.get(name) in texts[:-1]]
+        found = [unset(name, now[name], texts[-1]) for name, texts in saved.items() if now.get(name) in texts[:-1]]
         self._history |= {name: list(texts) for name, texts in saved.items()}
         self._note(now)
-        return unset
+        return found
 
     def state(self) -> dict[str, list[str]]:
         """Its part of a snapshot: the texts of what has changed and does not alternate."""

@@ -18,21 +18,11 @@ import torch
 from torch import nn
 
 from lockstep.script.restart.attributes import SET_AGAIN, name_of_module
+from lockstep.script.restart.finding import Finding
 from lockstep.state.models import Models
 
 _MOST_EARLIER = 16
 _trains, _needs_grad = attrgetter("training"), attrgetter("requires_grad")
-
-
-@dataclass(frozen=True)
-class OtherModes:
-    """A loop in which modes are other ones than when the snapshot was taken; `is_wrong` if they cannot be meant."""
-
-    words: str
-    is_wrong: bool
-
-    def __str__(self) -> str:
-        return f"{self.words}. {SET_AGAIN}"
 
 
 @dataclass
@@ -67,7 +57,7 @@ class ModelModes:
         self._flags: dict[str, tuple[bool, ...]] = {}
         """Their modes when each loop began last."""
 
-    def begin(self, loop: str, *, at_start: bool) -> list[OtherModes]:
+    def begin(self, loop: str, *, at_start: bool) -> list[Finding]:
         """A training loop begins, at the start of a pass or within one. Returns what is other than in the snapshot."""
         self._newest = loop
         modules, parameters = self._holders or self._look()
@@ -83,7 +73,11 @@ class ModelModes:
             return []
         self._due.remove(loop)
         is_meant = known.alternates or (at_start and now != known.first)
-        return [] if now == before or is_meant else [OtherModes(_in_words(loop, now, before), not at_start)]
+        return (
+            []
+            if now == before or is_meant
+            else [Finding(f"{_in_words(loop, now, before)}. {SET_AGAIN}", is_wrong=not at_start)]
+        )
 
     def state(self) -> list[list[Any]]:
         """Its part of a snapshot: for each loop its line, the names at first and at last, and if it alternates.

@@ -15,29 +15,24 @@
 # loader is refused alike: it is given the generators as they are at the lanes.
 """
 
-from dataclasses import dataclass
-
 from lockstep.chance import Generators
+from lockstep.script.restart.finding import Finding
 
 
-@dataclass(frozen=True)
-class DrawnAhead:
+def drawn_ahead(loader: int | None) -> Finding:
     """Random numbers that the script has drawn ahead of the batch at which it goes on; None: a batch of its own."""
-
-    loader: int | None
-    is_wrong: bool = True
-
-    def __str__(self) -> str:
-        if self.loader is None:
-            return (
-                "the script draws random numbers outside of lanes for each of its batches, and has drawn others for "
-                "this one than those who go on have: draw them from a generator that is seeded by run.step."
-            )
-        return (
+    if loader is None:
+        words = (
+            "the script draws random numbers outside of lanes for each of its batches, and has drawn others for "
+            "this one than those who go on have: draw them from a generator that is seeded by run.step."
+        )
+    else:
+        words = (
             f"the run goes on in the middle of a pass, and the script has drawn random numbers before it asked loader "
-            f"{self.loader} for a batch, as it does from batch to batch. Those of this batch cannot be drawn again: "
+            f"{loader} for a batch, as it does from batch to batch. Those of this batch cannot be drawn again: "
             "draw behind next(...), or from a generator that is seeded by run.step."
         )
+    return Finding(words, is_wrong=True)
 
 
 class RestoredGenerators:

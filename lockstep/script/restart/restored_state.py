@@ -11,7 +11,6 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -19,6 +18,7 @@ from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lockstep.gradients.fingerprint import fingerprints
+from lockstep.script.restart.finding import Finding
 from lockstep.state.models import Models
 
 TRACKED = "tracked "
@@ -34,32 +34,20 @@ def trains(tracked: Any) -> bool:
     return isinstance(tracked, (LRScheduler, ReduceLROnPlateau, GradScaler, nn.Module))
 
 
-@dataclass(frozen=True)
-class ChangedState:
+def _changed_state(name: str, is_wrong: bool) -> Finding:
     """What is not as it was restored; wrong if the training depends on it."""
-
-    name: str
-    is_wrong: bool = True
-
-    def __str__(self) -> str:
-        tracked = self.name.removeprefix(TRACKED)
-        name = self.name if tracked == self.name else f"`{tracked}`"
-        return f"the script has changed {name}, which was restored: {ADVICE}."
+    tracked = name.removeprefix(TRACKED)
+    shown = name if tracked == name else f"`{tracked}`"
+    return Finding(f"the script has changed {shown}, which was restored: {ADVICE}.", is_wrong)
 
 
-@dataclass(frozen=True)
-class EvaluatedAgain:
-    """A loader on which the script has evaluated, before the batch at which its pass goes on."""
-
-    loader: int
-    is_wrong: bool = False
-
-    def __str__(self) -> str:
-        return (
-            f"the run goes on in the middle of an epoch, and the script has evaluated on loader {self.loader} before "
-            "it came there, as it does in every epoch: what it shows of that is of the model as it is now, and not as "
-            "it was then."
-        )
+def evaluated_again(loader: int) -> Finding:
+    """The script has evaluated on a loader, before the batch at which its pass goes on."""
+    words = (
+        f"the run goes on in the middle of an epoch, and the script has evaluated on loader {loader} before it came "
+        "there, as it does in every epoch: what it shows of that is of the model as it is now, and not as it was then."
+    )
+    return Finding(words, is_wrong=False)
 
 
 class RestoredState:
@@ -72,7 +60,7 @@ class RestoredState:
         """Those that were restored."""
         self._others: dict[str, float] = {}
         """Those that the script had set otherwise when the pass went on, until the first update."""
-        self._changed: list[ChangedState] = []
+        self._changed: list[Finding] = []
         self._has_gradients = False
 
     def loaded(self, *, has_gradients: bool) -> None:
@@ -88,13 +76,13 @@ class RestoredState:
             return False
         now = self._now()
         changed = (name for name in expected | now if expected.get(name) != now.get(name))
-        found = [ChangedState(name, is_wrong=self._trains(name)) for name in changed]
+        found = [_changed_state(name, is_wrong=self._trains(name)) for name in changed]
         self._changed = sorted(found, key=lambda one: not one.is_wrong)[:1]
         rates = self._models.rates()
         self._others = {name: rate for name, rate in rates.items() if self._rates.get(name, rate) != rate}
         return True
 
-    def changed(self) -> list[ChangedState]:
+    def changed(self) -> list[Finding]:
         """What a training loop that begins goes on with, and should not."""
         self._expected, changed, self._changed = None, self._changed, []
         return changed

@@ -9,30 +9,26 @@ from typing import Any
 from lockstep.chance import Generators
 from lockstep.data import GlobalBatch, Position
 from lockstep.script.call_site import calling_frame, is_for_statement, whole_numbers
-from lockstep.script.restart.attributes import ModelAttributes, Renewed
+from lockstep.script.restart.attributes import ModelAttributes
 from lockstep.script.restart.changes import BodyChanges
 from lockstep.script.restart.counters import Moment, OutOfStep, ScriptCounters
 from lockstep.script.restart.data_sets import (
     DataSetContents,
     DataSetOrigins,
     DataSetSettings,
-    OtherContents,
-    OtherData,
-    Unset,
     contents_of_data_sets,
     texts_of_data_sets,
 )
-from lockstep.script.restart.modes import ModelModes, OtherModes
-from lockstep.script.restart.restored_generators import DrawnAhead, RestoredGenerators
-from lockstep.script.restart.restored_state import ChangedState, EvaluatedAgain, RestoredState
+from lockstep.script.restart.finding import Finding
+from lockstep.script.restart.modes import ModelModes
+from lockstep.script.restart.restored_generators import RestoredGenerators, drawn_ahead
+from lockstep.script.restart.restored_state import RestoredState, evaluated_again
 from lockstep.script.restart.rhythm import Rhythm
 from lockstep.script.restart.values import Changed, ScriptValues
 from lockstep.script.restart.wrapped_passes import WrappedPasses
 from lockstep.script.turns import LaneLoop
 from lockstep.state.models import Models
 from lockstep.state.progress import DataProgress
-
-SetAnew = ChangedState | DrawnAhead | EvaluatedAgain | Renewed | OtherModes | OtherData | Unset | OtherContents
 
 
 class Resumption:
@@ -48,7 +44,7 @@ class Resumption:
         self._contents = DataSetContents(lambda: contents_of_data_sets(self.origins.data_sets()))
         self._passes: dict[int | None, int] = {}
         """How many passes over each loader were begun before the one under way."""
-        self._found: dict[type, DrawnAhead | EvaluatedAgain] = {}
+        self._found: dict[str, Finding] = {}
         """What was found on the way to the place where the script goes on."""
         self._has_joined = self._counted_epochs = False
         progress.on_begin = self._training_begins
@@ -68,7 +64,7 @@ class Resumption:
     def evaluates(self, batch: GlobalBatch) -> None:
         """A batch is evaluated."""
         if self.generators.is_done_again and batch.loader is not None:
-            self._found[EvaluatedAgain] = EvaluatedAgain(batch.loader)
+            self._found["evaluated"] = evaluated_again(batch.loader)
 
     def before_batch(self, number: int) -> None:
         """A loader is about to be asked for its next batch, and the run may be saved first."""
@@ -77,7 +73,7 @@ class Resumption:
             self.generators.before_batch()
         goes_on = loaders[number].is_trained_on and any(one.mid_pass and one.is_trained_on for one in loaders.values())
         if goes_on and self.generators.has_drawn_ahead and not is_for_statement(calling_frame()):
-            self._found[DrawnAhead] = DrawnAhead(number)
+            self._found["drawn"] = drawn_ahead(number)
 
     def asked(self, number: int) -> bool:
         """A loader is about to load its next batch. See Note [What an epoch does at its head] in restored_state.py.
@@ -95,7 +91,7 @@ class Resumption:
     def enter(self, batch: GlobalBatch, loop: LaneLoop, step: int, turn: int) -> list[OutOfStep]:
         """A training loop over `batch` begins. Returns the numbers of the script that are wrong after a resume."""
         if self._has_joined and batch.loader is None and self.generators.has_drawn_ahead:
-            self._found[DrawnAhead] = DrawnAhead(None)
+            self._found["drawn"] = drawn_ahead(None)
         self.generators.step_begins()
         self.changes.step_begins(batch)
         position = batch.position or Position()
@@ -104,7 +100,7 @@ class Resumption:
             self.rhythm.forget()
         return self.counters.begin(loop.numbers, at, at_start=batch.begins_pass)
 
-    def set_anew(self, batch: GlobalBatch, loop: LaneLoop) -> Iterator[SetAnew]:
+    def set_anew(self, batch: GlobalBatch, loop: LaneLoop) -> Iterator[Finding]:
         """What the run put back or compares after a resume, and the script has as another. Those that are wrong cannot
         be meant."""
         at_start = batch.begins_pass
