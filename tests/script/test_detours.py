@@ -6,7 +6,7 @@ from textwrap import dedent
 import pytest
 
 from lockstep.script.lanes.detours import handed_on
-from lockstep.script.source.first_reads import Uses
+from lockstep.script.source.uses import Uses
 
 
 def found(code: str) -> set[str]:

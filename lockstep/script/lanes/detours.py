@@ -18,7 +18,6 @@ from functools import lru_cache
 
 from lockstep.script.source.computed import computed_from
 from lockstep.script.source.dependence import dependence
-from lockstep.script.source.first_reads import Uses
 from lockstep.script.source.functions import Function
 from lockstep.script.source.scopes import variable
 from lockstep.script.source.statements import Statements, shown_by_functions, shown_by_lanes
@@ -32,6 +31,7 @@ from lockstep.script.source.syntax import (
     unpacked,
     written,
 )
+from lockstep.script.source.uses import Uses
 
 
 @lru_cache(maxsize=1024)

@@ -73,11 +73,9 @@ class ModelModes:
             return []
         self._due.remove(loop)
         is_meant = known.alternates or (at_start and now != known.first)
-        return (
-            []
-            if now == before or is_meant
-            else [Finding(f"{_in_words(loop, now, before)}. {SET_AGAIN}", is_wrong=not at_start)]
-        )
+        if now == before or is_meant:
+            return []
+        return [Finding(f"{_in_words(loop, now, before)}. {SET_AGAIN}", is_wrong=not at_start)]
 
     def state(self) -> list[list[Any]]:
         """Its part of a snapshot: for each loop its line, the names at first and at last, and if it alternates.

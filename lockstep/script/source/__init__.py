@@ -9,6 +9,7 @@
 Questions that are asked of it:
 
 - `dependence`      whether the training depends on a variable; `effects`: what trains
+- `uses`            whether code reads a variable before it sets it
 - `first_reads`     whether a turn of a loop, or a pass, reads what an earlier one has left
 - `module_hooks`    which tables forward hooks fill
 - `goes_on`         which statements go on from what they have left; `statements`: such statements by what they change
