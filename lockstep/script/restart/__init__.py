@@ -13,7 +13,7 @@
                     loop, and at the head of an epoch
 - `wrapped_passes`  iterators around a pass over a loader, or around epochs, that start again
 
-`resumption` is all of it: what a snapshot has of each, and what each finds (`finding`) where training goes on.
+`resumption` is all of it: what a snapshot has of each, and what each finds (`difference`) where training goes on.
 """
 
 from lockstep.script.restart.values import Changed

@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from lockstep.script.owners import PLAIN, are_settings, carried_attributes, is_torchs, own_methods
-from lockstep.script.restart.finding import Finding
+from lockstep.script.restart.difference import Difference
 from lockstep.script.source.methods import Method
 from lockstep.state.models import Models
 from lockstep.state.snapshot import Json, pack, unpack
@@ -40,13 +40,13 @@ SET_AGAIN = (
 )
 
 
-def renewed(name: str, value: Plain, before: Plain, *, goes_on: bool, was_put_back: bool = True) -> Finding:
+def renewed(name: str, value: Plain, before: Plain, *, goes_on: bool, was_put_back: bool = True) -> Difference:
     """An attribute that has its first value again, although training had changed it. If the script's code `goes_on`
     from it, it is not computed anew."""
     words = f"{name} is {value!r} and was {before!r} when the snapshot was taken"
     if not was_put_back:
-        return Finding(f"{words}. {SET_AGAIN}", is_wrong=True)
-    return Finding(
+        return Difference(f"{words}. {SET_AGAIN}", is_wrong=True)
+    return Difference(
         f"{words}: it was put back, and the script has set it anew. Compute it from run.step, or set it above "
         "run.replicate only.",
         is_wrong=goes_on,
@@ -69,7 +69,7 @@ class ModelAttributes:
         self._in_training: list[Plain] = []
         """What they were when the last training loop began."""
 
-    def begin(self, *, at_start: bool) -> list[Finding]:
+    def begin(self, *, at_start: bool) -> list[Difference]:
         """A training loop begins, at the start of a pass or within one. Returns what has its first value again after a
         resume and should not."""
         if at_start or self._switches is None:

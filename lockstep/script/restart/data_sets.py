@@ -28,7 +28,7 @@ from lockstep.data.structure import attributes
 from lockstep.script.owners import are_settings, own_methods
 from lockstep.script.place import DATA, SEED_DATA
 from lockstep.script.restart.attributes import SET_AGAIN
-from lockstep.script.restart.finding import Finding
+from lockstep.script.restart.difference import Difference
 from lockstep.script.restart.texts import text_of
 from lockstep.state.progress import DataProgress
 
@@ -47,7 +47,7 @@ class DataSetOrigins:
         self._saved: dict[str, tuple[int, str]] = {}
         """The loader's number and what its data set was made of, by name, until training goes on."""
 
-    def begin(self, batch: GlobalBatch) -> list[Finding]:
+    def begin(self, batch: GlobalBatch) -> list[Difference]:
         """A training loop over `batch` begins. Returns what is not as in the snapshot."""
         saved, self._saved = self._saved, {}
         now = self.facts() if saved else {}
@@ -75,13 +75,13 @@ class DataSetOrigins:
         return {number: loader for number, loader in self._progress.loaders.items() if loader in present}
 
 
-def _other_data(name: str, now: str, before: str, is_wrong: bool) -> Finding:
+def _other_data(name: str, now: str, before: str, is_wrong: bool) -> Difference:
     """If the run goes on in the middle of a pass, it is wrong."""
     words = f"{name} is {now}, and was {before} when the snapshot was taken"
     if is_wrong:
-        return Finding(f"{words}: a pass cannot go on with other samples. {SEED_DATA}", is_wrong)
+        return Difference(f"{words}: a pass cannot go on with other samples. {SEED_DATA}", is_wrong)
     words += ". If the data set was not changed on purpose, its order or split is drawn without a seed."
-    return Finding(words, is_wrong)
+    return Difference(words, is_wrong)
 
 
 def _named(made_of: Mapping[str, Mapping[str, str]]) -> dict[str, tuple[int, str]]:
@@ -105,7 +105,7 @@ class DataSetContents:
         """The script begins to train."""
         self._first = self._read()
 
-    def begin(self, *, at_start: bool, has_joined: bool) -> list[Finding]:
+    def begin(self, *, at_start: bool, has_joined: bool) -> list[Difference]:
         """A training loop begins. Returns what is not as it was, after a resume."""
         saved, self._saved = self._saved, {}
         now = self._read() if saved else {}
@@ -123,13 +123,13 @@ class DataSetContents:
         self._saved = dict(saved)
 
 
-def _other_contents(name: str, is_wrong: bool) -> Finding:
+def _other_contents(name: str, is_wrong: bool) -> Difference:
     words = f"{name} had been changed in training, and is not as it was when the snapshot was taken"
     if is_wrong:
         words += ": this pass would have other samples. Make it in every epoch from the epoch's number."
     else:
         words += ". If an epoch goes on from what the one before has left there, make it from the epoch's number."
-    return Finding(words, is_wrong)
+    return Difference(words, is_wrong)
 
 
 def contents_of_data_sets(data_sets: Mapping[int, Any]) -> Texts:
@@ -150,10 +150,10 @@ def _size(words: str) -> str:
     return words.partition("]" if words.startswith("[") else ":")[0]
 
 
-def unset(name: str, value: str, before: str) -> Finding:
+def unset(name: str, value: str, before: str) -> Difference:
     """A setting that has an earlier value again, although the script had changed it."""
     words = f"{name} is {value} and was {before} when the snapshot was taken. {SET_AGAIN}"
-    return Finding(words, is_wrong=True)
+    return Difference(words, is_wrong=True)
 
 
 class DataSetSettings:
@@ -171,7 +171,7 @@ class DataSetSettings:
         """The script begins to train: what changes from now on is in a snapshot."""
         self._note(self._texts())
 
-    def begin(self, *, at_start: bool) -> list[Finding]:
+    def begin(self, *, at_start: bool) -> list[Difference]:
         """A training loop begins, at the start of a pass or within one. Returns what has an earlier value again."""
         if not at_start and not self._saved:
             return []

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from lockstep.script.restart.attributes import SET_AGAIN, name_of_module
-from lockstep.script.restart.finding import Finding
+from lockstep.script.restart.difference import Difference
 from lockstep.state.models import Models
 
 _MOST_EARLIER = 16
@@ -57,7 +57,7 @@ class ModelModes:
         self._flags: dict[str, tuple[bool, ...]] = {}
         """Their modes when each loop began last."""
 
-    def begin(self, loop: str, *, at_start: bool) -> list[Finding]:
+    def begin(self, loop: str, *, at_start: bool) -> list[Difference]:
         """A training loop begins, at the start of a pass or within one. Returns what is other than in the snapshot."""
         self._newest = loop
         modules, parameters = self._holders or self._look()
@@ -75,7 +75,7 @@ class ModelModes:
         is_meant = known.alternates or (at_start and now != known.first)
         if now == before or is_meant:
             return []
-        return [Finding(f"{_in_words(loop, now, before)}. {SET_AGAIN}", is_wrong=not at_start)]
+        return [Difference(f"{_in_words(loop, now, before)}. {SET_AGAIN}", is_wrong=not at_start)]
 
     def state(self) -> list[list[Any]]:
         """Its part of a snapshot: for each loop its line, the names at first and at last, and if it alternates.

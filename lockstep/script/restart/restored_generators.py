@@ -16,10 +16,10 @@
 """
 
 from lockstep.chance import Generators
-from lockstep.script.restart.finding import Finding
+from lockstep.script.restart.difference import Difference
 
 
-def drawn_ahead(loader: int | None) -> Finding:
+def drawn_ahead(loader: int | None) -> Difference:
     """Random numbers that the script has drawn ahead of the batch at which it goes on; None: a batch of its own."""
     if loader is None:
         words = (
@@ -32,7 +32,7 @@ def drawn_ahead(loader: int | None) -> Finding:
             f"{loader} for a batch, as it does from batch to batch. Those of this batch cannot be drawn again: "
             "draw behind next(...), or from a generator that is seeded by run.step."
         )
-    return Finding(words, is_wrong=True)
+    return Difference(words, is_wrong=True)
 
 
 class RestoredGenerators:

@@ -18,7 +18,7 @@ from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lockstep.gradients.fingerprint import fingerprints
-from lockstep.script.restart.finding import Finding
+from lockstep.script.restart.difference import Difference
 from lockstep.state.models import Models
 
 TRACKED = "tracked "
@@ -34,20 +34,20 @@ def trains(tracked: Any) -> bool:
     return isinstance(tracked, (LRScheduler, ReduceLROnPlateau, GradScaler, nn.Module))
 
 
-def _changed_state(name: str, is_wrong: bool) -> Finding:
+def _changed_state(name: str, is_wrong: bool) -> Difference:
     """What is not as it was restored; wrong if the training depends on it."""
     tracked = name.removeprefix(TRACKED)
     shown = name if tracked == name else f"`{tracked}`"
-    return Finding(f"the script has changed {shown}, which was restored: {ADVICE}.", is_wrong)
+    return Difference(f"the script has changed {shown}, which was restored: {ADVICE}.", is_wrong)
 
 
-def evaluated_again(loader: int) -> Finding:
+def evaluated_again(loader: int) -> Difference:
     """The script has evaluated on a loader, before the batch at which its pass goes on."""
     words = (
         f"the run goes on in the middle of an epoch, and the script has evaluated on loader {loader} before it came "
         "there, as it does in every epoch: what it shows of that is of the model as it is now, and not as it was then."
     )
-    return Finding(words, is_wrong=False)
+    return Difference(words, is_wrong=False)
 
 
 class RestoredState:
@@ -60,7 +60,7 @@ class RestoredState:
         """Those that were restored."""
         self._others: dict[str, float] = {}
         """Those that the script had set otherwise when the pass went on, until the first update."""
-        self._changed: list[Finding] = []
+        self._changed: list[Difference] = []
         self._has_gradients = False
 
     def loaded(self, *, has_gradients: bool) -> None:
@@ -82,7 +82,7 @@ class RestoredState:
         self._others = {name: rate for name, rate in rates.items() if self._rates.get(name, rate) != rate}
         return True
 
-    def changed(self) -> list[Finding]:
+    def changed(self) -> list[Difference]:
         """What a training loop that begins goes on with, and should not."""
         self._expected, changed, self._changed = None, self._changed, []
         return changed

@@ -19,7 +19,7 @@ from lockstep.script.restart.data_sets import (
     contents_of_data_sets,
     texts_of_data_sets,
 )
-from lockstep.script.restart.finding import Finding
+from lockstep.script.restart.difference import Difference
 from lockstep.script.restart.modes import ModelModes
 from lockstep.script.restart.restored_generators import RestoredGenerators, drawn_ahead
 from lockstep.script.restart.restored_state import RestoredState, evaluated_again
@@ -44,7 +44,7 @@ class Resumption:
         self._contents = DataSetContents(lambda: contents_of_data_sets(self.origins.data_sets()))
         self._passes: dict[int | None, int] = {}
         """How many passes over each loader were begun before the one under way."""
-        self._found: dict[str, Finding] = {}
+        self._found: dict[str, Difference] = {}
         """What was found on the way to the place where the script goes on."""
         self._has_joined = self._counted_epochs = False
         progress.on_begin = self._training_begins
@@ -100,7 +100,7 @@ class Resumption:
             self.rhythm.forget()
         return self.counters.begin(loop.numbers, at, at_start=batch.begins_pass)
 
-    def set_anew(self, batch: GlobalBatch, loop: LaneLoop) -> Iterator[Finding]:
+    def set_anew(self, batch: GlobalBatch, loop: LaneLoop) -> Iterator[Difference]:
         """What the run put back or compares after a resume, and the script has as another. Those that are wrong cannot
         be meant."""
         at_start = batch.begins_pass

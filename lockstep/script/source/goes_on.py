@@ -4,13 +4,26 @@ What a function sets first and then changes is its own, and does not go on from 
 """
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 
 from lockstep.script.source.lane_loops import is_over_lanes, lane_loops
+from lockstep.script.source.scopes import variable
 from lockstep.script.source.statements import Statements, shown_by_functions
-from lockstep.script.source.syntax import GROWS, LOOPS, bare, functions_of, own_statements, parsed, walked
+from lockstep.script.source.syntax import (
+    GROWS,
+    LOOPS,
+    AnyFunction,
+    bare,
+    functions_of,
+    own_statements,
+    parsed,
+    reads,
+    walked,
+)
+from lockstep.script.source.uses import Uses
 
+_Body = AnyFunction | ast.Module
 _NO_STEP = frozenset({"copy_", "zero_", "fill_", "detach_", "requires_grad_", "resize_", "set_"})
 """Methods of tensors whose result does not go on from the tensor's value."""
 
@@ -28,22 +41,14 @@ def gone_on_in(path: str, over_passes: bool = False) -> Statements:
     return shown
 
 
-def gone_on_by(statements: Iterable[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.expr]]:
-    """Those of the statements that go on from something, each with that."""
-    for node in own_statements(statements):
-        target = gone_on_from(node)
-        if target is not None:
-            assert isinstance(node, ast.stmt)
-            yield node, target
-
-
 def gone_on_from(node: ast.AST) -> ast.expr | None:
     """What the statement goes on from: of `totals["right"] += 1` it is `totals`."""
     if isinstance(node, ast.AugAssign):
         return bare(node.target)
     if isinstance(node, ast.Assign) and len(node.targets) == 1:
         target = bare(node.targets[0])
-        return target if _is_read(target, node.value) else None
+        name = variable(target)
+        return target if name is not None and any(reads(one, name) for one in ast.walk(node.value)) else None
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         return _changed_in_place(node.value)
     return None
@@ -61,34 +66,24 @@ def _changed_in_place(call: ast.Call) -> ast.expr | None:
     return bare(owner) if is_changed and isinstance(bare(owner), ast.Name | ast.Attribute) else None
 
 
-def _not_set_before(
-    function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Module, over_passes: bool
-) -> Iterator[tuple[ast.stmt, ast.expr]]:
-    """In a loop over lanes, or over batches, it would have to be in its body; `over_passes`, around those."""
-    for statement, target in gone_on_by(function.body):
-        if not (isinstance(target, ast.Attribute) and _is_set_before(function, statement, target, over_passes)):
-            yield statement, target
+def _not_set_before(function: _Body, over_passes: bool) -> Iterator[tuple[ast.stmt, ast.expr]]:
+    """The statements that go on from something which the function has not set itself."""
+    for node in own_statements(function.body):
+        target = gone_on_from(node)
+        is_own = isinstance(target, ast.Attribute) and _is_set_before(function, node, target, over_passes)
+        if target is not None and not is_own:
+            assert isinstance(node, ast.stmt)
+            yield node, target
 
 
-def _is_set_before(function: ast.AST, statement: ast.stmt, target: ast.Attribute, over_passes: bool) -> bool:
+def _is_set_before(function: _Body, statement: ast.AST, target: ast.Attribute, over_passes: bool) -> bool:
+    """Whether each run of the function, or each turn of the loop around lanes, sets it before it reads it.
+
+    In a loop over lanes, or over batches, its body must set it; `over_passes`, what stands around those.
+    """
     loops = [node for node in walked(function) if isinstance(node, LOOPS) and lane_loops(node)]
     around = [loop for loop in reversed(loops) if statement in walked(loop)]
     if over_passes:
         around = [loop for loop in around if not is_over_lanes(loop)][1:]
-    return any(
-        isinstance(node, ast.Assign)
-        and node.lineno < statement.lineno
-        and any(_is_same(one, target) for one in node.targets)
-        and not _is_read(target, node.value)
-        for node in walked(around[0] if around else function)
-    )
-
-
-def _is_read(target: ast.expr, value: ast.expr) -> bool:
-    """Whether the value reads the variable or attribute."""
-    return any(_is_same(node, target) and isinstance(node.ctx, ast.Load) for node in ast.walk(value))  # type: ignore
-
-
-def _is_same(node: ast.AST, target: ast.expr) -> bool:
-    is_place = isinstance(target, ast.Name | ast.Attribute) and isinstance(node, type(target))
-    return is_place and ast.unparse(node) == ast.unparse(target)
+    name = variable(target)
+    return name is not None and Uses(name).read_first((around[0] if around else function).body) is False

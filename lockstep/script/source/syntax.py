@@ -53,8 +53,9 @@ def nodes_of(path: str) -> tuple[ast.AST, ...]:
 def own_statements(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
     """All that stands in these, except in functions and classes that they define."""
     for node in nodes:
-        yield node
-        yield from own_statements(child for child in ast.iter_child_nodes(node) if not isinstance(child, _SCOPES))
+        if not isinstance(node, _SCOPES):
+            yield node
+            yield from own_statements(ast.iter_child_nodes(node))
 
 
 def functions_of(path: str) -> list[AnyFunction]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Finding:
+class Difference:
     """If it `is_wrong`, it cannot be meant so, and the script is refused; else it is noted."""
 
     words: str
