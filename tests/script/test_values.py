@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from lockstep.script.restart.restarted_values import _unchanged, restarted_values
 from lockstep.script.restart.texts import texts_of
-from lockstep.script.restart.values import _unchanged, changed_since, restarted_values, values
+from lockstep.script.restart.values import changed_since, values
 from lockstep.script.source.first_reads import is_carried
 from lockstep.script.source.functions import function_at
 from lockstep.script.source.syntax import parsed

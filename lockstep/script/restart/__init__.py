@@ -1,7 +1,8 @@
 """What of a script begins anew after a resume, or on a newcomer: the script starts from its top, and steps go on.
 
 - `counters`        whole numbers that count steps, batches or passes
-- `values`          other plain values, and untracked tensors; `texts`: values as text, to compare them
+- `values`          other plain values, and untracked tensors; `texts`: values as text, to compare them;
+                    `restarted_values`: those that are other ones, and whether that is wrong
 - `iterators`       where iterators of the script stand
 - `attributes`      plain values in the attributes of models and optimizers, which are put back
 - `modes`           which modules train and which parameters are frozen, which is put back
@@ -16,6 +17,6 @@
 `resumption` is all of it: what a snapshot has of each, and what each finds (`difference`) where training goes on.
 """
 
-from lockstep.script.restart.values import Changed
+from lockstep.script.restart.restarted_values import Changed
 
 __all__ = ["Changed"]

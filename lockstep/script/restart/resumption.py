@@ -21,10 +21,11 @@ from lockstep.script.restart.data_sets import (
 )
 from lockstep.script.restart.difference import Difference
 from lockstep.script.restart.modes import ModelModes
+from lockstep.script.restart.restarted_values import Changed
 from lockstep.script.restart.restored_generators import RestoredGenerators, drawn_ahead
 from lockstep.script.restart.restored_state import RestoredState, evaluated_again
 from lockstep.script.restart.rhythm import Rhythm
-from lockstep.script.restart.values import Changed, ScriptValues
+from lockstep.script.restart.values import ScriptValues
 from lockstep.script.restart.wrapped_passes import WrappedPasses
 from lockstep.script.turns import LaneLoop
 from lockstep.state.models import Models

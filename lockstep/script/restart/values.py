@@ -18,7 +18,6 @@
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -29,92 +28,16 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from lockstep.data.structure import attributes
 from lockstep.script.call_site import Site, calling_frame, look_into
 from lockstep.script.owners import file_of, is_of_script, own_methods
+from lockstep.script.restart.restarted_values import HELD, OBJECT, STORED, Changed, Values, restarted_values
 from lockstep.script.restart.texts import (
     ELSEWHERE,
-    GENERATOR,
-    OF_ARRAYS,
-    PARAMETERS,
     TENSORS,
     is_object_of_script,
     texts_of,
 )
-from lockstep.script.source.dependence import Dependence, dependence
-from lockstep.script.source.first_reads import is_carried, is_set_before_passes
-from lockstep.script.source.functions import Function, function_at
 from lockstep.state.models import Models
 
-Values = Mapping[tuple[str, str], Mapping[str, str]]
-"""Values as text by their names, for each function, or class of attributes: `(path, function)`."""
-
-_MOVES = ("an iterator with", "a generator at", "count(")
-"""How the texts of iterators begin: they are never twice the same."""
-_HELD = ".held"
-"""Behind the name of a function: the attributes of the objects in its variables."""
-_OBJECT = "()"
-"""Behind the name of a class: the attributes of an object that a variable holds, whose methods are none of the calls
-under way."""
-_STORED = "stored: "
-"""Before the text of an attribute that a method sets."""
 _WHOLE = re.compile(r"-?\d+|True|False")
-_NUMBER = re.compile(r"-?(\d[\d.e+-]*|inf)")
-
-
-@dataclass(frozen=True)
-class Changed:
-    """A value that is another one than when the snapshot was taken.
-
-    `depends` is where the training depends on it; None where the source does not show that. What is drawn from a random
-    generator is no number of the loop: where the source shows nothing, that is said in a note.
-    """
-
-    file: str
-    name: str
-    value: str
-    before: str
-    depends: Dependence | None
-    is_wrong: bool = True
-    """Whether it cannot be meant so. Tensors may be memory that is written in every step."""
-
-    @property
-    def may_join(self) -> bool:
-        """Whether a worker that joins may go on with it: no generator, and nothing that the training depends on."""
-        return self.depends is None and not self.is_generator
-
-    @property
-    def is_of_tensors(self) -> bool:
-        return self.name.startswith(TENSORS)
-
-    @property
-    def is_module(self) -> bool:
-        return self.before.startswith(PARAMETERS)
-
-    @property
-    def is_generator(self) -> bool:
-        return self.value.startswith(GENERATOR)
-
-    def __str__(self) -> str:
-        name = self.name.removeprefix(TENSORS)
-        if self.is_generator:
-            words = (
-                f"the random generator `{name}` ({self.file}) had been drawn from in training, and begins anew: "
-                "nothing saves it."
-            )
-        elif self.is_of_tensors:
-            kind = "arrays" if self.before.startswith(OF_ARRAYS) else "tensors"
-            words = f"{kind} in `{name}` ({self.file}) had changed in training, and begin anew: nothing saves them."
-        elif self.value == self.before:
-            words = (
-                f"`{self.name}` ({self.file}) begins anew, and has come to {self.value} once more, which it was when "
-                "the snapshot was taken."
-            )
-        else:
-            words = f"`{self.name}` ({self.file}) is {self.value} and was {self.before} when the snapshot was taken."
-        subject = f"`{name}`" if self.is_of_tensors else "It"
-        return (
-            words
-            if self.depends is None
-            else f"{words} {subject} {self.depends.how} ({self.file}:{self.depends.line})."
-        )
 
 
 def values(frame: FrameType, models: Iterable[nn.Module] = (), kept: Iterable[Any] = ()) -> Values:
@@ -127,10 +50,10 @@ def values(frame: FrameType, models: Iterable[nn.Module] = (), kept: Iterable[An
     put_back = known | {id(module) for model in models for module in model.modules()}
     found = look_into(frame, partial(texts_of, put_back=put_back))
     held = look_into(frame, partial(_by_object, put_back=put_back))
-    found |= {(path, f"{function}{_HELD}"): texts for (path, function), texts in held.items() if texts}
+    found |= {(path, f"{function}{HELD}"): texts for (path, function), texts in held.items() if texts}
     for objects in look_into(frame, _objects).values():
         for one in objects:
-            place = file_of(type(one)) or "", f"{type(one).__name__}{_OBJECT}"
+            place = file_of(type(one)) or "", f"{type(one).__name__}{OBJECT}"
             if id(one) not in known and place not in found:
                 found[place] = texts_of(attributes(one), put_back)
     return found
@@ -148,7 +71,7 @@ def _by_object(variables: Mapping[str, Any], put_back: Collection[int]) -> dict[
             own = attributes(one)
             stored = {key for method in own_methods(one) for key in method.stores}
             texts = texts_of(own, put_back)
-            texts = {k: f"{_STORED if k.removeprefix(TENSORS) in stored else ''}{text}" for k, text in texts.items()}
+            texts = {k: f"{STORED if k.removeprefix(TENSORS) in stored else ''}{text}" for k, text in texts.items()}
             texts |= {key: type(value).__qualname__ for key, value in own.items() if _is_elsewhere(value)}
             found |= {f"{name}.{key}": text for key, text in texts.items()}
     return found
@@ -176,49 +99,11 @@ def changed_since(first: Values, now: Values) -> list[list[str]]:
         for name, text in texts.items()
         if (before := first.get((path, function), {}).get(name)) != text
         and (
-            function.endswith((_HELD, _OBJECT))
+            function.endswith((HELD, OBJECT))
             or "." in name
             or not (_WHOLE.fullmatch(text) and _WHOLE.fullmatch(before or text))
         )
     ]
-
-
-def restarted_values(
-    saved: Iterable[tuple[str, str, str, str]],
-    now: Values,
-    *,
-    at_start: bool,
-    has_joined: bool = False,
-    first: Values | None = None,
-) -> list[Changed]:
-    """The values of a snapshot that are other ones `now`: tensors, and others on which the training depends.
-
-    `at_start`: a pass over a loader begins, and what the script sets before each of them is as it should be, unless it
-    `has_joined`: then the snapshot was taken behind that. `first` are the values before the epoch, where an epoch was
-    over when the snapshot was taken: what has come from them to the value of the snapshot by a step of its own would be
-    one step further.
-    """
-    here = {(Site(path, 0).file, function): path for path, function in now}
-    saved = list(saved)
-    before: dict[tuple[str, str], dict[str, str]] = {}
-    for file, function, name, text in saved:
-        before.setdefault((file, function), {})[name] = text
-    found = []
-    for file, function, name, text in saved:
-        path = here.get((file, function))
-        texts = {} if path is None else now[path, function]
-        value = texts.get(name, texts.get(name.removeprefix(TENSORS)))  # where tensors were, there may be None
-        source = None if path is None else function_at(path, function.removesuffix(_OBJECT))
-        if path is None or value is None or source is None or function.endswith(_HELD):
-            continue
-        one = _Restarted(source, name, value, text, is_of_object=function.endswith(_OBJECT))
-        if value == text and not one.has_moved_on((first or {}).get((path, function), {})):
-            continue
-        held = f"{function}{_HELD}"
-        unchanged = _unchanged(one.variable, now.get((path, held), {}), before.get((file, held), {}))
-        changed = one.judged(file, unchanged, at_start=at_start, has_joined=has_joined)
-        found += [] if changed is None else [changed]
-    return found
 
 
 class ScriptValues:
@@ -251,77 +136,3 @@ class ScriptValues:
     def _now(self) -> Values:
         kept = [*self._models.optimizers.values(), *self._models.tracked.values()]
         return values(calling_frame(), self._models.modules.values(), kept)
-
-
-@dataclass(frozen=True)
-class _Restarted:
-    """A value that is another one than in the snapshot, or should be."""
-
-    source: Function
-    name: str
-    value: str
-    before: str
-    is_of_object: bool
-    """Whether it is in an attribute: the script calls the methods of an object in its loops."""
-
-    @property
-    def variable(self) -> str:
-        return self.name.removeprefix(TENSORS)
-
-    @property
-    def is_of_tensors(self) -> bool:
-        return self.variable != self.name
-
-    def has_moved_on(self, first: Mapping[str, str]) -> bool:
-        """Whether it is never twice the same, an iterator or a number that statements like `w *= 0.9` change, and was
-        another one in the epoch before."""
-        moves = self.value.startswith(_MOVES) or self.source.is_stepped(self.variable)
-        return first.get(self.name, self.before) != self.before and moves
-
-    def judged(self, file: str, unchanged: Collection[str], *, at_start: bool, has_joined: bool) -> Changed | None:
-        """What is to be said of it; nothing where the script sets it in time, or the training does not depend on it."""
-        source, variable = self.source, self.variable
-        is_set = is_carried(source, variable, over_passes=at_start) or (
-            (has_joined or not at_start) and not self.is_of_tensors and is_set_before_passes(source, variable)
-        )
-        if not is_set and (at_start or not self._may_change or not is_carried(source, variable, in_place=True)):
-            return None
-        is_number = not self.value.startswith(("(", "["))
-        depends = dependence(source, variable, again=not self.is_of_object, in_calls=is_number, unchanged=unchanged)
-        if depends is None and not (is_set and not self.is_of_object and self._is_noted):
-            return None
-        cannot_be = not self.is_of_tensors or source.is_set_in_loop(variable) or self._has_other_parameters
-        return Changed(file, self.name, self.value, self.before, depends, depends is not None and cannot_be)
-
-    @property
-    def _may_change(self) -> bool:
-        """Whether it may be changed inside: no number, word or the like."""
-        return not self.value.startswith(("'", '"', "-", "None", "True", "False", "inf", "nan", *"0123456789"))
-
-    @property
-    def _is_noted(self) -> bool:
-        """Whether a user hears of it although the source shows no dependence: tensors, attributes, generators, sums,
-        and numbers with which others are compared. On the best accuracy so far, what is saved may depend."""
-        if self.is_of_tensors or "." in self.name or self.value.startswith(GENERATOR):
-            return True
-        is_number = _NUMBER.fullmatch(self.before) is not None
-        return is_number and (self.source.is_compared(self.name) or self.source.is_summed_up(self.name))
-
-    @property
-    def _has_other_parameters(self) -> bool:
-        """Whether it is a module, with other parameters."""
-        is_module = self.value.startswith(PARAMETERS) and self.before.startswith(PARAMETERS)
-        return is_module and self.value.split()[1] != self.before.split()[1]
-
-
-def _unchanged(name: str, texts: Mapping[str, str], before: Mapping[str, str]) -> set[str]:
-    """The attributes of the object that are as they were, where others have changed.
-
-    Those that a method sets are left out: they may follow from others. So is all of an object of which nothing is known
-    to have changed: what has changed is then not among its attributes.
-    """
-    own = [part for part in texts if part.startswith(f"{name}.")]
-    attribute = {part: part.removeprefix(f"{name}.").removeprefix(TENSORS) for part in own}
-    changed = {attribute[part] for part in own if before.get(part, texts[part]) != texts[part]}
-    stored = {attribute[part] for part in own if texts[part].startswith(_STORED)}
-    return set(attribute.values()) - changed - stored if changed else set()
