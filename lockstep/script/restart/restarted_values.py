@@ -8,12 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from lockstep.script.call_site import Site
-from lockstep.script.restart.texts import (
-    GENERATOR,
-    OF_ARRAYS,
-    PARAMETERS,
-    TENSORS,
-)
+from lockstep.script.restart.texts import GENERATOR, OF_ARRAYS, PARAMETERS, TENSORS
 from lockstep.script.source.dependence import Dependence, dependence
 from lockstep.script.source.first_reads import is_carried, is_set_before_passes
 from lockstep.script.source.functions import Function, function_at

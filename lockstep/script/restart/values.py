@@ -29,12 +29,7 @@ from lockstep.data.structure import attributes
 from lockstep.script.call_site import Site, calling_frame, look_into
 from lockstep.script.owners import file_of, is_of_script, own_methods
 from lockstep.script.restart.restarted_values import HELD, OBJECT, STORED, Changed, Values, restarted_values
-from lockstep.script.restart.texts import (
-    ELSEWHERE,
-    TENSORS,
-    is_object_of_script,
-    texts_of,
-)
+from lockstep.script.restart.texts import ELSEWHERE, TENSORS, is_object_of_script, texts_of
 from lockstep.state.models import Models
 
 _WHOLE = re.compile(r"-?\d+|True|False")

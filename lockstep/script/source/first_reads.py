@@ -23,15 +23,7 @@ from lockstep.script.source.functions import Function, is_target
 from lockstep.script.source.lane_loops import is_over_lanes
 from lockstep.script.source.module_hooks import filled_by_modules
 from lockstep.script.source.scopes import variable_named
-from lockstep.script.source.syntax import (
-    Loop,
-    called,
-    called_name,
-    mentions,
-    reads,
-    variables_in,
-    walked,
-)
+from lockstep.script.source.syntax import Loop, called, called_name, mentions, reads, variables_in, walked
 from lockstep.script.source.uses import Uses
 
 
