@@ -178,6 +178,11 @@ class StepCommitted(Event):
 
 
 @dataclass
+class StepWithdrawn(Event):
+    """All workers have computed the step without its newcomers, and undone it: it is computed again, with them."""
+
+
+@dataclass
 class UpdateBegan(Event):
     """An optimizer of the run begins its update; `step` is the one whose gradient it takes."""
 

@@ -84,6 +84,12 @@ class Assignment:
         """The given lanes for each worker, computed in ascending order."""
         return cls(tuple(tuple(sorted(lanes)) for lanes in lanes_of))
 
+    def without(self, ranks: Collection[int]) -> "Assignment":
+        """The others carry what they carry, and the lanes of these `ranks` too, which have none."""
+        others = {rank: lanes for rank, lanes in enumerate(self.lanes_of) if rank not in ranks}
+        lanes = _filled_up(others, self.num_lanes)
+        return self.explicit(lanes.get(rank, ()) for rank in range(self.num_workers))
+
     @cached_property
     def num_lanes(self) -> int:
         return sum(len(lanes) for lanes in self.lanes_of)

@@ -31,12 +31,14 @@ import psutil
 
 from lockstep.cli import main as command_line
 from lockstep.cli import run as _  # noqa: F401 - what the command line loads when it is needed
-from lockstep.launch import process, spare, worker
+from lockstep.launch.pools import process
+from lockstep.launch.worker import __main__ as worker
+from lockstep.launch.worker import spare
 from lockstep.settings.environments.lockstep_run import PARENT_PID
 
 LIMIT_S = 120.0
 REPOSITORY = Path(__file__).parents[1]
-MAINS = {"lockstep": command_line.main, worker.__name__: worker.main, spare.__name__: spare.main}
+MAINS = {"lockstep": command_line.main, "lockstep.launch.worker": worker.main, spare.__name__: spare.main}
 """Those that are loaded already."""
 IMPORTABLE = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
 

@@ -24,7 +24,7 @@ SOURCES = [path for folder in ("lockstep", "tests", "examples", "benchmarks") fo
 TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")
 PAGES = [*TOP, *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
 
-INSIDE = {"guard", "sources"}
+INSIDE = {"guard", "sources", "trail"}
 """Fields of a Run that other rooms use; scripts do not."""
 
 DOUBLED: dict[str, set[str]] = {}
@@ -36,7 +36,6 @@ NO_FILES = {
     "utils.py",  # there is none
     "model/", "model2/",  # what names in `run.state()` begin with
     "step-00000412/",  # a checkpoint
-    "demo-report/report.md",  # written by the demo
 }  # fmt: skip
 NO_MODULES = {"lockstep.noise"}  # a logger
 

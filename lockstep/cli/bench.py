@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lockstep.cli.run import StrategyName, Whole, WorkerCounts
+from lockstep.cli.run import ParsedOption, StrategyName, Whole, WorkerCounts
 from lockstep.errors import BadArgument
 from lockstep.programs.bench.allreduce import plan as allreduces
 from lockstep.programs.bench.allreduce.sizes import parse_sizes
@@ -20,7 +20,7 @@ from lockstep.programs.bench.launch import BenchStopped
 from lockstep.programs.bench.mps import multi_process_service
 from lockstep.programs.bench.plan import CPU, CUDA, REFERENCES, refuse_unless_gpu, require_gpu
 from lockstep.programs.bench.recovery import plan as recoveries
-from lockstep.programs.bench.rounds import BenchPart, Follow, show_progress
+from lockstep.programs.bench.rounds import Follow, show_progress
 from lockstep.programs.bench.step import plan as steps_on_cpu
 from lockstep.settings.environment import STRATEGIES
 
@@ -28,20 +28,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Report = dict[str, Any]
-
-
-class ParsedWord(click.ParamType):  # type: ignore[type-arg]
-    """An argument that a function parses; an error of that function is reported with the option's name."""
-
-    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
-        self.name = name
-        self.parse = parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            return self.parse(value)
-        except BadArgument as error:
-            self.fail(str(error), param, ctx)
 
 
 def parse_svg_file(text: str) -> Path:
@@ -69,16 +55,13 @@ in_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON o
 
 
 def report_on(
-    parts: Sequence[BenchPart],
-    measure: Callable[[Follow], Report],
-    show: Callable[[Report, "Console"], None],
-    as_json: bool,
+    num_rounds: int, measure: Callable[[Follow], Report], show: Callable[[Report, "Console"], None], as_json: bool
 ) -> Report:
-    """Measures the parts with their progress on standard error, and prints the report. Exits if it was stopped."""
+    """Measures with its progress on standard error, and prints the report. Exits if it was stopped."""
     from rich.console import Console
 
     try:
-        with show_progress(Console(stderr=True), parts) as follow:
+        with show_progress(Console(stderr=True), num_rounds) as follow:
             report = measure(follow)
     except BenchStopped as stopped:
         click.echo(str(stopped), err=True)
@@ -114,7 +97,7 @@ def flattened(workers: Sequence[tuple[int, ...]]) -> list[int]:
 @on_device
 @click.option(
     "--sides",
-    type=ParsedWord("names", gpu.parse_sides),
+    type=ParsedOption("names", gpu.parse_sides),
     help='On a GPU: what to measure, such as "plain fused,ddp,lockstep".  [default: all]',
 )
 @under_mps
@@ -164,23 +147,26 @@ def step(
     """
     counts = flattened(workers)
     if device == CUDA:
+        num_gpus = 1
+        if max(counts, default=1) > 1 and sides is None:
+            from lockstep.settings.device import count_gpus  # loads torch
+
+            num_gpus = count_gpus()
         on_gpu = gpu.make_plans(
             models, counts or [1], sides, flattened(lanes) or [1],
             steps=steps, rounds=rounds or gpu.ROUNDS, ranks_share_gpu=ranks_share_gpu, strategy=strategy,
-            num_gpus=number_of_gpus() if max(counts, default=1) > 1 and sides is None else 1,
+            num_gpus=num_gpus,
         )  # fmt: skip
         step_on_gpu(on_gpu, mps, as_json)
         return
     refuse_unless_gpu(device, sides=sides is not None, mps=mps, lanes=bool(lanes), ranks_share_gpu=ranks_share_gpu)
     plans = steps_on_cpu.make_plans(models, counts or [2], steps, rounds or steps_on_cpu.ROUNDS, strategy)
-    report_on(plans, lambda follow: steps_on_cpu.bench_steps(plans, follow), steps_on_cpu.show, as_json)
-
-
-def number_of_gpus() -> int:
-    """Loads torch."""
-    from lockstep.settings.device import count_gpus
-
-    return count_gpus()
+    report_on(
+        sum(plan.rounds for plan in plans),
+        lambda follow: steps_on_cpu.bench_steps(plans, follow),
+        steps_on_cpu.show,
+        as_json,
+    )
 
 
 @contextmanager
@@ -208,7 +194,7 @@ def step_on_gpu(plans: tuple[gpu.GpuStepPlan, ...], mps: bool, as_json: bool) ->
         return bench_gpu_steps(plans, follow, take, variables)
 
     with sigterm_as_interrupt(), multi_process_service(mps) as variables:
-        report = report_on(plans, measure, gpu.show_machine, as_json)
+        report = report_on(sum(plan.rounds for plan in plans), measure, gpu.show_machine, as_json)
     if report["stopped"]:
         click.echo("✗ stopped; all processes have ended", err=True)
         sys.exit(130)
@@ -229,20 +215,20 @@ def step_on_gpu(plans: tuple[gpu.GpuStepPlan, ...], mps: bool, as_json: bool) ->
 @under_mps
 @click.option(
     "--sizes",
-    type=ParsedWord("sizes", parse_sizes),
+    type=ParsedOption("sizes", parse_sizes),
     help='Bytes of the tensor: "4KiB,1MiB", or a range.  '
     f"[default: {allreduces.USUAL_SIZES[CPU]}, on a GPU {allreduces.USUAL_SIZES[CUDA]}]",
 )
 @click.option(
     "--algorithm",
-    type=ParsedWord("name", allreduces.parse_algorithm),
+    type=ParsedOption("name", allreduces.parse_algorithm),
     default=allreduces.SHARED,
     show_default=True,
     help="How lockstep adds: in shared memory, or over Gloo by the schedule of this name (ring, direct, ...).",
 )
 @click.option("--rounds", type=Whole(1), default=9, show_default=True, help="Blocks of each side.")
 @click.option(
-    "--svg", "picture", type=ParsedWord("file", parse_svg_file), help="Also draw times over sizes into this file."
+    "--svg", "picture", type=ParsedOption("file", parse_svg_file), help="Also draw times over sizes into this file."
 )
 @in_json
 def allreduce(
@@ -260,7 +246,7 @@ def allreduce(
     The sums are first shown to be right. All sizes take about half a minute for each number of workers, in which the
     machine should do nothing else.
     """
-    from lockstep.launch.memory import free_bytes
+    from lockstep.launch.host.resources import free_bytes
     from lockstep.programs.bench.allreduce.plot import draw
 
     refuse_unless_gpu(device, mps=mps)
@@ -272,10 +258,9 @@ def allreduce(
             click.echo(warning, err=True)
     else:
         require_gpu()
-    parts = [part for plan in plans for part in plan.parts]
     with multi_process_service(mps) as variables:
         measure = lambda follow: allreduces.bench_allreduce(plans, follow, variables)  # noqa: E731
-        report = report_on(parts, measure, allreduces.show, as_json)
+        report = report_on(rounds * len(plans) * len(plans[0].sizes), measure, allreduces.show, as_json)
     if picture is not None:
         picture.write_text(draw(report), encoding="utf-8")
 
@@ -303,4 +288,4 @@ def recovery(model: str, workers: int, lanes: int | None, kills: int, baseline: 
     from lockstep.programs.bench.recovery.trial import bench_recovery
 
     plan = recoveries.make_plan(model, workers, lanes, kills, baseline)
-    report_on([plan], lambda follow: bench_recovery(plan, follow), recoveries.show, as_json)
+    report_on(plan.rounds, lambda follow: bench_recovery(plan, follow), recoveries.show, as_json)

@@ -9,9 +9,10 @@ import click
 from rich.console import Console
 
 from lockstep.cli.run import Device, Whole, WorkerCounts
+from lockstep.observe.page.report import write_report
 from lockstep.programs.demo.demonstration import DidNotFinish, demonstrate
 from lockstep.programs.demo.recipe import Recipe
-from lockstep.programs.demo.report import as_json, show_report, write_report
+from lockstep.programs.demo.report import as_json, show_report
 
 
 @click.command(name="demo")
@@ -50,7 +51,7 @@ def command(steps: int, workers: tuple[int, ...], device: str, kill: bool, out: 
         demo = demonstrate(replace(Recipe(), steps=steps, device=device), workers, out, console, kill=kill)
     except DidNotFinish as end:
         sys.exit(end.exit_code)
-    report = write_report(demo, out)
+    report = write_report(demo.folders, out / "report.html")
     show_report(demo, console)
     console.print(f"Report: {report}", markup=False, highlight=False, soft_wrap=True)
     if wants_json:

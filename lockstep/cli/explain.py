@@ -2,17 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from lockstep.cli.run import StrategyName
+from lockstep.cli.run import ParsedOption, StrategyName
 from lockstep.errors import BadArgument
 from lockstep.settings.environment import STRATEGIES
 from lockstep.settings.limits import as_whole
-
-if TYPE_CHECKING:
-    from lockstep.programs.explain.story import Story
 
 COLLECTIVES = {
     "allreduce": "all_reduce",
@@ -22,17 +19,15 @@ COLLECTIVES = {
 }
 
 
-class HostSizes(click.ParamType):  # type: ignore[type-arg]
+def parse_hosts(text: str) -> tuple[int, ...]:
     """The number of workers on each host: "2,2"."""
+    sizes = [as_whole(word) for word in text.split(",")]
+    if not all(sizes):
+        raise ValueError(f'{text[:60]!r} is not allowed: give the workers of each host, such as "2,2"')
+    return tuple(size for size in sizes if size)
 
-    name = "sizes"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        sizes = [as_whole(word) for word in str(value).split(",")]
-        positive = tuple(size for size in sizes if size)
-        if len(positive) < len(sizes):
-            self.fail(f'{str(value)[:60]!r} is not allowed: give the workers of each host, such as "2,2"', param, ctx)
-        return positive
+HOSTS = ParsedOption("sizes", parse_hosts)
 
 
 @click.group(name="explain")
@@ -47,7 +42,7 @@ def of_collective(name: str) -> click.Command:
     @click.option("--algorithm", metavar="NAME", help="How to do it; a name that does not exist lists those that do.")
     @click.option("-n", "--workers", "num_workers", type=click.IntRange(1, 64), help="Workers, 1 to 64.  [default: 4]")
     @click.option("--lanes", "num_lanes", type=click.IntRange(1, 512), help="Lanes, for exact ones. [default: workers]")
-    @click.option("--hosts", "workers_per_host", type=HostSizes(), help='Workers of each host, such as "2,2".')
+    @click.option("--hosts", "workers_per_host", type=HOSTS, help='Workers of each host, such as "2,2".')
     @click.option("--source", type=click.IntRange(0, 63), help="The worker that broadcasts.  [default: 0]")
     @click.option("--chunks", "num_chunks", type=click.IntRange(1, 64), help="Chunks that follow each other in a tree.")
     @click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Draw it into this file.")
@@ -131,42 +126,25 @@ def memory(
 
 
 def explain_collective(collective: str, svg: Path | None, wants_json: bool, options: dict[str, Any]) -> None:
-    from lockstep.programs.explain.request import ExplainRequest
-    from lockstep.programs.explain.story import make_story
+    from rich.console import Console
 
-    check_svg(svg)
-    story = make_story(ExplainRequest(collective, **options))  # type: ignore[arg-type]
-    if svg is not None:
-        draw(story, svg)
-    if wants_json:
-        from lockstep.programs.explain.story import as_json
+    from lockstep.programs.explain.picture import picture
+    from lockstep.programs.explain.screen import show
+    from lockstep.programs.explain.story import as_json, make_story
 
-        click.echo(json.dumps(as_json(story)))
-    elif svg is not None:
-        click.echo(f"Drawn: {svg}")
-    else:
-        print_rounds(story)
-
-
-def check_svg(svg: Path | None) -> None:
     if svg is not None and svg.suffix != ".svg":
         raise BadArgument(f"--svg must be a file that ends in .svg, not {svg}")
     if svg is not None and not svg.parent.is_dir():
         raise BadArgument(f"--svg {svg} cannot be written: there is no folder {svg.parent}")
-
-
-def draw(story: "Story", svg: Path) -> None:
-    from lockstep.programs.explain.picture import picture
-
-    try:
-        svg.write_text(picture(story), encoding="utf-8")
-    except OSError as error:
-        raise BadArgument(f"--svg {svg} cannot be written: {error.strerror}") from error
-
-
-def print_rounds(story: "Story") -> None:
-    from rich.console import Console
-
-    from lockstep.programs.explain.screen import show
-
-    show(story, Console())
+    story = make_story(collective, **options)  # type: ignore[arg-type]
+    if svg is not None:
+        try:
+            svg.write_text(picture(story), encoding="utf-8")
+        except OSError as error:
+            raise BadArgument(f"--svg {svg} cannot be written: {error.strerror}") from error
+    if wants_json:
+        click.echo(json.dumps(as_json(story)))
+    elif svg is not None:
+        click.echo(f"Drawn: {svg}")
+    else:
+        show(story, Console())

@@ -8,7 +8,7 @@ import click
 
 from lockstep.cli.streams import CannotWrite, Output, complain, discard_output
 from lockstep.errors import BadArgument, BadEnvironment, LockstepError
-from lockstep.launch.exits import CTRL_C
+from lockstep.launch.channels.exits import CTRL_C
 from lockstep.version import VERSION
 
 COMMANDS = {

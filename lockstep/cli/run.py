@@ -19,15 +19,14 @@ from lockstep.cli.streams import complain, discard_output
 from lockstep.errors import BadArgument, BadEnvironment, LockstepError
 from lockstep.events import Subscriber
 from lockstep.lanes import Assignment
-from lockstep.launch.exits import AT_ONCE, CTRL_C, NO_MOMENT, TERMINATED
-from lockstep.launch.folder import name_from, new_run_folder
-from lockstep.launch.hangs import HANG_S
-from lockstep.launch.job import FAULT_BUDGET, write_assignment
+from lockstep.launch.channels.exits import AT_ONCE, CTRL_C, NO_MOMENT, TERMINATED
+from lockstep.launch.channels.status import MAX_SLOTS
+from lockstep.launch.host.folder import name_from, new_run_folder
+from lockstep.launch.job import FAULT_BUDGET, HANG_S, write_assignment
 from lockstep.launch.launch import Job, launch
-from lockstep.launch.local_pool import LocalPool
-from lockstep.launch.messages import count
 from lockstep.launch.pool import OpenPool
-from lockstep.launch.status import MAX_SLOTS
+from lockstep.launch.pools.local_pool import LocalPool
+from lockstep.launch.supervision.messages import count
 from lockstep.observe.history import WorkerHistory
 from lockstep.observe.journal import Journal
 from lockstep.observe.json_lines import only_first
@@ -104,16 +103,6 @@ def parse_folder(text: str | Path) -> Path:
 FOLDER = ParsedOption("path", parse_folder)
 
 
-def parse_seconds(text: str | float) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise ValueError(f"{text!r} is not allowed: give seconds, more than 0")
-    return seconds
-
-
 def parse_amount(text: str | float) -> float:
     try:
         amount = float(text)
@@ -122,6 +111,16 @@ def parse_amount(text: str | float) -> float:
     if not 0 <= amount < float("inf"):
         raise ValueError(f"{text!r} is not allowed: give a number, 0 or more")
     return amount
+
+
+def parse_seconds(text: str | float) -> float:
+    try:
+        seconds = parse_amount(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds:
+        raise ValueError(f"{text!r} is not allowed: give seconds, more than 0")
+    return seconds
 
 
 def parse_resume(text: str) -> str:
@@ -303,7 +302,8 @@ def command(
     check_engine(engine, settings["spares"], settings["load_once"])
     (check_module if module else check_script)(program)
     check_assignment(assignment, workers, settings["lanes"])
-    check_workers(workers)
+    if workers > MAX_SLOTS:
+        raise BadArgument(f"--workers {workers} is not allowed: one host runs {MAX_SLOTS} at most")
     note_misplaced_workers(program, settings["arguments"])
     if checkpoint_every is not None:
         parse_every(checkpoint_every)
@@ -376,7 +376,7 @@ def pool_on(engine: Mapping[str, Any]) -> OpenPool:
     if "--on" not in engine:
         return LocalPool
     try:
-        ray_pool = importlib.import_module("lockstep.launch.ray_pool")
+        ray_pool = importlib.import_module("lockstep.launch.pools.ray_pool")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != "ray":
             raise
@@ -465,11 +465,6 @@ def check_assignment(assignment: Assignment | None, workers: int, lanes: int | N
         raise BadArgument(f"--assignment names {count(assignment.num_workers, 'worker')}, but --workers is {workers}")
     if lanes not in (None, assignment.num_lanes):
         raise BadArgument(f"--assignment carries {assignment.num_lanes} lanes, but --lanes is {lanes}")
-
-
-def check_workers(workers: int) -> None:
-    if workers > MAX_SLOTS:
-        raise BadArgument(f"--workers {workers} is not allowed: one host runs {MAX_SLOTS} at most")
 
 
 def make_folder(run_dir: Path | None, program: str) -> Path:

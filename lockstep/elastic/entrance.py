@@ -10,7 +10,7 @@ from lockstep.elastic.roster import Roster, RosterHome, open_home
 from lockstep.elastic.roster.roster import SECRET, Search
 from lockstep.elastic.store import Secret
 from lockstep.errors import BadEnvironment
-from lockstep.launch.status import StatusReader
+from lockstep.launch.channels.status import StatusReader
 from lockstep.settings.environment import make_secret
 from lockstep.settings.environments.place import LaunchPlace
 from lockstep.settings.environments.roster import ROSTER

@@ -11,7 +11,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from lockstep.launch.status import NoStatus, StatusWriter
+from lockstep.launch.channels.status import NoStatus, StatusWriter
 
 
 class FirstWorker:

@@ -29,9 +29,9 @@ from lockstep.errors import Disagreement, WorkerLost
 from lockstep.events import Copied, Events, GenerationFormed, JoinBegan, RecoveryBegan
 from lockstep.gradients.record import StepRecord, StepRequest
 from lockstep.lanes import Assignment
-from lockstep.launch.control import Control
-from lockstep.launch.exits import LEFT_OUT, OutOfPlace
-from lockstep.launch.status import NoStatus, StatusWriter, Trait
+from lockstep.launch.channels.control import Control
+from lockstep.launch.channels.exits import LEFT_OUT, OutOfPlace
+from lockstep.launch.channels.status import NoStatus, StatusWriter, Trait
 from lockstep.script.places import Places
 from lockstep.state.run_state import RunState
 from lockstep.state.transfer import help_to_send, helpers_of, receive_snapshot, send_snapshot
@@ -74,6 +74,7 @@ class Formation:
         status: StatusWriter | NoStatus,
         by_hand: tuple[tuple[int, ...], ...] | None = None,
         rebalances: bool = False,
+        is_exact: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.generation = generation
@@ -91,14 +92,25 @@ class Formation:
         self._state, self._places, self._engine, self._events, self._status = state, places, engine, events, status
         self._by_hand, self._clock = by_hand, clock
         self._rebalances, self._pace = rebalances and by_hand is None, LanePace()
+        self._is_exact = is_exact
         self.copier = self._copier(elasticity)
         self._batch: GlobalBatch | None = None
         self._handoff = Handoff(state)
         self._probation = Probation()
         self._had_company = False
 
+    @property
+    def newcomers(self) -> list[int]:
+        """The ranks of those on probation, as long as the others can compute their lanes too."""
+        if not self._is_exact or not self._probation.uids or self._engine.statistics is not None:
+            return []
+        assert self.recovery is not None
+        members = self.recovery.membership.view.members
+        found = [rank for rank, member in enumerate(members) if member.uid in self._probation.uids]
+        return found if len(found) < len(members) else []
+
     def _copier(self, elasticity: Elasticity | None) -> Copier | None:
-        """See Note [Replacement by a copy] in launch/control.py."""
+        """See Note [Replacement by a copy] in launch/channels/control.py."""
         if elasticity is None or elasticity.control is None:
             return None
         recovery, port = elasticity.recovery, elasticity.store_port

@@ -16,7 +16,7 @@ from lockstep.elastic.membership import Liveness, Member
 from lockstep.elastic.roster.roster import Sighting
 from lockstep.elastic.store import NotOfThisRun, Secret
 from lockstep.errors import BadEnvironment, PeerGone
-from lockstep.launch.status import StatusReader
+from lockstep.launch.channels.status import StatusReader
 from lockstep.settings.environments.place import LOOPBACK, LaunchPlace
 
 PATIENCE_S = 60.0

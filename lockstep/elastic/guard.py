@@ -6,6 +6,7 @@
 # act together before the next one begins. Workers join where a turn of the script begins.
 """
 
+import math
 import time
 from collections.abc import Callable
 from typing import NoReturn
@@ -13,6 +14,7 @@ from typing import NoReturn
 from lockstep.data import GlobalBatch
 from lockstep.elastic.formation import Formation
 from lockstep.elastic.membership.events import AllPrepared, Prepared
+from lockstep.elastic.pace import longest_s
 from lockstep.elastic.recovery import Recovery
 from lockstep.elastic.requests import Signals
 from lockstep.elastic.shown_waits import shown
@@ -21,7 +23,7 @@ from lockstep.events import Events, Wait
 from lockstep.gradients.fingerprint import Drift
 from lockstep.gradients.record import StepRecord, StepRequest
 from lockstep.lanes import present_lanes
-from lockstep.launch.exits import TERMINATED, OutOfPlace
+from lockstep.launch.channels.exits import TERMINATED, OutOfPlace
 from lockstep.script.places import Places
 from lockstep.state.run_state import RunState, load_models
 from lockstep.state.transfer import receive_snapshot, send_snapshot
@@ -32,6 +34,9 @@ from lockstep.wire.generation import Generation
 
 LOOK_S = 0.25
 """How often the coordinator looks whether somebody asks to join."""
+
+SHORT_S = 0.5
+"""A run that is ended by a signal computes one more step if the last one took no longer."""
 
 MOST_IN_VAIN = 3
 """How often a step is computed again in a row without anybody having been lost: then its failure is no loss."""
@@ -59,6 +64,9 @@ class Guard:
         self.admits = True
         self._num_in_vain = 0
         self._looked_s = 0.0
+        self._step_s = math.inf
+        self._last_step: int | None = None
+        """The number of the step with whose update the run ends."""
 
     @property
     def _step(self) -> int:
@@ -85,6 +93,11 @@ class Guard:
         return self.formation.looks_closely
 
     @property
+    def newcomers(self) -> list[int]:
+        """The ranks of those who must show in this step that they compute what the others compute."""
+        return self.formation.newcomers
+
+    @property
     def signals(self) -> Signals:
         """What was asked of this worker from outside."""
         return self.formation.signals
@@ -93,6 +106,18 @@ class Guard:
     def is_ending(self) -> bool:
         """Whether all have agreed to end before the next step because of a signal."""
         return self.formation.requests.ends
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether a run that ends has begun its last step, behind which nothing is to be saved."""
+        return self._last_step is not None and self._step > self._last_step
+
+    def compute_one_more(self) -> None:
+        """The run is being saved, and ends: with the update of the next step, if steps are short.
+
+        Called at one place on all workers. See Note [Trail] in state/checkpoints/trail.py.
+        """
+        self._last_step = self._step if self._step_s <= SHORT_S else None
 
     @property
     def requests(self) -> list[bool]:
@@ -112,8 +137,8 @@ class Guard:
         """
         self.formation.begin(batch)
         agreed, begins_turn = self.formation.requests, self._places.begins_turn
-        if agreed.ends and begins_turn:  # in the middle of one there was no moment to save at
-            self._end()
+        if agreed.ends and begins_turn and self._step != self._last_step:
+            self._end()  # in the middle of a turn there was no moment to save at
         if StepRequest.CHANGE in agreed or (StepRequest.JOIN in agreed and begins_turn):
             self._reform(admit=begins_turn)
         self.formation.prove()
@@ -121,6 +146,11 @@ class Guard:
         self.formation.await_company()
         self._ask()
         return self.for_own_lanes(batch)
+
+    def end_after_update(self) -> None:
+        """An update is made. Ends the process if it was the one with which the run ends."""
+        if self.is_ending and self.is_saved:
+            self._end()
 
     def _end(self) -> NoReturn:
         """All workers have agreed to end here because of a signal."""
@@ -146,6 +176,7 @@ class Guard:
         if self.recovery is not None:
             self.recovery.record(AllPrepared())
         self.formation.requests.agree(record.requests)
+        self._step_s = longest_s(record.times_s, self.generation.assignment)
         self._count(record)
 
     def refuse(self, text: str) -> NoReturn:
@@ -219,6 +250,7 @@ class Guard:
 
     def _reform(self, failure: Exception | None = None, *, admit: bool = False, in_step: bool = True) -> bool:
         """Collective. Forms the next generation; whether the step under way is committed."""
+        self._last_step = None
         committed = self.formation.reform(failure, admit=admit, in_step=in_step)
         if committed:
             self._count(None)

@@ -113,6 +113,11 @@ def decide(windows: Sequence[LaneWindow], before: tuple[int, ...]) -> LaneMove |
     return LaneMove(counts, before, whole.lane_s)
 
 
+def longest_s(times_s: Sequence[float | None], assignment: Assignment) -> float:
+    """How long the worker took that was longest in its lanes."""
+    return max(sum(times_s[lane] or 0.0 for lane in lanes) for lanes in assignment.lanes_of)
+
+
 @dataclass
 class LanePace:
     """What one worker remembers of all workers' times since the windows began anew; the same on all of them."""

@@ -8,5 +8,6 @@
 - `buffers`, `buffer_sum`, `batchnorm`   BatchNorm's statistics by lane; over the whole global batch
 - `health`, `finite`, `fingerprint`      replicas that drift, gradients that are not finite
 - `squares`                   what the noise of the gradient is measured from
+- `marks`                     whether a newcomer gets the gradients that the others get
 - `recorder`, `recorded_lane` the step's part in lanes that are replayed as CUDA graphs
 """

@@ -40,6 +40,8 @@ class BucketPipeline:
         """Who looks at the gradients of lanes does so; `as_folded`: in the dtype in which they are added."""
         if self._events.has_readers(LaneGradients):
             self._events.emit(LaneGradients, step.lane, bucket.gradients(), step=step.plan.step)
+        if step.marks is not None:
+            step.marks.look(step.lane, bucket.gradients())
         if step.health.looks:
             step.health.look(step.lane, bucket.entering_gradients() if as_folded else bucket.gradients())
 

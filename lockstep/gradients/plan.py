@@ -58,6 +58,8 @@ class StepPlan:
     """One lane on one worker goes through the buckets all the same."""
     least: int = 1
     """How many samples a lane has at least. See Note [No lane with a single sample] in lanes.py."""
+    marks_lanes: bool = False
+    """See Note [A step computed twice] in marks.py."""
 
     @cached_property
     def present(self) -> tuple[int, ...]:

@@ -109,10 +109,10 @@ class StepRecord:
 
     `weights` and `losses` are by lane, None where none was reported, and so are `times_s`, what each lane took. `used`
     says which parameters had a gradient in some lane, `changed` which buffers were written to. `squares` are those of
-    the lanes' gradients, in steps in which they are taken. `requests` are what a worker asks all to do after the step:
-    one worker is enough. `carries`: a lane has left something to be carried on. `is_partial`: the loss of a lane was
-    seen to be a mean over something else than its samples. `health` is a worker's own few bytes, of one size
-    everywhere; of all, `healths` has them by rank.
+    the lanes' gradients, in steps in which they are taken, and so are `marks` (see marks.py). `requests` are what a
+    worker asks all to do after the step: one worker is enough. `carries`: a lane has left something to be carried on.
+    `is_partial`: the loss of a lane was seen to be a mean over something else than its samples. `health` is a worker's
+    own few bytes, of one size everywhere; of all, `healths` has them by rank.
     """
 
     weights: list[float | None]
@@ -121,6 +121,7 @@ class StepRecord:
     changed: list[bool]
     times_s: list[float | None]
     squares: list[float | None] = field(default_factory=list)
+    marks: list[float | None] = field(default_factory=list)
     requests: list[bool] = field(default_factory=lambda: [False] * len(StepRequest))
     carries: bool = False
     is_partial: bool = False
@@ -177,14 +178,16 @@ class StepRecord:
             [*self.losses],
             [*self.times_s],
             *(self.squares[first : first + lanes] for first in kinds),
+            *([[*self.marks]] if self.marks else []),
         ]
 
     def _flags(self) -> list[bool]:
         return [self.carries, self.is_partial, *self.requests, *self.used, *self.changed]
 
     def _take(self, columns: list[list[float | None]], flags: list[bool]) -> None:
-        self.weights, self.losses, self.times_s, *squares = columns
-        self.squares = list(chain.from_iterable(squares))
+        self.weights, self.losses, self.times_s, *others = columns
+        self.marks = others.pop() if self.marks else []
+        self.squares = list(chain.from_iterable(others))
         requests, used = 2 + len(self.requests), 2 + len(self.requests) + len(self.used)
         self.carries, self.is_partial, self.requests = flags[0], flags[1], flags[2:requests]
         self.used, self.changed = flags[requests:used], flags[used:]

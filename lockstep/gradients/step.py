@@ -16,6 +16,7 @@ import torch
 from lockstep.gradients.bucket import Bucket
 from lockstep.gradients.buffers import LaneBuffers
 from lockstep.gradients.health import StepHealth
+from lockstep.gradients.marks import LaneMarks
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import SUMMED, LaneLoss, StepRecord, Weights
 from lockstep.gradients.recorded_lane import Recording
@@ -41,6 +42,7 @@ class StepInFlight:
     kept: dict[int, torch.Tensor]
     launched: list[PendingReduction]
     squares: Squares | None = None
+    marks: LaneMarks | None = None
 
     def __post_init__(self) -> None:
         self.position = 0

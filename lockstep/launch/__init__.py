@@ -1,24 +1,20 @@
 """`lockstep run`: starts the workers of a job, follows them to their end, and reports once how they ended.
 
-Decide (pure, tested without a process):
-- `decisions`  what follows from an event: which worker is replaced, when all start again, when the run is over
-- `hangs`      which worker is stopped, late or hung; `stragglers`: which is slow, and with what
-- `events`     what the launcher does and sees, as values; `messages`: the texts for the user
+What others use:
+- `launch`       runs a `job` to its end: opens a pool, and lets a supervisor follow its workers
+- `function`     `lockstep.launch(fn, ...)`: a function on workers, from a notebook; `call` is what these run
+- `pool`         the seam: all that the supervisor asks of workers
+- `events`       what the launcher does and sees, as values
+- `scale`        how another process finds the launcher of a run and sets its number of workers
 
-Do:
-- `launch`     runs a `job` to its end with a `supervisor`, which performs what was decided, and a `watchdog`
-- `pool`       the seam: all that the supervisor and the watchdog need of the workers. `local_pool` is the variant of
-  this host, made of `process`, `replacements`, `output` and `orphans`; `ray_pool` that of a `ray_cluster`, where
-  each `ray_worker` holds a `hosted_worker`
-- `worker`, `spare`  what the processes run; `identity` is which worker a process is; `load_once` and `fork`: how one
-  is forked from another
-- `status`, `failure`, `control`, `stacks`, `exits`   what workers and launcher show and say to each other
-- `signals`, `process_stats`, `memory`, `control_groups`, `traceback_lines`, `folder`   what the launcher reads and
-  keeps on this host
-- `scale`      how another process reaches the launcher of a run
-- `function`   `lockstep.launch(fn, ...)`: a function on workers, from a notebook; `call` is what these run
+The rooms inside:
+- `supervision/` decides and reports: what follows from a loss, who hangs or is slow, the sentences about it
+- `pools/`       start, follow and end workers: the variants of the seam, on this host and on a Ray cluster
+- `worker/`      what runs inside of a worker's process
+- `channels/`    what workers and launcher tell each other: status page, requests for copies, exit codes, failures
+- `host/`        what this host says and keeps: processes, memory, signals, addresses, the folder of a run
 
-Nothing here imports torch, except a spare in its own process.
+Nothing here imports torch, except a worker that loads it before its script.
 
 # Note [A room that can be called]
 # `lockstep.launch` is this room and the function of that name: the module can be called.

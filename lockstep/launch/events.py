@@ -1,7 +1,7 @@
 """What the launcher does and sees, in the vocabulary of lockstep/events.py.
 
 `worker` is the slot that an event is about, LAUNCHER where it is about all of them; `step` is that worker's, or the
-number of steps that the run has made. `failure` is a `lockstep.launch.failure.Failure`.
+number of steps that the run has made. `failure` is a `lockstep.launch.channels.failure.Failure`.
 """
 
 from collections.abc import Mapping
@@ -108,7 +108,7 @@ class StoppedFound(Event):
 
 @dataclass
 class LateFound(Event):
-    """A step or a call is late: `finding` is a `Late` or `Idle` of `lockstep.launch.hangs`.
+    """A step or a call is late: `finding` is a `Late` of `lockstep.launch.supervision.hangs`.
 
     `views` are all workers as they are at `time_s`, `places` where in the user's code the suspects are, by slot.
     """
@@ -129,7 +129,7 @@ class HangFound(Event):
 
 @dataclass
 class SlowFound(Event):
-    """A worker slows the others down: `finding` is a `Slow` of `lockstep.launch.stragglers`."""
+    """A worker slows the others down: `finding` is a `Slow` of `lockstep.launch.supervision.stragglers`."""
 
     finding: Any
 
@@ -141,7 +141,7 @@ class CatchUpFound(Event):
 
 @dataclass
 class WorkersSeen(Event):
-    """What the workers do now, about once a second: `rows` are `lockstep.launch.status.StatusRow`s, by slot."""
+    """What the workers do now, about once a second: `rows` are those of the status page, by slot."""
 
     rows: Mapping[int, Any]
 

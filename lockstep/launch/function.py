@@ -21,12 +21,12 @@ from typing import Any, TextIO
 from lockstep import version
 from lockstep.errors import BadArgument, BadEnvironment, LaunchFailed
 from lockstep.launch.call import CallHeader, cloudpickle, read_value, write_call
-from lockstep.launch.exits import CTRL_C, DONE, TERMINATED
-from lockstep.launch.folder import name_from, new_run_folder
+from lockstep.launch.channels.exits import CTRL_C, DONE, TERMINATED
+from lockstep.launch.channels.status import MAX_SLOTS
+from lockstep.launch.host.folder import name_from, new_run_folder
 from lockstep.launch.job import FAULT_BUDGET, Job
 from lockstep.launch.launch import LaunchOutcome, launch
-from lockstep.launch.messages import failure_sentence
-from lockstep.launch.status import MAX_SLOTS
+from lockstep.launch.supervision.messages import failure_sentence
 from lockstep.settings.environment import process_environment
 
 OPTIONS = ("lanes", "seed", "threads", "device", "strategy", "load_once", "spares", "copies", "fault_budget", "hang_s",

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lockstep.launch.hangs import HANG_S
 from lockstep.settings.environments import lockstep_run
 from lockstep.settings.environments.lockstep_run import Bootstrap
 
@@ -26,6 +25,9 @@ _NOT_INHERITED = (
 )
 FAULT_BUDGET = 16
 """How many lost workers are borne without progress, where nobody says another number."""
+
+HANG_S = 300.0
+"""For how long a worker that others wait for may show no sign of work, where nobody says another time."""
 
 RESUME = "LOCKSTEP_RESUME"
 ASSIGNMENT = "LOCKSTEP_ASSIGNMENT"
@@ -78,7 +80,7 @@ class Job:
         return [sys.executable, "-m", "lockstep.launch.worker", *self._program()]
 
     def spare_command(self, part_fd: int) -> list[str]:
-        return [sys.executable, "-m", "lockstep.launch.spare", str(part_fd), *self._program()]
+        return [sys.executable, "-m", "lockstep.launch.worker.spare", str(part_fd), *self._program()]
 
     def variables_of_all(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """The variables that every worker has: the user's, then the job's extra ones, then what the launch fixes."""

@@ -3,21 +3,21 @@
 import signal
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lockstep.events import Events, Subscriber
-from lockstep.launch.decisions import Over
+from lockstep.launch.channels.exits import CTRL_C, DONE, ENVIRONMENT, TERMINATED, USER_ERROR, WORKER_LOST
+from lockstep.launch.channels.failure import Failure
 from lockstep.launch.events import LAUNCHER, LaunchBegan, LaunchEnded, OutputLost, RanApart, RunFailed, RunInterrupted
-from lockstep.launch.exits import CTRL_C, DONE, ENVIRONMENT, TERMINATED, USER_ERROR, WORKER_LOST
-from lockstep.launch.failure import Failure
+from lockstep.launch.host.folder import clear_earlier, log_path
+from lockstep.launch.host.signals import LauncherSignals
 from lockstep.launch.job import Job
-from lockstep.launch.local_pool import LocalPool
-from lockstep.launch.messages import LauncherConsole
-from lockstep.launch.output import clear_earlier, log_path
 from lockstep.launch.pool import OpenPool
+from lockstep.launch.pools.local_pool import LocalPool
 from lockstep.launch.scale import registered
-from lockstep.launch.signals import LauncherSignals
-from lockstep.launch.supervisor import Supervisor
+from lockstep.launch.supervision.decisions import Over
+from lockstep.launch.supervision.messages import LauncherConsole
+from lockstep.launch.supervision.supervisor import Supervisor
 from lockstep.settings.environment import process_environment
 from lockstep.settings.environments.stop_signals import launcher_ends
 
@@ -92,27 +92,19 @@ def launch(
             saved, num_steps = any(row.saved for row in rows), max((row.step for row in rows), default=0)
             ran_apart = end is None and supervisor.ran_apart
             events.step = supervisor.num_steps
-    outcome = LaunchOutcome(
-        _exit_code(end),
-        end.first if isinstance(end, Over) else None,
-        0.0,
-        saved,
-        supervisor.turned_away,
-        tuple(pool.obstacles),
-        num_steps,
-        len(supervisor.interrupts) > 1,
-    )
-    if shown.error is not None and not isinstance(end, Over):
+    first = end.first if isinstance(end, Over) else None
+    exit_code, obstacles = _exit_code(end), tuple(pool.obstacles)
+    if shown.error is not None and first is None:
+        exit_code = ENVIRONMENT
         events.emit(OutputLost, shown.error.strerror or str(shown.error), supervisor.num_workers, str(job.run_dir))
-        outcome = LaunchOutcome(ENVIRONMENT, None, 0.0, saved)
     elif ran_apart:
+        exit_code = USER_ERROR
         events.emit(RanApart, supervisor.num_workers)
-        outcome = LaunchOutcome(USER_ERROR, None, 0.0)
     elif isinstance(end, signal.Signals):
         events.emit(RunInterrupted, end.name, supervisor.num_workers, str(job.run_dir))
-    outcome = replace(outcome, seconds=time.monotonic() - began_s)
-    events.emit(LaunchEnded, outcome.exit_code, outcome.seconds)
-    return outcome
+    at_once, seconds = len(supervisor.interrupts) > 1, time.monotonic() - began_s
+    events.emit(LaunchEnded, exit_code, seconds)
+    return LaunchOutcome(exit_code, first, seconds, saved, supervisor.turned_away, obstacles, num_steps, at_once)
 
 
 def _exit_code(end: signal.Signals | Over | None) -> int:

@@ -5,18 +5,17 @@ A worker has a slot, and an id that no other worker of the pool ever has.
 """
 
 import signal
-import socket
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from lockstep.launch.failure import Failure
+from lockstep.launch.channels.failure import Failure
+from lockstep.launch.channels.status import StatusRow
+from lockstep.launch.channels.traceback_lines import Frame
+from lockstep.launch.host.processes import Activity
+from lockstep.launch.host.signals import LauncherSignals
 from lockstep.launch.job import Job
-from lockstep.launch.process_stats import Activity
-from lockstep.launch.signals import LauncherSignals
-from lockstep.launch.status import StatusRow
-from lockstep.launch.traceback_lines import Frame
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class ExitStatus:
         """From the exit code of a process, or minus the signal that killed it."""
         if code >= 0:
             return cls(str(code))
-        kind = signal_name(-code)
+        kind = next((signum.name for signum in signal.Signals if signum == -code), f"signal {-code}")
         return cls(kind, True, "out of memory" if kind == "SIGKILL" and is_for_memory() else "")
 
     @property
@@ -141,15 +140,3 @@ def speaking_slot(rows: Mapping[int, StatusRow]) -> int | None:
     newest = max((row.generation for row in rows.values()), default=0)
     ranks = {row.rank: slot for slot, row in rows.items() if row.generation == newest}
     return ranks.get(0) if newest else None
-
-
-def signal_name(number: int) -> str:
-    """Its name for an `ExitStatus`."""
-    return next((signum.name for signum in signal.Signals if signum == number), f"signal {number}")
-
-
-def free_port(address: str = "") -> int:
-    """A port that is free on this host now, at `address` or everywhere."""
-    with socket.create_server((address, 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port

@@ -11,10 +11,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lockstep.errors import BadArgument, BadEnvironment
-from lockstep.launch.output import is_full
-from lockstep.launch.process_stats import process_state
-from lockstep.launch.signals import SCALE
-from lockstep.launch.status import MAX_SLOTS
+from lockstep.launch.channels.status import MAX_SLOTS
+from lockstep.launch.host.folder import is_full, write_whole
+from lockstep.launch.host.processes import process_state
+from lockstep.launch.host.signals import SCALE
 from lockstep.settings.limits import as_whole
 
 
@@ -22,14 +22,14 @@ from lockstep.settings.limits import as_whole
 def registered(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Inside, `launcher.json` names this process as the launcher of the run in `folder`.
 
-    On a full disk the run goes on without the file; see Note [A full disk] in output.py.
+    On a full disk the run goes on without the file; see Note [A full disk] in folder.py.
     """
     if (pid := find_launcher(folder)) is not None:
         raise BadArgument(f"a run is under way in {folder} (pid {pid}): give another --run-dir, or end it")
     ours = process_state(os.getpid())
     try:
         card = {"pid": os.getpid(), "start_time": None if ours is None else ours.start_ticks}
-        _write_whole(_card(folder), json.dumps(card))
+        write_whole(_card(folder), json.dumps(card))
     except OSError as error:
         why = f"nothing can be written in {folder}: {error.strerror}"
         if not is_full(error):
@@ -52,7 +52,7 @@ def ask_for(folder: Path, num_workers: int) -> None:
     if pid is None:
         raise BadArgument(f"the run in {folder} is not running any more, or never was: start it with `lockstep run`")
     try:
-        _write_whole(_wanted(folder), str(num_workers))
+        write_whole(_wanted(folder), str(num_workers))
         os.kill(pid, SCALE)
     except OSError as error:
         raise BadEnvironment(f"the launcher of {folder} (pid {pid}) cannot be reached: {error.strerror}") from error
@@ -85,13 +85,3 @@ def _card(folder: Path) -> Path:
 
 def _wanted(folder: Path) -> Path:
     return folder / "wanted"
-
-
-def _write_whole(path: Path, text: str) -> None:
-    half = path.with_name(f"{path.name}.{os.getpid()}.half")
-    try:
-        half.write_text(text, encoding="utf-8")
-        half.replace(path)
-    except OSError:
-        half.unlink(missing_ok=True)
-        raise

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lockstep.events import Closed, Event, Started
-from lockstep.launch.exits import LEFT_OUT, MISPLACED, TERMINATED
+from lockstep.launch.channels.exits import LEFT_OUT, MISPLACED, TERMINATED
 
 FILE = "finished.json"
 

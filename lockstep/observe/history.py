@@ -3,7 +3,7 @@
 Note [Histories]
 The present first worker writes the history: a line with the step, its loss, samples and seconds since the line before,
 and a line when workers came or went, or a checkpoint was saved. The launcher writes what it sees of all workers, with
-the times of Note [Where the time goes] in launch/status.py. Lines are a fifth of a second (history) or a second
+the times of Note [Where the time goes] in channels/status.py. Lines are a fifth of a second (history) or a second
 (workers) apart at first. Later they are as far apart as a thousandth of the time so far, at most a minute, so that a
 run of a week has some fifteen thousand lines. A run that was resumed writes on; where its steps begin again below those
 that are there, the later line is the valid one.
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.events import CheckpointSaved, Closed, Event, GenerationFormed, StepCommitted
+from lockstep.launch.channels.status import Phase, StatusRow
 from lockstep.launch.events import WorkersSeen
-from lockstep.launch.status import Phase, StatusRow
 from lockstep.observe.json_lines import LineFile
 
 STEPS_FILE = "history.jsonl"

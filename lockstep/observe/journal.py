@@ -13,7 +13,7 @@ from typing import Any
 
 from lockstep.events import Event
 from lockstep.launch.events import WorkersSeen
-from lockstep.launch.messages import message
+from lockstep.launch.supervision.messages import message
 from lockstep.observe.json_lines import LineFile, read_lines
 
 FILE = "events.jsonl"

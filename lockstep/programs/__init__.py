@@ -2,5 +2,5 @@
 
 `bench`, `demo`, `doctor`, `verification`, `explain`, `memory` (`lockstep explain memory`), `advice` and `conversion`
 (`lockstep init`) are programs. `models` and `large_models` are what they train, `packages` those from which some models
-come, and `svg` draws.
+come; `tables` shows tables, and `svg` draws.
 """

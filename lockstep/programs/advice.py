@@ -12,6 +12,7 @@ from typing import Literal
 
 from lockstep.errors import BadArgument, BadEnvironment
 from lockstep.events import NoiseMeasured
+from lockstep.launch.supervision.messages import count
 from lockstep.observe.noise_lines import RECENT, advice_on, seen, usual
 from lockstep.observe.recorder import FILE, event_of
 from lockstep.optim.noise.advice import Advice
@@ -42,25 +43,23 @@ class UseOfWorkers:
     rate: float | None = 1.0
 
     def text(self) -> str:
-        use = {"split": self._split, "grow": self._grow, "cut": self._cut}[self.what]
-        return f"{self.workers} worker{'' if self.workers == 1 else 's'}: {use()}"
-
-    def _split(self) -> str:
-        most = math.ceil(self.lanes / self.workers)
-        lanes = f"{most} lane{'' if most == 1 else 's'}"
-        even = f"{lanes} each" if self.enough == self.workers else f"{lanes} at most, so {self.enough} are as fast"
-        return f"split the batch of {self.batch:,.12g} ({even}), with the same numbers; nothing else changes."
-
-    def _grow(self) -> str:
-        rate = "" if self.rate is None else f", learning rate × {self.rate:.3g}"
-        cost = f"{100 * (1 - self.steps):.0f} % fewer steps, {100 * (self.samples - 1):.0f} % more samples"
-        return f"start with lanes={self.lanes} and grow the batch to {self.batch:,.12g}{rate}: {cost}."
-
-    def _cut(self) -> str:
-        return (
-            f"start with lanes={self.lanes} and keep the batch of {self.batch:,.12g}, learning rate too: one that grew "
-            "with the workers would be beyond the critical batch. Another number of lanes gives other last bits."
-        )
+        match self.what:
+            case "split":
+                lanes = count(math.ceil(self.lanes / self.workers), "lane")
+                most = f"{lanes} at most, so {self.enough} are as fast"
+                even = f"{lanes} each" if self.enough == self.workers else most
+                use = f"split the batch of {self.batch:,.12g} ({even}), with the same numbers; nothing else changes."
+            case "grow":
+                rate = "" if self.rate is None else f", learning rate × {self.rate:.3g}"
+                cost = f"{100 * (1 - self.steps):.0f} % fewer steps, {100 * (self.samples - 1):.0f} % more samples"
+                use = f"start with lanes={self.lanes} and grow the batch to {self.batch:,.12g}{rate}: {cost}."
+            case "cut":
+                use = (
+                    f"start with lanes={self.lanes} and keep the batch of {self.batch:,.12g}, learning rate too: one "
+                    "that grew with the workers would be beyond the critical batch. Another number of lanes gives "
+                    "other last bits."
+                )
+        return f"{count(self.workers, 'worker')}: {use}"
 
 
 def use_of(workers: int, advice: Advice) -> UseOfWorkers:
@@ -91,8 +90,7 @@ class AdviceReport:
         return "\n".join(lines + ([] if self.crew is None else [self.crew.text()]))
 
     def to_json(self) -> str:
-        crew = None if self.crew is None else asdict(self.crew)
-        return json.dumps({"step": self.step, **asdict(self.advice), "crew": crew})
+        return json.dumps({"step": self.step, **asdict(self.advice), "crew": asdict(self)["crew"]})
 
 
 def report_on(folder: Path, workers: int | None = None) -> AdviceReport:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lockstep.programs.models import Batch, GptShape, Workload, classification_loss, gpt, mlp
+from lockstep.programs.models import Batch, GptShape, Workload, classification_loss, gpt, mlp, normal_batches
 from lockstep.programs.packages import require
 
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -55,18 +55,12 @@ def resnet50(batch_size: int = 128, size: int = 224, num_classes: int = 1000) ->
         return made.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
     def make_batch(generator: torch.Generator) -> Batch:
-        images, classes = _images(batch_size, size, num_classes, generator)
+        images, classes = normal_batches(batch_size, 3, size, size, num_classes=num_classes)(generator)
         return images.contiguous(memory_format=torch.channels_last), classes
 
-    return Workload(
-        "resnet50",
-        make_model,
-        make_batch,
-        in_bfloat16(classification_loss),
-        batch_size,
-        per_share_statistics=True,
-        rounds_coarsely=True,
-    )
+    loss = in_bfloat16(classification_loss)
+    plain = Workload("resnet50", make_model, make_batch, loss, batch_size, per_share_statistics=True)
+    return replace(plain, rounds_coarsely=True)
 
 
 def vit(batch_size: int = 64, size: int = 224, num_classes: int = 1000) -> Workload:
@@ -76,15 +70,8 @@ def vit(batch_size: int = 64, size: int = 224, num_classes: int = 1000) -> Workl
         made: nn.Module = torchvision_models("vit").vit_b_16(image_size=size, num_classes=num_classes)
         return made
 
-    def make_batch(generator: torch.Generator) -> Batch:
-        return _images(batch_size, size, num_classes, generator)
-
+    make_batch = normal_batches(batch_size, 3, size, size, num_classes=num_classes)
     return Workload("vit", make_model, make_batch, in_bfloat16(classification_loss), batch_size, rounds_coarsely=True)
-
-
-def _images(batch_size: int, size: int, num_classes: int, generator: torch.Generator) -> Batch:
-    images = torch.randn(batch_size, 3, size, size, generator=generator)
-    return images, torch.randint(0, num_classes, (batch_size,), generator=generator)
 
 
 def torchvision_models(wanted_by: str) -> Any:

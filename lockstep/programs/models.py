@@ -44,6 +44,16 @@ def token_loss(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(model(tokens).flatten(0, 1), next_tokens.flatten())
 
 
+def normal_batches(batch_size: int, *shape: int, num_classes: int = 10) -> Callable[[torch.Generator], Batch]:
+    """What makes batches of normal inputs of this shape, each of some class."""
+
+    def make_batch(generator: torch.Generator) -> Batch:
+        inputs = torch.randn(batch_size, *shape, generator=generator)
+        return inputs, torch.randint(0, num_classes, (batch_size,), generator=generator)
+
+    return make_batch
+
+
 # -- mlp ----------------------------------------------------------------------------------------------------
 
 
@@ -56,11 +66,7 @@ def make_mlp(width: int = 1024, num_hidden: int = 6, num_classes: int = 10) -> n
 
 
 def mlp(batch_size: int = 64, width: int = 1024) -> Workload:
-    def make_batch(generator: torch.Generator) -> Batch:
-        inputs = torch.randn(batch_size, width, generator=generator)
-        return inputs, torch.randint(0, 10, (batch_size,), generator=generator)
-
-    return Workload("mlp", lambda: make_mlp(width), make_batch, classification_loss, batch_size)
+    return Workload("mlp", lambda: make_mlp(width), normal_batches(batch_size, width), classification_loss, batch_size)
 
 
 # -- wide ---------------------------------------------------------------------------------------------------
@@ -221,10 +227,7 @@ def make_cnn(num_classes: int = 10) -> nn.Sequential:
 
 
 def cnn(batch_size: int = 64) -> Workload:
-    def make_batch(generator: torch.Generator) -> Batch:
-        images = torch.randn(batch_size, 3, 32, 32, generator=generator)
-        return images, torch.randint(0, 10, (batch_size,), generator=generator)
-
+    make_batch = normal_batches(batch_size, 3, 32, 32)
     return Workload("cnn", make_cnn, make_batch, classification_loss, batch_size, per_share_statistics=True)
 
 

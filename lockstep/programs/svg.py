@@ -9,13 +9,13 @@ Point = tuple[float, float]
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 
 
-def document(width: float, height: float, shapes: Iterable[str], title: str, background: str = "white") -> str:
+def document(width: float, height: float, shapes: Iterable[str], title: str) -> str:
     """A whole picture. Screen readers read the title."""
     size = f'width="{_number(width)}" height="{_number(height)}" viewBox="0 0 {_number(width)} {_number(height)}"'
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-family="{FONT}">',
         f"<title>{escape(title)}</title>",
-        rect(0, 0, width, height, fill=background),
+        rect(0, 0, width, height, fill="white"),
         *shapes,
         "</svg>",
     ]

@@ -21,9 +21,8 @@ from ray.train.backend import Backend, BackendConfig
 
 from lockstep.elastic.roster.ray_actor import make_actor
 from lockstep.errors import BadArgument
-from lockstep.launch.exits import LEFT_OUT, OutOfPlace
-from lockstep.launch.hosted_worker import GLOO_INTERFACE, interface_of, is_loopback
-from lockstep.launch.pool import free_port
+from lockstep.launch.channels.exits import LEFT_OUT, OutOfPlace
+from lockstep.launch.host.addresses import GLOO_INTERFACE, free_port, interface_of, is_loopback
 from lockstep.run import active
 from lockstep.settings.environment import ADDRESS, SECRET, make_secret, process_environment, take_environment
 from lockstep.settings.environments.lockstep_run import SLOT

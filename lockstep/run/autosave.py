@@ -15,7 +15,7 @@ from lockstep.elastic.guard import Guard
 from lockstep.elastic.shown_waits import shown
 from lockstep.errors import BadArgument, Misuse, WorkerLost, naming_lost_worker
 from lockstep.events import CheckpointSaved, Copied, Events, StepCommitted, Wait
-from lockstep.launch.status import NoStatus, StatusWriter
+from lockstep.launch.channels.status import NoStatus, StatusWriter
 from lockstep.settings.environment import Overrides
 from lockstep.settings.options import Settings
 from lockstep.state.checkpoints.file import read_state
@@ -24,6 +24,7 @@ from lockstep.state.checkpoints.in_use import FolderUse
 from lockstep.state.checkpoints.plan import AUTO, NEVER, CheckpointOptions, CheckpointPlan, Every, plan_checkpoints
 from lockstep.state.checkpoints.resume import begin, restore
 from lockstep.state.checkpoints.saver import AutomaticSaver, SavingWorker
+from lockstep.state.checkpoints.trail import Trail, TrailFollower
 from lockstep.state.run_state import RunState
 
 SELDOM = Every(minutes=60 * 24 * 365)
@@ -44,11 +45,14 @@ class Autosave:
         overrides: Overrides,
         events: Events,
         status: StatusWriter | NoStatus,
+        trail: TrailFollower,
     ) -> None:
         self._state, self._guard, self._settings, self._overrides = state, guard, settings, overrides
-        self._events, self._status = events, status
+        self._events, self._status, self._trail = events, status, trail
         self._saving: AutomaticSaver | None = None
         self._use: FolderUse | None = None
+        self._saved_last: Path | None = None
+        """What was saved because a signal ends the run."""
         self._taken_up = False
 
     def begin(self, asked: CheckpointOptions) -> None:
@@ -62,6 +66,7 @@ class Autosave:
         wire = shown(self._guard.generation.wire, self._events, Wait.RESUME)
         with naming_lost_worker(self._state.steps.step, "run.resume"):
             notes = restore(self._state, path, self._settings, wire)
+        self._go_on(path)
         self._guard.formation.deal()
         for note in notes:
             self._events.note(note)
@@ -93,6 +98,16 @@ class Autosave:
                 "count epochs by run.epochs, or start the loop at run.step, or call run.checkpoints after run.replicate"
             )
         self.take_up()
+        self._trail.step_begins(self._state.steps.step)
+
+    def trained(self) -> None:
+        """A step is over: its gradient stands in `p.grad`."""
+        self._trail.step_ends(self._state.steps.step - 1)
+
+    def updated(self) -> None:
+        """An optimizer has made an update."""
+        self._trail.update_ends(self._state.steps.step - 1)
+        self._guard.end_after_update()
 
     def loader_asks(self, loader: int) -> None:
         """A loader is about to load its next batch: a moment to save at."""
@@ -110,6 +125,7 @@ class Autosave:
         """Waits for a save that is under way."""
         if self._saving is not None:
             self._saving.close()
+        self._trail.close()
         if self._use is not None:
             self._use.close()
 
@@ -139,8 +155,9 @@ class Autosave:
         if not self._guard.is_member:
             plan, claim = replace(plan, resume=NEVER), str
         worker = SavingWorker(
-            lambda: self._guard.generation.world.rank, self._events.note, self._saved, claim, self._stands_by
-        )
+            lambda: self._guard.generation.world.rank, self._events.note, self._saved, self._trail.saved, self._go_on,
+            claim, self._stands_by,
+        )  # fmt: skip
         wire = shown(self._guard.generation.wire, self._events, Wait.CHECKPOINTS)
         with naming_lost_worker(self._state.steps.step, "run.checkpoints"):
             self._saving = begin(
@@ -165,14 +182,20 @@ class Autosave:
         keeps = world.rank == 0 or (world.rank == world.size - 1 and not is_divided)
         return keeps and world.size > 1 and self._guard.recovery is not None
 
+    def _go_on(self, path: Path) -> None:
+        """Whoever can read the checkpoint compares; a worker that was sent it has no trail."""
+        self._trail.go_on(None if self._overrides.trail is False else Trail.read(path))
+
     def _saved(self, path: Path, took_s: float) -> None:
         self._events.emit(CheckpointSaved, str(path), took_s)
 
     def _save_before_the_end(self) -> None:
         """All have agreed to end before the next step because of a signal: its state is saved first."""
-        if self._saving is not None and self._guard.is_ending:
+        if self._saving is not None and self._guard.is_ending and not self._guard.is_saved:
+            self._guard.compute_one_more()
             path = self._saving.save_now(self._guard.signals.grace_s)
-            if path is not None:
+            if path is not None and path != self._saved_last:
+                self._saved_last = path
                 self._status.saved()
                 self._events.note(f"saved as {path}")
                 self._warn_of(self._saving.changed_at_head)

@@ -9,7 +9,7 @@ from lockstep.events import Events
 from lockstep.gradients.bucket_set import BucketOptions
 from lockstep.gradients.health import HealthPlan
 from lockstep.gradients.squares import SquaresPlan
-from lockstep.launch.status import NoStatus, StatusWriter
+from lockstep.launch.channels.status import NoStatus, StatusWriter
 from lockstep.optim.noise.watch import NoiseWatch
 from lockstep.settings.environment import Overrides
 from lockstep.settings.options import Settings

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lockstep.elastic.guard import Guard
 from lockstep.events import Copied, Event, GenerationFormed, StepBegan, StepCommitted
-from lockstep.launch.status import NoStatus, StatusWriter
+from lockstep.launch.channels.status import NoStatus, StatusWriter
 from lockstep.settings.faults import MARK, Fault, FaultKind
 
 REPLACED_WITHIN_S = 600.0

@@ -15,8 +15,8 @@ from lockstep.events import (
     StepBegan,
     StepCommitted,
 )
-from lockstep.launch.failure import id_of_process, note_of
-from lockstep.launch.identity import OURS
+from lockstep.launch.channels.failure import id_of_process, note_of
+from lockstep.launch.worker.identity import OURS
 from lockstep.observe.console import SHOWN, Console
 from lockstep.observe.finish import Finish, FinishMark
 from lockstep.observe.history import READ as HISTORY

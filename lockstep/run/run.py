@@ -23,7 +23,7 @@ from lockstep.elastic.guard import Guard
 from lockstep.elastic.shown_waits import shown
 from lockstep.errors import Disagreement, Misuse, WorkerLost, advise, naming_lost_worker
 from lockstep.events import Closed, Wait
-from lockstep.launch.status import Trait
+from lockstep.launch.channels.status import Trait
 from lockstep.observe.metrics import MetricsLog
 from lockstep.optim.noise import Noise
 from lockstep.optim.noise.watch import NoiseWatch
@@ -36,6 +36,7 @@ from lockstep.run.arguments import (
     clipped_parameters,
 )
 from lockstep.run.autosave import Autosave
+from lockstep.run.circumstances import circumstances
 from lockstep.run.context import Context
 from lockstep.run.loaders import Loaders
 from lockstep.run.replication import join, place_on
@@ -45,6 +46,7 @@ from lockstep.settings.paths import as_path
 from lockstep.state.carried import Carried
 from lockstep.state.checkpoints import file as checkpoint
 from lockstep.state.checkpoints.plan import script_options
+from lockstep.state.checkpoints.trail import TrailFollower
 from lockstep.state.models import Models, Stateful
 from lockstep.state.run_state import RunState, StepState
 from lockstep.step.body_passes import LOOP_FOR_EACH
@@ -84,22 +86,33 @@ class Run:
         )
         self._formation = Formation(
             self._state, self._places, self._engine, generation, elasticity, events, context.status,
-            settings.by_hand, settings.rebalance and settings.device.type == "cpu",
+            settings.by_hand, settings.rebalance and settings.device.type == "cpu", settings.exact,
         )  # fmt: skip
         self.guard = Guard(self._formation, self._state, self._places, self._engine, events, self.close)
         self._loop = StepLoop(
             self._state, self._places, carried, self._noise, self._engine, self.guard, moving, events, self._show,
             OneDnnSwitch(settings.exact, settings.device),
         )  # fmt: skip
-        self._autosave = Autosave(self._state, self.guard, settings, self._overrides, events, context.status)
+        self.trail = TrailFollower(self._models, partial(circumstances, settings), events.note, settings.exact)
+        """What shows that a run which goes on does what the one before did."""
+        self._autosave = Autosave(
+            self._state, self.guard, settings, self._overrides, events, context.status, self.trail
+        )
         self._lane_loops = LaneLoops(
-            self._loop, self._engine, self.guard, events, self._autosave.train, settings.stop_after, self.close
+            self._loop,
+            self._engine,
+            self.guard,
+            events,
+            self._autosave.train,
+            self._autosave.trained,
+            settings.stop_after,
+            self.close,
         )
         self._loaders = Loaders(
             self._state, self._formation, self._engine, moving, events,
             self._autosave.take_up, self._autosave.loader_asks, self._loop.refuse_again,
         )  # fmt: skip
-        self._updates = UpdateHooks(self._loop, self._engine, self.guard, events)
+        self._updates = UpdateHooks(self._loop, self._engine, self.guard, events, self._autosave.updated)
         self._captures = Captures(settings, self._models, events, self._engine, self._loop.misplaced, self._updates.ids)
         self._metrics = MetricsLog(context.overrides.run_dir, self._formation, events, self._state.steps)
         self._timeline = RunTimeline(
@@ -455,7 +468,9 @@ class Run:
                 "body, or before the change."
             )
         if self.is_first:
-            checkpoint.write(as_path("run.save", path), self._state.capture())
+            place = as_path("run.save", path).absolute()
+            checkpoint.write(place, self._state.capture())
+            self.trail.saved(self._loop.step, lambda: place)
 
     def resume(self, path: str | os.PathLike[str]) -> int:
         """Collective. Goes on from the checkpoint at `path`, on any number of workers; returns its step.

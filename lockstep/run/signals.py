@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from lockstep.elastic.requests import Signals
-from lockstep.launch.exits import TERMINATED
+from lockstep.launch.channels.exits import TERMINATED
 from lockstep.settings.environments.stop_signals import GRACE_S, StopSignals
 
 Handler = Callable[[int, FrameType | None], Any]

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -29,8 +30,8 @@ from lockstep.elastic.rendezvous import open_store
 from lockstep.elastic.roster import RunIsOver
 from lockstep.errors import BadArgument, BadEnvironment, advise, naming_lost_worker
 from lockstep.events import Events, GraphCompiled, Started, Wait
-from lockstep.launch.control import Control
-from lockstep.launch.status import NoStatus, StatusReader, StatusWriter
+from lockstep.launch.channels.control import Control
+from lockstep.launch.channels.status import NoStatus, StatusReader, StatusWriter
 from lockstep.run import active
 from lockstep.run.context import Context
 from lockstep.run.readers import subscribe_readers
@@ -113,7 +114,7 @@ def start(
         rebalance=rebalance,
     )  # fmt: skip
     environ = process_environment()
-    place, overrides = find_place(environ), read_overrides(environ)
+    place, overrides = find_place(environ), read_overrides(environ).for_run(active.num_before())
     if active.has_changed():
         raise BadEnvironment(
             "workers have come or gone, or failed, in an earlier run of this script: a further one needs those that "
@@ -283,12 +284,18 @@ def _make_run(context: Context, generation: Generation, elasticity: Elasticity |
     subscribe_readers(run, context, place)
     _close_at_exit(run, undo)
     if context.settings.exact:
-        undo.enter_context(named_once(events.note))
+        undo.enter_context(named_once(partial(_note_inexact, run, events)))
         undo.enter_context(watched_compiler(events.note, lambda text: events.emit(GraphCompiled, text)))
     asked = stop_signals(process_environment(), place.launcher)
     undo.enter_context(handled(run.guard.signals, asked, events.note))
     set_generators(fold(context.settings.seed, "outside"))
     return run
+
+
+def _note_inexact(run: Run, events: Events, text: str) -> None:
+    """An operator has no deterministic kernel."""
+    run.trail.lose()
+    events.note(text)
 
 
 def _status(place: LaunchPlace, overrides: Overrides) -> StatusWriter | NoStatus:
@@ -299,7 +306,7 @@ def _status(place: LaunchPlace, overrides: Overrides) -> StatusWriter | NoStatus
 
 
 def _control(overrides: Overrides, settings: Settings) -> Control | None:
-    """How the launcher asks this worker for a copy of itself. See Note [Replacement by a copy] in launch/control.py."""
+    """How the launcher asks this worker for a copy of itself. See Note [Replacement by a copy] in control.py."""
     if overrides.control_fd is None or settings.device.type != "cpu" or settings.threads > 1:
         return None
     os.set_inheritable(overrides.control_fd, False)
@@ -317,7 +324,7 @@ def _gpu_notes(settings: Settings) -> list[str]:
 
 
 def _late_variables() -> list[str]:
-    """See Note [Loaded once] in launch/load_once.py."""
+    """See Note [Loaded once] in launch/worker/load_once.py."""
     names = set_too_late(process_environment())
     if not names:
         return []

@@ -21,7 +21,7 @@ from lockstep.events import (
     WaitBegan,
     WaitEnded,
 )
-from lockstep.launch.status import Collective, NoStatus, Phase, StatusWriter
+from lockstep.launch.channels.status import Collective, NoStatus, Phase, StatusWriter
 
 REMEMBERED = 31
 MEMORY_S = 1.0

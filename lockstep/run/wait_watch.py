@@ -1,8 +1,8 @@
 """Reports the workers that keep this one waiting, where no launcher watches.
 
 # Note [Waits that nobody watches]
-# Under `lockstep run` the launcher sees who waits for whom (launch/hangs.py). Started by hand, or by Slurm, MPI
-# or torchrun, a worker that hangs would be waited for in silence until timeout_s. So every worker has a thread that
+# Under `lockstep run` the launcher sees who waits for whom (supervision/hangs.py). Started by hand, or by Slurm, MPI or
+# torchrun, a worker that hangs would be waited for in silence until timeout_s. So every worker has a thread that
 # looks once a second whether its worker waits, and for whom, and says so when that lasts unusually long. To say it
 # once, only worker 0 does; if worker 0 is waited for, the first of the others.
 """
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from lockstep.events import Wait
-from lockstep.launch.status import Collective, NoStatus, Phase
+from lockstep.launch.channels.status import Collective, NoStatus, Phase
 from lockstep.wire import Wire
 from lockstep.world import World
 

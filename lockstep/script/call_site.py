@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from lockstep import version
 from lockstep.data.structure import attributes
-from lockstep.launch.traceback_lines import is_users
+from lockstep.launch.channels.traceback_lines import is_users
 from lockstep.script.source.lane_loops import hands_on
 
 Found = TypeVar("Found")

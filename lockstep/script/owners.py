@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lockstep.data.structure import attributes
-from lockstep.launch.traceback_lines import is_users
+from lockstep.launch.channels.traceback_lines import is_users
 from lockstep.script.source.goes_on import gone_on_in
 from lockstep.script.source.methods import Method, methods_of
 

@@ -172,6 +172,8 @@ class Overrides:
     assignment: tuple[tuple[int, ...], ...] | None = None
     run_dir: Path | None = None
     rebalance: bool | None = None
+    trail: bool | None = None
+    """Whether a resumed run is compared with the one from whose checkpoint it goes on."""
     timeline: bool = False
     """Whether all steps are written to the run's timeline."""
     trace_dir: Path | None = None
@@ -187,6 +189,15 @@ class Overrides:
     checkpoint_every: str | None = None
     """As typed: "100 steps", "10 min" or both with a comma."""
     checkpoint_keep: int | None = None
+    of_run: str = ""
+    """The folder of a further run of the script, in that of the first one's checkpoints."""
+
+    def for_run(self, number: int) -> "Overrides":
+        """For a run before which the script has had so many others: it goes on from checkpoints of its own alone."""
+        if number == 0:
+            return self
+        resume = self.resume if self.resume in (None, "never") else "auto"
+        return replace(self, of_run=f"run-{number + 1}", resume=resume)
 
     @property
     def saves(self) -> bool:
@@ -196,7 +207,8 @@ class Overrides:
     @property
     def checkpoint_folder(self) -> Path | None:
         """The folder that was named, else the one beside the logs; None where there is no run folder either."""
-        return self.checkpoints or (self.run_dir / "checkpoints" if self.run_dir else None)
+        folder = self.checkpoints or (self.run_dir / "checkpoints" if self.run_dir else None)
+        return None if folder is None else folder / self.of_run
 
 
 def first_given(*values: Any) -> Any:
@@ -216,6 +228,7 @@ def read_overrides(environ: Mapping[str, str]) -> Overrides:
         assignment=_assignment(environ),
         run_dir=_path(environ, "LOCKSTEP_RUN_DIR"),
         rebalance=_switch(environ, "LOCKSTEP_REBALANCE"),
+        trail=_switch(environ, "LOCKSTEP_TRAIL"),
         timeline=bool(optional(environ, "LOCKSTEP_TIMELINE", at_most=1)),
         trace_dir=_path(environ, "LOCKSTEP_TRACE_DIR"),
         stop_after=optional(environ, "LOCKSTEP_STOP_AFTER"),

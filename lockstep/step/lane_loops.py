@@ -32,8 +32,8 @@ MOST_LOOKS = 8
 class LaneLoops:
     """The loops over `run.lanes` on one worker, with what is checked before and after. One owner, who calls `close`.
 
-    `train` is called before each step: the run is taken up there if it was not. `end` closes the run, where
-    `stop_after` steps are done.
+    `train` is called before each step: the run is taken up there if it was not; `trained` after it. `end` closes the
+    run, where `stop_after` steps are done.
     """
 
     def __init__(
@@ -43,12 +43,13 @@ class LaneLoops:
         guard: Guard,
         events: Events,
         train: Callable[[], None],
+        trained: Callable[[], None],
         stop_after: int | None,
         end: Callable[[], None],
     ) -> None:
         self._loop, self._engine, self._guard, self._events = loop, engine, guard, events
         self._models, self._progress = loop.state.models, loop.state.progress
-        self._train, self._stop_after, self._end = train, stop_after, end
+        self._train, self._trained, self._stop_after, self._end = train, trained, stop_after, end
         self._watch, self._shown_backward = RegistrationWatch(), ShownBackward(events)
         self._sites: set[Site] = set()
         self._turns: set[tuple[Site, int, bool]] = set()
@@ -109,7 +110,12 @@ class LaneLoops:
         self._sites.add(loop.site)
         if batch.shares:
             self._turns |= {(*turn, False), (*turn, len(present) > 1)}
-        return self._watched(self._loop.training(batch, loop), is_first_turn)
+        return self._watched(self._step(batch, loop), is_first_turn)
+
+    def _step(self, batch: GlobalBatch, loop: LaneLoop) -> Iterator[Any]:
+        yield from self._loop.training(batch, loop)
+        if loop.is_step:
+            self._trained()
 
     def _begin_step(self, batch: GlobalBatch) -> None:
         if self._stop_after is not None and self._loop.step >= self._stop_after:

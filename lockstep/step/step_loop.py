@@ -18,7 +18,7 @@
 # takes. One that is not there yet goes there when its turn comes: the whole batch may not fit.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
@@ -32,8 +32,9 @@ from lockstep.data.device import DeviceMover, unchanged
 from lockstep.data.structure import copied, versions_of
 from lockstep.determinism.onednn import OneDnnSwitch
 from lockstep.errors import BadArgument, Disagreement, Misuse, NotFinite, WorkerLost, naming_lost_worker
-from lockstep.events import Events, LaneBegan, LaneEnded, StepBegan, StepCommitted, Wait, WaitBegan
+from lockstep.events import Events, LaneBegan, LaneEnded, StepBegan, StepCommitted, StepWithdrawn, Wait, WaitBegan
 from lockstep.gradients.fingerprint import Drift
+from lockstep.gradients.marks import KnownLanes, Marks
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import StepRecord
 from lockstep.lanes import share
@@ -50,6 +51,7 @@ from lockstep.step.body_passes import BodyPass
 from lockstep.step.totals import Visit
 from lockstep.strategies.protocol import StepEngine
 from lockstep.wire.generation import Generation
+from lockstep.world import World
 
 KEEP_IN_STATE = (
     "Keep it in an object with a state_dict and give it to run.replicate(..., name=object); what is set in one epoch "
@@ -69,6 +71,12 @@ COUNT_BY_STEP = (
     "and give it to run.replicate(..., name=object)."
 )
 
+
+COMPUTED_OTHERWISE = (
+    "The newcomer runs the script from the top, and something that its lanes depend on is another thing there than in "
+    "the script that has trained so far: a variable or an attribute that training changes. Compute it from run.step, "
+    "or keep it in an object with a state_dict and give that to run.replicate(..., name=object)."
+)
 
 LANES, UPDATE = "run.lanes", "optimizer.step()"
 
@@ -93,6 +101,10 @@ class StepGuard(Protocol):
     @property
     def looks_closely(self) -> bool:
         """Whether batch and state are compared as a whole in this step: somebody is new, or was until now."""
+
+    @property
+    def newcomers(self) -> Sequence[int]:
+        """The ranks of those who must show in this step that they compute what the others compute."""
 
     @property
     def requests(self) -> Sequence[bool]:
@@ -174,12 +186,18 @@ class StepLoop:
         visited = len(self.visits)
         with self._own_generators() as outside:
             while True:
-                self.visits[visited:] = [replace(visit, counts=False) for visit in self.visits[visited:]]
+                self._undo_visits(visited)
                 generation = self._guard.generation
                 place = self._place(batch, outside)
+                plan = StepPlan(self.step, batch.num_samples, generation.assignment, place, least=batch.least)
                 try:
-                    yield from self._attempt(batch, generation, place, "lane" if loop.is_step else "calibration")
-                    if self._agrees(generation):
+                    known: KnownLanes | None = None
+                    if loop.is_step and self._guard.newcomers:
+                        known = yield from self._rehearse(batch, plan, generation)
+                        self._note_sums(loop.site, joins=True)
+                        batch, plan = batch.reload(generation.lanes), replace(plan, marks_lanes=True)
+                    yield from self._attempt(batch, plan, generation, "lane" if loop.is_step else "calibration")
+                    if self._agrees(generation, known):
                         break
                 except (WorkerLost, Disagreement) as failure:
                     outside.restore()
@@ -258,11 +276,9 @@ class StepLoop:
 
     # -- one attempt at a step ------------------------------------------------------------------------------
 
-    def _attempt(self, batch: GlobalBatch, generation: Generation, place: StepPlace, use: str) -> Iterator[Any]:
+    def _attempt(self, batch: GlobalBatch, plan: StepPlan, generation: Generation, use: str) -> Iterator[Any]:
         engine = self._engine
-        engine.begin(
-            StepPlan(self.step, batch.num_samples, generation.assignment, place, least=batch.least), generation
-        )
+        engine.begin(plan, generation)
         self.carried.begin_step()
         self.places.begins(engine.has_kept_gradients)
         for data in self._own_lanes(batch, use):
@@ -270,10 +286,36 @@ class StepLoop:
             yield data
             engine.end_lane()
 
-    def _agrees(self, generation: Generation) -> bool:
-        """Collective. Whether the step is committed; if not, it is undone, and what spoilt it is mended."""
+    def _rehearse(self, batch: GlobalBatch, plan: StepPlan, generation: Generation) -> Generator[Any, None, KnownLanes]:
+        """Collective. The step without its newcomers, which is undone again; gives what became of each lane.
+
+        See Note [A step computed twice] in gradients/marks.py.
+        """
+        visited, newcomers = len(self.visits), self._guard.newcomers
+        others = generation.assignment.without(newcomers)
+        without = replace(generation, assignment=others)
+        plan = replace(plan, assignment=others, marks_lanes=True)
+        yield from self._attempt(batch.reload(without.lanes), plan, without, "lane")
+        record = self._reduce()
+        self._engine.withdraw()
+        self._events.emit(StepWithdrawn)
+        self._undo_visits(visited)
+        return KnownLanes(record.marks, others, frozenset(newcomers))
+
+    def _undo_visits(self, since: int) -> None:
+        self.visits[since:] = [replace(visit, counts=False) for visit in self.visits[since:]]
+
+    def _reduce(self) -> StepRecord:
+        """Collective. The record of all workers; afterwards the step can be committed."""
         self._events.emit(WaitBegan, Wait.STEP)
-        record = self._engine.reduce(self._guard.requests, self.carried.is_used)
+        return self._engine.reduce(self._guard.requests, self.carried.is_used)
+
+    def _agrees(self, generation: Generation, known: KnownLanes | None) -> bool:
+        """Collective. Whether the step is committed; if not, it is undone, and what spoilt it is mended."""
+        record = self._reduce()
+        if known is not None and (otherwise := known.computed_otherwise(record.marks, generation.assignment)):
+            self._engine.withdraw()
+            raise _other_lanes(generation.world, otherwise, known.marks, record.marks)
         if record.carries:
             with naming_lost_worker(self.step, "exchanging what lanes carry"):
                 self.carried.exchange(generation.wire)
@@ -344,8 +386,8 @@ class StepLoop:
         if due is not None:
             self._guard.refuse(_out_of_rhythm(f"the loop at {loop.site}", due, self.step))
 
-    def _note_sums(self, site: Site, is_committed: bool = False) -> None:
-        """After a loss. See Note [Sums that a loss spoils] in lanes/sums.py."""
+    def _note_sums(self, site: Site, *, is_committed: bool = False, joins: bool = False) -> None:
+        """After a loss, or where a newcomer `joins`. See Note [Sums that a loss spoils] in lanes/sums.py."""
         if (site, is_committed) in self._noted_sums:
             return
         self._noted_sums.add((site, is_committed))
@@ -357,9 +399,11 @@ class StepLoop:
                 f"The lanes of a lost worker had been computed in step {self.step}: what they counted is not in it."
             )
         else:
+            spoilt = "may be in it twice, and what a lost worker had counted is not"
+            twice = "are in it twice: a worker joins, and the step is computed without it and with it"
             advice = (
-                f"Those of step {self.step} may be in it twice, and what a lost worker had counted is not. A list with "
-                "one entry for each lane, given to run.total after the lanes of each step, counts every lane once."
+                f"Those of step {self.step} {twice if joins else spoilt}. A list with one entry for each lane, given "
+                "to run.total after the lanes of each step, counts every lane once."
             )
         self._guard.note(
             f"{found.words} in {site.file} is done once for each lane that a worker computes. {advice} `{found.name}` "
@@ -442,6 +486,18 @@ class StepLoop:
         if self.moving.device.type == "cpu":
             return copied(data) if trains else data
         return self.moving(data, copied if trains else unchanged, is_users=True)
+
+
+def _other_lanes(world: World, otherwise: Mapping[int, int], known: Marks, marks: Marks) -> Disagreement:
+    """What a worker raises where newcomers, by rank, have got other `marks` for a lane than are `known`."""
+    others = tuple(rank for rank in range(world.size) if rank not in otherwise)
+    newcomer = world.rank if world.rank in otherwise else min(otherwise)
+    lane, sides = otherwise[newcomer], (others, tuple(sorted(otherwise)))
+    right, wrong = (f"the fingerprint {one[lane] or 0:013.0f}" for one in (known, marks))
+    what, advice = f"the gradient of lane {lane}", COMPUTED_OTHERWISE
+    if world.rank == newcomer:
+        return Disagreement(what, world.rank, wrong, others[0], right, advice, sides)
+    return Disagreement(what, world.rank, right, newcomer, wrong, advice, sides)
 
 
 def _out_of_rhythm(event: str, due: str, step: int) -> str:

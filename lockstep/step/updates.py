@@ -22,10 +22,12 @@ GIVE = "Write run.replicate(model, optimizer)."
 
 
 class UpdateHooks:
-    """The hooks of a run on its optimizers. One owner, who calls `close`."""
+    """The hooks of a run on its optimizers; `updated` is called after each update. One owner, who calls `close`."""
 
-    def __init__(self, loop: StepLoop, engine: StepEngine, guard: Guard, events: Events) -> None:
-        self._loop, self._engine, self._guard, self._events = loop, engine, guard, events
+    def __init__(
+        self, loop: StepLoop, engine: StepEngine, guard: Guard, events: Events, updated: Callable[[], None]
+    ) -> None:
+        self._loop, self._engine, self._guard, self._events, self._updated = loop, engine, guard, events, updated
         self._models = loop.state.models
         self._hooks: dict[str, tuple[Any, Any]] = {}
 
@@ -54,6 +56,7 @@ class UpdateHooks:
     def _after(self, optimizer: Optimizer, *_: Any) -> None:
         self._with_others(lambda: self._engine.after_update(optimizer))
         self._events.emit(UpdateEnded, step=max(0, self._loop.step - 1))
+        self._updated()
 
     def _with_others(self, act: Callable[[], None]) -> None:
         """Collective under some strategies: with those who are left, if a worker is lost."""

@@ -133,6 +133,9 @@ class StepEngine(Protocol):
     def abandon(self) -> None:
         """Undoes the step under way, if any: `p.grad` and buffers are as they were when it began."""
 
+    def withdraw(self) -> None:
+        """Collective. After `reduce`, in place of `commit`: all workers have reduced the step, and undo it."""
+
     def keep_gradients(self) -> None:
         """Between steps: what stands in `p.grad` shares no memory with the wire afterwards."""
 

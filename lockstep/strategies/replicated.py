@@ -30,6 +30,7 @@ from lockstep.gradients.finite import BadLosses, NotFiniteVerdict
 from lockstep.gradients.health import Remarks, StepHealth
 from lockstep.gradients.hooks import CheckpointWatch
 from lockstep.gradients.layout import Layout
+from lockstep.gradients.marks import LaneMarks
 from lockstep.gradients.pipeline import BucketPipeline
 from lockstep.gradients.plan import StepPlan
 from lockstep.gradients.record import SUMMED, StepRecord, lane_loss
@@ -101,8 +102,8 @@ class ReplicatedEngine(StepEngine):
 
     @property
     def shows_lanes(self) -> bool:
-        is_read = self._events.has_readers(LaneGradients)
-        return is_read or self._in_flight().squares is not None or self._options.health.looks
+        step, is_read = self._in_flight(), self._events.has_readers(LaneGradients)
+        return is_read or step.squares is not None or step.marks is not None or self._options.health.looks
 
     @property
     def has_kept_gradients(self) -> bool:
@@ -134,6 +135,7 @@ class ReplicatedEngine(StepEngine):
             kept={},
             launched=[],
             squares=self._squares_of(plan),
+            marks=LaneMarks() if plan.marks_lanes else None,
         )
         self._step.kept = self._buckets.set_aside()
         for bucket in self._buckets.buckets:
@@ -276,6 +278,12 @@ class ReplicatedEngine(StepEngine):
         if self._may_rewind:
             self.buffers.rewind()
 
+    def withdraw(self) -> None:
+        step = self._in_flight()
+        with naming_lost_worker(step.plan.step, "the end of a step that is computed twice"):
+            step.generation.wire.reducer.closing_barrier()
+        self.abandon()
+
     def keep_gradients(self) -> None:
         self._buckets.keep_gradients()
 
@@ -348,6 +356,8 @@ class ReplicatedEngine(StepEngine):
         mine.health, mine.is_partial = step.health.packed(), self.rules.partial_mean is not None
         if step.squares is not None:
             mine.squares = step.squares.of_lanes(step.plan.assignment.num_lanes)
+        if step.marks is not None:
+            mine.marks = step.marks.of_lanes(step.plan.assignment.num_lanes)
         for lane, losses in step.losses.items():
             mine.losses[lane] = sum(loss.read() for loss in losses)
         for bucket in step.buckets:

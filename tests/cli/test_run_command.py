@@ -161,8 +161,8 @@ def test_options_of_a_cluster_are_refused_without_one_and_what_a_cluster_has_not
 
 def test_a_cluster_without_ray_is_a_sentence_that_names_the_extra(launched, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "lockstep.launch.ray_pool", raising=False)
-    monkeypatch.delitem(sys.modules, "lockstep.launch.ray_cluster", raising=False)
+    monkeypatch.delitem(sys.modules, "lockstep.launch.pools.ray_pool", raising=False)
+    monkeypatch.delitem(sys.modules, "lockstep.launch.pools.ray_cluster", raising=False)
     result = CliRunner().invoke(cli.command, ["--on", "ray", "train.py"])
     assert isinstance(result.exception, BadEnvironment)
     assert "pip install 'torch-lockstep[ray]'" in str(result.exception)

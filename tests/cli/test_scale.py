@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from lockstep.cli.scale import command
 from lockstep.errors import BadArgument
+from lockstep.launch.host.signals import SCALE
 from lockstep.launch.scale import ask_for, find_launcher, read_wanted, registered
-from lockstep.launch.signals import SCALE
 
 
 def test_a_number_that_is_none_is_refused(tmp_path):

@@ -4,6 +4,7 @@ sentence."""
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,14 +32,23 @@ _REFUSAL = re.compile(
 _LEFT = re.compile(r"^! worker \d+ gives its place up: (this worker (?:cannot join|leaves) at step .*)$", re.MULTILINE)
 
 
+OPTIONS = {
+    "joined": ("--no-copies",),
+    "crashed": ("--checkpoint-every", "3 steps"),
+    "again": ("--resume", "auto"),
+}
+"""Of `lockstep run`, by the kind of fault."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """What happens to a run, by its kind.
 
     calm: nothing. lost: workers are killed, and nobody takes their places. replaced: copies of living workers do.
     joined: newcomers do, which run the script from the top. scaled: the number of workers changes twice. resumed: the
-    run is stopped, and goes on with `then` workers. collecting: workers are killed where they collect what lanes have
-    given, and all start again.
+    run is stopped, and goes on with `then` workers. crashed: the same, and the run is killed, launcher and all; it is
+    saved every third step. again: it goes on in a folder in which it was stopped. collecting: workers are killed where
+    they collect what lanes have given, and all start again.
     """
 
     kind: str
@@ -50,12 +60,13 @@ class Fault:
     scale: tuple[tuple[int, int], ...] = ()
     """Steps and numbers of workers."""
     stop: int = -1
+    crash: int = -1
     then: int = 0
 
     def plan(self) -> dict[str, Any]:
         """As the prelude reads it."""
         plan = {"workers": self.workers, "kills": self.kills, "collects": self.collects}
-        plan |= {"scale": self.scale, "stop": self.stop}
+        plan |= {"scale": self.scale, "stop": self.stop, "crash": self.crash}
         return plan | {"awaits_newcomer": self.kind == "joined"}
 
     def happened(self, folder: Path) -> bool:
@@ -63,6 +74,7 @@ class Fault:
         marks = [f"kill {list(kill)}" for kill in self.kills] + [f"scale {list(change)}" for change in self.scale]
         marks += [f"collect {list(kill)}" for kill in self.collects]
         marks += ["stop"] if self.stop >= 0 else []
+        marks += ["crash"] if self.crash >= 0 else []
         return all((folder / f"done {mark}").exists() for mark in marks)
 
 
@@ -102,12 +114,12 @@ def disturbed(folder: Path, shape: str, fault: Fault) -> Result:
     """The script with a fault."""
     if fault.kind == "lost":
         return _by_hand(folder, shape, fault)
-    options = ("--no-copies",) if fault.kind == "joined" else ()
+    options = OPTIONS.get(fault.kind, ())
     result = _launched(folder, shape, fault.workers, options, fault)
     if fault.kind == "collecting":  # a copy that was made while all ended is left out, and ends where it was made
         last = max((_step_of(digest) for digest in result.digests), default=0)
         return replace(result, digests=frozenset(one for one in result.digests if _step_of(one) == last))
-    if fault.kind == "resumed" and result.exit_code == STOPPED:
+    if fault.then and (fault.kind, result.exit_code) in (("resumed", STOPPED), ("crashed", -signal.SIGKILL)):
         later = _launched(folder, shape, fault.then, ("--resume", "auto"), Fault("calm"))
         return replace(later, extra=result.extra + later.extra, shown=f"{result.shown}\n{later.shown}")
     return result
@@ -155,7 +167,8 @@ def _launched(folder: Path, shape: str, workers: int, options: Sequence[str], fa
 
 
 def _script(shape: str) -> str:
-    return _PRELUDE + (HERE / "shapes" / f"{shape}.py").read_text()
+    """Of a shape by its name, or a script that was composed."""
+    return _PRELUDE + (shape if "\n" in shape else (HERE / "shapes" / f"{shape}.py").read_text())
 
 
 def _read(folder: Path, exit_code: int, shown: str) -> Result:

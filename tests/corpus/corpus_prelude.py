@@ -2,8 +2,8 @@
 
 What shall happen stands in CORPUS, as JSON: `kills` of workers at steps (each once in all), and, in `collects`, where
 they collect what lanes have given, from a step on; `scale` to so many workers at a step, `stop` the run at a step as
-SIGTERM does. Afterwards `digest-<slot>-<pid>` in the working folder has the
-digest of each worker that came to its end.
+SIGTERM does, or `crash` it: launcher and workers are killed. Afterwards `digest-<slot>-<pid>` in the working folder has
+the digest of each worker that came to its end.
 """
 
 import json
@@ -57,6 +57,9 @@ class Watch:
                 ask_for(Path(os.environ["LOCKSTEP_RUN_DIR"]), wanted)
             if step == at + 1:
                 self._await_change(wanted)
+        if step == PLAN.get("crash") and _first_time("crash"):
+            os.kill(int(os.environ["LOCKSTEP_PARENT_PID"]), signal.SIGKILL)
+            time.sleep(PATIENCE_S)  # until this worker is ended too
         if step == PLAN.get("stop") and self.run.is_first and _first_time("stop"):
             os.kill(int(os.environ["LOCKSTEP_PARENT_PID"]), signal.SIGTERM)
             _await(lambda: self.run.guard.signals.terminate)

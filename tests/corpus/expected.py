@@ -40,6 +40,9 @@ _BY_STEP = "count by `run.step`"
 _SET_BY_STEP = "compute it from `run.step`, or from the epoch"
 _KEEP = "Keep it in an object with a state_dict"
 _TRACK = "give it a `state_dict`, and to `run.replicate`"
+_OF_LANE = Said("disagree on the gradient of lane", _SET_BY_STEP)
+_OF_STEP = Said("the gradient of step 10 is not what it was", _SET_BY_STEP)
+"""Where nothing in the script shows what begins anew."""
 
 ANEW = {
     "a_data_set_changed_once": dict.fromkeys(
@@ -111,6 +114,8 @@ ANEW = {
     "a_weight_from_a_method": dict.fromkeys(
         ("joined", "resumed"), Said(f"`k`.*goes into self.loss.*{_COUNTS}", _BY_STEP)
     ),
+    "a_weight_between_two_closures": {"joined": _OF_LANE, "resumed": _OF_STEP},
+    "dropout_from_the_optimizer": {"joined": _OF_LANE, "resumed": _OF_STEP},
     "slow_weights": dict.fromkeys(("joined", "resumed"), Said(f"`count`.*decides whether .*{_KEEP}", _TRACK)),
     "weights_by_next": dict.fromkeys(
         ("joined", "resumed"), Said(f"`weights`.*a generator at line.*{_KEEP}", _SET_BY_STEP)

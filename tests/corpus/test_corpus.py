@@ -40,6 +40,7 @@ TELLING = {
     "a_temperature_for_each_epoch": ("resumed",),
     "a_trainer_with_a_history": ("joined", "resumed"),
     "early_stopping_object": ("joined",),
+    "a_weight_between_two_closures": ("joined", "resumed"),
     "a_weight_from_a_method": ("joined", "resumed"),
     "an_annealed_loss": ("resumed",),
     "an_annealed_temperature": ("joined", "resumed"),
@@ -48,6 +49,7 @@ TELLING = {
     "an_optimizer_that_is_forgotten": ("joined", "resumed"),
     "another_loss_once": ("resumed",),
     "counted_by_run_step": ("resumed",),
+    "dropout_from_the_optimizer": ("joined", "resumed"),
     "early_stopping": ("joined", "resumed"),
     "early_stopping_tracked": ("resumed",),
     "enumerated_accumulation": ("joined", "resumed"),
@@ -124,6 +126,28 @@ def test_a_script_that_loses_workers_in_evaluations_gives_the_bits_of_the_calm_o
     result = disturbed(tmp_path, shape, WHILE_COLLECTING)
     assert verdict(shape, result) == "same", result.shown
     assert WHILE_COLLECTING.happened(tmp_path), f"the fault never came:\n{result.shown}"
+
+
+def test_a_run_that_was_killed_is_compared_with_what_it_had_come_to(tmp_path: Path) -> None:
+    """Saved at step 9, or, on a slow disk, at step 6, and killed in step 11."""
+    fault = Fault("crashed", workers=2, crash=11, then=3)
+    right = disturbed(tmp_path / "right", "epochs", fault)
+    assert verdict("epochs", right) == "same", right.shown
+    other = disturbed(tmp_path / "other", "dropout_from_the_optimizer", fault)
+    assert verdict("dropout_from_the_optimizer", other) == "refused"
+    assert re.search("the gradient of step [69] is not what it was", other.refusals[0])
+    assert fault.happened(tmp_path / "right")
+    assert fault.happened(tmp_path / "other")
+
+
+def test_what_was_changed_on_purpose_goes_on_with_a_note(tmp_path: Path) -> None:
+    """The script is another one when it is resumed."""
+    disturbed(tmp_path, "epochs", Fault("crashed", workers=1, crash=11, then=0))
+    script = (HERE / "shapes" / "epochs.py").read_text().replace("loss_of(model, x, y)", "(2 * loss_of(model, x, y))")
+    resumed = disturbed(tmp_path, script, Fault("again", workers=2))
+    assert resumed.exit_code == 0, resumed.shown
+    assert resumed.shown.count("is not what it was in the run from whose checkpoint this one goes on") == 1
+    assert "; train.py is not as in that run" in resumed.shown
 
 
 def test_a_worker_is_copied_again_and_again_also_one_that_is_a_copy(tmp_path: Path) -> None:

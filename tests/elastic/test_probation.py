@@ -8,7 +8,7 @@ from lockstep.elastic.formation import Formation
 from lockstep.elastic.guard import Guard
 from lockstep.elastic.membership import Member
 from lockstep.elastic.newcomer import Probation, misfits
-from lockstep.launch.exits import OutOfPlace
+from lockstep.launch.channels.exits import OutOfPlace
 
 FOUNDERS = [Member("a", 0, ""), Member("b", 1, "")]
 NEWCOMER = Member("c", 2, "", since=3, fresh=True)

@@ -12,7 +12,7 @@ from workers import on_workers
 
 import lockstep
 from lockstep.errors import BadArgument
-from lockstep.launch.status import Collective, Phase, StatusPage, StatusReader
+from lockstep.launch.channels.status import Collective, Phase, StatusPage, StatusReader
 from lockstep.settings.environments.lockstep_run import RANK, SLOT, STATUS_FD
 
 

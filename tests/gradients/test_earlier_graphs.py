@@ -16,9 +16,9 @@ from workers import on_workers, outcomes
 import lockstep
 from lockstep.errors import Misuse, advise
 from lockstep.gradients.autograd_graph import made_in
+from lockstep.launch.channels.failure import Failure
 from lockstep.launch.events import RunFailed
-from lockstep.launch.failure import Failure
-from lockstep.launch.messages import message as launcher_message
+from lockstep.launch.supervision.messages import message as launcher_message
 
 LANES = 6
 X = torch.randn(13, 8, generator=torch.Generator().manual_seed(5))

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from lockstep.launch import memory
-from lockstep.launch.control_groups import ControlGroups
+from lockstep.launch.host.resources import ControlGroups, free_bytes
 
 
 def groups(root: Path, paths: str, files: dict[str, str]) -> ControlGroups:
@@ -67,4 +66,4 @@ def test_what_is_free_is_what_the_host_has_and_the_container_allows(
     found = groups(tmp_path, "0::/", {"memory.max": limit, "memory.current": "100"})
     monkeypatch.setattr(ControlGroups, "of_this_process", lambda: found)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=5001))
-    assert memory.free_bytes() == (expected or 5001)
+    assert free_bytes() == (expected or 5001)

@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.launch.decisions import (
+from lockstep.launch.channels.failure import EXITED, KILLED, QUIT, RAISED, Failure
+from lockstep.launch.channels.status import Collective, Phase, StatusRow
+from lockstep.launch.pool import speaking_slot
+from lockstep.launch.supervision.decisions import (
     EXIT_GRACE_S,
     Condemned,
     Dismiss,
@@ -21,16 +24,11 @@ from lockstep.launch.decisions import (
     Restart,
     SendSignal,
     StartJoiner,
-    SupervisorState,
     decide,
-    initial_state,
     judge,
-    restarted_state,
 )
-from lockstep.launch.failure import EXITED, KILLED, QUIT, RAISED, Failure
-from lockstep.launch.messages import message
-from lockstep.launch.pool import speaking_slot
-from lockstep.launch.status import Collective, Phase, StatusRow
+from lockstep.launch.supervision.messages import message
+from lockstep.launch.supervision.supervisor_state import SupervisorState, initial_state, restarted_state
 
 
 def member(slot: int, generation: int = 1) -> StatusRow:

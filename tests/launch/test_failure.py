@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import lockstep
 from lockstep.errors import Disagreement, Misuse, WorkerLost
-from lockstep.launch.events import RunFailed
-from lockstep.launch.failure import (
+from lockstep.launch.channels.failure import (
     EXITED,
     KILLED,
     RAISED,
@@ -30,8 +29,9 @@ from lockstep.launch.failure import (
     report_path,
     write_report,
 )
-from lockstep.launch.messages import message
-from lockstep.launch.traceback_lines import Frame, is_users
+from lockstep.launch.channels.traceback_lines import Frame, is_users
+from lockstep.launch.events import RunFailed
+from lockstep.launch.supervision.messages import message
 from lockstep.run import active
 
 PACKAGE = Path(lockstep.__file__).parent

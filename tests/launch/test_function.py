@@ -19,8 +19,8 @@ from launches import FORKING
 
 import lockstep
 from lockstep.errors import BadArgument, BadEnvironment, LaunchFailed
-from lockstep.launch import process
 from lockstep.launch.function import CellScreen, notebook_cells
+from lockstep.launch.pools import process
 
 pytest.importorskip("cloudpickle", reason="lockstep.launch needs cloudpickle: pip install 'torch-lockstep[notebook]'")
 

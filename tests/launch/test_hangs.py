@@ -9,24 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.launch.channels.stacks import innermost
+from lockstep.launch.channels.status import Collective, Phase, StatusRow
+from lockstep.launch.channels.traceback_lines import Frame
 from lockstep.launch.events import HangFound
-from lockstep.launch.hangs import (
+from lockstep.launch.host.processes import Activity
+from lockstep.launch.supervision.hangs import (
     STEP,
     HangDetector,
     HangFinding,
     Hung,
-    Idle,
     IdlenessTracker,
     Late,
     Observation,
     StoppedWorker,
     WorkerView,
 )
-from lockstep.launch.messages import hung_message, late_message
-from lockstep.launch.process_stats import Activity
-from lockstep.launch.stacks import innermost
-from lockstep.launch.status import Collective, Phase, StatusRow
-from lockstep.launch.traceback_lines import Frame
+from lockstep.launch.supervision.messages import hung_message, late_message
 
 USUAL_NS = 410_000_000
 BEGAN_S = 100.0
@@ -208,13 +207,13 @@ def test_patience_of_one_does_not_cover_another():
 
 def test_workers_that_all_do_nothing_in_their_lanes_are_named_once_and_then_hung_together():
     found = watch_over(IN_THEIR_LANES, BEGAN_S + 40)
-    after_s, named = first(Idle, found)
+    after_s, named = first(Late, found)
     assert 10 < after_s <= 13
-    assert (named.slots, named.step) == ((0, 1, 2), 1877)
+    assert (named.waiting, named.missing, named.step) == ((), (0, 1, 2), 1877)
     after_s, hung = first(Hung, found)
     assert HANG_S < after_s <= HANG_S + 3
     assert (hung.slots, hung.is_all) == ((0, 1, 2), True)
-    assert sum(isinstance(finding, Idle) for _, finding in found) == 1
+    assert sum(isinstance(finding, Late) for _, finding in found) == 1
 
 
 def test_one_that_works_or_asks_for_patience_keeps_all_from_being_idle():
@@ -310,7 +309,9 @@ def test_a_worker_that_never_called_start_is_told_so():
 def test_workers_of_whom_none_works_are_told_with_their_places_up_to_four():
     looks = {slot: look(slot, Phase.COMPUTING) for slot in range(6)}
     place = Frame(str(Path("train.py").absolute()), 88, "<module>", "lock.acquire()")
-    result = late_message(Idle(1, 12, tuple(range(6)), 10.2), looks, {0: place}, BEGAN_S + 10.2).splitlines()
+    result = late_message(
+        Late(1, 12, STEP, 10.2, None, (), tuple(range(6))), looks, {0: place}, BEGAN_S + 10.2
+    ).splitlines()
     assert result[0] == "! step 12 does not get on: all 6 workers do nothing, since 10 s"
     assert result[1].startswith("    0 (sleeping, state S, since 10.2 s; train.py:88 lock.acquire()), 1 (sleeping")
     assert result[1].endswith(", and 2 more")

@@ -14,9 +14,9 @@ import pytest
 from launches import IMPORTABLE, REPOSITORY, Forked, finish, start_lockstep
 from marked import MARK, survivors
 
-from lockstep.launch import supervisor
+from lockstep.launch.host.processes import await_end
 from lockstep.launch.launch import Job, launch
-from lockstep.launch.process import await_end
+from lockstep.launch.supervision import supervisor
 
 PREAMBLE = """
 import os, signal, sys
@@ -452,7 +452,7 @@ def test_a_launch_gives_back_the_signal_handlers_it_found(bench):
 
 def test_help_and_the_launcher_do_without_torch_and_rich():
     check = (
-        "import sys, lockstep.cli.main, lockstep.cli.run, lockstep.launch.launch, lockstep.launch.worker;"
+        "import sys, lockstep.cli.main, lockstep.cli.run, lockstep.launch.launch, lockstep.launch.worker.__main__;"
         "print({'torch', 'rich'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", check], cwd=REPOSITORY, capture_output=True, text=True)

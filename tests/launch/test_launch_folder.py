@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from lockstep.errors import BadArgument, BadEnvironment
-from lockstep.launch.folder import check_name, name_from, new_run_folder
+from lockstep.launch.host.folder import check_name, name_from, new_run_folder
 
 
 def test_a_run_folder_takes_the_number_after_the_highest(tmp_path):

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.errors import BadEnvironment
+from lockstep.launch.host.resources import MemoryKills
 from lockstep.launch.job import Job
-from lockstep.launch.memory import MemoryKills
 from lockstep.settings.environment import find_place, read_overrides
 from lockstep.settings.environments.lockstep_run import Bootstrap, bootstrap, variables
 

@@ -10,7 +10,6 @@ import pytest
 from launches import FORKING
 
 from lockstep.events import Event
-from lockstep.launch import process
 from lockstep.launch.events import (
     LAUNCHER,
     CatchUpFound,
@@ -26,7 +25,8 @@ from lockstep.launch.events import (
 )
 from lockstep.launch.job import Job
 from lockstep.launch.launch import LaunchOutcome, launch
-from lockstep.launch.messages import message
+from lockstep.launch.pools import process
+from lockstep.launch.supervision.messages import message
 
 # Worker 1 kills itself after its third step, once; the others wait for the worker that takes its place.
 LOSING = """

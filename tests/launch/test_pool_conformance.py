@@ -15,11 +15,11 @@ import pytest
 from launches import FORKING
 from ray_clusters import joined, needs_ray, ray_cluster
 
-from lockstep.launch import process
+from lockstep.launch.host.signals import LauncherSignals
 from lockstep.launch.job import Job
-from lockstep.launch.local_pool import LocalPool
 from lockstep.launch.pool import ExitStatus, OpenPool, WorkerEvent, WorkerPool
-from lockstep.launch.signals import LauncherSignals
+from lockstep.launch.pools import process
+from lockstep.launch.pools.local_pool import LocalPool
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def forking_pool() -> Iterator[OpenPool]:
 @contextmanager
 def ray_pool() -> Iterator[OpenPool]:
     with ray_cluster(4) as cluster, joined(cluster):
-        pool = importlib.import_module("lockstep.launch.ray_pool")
+        pool = importlib.import_module("lockstep.launch.pools.ray_pool")
         yield pool.pool_for({})
 
 
@@ -47,8 +47,8 @@ ENDPOINTS = ("127.0.0.1:41000",)
 # A worker that does what its line in `orders-SLOT` says, and what comes there next. It stands on the status page.
 PLAYER = """
 import os, signal, subprocess, sys
-from lockstep.launch.failure import note_of
-from lockstep.launch.status import StatusWriter
+from lockstep.launch.channels.failure import note_of
+from lockstep.launch.channels.status import StatusWriter
 notice_fd = int(os.environ["LOCKSTEP_NOTICE_FD"])
 slot = int(os.environ["LOCKSTEP_SLOT"])
 status = StatusWriter(int(os.environ["LOCKSTEP_STATUS_FD"]), slot)

@@ -5,8 +5,8 @@ import signal
 import subprocess
 import sys
 
-from lockstep.launch.hangs import Observation, shows_work
-from lockstep.launch.process_stats import activity, survives_signal
+from lockstep.launch.host.processes import activity, survives_signal
+from lockstep.launch.supervision.hangs import Observation, shows_work
 
 
 def seen() -> Observation:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.launch.status import (
+from lockstep.launch.channels.status import (
     MAX_SLOTS,
     Collective,
     NoStatus,

@@ -9,9 +9,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lockstep.errors import BadArgument
-from lockstep.launch.messages import LauncherConsole, slow_message
-from lockstep.launch.status import Phase, StatusPage, StatusRow, StatusWriter
-from lockstep.launch.stragglers import (
+from lockstep.launch.channels.status import Phase, StatusPage, StatusRow, StatusWriter
+from lockstep.launch.supervision.messages import LauncherConsole, slow_message
+from lockstep.launch.supervision.stragglers import (
     CaughtUp,
     PaceFinding,
     Slow,
@@ -21,7 +21,7 @@ from lockstep.launch.stragglers import (
     slow_workers,
     time_spent,
 )
-from lockstep.launch.watchdog import Watchdog
+from lockstep.launch.supervision.watchdog import Watchdog
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import pytest
 from launches import IMPORTABLE, finish, start_lockstep
 from marked import MARK, survivors
 
-from lockstep.launch.exits import NO_MOMENT
-from lockstep.launch.process import await_end
+from lockstep.launch.channels.exits import NO_MOMENT
+from lockstep.launch.host.processes import await_end
 from lockstep.settings.environments.lockstep_run import PARENT_PID
 
 pytestmark = pytest.mark.timeout(60)
@@ -27,8 +27,8 @@ pytestmark = pytest.mark.timeout(60)
 PLAYER = """
 import json, os, signal, sys
 from lockstep.errors import WorkerLost
-from lockstep.launch import status as page
-from lockstep.launch.status import Phase, StatusWriter
+from lockstep.launch.channels import status as page
+from lockstep.launch.channels.status import Phase, StatusWriter
 slot, joiner = int(os.environ["LOCKSTEP_SLOT"]), "LOCKSTEP_ENDPOINTS" in os.environ
 status = StatusWriter(int(os.environ["LOCKSTEP_STATUS_FD"]), slot)
 patience = status.patient(1000)
@@ -358,7 +358,7 @@ def test_joiners_that_give_their_place_up_cost_nothing_and_after_two_the_members
 
 
 def test_a_joiner_that_reports_and_ends_at_once_costs_the_next_one_nothing(stage):
-    stage.start("from lockstep.launch.exits import OutOfPlace\n" + NOT_ADMITTED, "-n", "2")
+    stage.start("from lockstep.launch.channels.exits import OutOfPlace\n" + NOT_ADMITTED, "-n", "2")
     survivor, victim = stage.players(2)
     victim.kill()
     joiner = stage.player()
@@ -456,7 +456,7 @@ def test_a_worker_that_does_nothing_while_others_wait_is_told_with_its_line_and_
 
 
 def test_workers_that_all_do_nothing_are_told_with_their_lines_ended_and_started_again(stage, monkeypatch):
-    monkeypatch.setattr("lockstep.launch.hangs.IDLE_S", 2.0)  # in the launcher too, which is forked
+    monkeypatch.setattr("lockstep.launch.supervision.hangs.IDLE_S", 2.0)  # in the launcher too, which is forked
     stage.start(MEMBERS, "-n", "2", "--hang-s", "3")
     players = stage.players(2)
     for player in players:
@@ -537,7 +537,7 @@ def test_a_spare_has_loaded_torch_when_it_gets_its_part(tmp_path):
     os.write(writer, b"{}")
     os.close(writer)
     spare = subprocess.run(
-        [sys.executable, "-m", "lockstep.launch.spare", str(reader), "train.py"],
+        [sys.executable, "-m", "lockstep.launch.worker.spare", str(reader), "train.py"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": IMPORTABLE, PARENT_PID: str(os.getpid())},
         pass_fds=[reader],

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from lockstep.cli.main import lockstep
 from lockstep.errors import BadArgument
 from lockstep.events import CheckpointSaved, Closed, Event, Events, GenerationFormed, StepCommitted
+from lockstep.launch.channels.status import Phase, StatusRow
 from lockstep.launch.events import LAUNCHER, LaunchBegan, WorkerExited, WorkersSeen
-from lockstep.launch.status import Phase, StatusRow
 from lockstep.observe import json_lines
 from lockstep.observe.history import STEPS_FILE, WORKERS_FILE, LineRhythm, StepHistory, WorkerHistory
 from lockstep.observe.journal import Journal, read_journal

@@ -16,7 +16,7 @@ from report_keys import RECORDED, keys
 from workers import on_workers
 
 from lockstep.cli.bench import command
-from lockstep.launch import process
+from lockstep.launch.pools import process
 from lockstep.programs.bench.allreduce.plan import AllreducePlan, parse_algorithm
 from lockstep.programs.bench.allreduce.worker import main
 from lockstep.programs.bench.launch import accept

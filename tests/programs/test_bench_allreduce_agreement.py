@@ -8,7 +8,7 @@ import torch
 from workers import on_workers
 
 from lockstep.elastic.rendezvous import open_store
-from lockstep.programs.bench.allreduce.plan import GLOO, LOCKSTEP, AllreducePart
+from lockstep.programs.bench.allreduce.plan import GLOO, LOCKSTEP, title_of
 from lockstep.programs.bench.allreduce.worker import (
     RIGHT,
     AllreduceSide,
@@ -49,7 +49,7 @@ def _object(num_bytes: int, guilty: str, spoil: Spoil) -> str | None:
         group = stack.enter_context(open_gloo(place.world, store, 20.0))
         sides = stack.enter_context(AllreduceSite(wire, group).open_sides(num_bytes, reduce_by("shared", wire)))
         sides[guilty] = Spoilt(sides[guilty], lambda sum_: spoil(place.world.rank, sum_))
-        return object_to(AllreducePart(place.world.size, num_bytes, 1), sides, wire.transport)
+        return object_to(title_of(num_bytes, place.world.size), sides, wire.transport)
 
 
 @pytest.mark.parametrize("num_workers", [2, 3])
@@ -101,4 +101,4 @@ def test_an_operation_that_does_nothing_is_wrong() -> None:
 
 
 def test_right_everywhere_is_no_objection() -> None:
-    assert refusal(AllreducePart(2, 8, 1), [[RIGHT, RIGHT], [RIGHT, RIGHT]]) is None
+    assert refusal("8 B on 2 workers", [[RIGHT, RIGHT], [RIGHT, RIGHT]]) is None

@@ -12,32 +12,24 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from lockstep.errors import BadArgument
-from lockstep.programs.bench.allreduce.plan import (
-    SIDES,
-    AllreducePart,
-    AllreducePlan,
-    crowding,
-    make_plans,
-    make_row,
-    show,
-)
+from lockstep.programs.bench.allreduce.plan import SIDES, AllreducePlan, crowding, make_plans, make_row, show
 from lockstep.programs.bench.allreduce.sizes import USUAL, KiB, MiB, named, parse_sizes
 from lockstep.programs.bench.allreduce.worker import BLOCK_S, LEAST, MOST, repetitions, slowest
 from lockstep.programs.bench.launch import ResultsDiffer, accept
 from lockstep.programs.bench.plan import BenchResult
 from lockstep.programs.bench.report import quantile
-from lockstep.programs.bench.rounds import locate, order
+from lockstep.programs.bench.rounds import order
 
 MACHINE = {"cores": 2, "cpu": "A Processor Of Some Length @ 2.00GHz", "torch": "2.13.0+cpu", "threads_per_worker": 1}
 
 
-def row_of(part: AllreducePart, *sides: Sequence[float]) -> dict[str, Any]:
+def row_of(workers: int, num_bytes: int, *sides: Sequence[float]) -> dict[str, Any]:
     rounds = [dict(zip(SIDES, each, strict=True)) for each in zip(*sides, strict=True)]
-    return make_row(part, rounds, {"lockstep": 9.0, "gloo": 99.0, "floor": 1.0}, dict.fromkeys(SIDES, 3))
+    return make_row(workers, num_bytes, rounds, {"lockstep": 9.0, "gloo": 99.0, "floor": 1.0}, dict.fromkeys(SIDES, 3))
 
 
 def row(*sides: Sequence[float]) -> dict[str, Any]:
-    return row_of(AllreducePart(2, 1000, rounds=len(sides[0])), *sides)
+    return row_of(2, 1000, *sides)
 
 
 @pytest.mark.parametrize(
@@ -113,20 +105,6 @@ def test_only_more_workers_than_cores_are_warned_of() -> None:
     assert str(crowding(plans, num_cores=2)).startswith("! 4 and 8 workers share 2 cores")
 
 
-def test_rounds_counted_over_all_sizes_are_shown_of_the_size_they_belong_to() -> None:
-    plan = AllreducePlan(2, (4, 8), "shared", rounds=3)
-    found = [locate(plan.parts, done) for done in (0, 1, 3, 4, 6)]
-    small, large = AllreducePart(2, 4, 3), AllreducePart(2, 8, 3)
-    assert [(part, progress.done) for part, progress in found] == [
-        (small, 0),
-        (small, 1),
-        (small, 3),
-        (large, 1),
-        (large, 3),
-    ]
-    assert {progress.total for _, progress in found} == {3}
-
-
 def test_the_ratio_to_gloo_is_made_within_rounds_and_has_quartiles() -> None:
     made = row((10, 20, 40, 10, 10), (20, 10, 120, 40, 50), (5, 5, 5, 5, 5))
     assert [made[f"ratio_to_gloo{end}"] for end in ("_low", "", "_high")] == [2, 3, 4]
@@ -170,7 +148,7 @@ def test_a_refused_sum_never_becomes_a_row() -> None:
 def test_the_table_has_one_line_for_each_row_and_fits_100_columns() -> None:
     small, large = ((0.01234,), (22.22,), (0.000123,)), ((1234,), (12345,), (999.9,))
     sizes = {4 * KiB: small, 128 * MiB: large}
-    rows = [row_of(AllreducePart(count, size, 1), *sides) for count in (2, 16) for size, sides in sizes.items()]
+    rows = [row_of(count, size, *sides) for count in (2, 16) for size, sides in sizes.items()]
     shown = io.StringIO()
     show({"algorithm": "halving_doubling", "rows": rows, "machine": MACHINE}, Console(file=shown))
     lines = shown.getvalue().splitlines()

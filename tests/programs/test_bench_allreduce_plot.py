@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.programs.bench.allreduce.plot import BOTTOM, LEFT, RIGHT, TOP, LogAxis, curves_of, decades, draw
+from lockstep.programs.bench.allreduce.plot import BOTTOM, LEFT, RIGHT, TOP, LogAxis, decades, draw
 
 NAMESPACE = {"svg": "http://www.w3.org/2000/svg"}
 MACHINE = {"cores": 2, "cpu": 'An <Odd> & "Quoted" Processor', "torch": "2.13.0"}
@@ -59,8 +59,11 @@ def test_the_picture_grows_with_a_long_legend() -> None:
 
 
 def test_a_curve_runs_from_the_smallest_size_to_the_largest() -> None:
-    [gloo, *_] = curves_of(report(65536, 4096, workers=(2,))["rows"])
-    assert gloo.points == ((4096, 0.04096), (65536, 0.65536))
+    curves = drawn(65536, 4096, workers=(2,)).findall(".//svg:polyline[@class='curve']", NAMESPACE)
+    for curve in curves:
+        (x1, y1), (x2, y2) = (map(float, point.split(",")) for point in curve.attrib["points"].split())
+        assert x1 < x2
+        assert y1 > y2
 
 
 def test_equal_factors_are_equal_distances() -> None:

@@ -89,7 +89,8 @@ def test_two_workers_add_right_and_every_size_has_its_times(tmp_path: Path) -> N
 
 def test_the_table_of_a_gpu_names_it_and_fits_100_columns() -> None:
     plan = AllreducePlan(4, (64 * KiB, 256 * MiB), "shared", rounds=1, device="cuda")
-    rows = [make_row(part, [dict.fromkeys(SIDES, 0.0123)], dict.fromkeys(SIDES, 1.0), {}) for part in plan.parts]
+    times = dict.fromkeys(SIDES, 0.0123)
+    rows = [make_row(4, size, [times], dict.fromkeys(SIDES, 1.0), {}) for size in plan.sizes]
     shown = io.StringIO()
     show({"algorithm": "shared", "rows": rows, "machine": MACHINE}, Console(file=shown))
     assert "NVIDIA H200, CUDA 13.0" in shown.getvalue()

@@ -14,7 +14,7 @@ from rich.console import Console
 from lockstep.errors import BadArgument
 from lockstep.programs.bench.launch import ResultsDiffer, accept
 from lockstep.programs.bench.plan import REFERENCES, BenchResult
-from lockstep.programs.bench.rounds import RoundLines, RoundsDone, order, show_progress
+from lockstep.programs.bench.rounds import RoundLines, RoundsDone, order, show_progress, timed_rounds
 from lockstep.programs.bench.step.plan import ROUNDS, SIDES, CpuStepPlan, make_plans, make_row, show
 
 
@@ -72,20 +72,30 @@ def test_a_refused_result_never_becomes_a_row() -> None:
         accept(BenchResult("they disagree", (), {}))
 
 
-def test_progress_is_found_in_output_that_comes_in_pieces() -> None:
+def test_progress_is_found_in_output_that_comes_in_pieces(capsys: pytest.CaptureFixture[str]) -> None:
+    timed_rounds("mlp on 2 workers", 3, ("a", "b"), lambda name: 1.0)
+    output = b"lockstep 0.1 ...\n" + capsys.readouterr().out.encode()
     found: list[RoundsDone] = []
     lines = RoundLines(found.append)
-    for piece in (b"lockstep 0.1 ...\nbench-prog", b"ress 1 8\nbench-progress 2 8\nbench", b"-progress 3 8"):
-        lines(piece)
-    assert found == [RoundsDone(1, 8), RoundsDone(2, 8)]
+    for begin in range(0, len(output) - 1, 10):
+        lines(output[begin : min(begin + 10, len(output) - 1)])
+    assert found == [RoundsDone("mlp on 2 workers", done, 3) for done in (1, 2)]
 
 
 def test_off_a_terminal_there_is_a_line_for_what_has_words_and_for_the_end_of_a_part() -> None:
-    plan, text = CpuStepPlan("mlp", workers=2, steps=1, rounds=2), io.StringIO()
-    with show_progress(Console(file=text), [plan]) as follow:
-        for progress in (RoundsDone(0, 2, "warming up [1]"), RoundsDone(0, 2), RoundsDone(1, 2), RoundsDone(2, 2)):
-            follow(plan, progress)
+    title, text = "mlp on 2 workers", io.StringIO()
+    with show_progress(Console(file=text), num_rounds=2) as follow:
+        for done, doing in ((0, "warming up [1]"), (0, ""), (1, ""), (2, "")):
+            follow(RoundsDone(title, done, 2, doing))
     assert text.getvalue() == "mlp on 2 workers: warming up [1]\nmlp on 2 workers: done\n"
+
+
+def test_the_bar_counts_the_rounds_of_all_titles() -> None:
+    text = io.StringIO()
+    with show_progress(Console(file=text, force_terminal=True, width=100), num_rounds=6) as follow:
+        for title, done in (("4 KiB", 1), ("4 KiB", 3), ("1 MiB", 2)):
+            follow(RoundsDone(title, done, 3))
+    assert "5/6" in text.getvalue()
 
 
 def test_the_command_line_of_benchmarks_loads_neither_torch_nor_rich() -> None:

@@ -16,8 +16,8 @@ from marked import MARK, survivors
 from workers import on_workers
 
 from lockstep.cli.bench import command
-from lockstep.launch.orphans import OrphanGuard
-from lockstep.launch.signals import LauncherSignals
+from lockstep.launch.host.orphans import OrphanGuard
+from lockstep.launch.host.signals import LauncherSignals
 from lockstep.programs.bench.launch import BenchStopped
 from lockstep.programs.bench.recovery.log import TrainingResult, TrainingTask, shut_gate
 from lockstep.programs.bench.recovery.plan import (
@@ -29,7 +29,7 @@ from lockstep.programs.bench.recovery.plan import (
     RecoverySide,
     RecoveryTimes,
 )
-from lockstep.programs.bench.recovery.trial import SignalWatch, Trials, start_launcher
+from lockstep.programs.bench.recovery.trial import LauncherProcess, SignalWatch, Trials
 from lockstep.programs.bench.recovery.worker import main
 
 REPOSITORY = Path(__file__).parents[2]
@@ -114,7 +114,7 @@ def test_ctrl_c_ends_the_benchmark_with_130_and_leaves_nothing(tmp_path: Path) -
 def test_what_a_careless_launcher_leaves_is_ended_too(tmp_path: Path) -> None:
     output, mark = tmp_path / "output.log", uuid4().hex
     with LauncherSignals() as signals, OrphanGuard() as guard:
-        with start_launcher([sys.executable, "-c", CARELESS], {**os.environ, MARK: mark}, output, guard):
+        with LauncherProcess([sys.executable, "-c", CARELESS], {**os.environ, MARK: mark}, output, guard):
             SignalWatch(signals).until(lambda: "started" in output.read_text(), 30, "the child")
             assert len(survivors(mark)) == 2
         assert survivors(mark) == []

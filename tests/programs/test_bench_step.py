@@ -12,7 +12,7 @@ from launches import FORKING
 from report_keys import RECORDED, keys
 
 from lockstep.cli.bench import command
-from lockstep.launch import process
+from lockstep.launch.pools import process
 from lockstep.programs.bench.step.plan import SIDES
 from lockstep.programs.models import WORKLOADS, mlp
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
-from xml.etree import ElementTree
 
 import pytest
 from launches import start_lockstep
@@ -48,11 +47,14 @@ def test_one_and_two_workers_train_the_same_model(ended: Ended) -> None:
     assert "step 12/12" in ended.told
 
 
-def test_the_demo_leaves_a_report_with_a_picture(ended: Ended) -> None:
-    page = (ended.report / "report.md").read_text()
-    assert ended.found["runs"][0]["digest"] in page
-    assert "(loss.svg)" in page
-    assert ElementTree.parse(ended.report / "loss.svg").getroot().tag.endswith("svg")
+def test_the_demo_leaves_a_page_with_every_run_and_every_kill(ended: Ended) -> None:
+    page = (ended.report / "report.html").read_text()
+    views = json.loads(page.partition('id="embedded">')[2].partition("</script>")[0])["runs"]
+    assert [view["name"] for view in views] == ["workers-1", "workers-2", "with-kills"]
+    assert {view["state"] for view in views} == {"finished"}
+    assert {view["steps"]["loss"][-1] for view in views} == {ended.found["runs"][0]["final_loss"]}
+    lost = [mark for mark in views[-1]["marks"] if mark["kind"] == "lost"]
+    assert len(lost) == len(ended.found["disturbed"]["kills"])
 
 
 def test_a_run_whose_workers_are_killed_trains_the_model_of_the_run_in_peace(ended: Ended) -> None:

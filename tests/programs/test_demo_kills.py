@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from lockstep.events import GenerationFormed
-from lockstep.launch.process_stats import process_state
-from lockstep.launch.status import Phase, StatusPage, StatusRow, StatusWriter
+from lockstep.launch.channels.status import Phase, StatusPage, StatusRow, StatusWriter
+from lockstep.launch.host.processes import process_state
 from lockstep.observe.console import changes
 from lockstep.programs.demo.demonstration import Demonstration, Disturbed
 from lockstep.programs.demo.kills import (
@@ -29,7 +29,7 @@ from lockstep.programs.demo.kills import (
     living_members,
 )
 from lockstep.programs.demo.recipe import Recipe
-from lockstep.programs.demo.report import as_json, page, picture, show_report
+from lockstep.programs.demo.report import as_json, show_report
 from lockstep.programs.demo.result import DemoResult, judge, judge_disturbed
 
 WENT_ON = f"  step 5 was not applied; {GOES_ON} 0.1 s"
@@ -47,7 +47,7 @@ def result(losses: tuple[float, ...] = (5.5, 4.0, 3.0), **end: object) -> DemoRe
 
 def demonstration(disturbed: DemoResult, num_kills: int = 1) -> Demonstration:
     calm = result()
-    kills = tuple(KillRecord(number, LivingWorker(1, 812, 2), 0.25) for number in range(1, num_kills + 1))
+    kills = (KillRecord(LivingWorker(1, 812, 2), 0.25),) * num_kills
     verdict = judge_disturbed(calm, disturbed, num_kills)
     recipe = replace(Recipe(), steps=3)
     return Demonstration(recipe, (calm,), judge([calm]), Disturbed(calm, disturbed, kills, verdict))
@@ -205,7 +205,7 @@ def test_those_of_the_newest_generation_who_have_not_ended_are_members() -> None
 def test_a_worker_that_is_dead_and_was_not_replaced_yet_is_no_member() -> None:
     words = [
         "import sys",
-        "from lockstep.launch.status import StatusWriter",
+        "from lockstep.launch.channels.status import StatusWriter",
         "StatusWriter(int(sys.argv[1]), 1).place(1, 1, 2, 1, 1)",
     ]
     with StatusPage() as page:
@@ -259,17 +259,6 @@ def test_the_terminal_shows_both_runs_side_by_side_in_80_columns() -> None:
     assert digests.count("abababababababab…") == 2
     assert "1 worker was killed" in screen.getvalue()
     assert "nothing to be compared with" not in screen.getvalue()
-
-
-def test_the_page_has_the_disturbed_run_and_every_kill() -> None:
-    text = page(demonstration(result(digest="cd" * 32), num_kills=2))
-    assert text.count("- worker 1 (pid 812) at step 2; the next step was done 0.25 s later") == 2
-    assert "cd" * 32 in text
-
-
-def test_the_picture_marks_every_kill() -> None:
-    assert picture(demonstration(result(), num_kills=2)).count('class="mark"') == 2
-    assert ">3 workers, 2 killed<" in picture(demonstration(result(), num_kills=2))
 
 
 def test_the_object_for_machines_has_null_where_no_loss_was_told() -> None:

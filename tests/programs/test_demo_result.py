@@ -3,15 +3,13 @@
 import json
 from dataclasses import replace
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from lockstep.errors import BadEnvironment
 from lockstep.programs.demo.demonstration import Demonstration
 from lockstep.programs.demo.recipe import Recipe
-from lockstep.programs.demo.report import as_json, page, picture, readable, show_report, write_report
+from lockstep.programs.demo.report import as_json, readable, show_report
 from lockstep.programs.demo.result import DemoResult, Reader, judge, listed
 
 ABOUT = {"torch": "2.11.0", "parameters": 1234}
@@ -104,17 +102,6 @@ def test_one_run_alone_claims_nothing() -> None:
     assert "nothing to be compared with" in judge([result(1)]).sentence
 
 
-def test_the_page_holds_every_digest_whole() -> None:
-    text = page(demonstration(result(1), result(2, digest="cd" * 32)))
-    assert "ab" * 32 in text
-    assert "cd" * 32 in text
-
-
-def test_the_picture_of_runs_that_differ_does_not_say_that_they_are_equal() -> None:
-    assert "bit for bit" in picture(demonstration(result(1), result(2)))
-    assert "bit for bit" not in picture(demonstration(result(1), result(2, digest="cd" * 32)))
-
-
 def test_the_object_for_machines_is_json() -> None:
     found = json.loads(json.dumps(as_json(demonstration(result(1), result(2)))))
     assert found["equal"] is True
@@ -140,18 +127,3 @@ def test_lists_read_like_english(words: list[str], text: str) -> None:
 def test_a_recipe_survives_its_way_to_the_worker() -> None:
     recipe = replace(Recipe(), steps=7, learning_rate=0.1 + 0.2)
     assert Recipe.read(recipe.write()) == recipe
-
-
-def test_a_report_replaces_a_link_and_does_not_follow_it(tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("mine")
-    (tmp_path / "report.md").symlink_to(tmp_path / "mine.txt")
-    write_report(demonstration(result(1), result(2)), tmp_path)
-    assert (tmp_path / "mine.txt").read_text() == "mine"
-    assert "bit for bit" in (tmp_path / "report.md").read_text()
-
-
-def test_a_report_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "report.md").mkdir()
-    with pytest.raises(BadEnvironment, match=r"report\.md cannot be written"):
-        write_report(demonstration(result(1), result(2)), tmp_path)
-    assert not list(tmp_path.glob(".*"))

@@ -16,11 +16,11 @@ from lockstep.programs.doctor.leftovers import dead_runs, find_orphans, partial_
 
 
 def test_a_folder_for_runs_that_is_not_there_yet_is_judged_by_the_one_above(tmp_path: Path) -> None:
-    assert machine.disk(tmp_path / "runs" / "deep").folder == str(tmp_path)
+    assert machine.disk(tmp_path / "runs" / "deep")["folder"] == str(tmp_path)
 
 
 def test_interfaces_that_gloo_is_told_are_read_from_the_variable() -> None:
-    assert machine.network({"GLOO_SOCKET_IFNAME": "eth0, ib0,"}).gloo_interfaces == ("eth0", "ib0")
+    assert machine.gloo_interfaces({"GLOO_SOCKET_IFNAME": "eth0, ib0,"}) == ("eth0", "ib0")
 
 
 BECOME_A_WORKER = """

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 from launches import REPOSITORY, Forked, end_launch, start_lockstep
 
-from lockstep.launch.status import StatusReader
+from lockstep.launch.channels.status import StatusReader
 
 # Trains a fixed number of steps: slowly, so that it can be disturbed, until the test wants it to come to its end.
 SCRIPT = """

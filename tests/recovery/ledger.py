@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.events import Event, GenerationFormed, LaneBegan, StepBegan, StepCommitted
+from lockstep.events import Event, GenerationFormed, LaneBegan, StepBegan, StepCommitted, StepWithdrawn
 from lockstep.run.run import Run
 
 Used = dict[int, dict[int, list[int]]]
@@ -39,6 +39,8 @@ class Writer:
             case LaneBegan(lane, data=data, step=step) if self._training:
                 self._attempt = self._run.guard.generation.wire.world.generation
                 self._write("lane", step, lane, data[-1].tolist())
+            case StepWithdrawn(step=step):
+                self._write("withdrawn", step)
             case StepCommitted(step=step):
                 self._training = False
                 self._write("counts", step)
@@ -66,8 +68,12 @@ class Ledger:
             if kind == "lane" and generations.get(step) == generation:
                 lane, samples = rest
                 carriers[step, lane][slot] = samples
+            elif kind == "withdrawn":
+                for (its_step, _), by_slot in carriers.items():
+                    if its_step == step:
+                        by_slot.pop(slot, None)
         used: Used = defaultdict(dict)
-        for (step, lane), by_slot in sorted(carriers.items()):
+        for (step, lane), by_slot in sorted((key, by_slot) for key, by_slot in carriers.items() if by_slot):
             assert len(by_slot) == 1, f"lane {lane} of step {step} was used by workers {sorted(by_slot)}"
             used[step][lane] = next(iter(by_slot.values()))
         return dict(used)

@@ -12,7 +12,7 @@ from launched import died, dying, launched_script, result_of
 from trainings import Training, Work
 from workers import on_workers, outcomes
 
-from lockstep.launch.status import StatusPage
+from lockstep.launch.channels.status import StatusPage
 from lockstep.settings.environments.lockstep_run import SLOT, STATUS_FD
 
 NUM_LANES = 3

@@ -88,7 +88,7 @@ lockstep.run.run.join = lambda *given: reach("in replicate") or joined(*given)
 
 
 def test_a_worker_that_others_wait_for_in_start_or_in_total_is_named_with_its_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("lockstep.launch.hangs.PLACE_S", 2.0)  # in the launcher too, which is forked
+    monkeypatch.setattr("lockstep.launch.supervision.hangs.PLACE_S", 2.0)  # in the launcher too, which is forked
     os.mkfifo(tmp_path / "orders")
     wait = "rank == 1 and open('orders').read()"
     script = training(at_first=wait, at_each_step=f"if run.step == 2: {wait}; run.total(1)", steps=3)

@@ -1,4 +1,4 @@
-"""Workers that are forked from the first one, which has loaded torch: see Note [Loaded once] in launch/load_once.py."""
+"""Workers that are forked from the first one, which has loaded torch: see Note [Loaded once] in worker/load_once.py."""
 
 import errno
 import os
@@ -17,11 +17,11 @@ from launched import Launched, launched_command, launched_script
 from launches import FORKING, IMPORTABLE
 
 from lockstep.cli.run import continuation
-from lockstep.launch import process
-from lockstep.launch.control import Control, ControlLine
+from lockstep.launch.channels.control import Control, ControlLine
+from lockstep.launch.host.signals import LauncherSignals
 from lockstep.launch.job import Job
-from lockstep.launch.local_pool import LocalPool
-from lockstep.launch.signals import LauncherSignals
+from lockstep.launch.pools import process
+from lockstep.launch.pools.local_pool import LocalPool
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -134,7 +134,7 @@ def test_where_loading_has_started_a_thread_each_worker_is_started_and_the_reaso
 
         threading.Thread(target=time.sleep, args=(1,), daemon=True).start()
 
-    monkeypatch.setattr("lockstep.launch.load_once.load", load)  # in the workers too, which are forked
+    monkeypatch.setattr("lockstep.launch.worker.load_once.load", load)  # in the workers too, which are forked
     with launched_script(tmp_path, training(), "-n", "3", "--load-once") as run:
         assert run.process.wait(60) == 0
     said = "each worker loads torch for itself: 2 threads were there when torch was loaded"
@@ -160,7 +160,7 @@ class OneFork:
 
 def test_where_no_process_can_be_forked_each_worker_is_started(tmp_path, monkeypatch):
     """For worker 1 the process in between has no child; for worker 2 there is none in between."""
-    monkeypatch.setattr("lockstep.launch.fork.os", OneFork())  # in the workers too, which are forked
+    monkeypatch.setattr("lockstep.launch.worker.fork.os", OneFork())  # in the workers too, which are forked
     with launched_script(tmp_path, training(), "-n", "3", "--load-once") as run:
         run.wait_for("^digest ")
         assert run.process.wait(60) == 0
@@ -172,7 +172,8 @@ def test_where_no_process_can_be_forked_each_worker_is_started(tmp_path, monkeyp
 def test_no_worker_is_started_for_one_that_the_lost_first_worker_had_to_fork(tmp_path, monkeypatch):
     """All start again then, or none."""
     monkeypatch.setattr(process, "subprocess", FORKING)
-    monkeypatch.setattr("lockstep.launch.load_once.load", lambda: time.sleep(60))  # in the worker, which is forked
+    # in the worker, which is forked
+    monkeypatch.setattr("lockstep.launch.worker.load_once.load", lambda: time.sleep(60))
     (tmp_path / "train.py").write_text("")
     job = Job(str(tmp_path / "train.py"), tmp_path, num_workers=3, load_once=True)
     with LauncherSignals() as signals, LocalPool(job, lambda output: None, lambda text: None, signals) as pool:
@@ -188,7 +189,7 @@ def test_no_worker_is_started_for_one_that_the_lost_first_worker_had_to_fork(tmp
 
 
 def test_a_worker_that_cannot_be_forked_from_is_not_copied_and_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("lockstep.launch.fork.os", OneFork())
+    monkeypatch.setattr("lockstep.launch.worker.fork.os", OneFork())
     mark = tmp_path / "died"
     at_each_step = (
         f"if number == 2 and run.rank == 1 and not os.path.exists({str(mark)!r}): "
@@ -245,7 +246,7 @@ def test_a_script_sees_the_variables_of_its_own_worker_alone(tmp_path):
 def test_a_worker_that_is_being_forked_when_all_are_ended_is_ended_too(tmp_path, monkeypatch):
     """Whether it has reported itself, or is about to."""
     monkeypatch.setattr(process, "subprocess", FORKING)
-    monkeypatch.setattr("lockstep.launch.load_once.load", lambda: None)  # in the worker, which is forked
+    monkeypatch.setattr("lockstep.launch.worker.load_once.load", lambda: None)  # in the worker, which is forked
     report = Control.report_started
     pids = tmp_path / "pids"
 

@@ -52,6 +52,35 @@ def test_each_run_of_a_script_has_the_bits_it_has_alone() -> None:
     assert on_workers(3, _two_runs) == [alone] * 3
 
 
+def _two_saved_runs(folder: str) -> list[tuple[int, str]]:
+    """Each saves where the launcher says, and goes on from there."""
+    os.environ |= {"LOCKSTEP_CHECKPOINTS": folder, "LOCKSTEP_RESUME": "auto"}
+    found = []
+    for seed, num_steps in ((1, 2), (2, 3)):
+        with lockstep.start(lanes=4, seed=seed) as run:
+            model, optimizer = make(Job())
+            run.replicate(model, optimizer)
+            began_at = run.checkpoints(every_steps=1)
+            x, y = data()
+            for _ in run.epochs(num_steps):
+                for inputs, targets in run.lanes((x[:52], y[:52])):
+                    F.cross_entropy(model(inputs), targets).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            found.append((began_at, run.digest()))
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_each_run_of_a_script_goes_on_from_its_own_checkpoint(tmp_path: Path, workers: int) -> None:
+    first = on_workers(workers, _two_saved_runs, str(tmp_path))[0]
+    again = on_workers(workers, _two_saved_runs, str(tmp_path))[0]
+    assert [step for step, _ in first] == [0, 0]
+    assert all(step > 0 for step, _ in again)  # a save that is under way puts the next one off
+    assert [digest for _, digest in again] == [digest for _, digest in first]
+    assert {path.name for path in tmp_path.glob("run-*")} == {"run-2"}
+
+
 TWO_STARTS = """
 import lockstep
 for number in range(2):

@@ -26,11 +26,11 @@ from workers import all_values, fork, gather, on_workers
 
 import lockstep
 from lockstep.data import loader
-from lockstep.launch import status
-from lockstep.launch.messages import LauncherConsole
-from lockstep.launch.status import Phase, StatusPage, StatusWriter
-from lockstep.launch.stragglers import StragglerDetector
-from lockstep.launch.watchdog import Watchdog
+from lockstep.launch.channels import status
+from lockstep.launch.channels.status import Phase, StatusPage, StatusWriter
+from lockstep.launch.supervision.messages import LauncherConsole
+from lockstep.launch.supervision.stragglers import StragglerDetector
+from lockstep.launch.supervision.watchdog import Watchdog
 from lockstep.settings.environments.lockstep_run import SLOT, STATUS_FD
 
 pytestmark = pytest.mark.timeout(170)

@@ -6,7 +6,7 @@ from contextlib import closing, suppress
 import pytest
 
 from lockstep.events import Events, LaneBegan, RecoveryBegan, StepBegan, StepCommitted, Wait, WaitBegan
-from lockstep.launch.status import Collective, Phase, StatusPage, StatusRow, StatusWriter
+from lockstep.launch.channels.status import Collective, Phase, StatusPage, StatusRow, StatusWriter
 from lockstep.run.status_report import StatusReport
 
 SLOT = 2

@@ -13,7 +13,7 @@ from workers import outcomes
 
 import lockstep
 from lockstep.errors import WorkerLost
-from lockstep.launch.status import Collective, Phase
+from lockstep.launch.channels.status import Collective, Phase
 from lockstep.run import wait_watch as waiting
 from lockstep.run.wait_watch import LONG_S, LookedAtWait, WaitWatch, _reports, report_of
 from lockstep.world import World

@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection
 
 from lockstep.elastic.copies.fork import ForkedCopy, fork
 from lockstep.elastic.copies.obstacles import obstacle
-from lockstep.launch.control import Control, CopyRequest
-from lockstep.launch.fork import CannotFork
+from lockstep.launch.channels.control import Control, CopyRequest
+from lockstep.launch.worker.fork import CannotFork
 
 
 class Copier:

@@ -24,9 +24,8 @@ import torch
 
 from lockstep.chance import Generators
 from lockstep.elastic.copies.obstacles import access_mode
-from lockstep.launch import identity
-from lockstep.launch.control import CopyRequest
-from lockstep.launch.fork import fork_for_launcher, take_part
+from lockstep.launch.channels.control import CopyRequest
+from lockstep.launch.worker.fork import fork_for_launcher, take_part
 from lockstep.wire.network.keepalive import close_copy
 
 READY_S = 10.0
@@ -61,13 +60,11 @@ def fork(request: CopyRequest) -> ForkedCopy | int:
     """
     _flush_all()
     generators = Generators.now()
-    pid, pipe = fork_for_launcher()
+    pid, pipe = fork_for_launcher(request)
     if pid == 0:
         generators.restore()  # Python's seeds itself anew in a process that is forked
         _settle(request)
         return pipe
-    os.close(request.output_fd)
-    os.close(request.control_fd)
     return ForkedCopy(pid, request.slot, pipe)
 
 
@@ -76,8 +73,7 @@ def _settle(request: CopyRequest) -> None:
     multiprocessing.process._children.clear()  # type: ignore[attr-defined]  # they are the original's
     _let_connections_go(request.control_fd)
     _reopen_what_is_read()
-    take_part(request)
-    identity.settle(is_copy=True)
+    take_part(request, is_copy=True)
 
 
 def _flush_all() -> None:

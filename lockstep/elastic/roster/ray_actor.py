@@ -15,8 +15,8 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from lockstep.errors import BadEnvironment
-from lockstep.launch.folder import check_name
-from lockstep.launch.ray_cluster import NAMESPACE, first_line
+from lockstep.launch.host.folder import check_name
+from lockstep.launch.pools.ray_cluster import NAMESPACE, first_line
 
 ANSWER_S = 10.0
 HEAD = "node:__internal_head__"

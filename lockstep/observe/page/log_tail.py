@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from lockstep.launch.output import log_path
+from lockstep.launch.host.folder import log_path
 
 TAIL_BYTES = 64 << 10
 

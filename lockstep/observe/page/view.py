@@ -15,7 +15,7 @@ MOST_POINTS = 600
 MOST_HAPPENINGS = 300
 MOST_METRICS = 24
 PARTS = ("compute", "waiting", "data", "other")
-"""Where the time of a step goes. See Note [Where the time goes] in launch/status.py."""
+"""Where the time of a step goes. See Note [Where the time goes] in launch/channels/status.py."""
 
 Series = dict[str, list[float | None]]
 

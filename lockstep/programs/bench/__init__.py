@@ -1,7 +1,7 @@
 """Benchmarks on this machine, side by side with other libraries. One harness, and a folder for each subject.
 
 The harness: `plan` (what is measured, as values), `launch` (workers are started, and what worker 0 leaves is read),
-`rounds` (in which order, and how far), `report` (medians, ratios, tables), `machine` (where it was measured), `mps`
+`rounds` (in which order, and how far), `report` (medians and ratios), `machine` (where it was measured), `mps`
 (one GPU for several processes), and, with torch, `sides` (ways to train, and whether two of them compute the same) and
 `divided_sides` (torch's ways to divide an update).
 

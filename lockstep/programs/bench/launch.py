@@ -12,7 +12,9 @@ from typing import Any, Protocol
 from lockstep.errors import LockstepError
 from lockstep.launch.launch import Job, launch
 from lockstep.programs.bench.plan import BenchResult
-from lockstep.programs.bench.rounds import BenchPart, Follow, RoundLines, locate
+from lockstep.programs.bench.rounds import Follow, RoundLines
+
+STOPPED = "✗ stopped; all workers have ended"
 
 
 class ResultsDiffer(LockstepError):  # noqa: N818
@@ -32,13 +34,10 @@ class BenchStopped(LockstepError):  # noqa: N818
 
 
 class LaunchedPlan(Protocol):
-    """One launch of workers, which measure its parts one after the other."""
+    """What one launch of workers measures."""
 
     @property
     def workers(self) -> int: ...
-
-    @property
-    def parts(self) -> Sequence[BenchPart]: ...
 
     def written(self) -> str: ...
 
@@ -53,16 +52,14 @@ def bench_launched(plans: Sequence[LaunchedPlan], program: str, follow: Follow, 
 
 
 def _measure(plan: LaunchedPlan, program: str, follow: Follow, options: Mapping[str, Any]) -> BenchResult:
-    follow(*locate(plan.parts, 0))
     with result_folder() as folder:
         words, count, messages = (plan.written(), str(folder)), plan.workers, list[str]()
         job = Job(program, folder, module=True, arguments=words, num_workers=count, lanes=count, **options)
-        show = RoundLines(lambda progress: follow(*locate(plan.parts, progress.done)))
-        outcome = launch(job, show=show, say=messages.append)
+        outcome = launch(job, show=RoundLines(follow), say=messages.append)
         if outcome.exit_code:
             # After an interrupt there is nothing to look up, and the folder that the launcher names goes away.
             interrupted = outcome.failure is None
-            text = "✗ stopped; all workers have ended" if interrupted else "\n".join(messages)
+            text = STOPPED if interrupted else "\n".join(messages)
             raise BenchStopped(text, outcome.exit_code, interrupted)
         return accept(BenchResult.find(folder))
 

@@ -72,10 +72,6 @@ def models_named(words: Iterable[str], references: Mapping[str, ReferenceModel],
     return list(references) if "all" in names else names
 
 
-def count_of(workers: int) -> str:
-    return f"{workers} worker{'' if workers == 1 else 's'}"
-
-
 def refuse_unequal_shares(model: str, batch_size: int, workers: int, allowed: str) -> None:
     """Raises, with the numbers of workers that are `allowed`, if the batch cannot be cut evenly."""
     if batch_size % workers:

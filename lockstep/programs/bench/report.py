@@ -1,19 +1,13 @@
-"""What a report is made of: medians, ratios within a round, in which both sides met the same machine, and tables."""
+"""What a report is made of: medians, and ratios within a round, in which both sides met the same machine."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-WIDTH = 100  # of tables
 NONE = "–"
 
 Times = Sequence[float] | None  # one for each round, or none at all
 ReportRow = dict[str, Any]
-Columns = Sequence[tuple[str, Callable[[ReportRow], str]]]  # a heading, and how the cell below it is made of a row
-_OF_TEXT = ("", "model", "side")  # the headings of columns that hold text; all others hold numbers
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:
@@ -40,25 +34,6 @@ def spread(name: str, values: Times, low: float = 0.0, high: float = 1.0) -> dic
 def ratios(above: Times, below: Times) -> list[float]:
     """One for each round; none if there are no times of a side."""
     return [one / other for one, other in zip(above, below, strict=True)] if above and below else []
-
-
-def show_table(columns: Columns, rows: Iterable[ReportRow], console: "Console") -> None:
-    """A file or a pipe gets whole tables: rich takes it for a narrow terminal."""
-    from rich import box  # takes longer to import than help may
-    from rich.table import Table
-
-    if not console.is_terminal:
-        console.width = WIDTH
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    for heading, _ in columns:
-        table.add_column(heading, justify="left" if heading in _OF_TEXT else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(make_cell(row) for _, make_cell in columns))
-    console.print(table)
-
-
-def show_notes(text: str, console: "Console") -> None:
-    console.print(text, style="dim", highlight=False)
 
 
 def machine_line(machine: Mapping[str, Any], processor: str = "cpu") -> str:

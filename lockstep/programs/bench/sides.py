@@ -1,9 +1,7 @@
 """Ways to train that are measured against each other, and what shows that two of them compute the same.
 
-# Note [The same for all]
-# Every side starts from the same weights, drawn on the CPU, and trains on the same batches, which are in memory (on a
-# GPU: in its memory) already, with AdamW at its defaults and gradients set to None: one update for each global batch.
-# The loss carries its own autocast.
+All start from the same weights, drawn on the CPU, and train on the same batches, which are in the device's memory, with
+AdamW at its defaults: one update for each global batch. The loss carries its own autocast.
 """
 
 import math
@@ -39,7 +37,7 @@ def part_of(batch: Batch, number: int, parts: int) -> Batch:
 
 @dataclass(frozen=True)
 class TrainingKit:
-    """What a side is made of: the model and the global batches, on the device. See Note [The same for all]."""
+    """What a side is made of: the model and the global batches, on the device."""
 
     workload: Workload
     model: nn.Module

@@ -4,7 +4,7 @@ import ast
 import difflib
 from dataclasses import dataclass
 
-from lockstep.programs.conversion.shown import left_in_lanes, with_shown
+from lockstep.programs.conversion.shown import left_in_lanes, put, show
 from lockstep.programs.conversion.source import CannotSee, Obstacle, TrainingScript, assigned_name, understand
 
 
@@ -19,18 +19,18 @@ class Conversion:
 def convert(text: str) -> Conversion:
     """The script as a lockstep one; raises CannotSee where its source does not show how."""
     script = understand(text)
-    lines = text.splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
-        lines[-1] += "\n"
-    lines = with_shown(script, lines)
-    _replace(lines, script.loop.iter, f"run.steps({ast.unparse(script.loop.iter)})")
+    lines = [line.encode() for line in text.splitlines(keepends=True)]
+    if lines and not lines[-1].endswith(b"\n"):
+        lines[-1] += b"\n"
+    show(script, lines)
+    put(lines, script.loop.iter, f"run.steps({ast.unparse(script.loop.iter)})")
     if script.epochs is not None:
-        _replace(lines, script.epochs.iter, "run.epochs" + ast.unparse(script.epochs.iter).removeprefix("range"))
+        put(lines, script.epochs.iter, "run.epochs" + ast.unparse(script.epochs.iter).removeprefix("range"))
     _wrap(lines, script.loader.value)
-    inserted = [*_after(_last_made(script), _replicate(script)), *_start(script)]
+    inserted = [*_after(script.scheduler or script.optimizer, _replicate(script)), *_start(script)]
     for after, line in sorted(inserted, key=lambda one: one[0], reverse=True):
-        lines.insert(after, line)
-    converted = "".join(lines)
+        lines.insert(after, line.encode())
+    converted = b"".join(lines).decode()
     try:
         ast.parse(converted)
     except SyntaxError as error:
@@ -46,23 +46,14 @@ def difference(before: str, after: str, name: str) -> str:
     return "".join(difflib.unified_diff(old, new, name, name))
 
 
-def _replace(lines: list[str], node: ast.expr, text: str) -> None:
-    """Of an expression on one line."""
-    line = lines[node.lineno - 1].encode()
-    lines[node.lineno - 1] = (line[: node.col_offset] + text.encode() + line[node.end_col_offset :]).decode()
-
-
-def _wrap(lines: list[str], call: ast.expr) -> None:
+def _wrap(lines: list[bytes], call: ast.expr) -> None:
     """run.shard around an expression, which may take several lines: its end first."""
     assert call.end_lineno is not None
-    last = lines[call.end_lineno - 1].encode()
-    lines[call.end_lineno - 1] = (last[: call.end_col_offset] + b")" + last[call.end_col_offset :]).decode()
-    first = lines[call.lineno - 1].encode()
-    lines[call.lineno - 1] = (first[: call.col_offset] + b"run.shard(" + first[call.col_offset :]).decode()
-
-
-def _last_made(script: TrainingScript) -> ast.Assign:
-    return script.optimizer if script.scheduler is None else script.scheduler
+    for number, column, text in (
+        (call.end_lineno - 1, call.end_col_offset, b")"),
+        (call.lineno - 1, call.col_offset, b"run.shard("),
+    ):
+        lines[number] = lines[number][:column] + text + lines[number][column:]
 
 
 def _replicate(script: TrainingScript) -> str:

@@ -8,32 +8,30 @@ import ast
 import re
 from collections.abc import Iterator
 
-from lockstep.programs.conversion.source import TrainingScript, called_name
+from lockstep.programs.conversion.source import TrainingScript, called_name, has
 
 _SAVES = ("torch.save", "pickle.dump", "np.save", "np.savez", "shutil.copyfile", "shutil.copy")
 _SAVING_METHODS = ("savefig", "to_csv", "save_image")
 _VALUE = r"(?<![\w.]){name}(?:\.detach\(\)|\.cpu\(\)|\.data)*\.item\(\)|(?<![\w.])float\({name}\)"
 
 
-def with_shown(script: TrainingScript, lines: list[str]) -> list[str]:
-    """The lines with prints and losses as all lanes have them. Nothing is moved."""
-    edited = [line.encode() for line in lines]
+def show(script: TrainingScript, lines: list[bytes]) -> None:
+    """Afterwards the lines have prints and losses as all lanes have them. Nothing is moved."""
     for call in sorted(_prints(script), key=_place, reverse=True):
-        _put(edited, call.func, "run.print")
+        put(lines, call.func, "run.print")
     backward = _backward(script)
     reads = [] if backward is None else [read for read in _reads_after(script, backward[1]) if _is_value(script, read)]
     if backward is not None and reads:
-        _put(edited, backward[0], f"run.backward({backward[1]})")
+        put(lines, backward[0], f"run.backward({backward[1]})")
         for read in reads:
-            text = edited[read.lineno - 1].decode()
-            edited[read.lineno - 1] = re.sub(_VALUE.format(name=backward[1]), "run.loss", text).encode()
-    return [line.decode() for line in edited]
+            text = lines[read.lineno - 1].decode()
+            lines[read.lineno - 1] = re.sub(_VALUE.format(name=backward[1]), "run.loss", text).encode()
 
 
 def left_in_lanes(script: TrainingScript) -> list[str]:
     """What the conversion leaves of one lane, or of one worker, as remarks."""
     remarks = []
-    inside = [call.lineno for call in _prints(script) if _has(script.loop, call)]
+    inside = [call.lineno for call in _prints(script) if has(script.loop, call)]
     if inside:
         remarks.append(
             f"run.print (line {inside[0]} of the plain script) shows what the first lane of a batch has, once for "
@@ -41,7 +39,8 @@ def left_in_lanes(script: TrainingScript) -> list[str]:
         )
     backward = _backward(script)
     loss = "" if backward is None else backward[1]
-    for name in sorted(_bound_in(script.loop)):
+    names = [node for node in ast.walk(script.loop) if isinstance(node, ast.Name)]
+    for name in sorted({node.id for node in names if isinstance(node.ctx, ast.Store)}):
         reads = _reads_after(script, name)
         if reads := [read for read in reads if name != loss or not _is_value(script, read)]:
             remarks.append(
@@ -103,12 +102,8 @@ def _reads_after(script: TrainingScript, name: str) -> list[ast.Name]:
 def _is_value(script: TrainingScript, read: ast.Name) -> bool:
     """Whether the name is read as in `loss.item()`, `loss.detach().item()` or `float(loss)`."""
     pattern = re.compile(_VALUE.format(name=read.id))
-    calls = [node for node in _own(script.scope) if isinstance(node, ast.Call) and _has(node, read)]
+    calls = [node for node in _own(script.scope) if isinstance(node, ast.Call) and has(node, read)]
     return any(pattern.fullmatch(ast.unparse(call)) for call in calls)
-
-
-def _bound_in(loop: ast.For) -> set[str]:
-    return {node.id for node in ast.walk(loop) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
 
 def _own(scope: ast.AST) -> Iterator[ast.AST]:
@@ -119,15 +114,11 @@ def _own(scope: ast.AST) -> Iterator[ast.AST]:
             yield from _own(node)
 
 
-def _has(node: ast.AST, inner: ast.AST) -> bool:
-    return any(one is inner for one in ast.walk(node))
-
-
 def _place(node: ast.expr) -> tuple[int, int]:
     return node.lineno, node.col_offset
 
 
-def _put(lines: list[bytes], node: ast.expr, text: str) -> None:
+def put(lines: list[bytes], node: ast.expr, text: str) -> None:
     """Of an expression on one line."""
     line = lines[node.lineno - 1]
     lines[node.lineno - 1] = line[: node.col_offset] + text.encode() + line[node.end_col_offset :]

@@ -61,9 +61,9 @@ def understand(text: str) -> TrainingScript:
     if obstacles:
         raise CannotSee(*obstacles)
     loader, scheduler = _loader(tree, loop), _scheduler(tree, optimizer)
-    return TrainingScript(
-        tree, loop, _scope(tree, loop), loader, optimizer, scheduler, _model_of(optimizer), _epochs(tree, loop)
-    )
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and has(node, loop)]
+    scope = functions[-1] if functions else tree
+    return TrainingScript(tree, loop, scope, loader, optimizer, scheduler, _model_of(optimizer), _epochs(tree, loop))
 
 
 def called_name(node: ast.AST) -> str:
@@ -90,11 +90,6 @@ def _training_loop(tree: ast.Module) -> ast.For:
             Obstacle(inner[1].lineno, f"backward() is in several loops (lines {lines}): change each by hand")
         )
     return inner[0]
-
-
-def _scope(tree: ast.Module, loop: ast.For) -> ast.AST:
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and _has(node, loop)]
-    return functions[-1] if functions else tree
 
 
 def _obstacles_in(loop: ast.For, optimizer: str) -> Iterator[Obstacle]:
@@ -172,20 +167,21 @@ def _loader(tree: ast.Module, loop: ast.For) -> ast.Assign:
 
 def _epochs(tree: ast.Module, loop: ast.For) -> ast.For | None:
     """`for epoch in range(N)` around the training loop, or around the call of the function that has it."""
-    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and _has(node, loop)}
+    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and has(node, loop)}
     others = [node for node in ast.walk(tree) if isinstance(node, ast.For) and node is not loop]
-    around = [node for node in others if _has(node, loop) or any(_calls(node, name) for name in names)]
-    counted = [node for node in around if called_name(node.iter) == "range" and _is_short(node.iter)]
+    around = [node for node in others if has(node, loop) or any(_calls(node, name) for name in names)]
+    counted = [node for node in around if _is_short_range(node.iter)]
     return counted[-1] if counted else None
 
 
-def _has(node: ast.AST, inner: ast.AST) -> bool:
+def has(node: ast.AST, inner: ast.AST) -> bool:
     return any(one is inner for one in ast.walk(node))
 
 
-def _is_short(call: ast.expr) -> bool:
+def _is_short_range(call: ast.expr) -> bool:
     """One argument, on one line: `range(N)` counts as run.epochs does."""
-    return isinstance(call, ast.Call) and len(call.args) == 1 and call.lineno == call.end_lineno
+    is_range = isinstance(call, ast.Call) and called_name(call) == "range" and len(call.args) == 1
+    return is_range and call.lineno == call.end_lineno
 
 
 def _calls(node: ast.AST, name: str) -> list[ast.Call]:

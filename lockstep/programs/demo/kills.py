@@ -27,7 +27,6 @@ class LivingWorker:
 class KillRecord:
     """One kill. `pause_s` is the time until the next step that was committed without the victim; None until then."""
 
-    number: int
     victim: LivingWorker
     pause_s: float | None = None
 
@@ -117,7 +116,7 @@ class Killer:
         self._say(
             f"kill {number} of {self._plan.num_kills}: worker {victim.slot} (pid {victim.pid}) at step {victim.step}"
         )
-        self.kills.append(KillRecord(number, victim))
+        self.kills.append(KillRecord(victim))
         self._goes_on = False
         self._killed_s = self._clock()
         self._kill(victim.slot)

@@ -1,11 +1,7 @@
-"""The results of a demo: a page with its picture, a table for the terminal, and JSON."""
+"""The results of a demo: tables and sentences for the terminal, and JSON."""
 
 import os
 import platform
-import textwrap
-from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -14,24 +10,12 @@ from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from lockstep.errors import BadEnvironment
-from lockstep.programs.demo.curves import LossCurve, draw
 from lockstep.programs.demo.demonstration import Demonstration, Disturbed
-from lockstep.programs.demo.kills import KillRecord
-from lockstep.programs.demo.result import DemoResult, DemoVerdict, listed, workers
+from lockstep.programs.demo.result import DemoResult
 from lockstep.version import VERSION
 
-PICTURE, PAGE = "loss.svg", "report.md"
-HEADS = ("", "undisturbed", "disturbed")
 COLUMNS = ("workers", "seconds", "tokens/s", "loss", "held-out", "digest")
 """`loss` is that of the first step and that of the last; `held-out` that on text the model has not seen."""
-
-
-def write_report(demo: Demonstration, out: Path) -> Path:
-    """Puts the page and its picture into `out`; returns the page's path."""
-    _put(out / PICTURE, picture(demo))
-    _put(out / PAGE, page(demo))
-    return out / PAGE
 
 
 def show_report(demo: Demonstration, console: Console) -> None:
@@ -39,16 +23,53 @@ def show_report(demo: Demonstration, console: Console) -> None:
     colour = "green" if demo.verdict.equal else "red"
     table = Table(*(Column(name, justify="right") for name in COLUMNS))
     for result in demo.results:
-        *numbers, digest = row(result)
-        table.add_row(*numbers, f"[{colour}]{digest[:16]}…[/]")
+        table.add_row(
+            str(result.num_workers),
+            f"{result.seconds:.1f}",
+            f"{result.tokens_per_s:,.0f}",
+            f"{result.losses[0]:.3f} → {result.losses[-1]:.3f}",
+            f"{result.held_out_loss:.3f}",
+            f"[{colour}]{_short(result)}[/]",
+        )
     console.print()
     console.print(table)
     if demo.disturbed is not None:
         _show_disturbed(demo.disturbed, console)
     for verdict in demo.verdicts:
-        _show_verdict(verdict, console)
-    console.print(f"\nAfter {demo.recipe.steps} steps {_each(demo)} writes:\n", highlight=False)
+        mark, colour = ("✓", "green") if verdict.equal else ("✗", "red")
+        console.print(f"[bold {colour}]{mark} {escape(verdict.sentence)}[/]", highlight=False)
+    who = "each of them" if demo.equal and len(demo.results) + (demo.disturbed is not None) > 1 else "the first"
+    console.print(f"\nAfter {demo.recipe.steps} steps {who} writes:\n", highlight=False)
     console.print(Padding(Text(readable(demo.results[0].written), style="cyan"), (0, 0, 1, 4)))
+
+
+def _show_disturbed(disturbed: Disturbed, console: Console) -> None:
+    """Each fact of the two runs, without and with kills."""
+    calm, killed = disturbed.undisturbed, disturbed.result
+    table = Table("", Column("undisturbed", justify="right"), Column("disturbed", justify="right"))
+    table.add_row("workers", str(calm.num_workers), str(killed.num_workers))
+    table.add_row("steps", str(calm.end["steps"]), str(killed.end["steps"]))
+    table.add_row("kills", "0", str(len(disturbed.kills)))
+    table.add_row("longest pause after a kill", "", f"{disturbed.longest_pause_s:.2f} s")
+    table.add_row("steps lost", str(calm.lost_steps), str(killed.lost_steps))
+    table.add_row("loss", f"{calm.losses[-1]:.6f}", f"{killed.losses[-1]:.6f}")
+    table.add_row("held-out", f"{calm.held_out_loss:.6f}", f"{killed.held_out_loss:.6f}")
+    table.add_row("digest", _short(calm), _short(killed))
+    table.add_row("equal", "", "yes" if disturbed.verdict.equal else "no")
+    console.print()
+    console.print(table, highlight=False)
+
+
+def _short(result: DemoResult) -> str:
+    return f"{result.digest[:16]}…"
+
+
+def readable(text: str) -> str:
+    """The text without what could move a terminal's cursor; lines stay lines."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "�" for letter in text)
+
+
+# -- as JSON --------------------------------------------------------------------------------------------------
 
 
 def as_json(demo: Demonstration) -> dict[str, Any]:
@@ -65,62 +86,6 @@ def as_json(demo: Demonstration) -> dict[str, Any]:
     }
 
 
-def page(demo: Demonstration) -> str:
-    recipe, first = demo.recipe, demo.results[0]
-    about = first.about
-    return f"""# lockstep demo: {_counts(demo)} workers
-
-{_sentences(demo)}
-
-A GPT with {about["parameters"]:,} parameters learned the text of Python's standard library, byte by byte:
-{recipe.steps} steps of {recipe.batch_size} windows with {recipe.context} bytes each, {recipe.lanes} lanes,
-seed {recipe.seed}, one thread per worker.
-
-{_markdown_table(demo.results)}
-
-Seconds count the whole run, with starting its processes; tokens/s count training alone. The loss is that of
-the first and the last step, held-out that on text not seen. More workers than cores bring no speed.
-
-![The loss on {_counts(demo)} workers]({PICTURE})
-
-## Digests
-
-SHA-256 over all parameters and the optimizer's state after the last step:
-
-{_digests(demo.results)}
-{"" if demo.disturbed is None else _section(demo.disturbed)}
-## What the model writes
-
-{textwrap.indent(readable(first.written), "    ")}
-
-## Machine
-
-{_facts(machine(first))}
-"""
-
-
-def picture(demo: Demonstration) -> str:
-    curves = [LossCurve(workers(result.num_workers), result.losses) for result in demo.results]
-    kills = () if demo.disturbed is None else demo.disturbed.kills
-    if demo.disturbed is not None:
-        label = f"{workers(demo.disturbed.result.num_workers)}, {len(kills)} killed"
-        curves.append(LossCurve(label, demo.disturbed.result.losses))
-    together = "All curves lie on one another, bit for bit." if demo.equal else "The runs differ."
-    marks = [kill.victim.step for kill in kills]
-    return draw(curves, f"Training loss on {_counts(demo)} workers", together, "loss (nats per byte)", marks)
-
-
-def row(result: DemoResult) -> tuple[str, ...]:
-    return (
-        str(result.num_workers),
-        f"{result.seconds:.1f}",
-        f"{result.tokens_per_s:,.0f}",
-        f"{result.losses[0]:.3f} → {result.losses[-1]:.3f}",
-        f"{result.held_out_loss:.3f}",
-        result.digest,
-    )
-
-
 def machine(result: DemoResult) -> dict[str, str | int]:
     """Where the demo ran, as far as it matters for its numbers."""
     return {
@@ -131,16 +96,6 @@ def machine(result: DemoResult) -> dict[str, str | int]:
         "torch": str(result.about["torch"]),
         "lockstep": VERSION,
     }
-
-
-def readable(text: str) -> str:
-    """The text without what could move a terminal's cursor; lines stay lines."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else "�" for letter in text)
-
-
-def _show_verdict(verdict: DemoVerdict, console: Console) -> None:
-    mark, colour = ("✓", "green") if verdict.equal else ("✗", "red")
-    console.print(f"[bold {colour}]{mark} {escape(verdict.sentence)}[/]", highlight=False)
 
 
 def _run_as_json(result: DemoResult) -> dict[str, Any]:
@@ -156,79 +111,6 @@ def _run_as_json(result: DemoResult) -> dict[str, Any]:
     }
 
 
-def _counts(demo: Demonstration) -> str:
-    return listed([str(result.num_workers) for result in demo.results])
-
-
-def _each(demo: Demonstration) -> str:
-    compared = len(demo.results) > 1 or demo.disturbed is not None
-    return "each of them" if compared and demo.equal else "the first"
-
-
-def _markdown_table(results: Sequence[DemoResult]) -> str:
-    lines = [COLUMNS, ("---:",) * (len(COLUMNS) - 1) + ("---",)]
-    lines += [(*row(result)[:-1], f"`{result.digest[:16]}…`") for result in results]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def _sentences(demo: Demonstration) -> str:
-    return "\n".join(f"**{verdict.sentence}**" for verdict in demo.verdicts)
-
-
-def _digests(results: Sequence[DemoResult]) -> str:
-    return "\n".join(f"- {workers(result.num_workers)}: `{result.digest}`" for result in results)
-
-
-def _facts(facts: dict[str, str | int]) -> str:
-    return "\n".join(f"- {name}: {value}" for name, value in facts.items())
-
-
-def _show_disturbed(disturbed: Disturbed, console: Console) -> None:
-    table = Table(HEADS[0], *(Column(head, justify="right") for head in HEADS[1:]))
-    for name, *cells in _rows(disturbed):
-        table.add_row(name, *cells)
-    console.print()
-    console.print(table, highlight=False)
-
-
-def _rows(disturbed: Disturbed) -> list[tuple[str, str, str]]:
-    """Each fact of the two runs: its name, without and with kills."""
-    calm, killed = disturbed.undisturbed, disturbed.result
-    return [
-        ("workers", str(calm.num_workers), str(killed.num_workers)),
-        ("steps", _steps(calm), _steps(killed)),
-        ("kills", "0", str(len(disturbed.kills))),
-        ("longest pause after a kill", "", f"{disturbed.longest_pause_s:.2f} s"),
-        ("steps lost", str(calm.lost_steps), str(killed.lost_steps)),
-        ("loss", f"{calm.losses[-1]:.6f}", f"{killed.losses[-1]:.6f}"),
-        ("held-out", f"{calm.held_out_loss:.6f}", f"{killed.held_out_loss:.6f}"),
-        ("digest", f"{calm.digest[:16]}…", f"{killed.digest[:16]}…"),
-        ("equal", "", "yes" if disturbed.verdict.equal else "no"),
-    ]
-
-
-def _section(disturbed: Disturbed) -> str:
-    lines = [HEADS, ("---", "---:", "---:"), *_rows(disturbed)]
-    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    kills = "\n".join(f"- {_sentence(kill)}" for kill in disturbed.kills)
-    return f"""
-## With workers killed
-
-{table}
-
-The pause is the time from a kill to the next step that was done without the victim. The digest of the disturbed run
-is `{disturbed.result.digest}`. By SIGKILL ended:
-
-{kills}
-"""
-
-
-def _sentence(kill: KillRecord) -> str:
-    victim = kill.victim
-    pause = "" if kill.pause_s is None else f"; the next step was done {kill.pause_s:.2f} s later"
-    return f"worker {victim.slot} (pid {victim.pid}) at step {victim.step}{pause}"
-
-
 def _disturbed_as_json(disturbed: Disturbed) -> dict[str, Any]:
     """Everything that was measured, as JSON values. The loss of an unreported step is null."""
     result = disturbed.result
@@ -239,32 +121,13 @@ def _disturbed_as_json(disturbed: Disturbed) -> dict[str, Any]:
         "seconds": round(result.seconds, 3),
         "steps": result.end["steps"],
         "steps_lost": result.lost_steps,
-        "kills": [_kill_as_json(kill) for kill in disturbed.kills],
+        "kills": [
+            {"worker": kill.victim.slot, "pid": kill.victim.pid, "step": kill.victim.step, "pause_s": kill.pause_s}
+            for kill in disturbed.kills
+        ],
         "final_loss": result.losses[-1],
         "held_out_loss": result.held_out_loss,
         "digest": result.digest,
         "undisturbed_digest": disturbed.undisturbed.digest,
         "losses": [None if step in result.unreported else loss for step, loss in enumerate(result.losses, start=1)],
     }
-
-
-def _kill_as_json(kill: KillRecord) -> dict[str, Any]:
-    victim = kill.victim
-    return {"worker": victim.slot, "pid": victim.pid, "step": victim.step, "pause_s": kill.pause_s}
-
-
-def _steps(result: DemoResult) -> str:
-    return str(result.end["steps"])
-
-
-def _put(path: Path, text: str) -> None:
-    """Writes a temporary file and renames it, so that a link at `path` is replaced, not followed."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.unlink(missing_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
-        raise BadEnvironment(f"the demo has run, but {path} cannot be written: {error.strerror}") from error

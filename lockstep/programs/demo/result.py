@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lockstep.launch.supervision.messages import count
+
 
 @dataclass
 class DemoResult:
@@ -69,7 +71,11 @@ class Reader:
             self._read(line.decode(errors="replace"))
 
     def _read(self, line: str) -> None:
-        match _facts(line):
+        try:
+            facts = json.loads(line)
+        except ValueError:
+            facts = None
+        match facts:
             case {"step": int(step), "loss": float(loss)}:
                 self._note_step(step, loss)
             case {"about": dict(about)}:
@@ -109,7 +115,7 @@ def judge(results: Sequence[DemoResult]) -> DemoVerdict:
         if difference:
             return DemoVerdict(
                 False,
-                f"On {workers(other.num_workers)} another model was trained than on {first.num_workers}: "
+                f"On {count(other.num_workers, 'worker')} another model was trained than on {first.num_workers}: "
                 f"{difference}. This breaks lockstep's promise: please report it, with the report's folder.",
             )
     if len(results) == 1:
@@ -126,7 +132,7 @@ def judge_disturbed(undisturbed: DemoResult, disturbed: DemoResult, num_kills: i
     """Whether a run whose workers were killed trained the model of the calm one. Without kills it proves nothing."""
     if num_kills == 0:
         return DemoVerdict(False, "Nobody was killed before the end, so nothing was shown: give more --steps.")
-    lost = "1 worker was killed" if num_kills == 1 else f"{num_kills} workers were killed"
+    lost = f"{count(num_kills, 'worker')} {'was' if num_kills == 1 else 'were'} killed"
     difference = _difference(undisturbed, disturbed)
     if difference:
         return DemoVerdict(
@@ -135,10 +141,6 @@ def judge_disturbed(undisturbed: DemoResult, disturbed: DemoResult, num_kills: i
             "please report it, with the report's folder.",
         )
     return DemoVerdict(True, f"{lost}, and the same model was trained as in peace, bit for bit.")
-
-
-def workers(count: int) -> str:
-    return f"{count} worker" if count == 1 else f"{count} workers"
 
 
 def listed(words: Sequence[str]) -> str:
@@ -158,10 +160,3 @@ def _difference(one: DemoResult, other: DemoResult) -> str | None:
     if repr(one.end) != repr(other.end):
         return "their losses on held-out text or the text they write differ"
     return None
-
-
-def _facts(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None

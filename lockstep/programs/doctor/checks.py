@@ -1,30 +1,25 @@
-"""The checks: pure functions from facts to a result each. A new one is a function and a row in CHECKS.
+"""The checks: pure functions from facts to a result each. A new one is a function and its place in _IN_ORDER.
 
 # Note [Rough needs]
 # What a worker takes depends on the model, which the doctor does not know. The numbers here are those of a worker
 # with the smallest model, rounded up (230 MiB of its own, 4 threads, 30 files and 2 more for each other worker; the
 # launcher holds 3 for each): with less a run cannot work, with more it may.
-
-# Note [Whose name]
-# On one host lockstep's workers meet on the loopback interface and resolve no name. On several hosts, and in process
-# groups that a script opens by itself, Gloo listens on the address that the host's own name resolves to, unless
-# GLOO_SOCKET_IFNAME names an interface.
 """
 
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from ipaddress import ip_address
 from math import isinf
 from types import MappingProxyType
 
+from lockstep.launch.supervision.messages import count
 from lockstep.programs.doctor.diagnosis import (
     CheckResult,
     Diagnosis,
     GiB,
     MiB,
-    count,
     not_known,
     ok,
     plain,
@@ -63,8 +58,8 @@ MOST_NAMED = 50
 
 
 def python(facts: Facts) -> CheckResult:
-    version = _text(facts.software.python)
-    if facts.software.python < PYTHON:
+    version = _text(facts.python)
+    if facts.python < PYTHON:
         return problem(
             f"Python {version} is too old, lockstep needs {_text(PYTHON)}",
             f"make an environment with a newer one: python{_text(PYTHON)} -m venv .venv",
@@ -73,7 +68,7 @@ def python(facts: Facts) -> CheckResult:
 
 
 def lockstep(facts: Facts) -> CheckResult:
-    running, installed = facts.software.running, facts.software.installed.get(OURS)
+    running, installed = facts.running, facts.installed.get(OURS)
     if installed is None:
         return warning(
             f"lockstep {running} runs from its source folder and is not installed: scripts elsewhere cannot import it",
@@ -87,16 +82,16 @@ def lockstep(facts: Facts) -> CheckResult:
     return ok(f"lockstep {running}")
 
 
-def distributions(facts: Facts) -> CheckResult:
-    wrong = [text for name in NEEDED if (text := _complaint(name, facts.software.installed.get(name)))]
+def packages(facts: Facts) -> CheckResult:
+    wrong = [text for name in NEEDED if (text := _complaint(name, facts.installed.get(name)))]
     if wrong:
         needed = " ".join(f'"{name}>={_text(version)}"' for name, version in NEEDED.items())
         return problem("; ".join(wrong), f"{sys.executable} -m pip install {needed}")
-    return ok(", ".join(f"{name} {facts.software.installed[name]}" for name in NEEDED))
+    return ok(", ".join(f"{name} {facts.installed[name]}" for name in NEEDED))
 
 
 def llvmlite(facts: Facts) -> CheckResult:
-    installed = facts.software.installed.get("llvmlite")
+    installed = facts.installed.get("llvmlite")
     if installed is None or _numbers(installed) < FAST:
         have = "is not installed" if installed is None else f"{installed} is older than {_text(FAST)}"
         return warning(
@@ -108,7 +103,7 @@ def llvmlite(facts: Facts) -> CheckResult:
 
 def extras(facts: Facts) -> CheckResult:
     """Those of EXTRAS that are not installed are named; no run needs them unless it asks for what they are for."""
-    missing = {name: use for name, (package, use) in EXTRAS.items() if facts.software.installed.get(package) is None}
+    missing = {name: use for name, (package, use) in EXTRAS.items() if facts.installed.get(package) is None}
     if not missing:
         return ok(f"{', '.join(EXTRAS)} are installed")
     words = ", ".join(f"{name} ({use})" for name, use in missing.items())
@@ -127,7 +122,7 @@ def saving(facts: Facts) -> CheckResult:
 
 
 def cores(facts: Facts) -> CheckResult:
-    usable, quota, worth = facts.cores.usable, facts.cores.quota, facts.cores.worth
+    usable, quota, worth = facts.usable_cores, facts.core_quota, facts.cores_worth
     if worth is None:
         return not_known("the number of cores")
     if quota is not None and usable is not None and quota < usable:
@@ -141,7 +136,7 @@ def cores(facts: Facts) -> CheckResult:
 
 
 def threads(facts: Facts) -> CheckResult:
-    setting, worth = facts.threads, facts.cores.worth
+    setting, worth = facts.threads, facts.cores_worth
     if setting is None and facts.architecture in ON_ARM and facts.num_workers > 1:
         unheeded = "on Arm, libraries below torch use all cores in each worker, whatever --threads says"
         return warning(f"OMP_NUM_THREADS is not set: {unheeded}", "export OMP_NUM_THREADS=1")
@@ -161,7 +156,7 @@ def threads(facts: Facts) -> CheckResult:
 
 def memory(facts: Facts) -> CheckResult:
     """See Note [Rough needs]."""
-    left, limit = facts.memory.left_bytes, facts.memory.group_limit_bytes
+    left, limit = facts.left_bytes, facts.group_limit_bytes
     if left is None:
         return not_known("how much memory is free")
     have = f"{size(left)} free" + (f" (the container is limited to {size(limit)})" if limit is not None else "")
@@ -177,7 +172,7 @@ def memory(facts: Facts) -> CheckResult:
 
 
 def shared_memory(facts: Facts) -> CheckResult:
-    total, free = facts.shared_memory.size_bytes, facts.shared_memory.free_bytes
+    total, free = facts.shm_bytes, facts.shm_free_bytes
     if total is None or free is None:
         return not_known("the size of /dev/shm")
     have = f"/dev/shm has {size(free)} free of {size(total)}"
@@ -191,7 +186,7 @@ def shared_memory(facts: Facts) -> CheckResult:
 
 
 def memfd(facts: Facts) -> CheckResult:
-    if not facts.shared_memory.memfd:
+    if not facts.memfd:
         return problem(
             "the kernel gives no nameless shared memory (memfd_create), over which workers of one host exchange",
             "use Linux 3.17 or newer, and allow memfd_create in the container's seccomp profile "
@@ -202,7 +197,7 @@ def memfd(facts: Facts) -> CheckResult:
 
 def open_files(facts: Facts) -> CheckResult:
     """See Note [Rough needs]."""
-    soft, hard = facts.limits.open_files_soft, facts.limits.open_files_hard
+    soft, hard = facts.open_files_soft, facts.open_files_hard
     if soft is None or hard is None:
         return not_known("the limit on open files")
     needed = FILES + FILES_FOR_EACH_WORKER * facts.num_workers
@@ -223,7 +218,7 @@ def open_files(facts: Facts) -> CheckResult:
 
 def processes(facts: Facts) -> CheckResult:
     """See Note [Rough needs]."""
-    left = facts.limits.processes_left
+    left = facts.processes_left
     if left is None:
         return not_known("how many processes may be started")
     needed = WORKER_THREADS * facts.num_workers
@@ -237,8 +232,8 @@ def processes(facts: Facts) -> CheckResult:
 
 
 def disk(facts: Facts) -> CheckResult:
-    folder, free = facts.disk.folder, facts.disk.free_bytes
-    if not facts.disk.writable:
+    folder, free = facts.folder, facts.disk_free_bytes
+    if not facts.writable:
         return problem(f"nothing can be written in {folder}, where runs lie", "lockstep run --run-dir DIR ...")
     if free is None:
         return not_known(f"how much is free in {folder}")
@@ -250,27 +245,26 @@ def disk(facts: Facts) -> CheckResult:
 
 
 def gpus(facts: Facts) -> CheckResult:
-    present = facts.gpus
-    if present.names is None:
+    if facts.gpus is None:
         return not_known("whether there are GPUs")
-    if not present.names:
+    if not facts.gpus:
         return ok("no GPU: workers compute on the CPU")
-    what = (
-        f"{count(len(present.names), 'GPU')}: {', '.join(_gpu(number, facts) for number in range(len(present.names)))}"
-    )
-    if present.torch_cuda is None:
+    free = facts.gpu_free_bytes
+    named = [name + (f" with {size(free[number])} free" if free else "") for number, name in enumerate(facts.gpus)]
+    what = f"{count(len(named), 'GPU')}: {', '.join(named)}"
+    if facts.torch_cuda is None:
         return warning(
             f"{what}; but this torch was built without CUDA, so workers compute on the CPU",
             "install a torch with CUDA: https://pytorch.org/get-started/locally (or say --device cpu on purpose)",
         )
-    mps = "the MPS daemon runs" if present.mps else "no MPS daemon: workers that share a GPU take turns"
-    return ok(f"{what}; torch has CUDA {present.torch_cuda}; {mps}")
+    mps = "the MPS daemon runs" if facts.mps else "no MPS daemon: workers that share a GPU take turns"
+    return ok(f"{what}; torch has CUDA {facts.torch_cuda}; {mps}")
 
 
 def loopback(facts: Facts) -> CheckResult:
-    if facts.network.loopback_works is None:
+    if facts.loopback_works is None:
         return not_known("whether the loopback interface works")
-    if not facts.network.loopback_works:
+    if not facts.loopback_works:
         return problem(
             "the loopback interface (127.0.0.1) does not work, over which workers of one host find each other",
             "ip link set lo up",
@@ -279,25 +273,23 @@ def loopback(facts: Facts) -> CheckResult:
 
 
 def host_name(facts: Facts) -> CheckResult:
-    """See Note [Whose name]."""
-    host = facts.host_name
-    name, in_hosts = f"the host's name, {host.name},", f"echo '<address of this host> {host.name}' >> /etc/hosts"
-    if host.took_s is None:
-        return warning(f"{name} is not resolved within {host.waited_s:g} s: Gloo would wait as long", in_hosts)
-    if not host.addresses:
+    """docs/doctor.md says where it matters."""
+    name = f"the host's name, {facts.host_name},"
+    in_hosts = f"echo '<address of this host> {facts.host_name}' >> /etc/hosts"
+    if facts.resolving_s is None:
+        return warning(f"{name} is not resolved within {facts.waited_s:g} s: Gloo would wait as long", in_hosts)
+    if not facts.addresses:
         return warning(f"{name} does not resolve: Gloo fails on several hosts", in_hosts)
-    if host.took_s > SLOW_S:
-        return warning(f"resolving {name} takes {host.took_s:.1f} s, at every start", in_hosts)
-    if all(map(_is_loopback, host.addresses)) and not facts.network.gloo_interfaces:
-        return ok(
-            f"{host.name} is {', '.join(host.addresses)}: right for one host; on several, set GLOO_SOCKET_IFNAME "
-            "to the interface that joins them",
-        )
-    return ok(f"{host.name} is {', '.join(host.addresses)}")
+    if facts.resolving_s > SLOW_S:
+        return warning(f"resolving {name} takes {facts.resolving_s:.1f} s, at every start", in_hosts)
+    known = f"{facts.host_name} is {', '.join(facts.addresses)}"
+    if all(map(_is_loopback, facts.addresses)) and not facts.gloo_interfaces:
+        return ok(f"{known}: right for one host; on several, set GLOO_SOCKET_IFNAME to the interface that joins them")
+    return ok(known)
 
 
-def gloo_interfaces(facts: Facts) -> CheckResult:
-    named, there = facts.network.gloo_interfaces, facts.network.interfaces
+def gloo_interface(facts: Facts) -> CheckResult:
+    named, there = facts.gloo_interfaces, facts.interfaces
     if not named:
         return ok("GLOO_SOCKET_IFNAME is not set")
     if there is None:
@@ -312,7 +304,7 @@ def gloo_interfaces(facts: Facts) -> CheckResult:
 
 
 def orphans(facts: Facts) -> CheckResult:
-    left = facts.leftovers.orphans
+    left = facts.orphans
     if left is None:
         return not_known("whether workers were left running")
     if not left:
@@ -320,13 +312,13 @@ def orphans(facts: Facts) -> CheckResult:
     named = "; ".join(f"{orphan.pid} ({orphan.command})" for orphan in left[:3])
     more = f"; {len(left) - 3} more" if len(left) > 3 else ""
     return warning(
-        f"{count(len(left), 'process', 'processes')} of a run whose launcher is gone: {named}{more}",
+        f"{len(left)} process{'' if len(left) == 1 else 'es'} of a run whose launcher is gone: {named}{more}",
         f"kill {' '.join(str(orphan.pid) for orphan in left[:MOST_NAMED])}",
     )
 
 
-def dead_runs(facts: Facts) -> CheckResult:
-    dead = facts.leftovers.dead_runs
+def ended_runs(facts: Facts) -> CheckResult:
+    dead = facts.dead_runs
     if dead is None:
         return not_known("which runs still go on")
     if not dead:
@@ -338,8 +330,8 @@ def dead_runs(facts: Facts) -> CheckResult:
     )
 
 
-def partial_checkpoints(facts: Facts) -> CheckResult:
-    partial = facts.leftovers.partial_checkpoints
+def checkpoints(facts: Facts) -> CheckResult:
+    partial = facts.partial_checkpoints
     if not partial:
         return ok("no half-written ones")
     return warning(
@@ -349,47 +341,28 @@ def partial_checkpoints(facts: Facts) -> CheckResult:
 
 
 def shared_files(facts: Facts) -> CheckResult:
-    files = facts.leftovers.shared_files
+    files = facts.shared_files
     if files is None:
         return not_known("what lies in /dev/shm")
     if not files:
         return ok("no tensors of ended processes in /dev/shm")
     return warning(
-        f"{count(len(files), 'file')} of torch in /dev/shm, {size(facts.leftovers.shared_files_bytes)}, "
+        f"{count(len(files), 'file')} of torch in /dev/shm, {size(facts.shared_files_bytes)}, "
         "whose processes have ended",
         _remove("rm", files),
     )
 
 
-CHECKS: Mapping[str, Callable[[Facts], CheckResult]] = {
-    "python": python,
-    "lockstep": lockstep,
-    "packages": distributions,
-    "llvmlite": llvmlite,
-    "extras": extras,
-    "saving": saving,
-    "cores": cores,
-    "threads": threads,
-    "memory": memory,
-    "shared memory": shared_memory,
-    "memfd": memfd,
-    "open files": open_files,
-    "processes": processes,
-    "disk": disk,
-    "gpus": gpus,
-    "loopback": loopback,
-    "host name": host_name,
-    "gloo interface": gloo_interfaces,
-    "orphans": orphans,
-    "ended runs": dead_runs,
-    "checkpoints": partial_checkpoints,
-    "shared files": shared_files,
-}
-"""By the name under which each is shown, in the order in which they are."""
+_IN_ORDER: tuple[Callable[[Facts], CheckResult], ...] = (
+    python, lockstep, packages, llvmlite, extras, saving, cores, threads, memory, shared_memory, memfd, open_files,
+    processes, disk, gpus, loopback, host_name, gloo_interface, orphans, ended_runs, checkpoints, shared_files,
+)  # fmt: skip
+CHECKS = {check.__name__.replace("_", " "): check for check in _IN_ORDER}
+"""By the name under which each is shown."""
 
 
 def diagnose(facts: Facts) -> Diagnosis:
-    return Diagnosis(facts.num_workers, facts.software.running, {name: check(facts) for name, check in CHECKS.items()})
+    return Diagnosis(facts.num_workers, facts.running, {name: check(facts) for name, check in CHECKS.items()})
 
 
 def _complaint(name: str, installed: str | None) -> str:
@@ -412,11 +385,6 @@ def _text(version: tuple[int, ...]) -> str:
 
 def _limit(number: float) -> str:
     return "no limit" if isinf(number) else plain(number)
-
-
-def _gpu(number: int, facts: Facts) -> str:
-    names, free_bytes = facts.gpus.names or (), facts.gpus.free_bytes
-    return names[number] + (f" with {size(free_bytes[number])} free" if free_bytes is not None else "")
 
 
 def _is_loopback(address: str) -> bool:

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from lockstep.launch.supervision.messages import count
+
 MiB = 1024**2
 GiB = 1024**3
 
@@ -56,20 +58,20 @@ class Diagnosis:
         """The same with further checks behind the others."""
         return replace(self, results={**self.results, **more})
 
-    def count(self, level: Level) -> int:
+    def number_of(self, level: Level) -> int:
         return sum(result.level is level for result in self.results.values())
 
     @property
     def exit_code(self) -> int:
         """3, the environment, where something stops a run; 0 where at most something hinders it."""
-        return 3 if self.count(Level.PROBLEM) else 0
+        return 3 if self.number_of(Level.PROBLEM) else 0
 
     def as_json(self) -> dict[str, Any]:
         return {
             "lockstep": self.lockstep,
             "workers": self.num_workers,
-            "problems": self.count(Level.PROBLEM),
-            "warnings": self.count(Level.WARNING),
+            "problems": self.number_of(Level.PROBLEM),
+            "warnings": self.number_of(Level.WARNING),
             "findings": [{"check": check, **asdict(result)} for check, result in self.results.items()],
         }
 
@@ -81,7 +83,7 @@ class Diagnosis:
             yield f"{MARKS[result.level]} {check:{width}}  {result.sentence}"
             if result.fix:
                 yield f"  {'':{width}}  → {result.fix}"
-        problems, warnings = self.count(Level.PROBLEM), count(self.count(Level.WARNING), "warning")
+        problems, warnings = self.number_of(Level.PROBLEM), count(self.number_of(Level.WARNING), "warning")
         yield (
             f"{count(problems, 'problem')}, {warnings}: a run may not work here"
             if problems
@@ -92,11 +94,6 @@ class Diagnosis:
 def size(num_bytes: float) -> str:
     """3.2 GiB, 64 MiB."""
     return f"{num_bytes / GiB:.1f} GiB" if num_bytes >= GiB else f"{num_bytes / MiB:.0f} MiB"
-
-
-def count(number: int, one: str, many: str = "") -> str:
-    """1 worker, 2 workers."""
-    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def plain(number: float) -> str:

@@ -10,7 +10,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -130,18 +129,14 @@ def try_gpus() -> dict[str, CheckResult]:
         return {
             "gpu links": problem(f"GPUs could not be tried: {last}", "look at nvidia-smi, and at CUDA_VISIBLE_DEVICES")
         }
-    trial = parse_trial(done.stdout.strip().splitlines()[-1], parse_topology(_topology()))
-    return {"gpu links": check_links(trial), "nccl": check_nccl(trial)}
-
-
-def _topology() -> str:
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ""
     try:
-        return subprocess.run([tool, "topo", "-m"], capture_output=True, text=True, timeout=ASKING_S, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
+        topology = subprocess.run(
+            ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=ASKING_S, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):  # also where it is not installed
+        topology = ""
+    trial = parse_trial(done.stdout.strip().splitlines()[-1], parse_topology(topology))
+    return {"gpu links": check_links(trial), "nccl": check_nccl(trial)}
 
 
 def _by_kind(links: Sequence[GpuLink]) -> str:

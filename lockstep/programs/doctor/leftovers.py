@@ -5,12 +5,13 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from lockstep.launch.process_stats import process_state
+from lockstep.launch.host.processes import process_state
 from lockstep.launch.scale import find_launcher
-from lockstep.programs.doctor.facts import Leftovers, Orphan
+from lockstep.programs.doctor.facts import Orphan
 from lockstep.settings.environments.lockstep_run import MARK, PARENT_PID
 from lockstep.state.checkpoints.lock import MANIFEST
 from lockstep.state.checkpoints.lock import leftovers as partial_folders
@@ -19,15 +20,16 @@ SHARED = Path("/dev/shm")
 _OF_TORCH = re.compile(r"torch_(\d+)_\d+_\d+")
 
 
-def leftovers(runs: Path) -> Leftovers:
+def leftovers(runs: Path) -> dict[str, Any]:
+    """Fields of the facts."""
     files = torch_files(SHARED)
-    return Leftovers(
-        orphans=find_orphans(),
-        dead_runs=dead_runs(runs),
-        partial_checkpoints=partial_checkpoints(runs),
-        shared_files=None if files is None else tuple(map(str, files)),
-        shared_files_bytes=sum(map(_used_bytes, files or ())),
-    )
+    return {
+        "orphans": find_orphans(),
+        "dead_runs": dead_runs(runs),
+        "partial_checkpoints": partial_checkpoints(runs),
+        "shared_files": None if files is None else tuple(map(str, files)),
+        "shared_files_bytes": sum(map(_used_bytes, files or ())),
+    }
 
 
 def find_orphans() -> tuple[Orphan, ...] | None:
@@ -76,7 +78,7 @@ def _as_orphan(process: psutil.Process) -> Orphan | None:
             return None
         if _had_started(int(parent), process):
             return None
-        return Orphan(process.pid, int(parent), " ".join(process.cmdline())[:60] or process.name())
+        return Orphan(process.pid, " ".join(process.cmdline())[:60] or process.name())
     except (psutil.Error, OSError):
         return None
 

@@ -7,6 +7,7 @@ import colorsys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from lockstep.launch.supervision.messages import count
 from lockstep.programs import svg
 from lockstep.programs.explain.story import EXAMPLE_BYTES, RoundMessage, Story, spans
 
@@ -68,8 +69,8 @@ def picture(story: Story) -> str:
 
 
 def _title(story: Story) -> str:
-    workers = "worker" if story.schedule.num_workers == 1 else "workers"
-    return f"{story.schedule.collective.replace('_', '-')}: {story.name}, {story.schedule.num_workers} {workers}"
+    schedule = story.schedule
+    return f"{schedule.collective.replace('_', '-')}: {story.name}, {count(schedule.num_workers, 'worker')}"
 
 
 def _hosts(story: Story, sheet: Sheet) -> Iterator[str]:
@@ -106,14 +107,14 @@ def _box(story: Story, sheet: Sheet, rank: int, row: int, counts: tuple[int, ...
     cell = sheet.box_width / sheet.num_parts
     left, top = sheet.middle(rank) - sheet.box_width / 2, sheet.top(row)
     yield svg.rect(left, top, sheet.box_width, BOX_HEIGHT, fill="white", stroke="none")
-    for part, count in enumerate(counts):
+    for part, held in enumerate(counts):
         x = left + cell * part
-        share = count / story.whole
-        strength = 0.9 if share == 1 else 0.08 + 0.42 * share if count else 0.0
+        share = held / story.whole
+        strength = 0.9 if share == 1 else 0.08 + 0.42 * share if held else 0.0
         yield svg.rect(x, top, cell, BOX_HEIGHT, fill=_color(part, sheet.num_parts), fill_opacity=strength)
-        if cell >= 14 and count:
+        if cell >= 14 and held:
             ink = "white" if share == 1 else INK
-            yield svg.text(x + cell / 2, top + 16, str(count), text_anchor="middle", font_size=11, fill=ink)
+            yield svg.text(x + cell / 2, top + 16, str(held), text_anchor="middle", font_size=11, fill=ink)
     yield svg.rect(left, top, sheet.box_width, BOX_HEIGHT, rx=3, fill="none", stroke=PALE, stroke_width=1)
 
 
@@ -171,9 +172,11 @@ def _color(part: int, num_parts: int) -> str:
 def _captions(story: Story, sheet: Sheet) -> Iterator[str]:
     bottom = sheet.top(sheet.num_rows - 1) + BOX_HEIGHT
     num_bytes = story.proof.most_bytes_sent(EXAMPLE_BYTES) / EXAMPLE_BYTES
-    rounds = "1 round" if story.proof.rounds == 1 else f"{story.proof.rounds} rounds"
     lines = [
-        (INK, f"{rounds}; the busiest worker sends {num_bytes:.2f} MiB of a 1 MiB message."),
+        (
+            INK,
+            f"{count(story.proof.rounds, 'round')}; the busiest worker sends {num_bytes:.2f} MiB of a 1 MiB message.",
+        ),
         (INK, f"Cost: {story.algorithm.cost}"),
         (PALE, "Cells: parts, and how many contributions each has. Solid arrows are added, dashed ones copied."),
     ]

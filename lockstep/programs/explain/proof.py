@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import NoReturn
 
-from lockstep.lanes import Branch, Fold, Reduction, Root, Tree, lane_tree
+from lockstep.lanes import Branch, Fold, Root, Tree, lane_tree
 from lockstep.wire.schedules.schedule import AddPart, Schedule, ScheduleRound, SendPart
 
 AT_THE_END = "after the last round"
@@ -45,16 +45,14 @@ def prove(schedule: Schedule) -> Proof:
 # -- sums as symbols -----------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False, slots=True)
 class Symbol:
     """A contribution, or the sum of two symbols. Only `Symbols` makes them, so that equal sums are the same object."""
 
-    __slots__ = ("left", "members", "name", "right")
-
-    def __init__(self, members: int, name: int, left: "Symbol | None" = None, right: "Symbol | None" = None) -> None:
-        self.members = members
-        self.name = name
-        self.left = left
-        self.right = right
+    members: int
+    name: int
+    left: "Symbol | None" = None
+    right: "Symbol | None" = None
 
     def __str__(self) -> str:
         return f"({self.left}+{self.right})" if self.left and self.right else str(self.name)
@@ -246,8 +244,15 @@ def _check_copies(execution: SymbolicExecution, owners: list[int]) -> None:
 
 def _check_sums(execution: SymbolicExecution, holders_of: dict[int, list[int]]) -> None:
     """The workers that must hold each part have the whole sum of it, in the right brackets."""
-    contributions = _all_contributions(execution.schedule)
-    in_tree = _tree_sum(execution)
+    reduction, in_tree = execution.schedule.reduction, None
+    contributions = (1 << execution.schedule.num_workers) - 1  # the bits of all workers
+    if reduction is not None:
+        # In an exact schedule, of all lanes that are present. Those after the last of them do not change the tree.
+        present = frozenset(lane for fold in reduction.folds for lane in fold.lanes)
+        contributions = sum(1 << lane for lane in present)
+        tree = lane_tree(max(present) + 1, present)
+        assert tree is not None
+        in_tree = execution.symbols.sum_of_lanes(tree)
     for part, holders in holders_of.items():
         at_first_holder = execution.running[holders[0]][part]
         for worker in holders:
@@ -261,24 +266,3 @@ def _check_sums(execution: SymbolicExecution, holders_of: dict[int, list[int]]) 
                 raise WrongSchedule(
                     AT_THE_END, worker, part, f"{value} has other brackets than the summation tree, {in_tree}"
                 )
-
-
-def _all_contributions(schedule: Schedule) -> int:
-    """The bits of all workers or, in an exact schedule, of all lanes that are present."""
-    if schedule.reduction is None:
-        return (1 << schedule.num_workers) - 1
-    return sum(1 << lane for lane in _present(schedule.reduction))
-
-
-def _tree_sum(execution: SymbolicExecution) -> Symbol | None:
-    """The sum that an exact schedule promises. Lanes after the last present one do not change the tree."""
-    if execution.schedule.reduction is None:
-        return None
-    present = _present(execution.schedule.reduction)
-    tree = lane_tree(max(present) + 1, present)
-    assert tree is not None
-    return execution.symbols.sum_of_lanes(tree)
-
-
-def _present(reduction: Reduction) -> frozenset[int]:
-    return frozenset(lane for fold in reduction.folds for lane in fold.lanes)

@@ -1,9 +1,12 @@
 """A story on the terminal."""
 
+import re
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lockstep.launch.supervision.messages import count
 from lockstep.programs.explain.schedules.catalogue import CATALOGUE
 from lockstep.programs.explain.story import EXAMPLE_BYTES, RoundMessage, Scene, Story, spans
 
@@ -22,7 +25,9 @@ VARIABLES = {
 
 def show(story: Story, console: Console) -> None:
     """Prints the rounds, then what they cost."""
-    console.print(_headline(story), highlight=False)
+    schedule = story.schedule
+    title = f"{schedule.collective.replace('_', '-')}, {story.name}, {count(schedule.num_workers, 'worker')}"
+    console.print(Text(title, style="bold").append(f": {story.algorithm.summary}", style="not bold"), highlight=False)
     console.print()
     console.print(_rows(story, "before", None, story.at_first), highlight=False)
     for number, scene in enumerate(story.scenes, start=1):
@@ -30,12 +35,6 @@ def show(story: Story, console: Console) -> None:
         console.print(_rows(story, f"round {number}", scene, scene.held), highlight=False)
     for line in _summary(story):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _headline(story: Story) -> Text:
-    schedule = story.schedule
-    title = f"{schedule.collective.replace('_', '-')}, {story.name}, {_count(schedule.num_workers, 'worker')}"
-    return Text(title, style="bold").append(f": {story.algorithm.summary}", style="not bold")
 
 
 def _rows(story: Story, title: str, scene: Scene | None, held: tuple[tuple[int, ...], ...]) -> Table:
@@ -56,17 +55,12 @@ def _sent(story: Story, messages: list[RoundMessage]) -> Text:
     for message in messages[:MOST_MESSAGES]:
         color = "yellow" if message.is_summand else "green"
         words.append("   " if words else "").append("──▶ ", style=color).append(str(message.target), style="bold")
-        words.append(f" {_what(story, message)}", style=color)
+        parts = "all" if len(message.parts) == story.schedule.num_parts else f"part {spans(message.parts)}"
+        roots = f" of {message.num_roots} roots" if message.num_roots > 1 else ""
+        words.append(f" {parts}{roots}{' (+)' if message.is_summand else ''}", style=color)
     if len(messages) > MOST_MESSAGES:
         words.append(f"   and to {len(messages) - MOST_MESSAGES} more", style="dim")
     return words or Text("·", style="dim")
-
-
-def _what(story: Story, message: RoundMessage) -> str:
-    """Which parts of what, and what becomes of them."""
-    parts = "all" if len(message.parts) == story.schedule.num_parts else f"part {spans(message.parts)}"
-    roots = f" of {message.num_roots} roots" if message.num_roots > 1 else ""
-    return f"{parts}{roots}{' (+)' if message.is_summand else ''}"
 
 
 def _cells(counts: tuple[int, ...], whole: int) -> Text:
@@ -74,9 +68,9 @@ def _cells(counts: tuple[int, ...], whole: int) -> Text:
     if len(counts) > MOST_CELLS:
         return _bar(counts, whole)
     cells = Text()
-    for count in counts:
-        word = "·" if count == 0 else str(count)
-        cells.append(f"{word:>{len(str(whole))}} ", style=_style(count, whole))
+    for held in counts:
+        word = "·" if held == 0 else str(held)
+        cells.append(f"{word:>{len(str(whole))}} ", style=_style(held, whole))
     return cells.append(f"of {whole}", style="dim") if whole > 1 else cells
 
 
@@ -87,43 +81,27 @@ def _bar(counts: tuple[int, ...], whole: int) -> Text:
     for first in range(0, len(counts), group):
         least = min(counts[first : first + group])
         bar.append("·▁▂▃▄▅▆▇█"[-(-8 * least // whole)], style=_style(least, whole))
-    complete = sum(count == whole for count in counts)
-    return bar.append(f" {complete} of {_count(len(counts), 'part')} complete", style="dim")
+    complete = sum(held == whole for held in counts)
+    return bar.append(f" {complete} of {count(len(counts), 'part')} complete", style="dim")
 
 
-def _style(count: int, whole: int) -> str:
-    return "bold green" if count == whole else "yellow" if count else "dim"
+def _style(held: int, whole: int) -> str:
+    return "bold green" if held == whole else "yellow" if held else "dim"
 
 
 def _summary(story: Story) -> list[str]:
-    share = story.proof.most_bytes_sent(EXAMPLE_BYTES) / EXAMPLE_BYTES
+    share, cost = story.proof.most_bytes_sent(EXAMPLE_BYTES) / EXAMPLE_BYTES, str(story.algorithm.cost)
+    letters = set(re.findall(r"[^\W_]+", cost))
     lines = [
         f"Rounds: {story.proof.rounds}. The busiest worker sends {share:.2f} MiB of a 1 MiB message.",
-        f"Cost: {story.algorithm.cost}",
-        f"      {legend(str(story.algorithm.cost))}",
-        *brackets(story),
-        "(+) is added up by the target, the rest is copied." if story.brackets else "",
-        f"Others: {', '.join(name for name in CATALOGUE[story.schedule.collective] if name != story.name)}.",
+        f"Cost: {cost}",
+        f"      {', '.join(f'{letter} = {meaning}' for letter, meaning in VARIABLES.items() if letter in letters)}",
     ]
-    return ["", *(line for line in lines if line)]
-
-
-def legend(cost: str) -> str:
-    """What the letters in a cost line stand for."""
-    return ", ".join(f"{letter} = {meaning}" for letter, meaning in VARIABLES.items() if _names(cost, letter))
-
-
-def brackets(story: Story) -> list[str]:
-    if story.brackets is None:
-        return []
-    if story.algorithm.exact:
-        return [f"Exact, in the brackets of the summation tree over the lanes: {story.brackets}"]
-    return [f"Not exact: the brackets depend on the number of workers. Those of part 0: {story.brackets}"]
-
-
-def _names(cost: str, letter: str) -> bool:
-    return any(word == letter for word in "".join(c if c.isalnum() else " " for c in cost).split())
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+    if story.brackets is not None and story.algorithm.exact:
+        lines.append(f"Exact, in the brackets of the summation tree over the lanes: {story.brackets}")
+    elif story.brackets is not None:
+        lines.append(f"Not exact: the brackets depend on the number of workers. Those of part 0: {story.brackets}")
+    if story.brackets:
+        lines.append("(+) is added up by the target, the rest is copied.")
+    others = [name for name in CATALOGUE[story.schedule.collective] if name != story.name]
+    return ["", *lines, f"Others: {', '.join(others)}."]

@@ -6,9 +6,9 @@ from typing import Any
 
 from lockstep.lanes import Branch, Root, Tree
 from lockstep.programs.explain.proof import Proof, SymbolicExecution, prove
-from lockstep.programs.explain.request import ExplainRequest
+from lockstep.programs.explain.request import resolve
 from lockstep.programs.explain.schedules.catalogue import Algorithm
-from lockstep.wire.schedules import AddPart, Schedule, ScheduleRound, SendPart
+from lockstep.wire.schedules import Collective, Schedule, ScheduleRound
 from lockstep.wire.transport import Hosts
 
 EXAMPLE_BYTES = 1 << 20
@@ -21,13 +21,9 @@ class RoundMessage:
     source: int
     target: int
     parts: tuple[int, ...]
-    adds: bool
     num_roots: int
-
-    @property
-    def is_summand(self) -> bool:
-        """Whether it will be added, not just copied."""
-        return self.adds or self.num_roots > 0
+    is_summand: bool
+    """Whether it will be added, not just copied."""
 
 
 @dataclass(frozen=True)
@@ -54,22 +50,28 @@ class Story:
     hosts: Hosts | None
 
 
-def make_story(request: ExplainRequest) -> Story:
-    """Proves the schedule of the request; returns its story."""
-    algorithm, setting = request.resolve()
+def make_story(collective: Collective, **options: Any) -> Story:
+    """Proves the schedule that is asked for, as `resolve` takes it; returns its story."""
+    name, algorithm, setting = resolve(collective, **options)
     schedule = algorithm.schedule(setting)
     proof = prove(schedule)
     execution = SymbolicExecution(schedule)
     at_first = _held(execution)
-    scenes = tuple(_scene(execution, moves) for moves in schedule.rounds)
+    scenes = []
+    for moves in schedule.rounds:
+        execution.play(moves)
+        scenes.append(Scene(moves, _messages(moves), _held(execution)))
+    whole = schedule.num_workers if "reduce" in schedule.collective else 1
+    if schedule.reduction is not None:
+        whole = sum(len(fold.lanes) for fold in schedule.reduction.folds)
     return Story(
-        name=request.name,
+        name=name,
         algorithm=algorithm,
         schedule=schedule,
         proof=proof,
-        whole=_whole(schedule),
+        whole=whole,
         at_first=at_first,
-        scenes=scenes,
+        scenes=tuple(scenes),
         brackets=str(execution.running[0][0]) if "reduce" in schedule.collective else None,
         hosts=setting.hosts if "hosts" in algorithm.parameters else None,
     )
@@ -81,11 +83,6 @@ def spans(parts: tuple[int, ...]) -> str:
     return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
-def _scene(execution: SymbolicExecution, moves: ScheduleRound) -> Scene:
-    execution.play(moves)
-    return Scene(moves, _messages(moves), _held(execution))
-
-
 def _messages(moves: ScheduleRound) -> tuple[RoundMessage, ...]:
     between: dict[tuple[int, int], list[tuple[int, bool, bool]]] = {}
     for send in moves.sends:
@@ -95,8 +92,8 @@ def _messages(moves: ScheduleRound) -> tuple[RoundMessage, ...]:
             source,
             target,
             parts=(parts := tuple(sorted({part for part, _, _ in sent}))),
-            adds=any(adds for _, adds, _ in sent),
             num_roots=sum(is_root for _, _, is_root in sent) // len(parts),
+            is_summand=any(adds or is_root for _, adds, is_root in sent),
         )
         for (source, target), sent in sorted(between.items())
     )
@@ -112,12 +109,6 @@ def _held(execution: SymbolicExecution) -> tuple[tuple[int, ...], ...]:
         tuple((value.members if value else known.get(part, 0)).bit_count() for part, value in enumerate(running))
         for running, known in zip(execution.running, roots, strict=True)
     )
-
-
-def _whole(schedule: Schedule) -> int:
-    if schedule.reduction is not None:
-        return sum(len(fold.lanes) for fold in schedule.reduction.folds)
-    return schedule.num_workers if "reduce" in schedule.collective else 1
 
 
 # -- as JSON -------------------------------------------------------------------------------------------------
@@ -145,25 +136,27 @@ def as_json(story: Story) -> dict[str, Any]:
 
 
 def _round(scene: Scene) -> dict[str, Any]:
-    return {
-        "sends": [_send(send) for send in scene.moves.sends],
-        "adds": [_add(add) for add in scene.moves.adds],
-        "held": scene.held,
-    }
+    sends = [
+        {
+            "source": send.source,
+            "target": send.target,
+            "part": send.part,
+            "adds": send.adds,
+            "root": _tree(send.root),
+        }
+        for send in scene.moves.sends
+    ]
+    adds = [
+        {"worker": add.worker, "part": add.part, "tree": _tree(add.tree), "root": _tree(add.root)}
+        for add in scene.moves.adds
+    ]
+    return {"sends": sends, "adds": adds, "held": scene.held}
 
 
-def _send(send: SendPart) -> dict[str, Any]:
-    move = {"source": send.source, "target": send.target, "part": send.part, "adds": send.adds}
-    return move | {"root": None if send.root is None else _tree(send.root)}
-
-
-def _add(add: AddPart) -> dict[str, Any]:
-    move = {"worker": add.worker, "part": add.part, "tree": _tree(add.tree)}
-    return move | {"root": None if add.root is None else _tree(add.root)}
-
-
-def _tree(tree: Tree) -> str:
+def _tree(tree: Tree | None) -> str | None:
     """Root i of worker w is written w.i."""
+    if tree is None:
+        return None
     if isinstance(tree, Branch):
         return f"({_tree(tree.left)}+{_tree(tree.right)})"
     return f"{tree.rank}.{tree.index}" if isinstance(tree, Root) else str(tree)

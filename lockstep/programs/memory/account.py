@@ -13,8 +13,8 @@
 # activations, and of the parameters what goes beyond them.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import accumulate
 
 from lockstep.errors import BadArgument
 from lockstep.gradients.layout import Layout, Spec, make_layout
@@ -84,7 +84,8 @@ class WorkersOnHost:
     def depth(self) -> int:
         """How many buffers of a bucket the worker with the most needs to fold its lanes."""
         folds = reduction(Assignment.even(self.num_lanes, self.num_workers), tuple(range(self.num_lanes))).folds
-        return max(_depth(fold.merges) for fold in folds)
+        # A lane that is merged at once is added to the topmost entry of the fold's stack.
+        return max(1, *(height for fold in folds for height in accumulate(1 - merges for merges in fold.merges)))
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,6 @@ class MemoryPart:
     name: str
     each: int | None
     once: int = 0
-
-    def per_worker(self, num_workers: int) -> float | None:
-        """With its share of what stands once: what PSS counts."""
-        return None if self.each is None else self.each + self.once / num_workers
 
     def on_host(self, num_workers: int) -> int | None:
         return None if self.each is None else self.each * num_workers + self.once
@@ -121,8 +118,9 @@ class MemoryAccount:
         return self.host_bytes / self.num_workers
 
     def shares(self, part: MemoryPart) -> tuple[float | None, float | None]:
-        """What a worker and the host hold of a part."""
-        return part.per_worker(self.num_workers), part.on_host(self.num_workers)
+        """What a worker, with its share of what stands once, and the host hold of a part: what PSS counts."""
+        on_host = part.on_host(self.num_workers)
+        return None if on_host is None else on_host / self.num_workers, on_host
 
 
 class GpuMemoryAccount(MemoryAccount):
@@ -144,8 +142,11 @@ def make_account(sizes: ModelSizes, workers: WorkersOnHost, strategy: str, base:
     """What a training takes under the strategy, all workers on one host. Raises for a strategy that is not there."""
     _check(strategy)
     is_once = strategy != REPLICATED
+    loaded = MemoryPart("Python and torch", base.own_bytes, base.shared_bytes)
+    if is_once and workers.num_workers > 1:  # see Note [Loaded once] in launch/worker/load_once.py
+        loaded = MemoryPart(loaded.name, WRITTEN_BYTES, base.shared_bytes + base.own_bytes)
     parts = (
-        _loaded(base, is_once and workers.num_workers > 1),
+        loaded,
         _held("parameters", sizes.parameter_bytes, is_once),
         *_gradients(make_layout(sizes.specs), workers, strategy in SHARDED[1:] and workers.num_workers > 1),
         _held("optimizer state", sizes.state_bytes, is_once),
@@ -186,12 +187,6 @@ def _beside_activations(sizes: ModelSizes, workers: WorkersOnHost) -> int:
     return max(held - (_activations(sizes, workers) or 0), min(held, GROUP_BYTES))
 
 
-def _loaded(base: BaseMemory, is_once: bool) -> MemoryPart:
-    """See Note [Loaded once] in launch/load_once.py."""
-    own, once = (WRITTEN_BYTES, base.own_bytes) if is_once else (base.own_bytes, 0)
-    return MemoryPart("Python and torch", own, base.shared_bytes + once)
-
-
 def _held(name: str, num_bytes: int, is_once: bool) -> MemoryPart:
     return MemoryPart(name, 0, num_bytes) if is_once else MemoryPart(name, num_bytes)
 
@@ -200,19 +195,14 @@ def _gradients(layout: Layout, workers: WorkersOnHost, is_once: bool) -> list[Me
     """The sum; what a worker's lanes need until they are added; and what autograd has made when a bucket is full."""
     sizes = [bucket.num_bytes for bucket in layout.buckets] or [0]
     whole, is_single = sum(sizes), workers.most_lanes == 1
+    each, once, lanes, arriving = whole, 0, whole * workers.depth - whole, max(sizes) if is_single else whole
     if workers.num_workers == workers.num_lanes == 1:  # Note [Nothing to add] in gradients/plan.py
-        return _three(MemoryPart("", 0), lanes=0, arriving=whole)
-    folded = whole * workers.depth
-    turns = sum(max(sizes[turn::NUM_BUFFERS], default=0) for turn in range(NUM_BUFFERS))
-    arriving = max(sizes) if is_single else whole
-    if is_once:
-        return _three(MemoryPart("", 0, whole), turns if is_single else folded, arriving)
-    return _three(MemoryPart("", whole), folded - whole, arriving)
-
-
-def _three(total: MemoryPart, lanes: int, arriving: int) -> list[MemoryPart]:
+        each, lanes, arriving = 0, 0, whole
+    elif is_once:
+        turns = sum(max(sizes[turn::NUM_BUFFERS], default=0) for turn in range(NUM_BUFFERS))
+        each, once, lanes = 0, whole, turns if is_single else whole * workers.depth
     return [
-        replace(total, name="sum of the gradients"),
+        MemoryPart("sum of the gradients", each, once),
         MemoryPart("gradients of lanes", lanes),
         MemoryPart("gradients that arrive", arriving),
     ]
@@ -229,12 +219,3 @@ def _activations(sizes: ModelSizes, workers: WorkersOnHost) -> int | None:
     if sizes.sample_bytes is None or sizes.batch_size is None:
         return None
     return int(sizes.sample_bytes * -(-sizes.batch_size // workers.num_lanes))
-
-
-def _depth(merges: Sequence[int]) -> int:
-    """How high the stack of a fold becomes: a lane that is merged at once is added to the topmost entry."""
-    height = highest = 0
-    for count in merges:
-        height += 1 - count
-        highest = max(highest, height)
-    return max(1, highest)

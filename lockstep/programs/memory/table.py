@@ -1,9 +1,11 @@
 """An account on the terminal, and as JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lockstep.programs.memory.account import REPLICATED, GpuMemoryAccount, MemoryAccount
+from lockstep.programs.tables import show_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -14,23 +16,16 @@ _UNKNOWN = "?"
 
 def show(accounts: Sequence[MemoryAccount], title: str, console: "Console") -> None:
     """MiB of each worker, with its share of what stands once, and of the host; or of each worker's GPU."""
-    from rich import box
-    from rich.table import Table
-
-    if not console.is_terminal:
-        console.width = 100
     console.print(title, highlight=False)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    table.add_column("MiB", no_wrap=True)
+    columns: list[tuple[str, Callable[[str], str]]] = [("MiB", lambda name: name)]
     for account in accounts:
         heading = account.strategy.replace(":", ":\n") if ":" in account.strategy else f"\n{account.strategy}"
+        cells = {part.name: account.shares(part) for part in account.parts}
+        cells["together"] = account.worker_bytes, account.host_bytes
         worker = "GPU" if isinstance(account, GpuMemoryAccount) else "worker"
-        table.add_column(f"{heading}\n{worker}", justify="right")
-        table.add_column("\n\nhost", justify="right")
-    for number, part in enumerate(accounts[0].parts):
-        table.add_row(part.name, *(cell for account in accounts for cell in _cells(account, number)))
-    table.add_row("together", *(cell for account in accounts for cell in _totals(account)))
-    console.print(table)
+        columns.append((f"{heading}\n{worker}", partial(_cell, cells, 0)))
+        columns.append(("\n\nhost", partial(_cell, cells, 1)))
+    show_table(columns, [*(part.name for part in accounts[0].parts), "together"], console)
     for line in _remarks(accounts):
         console.print(line, style="dim", highlight=False, soft_wrap=True)
 
@@ -44,15 +39,6 @@ def as_json(accounts: Sequence[MemoryAccount]) -> dict[str, Any]:
         }
         for account in accounts
     }
-
-
-def _cells(account: MemoryAccount, number: int) -> tuple[str, str]:
-    worker, host = account.shares(account.parts[number])
-    return _mib(worker), _mib(host)
-
-
-def _totals(account: MemoryAccount) -> tuple[str, str]:
-    return _mib(account.worker_bytes), _mib(account.host_bytes)
 
 
 def _remarks(accounts: Sequence[MemoryAccount]) -> list[str]:
@@ -73,5 +59,6 @@ def _remarks(accounts: Sequence[MemoryAccount]) -> list[str]:
     ]
 
 
-def _mib(num_bytes: float | None) -> str:
+def _cell(held: Mapping[str, tuple[float | None, float | None]], place: int, name: str) -> str:
+    num_bytes = held[name][place]
     return _UNKNOWN if num_bytes is None else f"{num_bytes / MiB:,.0f}"

@@ -9,8 +9,9 @@ import shutil
 from dataclasses import dataclass, replace
 
 from lockstep.lanes import Assignment
-from lockstep.launch.exits import NO_MOMENT, TERMINATED
+from lockstep.launch.channels.exits import NO_MOMENT, TERMINATED
 from lockstep.launch.launch import Job
+from lockstep.launch.supervision.messages import count
 from lockstep.programs.verification.runs import (
     BEGIN_ALIKE,
     Ran,
@@ -21,7 +22,6 @@ from lockstep.programs.verification.runs import (
     launched,
     refuse_end,
     trace_folder,
-    workers,
 )
 from lockstep.settings.faults import FAULT, Fault, FaultKind, forget, has_happened
 from lockstep.verify.evidence import RunTrace, difference_after, read_disturbed
@@ -77,19 +77,19 @@ def fault_step(calm: RunTrace) -> int | None:
 
 def resumed_on(counts: tuple[int, ...]) -> int:
     """Another number of workers than the largest."""
-    return min((count for count in counts if count < max(counts)), default=max(counts) - 1)
+    return min((number for number in counts if number < max(counts)), default=max(counts) - 1)
 
 
 # -- a worker is killed ------------------------------------------------------------------------------------------
 
 
 def _killed(request: Request, calm: RunTrace, kind: FaultKind, step: int, running: Running) -> FaultResult:
-    count = max(request.counts)
-    fault = Fault(kind, min(count, request.lanes) - 1, step)
+    most = max(request.counts)
+    fault = Fault(kind, min(most, request.lanes) - 1, step)
     how = "copied" if kind is FaultKind.KILL else "new process"
     label = f"killed at step {step}, {how}"
-    job = replace(_job(request, label, kind, count, fault), copies=kind is FaultKind.KILL, fault_budget=FAULT_BUDGET)
-    ran = _launched(job, f"{workers(count)}, worker {fault.slot} {label}", running)
+    job = replace(_job(request, label, kind, most, fault), copies=kind is FaultKind.KILL, fault_budget=FAULT_BUDGET)
+    ran = _launched(job, f"{count(most, 'worker')}, worker {fault.slot} {label}", running)
     refuse_end(ran)
     blank = FaultResult(kind, label, equal=False)
     if ran.outcome.exit_code or not has_happened(job.run_dir):
@@ -115,13 +115,13 @@ def _note(ran: Ran, trace: RunTrace, fault: Fault) -> str | None:
 
 
 def _stopped(request: Request, calm: RunTrace, step: int, may_move: bool, running: Running) -> FaultResult:
-    count, other = max(request.counts), resumed_on(request.counts)
+    most, other = max(request.counts), resumed_on(request.counts)
     label = f"stopped at step {step}, resumed on {other}"
     stopping = _with_checkpoints(
-        request, _job(request, label, FaultKind.STOP, count, Fault(FaultKind.STOP, 0, step - LEAD))
+        request, _job(request, label, FaultKind.STOP, most, Fault(FaultKind.STOP, 0, step - LEAD))
     )
     blank = FaultResult(FaultKind.STOP, label, equal=False)
-    ran = _launched(stopping, f"{workers(count)}, stopped at step {step}", running)
+    ran = _launched(stopping, f"{count(most, 'worker')}, stopped at step {step}", running)
     if ran.outcome.exit_code != TERMINATED or not has_happened(stopping.run_dir):
         refuse_end(ran)
         return _failed(blank, ran, calm)
@@ -130,7 +130,7 @@ def _stopped(request: Request, calm: RunTrace, step: int, may_move: bool, runnin
         notes = (note for note in ran.notes if "checkpoint" in note or "saved" in note)
         return replace(blank, cause=next(notes, f"nothing was saved when the run was stopped: {late}"), first_step=step)
     going_on = _with_checkpoints(request, replace(_job(request, label, "resumed", other), resume="auto"))
-    ran = _launched(going_on, f"{workers(other)}, resumed", running)
+    ran = _launched(going_on, f"{count(other, 'worker')}, resumed", running)
     refuse_end(ran)
     if ran.outcome.exit_code:
         return _failed(blank, ran, calm)
@@ -148,9 +148,9 @@ def _with_checkpoints(request: Request, job: Job) -> Job:
 # -- all of them -------------------------------------------------------------------------------------------------
 
 
-def _job(request: Request, label: str, name: str, count: int, fault: Fault | None = None) -> Job:
+def _job(request: Request, label: str, name: str, num_workers: int, fault: Fault | None = None) -> Job:
     """As `lockstep run` would launch it, and with traces."""
-    variant = Variant(str(name), label, Assignment.even(request.lanes, count), request.steps)
+    variant = Variant(str(name), label, Assignment.even(request.lanes, num_workers), request.steps)
     job = replace(job_of(request, variant), assignment=None)
     return replace(job, environment={**job.environment, **({} if fault is None else {FAULT: str(fault)})})
 
@@ -179,14 +179,11 @@ def _compared(
 def _failed(blank: FaultResult, ran: Ran, calm: RunTrace) -> FaultResult:
     """A run that refused to go on has reported why."""
     failure, output = ran.outcome.failure, "\n".join(ran.output)
-    if failure is None:
-        return replace(blank, cause=output or _why_nothing_happened(ran, calm))
-    return replace(blank, cause=failure.sentence or output, first_step=failure.step, explanation=output)
-
-
-def _why_nothing_happened(ran: Ran, calm: RunTrace) -> str:
+    if failure is not None:
+        return replace(blank, cause=failure.sentence or output, first_step=failure.step, explanation=output)
     trace = read_disturbed("", [trace_folder(ran.job.run_dir)])
     first = min((worker.first_step for worker in trace.workers), default=0)
+    why = "the script ended before the fault could happen"
     if first > calm.workers[0].first_step:
-        return f"the script went on at step {first}, from a checkpoint of an earlier run: {BEGIN_ALIKE}"
-    return "the script ended before the fault could happen"
+        why = f"the script went on at step {first}, from a checkpoint of an earlier run: {BEGIN_ALIKE}"
+    return replace(blank, cause=output or why)

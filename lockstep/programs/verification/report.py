@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from rich import box
@@ -26,8 +25,17 @@ DIGEST_CHARACTERS = 16
 def present(request: Request, in_json: bool) -> int:
     """Verifies and prints: the report to stdout, all else to stderr. Returns the exit code: 0 only if equal."""
     progress = Console(stderr=True, highlight=False)
+
+    @contextmanager
+    def running(label: str) -> Iterator[None]:
+        """A moving line on a terminal while the run goes, and a lasting one afterwards."""
+        began_s = time.monotonic()
+        with progress.status(f"running with {label} ..."):
+            yield
+        progress.print(f"ran with {label}: {time.monotonic() - began_s:.1f} s")
+
     try:
-        report = verify(request, partial(_running, progress))
+        report = verify(request, running)
     except CannotVerify as failed:
         if in_json:
             cause = {"cause": failed.cause} if failed.cause else {}
@@ -41,15 +49,6 @@ def present(request: Request, in_json: bool) -> int:
     return 0 if report.equal else 1
 
 
-@contextmanager
-def _running(progress: Console, label: str) -> Iterator[None]:
-    """A moving line on a terminal while the run goes, and a lasting one afterwards."""
-    began_s = time.monotonic()
-    with progress.status(f"running with {label} ..."):
-        yield
-    progress.print(f"ran with {label}: {time.monotonic() - began_s:.1f} s")
-
-
 # -- as JSON ------------------------------------------------------------------------------------------------
 
 
@@ -58,7 +57,7 @@ def as_json(report: VerifyReport) -> dict[str, Any]:
     request, difference, likely = report.request, report.difference, report.likely_cause
     entries: dict[str, Any] = {
         "equal": report.equal,
-        "digests": {str(count): report.runs[str(count)].digest for count in request.counts},
+        "digests": {str(number): report.runs[str(number)].digest for number in request.counts},
         "interleaved": {name: run.digest for name, run in report.runs.items() if not name.isdigit()},
         "steps": report.reference.num_steps,
         "lanes": request.lanes,
@@ -72,15 +71,14 @@ def as_json(report: VerifyReport) -> dict[str, Any]:
         entries |= {"first_step": difference.step, "first_parameter": next(iter(difference.tensors), None)}
         entries |= {"cause": str(likely.cause), "explanation": likely.explanation}
     if request.faults:
-        entries["faults"] = [_fault_as_json(fault) for fault in report.faults]
+        entries["faults"] = [
+            {"kind": str(fault.kind), "equal": fault.equal, "cause": fault.cause, "first_step": fault.first_step}
+            | ({"explanation": fault.explanation} if fault.explanation else {})
+            for fault in report.faults
+        ]
     if request.faults and report.untested:
         entries["faults_untested"] = report.untested
     return entries
-
-
-def _fault_as_json(fault: FaultResult) -> dict[str, Any]:
-    plain = {"kind": str(fault.kind), "equal": fault.equal, "cause": fault.cause, "first_step": fault.first_step}
-    return plain | ({"explanation": fault.explanation} if fault.explanation else {})
 
 
 # -- for people ---------------------------------------------------------------------------------------------
@@ -88,17 +86,6 @@ def _fault_as_json(fault: FaultResult) -> dict[str, Any]:
 
 def show(report: VerifyReport, console: Console) -> None:
     """Prints the table, the likely cause of a difference, and the distance to one lane."""
-    console.print(_runs_table(report))
-    for line in [*_calm_lines(report), *_compiled_lines(report), *_fault_lines(report), *_distance_lines(report)]:
-        console.print(line, soft_wrap=True)
-
-
-def _compiled_lines(report: VerifyReport) -> list[Text]:
-    """What the compiler has baked in."""
-    return [Text(f"compiled: {text}") for text in report.reference.compiled]
-
-
-def _runs_table(report: VerifyReport) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("run")
     table.add_column("steps", justify="right")
@@ -110,14 +97,14 @@ def _runs_table(report: VerifyReport) -> Table:
         table.add_row(run.label, str(run.num_steps), run.digest[:DIGEST_CHARACTERS], result)
     for fault in report.faults:
         steps = "" if fault.num_steps is None else str(fault.num_steps)
-        table.add_row(fault.label, steps, fault.digest[:DIGEST_CHARACTERS], _result(fault))
-    return table
-
-
-def _result(fault: FaultResult) -> Text:
-    if fault.equal:
-        return Text("equal, see below" if fault.cause else "equal", "green")
-    return Text("different" if fault.digest else "failed", "red")
+        result = Text("different" if fault.digest else "failed", "red")
+        if fault.equal:
+            result = Text("equal, see below" if fault.cause else "equal", "green")
+        table.add_row(fault.label, steps, fault.digest[:DIGEST_CHARACTERS], result)
+    console.print(table)
+    compiled = [Text(f"compiled: {text}") for text in report.reference.compiled]  # what the compiler has baked in
+    for line in [*_calm_lines(report), *compiled, *_fault_lines(report), *_distance_lines(report)]:
+        console.print(line, soft_wrap=True)
 
 
 def _calm_lines(report: VerifyReport) -> list[Text]:

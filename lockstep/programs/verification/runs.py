@@ -7,9 +7,9 @@ from pathlib import Path
 
 from lockstep.errors import LockstepError
 from lockstep.lanes import Assignment
-from lockstep.launch.exits import CTRL_C, ENVIRONMENT, TERMINATED
+from lockstep.launch.channels.exits import CTRL_C, ENVIRONMENT, TERMINATED
+from lockstep.launch.host.folder import log_path
 from lockstep.launch.launch import Job, LaunchOutcome, launch
-from lockstep.launch.output import log_path
 from lockstep.verify.evidence import RunTrace, read_run, trace_path, trace_paths
 
 Running = Callable[[str], AbstractContextManager[object]]
@@ -58,10 +58,6 @@ class Variant:
     assignment: Assignment
     steps: int | None
     dump: bool = False
-
-
-def workers(count: int) -> str:
-    return "1 worker" if count == 1 else f"{count} workers"
 
 
 def run_calm(request: Request, variant: Variant, running: Running) -> RunTrace:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lockstep.lanes import Assignment
+from lockstep.launch.supervision.messages import count
 from lockstep.programs.verification.faults import FEWEST_STEPS, FaultResult, disturb
 from lockstep.programs.verification.runs import (
     BEGIN_ALIKE,
@@ -14,7 +15,6 @@ from lockstep.programs.verification.runs import (
     Variant,
     dump_path,
     run_calm,
-    workers,
 )
 from lockstep.verify.cause import LikelyCause, explain_sum, judge
 from lockstep.verify.evidence import RunTrace, TraceDifference, first_difference
@@ -51,21 +51,20 @@ def verify(request: Request, running: Running) -> VerifyReport:
     planned = variants(request)
     runs = {variant.name: run_calm(request, variant, running) for variant in planned}
     _check_beginnings(request, list(runs.values()))
-    report = VerifyReport(request, runs, first_difference(list(runs.values())))
-    if report.difference is not None:
-        likely = judge(report.difference, lambda: _again(request, planned, report, running))
-        report = replace(report, likely_cause=likely)
+    difference = first_difference(list(runs.values()))
+    report = VerifyReport(request, runs, difference)
+    if difference is not None:
+        left = next(variant for variant in planned if runs[variant.name] is difference.left.run)
+        again = replace(left, name=f"{left.name}-again", label=f"{left.label}, a second time", dump=False)
+        again = replace(again, steps=max(difference.step, 1))  # as far as the difference
+        report = replace(report, likely_cause=judge(difference, lambda: run_calm(request, again, running)))
     if request.distance:
         report = _with_distance(report, planned[0], running)
-    return _with_faults(report, running) if request.faults else report
-
-
-def _with_faults(report: VerifyReport, running: Running) -> VerifyReport:
-    """Only where the calm runs are equal: if they differ already, faults show nothing."""
-    if report.difference is not None:
+    if not request.faults:
+        return report
+    if difference is not None:  # faults would show nothing
         return replace(report, untested="the runs differ without any")
-    most = report.runs[str(max(report.request.counts))]
-    faults = disturb(report.request, most, running)
+    faults = disturb(request, runs[str(max(request.counts))], running)
     few = f"{report.reference.num_steps} steps are too few, {FEWEST_STEPS} are needed"
     return replace(report, faults=tuple(faults), untested="" if faults else few)
 
@@ -74,12 +73,13 @@ def variants(request: Request) -> list[Variant]:
     """Every number of workers with contiguous lanes, and the largest with interleaved ones if they differ."""
     steps, largest = request.steps, max(request.counts)
     planned = [
-        Variant(str(count), workers(count), Assignment.even(request.lanes, count), steps) for count in request.counts
+        Variant(str(number), count(number, "worker"), Assignment.even(request.lanes, number), steps)
+        for number in request.counts
     ]
     planned[0] = replace(planned[0], dump=request.distance)
     mixed = interleaved(request.lanes, largest)
     if mixed != Assignment.even(request.lanes, largest):
-        label = f"{workers(largest)}, interleaved lanes"
+        label = f"{count(largest, 'worker')}, interleaved lanes"
         planned.append(Variant(f"{largest}-interleaved", label, mixed, steps))
     return planned
 
@@ -87,20 +87,6 @@ def variants(request: Request) -> list[Variant]:
 def interleaved(num_lanes: int, num_workers: int) -> Assignment:
     """Lane v on worker v mod n."""
     return Assignment(tuple(tuple(range(rank, num_lanes, num_workers)) for rank in range(num_workers)))
-
-
-def _again(request: Request, planned: list[Variant], report: VerifyReport, running: Running) -> RunTrace:
-    """The left run of the difference, a second time, as far as the difference."""
-    assert report.difference is not None
-    first = next(v for v in planned if report.runs[v.name] is report.difference.left.run)
-    second = replace(
-        first,
-        name=f"{first.name}-again",
-        label=f"{first.label}, a second time",
-        steps=max(report.difference.step, 1),
-        dump=False,
-    )
-    return run_calm(request, second, running)
 
 
 def _check_beginnings(request: Request, runs: list[RunTrace]) -> None:

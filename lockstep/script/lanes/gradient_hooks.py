@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from lockstep.launch.traceback_lines import is_users
+from lockstep.launch.channels.traceback_lines import is_users
 
 _IN_PLACE = frozenset(
     f"{name}_"

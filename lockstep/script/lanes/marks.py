@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from lockstep.data.own_generators import OwnGenerator, is_own
 from lockstep.data.structure import attributes
 from lockstep.gradients.fingerprint import fingerprints
-from lockstep.launch.load_once import loaded_by_script
-from lockstep.launch.traceback_lines import is_users
+from lockstep.launch.channels.traceback_lines import is_users
+from lockstep.launch.worker.load_once import loaded_by_script
 from lockstep.script.call_site import look_into
 from lockstep.script.owners import file_of, is_torchs
 

@@ -31,7 +31,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from lockstep.launch.traceback_lines import is_users
+from lockstep.launch.channels.traceback_lines import is_users
 from lockstep.script.call_site import Site
 from lockstep.script.lanes.dependence import lanes_train_from
 from lockstep.script.lanes.detours import handed_on_by_lanes, handed_on_in

@@ -13,7 +13,7 @@ from operator import length_hint
 from types import GeneratorType
 from typing import Any
 
-from lockstep.launch.traceback_lines import is_users
+from lockstep.launch.channels.traceback_lines import is_users
 from lockstep.script.call_site import copied_variables
 from lockstep.script.source.computed import computed_from, gives
 from lockstep.script.source.functions import Function, function_at

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from lockstep.data.contents import contents
 from lockstep.data.own_generators import OwnGenerator, is_own
 from lockstep.data.structure import attributes, is_numpy_array
-from lockstep.launch.traceback_lines import is_users
+from lockstep.launch.channels.traceback_lines import is_users
 from lockstep.script.owners import PLAIN, carried_attributes, is_of_script, is_torchs
 from lockstep.script.restart.iterators import is_iterator, text_of_iterator
 

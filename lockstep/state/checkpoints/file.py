@@ -17,6 +17,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -167,12 +168,21 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def _take_place(temporary: Path, path: Path) -> None:
-    temporary.chmod(0o755)
+    temporary.chmod(0o777 & ~_umask())
     if path.exists():
         _exchange(temporary, path)
     else:
         temporary.rename(path)
     _sync(path.parent)
+
+
+def _umask() -> int:
+    """That of this process, which Python can only read by setting another one for a moment, for all threads."""
+    with suppress(OSError, ValueError):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        found = [line for line in lines if line.startswith("Umask:")]
+        return int(found[0].split()[1], 8) if found else 0o022
+    return 0o022
 
 
 def _exchange(one: Path, other: Path) -> None:

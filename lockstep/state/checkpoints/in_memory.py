@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import torch
 
-from lockstep.launch.memory import free_bytes
+from lockstep.launch.host.resources import free_bytes
 from lockstep.state.snapshot import Snapshot
 
 EVERY_S = 60.0

@@ -148,8 +148,8 @@ def plan_checkpoints(script: CheckpointOptions, overrides: Overrides) -> Checkpo
         every = None if overrides.checkpoint_every is None else parse_every(overrides.checkpoint_every)
     except BadArgument as error:
         raise BadEnvironment(f"LOCKSTEP_CHECKPOINT_EVERY cannot be used: {error}") from error
-    beside_logs = None if overrides.run_dir is None else overrides.run_dir / "checkpoints"
-    folder = first_given(overrides.checkpoints, script.folder, beside_logs)
+    folder = script.folder if overrides.checkpoints is None else None
+    folder = first_given(folder, overrides.checkpoint_folder)
     if folder is None:
         raise BadArgument("run.checkpoints needs a folder to keep them in: run.checkpoints('checkpoints')")
     return CheckpointPlan(

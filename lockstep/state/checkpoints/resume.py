@@ -53,6 +53,7 @@ def begin(
         check(parts, snapshot, path, settings)
         notes = [f"going on from {path.name} in {path.parent}", *resume_notes(parts.models, snapshot, settings)]
         parts.install(snapshot)
+        worker.goes_on(path)
         for note in notes:
             worker.say(note)
     checkpoints = Checkpoints(plan, worker, parts.steps.step, clock)
@@ -106,7 +107,8 @@ def _newest(folder: Path, say: Say) -> Path | None:
     for refused in newest.refused:
         say(f"refused, and left where it is: {refused.reason}")
     if newest.path is None:
-        say(f"there is no good checkpoint in {folder}: the run starts from the beginning")
+        which = "good checkpoint in" if newest.refused else "checkpoint yet in"
+        say(f"there is no {which} {folder}: the run starts from the beginning")
     return newest.path
 
 

@@ -47,14 +47,17 @@ LIMIT_S = 30.0
 class SavingWorker:
     """This worker's rank now, and where it reports.
 
-    `saved` is called with the path of a checkpoint that is on disk, and the seconds since its snapshot. `claim` takes
-    the folder for the training that begins, and gives what stands against it. `stands_by`: whether it keeps a snapshot
-    in memory now (Note [Lost outside of steps] in in_memory.py).
+    `saves` is called when a snapshot of a step was taken, with what gives its path once it is on disk; `saved` with
+    that path then, and the seconds since; `goes_on` with the path of a checkpoint from which the run goes on. `claim`
+    takes the folder for the training that begins, and gives what stands against it. `stands_by`: whether it keeps a
+    snapshot in memory now (Note [Lost outside of steps] in in_memory.py).
     """
 
     rank: Callable[[], int]
     say: Callable[[str], None]
     saved: Callable[[Path, float], None] = lambda path, took_s: None
+    saves: Callable[[int, Callable[[], Path | None]], None] = lambda step, place: None
+    goes_on: Callable[[Path], None] = lambda path: None
     claim: Callable[[], str] = str
     stands_by: Callable[[], bool] = lambda: False
 
@@ -147,7 +150,7 @@ class Checkpoints:
             self._say_put_off(step)
             return
         if self._worker.rank() == 0:
-            self._writer.start(self._copies.copied(capture()))
+            self._start(step, capture)
         self._schedule.done(step, now_s)  # on every worker: see Note [Who saves]
 
     def stand_by(self, capture: Callable[[], Snapshot], *, is_end: bool) -> None:
@@ -175,7 +178,7 @@ class Checkpoints:
             return None
         deadline_s = self._clock() + limit_s
         if self._writer.wait(limit_s) and (again or not self._has(step)):
-            self._writer.start(self._copies.copied(capture()))
+            self._start(step, capture)
             self._schedule.done(step, self._clock())
             self._writer.wait(deadline_s - self._clock())
         self._say_news()
@@ -189,6 +192,10 @@ class Checkpoints:
                 f"a checkpoint was still being written to {self.folder} after {limit_s:g} s: not waited for"
             )
         self._say_news()
+
+    def _start(self, step: int, capture: Callable[[], Snapshot]) -> None:
+        self._writer.start(self._copies.copied(capture()))
+        self._worker.saves(step, lambda: self._writer.last_good if self._has(step) else None)
 
     def _has(self, step: int) -> bool:
         return self._writer.last_good is not None and self._writer.last_good.name == name_of(step)

@@ -9,8 +9,9 @@ from lockstep.errors import BadArgument
 from lockstep.programs.bench.allreduce.sizes import named
 from lockstep.programs.bench.launch import bench_launched
 from lockstep.programs.bench.plan import CPU, BenchRecord
-from lockstep.programs.bench.report import Columns, machine_line, ratios, show_notes, show_table, spread, times_of
+from lockstep.programs.bench.report import machine_line, ratios, spread, times_of
 from lockstep.programs.bench.rounds import Follow
+from lockstep.programs.tables import Columns, show_notes, show_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,19 +28,6 @@ USUAL_SIZES = {"cpu": "4KiB..128MiB", "cuda": "64KiB..256MiB"}
 """By device. On a GPU, below 64 KiB, a reduction takes as long as starting its kernels."""
 
 TENSORS = 4  # what each worker holds of one size: one for each side, and what the copy is made from
-
-
-@dataclass(frozen=True)
-class AllreducePart:
-    """One size on one number of workers: one row of the report."""
-
-    workers: int
-    num_bytes: int
-    rounds: int
-
-    @property
-    def title(self) -> str:
-        return f"{named(self.num_bytes)} on {self.workers} workers"
 
 
 @dataclass(frozen=True)
@@ -60,9 +48,9 @@ class AllreducePlan(BenchRecord):
                 f"--algorithm {self.algorithm} is for the CPU: leave it out, and the wire between GPUs is measured"
             )
 
-    @property
-    def parts(self) -> tuple[AllreducePart, ...]:
-        return tuple(AllreducePart(self.workers, num_bytes, self.rounds) for num_bytes in self.sizes)
+
+def title_of(num_bytes: int, workers: int) -> str:
+    return f"{named(num_bytes)} on {workers} workers"
 
 
 def parse_algorithm(text: str) -> str:
@@ -119,20 +107,24 @@ def bench_allreduce(
 
 
 def make_row(
-    part: AllreducePart, rounds: Sequence[Mapping[str, float]], p95: Mapping[str, float], counts: Mapping[str, int]
+    workers: int,
+    num_bytes: int,
+    rounds: Sequence[Mapping[str, float]],
+    p95: Mapping[str, float],
+    counts: Mapping[str, int],
 ) -> dict[str, Any]:
     """One size: medians over rounds, ratios, and the rounds themselves, in ms per operation and of the slowest worker.
 
     `p95` is of each side's single operations, and `counts` how many of them a block has.
     """
-    row = {"workers": part.workers, "bytes": part.num_bytes, "rounds": part.rounds, **times_of(rounds, SIDES)}
+    row = {"workers": workers, "bytes": num_bytes, "rounds": len(rounds), **times_of(rounds, SIDES)}
     times = row["rounds_ms"]
     return {
         **row,
         "lockstep_p95_ms": p95[LOCKSTEP],
         "gloo_p95_ms": p95[GLOO],
-        "bandwidth_gb_per_s": part.num_bytes / row["lockstep_ms"] / 1e6,  # whatever had to be moved for it
-        "gloo_bandwidth_gb_per_s": part.num_bytes / row["gloo_ms"] / 1e6,
+        "bandwidth_gb_per_s": num_bytes / row["lockstep_ms"] / 1e6,  # whatever had to be moved for it
+        "gloo_bandwidth_gb_per_s": num_bytes / row["gloo_ms"] / 1e6,
         **spread("ratio_to_gloo", ratios(times[GLOO], times[LOCKSTEP]), low=0.25, high=0.75),
         "ratio_to_floor": row["lockstep_ms"] / row["floor_ms"],
         "repetitions": counts,

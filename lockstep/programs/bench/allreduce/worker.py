@@ -2,8 +2,7 @@
 
     python -m lockstep.programs.bench.allreduce.worker PLAN FOLDER
 
-Each worker prints its progress, of which the launcher shows worker 0's; worker 0 leaves the result in FOLDER.
-docs/bench.md says what the floor is.
+Worker 0 leaves the result in FOLDER. docs/bench.md says what the floor is.
 """
 
 import gc
@@ -25,7 +24,7 @@ from torch.distributed import FileStore, PrefixStore, ProcessGroupGloo, Store  #
 from lockstep.elastic.rendezvous import open_store
 from lockstep.errors import naming_lost_worker
 from lockstep.programs.bench.allreduce import plan as allreduces
-from lockstep.programs.bench.allreduce.plan import FLOOR, GLOO, LOCKSTEP, SHARED, AllreducePart, AllreducePlan
+from lockstep.programs.bench.allreduce.plan import FLOOR, GLOO, LOCKSTEP, SHARED, AllreducePlan, title_of
 from lockstep.programs.bench.allreduce.sizes import ELEMENT_BYTES
 from lockstep.programs.bench.machine import describe_machine
 from lockstep.programs.bench.plan import CPU, BenchResult
@@ -163,9 +162,9 @@ class AllreduceSite:
         finally:
             self.wire.reducer.release(ours.tensor)
 
-    def blocks(self, part: AllreducePart, sides: Sides) -> dict[str, TimeBlock]:
+    def blocks(self, num_bytes: int, sides: Sides) -> dict[str, TimeBlock]:
         """What is timed, by name: the sides, and the floor."""
-        every = {**sides, FLOOR: copy_side(part.num_bytes // ELEMENT_BYTES, self.device)}
+        every = {**sides, FLOOR: copy_side(num_bytes // ELEMENT_BYTES, self.device)}
         return {name: partial(time_each, side, self.wire.transport) for name, side in every.items()}
 
     def settle(self, blocks: Mapping[str, TimeBlock]) -> dict[str, int]:
@@ -186,13 +185,13 @@ class GpuSite(AllreduceSite):
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def blocks(self, part: AllreducePart, sides: Sides) -> dict[str, TimeBlock]:
+    def blocks(self, num_bytes: int, sides: Sides) -> dict[str, TimeBlock]:
         """The floor is computed from the memory's speed at this moment."""
         transport = self.wire.transport
 
         def floor(_: int) -> OperationTimes:
             speed = 0.0 if self._copied is None else bytes_per_s(self._copied, self.wait)
-            ms = floor_ms(part.num_bytes, part.workers, largest(speed, transport))
+            ms = floor_ms(num_bytes, transport.world.size, largest(speed, transport))
             return OperationTimes(ms, [ms])
 
         timed = {name: partial(time_together, side, transport, self.wait) for name, side in sides.items()}
@@ -268,26 +267,27 @@ def measure(plan: AllreducePlan, site: AllreduceSite) -> BenchResult:
     """Collective. The times of all sizes, or the first objection to a sum."""
     reduce, machine = reduce_by(plan.algorithm, site.wire), describe_machine(plan.device)
     rows: list[dict[str, Any]] = []
-    for part in plan.parts:
-        with naming_lost_worker(0, part.title), site.open_sides(part.num_bytes, reduce) as sides:
-            refused = object_to(part, sides, site.wire.transport)
-            if refused is not None:
+    for num_bytes in plan.sizes:
+        title = title_of(num_bytes, plan.workers)
+        with naming_lost_worker(0, title), site.open_sides(num_bytes, reduce) as sides:
+            if refused := object_to(title, sides, site.wire.transport):
                 return BenchResult(refused, (), machine)
-            rows.append(time_part(plan, part, sides, site))
+            rows.append(time_size(plan, num_bytes, sides, site))
     return BenchResult(None, tuple(rows), machine)
 
 
-def time_part(plan: AllreducePlan, part: AllreducePart, sides: Sides, site: AllreduceSite) -> dict[str, Any]:
+def time_size(plan: AllreducePlan, num_bytes: int, sides: Sides, site: AllreduceSite) -> dict[str, Any]:
     """Collective. The row of one size."""
     for side in sides.values():
         side.tensor.zero_()  # other sums would grow with every operation, until they are infinite
     gc.collect()
-    blocks = site.blocks(part, sides)
+    blocks = site.blocks(num_bytes, sides)
     counts, names = site.settle(blocks), allreduces.SIDES
-    rounds = timed_rounds(plan.parts, part, names, lambda name: blocks[name](counts[name]))
+    timed = lambda name: blocks[name](counts[name])  # noqa: E731
+    rounds = timed_rounds(title_of(num_bytes, plan.workers), plan.rounds, names, timed)
     means = [{name: block.mean_ms for name, block in times.items()} for times in rounds]
     p95 = {name: quantile([ms for times in rounds for ms in times[name].each_ms], 0.95) for name in names}
-    return allreduces.make_row(part, means, p95, counts)
+    return allreduces.make_row(plan.workers, num_bytes, means, p95, counts)
 
 
 # -- agreement --------------------------------------------------------------------------------------------------
@@ -296,12 +296,12 @@ COMPARED, RIGHT = (LOCKSTEP, GLOO), -1
 _PERIOD = 251  # a prime: a slice that lands in another's place shows
 
 
-def object_to(part: AllreducePart, sides: Sides, transport: Transport) -> str | None:
+def object_to(title: str, sides: Sides, transport: Transport) -> str | None:
     """Collective. The sentence that stops the benchmark, the same on every worker, or None if all sums are right."""
-    rank = transport.world.rank
-    firsts = torch.tensor([first_wrong(sides[name], rank, part.workers) for name in COMPARED])
+    world = transport.world
+    firsts = torch.tensor([first_wrong(sides[name], world.rank, world.size) for name in COMPARED])
     everyone = exchange(transport, firsts.view(torch.uint8))
-    return refusal(part, [record.view(torch.int64).tolist() for record in everyone])
+    return refusal(title, [record.view(torch.int64).tolist() for record in everyone])
 
 
 def first_wrong(side: AllreduceSide, rank: int, num_workers: int) -> int:
@@ -320,13 +320,13 @@ def first_wrong(side: AllreduceSide, rank: int, num_workers: int) -> int:
     return int((side.tensor != expected).nonzero()[0])
 
 
-def refusal(part: AllreducePart, firsts: Sequence[Sequence[int]]) -> str | None:
+def refusal(title: str, firsts: Sequence[Sequence[int]]) -> str | None:
     """Names the first side, worker and element that is wrong; `firsts` is by worker, then by compared side."""
     for number, name in enumerate(COMPARED):
         for rank, of_worker in enumerate(firsts):
             if of_worker[number] != RIGHT:
                 return (
-                    f"{part.title}: the sum by {name} is wrong on worker {rank}, "
+                    f"{title}: the sum by {name} is wrong on worker {rank}, "
                     f"first at element {of_worker[number]}. Nothing of this size was timed"
                 )
     return None

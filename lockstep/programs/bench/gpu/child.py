@@ -133,28 +133,19 @@ def open_side(
     kit = sides.make_kit(workload, here)
     if not gpu.does(name, "ddp") and name != gpu.FSDP:
         return _side_alone(name, kit, plan.lanes)
-    _open_process_group(name, here, world, folder / f"{name}.store")
-    return _side_in_group(name, kit, world)
+    return _side_in_group(name, kit, here, world, FileStore(str(folder / f"{name}.store"), world.size))
 
 
-def _side_in_group(name: str, kit: TrainingKit, world: World) -> TrainingSide:
+def _side_in_group(name: str, kit: TrainingKit, device: torch.device, world: World, store: FileStore) -> TrainingSide:
     """The side on torch's process group. Collective."""
+    rank, size, over_nccl = world.rank, world.size, name != gpu.DDP_GLOO and device.type == "cuda"
+    backend, device_id = ("nccl", device) if over_nccl else ("gloo", None)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, device_id=device_id)
     if name not in (gpu.ZERO, gpu.FSDP):
-        return sides.ddp_side(kit, world.rank, world.size, compiled=gpu.does(name, "compile"))
+        return sides.ddp_side(kit, rank, size, compiled=gpu.does(name, "compile"))
     from lockstep.programs.bench.divided_sides import fsdp_side, zero_side
 
-    return (zero_side if name == gpu.ZERO else fsdp_side)(kit, world.rank, world.size)
-
-
-def _open_process_group(name: str, device: torch.device, world: World, meeting: Path) -> None:
-    over_nccl = name != gpu.DDP_GLOO and device.type == "cuda"
-    dist.init_process_group(
-        "nccl" if over_nccl else "gloo",
-        store=FileStore(str(meeting), world.size),
-        rank=world.rank,
-        world_size=world.size,
-        device_id=device if over_nccl else None,
-    )
+    return (zero_side if name == gpu.ZERO else fsdp_side)(kit, rank, size)
 
 
 def _side_alone(name: str, kit: TrainingKit, lanes: int) -> TrainingSide:
@@ -199,16 +190,15 @@ def compare(actual: Evidence, expected: Evidence) -> dict[str, float]:
 
 def tensors_of(evidence: Evidence) -> dict[str, Tensor]:
     """All of it under names that `evidence_from` takes apart again."""
-    parts = {"movement": evidence.movement, "gradients": evidence.gradients}
-    return {f"{part} {name}": value for part, named in parts.items() for name, value in named.items()}
+    return {f"{part} {name}": value for part, named in vars(evidence).items() for name, value in named.items()}
 
 
 def evidence_from(tensors: Mapping[str, Tensor]) -> Evidence:
-    parts: dict[str, dict[str, Tensor]] = {"movement": {}, "gradients": {}}
+    found = Evidence({}, {})
     for key, value in tensors.items():
         part, _, name = key.partition(" ")
-        parts[part][name] = value
-    return Evidence(**parts)
+        vars(found)[part][name] = value
+    return found
 
 
 def digest(evidence: Evidence) -> str:
@@ -270,10 +260,8 @@ class SideWorker:
         began_s = time.perf_counter()
         self._train(steps)
         seconds = time.perf_counter() - began_s
-        reserved, allocated = torch.cuda.max_memory_reserved, torch.cuda.max_memory_allocated
-        peaks = {"reserved_bytes": reserved, "allocated_bytes": allocated}
-        extra = self._side.initial_bytes
-        held = {name: peak() - extra if self._on_gpu else None for name, peak in peaks.items()}
+        peaks = {"reserved_bytes": torch.cuda.max_memory_reserved, "allocated_bytes": torch.cuda.max_memory_allocated}
+        held = {name: peak() - self._side.initial_bytes if self._on_gpu else None for name, peak in peaks.items()}
         return {"seconds": seconds, **held, "host_bytes": pss_bytes(settled=True)}
 
     def _train(self, steps: int) -> None:

@@ -213,16 +213,12 @@ def meet(listener: socket.socket, children: Sequence[SideProcess], clock: Callab
             watched = [fd for fd, child in exits.items() if child in waiting]
             ready, _, _ = select.select([listener.fileno(), *watched], [], [], max(0.0, deadline_s - clock()))
             if listener.fileno() in ready:
-                _admit(listener, {child.name: child for child in children})
+                connection = JsonConnection(listener.accept()[0])
+                hello, by_name = connection.receive(HELLO_S), {child.name: child for child in children}
+                if hello is None or hello.get("side") not in by_name:
+                    connection.close()
+                else:
+                    by_name[hello["side"]].connections[hello["rank"]] = connection
                 continue  # one that connected and then ended is noticed in the next round
             for child in [exits[fd] for fd in ready] if ready else waiting:
                 child.fail(f"not ready within {ARRIVAL_S:g} s")
-
-
-def _admit(listener: socket.socket, children: Mapping[str, SideProcess]) -> None:
-    connection = JsonConnection(listener.accept()[0])
-    hello = connection.receive(HELLO_S)
-    if hello is None or hello.get("side") not in children:
-        connection.close()
-        return
-    children[hello["side"]].connections[hello["rank"]] = connection

@@ -4,13 +4,16 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from lockstep.errors import BadArgument
+from lockstep.launch.supervision.messages import count
 from lockstep.programs.bench import plan as bench
-from lockstep.programs.bench.plan import CUDA, ReferenceModel, count_of
-from lockstep.programs.bench.report import Columns, Times, ratios, show_notes, show_table, spread, spread_cell
+from lockstep.programs.bench.plan import CUDA, ReferenceModel
+from lockstep.programs.bench.report import Times, ratios, spread, spread_cell
 from lockstep.programs.packages import require
+from lockstep.programs.tables import Columns, show_notes, show_table
 from lockstep.settings.environment import STRATEGIES
 
 if TYPE_CHECKING:
@@ -95,7 +98,7 @@ class GpuStepPlan(bench.BenchRecord):
         allowed = _sides_on(self.workers, self.lanes, self.ranks_share_gpu)
         odd = [side for side in self.sides if side not in allowed]
         if odd:
-            where = count_of(self.workers)
+            where = count(self.workers, "worker")
             raise BadArgument(f"{', '.join(odd)} cannot be measured on {where}: choose from {', '.join(allowed)}")
         divisor = f"a number of workers that divides {self.batch_size}"
         bench.refuse_unequal_shares(self.model, self.batch_size, self.workers, divisor)
@@ -120,29 +123,22 @@ def make_plans(
     num_gpus: int = 1,
 ) -> tuple[GpuStepPlan, ...]:  # fmt: skip
     """A plan for every model on every number of workers and of lanes, each once; raises before anything runs."""
-    if strategy != REPLICATED:
-        _refuse_strategy(strategy, sides, workers)
-
-    def plan(model: str, count: int, each: int) -> GpuStepPlan:
-        names = tuple(dict.fromkeys(sides or _usual_sides(count, each, ranks_share_gpu or count <= num_gpus, strategy)))
-        about = {"lanes": each, "ranks_share_gpu": ranks_share_gpu}
-        return GpuStepPlan(model, count, names, steps or GPU_REFERENCES[model].steps, rounds, **about)  # type: ignore[arg-type]
-
-    names = bench.models_named(models, GPU_REFERENCES, "on a GPU")
-    return tuple(
-        plan(name, count, each) for name in names for count in dict.fromkeys(workers) for each in dict.fromkeys(lanes)
-    )
-
-
-def _refuse_strategy(strategy: str, sides: Sequence[str] | None, workers: Sequence[int]) -> None:
-    """Raises where there would be nothing to choose by it, or nothing to divide."""
-    if sides:
+    if strategy != REPLICATED and sides:
         raise BadArgument(
             f"--strategy chooses the sides, and --sides names them: leave --strategy {strategy} out, and name the side "
             f"{LOCKSTEP} {strategy} in --sides"
         )
-    if 1 in workers:
+    if strategy != REPLICATED and 1 in workers:
         raise BadArgument(f"one worker updates as without sharding: take -n 2 or more for --strategy {strategy}")
+
+    plans = []
+    names = bench.models_named(models, GPU_REFERENCES, "on a GPU")
+    for model, number, each in product(names, dict.fromkeys(workers), dict.fromkeys(lanes)):
+        by_nccl = ranks_share_gpu or number <= num_gpus
+        chosen = tuple(dict.fromkeys(sides or _usual_sides(number, each, by_nccl, strategy)))
+        block = steps or GPU_REFERENCES[model].steps
+        plans.append(GpuStepPlan(model, number, chosen, block, rounds, lanes=each, ranks_share_gpu=ranks_share_gpu))
+    return tuple(plans)
 
 
 def _usual_sides(workers: int, lanes: int, by_nccl: bool, strategy: str) -> tuple[str, ...]:
@@ -162,7 +158,7 @@ def _sides_on(workers: int, lanes: int, ranks_share_gpu: bool) -> tuple[str, ...
 
 
 def _where(workers: int, lanes: int) -> str:
-    return count_of(workers) if lanes == 1 else f"{count_of(workers)}, {lanes} lanes each"
+    return count(workers, "worker") if lanes == 1 else f"{count(workers, 'worker')}, {lanes} lanes each"
 
 
 def require_packages(plans: Sequence[GpuStepPlan]) -> None:
@@ -289,8 +285,8 @@ def _side(name: str, plan: GpuStepPlan, outcome: GpuOutcome) -> dict[str, Any]:
     times: Times = [1000 * seconds for seconds in outcome.seconds.get(name, ())]
     bases = {"plain_fused": FUSED, "plain_deterministic": DETERMINISTIC, "ddp": plan.ddp}
     peaks, evidence = outcome.peaks.get(name, {}), outcome.evidence.get(name, {})
-    numbers = {kind: evidence.get(kind, math.inf) for kind in ("gradients", "movement", "length")}
-    finite = {kind: value for kind, value in numbers.items() if math.isfinite(value)}  # JSON has no infinity
+    # JSON has no infinity.
+    finite = {kind: value for kind, value in evidence.items() if kind != "digest" and math.isfinite(value)}
     row = {
         "side": name,
         "reason": None if times else outcome.reasons.get(name, "failed: it was never timed"),
@@ -340,7 +336,7 @@ def _columns(ddp: str, workers: int) -> Columns:
     host: Columns = [("host GiB", lambda side: _number(side["host_bytes"] if side["ms"] else None, 2**30, ".1f"))]
     return (
         ("side", lambda side: side["side"]),
-        ("ms", lambda side: _ms_or_reason(side)),
+        ("ms", _ms_or_reason),
         *(plain if workers == 1 else ()),
         (f"÷ {ddp}", lambda side: spread_cell(side, "ratio_to_ddp", 3)),
         ("GiB", lambda side: _number(side["peak_reserved_bytes"] if side["ms"] else None, 2**30, ".1f")),

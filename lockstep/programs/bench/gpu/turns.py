@@ -35,26 +35,29 @@ def bench_gpu_steps(
 
 def measure(plan: GpuStepPlan, follow: Follow, variables: Mapping[str, str]) -> GpuOutcome:
     """Measures the sides of one plan; none of their processes is left."""
-    follow(plan, RoundsDone(0, plan.rounds, "starting its processes"))
+    follow(RoundsDone(plan.title, 0, plan.rounds, "starting its processes"))
     with result_folder() as folder, start_sides(plan, folder, variables) as children:
-        return SideTurns(plan, children, lambda progress: follow(plan, progress)).taken()
+        return SideTurns(plan, children, follow).taken()
 
 
 class SideTurns:
     """Measures the sides whose children have connected. A side that fails or disagrees is left out."""
 
-    def __init__(
-        self, plan: GpuStepPlan, children: Sequence[SideProcess], follow: Callable[[RoundsDone], None]
-    ) -> None:
+    def __init__(self, plan: GpuStepPlan, children: Sequence[SideProcess], follow: Follow) -> None:
         self._plan, self._children, self._follow = plan, children, follow
         self._outcome = GpuOutcome()
 
     def taken(self) -> GpuOutcome:
         outcome = self._outcome
-        self._open()
+        self._doing("making models and optimizers")  # all at once
+        for child in self._children:
+            child.send(word="open")
+        for child in self._children:
+            if answers := child.answers():
+                outcome.coarse = answers[0]["coarse"]
         self._prepare()
         self._agree()
-        self._follow(RoundsDone(0, self._plan.rounds))
+        self._doing("")
         self._take_rounds()
         for child in self._children:
             outcome.remarks[child.name] = child.remarks()
@@ -68,16 +71,7 @@ class SideTurns:
         return [child for child in self._children if child.failure is None and child.name not in self._outcome.reasons]
 
     def _doing(self, what: str) -> None:
-        self._follow(RoundsDone(0, self._plan.rounds, what))
-
-    def _open(self) -> None:
-        """Every child makes its side, all at once; one that cannot is left out."""
-        self._doing("making models and optimizers")
-        for child in self._children:
-            child.send(word="open")
-        for child in self._children:
-            if answers := child.answers():
-                self._outcome.coarse = answers[0]["coarse"]
+        self._follow(RoundsDone(self._plan.title, 0, self._plan.rounds, what))
 
     def _prepare(self) -> None:
         """Every child warms up, one after the other because of the GPU's memory. Those that compile do that first and
@@ -127,7 +121,7 @@ class SideTurns:
         for number in range(self._plan.rounds):
             try:
                 self._round(number)
-                self._follow(RoundsDone(number + 1, self._plan.rounds))
+                self._follow(RoundsDone(self._plan.title, number + 1, self._plan.rounds))
             except KeyboardInterrupt:
                 whole = min(map(len, outcome.seconds.values()), default=0)
                 if whole == 0:
@@ -141,14 +135,10 @@ class SideTurns:
         for name in gpu.drawn_order(number, list(by_name)):
             if answers := by_name[name].ask(word="block", steps=self._plan.steps):
                 self._outcome.seconds.setdefault(name, []).append(answers[0]["seconds"] / self._plan.steps)
-                self._note_peak(name, answers)
-
-    def _note_peak(self, name: str, answers: Sequence[Words]) -> None:
-        """The most of any block, of all members together."""
-        peaks = self._outcome.peaks.setdefault(name, {})
-        for kind in ("reserved_bytes", "allocated_bytes", "host_bytes"):
-            now = [answer[kind] for answer in answers]
-            peaks[kind] = None if None in now else max(sum(now), peaks.get(kind) or 0)
+                peaks = self._outcome.peaks.setdefault(name, {})  # the most of any block, of all members together
+                for kind in ("reserved_bytes", "allocated_bytes", "host_bytes"):
+                    now = [answer[kind] for answer in answers]
+                    peaks[kind] = None if None in now else max(sum(now), peaks.get(kind) or 0)
 
 
 # -- agreement --------------------------------------------------------------------------------------------------

@@ -1,10 +1,4 @@
-"""What a recovery benchmark kills, and when, and the report that it makes from the times. Without torch.
-
-# Note [What counts as going on]
-# A step that was under way may still be committed after the kill, if the victim had done its part: that is no recovery.
-# So the clock stops at the first commit of a group that was formed after the kill, and only at a step that was not
-# committed before: repeated steps are no progress. The worker with rank 0 reads the clock.
-"""
+"""What a recovery benchmark kills, and when, and the report that it makes from the times. Without torch."""
 
 import math
 import random
@@ -17,17 +11,8 @@ from typing import TYPE_CHECKING, Any
 from lockstep.errors import BadArgument, LockstepError
 from lockstep.programs.bench.plan import NUM_BATCHES, REFERENCES
 from lockstep.programs.bench.recovery.log import CommitEntry, last_step
-from lockstep.programs.bench.report import (
-    NONE,
-    Columns,
-    machine_line,
-    quantile,
-    ratios,
-    show_notes,
-    show_table,
-    spread,
-    spread_cell,
-)
+from lockstep.programs.bench.report import NONE, machine_line, quantile, ratios, spread, spread_cell
+from lockstep.programs.tables import Columns, show_notes, show_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -106,19 +91,15 @@ class RecoveryPlan:
 
 @dataclass(frozen=True)
 class PlannedKill:
-    """Worker `victim` gets SIGKILL once `step` is committed, when `fraction` of the next step's usual time is over."""
+    """Worker `victim` gets SIGKILL once `step` is committed, when `fraction` of the next step's usual time is over.
+
+    Every side suffers it in turn, in this order.
+    """
 
     victim: int
     step: int
     fraction: float
-
-
-@dataclass(frozen=True)
-class KillRound:
-    """One kill, suffered by every side in turn, in this order."""
-
-    kill: PlannedKill
-    order: tuple[RecoverySide, ...]
+    order: tuple[RecoverySide, ...] = ()
 
 
 def make_plan(model: str, workers: int, lanes: int | None, kills: int, baseline: bool = True) -> RecoveryPlan:
@@ -131,12 +112,12 @@ def default_lanes(model: str, workers: int) -> int:
     return max(workers, min(2 * workers, REFERENCES[model].batch_size))
 
 
-def make_rounds(plan: RecoveryPlan) -> list[KillRound]:
+def make_rounds(plan: RecoveryPlan) -> list[PlannedKill]:
     """All rounds, the untimed one first: victims, moments and orders by lot, the same ones for the same seed."""
     lots, rounds = random.Random(plan.seed), []
     for _ in range(plan.kills + 1):
-        kill = PlannedKill(lots.randrange(plan.workers), lots.randrange(BEFORE, BEFORE + WINDOW), lots.random())
-        rounds.append(KillRound(kill, tuple(lots.sample(plan.sides, len(plan.sides)))))
+        victim, step, fraction = lots.randrange(plan.workers), lots.randrange(BEFORE, BEFORE + WINDOW), lots.random()
+        rounds.append(PlannedKill(victim, step, fraction, tuple(lots.sample(plan.sides, len(plan.sides)))))
     return rounds
 
 
@@ -169,7 +150,7 @@ class RecoveryTimes:
 
 
 def recovery_from(commits: Sequence[CommitEntry], killed_s: float, num_workers: int) -> RecoveryTimes:
-    """See Note [What counts as going on]."""
+    """docs/bench.md says which step counts as the next one; the worker with rank 0 reads the clock."""
     old = max(commit.generation for commit in commits if commit.time_s <= killed_s)
     done = last_step(commit for commit in commits if commit.generation <= old)
     after = [commit for commit in commits if commit.generation > old and commit.rank == 0]
@@ -197,7 +178,7 @@ Measured = dict[str, RecoveryTimes]  # the recovery of every side in one round, 
 
 def make_report(
     plan: RecoveryPlan,
-    rounds: Sequence[KillRound],
+    rounds: Sequence[PlannedKill],
     measured: Sequence[Measured],
     steps: dict[str, int],
     baseline_agrees: bool | None,
@@ -212,7 +193,7 @@ def make_report(
         if side.most_s is not None
     ]  # fmt: skip
     killed = [
-        {"victim": each.kill.victim, "step": each.kill.step, "order": [side.name for side in each.order],
+        {"victim": each.victim, "step": each.step, "order": [side.name for side in each.order],
          "recoveries": {name: asdict(recovery) for name, recovery in times.items()}}
         for each, times in zip(rounds, measured, strict=True)
     ]  # fmt: skip

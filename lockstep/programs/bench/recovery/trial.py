@@ -4,34 +4,32 @@ import os
 import select
 import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from lockstep.launch.orphans import OrphanGuard
-from lockstep.launch.process import await_end
-from lockstep.launch.process_stats import process_state
-from lockstep.launch.signals import SCALE, LauncherSignals
-from lockstep.programs.bench.launch import BenchStopped, ResultsDiffer, result_folder, start_program
+from lockstep.launch.host.orphans import OrphanGuard
+from lockstep.launch.host.processes import await_end, process_state
+from lockstep.launch.host.signals import SCALE, LauncherSignals
+from lockstep.programs.bench.launch import STOPPED, BenchStopped, ResultsDiffer, result_folder, start_program
 from lockstep.programs.bench.recovery import log
 from lockstep.programs.bench.recovery import plan as kills
 from lockstep.programs.bench.recovery.log import TrainingResult, TrainingTask
-from lockstep.programs.bench.recovery.plan import KillRound, PlannedKill, RecoveryPlan, RecoverySide, RecoveryTimes
+from lockstep.programs.bench.recovery.plan import PlannedKill, RecoveryPlan, RecoverySide, RecoveryTimes
 from lockstep.programs.bench.rounds import Follow, RoundsDone
 from lockstep.settings.environment import process_environment
 
 WORKER = "lockstep.programs.bench.recovery.worker"
 
 VARIABLES = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""For all sides: connections stay on this host, a worker has one thread, and every attempt of torchrun has a store of
-its own: in one that is kept, restarted workers find the addresses of dead ones (docs/bench.md)."""
+"""For all sides. docs/bench.md says why torchrun's store is not shared."""
 
 START_S = 120.0  # how long workers may take to be ready
 STEPS_S = 240.0  # how long a run may take then
@@ -39,7 +37,7 @@ LOOK_S = 0.02
 END_S = 10.0
 QUIET_S = 0.5
 _EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
-_SPARE = "lockstep.launch.spare"
+_SPARE = "lockstep.launch.worker.spare"
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ def bench_recovery(plan: RecoveryPlan, follow: Follow) -> dict[str, Any]:
 
     Raises `ResultsDiffer` if a loss changed lockstep's bits.
     """
-    follow(plan, RoundsDone(0, plan.rounds))
+    follow(RoundsDone(plan.title, 0, plan.rounds))
     with result_folder() as folder, LauncherSignals() as signals, OrphanGuard() as guard:
         trials = Trials(plan, folder, SignalWatch(signals), guard, process_environment())
         return RecoveryBench(plan, trials, follow).run()
@@ -84,9 +82,9 @@ class RecoveryBench:
         agrees = self.baseline_agrees if self.plan.baseline else None
         return kills.make_report(self.plan, rounds, measured, steps, agrees, probe.training.machine)
 
-    def _round(self, each: KillRound, steps: Mapping[str, int]) -> kills.Measured:
+    def _round(self, kill: PlannedKill, steps: Mapping[str, int]) -> kills.Measured:
         """The sides' recoveries, by name, in the order of the plan."""
-        times = {side.name: self._recover(side, steps[side.name], each.kill) for side in each.order}
+        times = {side.name: self._recover(side, steps[side.name], kill) for side in kill.order}
         return {side.name: times[side.name] for side in self.plan.sides}
 
     def _recover(self, side: RecoverySide, steps: int, kill: PlannedKill) -> RecoveryTimes:
@@ -109,7 +107,7 @@ class RecoveryBench:
         if trial.recovery is not None:
             facts = f"next step after {trial.recovery.next_s:.2f} s"
         doing = f"run {self.runs} of {self.plan.rounds}, {side.title}: {facts}"
-        self.follow(self.plan, RoundsDone(self.runs, self.plan.rounds, doing))
+        self.follow(RoundsDone(self.plan.title, self.runs, self.plan.rounds, doing))
         return trial
 
 
@@ -125,55 +123,44 @@ class Trials:
 
     def run(self, side: RecoverySide, steps: int, kill: PlannedKill | None = None) -> TrialResult:
         """Raises `BenchStopped` if the run did not finish; its output is then kept."""
-        place, workers = self.folder / side.name, self.plan.workers
+        place, workers, killed_s = self.folder / side.name, self.plan.workers, 0.0
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
         command = command_of(side, self.plan, TrainingTask(self.plan.model, steps, str(place), side.save_every))
-        launcher = start_launcher(command, {**self.inherited, **VARIABLES}, place / "output.log", self.guard)
+        launcher = LauncherProcess(command, {**self.inherited, **VARIABLES}, place / "output.log", self.guard)
         with log.shut_gate(place) as open_gate, launcher as program:
-            trial = Trial(side, program, place, self.watch)
-            trial.make_ready(workers)
+            wait_for = partial(self._wait_for, side, program)
+            everyone, quiet = set(range(workers)), Quiet()
+            wait_for("the workers", START_S, lambda: log.read_workers(place).keys() == everyone)
+            pids = log.read_workers(place)
+            for pid in pids.values():
+                program.note(pid)
+            wait_for("the spare", START_S, lambda: are_warm(program.pid, side.spares, quiet))
             open_gate()
-            killed_s = None if kill is None else trial.carry_out(kill)
-            trial.wait_for("the end of the run", STEPS_S, lambda: program.exit_code is not None)
+            if kill is not None:
+                victim, step = pids[kill.victim], kill.step
+                wait_for(f"step {step}", STEPS_S, lambda: log.last_step(log.read_commits(place)) >= step)
+                self.watch.rest(kill.fraction * kills.usual_step_s(log.read_commits(place)))
+                killed_s = time.monotonic()
+                os.kill(victim, signal.SIGKILL)
+            wait_for("the end of the run", STEPS_S, lambda: program.exit_code is not None)
         commits = log.read_commits(place)
-        recovery = None if killed_s is None else kills.recovery_from(commits, killed_s, workers)
+        recovery = None if kill is None else kills.recovery_from(commits, killed_s, workers)
         return TrialResult(TrainingResult.find(place), kills.usual_step_s(commits), recovery)
 
-
-@dataclass(frozen=True)
-class Trial:
-    """A run of one side that is under way; its files are in `place`."""
-
-    side: RecoverySide
-    program: "LauncherProcess"
-    place: Path
-    watch: "SignalWatch"
-
-    def make_ready(self, num_workers: int) -> None:
-        """Returns when all workers wait at the gate, and all spares are warm."""
-        everyone, quiet = set(range(num_workers)), Quiet()
-        self.wait_for("the workers", START_S, lambda: log.read_workers(self.place).keys() == everyone)
-        for pid in log.read_workers(self.place).values():
-            self.program.note(pid)
-        self.wait_for("the spare", START_S, lambda: are_warm(self.program.pid, self.side.spares, quiet))
-
-    def carry_out(self, kill: PlannedKill) -> float:
-        """Kills the victim; returns when that was."""
-        victim = log.read_workers(self.place)[kill.victim]
-        self.wait_for(f"step {kill.step}", STEPS_S, lambda: log.last_step(log.read_commits(self.place)) >= kill.step)
-        self.watch.rest(kill.fraction * kills.usual_step_s(log.read_commits(self.place)))
-        killed_s = time.monotonic()
-        os.kill(victim, signal.SIGKILL)
-        return killed_s
-
-    def wait_for(self, awaited: str, within_s: float, is_there: Callable[[], bool]) -> None:
+    def _wait_for(
+        self,
+        side: RecoverySide,
+        program: "LauncherProcess",
+        awaited: str,
+        within_s: float,
+        is_there: Callable[[], bool],
+    ) -> None:
         """Raises if the launcher ends before, or with a failure."""
-        title, program = self.side.title, self.program
-        self.watch.until(lambda: program.exit_code is not None or is_there(), within_s, f"{title}: {awaited}")
+        self.watch.until(lambda: program.exit_code is not None or is_there(), within_s, f"{side.title}: {awaited}")
         if program.exit_code or not is_there():
             ended = f"the run ended with exit code {program.exit_code} before {awaited}"
-            raise BenchStopped(f"✗ {title}: {ended}. Its output: {program.output}", 1, interrupted=False)
+            raise BenchStopped(f"✗ {side.title}: {ended}. Its output: {program.output}", 1, interrupted=False)
 
 
 def command_of(side: RecoverySide, plan: RecoveryPlan, task: TrainingTask) -> list[str]:
@@ -194,12 +181,21 @@ def command_of(side: RecoverySide, plan: RecoveryPlan, task: TrainingTask) -> li
 
 
 class LauncherProcess:
-    """A launcher with its workers, lockstep's or torchrun; `output` is where they write."""
+    """A launcher, lockstep's or torchrun, which writes to `output`. Neither it nor any of its descendants outlives it.
 
-    def __init__(self, process: "subprocess.Popen[bytes]", output: Path, guard: OrphanGuard) -> None:
-        self.pid, self.output = process.pid, output
-        self._process, self._guard, self._noted = process, guard, set[int]()
-        self.note(process.pid)
+    They are also ended if this process is killed: by the guard, which knows of the launcher and of those noted.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], output: Path, guard: OrphanGuard
+    ) -> None:
+        self.output, self._guard, self._noted = output, guard, set[int]()
+        self._process = start_program(command, environment, output)
+        self.pid = self._process.pid
+        self.note(self.pid)
+
+    def __enter__(self) -> "LauncherProcess":
+        return self
 
     @property
     def exit_code(self) -> int | None:
@@ -210,7 +206,7 @@ class LauncherProcess:
         self._noted.add(group)
         self._guard.note(group)
 
-    def end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Both launchers end their workers when they get SIGTERM; what does not end is killed."""
         if self._process.poll() is None:
             family = [self.pid, *descendants(self.pid)]
@@ -225,21 +221,6 @@ class LauncherProcess:
             self._process.wait()
         for group in self._noted:
             self._guard.clear(group)
-
-
-@contextmanager
-def start_launcher(
-    command: Sequence[str], environment: Mapping[str, str], output: Path, guard: OrphanGuard
-) -> Iterator[LauncherProcess]:
-    """Afterwards neither the launcher nor any of its descendants is left.
-
-    They are also ended if this process is killed: by the guard, which knows of the launcher and of those noted.
-    """
-    program = LauncherProcess(start_program(command, environment, output), output, guard)
-    try:
-        yield program
-    finally:
-        program.end()
 
 
 class SignalWatch:
@@ -260,7 +241,7 @@ class SignalWatch:
         select.select([self._signals], [], [], seconds)
         for signum in self._signals.take():
             if signum != SCALE:
-                raise BenchStopped("✗ stopped; all workers have ended", _EXIT_CODES[signum], interrupted=True)
+                raise BenchStopped(STOPPED, _EXIT_CODES[signum], interrupted=True)
 
 
 class Quiet:

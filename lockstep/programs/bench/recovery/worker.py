@@ -3,9 +3,8 @@
     python -m lockstep.programs.bench.recovery.worker TASK
 
 It is lockstep's loop, or, where the task has `save_every`, the baseline's under torchrun: DDP over Gloo, which resumes
-from a checkpoint if there is one. The baseline is made to be fast: one thread each, shares cut before training and held
-in memory, gradients as views of the buckets, a static graph, a checkpoint on the local disk that is replaced as a
-whole. It imports only a few small files of lockstep, so that a restarted worker is ready soon.
+from a checkpoint if there is one. The baseline imports only a few small files of lockstep, so that a restarted worker
+is ready soon.
 """
 
 import hashlib

@@ -5,19 +5,12 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from lockstep.launch.supervision.messages import count
 from lockstep.programs.bench.launch import bench_launched
-from lockstep.programs.bench.plan import REFERENCES, BenchRecord, count_of, models_named, refuse_unequal_shares
-from lockstep.programs.bench.report import (
-    Columns,
-    machine_line,
-    ratios,
-    show_notes,
-    show_table,
-    spread,
-    spread_cell,
-    times_of,
-)
+from lockstep.programs.bench.plan import REFERENCES, BenchRecord, models_named, refuse_unequal_shares
+from lockstep.programs.bench.report import machine_line, ratios, spread, spread_cell, times_of
 from lockstep.programs.bench.rounds import Follow
+from lockstep.programs.tables import Columns, show_notes, show_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,11 +57,7 @@ class CpuStepPlan(BenchRecord):
     @property
     def title(self) -> str:
         how = "" if self.strategy == "replicated" else f", {self.strategy}"
-        return f"{self.model} on {count_of(self.workers)}{how}"
-
-    @property
-    def parts(self) -> tuple["CpuStepPlan"]:
-        return (self,)
+        return f"{self.model} on {count(self.workers, 'worker')}{how}"
 
 
 def make_plans(
@@ -116,17 +105,13 @@ def memory_cell(row: Mapping[str, Any], side: str) -> str:
     return f"{found['worker_bytes'] / 2**20:,.0f}\n[dim]{found['host_bytes'] / 2**20:,.0f}[/dim]"
 
 
-def time_cell(row: Mapping[str, Any], side: str) -> str:
-    return f"{row[f'{side}_ms']:.1f}"
-
-
 def columns(cell: Callable[..., str], sides: Iterable[str]) -> Columns:
     return (*SUBJECT, *((HEADINGS[side], partial(cell, side=side)) for side in sides))
 
 
 def show(report: dict[str, Any], console: "Console") -> None:
     rows = report["rows"]
-    show_table(columns(time_cell, SIDES), rows, console)
+    show_table(columns(lambda row, side: f"{row[f'{side}_ms']:.1f}", SIDES), rows, console)
     console.print()
     show_table((*SUBJECT, *RATIO_COLUMNS), rows, console)
     for strategy in sorted({row["strategy"] for row in rows} - {"replicated"}):

@@ -21,21 +21,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
 
+from lockstep.programs.bench import sides as ways
 from lockstep.programs.bench.divided_sides import fsdp_side, zero_side
 from lockstep.programs.bench.machine import describe_machine, pss_bytes
 from lockstep.programs.bench.plan import BenchResult
 from lockstep.programs.bench.rounds import timed_rounds
-from lockstep.programs.bench.sides import (
-    NUM_STEPS,
-    Evidence,
-    LockstepSide,
-    TrainingSide,
-    ddp_side,
-    distance,
-    end_process,
-    make_kit,
-    plain_side,
-)
+from lockstep.programs.bench.sides import Evidence, LockstepSide, TrainingSide, distance, end_process, make_kit
 from lockstep.programs.bench.step import plan as steps
 from lockstep.programs.bench.step.plan import CpuStepPlan
 from lockstep.programs.models import Workload, count_parameters, reference_workload
@@ -50,7 +41,6 @@ MOVEMENT_TOLERANCE = 5e-2
 class CpuSide:
     """A way to train in the worker's process. `threads` is None where the process is as lockstep.start left it.
 
-    lockstep asks for deterministic kernels; the other sides run as torch comes, as their users would have it.
     `alone`: only worker 0 computes, the others wait.
     """
 
@@ -59,7 +49,7 @@ class CpuSide:
     alone: bool = False
 
     def conditions(self) -> AbstractContextManager[None]:
-        """Inside, the process has the settings that this side's users have."""
+        """lockstep asks for deterministic kernels; the other sides run as torch comes, as their users have it."""
         return nullcontext() if self.threads is None else as_torch_comes(self.threads)
 
 
@@ -75,7 +65,7 @@ def main(plan: CpuStepPlan, folder: Path) -> None:
         on_host = gathered({"base": base, **memory}, run.size)
         differences, refused = agree(plan, sides, comparable(workload, run.size), run, store)
         timed = lambda name: time_block(sides[name], plan.steps, run.rank == 0)  # noqa: E731
-        rounds = [] if refused else timed_rounds(plan.parts, plan, steps.SIDES, timed)
+        rounds = [] if refused else timed_rounds(plan.title, plan.rounds, steps.SIDES, timed)
         if run.rank == 0:
             as_rows = {name: asdict(difference) for name, difference in differences.items()}
             parameters = count_parameters(sides[steps.LOCKSTEP].training.model)
@@ -95,15 +85,15 @@ def process_group(path: Path, run: Run) -> Store:
 
 def side_makers(workload: Workload, run: Run, all_threads: int) -> dict[str, Callable[[], CpuSide]]:
     """How each side is made, by name, with its own copy of the same model. Collective, but for those alone."""
-    ddp = lambda backend: ddp_side(make_kit(workload), run.rank, run.size, dist.new_group(backend=backend))  # noqa: E731
+    ddp = lambda backend: ways.ddp_side(make_kit(workload), run.rank, run.size, dist.new_group(backend=backend))  # noqa: E731
     return {
         steps.LOCKSTEP: lambda: CpuSide(LockstepSide(make_kit(workload), run), threads=None),
         steps.DDP: lambda: CpuSide(ddp("gloo")),
         steps.ZERO: lambda: CpuSide(zero_side(make_kit(workload), run.rank, run.size)),
         steps.FSDP: lambda: CpuSide(fsdp_side(make_kit(workload), run.rank, run.size)),
         steps.ON_BACKEND: lambda: CpuSide(ddp("lockstep")),
-        steps.ONE_THREAD: lambda: CpuSide(plain_side(make_kit(workload)), 1, alone=True),
-        steps.ALL_THREADS: lambda: CpuSide(plain_side(make_kit(workload)), all_threads, alone=True),
+        steps.ONE_THREAD: lambda: CpuSide(ways.plain_side(make_kit(workload)), 1, alone=True),
+        steps.ALL_THREADS: lambda: CpuSide(ways.plain_side(make_kit(workload)), all_threads, alone=True),
     }
 
 
@@ -187,7 +177,7 @@ def take_evidence(side: CpuSide) -> Evidence:
         training.compute(0)
         gradients = training.gradients()
         training.update()
-        for number in range(1, NUM_STEPS):
+        for number in range(1, ways.NUM_STEPS):
             training.step(number)
     return Evidence(gradients, training.movement())
 
@@ -222,7 +212,7 @@ def refusal(side: str, difference: StepDifference, model: str, rank: int) -> str
         )
     if not difference.movement <= MOVEMENT_TOLERANCE:
         return (
-            f"{where}: after {NUM_STEPS} steps the parameters are apart by {difference.movement:.1e} "
+            f"{where}: after {ways.NUM_STEPS} steps the parameters are apart by {difference.movement:.1e} "
             f"of the way they went, more than {MOVEMENT_TOLERANCE:.0e}. Nothing was timed"
         )
     return None
@@ -246,10 +236,9 @@ def agree(
 
 
 def time_block(side: CpuSide, num_steps: int, is_first: bool) -> float:
-    """Collective. The median time of a step in ms; 0 on a worker that only waited, without computing.
+    """Collective. The median time of a step in ms, after an untimed one; 0 on a worker that only waited.
 
-    One step goes ahead untimed, for caches and threads. The garbage of others is collected before; then
-    Python's collector runs as always, so that each side pays for its own.
+    The garbage of others is collected before; then Python's collector runs as always.
     """
     side.training.restart()
     gc.collect()
