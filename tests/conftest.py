@@ -24,7 +24,7 @@ from hypothesis import settings
 from seldom import long_files_first, mark_seldom
 
 from lockstep.run import active
-from lockstep.script import lane_state
+from lockstep.script.lanes import marks
 
 del os.environ["OMP_NUM_THREADS"]  # it has been read; what tests start decides for itself
 
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 _TEST_FILES: dict[str, ModuleType] = {}
-"""Those that are loaded, by name. A run looks at the variables of all files of its script (lane_state.py), for which it
+"""Those that are loaded, by name. A run looks at the variables of all files of its script (marks.py), for which it
 would take these. So only the file of the test, and those that it imports, are among Python's modules."""
 
 
@@ -70,7 +70,7 @@ def only_its_own_files(request: pytest.FixtureRequest) -> Iterator[None]:
     """The test file, and those that it imports, are among Python's modules."""
     files = _with_imported(request.module.__name__)
     sys.modules.update({name: _TEST_FILES[name] for name in files})
-    lane_state.users_modules.cache_clear()  # it goes by the number of modules
+    marks.users_modules.cache_clear()  # it goes by the number of modules
     yield
     for name in files:
         del sys.modules[name]

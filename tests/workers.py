@@ -25,10 +25,11 @@ import loaded  # noqa: F401 - seconds that the workers need not spend each
 import torch
 
 from lockstep.run import active
-from lockstep.script import dependence, lane_state
-from lockstep.script.goes_on import attributes_that_go_on
-from lockstep.script.stores import methods_of
-from lockstep.script.tables import attributes_with_rows, may_have_rows, outer_names_with_rows
+from lockstep.script.lanes import marks
+from lockstep.script.lanes.tables import may_have_rows, rows_in
+from lockstep.script.source.goes_on import gone_on_in
+from lockstep.script.source.methods import methods_of
+from lockstep.script.source.syntax import parsed, walked
 from lockstep.settings.environments.lockstep_run import LISTEN_FD, MARK, PORT, RANK, SIZE
 
 TESTS = str(Path(__file__).parent)
@@ -118,17 +119,17 @@ def fork(
 
 def _read_scripts() -> None:
     """What every worker would read of its script, which is the files of the test: it finds that read."""
-    _read(frozenset(path for path, _ in lane_state.users_modules(len(sys.modules)) if path.startswith(TESTS)))
+    _read(frozenset(path for path, _ in marks.users_modules(len(sys.modules)) if path.startswith(TESTS)))
 
 
 @lru_cache(maxsize=1)
 def _read(files: frozenset[str]) -> None:
     for path in files:
-        tree = dependence.parsed(path)
-        for look in (attributes_that_go_on, attributes_with_rows, outer_names_with_rows):
+        tree = parsed(path)
+        for look in (gone_on_in, rows_in):
             look(path)
         may_have_rows(path, "")
-        for one in () if tree is None else dependence.walked(tree):
+        for one in () if tree is None else walked(tree):
             if isinstance(one, ast.ClassDef):
                 methods_of(path, one.name)
 

@@ -5,8 +5,8 @@
 # (`numpy.random.default_rng(0)`, `torch.Generator()`, `random.Random(0)`) goes on from draw to draw: its numbers depend
 # on what this worker has read and computed before. So those that a data set holds, or that stand in the file of its
 # class, are set for each sample like the others, and stand outside of reading where they stood. One from which lanes
-# draw is named in a note (script/lane_state.py), and one that begins anew is refused on a newcomer, and after a resume
-# where the source shows that the training depends on it (script/values.py); else a note says so.
+# draw is named in a note (script/lanes/notes.py), and one that begins anew is refused on a newcomer, and after a resume
+# where the source shows that the training depends on it (script/restart/values.py); else a note says so.
 # Each draws from a key made of its place, such as the names of the attributes that lead to it: one that only some
 # processes have made by now changes nothing for the others. A key of a table that is no word is none of its place:
 # scripts keep a generator for each process there.

@@ -436,7 +436,7 @@ class Run:
         The present first worker writes them, once, to `metrics.jsonl` in the run's folder and to what `log_to` names.
         """
         self._loop.refuse_unless_outside("run.log")
-        self._metrics.log(self.step, values, is_again=self._places.is_before)
+        self._metrics.log(self.step, values, is_again=self._places.resumption.is_before)
 
     def log_to(self, sink: Any) -> None:
         """What `log` is given goes to `sink` too: a logger of another library, or a function that makes it when needed.
@@ -460,7 +460,7 @@ class Run:
         if not self._closed:
             self._loop.refuse_unless_outside("run.save")
         self._models.require("run.save")
-        twice = self._places.changed_in_body()
+        twice = self._places.resumption.changes.in_body()
         if twice is not None:
             raise Misuse(
                 f"run.save behind a change of {twice}, in the body of a loop whose batch is not trained on yet: a run "

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from lockstep import version
 from lockstep.data.structure import attributes
 from lockstep.launch.channels.traceback_lines import is_users
-from lockstep.script.goes_on import hands_on
+from lockstep.script.source.lane_loops import hands_on
 
 Found = TypeVar("Found")
 

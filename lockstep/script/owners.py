@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lockstep.data.structure import attributes
 from lockstep.launch.channels.traceback_lines import is_users
-from lockstep.script.goes_on import attributes_that_go_on
-from lockstep.script.stores import Method, methods_of
+from lockstep.script.source.goes_on import gone_on_in
+from lockstep.script.source.methods import Method, methods_of
 
 PLAIN = (int, float, bool, str, type(None))
 """The types of values that are put back, and shown as they are."""
@@ -43,7 +43,7 @@ def is_torchs(thing: Any) -> bool:
 def carried_attributes(holder: Any, *, over_passes: bool = False) -> dict[str, Any]:
     """The attributes of an object from which the code of its class, or the script itself, goes on."""
     files = {file for file in (file_of(type(holder)), _file("__main__")) if file is not None and is_users(file)}
-    carried = {name for file in files for name in attributes_that_go_on(file, over_passes=over_passes)}
+    carried = {name for file in files for name in gone_on_in(file, over_passes).attributes}
     return {name: value for name, value in vars(holder).items() if name in carried}
 
 

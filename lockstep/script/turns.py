@@ -1,10 +1,16 @@
 """Counts the turns of a script: the unit that it repeats, one loop over run.lanes or several.
 
 # Note [Turns]
-# A turn is one loop over run.lanes, or several (a critic's and a generator's, one for each of two loaders, the closure
-# of LBFGS). It begins where the script reaches, with another batch, the line of its first loop again; or, if it never
-# does, that of any other loop of the turn: then it has gone on to another part. The script's own batch may be the same
-# each time (all of a small data set): it counts as another one after an update.
+# A turn is one loop over run.lanes, or several:
+#
+#     for batch in loader:
+#         for x in run.lanes(batch): ...        # the critic's loop: a turn begins here, with another batch
+#         for x in run.lanes(batch): ...        # the generator's loop
+#
+# So are two loops over two loaders, and the closure of LBFGS. A turn begins where the script reaches the line of its
+# first loop again, with another batch. If it never does, because it has gone on to another part of the script, a turn
+# begins where it reaches any other loop of the turn again. The script's own batch may be the same each time (all of a
+# small data set): it counts as another one after an update.
 """
 
 import weakref

@@ -30,9 +30,9 @@ from lockstep.data import GlobalBatch
 from lockstep.errors import BadArgument, Misuse
 from lockstep.gradients.autograd_graph import looking
 from lockstep.gradients.buffers import LaneBuffers
-from lockstep.script.body import IN_LANES, refused_in_body
 from lockstep.script.call_site import calling_frame
-from lockstep.script.unsaved import untracked
+from lockstep.script.lanes import IN_LANES, refused_in_body
+from lockstep.script.schedulers import untracked
 from lockstep.state.models import Models
 from lockstep.step.body_passes import BodyPass, OrderedUpdates
 

@@ -18,11 +18,9 @@ from lockstep.gradients.buffers import buffer_places, refuse_new_buffers
 from lockstep.gradients.plan import StepPlan
 from lockstep.lanes import present_lanes
 from lockstep.script.call_site import Site, calling_frame, looping_frame, site_of, whole_numbers
-from lockstep.script.gradient_hooks import hooks_that_are_not_linear
-from lockstep.script.lane_state import KeptPlace, LaneState, listed, notes_on
-from lockstep.script.lane_sums import untotalled
+from lockstep.script.lanes import KeptPlace, LaneState, hooks_that_are_not_linear, listed, notes_on, untotalled
+from lockstep.script.schedulers import is_fresh, untracked
 from lockstep.script.turns import LaneLoop
-from lockstep.script.unsaved import is_fresh, untracked
 from lockstep.state.models import RegistrationWatch, refuse_new_parameters
 from lockstep.step.step_loop import StepLoop
 from lockstep.strategies import StepEngine
@@ -135,7 +133,7 @@ class LaneLoops:
 
     def _evaluating(self, batch: GlobalBatch) -> Iterator[Any]:
         self._progress.evaluates(batch)
-        self._loop.places.evaluates(batch)
+        self._loop.places.resumption.evaluates(batch)
         lanes = self._loop.evaluating(batch)
         return self._watched(lanes, is_first_turn=False) if self._models.modules else lanes
 
@@ -177,7 +175,7 @@ class LaneLoops:
     def _looked_at(
         self, lanes: Iterator[Any], frame: FrameType, loop: tuple[Site, bool], is_step: bool
     ) -> Iterator[Any]:
-        """The lanes; notes say what the first ones have kept. See Note [Kept by a lane] in lane_state.py."""
+        """The lanes; notes say what the first ones have kept. See Note [Kept by a lane] in lanes/state.py."""
         models = self._models.modules.values()
         for lane in lanes:
             state = LaneState(frame, loop[0], models, self._suspects.pop(loop, frozenset()))
@@ -219,7 +217,7 @@ class LaneLoops:
         return self._guard.formation.generation.world.size > 1
 
     def _note_sums(self, site: Site) -> None:
-        """Where there are several workers. See Note [Sums of one worker] in lane_sums.py."""
+        """Where there are several workers. See Note [Sums of one worker] in lanes/sums.py."""
         found = untotalled(site.path, site.line) if self._has_peers else None
         if found is not None:
             self._events.note(

@@ -40,11 +40,11 @@ from lockstep.gradients.record import StepRecord
 from lockstep.lanes import share
 from lockstep.optim.noise.watch import NoiseWatch
 from lockstep.script.call_site import Site
-from lockstep.script.lane_sums import spoilt_by_a_loss
+from lockstep.script.lanes import spoilt_by_a_loss
 from lockstep.script.place import StepPlace
 from lockstep.script.places import Places
+from lockstep.script.restart import Changed
 from lockstep.script.turns import LaneLoop, SeenBatch
-from lockstep.script.values import Changed
 from lockstep.state.carried import Carried
 from lockstep.state.run_state import RunState
 from lockstep.step.body_passes import BodyPass
@@ -365,18 +365,18 @@ class StepLoop:
             if number.depends is not None:
                 self._guard.refuse(f"{number} {COUNT_BY_STEP}")
             self._guard.note(f"{number} The script's source does not show that training depends on it. {COUNT_BY_STEP}")
-        for found in self.places.set_anew(batch, loop):
+        for found in self.places.resumption.set_anew(batch, loop):
             if found.is_wrong:
                 self._guard.refuse(f"{found}")
             self._guard.note(f"{found}")
-        for value in self.places.restarted_values(batch):
+        for value in self.places.resumption.restarted_values(batch):
             if value.is_wrong:
                 self._guard.refuse(f"{value} {_how_to_keep(value)}")
             self._guard.note(f"{value} {_how_to_keep(value)}", may_join=value.may_join)
-        anew = self.places.wrapped(batch)
+        anew = self.places.resumption.wrapped.around_pass(batch)
         if anew is not None:
             self._guard.refuse(_begins_anew(anew, batch, self.step))
-        anew = self.places.wrapped_epochs()
+        anew = self.places.resumption.wrapped.around_epochs()
         if anew is not None:
             self._guard.refuse(
                 f"run.epochs goes on in the middle, at step {self.step}, and {anew}. Take what belongs to an epoch by "
@@ -387,7 +387,7 @@ class StepLoop:
             self._guard.refuse(_out_of_rhythm(f"the loop at {loop.site}", due, self.step))
 
     def _note_sums(self, site: Site, *, is_committed: bool = False, joins: bool = False) -> None:
-        """After a loss, or where a newcomer `joins`. See Note [Sums that a loss spoils] in lane_sums.py."""
+        """After a loss, or where a newcomer `joins`. See Note [Sums that a loss spoils] in lanes/sums.py."""
         if (site, is_committed) in self._noted_sums:
             return
         self._noted_sums.add((site, is_committed))

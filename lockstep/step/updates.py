@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from lockstep.elastic.guard import Guard
 from lockstep.errors import WorkerLost, naming_lost_worker
 from lockstep.events import Events, UpdateBegan, UpdateEnded, Wait
-from lockstep.script.unsaved import is_inside, saves_an_optimizer
+from lockstep.script.schedulers import is_inside, saves_an_optimizer
 from lockstep.state.models import has_state
 from lockstep.step.step_loop import StepLoop
 from lockstep.strategies import StepEngine

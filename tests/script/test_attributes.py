@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from lockstep.script.attributes import ModelAttributes, Renewed
+from lockstep.script.restart.attributes import ModelAttributes, renewed
 from lockstep.state.models import Models
 
 
@@ -76,9 +76,9 @@ def test_a_number_that_the_script_sets_anew_is_named_and_one_that_it_computes_is
     new, its_optimizer, others = made()
     others.load(*saved)
     new.temperature, its_optimizer.updates = 2.0, 4
-    (renewed,) = others.begin(at_start=False)
-    assert renewed == Renewed("model.temperature", 2.0, 0.7, goes_on=True)
-    assert "model.temperature is 2.0 and was 0.7" in str(renewed)
+    (found,) = others.begin(at_start=False)
+    assert found == renewed("model.temperature", 2.0, 0.7, goes_on=True)
+    assert "model.temperature is 2.0 and was 0.7" in str(found)
     assert others.begin(at_start=False) == []
 
 
@@ -89,7 +89,7 @@ def test_of_one_that_no_code_goes_on_from_it_is_not_known_whether_it_is_computed
     new, _, others = made()
     others.load(*attributes.changed(in_evaluation=False))
     new.drop.p = 0.5
-    assert others.begin(at_start=False) == [Renewed("model.drop.p", 0.5, 0.25, goes_on=False)]
+    assert others.begin(at_start=False) == [renewed("model.drop.p", 0.5, 0.25, goes_on=False)]
 
 
 class Settings:
@@ -173,7 +173,7 @@ def test_what_is_stored_with_something_unsaved_is_made_again_or_refused() -> Non
     assert resumed.changed(in_evaluation=False) == (put_back, {}), "what is as at first is not saved as changed"
     new.make()
     (stage,) = resumed.begin(at_start=True)
-    assert stage == Renewed("model.stage", 0, 2, goes_on=False, was_put_back=False)
+    assert stage == renewed("model.stage", 0, 2, goes_on=False, was_put_back=False)
     assert stage.is_wrong
     assert "model.stage is 0 and was 2" in str(stage)
     assert "if epoch >= 3" in str(stage)
@@ -232,7 +232,7 @@ def test_what_is_set_before_each_pass_is_as_it_should_be_when_one_begins(
         others.load(*attributes.changed(in_evaluation=False))
         new.temperature = 2.0
         found[at_start] = others.begin(at_start=at_start)
-    assert found == {True: [], False: [Renewed("model.temperature", 2.0, 0.7, goes_on=True)]}
+    assert found == {True: [], False: [renewed("model.temperature", 2.0, 0.7, goes_on=True)]}
 
 
 def test_a_snapshot_that_is_loaded_while_training_goes_on() -> None:

@@ -13,7 +13,7 @@ from workers import on_workers
 
 import lockstep
 from lockstep.errors import Misuse
-from lockstep.script.changes import changed, marks_of
+from lockstep.script.restart.changes import changed, marks_of
 from lockstep.state.models import Models
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lockstep.script.counters import Moment, Number, ScriptCounters, out_of_step
+from lockstep.script.restart.counters import Moment, Number, ScriptCounters, out_of_step
 
 PLACE = ("train.py", "main")
 

@@ -11,14 +11,14 @@ from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from lockstep.script import owners
-from lockstep.script.data_sets import (
+from lockstep.script.restart.data_sets import (
     DataSetContents,
     DataSetSettings,
-    Unset,
     contents_of_data_sets,
-    text_of,
     texts_of_data_sets,
+    unset,
 )
+from lockstep.script.restart.texts import text_of
 
 
 class Scaled(Dataset[Any]):
@@ -69,7 +69,7 @@ def test_one_that_has_its_first_setting_again_is_named() -> None:
     new, resumed = made()
     resumed.load(settings.state())
     new.transform = round  # type: ignore[assignment]
-    assert resumed.begin(at_start=False) == [Unset("Scaled.scale (the data set of loader 0)", "1.0", "2.0")]
+    assert resumed.begin(at_start=False) == [unset("Scaled.scale (the data set of loader 0)", "1.0", "2.0")]
     assert resumed.begin(at_start=False) == []
 
 

@@ -4,7 +4,8 @@ import ast
 
 import pytest
 
-from lockstep.script.dependence import Function, function_at
+from lockstep.script.source.dependence import dependence
+from lockstep.script.source.functions import Function, function_at
 
 LOOP = "for i, batch in enumerate(loader):\n    for x in run.lanes(batch): loss(x).backward()\n"
 
@@ -199,14 +200,14 @@ HARMLESS = {
 def test_what_depends_on_a_counter_is_found(case: str) -> None:
     name, text, how = DEPENDS[case]
     tree = ast.parse(text)
-    found = Function(tree.body[0] if isinstance(tree.body[0], ast.ClassDef) else tree, tree).dependence(name)
+    found = dependence(Function(tree.body[0] if isinstance(tree.body[0], ast.ClassDef) else tree, tree), name)
     assert found is not None
     assert how in found.how
 
 
 @pytest.mark.parametrize("case", HARMLESS)
 def test_a_counter_that_is_only_shown_decides_nothing(case: str) -> None:
-    assert Function(ast.parse(HARMLESS[case])).dependence("i") is None
+    assert dependence(Function(ast.parse(HARMLESS[case])), "i") is None
 
 
 def test_a_loop_variable_and_one_that_is_set_to_zero_in_a_loop_begin_anew() -> None:
@@ -248,13 +249,13 @@ AGAIN = {
 def test_what_is_done_once_is_not_done_again(text: str, is_found: bool) -> None:
     tree = ast.parse(text)
     node = tree.body[-1] if isinstance(tree.body[-1], ast.FunctionDef | ast.ClassDef) else tree
-    assert (Function(node, tree).dependence("w", again=True) is not None) == is_found
-    assert Function(node, tree).dependence("w") is not None
+    assert (dependence(Function(node, tree), "w", again=True) is not None) == is_found
+    assert dependence(Function(node, tree), "w") is not None
 
 
 def test_an_object_that_is_a_module_is_none_that_reads_its_own() -> None:
     tree = ast.parse("class Net(nn.Module):\n    def forward(self, x): return self.seen * x\n")
-    assert Function(tree.body[0], tree).dependence("seen") is None
+    assert dependence(Function(tree.body[0], tree), "seen") is None
 
 
 @pytest.mark.parametrize(
@@ -277,4 +278,4 @@ def test_the_function_of_a_frame_is_found_and_a_file_without_source_says_nothing
     assert function_at(__file__, "<module>") is not None
     assert function_at(__file__, "no such function") is None
     found = function_at("<stdin>", "<module>")
-    assert found is None or found.dependence("i") is None
+    assert found is None or dependence(found, "i") is None

@@ -5,7 +5,8 @@ from textwrap import dedent
 
 import pytest
 
-from lockstep.script.detours import handed_on, reads_first
+from lockstep.script.lanes.detours import handed_on
+from lockstep.script.source.uses import Uses
 
 
 def found(code: str) -> set[str]:
@@ -62,4 +63,4 @@ def test_the_result_of_a_function_counts() -> None:
     ],
 )
 def test_whether_code_reads_a_name_before_it_sets_it(code: str, reads: bool | None) -> None:
-    assert reads_first(ast.parse(code).body, "x") is reads
+    assert Uses("x", by_element=True).read_first(ast.parse(code).body) is reads

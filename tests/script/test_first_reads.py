@@ -4,8 +4,8 @@ import ast
 
 import pytest
 
-from lockstep.script.dependence import Function
-from lockstep.script.first_reads import is_carried, is_set_before_passes
+from lockstep.script.source.first_reads import is_carried, is_set_before_passes
+from lockstep.script.source.functions import Function
 
 TRAINS = (
     "for epoch in run.epochs(9):\n{top}    for batch in loader:\n{batch}        for x, y in run.lanes(batch):\n{lane}"

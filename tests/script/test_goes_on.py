@@ -5,7 +5,8 @@ from textwrap import dedent
 
 import pytest
 
-from lockstep.script.goes_on import attributes_that_go_on, outer_names_that_go_on, seeded_in_lanes
+from lockstep.script.lanes.draws import seeded_in_lanes
+from lockstep.script.source.goes_on import gone_on_in
 
 ATTRIBUTES = {
     "a counter": "def forward(self, x):\n    self.kept += 1",
@@ -53,7 +54,7 @@ def written(source: str, tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("name", ATTRIBUTES)
 def test_an_attribute_that_goes_on_is_found_with_its_statement(name: str, tmp_path: Path) -> None:
-    found = attributes_that_go_on(written(ATTRIBUTES[name], tmp_path))
+    found = gone_on_in(written(ATTRIBUTES[name], tmp_path)).attributes
     assert list(found) == ["kept"]
     assert "kept" in found["kept"]
     assert "(line " in found["kept"]
@@ -61,7 +62,7 @@ def test_an_attribute_that_goes_on_is_found_with_its_statement(name: str, tmp_pa
 
 @pytest.mark.parametrize("name", OWN_ATTRIBUTES)
 def test_an_attribute_that_does_not_is_not(name: str, tmp_path: Path) -> None:
-    assert not attributes_that_go_on(written(OWN_ATTRIBUTES[name], tmp_path))
+    assert not gone_on_in(written(OWN_ATTRIBUTES[name], tmp_path)).attributes
 
 
 OF_A_PASS = """
@@ -97,37 +98,37 @@ def test_where_an_attribute_is_set_says_how_far_it_is_carried(
 ) -> None:
     places = dict.fromkeys(("before", "each_epoch", "each_batch"), "pass") | {where: SETS}
     path = written(source.format(**places), tmp_path)
-    assert bool(attributes_that_go_on(path)) == within
-    assert bool(attributes_that_go_on(path, over_passes=True)) == over_passes
+    assert bool(gone_on_in(path).attributes) == within
+    assert bool(gone_on_in(path, over_passes=True).attributes) == over_passes
 
 
 def test_a_statement_in_the_lanes_is_in_a_pass_too(tmp_path: Path) -> None:
     source = OF_A_PASS.format(before="pass", each_epoch=SETS, each_batch="pass")
     path = written(source.replace("model(x).sum().backward()", "model.kept *= 0.9"), tmp_path)
-    assert attributes_that_go_on(path)
-    assert not attributes_that_go_on(path, over_passes=True)
+    assert gone_on_in(path).attributes
+    assert not gone_on_in(path, over_passes=True).attributes
 
 
 def test_a_function_that_makes_one_pass_sets_it_for_that_pass(tmp_path: Path) -> None:
     source = "def epoch():\n    model.kept = 2\n    for x in run.steps(loader):\n        model.kept *= 0.9"
     path = written(source, tmp_path)
-    assert attributes_that_go_on(path)
-    assert not attributes_that_go_on(path, over_passes=True)
+    assert gone_on_in(path).attributes
+    assert not gone_on_in(path, over_passes=True).attributes
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_variable_outside_of_the_function_that_goes_on_is_found(name: str, tmp_path: Path) -> None:
-    assert list(outer_names_that_go_on(written(NAMES[name], tmp_path))) == ["kept"]
+    assert list(gone_on_in(written(NAMES[name], tmp_path)).variables) == ["kept"]
 
 
 @pytest.mark.parametrize("name", OWN_NAMES)
 def test_a_variable_of_the_functions_own_is_not(name: str, tmp_path: Path) -> None:
-    assert not outer_names_that_go_on(written(OWN_NAMES[name], tmp_path))
+    assert not gone_on_in(written(OWN_NAMES[name], tmp_path)).variables
 
 
 def test_a_source_that_cannot_be_read_shows_nothing(tmp_path: Path) -> None:
-    assert not attributes_that_go_on(str(tmp_path / "not there"))
-    assert not outer_names_that_go_on(written("def (", tmp_path))
+    assert not gone_on_in(str(tmp_path / "not there")).attributes
+    assert not gone_on_in(written("def (", tmp_path)).variables
 
 
 SEEDED = {

@@ -11,7 +11,7 @@ from test_lane_state import notes, train
 from torch import Tensor, nn
 
 from lockstep import Run
-from lockstep.script.gradient_hooks import hooks_that_are_not_linear
+from lockstep.script.lanes.gradient_hooks import hooks_that_are_not_linear
 
 MASK, norms = torch.ones(2), list[Tensor]()
 

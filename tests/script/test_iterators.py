@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.script.iterators import is_iterator, text_of_iterator
+from lockstep.script.restart.iterators import is_iterator, text_of_iterator
 
 
 def falling(factor: float) -> Iterator[float]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.script.lane_dependence import lanes_train_from
+from lockstep.script.lanes.dependence import lanes_train_from
 
 IN_A_CLASS = """
 class Trainer:

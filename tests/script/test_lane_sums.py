@@ -10,7 +10,7 @@ from torch import nn
 from workers import on_workers
 
 import lockstep
-from lockstep.script.lane_sums import LaneSum, spoilt_by_a_loss, untotalled
+from lockstep.script.lanes.sums import LaneSum, spoilt_by_a_loss, untotalled
 
 FORGOTTEN = {
     "a sum": """

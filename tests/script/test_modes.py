@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.script.modes import ModelModes
+from lockstep.script.restart.modes import ModelModes
 from lockstep.state.models import Models
 
 
@@ -17,16 +17,16 @@ def made() -> tuple[nn.Sequential, ModelModes]:
 
 def test_modes_that_were_set_are_put_back() -> None:
     model, modes = made()
-    assert modes.begin("train.py:9", at_start=True) is None
+    assert modes.begin("train.py:9", at_start=True) == []
     model[0].requires_grad_(False)
     model[1].eval()
-    assert modes.begin("train.py:9", at_start=False) is None
+    assert modes.begin("train.py:9", at_start=False) == []
     new, others = made()
     new[2].eval()
     others.load(modes.state())
     assert [module.training for module in new] == [True, False, True]
     assert [one.requires_grad for one in new.parameters()] == [False, False, True, True, True, True]
-    assert others.begin("train.py:9", at_start=False) is None
+    assert others.begin("train.py:9", at_start=False) == []
     assert others.state() == modes.state()
 
 
@@ -48,12 +48,11 @@ def test_others_in_the_middle_of_a_pass_are_wrong(change: object, words: str) ->
     new, others = made()
     others.load(modes.state())
     change(new)  # type: ignore[operator]
-    found = others.begin("train.py:9", at_start=False)
-    assert found is not None
+    (found,) = others.begin("train.py:9", at_start=False)
     assert found.is_wrong
     with pytest.raises(AssertionError, match=words):
         raise AssertionError(str(found))
-    assert others.begin("train.py:9", at_start=False) is None
+    assert others.begin("train.py:9", at_start=False) == []
 
 
 def test_at_the_start_of_a_pass_only_the_first_ones_are_named() -> None:
@@ -66,24 +65,24 @@ def test_at_the_start_of_a_pass_only_the_first_ones_are_named() -> None:
         others.load(modes.state())
         change(new)
         found = others.begin("train.py:9", at_start=True)
-        assert (found is not None) == is_named
-        assert found is None or not found.is_wrong
+        assert len(found) == is_named
+        assert not any(one.is_wrong for one in found)
 
 
 def test_loops_with_a_rhythm_of_their_own_are_left_alone() -> None:
     model, modes = made()
     for step in range(4):
         model[0].requires_grad_(step % 2 == 0)
-        assert modes.begin("train.py:9", at_start=False) is None
+        assert modes.begin("train.py:9", at_start=False) == []
         model[0].requires_grad_()
-        assert modes.begin("train.py:12", at_start=False) is None
+        assert modes.begin("train.py:12", at_start=False) == []
     new, others = made()
     others.load(modes.state())
     assert all(one.requires_grad for one in new.parameters()), "as in the loop that was last"
-    assert others.begin("train.py:9", at_start=False) is None
+    assert others.begin("train.py:9", at_start=False) == []
     new[0].requires_grad_(False)
     found = others.begin("train.py:12", at_start=False)
-    assert found is not None, "each loop has modes of its own"
+    assert found, "each loop has modes of its own"
 
 
 def test_a_loop_that_the_snapshot_does_not_know_is_not_compared() -> None:
@@ -92,9 +91,9 @@ def test_a_loop_that_the_snapshot_does_not_know_is_not_compared() -> None:
     new, others = made()
     others.load(modes.state())
     new.eval()
-    assert others.begin("other.py:1", at_start=False) is None
+    assert others.begin("other.py:1", at_start=False) == []
     others.load([])
-    assert others.begin("train.py:9", at_start=False) is None
+    assert others.begin("train.py:9", at_start=False) == []
     assert not new.training
 
 

@@ -4,8 +4,8 @@ import ast
 
 import pytest
 
-from lockstep.script.dependence import Function
-from lockstep.script.module_hooks import filled_by
+from lockstep.script.source.functions import Function
+from lockstep.script.source.module_hooks import filled_by_modules
 
 HOOK = "def hook(module, args, output):\n    features['a'] = output\n"
 MADE = "def keep(name):\n    def hook(module, args, output):\n        features[name] = output\n    return hook\n"
@@ -13,7 +13,7 @@ MADE = "def keep(name):\n    def hook(module, args, output):\n        features[n
 
 def modules(source: str, name: str = "features") -> set[str]:
     node = ast.parse(source)
-    return set(filled_by(Function(node, node), name).modules)
+    return set(filled_by_modules(Function(node, node), name).modules)
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ def modules(source: str, name: str = "features") -> set[str]:
     [
         (f"{HOOK}model.register_forward_hook(hook)", {"model"}),
         (f"{HOOK}model.conv.register_forward_pre_hook(hook)", {"model", "model.conv"}),
-        (f"{HOOK}self.model.layers[2].conv.register_forward_hook(hook)", {"self.model", "self"}),
+        (f"{HOOK}self.model.layers[2].conv.register_forward_hook(hook)", {"self.model.layers", "self.model", "self"}),
         (f"{MADE}model.register_forward_hook(keep('a'))", {"model"}),
         (f"{MADE}model.get_submodule('conv').register_forward_hook(keep('a'))", {"model"}),
         (
@@ -63,6 +63,6 @@ def test_an_attribute_is_filled_by_a_method() -> None:
         "    def keep(self, module, args, output):\n        self.features['a'] = output\n"
     )
     trainer = Function(node.body[0], node)
-    filled = filled_by(trainer, "self.features")
+    filled = filled_by_modules(trainer, "self.features")
     assert "self.model" in filled.modules
     assert [hook.name for hook in filled.hooks] == ["keep"]

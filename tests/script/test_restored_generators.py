@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lockstep.chance import Generators
 from lockstep.data import ShardedLoader
 from lockstep.script.places import Places
-from lockstep.script.restored_generators import RestoredGenerators
+from lockstep.script.restart.restored_generators import RestoredGenerators
 from lockstep.state.models import Models
 from lockstep.state.progress import DataProgress
 

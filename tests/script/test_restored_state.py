@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lockstep.script.restored_state import RestoredState
+from lockstep.script.restart.restored_state import RestoredState
 from lockstep.state.models import Models
 
 
@@ -85,8 +85,7 @@ def test_a_scheduler_that_steps_at_the_head_is_wrong_also_where_no_rate_changes(
     mean.total = 0.0
     scheduler.step()
     state.asked(at_start=False)
-    changed = state.changed()
-    assert changed is not None
+    (changed,) = state.changed()
     assert changed.is_wrong
     assert str(changed).startswith("the script has changed `scheduler`, which was restored: ")
 
@@ -97,8 +96,7 @@ def test_a_mean_that_begins_anew_at_the_head_is_said() -> None:
     state.loaded(has_gradients=False)
     mean.total = 0.0
     state.asked(at_start=False)
-    changed = state.changed()
-    assert changed is not None
+    (changed,) = state.changed()
     assert not changed.is_wrong
     assert str(changed).startswith("the script has changed `mean`, which was restored: ")
 
@@ -108,4 +106,4 @@ def test_what_is_tracked_and_unchanged_is_not_named() -> None:
     models.tracked["mean"] = Mean()
     state.loaded(has_gradients=False)
     state.asked(at_start=False)
-    assert state.changed() is None
+    assert state.changed() == []

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.script.rhythm import Rhythm, loop, repeated, update
+from lockstep.script.restart.rhythm import Rhythm, loop, repeated, update
 
 L, G, U, V = loop("train.py:3"), loop("train.py:9"), update("optimizer"), update("optimizer2")
 

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from lockstep.script.scopes import mark, variable, variable_named
+from lockstep.script.source.scopes import mark, variable, variable_named
 
 MENTIONS = {
     "a function's own": ("w = 1\ndef f():\n    w = 2\n    return w\nw", [0, 1, 1, 0]),
@@ -74,9 +74,9 @@ def test_a_name_of_a_function_and_of_one_inside_is_that_of_the_function() -> Non
 
 @pytest.mark.parametrize(
     ("text", "wanted"),
-    [("self.w", "self.w"), ("args.w", "args.w"), ("args.of.w", None), ("f().w", None), ("f()", None)],
+    [("self.w", "self.w"), ("args.w", "args.w"), ("args.of.w", "args.of.w"), ("f().w", None), ("f()", None)],
 )
-def test_an_attribute_is_a_variable_where_it_is_that_of_a_name(text: str, wanted: str | None) -> None:
+def test_an_attribute_is_a_variable_where_a_name_stands_in_front(text: str, wanted: str | None) -> None:
     assert variable(ast.parse(text, mode="eval").body) == wanted
 
 

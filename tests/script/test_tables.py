@@ -12,7 +12,7 @@ from test_lane_state import X, Y, notes
 from torch import Tensor, nn
 
 from lockstep import Run
-from lockstep.script.tables import attributes_with_rows, may_have_rows, outer_names_with_rows, rows_of_lanes
+from lockstep.script.lanes.tables import may_have_rows, rows_in, rows_of_lanes
 
 INDEX = torch.arange(8)
 WRITTEN = {
@@ -66,11 +66,11 @@ NOT_WRITTEN = {
 }
 
 
-def rows_in(text: str, tmp_path: Path) -> list[str]:
+def shown(text: str, tmp_path: Path) -> list[str]:
     path = tmp_path / f"script_{abs(hash(text))}.py"
     path.write_text(text)
     line = next((number for number, one in enumerate(text.splitlines(), 1) if "in run." in one), 0)
-    found = rows_of_lanes(str(path), line), attributes_with_rows(str(path)), outer_names_with_rows(str(path))
+    found = [{**one.attributes, **one.variables} for one in (rows_of_lanes(str(path), line), rows_in(str(path)))]
     return [name for one in found for name in one]
 
 
@@ -81,8 +81,8 @@ def test_rows_that_lanes_write_by_their_index_are_found(words: str, tmp_path: Pa
         for x, index in run.lanes(batch):
             {words}
         """
-    assert "bank" in rows_in(f"{loop}print(bank)", tmp_path)
-    assert rows_in(f"{loop}print(x)", tmp_path) == []
+    assert "bank" in shown(f"{loop}print(bank)", tmp_path)
+    assert shown(f"{loop}print(x)", tmp_path) == []
 
 
 IN_FUNCTIONS = {
@@ -96,17 +96,17 @@ def test_rows_that_functions_write_by_an_argument_are_found_where_something_read
     table: str, read: str, tmp_path: Path
 ) -> None:
     written = f"def keep(self, index, out):\n    {table}[index] = out\n"
-    assert rows_in(written + read, tmp_path) == ["rows"]
-    assert rows_in(written, tmp_path) == []
+    assert shown(written + read, tmp_path) == ["rows"]
+    assert shown(written, tmp_path) == []
 
 
 def test_rows_by_an_index_of_the_objects_own_are_not(tmp_path: Path) -> None:
     ring = "def keep(self, out):\n    self.rows[self.at] = out\n"
-    assert rows_in(f"{ring}def all(self): return self.rows\n", tmp_path) == []
+    assert shown(f"{ring}def all(self): return self.rows\n", tmp_path) == []
 
 
 def test_rows_of_a_functions_own_table_are_not(tmp_path: Path) -> None:
-    assert rows_in("def keep(index, out):\n    rows = {}\n    rows[index] = out\n    return rows\n", tmp_path) == []
+    assert shown("def keep(index, out):\n    rows = {}\n    rows[index] = out\n    return rows\n", tmp_path) == []
 
 
 @pytest.mark.parametrize("words", NOT_WRITTEN.values(), ids=NOT_WRITTEN)
@@ -116,7 +116,7 @@ def test_what_is_no_row_of_the_lanes_is_not(words: str, tmp_path: Path) -> None:
             {words}
         print(bank)
         """
-    assert rows_in(loop, tmp_path) == []
+    assert shown(loop, tmp_path) == []
 
 
 class Bank(nn.Linear):

@@ -11,7 +11,8 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LinearLR, LRScheduler, SequentialLR
 
-from lockstep.script.unsaved import is_fresh, is_inside, restarted_iterator, saves_an_optimizer, untracked
+from lockstep.script.restart.wrapped_passes import restarted_iterator
+from lockstep.script.schedulers import is_fresh, is_inside, saves_an_optimizer, untracked
 
 
 def numbers() -> Iterator[int]:

@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.script.dependence import function_at, parsed
-from lockstep.script.first_reads import is_carried
-from lockstep.script.values import _plain_ones, _unchanged, changed_since, restarted_values, values
+from lockstep.script.restart.restarted_values import _unchanged, restarted_values
+from lockstep.script.restart.texts import texts_of
+from lockstep.script.restart.values import changed_since, values
+from lockstep.script.source.first_reads import is_carried
+from lockstep.script.source.functions import function_at
+from lockstep.script.source.syntax import parsed
 
 LIMIT = 7
 SCRIPT = """
@@ -368,7 +371,7 @@ for epoch in run.epochs(3):
 def test_a_number_of_another_type_than_at_first_is_looked_at(tmp_path: Path, first: float, later: float) -> None:
     (tmp_path / "train.py").write_text(BEST.format(first=first, decides="if accuracy < best: optimizer.step()"))
     place = str(tmp_path / "train.py"), "<module>"
-    at_first, now = ({place: _plain_ones({"best": value, "count": value}, ())} for value in (first, later))
+    at_first, now = ({place: texts_of({"best": value, "count": value}, ())} for value in (first, later))
     saved = [(row[0], row[1], row[2], row[3]) for row in changed_since(at_first, now)]
     (found,) = restarted_values(saved, at_first, at_start=False)
     assert f"`best` (train.py) is {first} and was {later}" in str(found)
