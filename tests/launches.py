@@ -34,6 +34,7 @@ from lockstep.cli import run as _  # noqa: F401 - what the command line loads wh
 from lockstep.launch.pools import process
 from lockstep.launch.worker import __main__ as worker
 from lockstep.launch.worker import spare
+from lockstep.run import active
 from lockstep.settings.environments.lockstep_run import PARENT_PID
 
 LIMIT_S = 120.0
@@ -105,6 +106,7 @@ def _never_return(
 ) -> None:
     """This process is the program, and ends with it."""
     code = 1
+    active._num_before = 0  # runs of the tests' own process are none of this one
     try:
         _forget_parent(streams, kept)
         _take_environment(os.environ.copy() if env is None else env)

@@ -101,6 +101,7 @@ def fork(
         os.close(writer)
         return pid, reader
     os.close(reader)
+    active._num_before = 0  # runs of the tests' own process are none of the worker's
     gc.freeze()  # the worker looks only through what it has made itself
     torch.set_num_threads(torch.get_num_threads())  # see Note [A pool without threads] in elastic/copies/fork.py
     # A process that the worker forks has no part in the reply: the test does not wait for it.
