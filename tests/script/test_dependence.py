@@ -45,6 +45,23 @@ DEPENDS = {
     ),
     "a rate that is multiplied": ("f", "for g in optimizer.param_groups:\n    g['lr'] *= f\n", "goes into g['lr']"),
     "a scheduler": ("i", "scheduler.step(epoch + i / n)\n", "goes into scheduler.step(epoch + i / n)"),
+    "a scheduler that is told how many updates were made": (
+        "i",
+        LOOP + "    lr_scheduler.step_update(num_updates=i)\n",
+        "goes into lr_scheduler.step_update(num_updates=i)",
+    ),
+    "a function that puts weights back": (
+        "i",
+        "def back(net): net.load_state_dict(best)\n" + LOOP + "    if i == 9:\n        back(net)\n",
+        "decides whether back() is called",
+    ),
+    "a method that sets weights, by another": (
+        "seen",
+        "class Average:\n  def follow(self, net):\n    if self.seen < 9: return self.copy(net)\n"
+        "  def copy(self, net): self.put(net)\n"
+        "  def put(self, net):\n    for p, q in zip(self.own, net.parameters()): p.data = q.data\n",
+        "decides whether self.copy() is called",
+    ),
     "a function that is given the optimizer": (
         "step",
         "adjust_learning_rate(optimizer, step)\n",
@@ -189,6 +206,12 @@ HARMLESS = {
     "a progress bar": LOOP + "    optimizer.step()\n    pbar.update(i)\n",
     "a meter": LOOP
     + "    optimizer.step()\n    losses.update(i, run.loss)\n    batch_time.update(i)\n    top1.update(i)\n",
+    "a scheduler that is asked for its rate": LOOP + "    optimizer.step()\n    show(scheduler.get_last_lr()[i])\n",
+    "a function that evaluates now and then": (
+        "def evaluate():\n    for b in held_out:\n        for x in run.lanes(b): losses.update(loss(x))\n"
+        + LOOP
+        + "    optimizer.step()\n    if i % 10 == 0: evaluate()\n"
+    ),
     "a logger that makes steps": LOOP + "    optimizer.step()\n    logger.step(i)\n    timer.step(i)\n",
     "a tensor of its own": LOOP + "    optimizer.step()\n    shown.fill_(i)\n",
     "a curve": LOOP + "    optimizer.step()\n    writer.add_scalar('loss', loss, i)\n",

@@ -97,6 +97,7 @@ CARRIED = {
     "from batch to batch of a loop by steps": (
         "while run.step < 9:\n    batch = next(it)\n    for x in run.lanes(batch): loss(w, x)\n    w *= 0.9"
     ),
+    "by what it was, by lanes": source(top="show(w)", lane=f"{LANE}            w *= 0.9\n"),
     "from step to step of a loop by numbers": (
         "for n in range(9):\n    for x in run.lanes(make(n)): loss(w, x)\n    w *= 0.9"
     ),

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from lockstep.script.source.computed import computed_from
 from lockstep.script.source.effects import (
+    changes_parameters,
     given_to_loaders,
     is_for_steps,
     is_range,
@@ -104,7 +105,7 @@ def _decides(function: Function, node: ast.AST, tainted: set[str]) -> Dependence
     if not isinstance(node, TESTED) or not mentions(node.test, tainted):
         return None
     loops = [loop for loop in function.loops() if node in walked(loop)]
-    call = next(training_calls(node), None) or _skipped_call(function, node, loops)
+    call = next(training_calls(node), None) or _changing_call(function, node) or _skipped_call(function, node, loops)
     if call is not None:
         return Dependence(node.lineno, f"decides whether {ast.unparse(call.func)}() is called")
     rate = next((target for one in ast.walk(node) for target in rates_set_by(one)), None)
@@ -113,6 +114,17 @@ def _decides(function: Function, node: ast.AST, tainted: set[str]) -> Dependence
     if isinstance(node, ast.While) or (_has(node, ast.Break, ast.Return) and loops):
         return Dependence(node.lineno, "decides when the loop ends")
     return None
+
+
+def _changing_call(function: Function, node: ast.AST) -> ast.Call | None:
+    """A call of one of the file's own functions that changes parameters, or calls one that does."""
+    calls = (call for call in ast.walk(node) if isinstance(call, ast.Call))
+    named = ((call, function.functions().get(variable(call.func) or "")) for call in calls)
+    return next((call for call, callee in named if callee is not None and _changes(function, callee)), None)
+
+
+def _changes(function: Function, callee: ast.FunctionDef) -> bool:
+    return any(changes_parameters(node) for part in function.with_called([callee]) for node in walked(part))
 
 
 def _skipped_call(function: Function, node: ast.If | ast.While | ast.IfExp, loops: Sequence[Loop]) -> ast.Call | None:

@@ -39,6 +39,14 @@ def trains(call: ast.Call) -> bool:
     return method in TRAINS and not is_shown.search(owner.lower())
 
 
+def changes_parameters(node: ast.AST) -> bool:
+    """`teacher.load_state_dict(...)`, `p.data = ...`, `p.mul_(...)`: weights, by more than an update."""
+    if not isinstance(node, ast.Call):
+        return bool(parameters_set_by(node))
+    method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+    return method == "load_state_dict" or (trains(node) and method not in TRAINS)
+
+
 def trains_by_owner(call: ast.Call) -> bool:
     """`loss.backward()`, `optimizers[k].step()`: which one it is decides."""
     if not isinstance(call.func, ast.Attribute):
@@ -48,9 +56,16 @@ def trains_by_owner(call: ast.Call) -> bool:
 
 
 def takes_rates(call: ast.Call) -> bool:
-    """`scheduler.step(...)`, or a function that gets an optimizer or a scheduler beside other things."""
+    """A method of a scheduler (`step`, `step_update`), or a function that gets one, or an optimizer, beside others."""
     given = (name.lower() for part in given_to(call) if (name := written(part)) is not None)
-    return trains(call) or any(_OPTIMIZER.search(name) for name in given)
+    return trains(call) or _steps_a_scheduler(call) or any(_OPTIMIZER.search(name) for name in given)
+
+
+def _steps_a_scheduler(call: ast.Call) -> bool:
+    """Its other methods are asked for something, as `get_last_lr`."""
+    if not isinstance(call.func, ast.Attribute) or "step" not in call.func.attr:
+        return False
+    return _OPTIMIZER.search(ast.unparse(call.func.value).lower()) is not None
 
 
 def rates_set_by(node: ast.AST) -> list[ast.expr]:

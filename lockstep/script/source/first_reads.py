@@ -43,7 +43,9 @@ def is_carried(function: Function, name: str, *, over_passes: bool = False, in_p
     setting = [loop for loop in loops if any(uses.are_set_in(part) for part in function.with_called([loop]))]
     if not setting:
         return True
-    carrying = [loop for loop in setting if not is_target(loop, key) and _carries(function, loop, uses)]
+    anew = _begun_anew_for_lanes(loops, uses)
+    may_carry = [loop for loop in setting if loop not in anew and not is_target(loop, key)]
+    carrying = [loop for loop in may_carry if _carries(function, loop, uses)]
     if over_passes:
         around = _around_passes(loops)
         if any(loop in around for loop in setting):
@@ -71,6 +73,17 @@ def _carries(function: Function, loop: Loop, uses: Uses) -> bool:
     within = set(walked(loop))
     elsewhere = (node for node in function.around() if node not in within)
     return any(reads(node, uses.name) for node in elsewhere) if is_read is None else is_read
+
+
+def _begun_anew_for_lanes(loops: list[Loop], uses: Uses) -> set[ast.AST]:
+    """Loops over lanes, and those in them, where each turn around them sets the variable before it reads it: what
+    lanes add up (`n = 0` before, `n += len(x)` inside) is nothing that another turn reads."""
+    anew: set[ast.AST] = set()
+    for loop in filter(is_over_lanes, loops):
+        around = [one for one in loops if one is not loop and loop in walked(one)]
+        if around and uses.read_first(around[-1].body) is False:
+            anew.update(walked(loop))
+    return anew
 
 
 def _around_passes(loops: list[Loop]) -> list[Loop]:
