@@ -108,8 +108,8 @@ class Guard:
         return self.formation.requests.ends
 
     @property
-    def is_saved(self) -> bool:
-        """Whether a run that ends has begun its last step, behind which nothing is to be saved."""
+    def has_computed_last(self) -> bool:
+        """Whether a run that ends has computed its last step: it was saved before that, and is not saved again."""
         return self._last_step is not None and self._step > self._last_step
 
     def compute_one_more(self) -> None:
@@ -149,7 +149,7 @@ class Guard:
 
     def end_after_update(self) -> None:
         """An update is made. Ends the process if it was the one with which the run ends."""
-        if self.is_ending and self.is_saved:
+        if self.is_ending and self.has_computed_last:
             self._end()
 
     def _end(self) -> NoReturn:

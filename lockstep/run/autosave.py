@@ -183,7 +183,7 @@ class Autosave:
         return keeps and world.size > 1 and self._guard.recovery is not None
 
     def _go_on(self, path: Path) -> None:
-        """Whoever can read the checkpoint compares; a worker that was sent it has no trail."""
+        """Each worker that can read the checkpoint compares; one that was sent it has no trail."""
         self._trail.go_on(None if self._overrides.trail is False else Trail.read(path))
 
     def _saved(self, path: Path, took_s: float) -> None:
@@ -191,7 +191,7 @@ class Autosave:
 
     def _save_before_the_end(self) -> None:
         """All have agreed to end before the next step because of a signal: its state is saved first."""
-        if self._saving is not None and self._guard.is_ending and not self._guard.is_saved:
+        if self._saving is not None and self._guard.is_ending and not self._guard.has_computed_last:
             self._guard.compute_one_more()
             path = self._saving.save_now(self._guard.signals.grace_s)
             if path is not None and path != self._saved_last:

@@ -294,7 +294,7 @@ def _make_run(context: Context, generation: Generation, elasticity: Elasticity |
 
 def _note_inexact(run: Run, events: Events, text: str) -> None:
     """An operator has no deterministic kernel."""
-    run.trail.lose()
+    run.trail.give_up()
     events.note(text)
 
 

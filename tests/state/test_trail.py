@@ -113,7 +113,7 @@ def test_a_file_that_only_one_of_both_has_loaded_is_no_difference(checkpoint: Pa
 def test_operators_that_are_not_deterministic_show_nothing(checkpoint: Path, when: str) -> None:
     again = Worker(exact=when == "after")
     again.goes_on(checkpoint, 2)
-    again.follower.lose()
+    again.follower.give_up()
     again.train(range(2, 9), gradient=2.0)
     assert again.notes == []
 

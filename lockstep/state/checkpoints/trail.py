@@ -131,7 +131,7 @@ class TrailFollower:
         """A checkpoint of `step` is being written; `place` gives it once it is on the disk."""
         self._writer = TrailWriter(step, self._circumstances(), place) if self._is_reproducible else None
 
-    def lose(self) -> None:
+    def give_up(self) -> None:
         """The run is not reproducible: an operator has no deterministic kernel."""
         self._is_reproducible, self._known, self._writer = False, None, None
 
