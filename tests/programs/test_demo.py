@@ -30,7 +30,7 @@ class Ended:
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     folder, mark = tmp_path_factory.mktemp("demo"), uuid4().hex
-    demo = start(folder, "--steps", "12", "--workers", "1,2", "--kill", "--json", mark=mark)
+    demo = start(folder, "--steps", "36", "--workers", "1,2", "--kill", "--json", mark=mark)
     out, err = demo.communicate(timeout=150)
     assert demo.returncode == 0, err
     return Ended(json.loads(out), err, folder / "demo-report", survivors(mark))
@@ -42,9 +42,9 @@ def test_one_and_two_workers_train_the_same_model(ended: Ended) -> None:
     assert (one["workers"], two["workers"]) == (1, 2)
     for what in ("digest", "losses", "held_out_loss", "written"):
         assert one[what] == two[what]
-    assert len(one["losses"]) == 12
+    assert len(one["losses"]) == 36
     assert one["losses"][-1] < one["losses"][0]
-    assert "step 12/12" in ended.told
+    assert "step 36/36" in ended.told
 
 
 def test_the_demo_leaves_a_page_with_every_run_and_every_kill(ended: Ended) -> None:
@@ -59,14 +59,14 @@ def test_the_demo_leaves_a_page_with_every_run_and_every_kill(ended: Ended) -> N
 
 def test_a_run_whose_workers_are_killed_trains_the_model_of_the_run_in_peace(ended: Ended) -> None:
     calm, disturbed = ended.found["runs"][1], ended.found["disturbed"]
-    assert disturbed["kills"]
+    assert len(disturbed["kills"]) == 3, ended.told
     assert (disturbed["digest"], disturbed["held_out_loss"]) == (calm["digest"], calm["held_out_loss"])
-    assert (disturbed["steps"], disturbed["steps_lost"]) == (12, 0)
+    assert (disturbed["steps"], disturbed["steps_lost"]) == (36, 0)
 
 
 def test_a_kill_is_told_when_it_happens_and_so_is_what_follows(ended: Ended) -> None:
-    told = ended.told[ended.told.index("kill 1 of 1: ") :]
-    victim = told.removeprefix("kill 1 of 1: ").partition(" at step")[0]
+    told = ended.told[ended.told.index("kill 1 of 3: ") :]
+    victim = told.removeprefix("kill 1 of 3: ").partition(" at step")[0]
     places = [told.index(words) for words in (f"! {victim} was killed by SIGKILL", "the next step was done")]
     assert places == sorted(places)
     assert ended.found["disturbed"]["kills"][0]["pause_s"] > 0

@@ -2,7 +2,7 @@
 
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -134,7 +134,7 @@ def train(recipe: Recipe, num_workers: int, folder: Path, console: Console) -> D
     result = DemoResult(num_workers, recipe.tokens_per_step)
     with show_progress(console, f"{count(num_workers, 'worker'):<9}", recipe.steps) as shown:
         reader = Reader(result, time.monotonic, lambda now: show_step(shown, now), shown.say)
-        return finished(result, launched(job_of(recipe, num_workers, folder), reader, shown))
+        return finished(result, launched(job_of(recipe, num_workers, folder), reader, shown.say))
 
 
 def disturb(recipe: Recipe, undisturbed: DemoResult, folder: Path, console: Console) -> Disturbed:
@@ -161,7 +161,7 @@ def disturb(recipe: Recipe, undisturbed: DemoResult, folder: Path, console: Cons
             killers[0].read_line(line)
 
         reader = Reader(result, time.monotonic, stepped, other)
-        finished(result, launched(job, reader, shown, open_pool=open_pool))
+        finished(result, launched(job, reader, other, open_pool=open_pool))
     kills = tuple(killers[0].kills)
     return Disturbed(undisturbed, result, kills, judge_disturbed(undisturbed, result, len(kills)))
 
@@ -171,10 +171,10 @@ def job_of(recipe: Recipe, num_workers: int, folder: Path) -> Job:
     return Job(WORKER, folder, module=True, arguments=arguments, num_workers=num_workers, device=recipe.device)
 
 
-def launched(job: Job, reader: Reader, shown: Shown, **pool: Any) -> LaunchOutcome:
+def launched(job: Job, reader: Reader, say: Callable[[str], None], **pool: Any) -> LaunchOutcome:
     """Runs the job to its end, and leaves in its folder what `lockstep page` and `lockstep report` show."""
-    readers: list[Subscriber] = [Journal(job.run_dir, shown.say), WorkerHistory(job.run_dir, shown.say)]
-    return launch(job, show=reader, say=shown.say, readers=readers, **pool)
+    readers: list[Subscriber] = [Journal(job.run_dir, say), WorkerHistory(job.run_dir, say)]
+    return launch(job, show=reader, say=say, readers=readers, **pool)
 
 
 def show_step(shown: Shown, result: DemoResult) -> None:
